@@ -88,7 +88,7 @@ $(STAMP): $(MADE) pyproject.toml hatch_build.py
 	    $(say) "no CPU build offered here"; \
 	done; \
 	$(say) "holdfast, its dependencies and its tools"; \
-	$$pip --editable '.[torch,vision,cluster,dev]'
+	$$pip --editable '.[torch,vision,cluster,objects,dev]'
 	@# Collecting the unit tests compiles them, as pip compiles packages; running `any_text` builds Hypothesis's tables.
 	@$(BIN)/python -m pytest -qq tests/unit -k any_text >/dev/null || true
 	@touch $@
@@ -120,6 +120,12 @@ test: setup ## run all tests; those of a cluster only if KUBECONFIG names one (P
 	elif ! kubectl get --raw=/readyz --request-timeout=10s >/dev/null 2>&1; then \
 	    $(say) "left out: tests/cluster, because the cluster of $$KUBECONFIG does not answer"; \
 	else $(MAKE) --no-print-directory cluster; fi
+
+.PHONY: moto
+moto: setup ## run the tests of object storage on moto's S3 server too (the first time, a download of 30 MB)
+	@[ -x $(VENV)/moto/bin/moto_server ] || { $(BIN)/python -m venv $(VENV)/moto \
+	    && $(VENV)/moto/bin/python -m pip install -qq --root-user-action=ignore '.[moto]'; }
+	@$(BIN)/python -m pytest tests/unit/sidecar/storage $(PYTEST_ARGS)
 
 .PHONY: extras
 extras: setup ## run the unmodified training loops of transformers and Lightning under holdfast

@@ -1,4 +1,4 @@
-"""Keep a distributed PyTorch job training through faults."""
+"""Keep a distributed PyTorch training running through faults."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _MODULES = {
 def __getattr__(name: str) -> Any:
     """Import the module of a public name when a script first uses the name.
 
-    Every Holdfast command also imports this file, and needs none of these modules.
+    Every Holdfast command imports this file too, but needs none of these modules.
     """
     import importlib
 

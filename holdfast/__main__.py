@@ -1,4 +1,4 @@
-"""The `holdfast` command: starts the part of Holdfast to which a command belongs.
+"""The `holdfast` command: starts the program that implements a command.
 
 It also runs in the user's image, for `holdfast launch`, so it must not depend on other packages.
 """
@@ -15,9 +15,9 @@ from holdfast import exit_codes
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (default: this process's own) and return its exit code.
 
-    `node` belongs to the node agent, and `sidecar` starts the sidecar; all other commands except `launch`,
-    `install-runtime` and `--version` belong to the supervisor. These programs replace this process, so that
-    they receive Ctrl-C and set the exit code. In these cases the function does not return.
+    `launch`, `install-runtime` and `--version` run in this process. For all other commands this function does
+    not return: the node agent (`node`), the sidecar (`sidecar`) or the supervisor (the rest) replaces this
+    process, so that it receives Ctrl-C and sets the exit code.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     _open_standard()
@@ -45,13 +45,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _print(text: str) -> int:
-    """Print `text` and return the exit code; on a write error, the code that the supervisor uses."""
+    """Print `text` and return 0, or the exit code that the supervisor also uses for a write error."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
         return 0
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # otherwise Python would flush the rest at exit
+        # Otherwise Python would flush the remaining output at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if isinstance(error, BrokenPipeError):
             return exit_codes.UNREAD
         sys.stderr.write(f"holdfast: the output cannot be written: {error.strerror or error}\n")
@@ -61,13 +62,14 @@ def _print(text: str) -> int:
 def _open_standard() -> None:
     """Open /dev/null for each standard stream that the shell has closed (`>&-`); children inherit it.
 
-    Otherwise the next file or connection would get its descriptor, and output would be written there.
+    Otherwise the next file or connection would get the closed descriptor, and output would be written there.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
         except OSError:
-            null = os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor, which is `number`
+            # `os.open` returns the lowest free descriptor, which is `number`.
+            null = os.open(os.devnull, os.O_RDWR)
             os.set_inheritable(null, True)
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, "w" if number else "r", closefd=False))

@@ -8,22 +8,22 @@ class HoldfastError(Exception):
 
 
 class BadInput(HoldfastError, ValueError):
-    """An argument is wrong, or calls are in the wrong order. The run ends with code 2 and this message."""
+    """An argument is wrong, or a call is out of order. The run prints this message and exits with code 2."""
 
 
 class Uncommitted(BadInput):
-    """A step was begun again without a commit, or its optimizer ran but the step was not committed.
+    """The script began a step again without committing it, or ran the optimizer but did not commit the step.
 
     A possible cause is that the script caught an exception from the step after another rank was lost.
     """
 
 
 class NumericFault(HoldfastError, FloatingPointError):
-    """A loss or gradient norm is not finite, or has jumped, in a script that runs without a supervisor."""
+    """A loss or gradient norm is not finite or has jumped, and no supervisor is there to remedy it."""
 
 
 class Fenced(HoldfastError):
-    """This process belongs to an older generation of the group, or has no rank, and must end."""
+    """This process belongs to an older generation or has no rank, so it must end."""
 
 
 class PeerLost(HoldfastError, ConnectionError):
@@ -49,7 +49,7 @@ def members_of_group(error: BaseException) -> tuple[BaseException, ...]:
     """
     try:
         parts = getattr(error, "exceptions", ())
-    except Exception:  # the attribute of a class that the script defines may raise anything
+    except Exception:  # on a class that the script defines, the attribute may raise anything
         return ()
     is_group = isinstance(parts, tuple) and all(isinstance(each, BaseException) for each in parts)
     return parts if is_group else ()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 BAD_INPUT = 2  # the same command would be refused again
-CUT_SHORT = 3  # the script finished, but work after some of its commits was cut off and not repeated
+# The script finished, but a restart cut off work after some commits, and this work was not repeated.
+CUT_SHORT = 3
 NOT_WRITTEN = 120  # Python's exit code for output that cannot be written at exit
 CANNOT_START = 126  # the code that a shell reports for a command that it cannot execute
 INTERRUPTED = 130  # the code that a shell reports for a process ended by SIGINT

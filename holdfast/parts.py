@@ -2,8 +2,8 @@
 
 Other packages may also be called `supervisor`, `sidecar` or `trainer`, so the parts are programs, not
 libraries. Each runs in a separate process with the parts' directory first on its path, and no other process
-has that directory on its path. This file is both a module and the script with which these processes start:
-run as a script, it cleans up the path and runs the part. It therefore imports little, and late.
+has that directory on its path. This file is both a module and the script that these processes execute. As a
+script, it cleans up the path and runs the part, so it imports little, and late.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ DISTRIBUTIONS = {
     "sklearn": "scikit-learn",
 }
 
-# Resolve the directory, not the file: this package may be imported through the link of `import_root`, and an
-# installer may have linked each single file to its own cache.
+# Resolve the directory, not the file: this package may be imported through the link that `import_root`
+# creates, and an installer may have linked each file separately to its cache.
 _PACKAGE = os.path.realpath(os.path.dirname(__file__))
 _SCRIPT = os.path.join(_PACKAGE, "parts.py")
 _TEMPLATE = "--template"
@@ -44,7 +44,7 @@ def folder() -> Path:
 
 
 def command(part: str, *args: str) -> list[str]:
-    """Return the command line that starts a part, such as `sidecar`, or a module of it, `trainer.gpt`."""
+    """Return the command line that starts a part (`sidecar`) or a module of a part (`trainer.gpt`)."""
     assert part.partition(".")[0] in PARTS, part
     return [sys.executable, _SCRIPT, part, *args]
 
@@ -57,9 +57,9 @@ def template_command(parent: int, control: int, *modules: str) -> list[str]:
 def import_root(directory: Path) -> Path:
     """Create `directory` with only a link to this package in it, and return its absolute path.
 
-    On PYTHONPATH it lets a script import this copy of `holdfast`, but nothing else that is installed next to
-    it. Safe to repeat, and to call from several processes at once. Raises OSError if the directory or link
-    cannot be created.
+    With this directory on PYTHONPATH, a script can import this copy of `holdfast` but nothing else that is
+    installed next to it. The call may be repeated, even by several processes at once. Raises OSError if the
+    directory or link cannot be created.
     """
     directory.mkdir(parents=True, exist_ok=True)
     link = directory / "holdfast"
@@ -85,7 +85,7 @@ def _folder() -> str:
 
 
 def _become(part: str, args: list[str]) -> int:
-    """Find `part` and `run` it; as a template, serve forks, and `run` the ordered part in each."""
+    """Find `part` and `run` it; as a template, fork processes that `run` the parts that are ordered."""
     if part == _TEMPLATE:
         _set_path()
         from holdfast.process import fork_server
@@ -122,20 +122,20 @@ def _missing(part: str) -> str | None:
     if part.partition(".")[0] not in PARTS:
         return f"unknown part {part!r}; the parts are {', '.join(PARTS)}"
     path = os.path.join(_folder(), *part.split("."))
-    # Requiring `__main__.py` rules out an unrelated package, such as supervisord, next to a bare copy of
-    # `holdfast/`.
+    # Requiring `__main__.py` rules out an unrelated package of that name, such as supervisord, that lies next
+    # to a bare copy of `holdfast/`.
     if os.path.isfile(os.path.join(path, "__main__.py")) or os.path.isfile(f"{path}.py"):
         return None
     return f"no {part} in {_folder()}: this copy of holdfast can only launch"
 
 
 def _set_path() -> None:
-    """Put the parts first on the path, keep the rest of it, and bind `holdfast` to this package.
+    """Put the parts' directory first on the path, and bind the name `holdfast` to this package.
 
     Remove the directory of this package, which Python adds because it contains the script: its modules could
-    hide others of the same name, such as `errors`. Do not add its parent directory either: if that is
-    site-packages, its packages would come before the standard library. Instead, import the package from its
-    file.
+    hide others of the same name, such as `errors`. The parent directory is not added either, because if it is
+    site-packages, its packages would come before the standard library. The package is therefore imported from
+    its file.
     """
     import importlib.util
 

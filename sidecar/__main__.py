@@ -21,14 +21,14 @@ from sidecar.state import peers, snapshot_send
 
 log = logging.getLogger("sidecar")
 
-SHUTDOWN_S = 1.0  # for the requests of peers that are in progress
+SHUTDOWN_S = 1.0  # how long peers' requests in progress may take at the end
 
 
 async def serve(settings: config.Config, terminated: threading.Event, measured: event_loop.Lag) -> None:
     """Run the sidecar's services until SIGTERM or SIGINT.
 
-    If `terminated` is set, a SIGTERM arrived before the event loop could handle it: stop at once. If a
-    service ends, so does the process, and the backend restarts it.
+    If `terminated` is set, a SIGTERM arrived before the event loop could handle it, so stop at once. If a
+    service ends, the process ends too, and the backend restarts it.
     """
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
@@ -46,7 +46,7 @@ async def serve(settings: config.Config, terminated: threading.Event, measured: 
     )
     await runner.setup()
     server = runner.server
-    assert server is not None  # since `setup`
+    assert server is not None  # the socket has been bound since `setup`
     listening = await loop.create_server(
         door.guarded(server), sock=snapshot_send.listener(host), backlog=SERVER_BACKLOG
     )
@@ -67,7 +67,8 @@ async def serve(settings: config.Config, terminated: threading.Event, measured: 
     ]
     ending = asyncio.create_task(stop.wait())
     done, _ = await asyncio.wait({*services, ending}, return_when=asyncio.FIRST_COMPLETED)
-    # A dying parent sends the signal once for each of its threads: the next one would kill this process here.
+    # When the parent dies, the signal arrives once for each of its threads. The next signal would kill this
+    # process here.
     linux.outlive_parent()
     await event_loop.end([*reversed(services), ending])
     with contextlib.suppress(OSError):
@@ -81,7 +82,7 @@ async def serve(settings: config.Config, terminated: threading.Event, measured: 
 def main() -> None:
     logs.setup()
     settings = config.from_environment(os.environ)
-    keeper = int(os.environ.get(environment.PARENT, "0"))  # none in a pod
+    keeper = int(os.environ.get(environment.PARENT, "0"))  # there is no parent in a pod
     terminated = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: terminated.set())  # until the event loop has its own handler
     try:

@@ -1,4 +1,4 @@
-"""The sidecar's two connections: a unix socket to its launcher, a WebSocket to the supervisor."""
+"""The sidecar's two connections: a unix socket to its launcher and a WebSocket to the supervisor."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ _Socket: TypeAlias = "aiohttp.ClientWebSocketResponse[bool]"
 LAUNCHER_RETRY_S = 0.02
 BACKOFF_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 _NUMBER = re.compile(r"\d+")
-CONNECT_S = 3.0  # for a connection to the supervisor
+CONNECT_S = 3.0  # the limit for connecting to the supervisor
 HEARTBEAT_S = 5.0  # between pings, which detect a half-open connection
 
 
 class LauncherClient:
-    """Keeps the newest `state` from the launcher; None while there is no connection."""
+    """Keeps the newest `state` of the launcher, which is None while there is no connection."""
 
     def __init__(self, path: Path, changed: Callable[[], None]) -> None:
         self._path = path
         self._changed = changed
         self._writer: asyncio.StreamWriter | None = None
         self.state: LauncherState | None = None
-        self.heard_s = 0.0  # CLOCK_MONOTONIC of its last message; 0 without a connection
+        self.heard_s = 0.0  # when its last message arrived, in CLOCK_MONOTONIC; 0 without a connection
         self._refused = ""  # why the last state was refused; "" if it was accepted
 
     async def run(self) -> None:
@@ -47,7 +47,7 @@ class LauncherClient:
         while True:
             try:
                 await self._connect()
-            except ValueError:  # from `readline`: the line exceeds the limit
+            except ValueError:  # raised by `readline` if a line exceeds the limit
                 self._refuse(f"a state of more than {codec.MAX_MESSAGE_BYTES:,} bytes")
             except OSError:  # the launcher does not listen yet, or has ended
                 pass
@@ -79,14 +79,14 @@ class LauncherClient:
             self._changed()
 
     def _refuse(self, why: str) -> None:
-        """Log each cause only once, because the client reconnects many times a second."""
-        cause = _NUMBER.sub("", why)  # the offset at which a line is cut off differs every time
+        """Log each reason only once, because the client reconnects many times a second."""
+        cause = _NUMBER.sub("", why)  # the offset at which a line is cut off is different each time
         if cause != self._refused:
             self._refused = cause
             log.warning("launcher refused", extra={"error": why})
 
     def send(self, order: LauncherOrder) -> None:
-        """Send an order. It may be lost, so the caller must repeat it until the launcher's state shows it."""
+        """Send an order. The order may be lost, so repeat it until the launcher's state shows it."""
         if self._writer is not None:
             self._writer.write(codec.encode(order))
 
@@ -103,7 +103,7 @@ class SupervisorClient:
         interval_s: float,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`token` is read for every connection: a pod's token is renewed while the pod lives.
+        """`token` is called for every connection, because a pod's token is renewed while the pod lives.
 
         `tls` verifies the supervisor if its address begins with https.
         """
@@ -139,14 +139,14 @@ class SupervisorClient:
                 await asyncio.sleep(BACKOFF_S[min(failures, len(BACKOFF_S) - 1)])
 
     async def _talk(self, socket: _Socket) -> None:
-        """Send and receive until either side ends; re-raise the error of the side that failed."""
+        """Send and receive until one of the two ends; re-raise the error of the one that failed."""
         both = {asyncio.create_task(self._speak(socket)), asyncio.create_task(self._listen(socket))}
         try:
             done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await event_loop.end(both)
-        # Retrieve both exceptions: asyncio would log the other one, usually the same lost connection, with a
-        # traceback.
+        # Retrieve both exceptions, because asyncio would log the other, usually the same lost connection,
+        # with a traceback.
         errors = [task.exception() for task in (*done, *(both - done)) if not task.cancelled()]
         for error in filter(None, errors):
             raise error

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.checkpoint import object_location
+from holdfast.checkpoint.object_location import ObjectLocation
 from holdfast.protocol import defaults, environment
 from holdfast.snapshot import member_directory
 
-_OPTIONAL = {  # field: its variable
+_OPTIONAL = {  # from a field to its variable
     "hang_factor": environment.HANG_FACTOR,
     "hang_floor_s": environment.HANG_FLOOR_S,
     "first_step_s": environment.FIRST_STEP_S,
@@ -26,7 +28,7 @@ class Config:
     node: str
     nproc: int
     directory: Path  # in the memory volume: launcher.sock, pages, arena
-    checkpoints: Path
+    checkpoints: Path  # with `objects`, for local copies only
     supervisor_url: str
     token_file: Path
     poll_s: float = 0.25  # between two polls, or less if a rank reaches its limit earlier
@@ -35,13 +37,14 @@ class Config:
     hang_floor_s: float = defaults.HANG_FLOOR_S
     first_step_s: float = defaults.FIRST_STEP_S
     pause_s: float = defaults.PAUSE_S
-    address: str = ""  # the pod's address; "": all members are on this machine
+    address: str = ""  # the pod's address; "" if all members are on this machine
     certificates: str = ""  # PEM certificates that prove the identity of an https supervisor
     reports_storage: bool = False  # the supervisor cannot read the storage itself
+    objects: ObjectLocation | None = None  # where the checkpoints are, if in object storage
 
     @property
     def is_pod(self) -> bool:
-        """True if the launcher runs in another container, whose process ids mean nothing here."""
+        """True if the launcher runs in another container, whose process ids are not valid here."""
         return bool(self.address)
 
     @property
@@ -54,7 +57,11 @@ class Config:
 
 
 def from_environment(given: Mapping[str, str]) -> Config:
-    """Read the HOLDFAST_* variables that the backend set. Raises `KeyError` if a required one is missing."""
+    """Read the HOLDFAST_* variables that the backend set.
+
+    Raises `KeyError` if a required one is missing, `ValueError` if the URL of the checkpoints is not valid.
+    """
+    objects = given.get(environment.OBJECTS)
     optional = {name: float(given[variable]) for name, variable in _OPTIONAL.items() if variable in given}
     return Config(
         member=given[environment.MEMBER],
@@ -67,5 +74,6 @@ def from_environment(given: Mapping[str, str]) -> Config:
         address=given.get(environment.ADDRESS, ""),
         certificates=given.get(environment.CA, ""),
         reports_storage=given.get(environment.STORAGE) == _REPORTED,
+        objects=object_location.parse(objects) if objects else None,
         **optional,
     )

@@ -1,7 +1,8 @@
-"""Refuse orders older than the newest one that this member has obeyed, even after a restart of the sidecar.
+"""Refuse orders older than the newest that this member has obeyed, even after a restart of the sidecar.
 
-The member also keeps the run's history from the orders, because the journal lacks it if the supervisor could
-not write. It also keeps the number of the newest drill, so that a restarted sidecar does not repeat a drill.
+The member also keeps the run's history, which the orders contain, because the journal lacks it if the
+supervisor could not write. The number of the newest drill is kept as well, so that a restarted sidecar does
+not repeat a drill.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ class OrderVersion:
 
 
 class OrderFence:
-    """Compares orders with the `newest` that was obeyed, and keeps the run's `history` from them.
+    """Compares orders with the `newest` that was obeyed, and keeps the run's `history` from the orders.
 
-    Both are also stored as files in the member's directory, which is in memory.
+    Both are also stored in files in the member's directory, which is in memory.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -54,8 +55,8 @@ class OrderFence:
             return ""
         if asked.epoch < newest.epoch:
             return (
-                f"order of epoch {asked.epoch} refused: a supervisor of epoch {newest.epoch} has taken the"
-                " run over, and the one that sent this order must end"
+                f"order of epoch {asked.epoch} refused: a supervisor of epoch {newest.epoch} has taken over"
+                " the run, so the sender of this order must end"
             )
         return (
             f"order of generation {asked.generation} refused: this member is already in generation"
@@ -71,7 +72,7 @@ class OrderFence:
         self._keep(member_directory.OBEYED, asked)
 
     def learn(self, order: MemberOrder) -> tuple[Lineage, ...]:
-        """Keep the run's history from `order`, and return the lineage to use.
+        """Keep the run's history from `order`, and return the lineage to be used.
 
         A supervisor whose journal lacks its last lines sends an older generation. Its lineage is also
         incomplete, so the known lineage is used instead.
@@ -117,7 +118,7 @@ class CompletedDrills:
         self.newest = _read_drills(self._path)
 
     def remember(self, number: int) -> None:
-        """Record a drill. Call this before carrying it out: the drill may kill this process."""
+        """Record a drill. Call this before carrying out the drill, because it may kill this process."""
         self.newest = number
         temporary = durable.temporary_path(self._path.parent, self._path.name)
         try:

@@ -1,8 +1,8 @@
 """The sidecar: reports its member's state to the supervisor, and carries out the supervisor's newest order.
 
-An order describes the desired state and holds until the next one replaces it, so the sidecar is
-level-triggered: at every change `_pursue` determines what is still missing and takes the next step. A
-restarted sidecar starts with nothing; the launcher and the supervisor send it everything again.
+An order describes the desired state and holds until the next order replaces it, so the sidecar is
+level-triggered: at every change, `_pursue` determines what is still missing and takes the next step. A
+restarted sidecar starts without state, and the launcher and the supervisor send everything again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 
+from holdfast.checkpoint.directory import DirectoryStorage
 from holdfast.checkpoint.retention import Retention
+from holdfast.checkpoint.storage import CheckpointStorage
 from holdfast.process import clock, event_loop
 from holdfast.process.clock import seconds_to_next_tick
 from holdfast.protocol import foreign_text
@@ -40,7 +42,7 @@ from sidecar.state import memory_limits
 from sidecar.state.checkpointing import CheckpointSaver, CheckpointSchedule
 from sidecar.state.holdings import Holdings
 from sidecar.state.peers import PeerClient
-from sidecar.state.restore import NoFreeSlot, Restorer, StateUnavailable, VolumeRefused
+from sidecar.state.restore import NoFreeSlot, Restorer, StateUnavailable, StorageFailed, VolumeRefused
 from sidecar.state.sealing import SnapshotSealer
 from sidecar.state.storage_listing import StorageLister
 from sidecar.watch.inspection_schedule import InspectionSchedule
@@ -48,21 +50,21 @@ from sidecar.watch.member_watch import MemberWatch
 
 log = logging.getLogger(__name__)
 
-LATE_S = 0.1  # normal lateness of this process, for which ranks and launcher get no extra time
+LATE_S = 0.1  # the normal lateness of this process, which extends no limit of the ranks and the launcher
 SOONEST_S = 0.01  # the shortest time between two polls
-ASK_ROUNDS = 50  # polls of work after a commit for each request to the ranks to report where they are
-RETRY_S = 1.0  # before work that failed unexpectedly is retried
+ASK_ROUNDS = 50  # during work after a commit, ask the ranks for their activity once in this many polls
+RETRY_S = 1.0  # the pause before work that failed unexpectedly is retried
 SAVE_LOOK_S = 0.25  # between two checks of whether a checkpoint is due
-_SAVE = "save-"  # prefix of the names of tasks that write a checkpoint
+_SAVE = "save-"  # the prefix of the names of tasks that write a checkpoint
 
 
 @dataclass(frozen=True, slots=True)
 class PrepareFailure:
-    """Why this member could not prepare the ranks of a generation; `error` is "" if it could."""
+    """Why this member could not prepare the ranks of a generation. `error` is "" if it could."""
 
     error: str = ""
     generation: int = 0
-    is_occupied: bool = False  # for lack of a slot or of memory
+    is_occupied: bool = False  # for lack of a slot, of memory or of storage: the state itself may be good
     is_refused_by_volume: bool = False
 
 
@@ -85,11 +87,12 @@ class Sidecar:
             config.report_s,
             _context(config),
         )
+        checkpoints = _checkpoint_storage(config)
         self.storage: StorageLister | None = None
         if config.reports_storage:
-            self.storage = StorageLister(config.checkpoints, self._changed, self._answered)
-        self.restorer = Restorer(self.holdings, self.peers, config.checkpoints)
-        self.saver = CheckpointSaver(self.holdings, self.peers, config.checkpoints)
+            self.storage = StorageLister(checkpoints, self._changed, self._answered)
+        self.restorer = Restorer(self.holdings, self.peers, checkpoints)
+        self.saver = CheckpointSaver(self.holdings, self.peers, checkpoints)
         self.sealer = SnapshotSealer(self.holdings.arena, self._pace, self.observed.is_final)
         self.checkpoints = CheckpointSchedule(
             config.member, self.holdings, self.observed.pages, self.saver, self._changed
@@ -98,16 +101,18 @@ class Sidecar:
         self.order = MemberOrder("idle", 0)
         self.fence = OrderFence(config.directory)
         self._clock = clock.identity()
-        self._stop_grace_s = math.inf  # the grace period of the last order to stop that was passed on
-        self.refused = ""  # why the last refused order was refused
+        # The grace period of the last order to stop that was passed to the launcher.
+        self._stop_grace_s = math.inf
+        self.refused = ""  # the reason why an order was last refused
         self._inspections = InspectionSchedule()
         self.secured_for = 0
+        self._restored = 0  # the generation all of whose ranks have restored, so that copies were removed
         self._followed = 0  # the generation whose work after commits was watched until it ended
         self.unusable: tuple[HeldSnapshot, ...] = ()
         self._failure = PrepareFailure()
         self._privates: tuple[HeldPrivateState, ...] = ()
         self._sequence = 0
-        self._room_bytes = 0  # size of the snapshot for which memory was last allocated in advance
+        self._room_bytes = 0  # the size of the snapshot for which memory was last allocated in advance
         self._wake = asyncio.Event()
         self._busy: dict[str, asyncio.Task[None]] = {}
         self._drilled = CompletedDrills(config.directory)
@@ -154,6 +159,7 @@ class Sidecar:
             prepare_volume=self._failure.is_refused_by_volume,
             durable=self.saver.durable,
             unmoved_s=round(self.saver.unmoved_s, 3),
+            reading_s=round(self.restorer.unread_s, 3),
             publishing=self.checkpoints.publishing,
             epoch=self.fence.newest.epoch,
             clock=self._clock,
@@ -164,9 +170,9 @@ class Sidecar:
         )
 
     def _privates_now(self, state: LauncherState | None) -> tuple[HeldPrivateState, ...]:
-        """Return the private states as listed when they were last secured.
+        """Return the list of private states from when they were last secured.
 
-        Once no rank is left that could change them, list them again.
+        List them again once no rank is left that could change them.
         """
         if state is None or not state.ranks or any(rank.state != "exited" for rank in state.ranks):
             return self._privates
@@ -174,13 +180,14 @@ class Sidecar:
 
     def _changed(self) -> None:
         state = self.launcher.state
-        if state is not None and state.epoch > self.fence.newest.epoch:  # the file with the epoch was lost
+        # The file with the newest epoch was lost.
+        if state is not None and state.epoch > self.fence.newest.epoch:
             self.fence.accept(OrderVersion(state.epoch, 0))
         self.supervisor.dirty.set()
         self._wake.set()
 
     def peer_token(self) -> str:
-        """Return the secret that members present to each other; "" in a pod until the supervisor sends it."""
+        """Return the secret that members present to each other; "" in a pod that has not received it yet."""
         if self.config.is_pod:
             return self.order.secret
         return self.config.token
@@ -199,7 +206,7 @@ class Sidecar:
     # -- carrying out orders
 
     async def obey(self, order: MemberOrder) -> None:
-        """Make `order` the current order, unless it is older than one that was already obeyed."""
+        """Make `order` the current order, unless it is older than an order that was already obeyed."""
         asked = OrderVersion(order.epoch, order.generation)
         why = self.fence.refusal(asked)
         if why:
@@ -247,6 +254,8 @@ class Sidecar:
                 self._begin(f"prepare-{order.generation}", self._run(order))
         elif order.settled:
             self._send_order(LauncherOrder("settle", order.generation))
+            if self._restored < order.generation:
+                self._begin(f"copies-{order.generation}", self._forget_copies(order.generation))
         if state.generation == order.generation:
             self._inspect(state)
 
@@ -266,7 +275,7 @@ class Sidecar:
             self._begin("room", self._preallocate(order.room_bytes))
 
     def _stop(self, order: MemberOrder, state: LauncherState | None) -> None:
-        """Pass the order to the launcher, and again if its grace period is shorter than before."""
+        """Pass the order to the launcher. Repeat this if the grace period becomes shorter."""
         if state is None:
             return
         if not state.stopped or order.grace_s < self._stop_grace_s:
@@ -282,7 +291,7 @@ class Sidecar:
             )
 
     def _begin(self, name: str, work: object) -> None:
-        """Start `work`, unless work of that `name` is in progress; the next change tries again."""
+        """Start `work`, unless work of that `name` is in progress. The next change tries again."""
         assert asyncio.iscoroutine(work)
         if name in self._busy:
             work.close()
@@ -301,8 +310,12 @@ class Sidecar:
         log.error("task failed", extra={"task": name}, exc_info=task.exception())
         asyncio.get_running_loop().call_later(RETRY_S, self._changed)
 
+    async def _forget_copies(self, generation: int) -> None:
+        await self.restorer.forget_copies()
+        self._restored = generation
+
     async def _preallocate(self, total_bytes: int) -> None:
-        """Allocate memory in advance for a snapshot that may be fetched, which halves the fetch time."""
+        """Allocate memory in advance for a snapshot that may have to be fetched, which halves the time."""
         self._room_bytes = total_bytes
         await self.restorer.preallocate(total_bytes, lambda: self.order.do == "idle")
 
@@ -315,13 +328,14 @@ class Sidecar:
                 self.unusable = (*self.unusable, error.slot)
             if self.order.generation == order.generation:
                 is_refused = isinstance(error, VolumeRefused)
-                is_occupied = is_refused or isinstance(error, NoFreeSlot)
+                is_occupied = is_refused or isinstance(error, NoFreeSlot | StorageFailed)
                 self._failure = PrepareFailure(str(error), order.generation, is_occupied, is_refused)
             return
         if self.order.generation == order.generation and self.order.do == "run":
             self.observed.forget_stalls()
             self._send_order(LauncherOrder("run", order.generation, launch, ranks))
-            await asyncio.sleep(0.05)  # for the launcher to send its new state; else the order is repeated
+            # Time for the launcher to send its new state; otherwise the order is repeated.
+            await asyncio.sleep(0.05)
 
     def _send_order(self, order: LauncherOrder) -> None:
         self.launcher.send(replace(order, epoch=self.fence.newest.epoch))
@@ -336,7 +350,7 @@ class Sidecar:
 
     def _secure(self, order: MemberOrder) -> None:
         state = self.launcher.state
-        if state is None:  # the launcher reports in a moment; if it does not, the supervisor's wait times out
+        if state is None:  # the launcher will report soon; if it does not, the supervisor's wait times out
             return
         waiting = state.generation == order.generation and not self.observed.silent
         if waiting and order.just_in_time and state.secure_asked < order.generation:
@@ -353,8 +367,8 @@ class Sidecar:
     def _has_begun_since(self, order: MemberOrder) -> bool:
         """Return whether the ranks of `order` appeared after this member had reported what it holds.
 
-        The supervisor does not wait for the state that they hold, but they must not take another step, which
-        would overwrite it.
+        The supervisor does not wait for their state, but they must not take another step, which would
+        overwrite the state that this member reported.
         """
         state = self.launcher.state
         if state is None or self.observed.silent or not order.just_in_time:
@@ -362,7 +376,7 @@ class Sidecar:
         return state.generation == order.generation and state.secure_asked < order.generation
 
     async def _follow(self, generation: int) -> None:
-        """Report when work outside the steps begins and ends: the supervisor waits for it to end."""
+        """Report when work outside the steps begins and ends, because the supervisor waits for the end."""
         rounds, before = 0, frozenset[int]()
         while self.order.do == "secure" and self.order.generation == generation:
             tails = self.observed.ranks_in_tail(generation)
@@ -378,7 +392,7 @@ class Sidecar:
         self._followed = generation
 
     def _drill(self) -> None:
-        """Carry out the order's drill once, as soon as the ranks of the order exist."""
+        """Carry out the order's drill, once, as soon as the ranks of the order exist."""
         drill, state = self.order.drill, self.launcher.state
         if drill is None or drill.number <= self._drilled.newest or state is None:
             return
@@ -400,9 +414,10 @@ class Sidecar:
     # -- watching
 
     async def watch(self) -> None:
-        """Poll the pages at each tick and when a rank reaches its limit; watch the launcher. Never returns.
+        """Poll the pages at each tick and when a rank reaches its limit. Watch the launcher. Never returns.
 
-        The lateness of this process is subtracted, because neither the ranks nor the launcher caused it.
+        The lateness of this process is subtracted, because neither the ranks nor the launcher caused the
+        delay.
         """
         while True:
             wait_s = min(seconds_to_next_tick(self.config.poll_s), max(self.observed.pages.left_s, SOONEST_S))
@@ -422,12 +437,12 @@ class Sidecar:
             self._inspect(state)
 
     def _forget_void(self) -> None:
-        """Forget the snapshot of a step that a rank, here or on another member, changed after its commit.
+        """Discard the snapshot of a step that a rank, here or on another member, changed after the commit.
 
-        A snapshot that is being read is forgotten at a later call; until then the supervisor knows not to
-        resume from it. The last snapshot is kept, since a void state is better than none if no other is left.
-        The rank that took a forgotten snapshot notices and takes another. A report is sent at once, so that
-        the other members learn of the void steps soon.
+        A snapshot that is being read is discarded by a later call; until then, the supervisor knows that it
+        must not resume from it. The last snapshot is kept, because a void state is better than none if no
+        other state is left. The rank that took a discarded snapshot notices this and takes another. A report
+        is sent at once, so that the other members soon learn which steps are void.
         """
         void = self.observed.poll_void_steps(self.order)
         records = self.holdings.arena.records() if void else ()
@@ -483,6 +498,17 @@ _PURSUITS: Mapping[MemberAction, Callable[[Sidecar, MemberOrder, LauncherState |
         }
     )
 )
+
+
+def _checkpoint_storage(config: Config) -> CheckpointStorage:
+    """Return the storage of the checkpoints. The library for object storage is loaded only if it is used."""
+    location = config.objects
+    if location is None:
+        return DirectoryStorage(config.checkpoints)
+    from sidecar.storage.object_client import ObjectClient
+    from sidecar.storage.object_storage import ObjectStorage
+
+    return ObjectStorage(location, lambda: ObjectClient(location, os.environ), config.checkpoints)
 
 
 def _context(config: Config) -> ssl.SSLContext | None:

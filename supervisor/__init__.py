@@ -1,1 +1,1 @@
-"""The supervisor of a run: it decides about faults, accounts for the time, and serves the API."""
+"""The supervisor of a run: it decides what to do about faults, accounts for time, and serves the API."""

@@ -105,7 +105,7 @@ def _look(command: commands.ReadCommand) -> int:
 
 
 def _discard_output() -> None:
-    """Redirect stdout to /dev/null: otherwise the interpreter would fail to flush it at exit."""
+    """Redirect stdout to /dev/null, because the interpreter would fail to flush it at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 

@@ -1,7 +1,7 @@
 """The kinds of faults that the supervisor detects.
 
-Decisions, metrics and texts read the properties of each kind from one table. The names are data: they are in
-journals, incident records, the API and the metrics' label `kind`.
+Decisions, metrics and texts read the properties of each kind from one table. The names are part of the format
+of journals, incident records, the API and the metrics' label `kind`.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ DOUBTFUL = 5  # precedence of bad input that a lost peer may have caused: ahead 
 class FaultKind:
     """The properties of a kind of fault.
 
-    Of several faults, the one with the lowest `precedence` explains the others: causes precede symptoms.
-    `sentence` describes a fault without a detail; {rank} and {member} stand for the rank or member that had
-    it.
+    The fault with the lowest `precedence` explains the others, because causes precede symptoms.
+    `sentence` describes a fault without a detail; {rank} and {member} stand for the rank or member with the
+    fault.
     """
 
     name: Literal[FaultName, "unknown"]
     precedence: int
     sentence: str
     is_bad_number: bool = False  # the script computed a bad value, and may do so again from the same batch
-    spoils_state: bool = False  # the survivors' state is spoiled too: the group rolls back to an earlier one
+    spoils_state: bool = False  # the survivors' state is spoiled too, so the group rolls back
     needs_stacks: bool = False  # only the stacks of all ranks show which rank has the fault
-    may_be_a_bug: bool = False  # the run ends if the same fault is repeated at one step
+    may_be_a_bug: bool = False  # the run ends if the fault recurs at the same step
     quotes_script: bool = False  # its detail consists of words of the script, such as an exception's message
 
 

@@ -11,7 +11,7 @@ from supervisor.fault_kinds import UNKNOWN, kind_of
 FINISHED = "all ranks have finished"
 _MAX_DETAIL = 160
 _FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)', re.MULTILINE)
-_STEP = re.compile(r"\bsteps?\b")  # a detail in our own words names the step already, or counts steps
+_STEP = re.compile(r"\bsteps?\b")  # Holdfast's own details that match already name or count steps
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python\d|/import/holdfast/")
 
 
@@ -41,7 +41,7 @@ def outcome(incident: Mapping[str, Any]) -> str:
     if recovered_s is not None:
         end = f"back in {seconds(float(recovered_s))}"
         if lost is None:
-            return end + ", steps lost not known" * is_cost_unknown(incident)
+            return end + ", number of lost steps unknown" * is_cost_unknown(incident)
         return f"{end}, {lost_in_words(incident, int(lost))}"
     if incident.get("remedy") == "stop":
         return "the run stopped" + (f", {lost_in_words(incident, int(lost))}" if lost else "")
@@ -54,13 +54,13 @@ def lost_in_words(incident: Mapping[str, Any], lost: int) -> str:
     """Return how many steps must be repeated, and whether that is only a lower bound."""
     if not incident.get("lost_at_least"):
         return f"{count(lost, 'step')} lost"
-    return f"at least {count(lost, 'step')} lost" if lost else "steps lost not known"
+    return f"at least {count(lost, 'step')} lost" if lost else "number of lost steps unknown"
 
 
 def is_cost_unknown(incident: Mapping[str, Any]) -> bool:
-    """True if the group was restarted and the number of steps that it must repeat is not known.
+    """True if the group was restarted and the number of steps that it must repeat is unknown.
 
-    A script that keeps its own state does not report the number. For other scripts it is not known if all
+    A script that keeps its own state does not report the number. For other scripts, it is unknown if all
     processes that knew the step have died.
     """
     resumed = incident.get("resume") or {}
@@ -110,8 +110,8 @@ def finish(missing: str, notes: Sequence[str], incidents: int = 0, progress: str
     """Return the last sentence of a run whose script has finished.
 
     Args:
-        missing: A clause that says that the last state has no checkpoint, and why; "" if it has one.
-        notes: Further clauses that the user should know.
+        missing: A clause that says why the last state has no checkpoint; "" if it has one.
+        notes: Further clauses for the user.
         incidents: The number of incidents of the run.
         progress: A clause about how far the script got and how much of that is saved; begins with a comma.
     """
@@ -140,7 +140,7 @@ def _one_line(text: object) -> str:
 
 
 def _generic(incident: Mapping[str, Any]) -> str:
-    """Return what failed, from the kind of the fault alone."""
+    """Describe the fault from its kind alone, for a record without a detail."""
     name, rank, member = incident.get("kind"), incident.get("rank"), incident.get("member")
     kind = kind_of(name)
     text = kind.sentence.format(

@@ -47,7 +47,7 @@ def combined(parts: dict[str, str]) -> str:
 def report(
     model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device, path: Path | None
 ) -> None:
-    """Print `digest <hex>` of rank 0's state; write those of all ranks to `path` if given. A collective."""
+    """Print `digest <hex>` of rank 0's state; write all ranks' digests to `path`, if given. A collective."""
     ranks = gather(digests(model, optimizer), device)
     if dist.get_rank() == 0:
         if path is not None:
@@ -69,7 +69,7 @@ def gather(parts: dict[str, str], device: torch.device) -> list[dict[str, str]]:
 
 
 def write(path: Path, ranks: Sequence[dict[str, str]]) -> None:
-    """Write the digests of each rank's parts, and the combined ones, to `path` as JSON, atomically."""
+    """Write the digests of each rank's parts, and the combined digests, to `path` atomically, as JSON."""
     table = {str(rank): {**parts, "all": combined(parts)} for rank, parts in enumerate(ranks)}
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     scratch.write_text(json.dumps(table, indent=1) + "\n")
@@ -114,5 +114,5 @@ def _add(total: _Hash, name: str, value: object) -> None:
         return
     tensor = value.detach().cpu().contiguous()
     total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-    if tensor.nbytes:  # reading its memory directly works for every type, and without NumPy
+    if tensor.nbytes:  # reading the memory directly works for every type, and without NumPy
         total.update((ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr()))

@@ -14,8 +14,8 @@ def settle(replica: DistributedDataParallel, inputs: Tensor) -> None:
 
     After its first backward pass, DDP rearranges its buckets in the order in which gradients became ready.
     The arrangement determines the order in which the ranks' gradients are added. The first step of a process
-    therefore rounds differently from a later one, and a resumed run would not be bit-identical to an
-    uninterrupted one. With two ranks only one order is possible, so this does nothing.
+    therefore rounds differently from later steps, and a resumed run would not be bit-identical to an
+    uninterrupted run. With two ranks only one order is possible, so this does nothing.
 
     The pass runs in evaluation mode, so it draws no random numbers and changes no buffers. A collective.
     """
@@ -32,7 +32,7 @@ def leave() -> None:
 
     A replica that outlives its group ends the group's threads while it holds the interpreter lock, for which
     those threads may be waiting. About one process in a hundred then hangs, or aborts if the interpreter is
-    exiting (torch 2.13, gloo). The garbage collection before it frees replicas in reference cycles.
+    exiting (torch 2.13, gloo). A garbage collection therefore first frees replicas in reference cycles.
     """
     gc.collect()
     dist.destroy_process_group()

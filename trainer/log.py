@@ -1,4 +1,4 @@
-"""Prints the trainer's progress on rank 0, one line at a time and unbuffered."""
+"""Prints the trainer's progress on rank 0, line by line and unbuffered."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Log:
-    """Reports every `every` steps (0: never) and at the last one, with a rate in `unit` per second."""
+    """Reports every `every` steps (0: never) and at the last step, with a rate in `unit` per second."""
 
     def __init__(self, *, rank: int, every: int, steps: int, unit: str) -> None:
         self._speaks, self._every, self._steps, self._unit = rank == 0, every, steps, unit
@@ -21,7 +21,7 @@ class Log:
             print(text, flush=True)  # noqa: T201 - a trainer reports on stdout
 
     def step(self, step: int, *, loss: Tensor, norm: Tensor, lr: float, done: int) -> None:
-        """Report `step`, in which all ranks together completed `done` units. Loss and norm are rank 0's."""
+        """Report `step`, in which all ranks together did `done` units. Loss and norm are those of rank 0."""
         self._done += done
         if self._every == 0 or (step % self._every and step != self._steps - 1):
             return

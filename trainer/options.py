@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 
 class BadValue(ValueError):
-    """An option's value cannot be used. The message names the option, the value and the accepted values."""
+    """An option has an invalid value. The message contains the option, the value and the accepted values."""
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
@@ -28,7 +28,7 @@ class Parser(argparse.ArgumentParser):
     """Refuses a bad command line with one line on stderr and exit code 2."""
 
     def __init__(self, prog: str, description: str, tiny: dict[str, Any]) -> None:
-        """`tiny` contains the defaults that `--tiny` sets instead of the usual ones."""
+        """`tiny` contains the defaults that `--tiny` sets in place of the usual defaults."""
         super().__init__(
             prog=prog,
             usage=f"python -m {prog} [options]",
@@ -71,7 +71,7 @@ class Parser(argparse.ArgumentParser):
             "--digest",
             type=Path,
             metavar="FILE",
-            help="write each rank's digests of its final state here, as JSON",
+            help="file for a JSON digest of each rank's final state",
         )
 
     def read(self, argv: Sequence[str]) -> argparse.Namespace:

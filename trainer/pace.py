@@ -1,4 +1,4 @@
-"""Gives steps a minimum duration: otherwise a run of a small model would end before a drill."""
+"""Gives steps a minimum duration, so that a run of a small model does not end before a drill."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 
 class Pace:
-    """Determines when the next step may begin. Times are seconds of one monotonic clock."""
+    """Determines when the next step may begin. Times are in seconds, on one monotonic clock."""
 
     def __init__(self, step_s: float) -> None:
         self._step_s = step_s

@@ -31,7 +31,7 @@ def accumulate(
 def autocast(device: torch.device, bf16: bool | None) -> torch.autocast:
     """Return the context in which to compute a loss. None means bfloat16 only on a GPU that supports it.
 
-    A CPU without matrix units for bfloat16 is slower with it than with float32.
+    A CPU without matrix units for bfloat16 is slower with bfloat16 than with float32.
     """
     if bf16 is None:
         bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported()

@@ -14,15 +14,16 @@ import torch
 
 def deterministic() -> None:
     """Make torch use deterministic kernels, and raise if an operation has none. Call before using CUDA."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it once, when it starts
+    # CuBLAS reads this variable once, when it starts.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
-    # The default reveals bugs, but costs an additional write of each new tensor.
+    # The default reveals bugs, but writes each new tensor an additional time.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False  # a benchmark may select another kernel in every run
 
 
 def mix(*words: int) -> int:
-    """Return a seed derived from `words`, such as a seed and a rank; similar words yield unrelated seeds."""
+    """Return a seed derived from `words`, such as a seed and a rank. Similar words yield unrelated seeds."""
     text = ",".join(map(str, words)).encode()
     return int.from_bytes(hashlib.sha256(text).digest()[:4], "big")  # 32 bits, the maximum for NumPy
 

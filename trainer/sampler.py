@@ -1,4 +1,4 @@
-"""Determines each rank's samples in each step as a pure function, so that a resumed run uses the same ones.
+"""Determines each rank's samples of a step by a pure function, so that a resumed run uses the same samples.
 
 All ranks follow one endless sequence of samples. Each epoch is a permutation of the data set drawn from
 (seed, epoch), and a step takes the next `accumulate * world_size * batch` samples. The sampler draws nothing
@@ -24,13 +24,13 @@ class Sampler:
     ) -> None:
         """Draw from samples 0 to `size` - 1, in `accumulate` batches of `batch` samples per step."""
         self.size, self.batch_size, self.seed = size, batch, seed
-        self.step_size = accumulate * world_size * batch  # samples of all ranks together
+        self.step_size = accumulate * world_size * batch  # the samples of all ranks together
         passes = torch.arange(accumulate).unsqueeze(1) * (world_size * batch)
         self._mine = passes + rank * batch + torch.arange(batch)
         self.position = 0
 
     def first(self, step: int) -> int:
-        """Return the place in the sequence of the group's first sample in `step`."""
+        """Return the place of the group's first sample of `step` in the sequence."""
         return step * self.step_size
 
     def batch(self, step: int) -> Tensor:
@@ -48,7 +48,7 @@ class Sampler:
         return {"position": self.position, "seed": self.seed}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Restore the position from `state`. Raises `ValueError` if its data order has another seed."""
+        """Restore the position from `state`. Raises `ValueError` if the data order in it has another seed."""
         if state["seed"] != self.seed:
             raise ValueError(
                 f"the saved data order has seed {state['seed']}, but this run has --seed {self.seed}"

@@ -1,4 +1,4 @@
-"""List the checkpoints in a directory, verify them, and report why others are invalid.
+"""List the checkpoints in a directory, verify them, and report why a checkpoint is invalid.
 
 A directory without a valid manifest is not a checkpoint. The file `latest` is never read.
 """
@@ -9,17 +9,24 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.checkpoint.manifest import MAX_BYTES, InvalidCheckpoint, NewerFormat, unpack
+from holdfast.checkpoint.manifest import (
+    MAX_BYTES,
+    InvalidCheckpoint,
+    Manifest,
+    NewerFormat,
+    ObjectLayout,
+    unpack,
+)
 from holdfast.fileio.checksum import FileEntry, file_crcs
 from holdfast.protocol.lineage import Lineage
 
 MANIFEST = "manifest.json"
-LATEST = "latest"  # written for people and scripts, and never read by Holdfast
-ASIDE = ".old"  # suffix of a checkpoint that is being replaced in two renames
+LATEST = "latest"  # written for people and scripts; Holdfast never reads it
+ASIDE = ".old"  # the suffix of a checkpoint while it is replaced in two renames
 _NAME = re.compile(r"step-(\d{8,19})(\.old)?")
 
 
@@ -41,6 +48,7 @@ class StoredCheckpoint:
     bytes: int
     lineage: tuple[Lineage, ...] = ()  # of the run, as known to the writer
     epoch: int = 0  # of the supervisor that ordered it
+    objects: ObjectLayout | None = None  # in object storage
 
 
 def load(path: Path | str) -> StoredCheckpoint:
@@ -49,24 +57,34 @@ def load(path: Path | str) -> StoredCheckpoint:
     Raises:
         NewerFormat: A later version of holdfast wrote it.
         Unreadable: Storage failed.
-        InvalidCheckpoint: It is not a valid checkpoint; the message is one line with the reason.
+        InvalidCheckpoint: The directory is not a valid checkpoint; the message is the reason, in one line.
     """
     path = Path(path)
+    return described(path, lambda: _read_manifest(path / MANIFEST), lambda _, entry: _size_fault(path, entry))
+
+
+def described(
+    path: Path, read: Callable[[], bytes], fault: Callable[[Manifest, FileEntry], str | None]
+) -> StoredCheckpoint:
+    """Return the checkpoint `path`, whose manifest is that from `read`; `fault` tells a file's defect.
+
+    Raises what `load` raises. `read` raises `InvalidCheckpoint` with words that follow the manifest's name.
+    """
     try:
-        manifest = unpack(_read_manifest(path / MANIFEST))
+        manifest = unpack(read())
     except Unreadable as error:
         raise Unreadable(f"{MANIFEST} {error}") from None
     except NewerFormat as error:
         raise NewerFormat(f"{MANIFEST} {error}") from None
     except InvalidCheckpoint as error:
         raise InvalidCheckpoint(f"{MANIFEST} {error}") from None
-    match = _NAME.fullmatch(path.name)
-    if match is not None and int(match[1]) != manifest.step:
+    step = step_in(path.name)
+    if step is not None and step != manifest.step:
         raise InvalidCheckpoint(f"{MANIFEST} has step {manifest.step}")
     for entry in manifest.files:
-        fault = _size_fault(path, entry)
-        if fault is not None:
-            raise InvalidCheckpoint(fault)
+        wrong = fault(manifest, entry)
+        if wrong is not None:
+            raise InvalidCheckpoint(wrong)
     return StoredCheckpoint(
         path,
         manifest.step,
@@ -78,13 +96,25 @@ def load(path: Path | str) -> StoredCheckpoint:
         sum(entry.bytes for entry in manifest.files),
         manifest.lineage,
         manifest.epoch,
+        manifest.objects,
     )
 
 
-def verify(found: StoredCheckpoint) -> str | None:
-    """Read the whole checkpoint; return None if it is intact, or else one line with the defect.
+def name_of(step: int) -> str:
+    """Return the name of the checkpoint of `step`."""
+    return f"step-{step:08d}"
 
-    A storage error is returned as such a line too, not raised.
+
+def step_in(name: str) -> int | None:
+    """Return the step in the name of a checkpoint; None if it is not such a name."""
+    match = _NAME.fullmatch(name)
+    return int(match[1]) if match is not None else None
+
+
+def verify(found: StoredCheckpoint) -> str | None:
+    """Read the whole checkpoint; return None if it is intact, or else a one-line description of the defect.
+
+    A storage error is not raised but also returned as such a line.
     """
     try:
         return content_fault(found)
@@ -102,7 +132,7 @@ def content_fault(found: StoredCheckpoint) -> str | None:
 
 
 def each_checkpoint(root: Path) -> Iterator[tuple[Path, StoredCheckpoint | InvalidCheckpoint]]:
-    """Yield each directory with the name of a checkpoint, newest first, and its checkpoint or its defect."""
+    """Yield each directory with a checkpoint's name, newest first, and its checkpoint or its defect."""
     try:
         names = [path.name for path in root.iterdir()]
     except (FileNotFoundError, NotADirectoryError):
@@ -121,7 +151,7 @@ def _load_or_why(path: Path) -> StoredCheckpoint | InvalidCheckpoint:
 
 
 def _open_regular(path: Path) -> int:
-    """Return a descriptor of a regular file. Raises OSError, also for other kinds of files. Never blocks."""
+    """Return a descriptor of a regular file. Raises OSError for other kinds of files too. Never blocks."""
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(path, flags)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):

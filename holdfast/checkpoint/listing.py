@@ -1,4 +1,4 @@
-"""List the checkpoints on storage, with what a supervisor must know about each. Only manifests are read."""
+"""List the checkpoints on storage, with what a supervisor needs to know about each. Reads only manifests."""
 
 from __future__ import annotations
 
@@ -8,23 +8,25 @@ from itertools import islice
 from pathlib import Path
 
 from holdfast.checkpoint import catalog
+from holdfast.checkpoint.directory import DirectoryStorage
 from holdfast.checkpoint.manifest import MAX_NUMBER, InvalidCheckpoint
+from holdfast.checkpoint.storage import CheckpointStorage
 from holdfast.protocol.lineage import Lineage, merged
 from holdfast.protocol.member_messages import ListedCheckpoint, RefusedCheckpoint, StorageListing
 
-PATIENCE = 5  # failed reads of one checkpoint, over all listings, before it counts as damaged
+PATIENCE = 5  # how many reads of one checkpoint, over all listings, may fail before it counts as damaged
 
 
 class ListingReader:
-    """Reads the newest `most` checkpoints below `root`. Its calls block while storage does."""
+    """Reads the newest `most` checkpoints in `storage`. Its calls block while storage does."""
 
-    def __init__(self, root: Path, most: int) -> None:
-        self._root = root
+    def __init__(self, storage: Path | CheckpointStorage, most: int) -> None:
+        self._storage = DirectoryStorage(storage) if isinstance(storage, Path) else storage
         self._most = most
-        self._unread: Counter[str] = Counter()  # failed reads by name
+        self._unread: Counter[str] = Counter()  # how many reads have failed, by name
 
     def read(self) -> StorageListing:
-        """Return what is on storage; the caller numbers the listing.
+        """List the checkpoints on storage. The caller sets the number of the listing.
 
         Raises `OSError` if the folder cannot be read, or if a manifest cannot be read and fewer than
         `PATIENCE` reads of it have failed.
@@ -33,7 +35,7 @@ class ListingReader:
         refused: list[RefusedCheckpoint] = []
         lineages: list[tuple[Lineage, ...]] = []
         generation = epoch = 0
-        for path, found in islice(catalog.each_checkpoint(self._root), self._most):
+        for path, found in islice(self._storage.each_checkpoint(), self._most):
             if isinstance(found, catalog.Unreadable):
                 self.count_failed_read(path.name, found)
             if isinstance(found, InvalidCheckpoint):
@@ -52,14 +54,14 @@ class ListingReader:
         )
 
     def count_failed_read(self, name: str, error: catalog.Unreadable) -> None:
-        """Raise `OSError` until `PATIENCE` reads have failed; then the checkpoint counts as damaged."""
+        """Raise `OSError` until `PATIENCE` reads have failed; later, the checkpoint counts as damaged."""
         self._unread[name] += 1
         if self._unread[name] < PATIENCE:
             raise OSError(f"checkpoint {name}: {error}")
 
 
 def step_of(name: str) -> int:
-    """Return the step in the name of a checkpoint's directory; -1 if there is none."""
+    """Return the step in the name of a checkpoint's directory; -1 if the name has no step."""
     number = re.search(r"\d+", name)
     return int(number[0]) if number else -1
 

@@ -1,6 +1,6 @@
 """Encode and decode the manifest of a checkpoint. Decoding is safe on damaged or hostile bytes.
 
-A manifest is one line of JSON. Its last member is the CRC32 of all bytes before it, so any flipped bit is
+A manifest is one line of JSON. Its last member is the CRC32 of all preceding bytes, so that flipped bits are
 detected before the JSON is parsed.
 """
 
@@ -23,6 +23,7 @@ MAX_BYTES = 64 << 20
 MAX_VALUES = 4_000_000
 MIN_CHUNK_BYTES = 4096
 MAX_CHUNK_BYTES = 64 << 20
+MAX_PART_BYTES = 64 << 20
 MAX_NUMBER = 2**63 - 1
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 NAME_RULE = "letters, digits, '.', '_' and '-', no leading '.'"
@@ -31,11 +32,23 @@ _TAIL_BYTES = 24
 
 
 class InvalidCheckpoint(ValueError):
-    """The bytes are not a valid manifest. The message is one line that completes "manifest.json ..."."""
+    """The bytes are not a valid manifest. The message is one line that continues "manifest.json ..."."""
 
 
 class NewerFormat(InvalidCheckpoint):
     """The manifest has a format that only a later version of holdfast can read."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectLayout:
+    """How the files of a checkpoint are divided into objects, in object storage.
+
+    A file is the objects `folder`/FILE/00000, 00001 and so on, of `part_bytes` each but the last one. An
+    empty file is one empty object.
+    """
+
+    folder: str
+    part_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +66,7 @@ class Manifest:
     meta: Mapping[str, object]
     lineage: tuple[Lineage, ...] = ()
     epoch: int = 0  # of the supervisor that ordered it
+    objects: ObjectLayout | None = None  # None: each file is one file, or one object, beside the manifest
 
 
 def private_name(rank: int) -> str:
@@ -91,6 +105,8 @@ def pack(manifest: Manifest) -> bytes:
         body["lineage"] = [[each.generation, each.step] for each in manifest.lineage]
     if manifest.epoch:
         body["epoch"] = manifest.epoch
+    if manifest.objects is not None:
+        body["objects"] = {"folder": manifest.objects.folder, "part_bytes": manifest.objects.part_bytes}
     try:
         text = json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
     except (TypeError, ValueError, RecursionError) as error:
@@ -105,8 +121,8 @@ def unpack(raw: bytes) -> Manifest:
     """Return the manifest encoded in `raw`.
 
     Raises:
-        NewerFormat: It is intact, but of a later format.
-        InvalidCheckpoint: It is damaged, incomplete, or not a manifest.
+        NewerFormat: The manifest is intact, but has a later format. InvalidCheckpoint: The data is damaged,
+        incomplete, or not a manifest.
     """
     body = _checked(raw)
     version = body.get("format")
@@ -119,20 +135,36 @@ def unpack(raw: bytes) -> Manifest:
         raise InvalidCheckpoint("has files or meta that is not an object")
     if not isinstance(created, int | float) or not math.isfinite(created):
         raise InvalidCheckpoint(f"has created {brief(created)}, expected seconds since the epoch")
+    entries = tuple(_file(name, value) for name, value in files.items())
     return Manifest(
         _number(body, "generation"),
         _number(body, "step"),
         _number(body, "world_size", low=1),
         float(created),
-        tuple(_file(name, value) for name, value in files.items()),
+        entries,
         meta,
         _lineage(body.get("lineage", [])),
         _number(body, "epoch") if "epoch" in body else 0,
+        _objects(body["objects"], entries) if "objects" in body else None,
     )
 
 
+def _objects(value: object, files: tuple[FileEntry, ...]) -> ObjectLayout:
+    """Return the layout. Parts are whole chunks, so there are not more of them than checksums."""
+    if not isinstance(value, dict):
+        raise InvalidCheckpoint(f"has objects {brief(value)}, expected an object")
+    folder = value.get("folder")
+    if not isinstance(folder, str) or not is_file_name(folder):
+        raise InvalidCheckpoint(f"has the folder {brief(folder)}, expected {NAME_RULE}")
+    part_bytes = _number(value, "part_bytes", MIN_CHUNK_BYTES, MAX_PART_BYTES)
+    for entry in files:
+        if part_bytes % entry.chunk_bytes:
+            raise InvalidCheckpoint(f"has part_bytes {part_bytes}, but {entry.chunk_bytes} in a chunk")
+    return ObjectLayout(folder, part_bytes)
+
+
 def _lineage(value: object) -> tuple[Lineage, ...]:
-    """Return the lineage in a manifest; it is empty in manifests from versions without lineages."""
+    """Return the lineage in a manifest; it is empty if the writer's version had no lineages."""
     if not isinstance(value, list) or len(value) > MOST:
         raise InvalidCheckpoint(f"has lineage {brief(value)}, expected a list of at most {MOST}")
     for each in value:

@@ -1,9 +1,8 @@
-"""Write files that become durable together: a disk completes many concurrent fsyncs in about the time of one.
+"""Write files that become durable together, because concurrent fsyncs take about as long as one.
 
-A file is copied to storage with direct I/O, directly from the pages that contain it. A copy through the page
-cache copies each byte twice, fills memory that the training could use, and stalls whenever too many dirty
-pages accumulate: one write of 1 GB may take four times as long as another. With direct I/O the disk reads the
-data from the memory of the source.
+A file is copied to storage with direct I/O: the disk reads the data from the source's pages in memory. A copy
+through the page cache copies each byte twice, fills memory that the training could use, and stalls whenever
+too many dirty pages accumulate, so that one write of 1 GB may take four times as long as another.
 """
 
 from __future__ import annotations
@@ -20,27 +19,27 @@ from pathlib import Path
 
 from holdfast.fileio.checksum import CHUNK_BYTES, FileEntry, RunningChecksum, chunk_crcs
 
-# the most open files before a `sync`: a process may have a thousand descriptors, and other code needs some
+# the most files that are open before a `sync`, because a process may have only a thousand descriptors
 MOST_OPEN = 64
 THREADS = 8
 PIECE_BYTES = 1 << 20  # copied at a time; small enough to stay in a CPU cache
 WRITE_BACK_BYTES = 4 << 20
-# written between syncs of a copy through the page cache; otherwise one fsync might write for minutes
+# how much a copy through the page cache writes between syncs; otherwise one fsync might take minutes
 SYNC_BYTES = 256 << 20
-WRITE_BYTES = 8 << 20  # written from memory in one call
+WRITE_BYTES = 8 << 20  # how much one call writes from memory
 HASHED_BYTES = 256 << 10
 # A multiple of any page size. Larger pieces are only slightly faster, and a kill waits for one to finish.
 DIRECT_PIECE_BYTES = 8 << 20
 BLOCK_BYTES = 4096  # a multiple of any disk's block size
-# The errors if the file system does not support direct I/O, at all or from such memory, or if the source was
-# truncated.
+# The errors that occur if the file system does not support direct I/O, at all or from such memory, or if the
+# source was truncated.
 _CANNOT = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENODEV, errno.EFAULT})
 
 
 class FileBatch:
     """A batch of new files, which are durable once `sync` has returned.
 
-    Leaving the context closes the files.
+    The files are closed when the context ends.
     """
 
     def __init__(self, moved: Callable[[], object] = lambda: None) -> None:
@@ -51,8 +50,8 @@ class FileBatch:
     def copy(self, source: Path | bytes, target: Path) -> FileEntry:
         """Write `source` to the new file `target`, and return its size and checksums.
 
-        The checksums come from a second, concurrent read of the source, so they also reveal errors of the
-        copy. Memory use is bounded by a few pieces. Raises OSError.
+        The checksums are computed from a second, concurrent read of the source, so they also reveal errors in
+        the copy. At most a few pieces are in memory at a time. Raises OSError.
         """
         out = self._create(target)
         if isinstance(source, bytes):
@@ -69,15 +68,15 @@ class FileBatch:
         return FileEntry(target.name, size, CHUNK_BYTES, crcs)
 
     def write(self, target: Path, content: bytes, mode: int = 0o666) -> None:
-        """Write the new file `target`, with the permissions `mode` less the umask. Raises OSError."""
+        """Write the new file `target`, with the permissions `mode` minus the umask. Raises OSError."""
         _write_all(self._create(target, mode), memoryview(content), self._moved)
 
     def add_directory(self, path: Path) -> None:
-        """Also make the names in a directory durable. Raises OSError."""
+        """Let `sync` also make the names in a directory durable. Raises OSError."""
         self._open.append(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
 
     def sync(self) -> None:
-        """Return once all files are durable. Raises OSError if one is not."""
+        """Wait until all files are durable. Raises OSError if one of them is not."""
         threads = min(THREADS, max(1, len(self._open)))
         try:
             with ThreadPoolExecutor(threads, "holdfast-fsync") as pool:
@@ -128,7 +127,7 @@ def _copied(file: FileIO, out: int, moved: Callable[[], object]) -> int:
 
 
 def _write_back(out: int, begin: int, end: int) -> None:
-    """Make the disk begin writing now, instead of at the fsync."""
+    """Make the disk begin to write now rather than at the fsync."""
     with suppress(OSError):
         os.posix_fadvise(out, begin, end - begin, os.POSIX_FADV_DONTNEED)
 
@@ -150,11 +149,11 @@ def _write_all(descriptor: int, content: memoryview, moved: Callable[[], object]
 
 
 def copy_direct(file: FileIO, out: int, moved: Callable[[], object] = lambda: None) -> int:
-    """Copy `file` into the new file `out` from the beginning, and return how many bytes were copied.
+    """Copy the beginning of `file` into the new file `out`, and return how many bytes were copied.
 
-    Only whole blocks are copied; fewer, or none, if the file system does not support direct I/O. The caller
-    copies the rest through the page cache. The data is durable only after an fsync. `moved` is called for
-    each piece. Raises OSError.
+    Only whole blocks are copied. If the file system does not support direct I/O, fewer blocks or none are
+    copied. The caller copies the remainder through the page cache. The data is durable only after an fsync.
+    `moved` is called for each piece. Raises OSError.
     """
     if not _switched(out, os.O_DIRECT):
         return 0
@@ -201,8 +200,8 @@ def _piece(source: int, out: int, at: int, length: int) -> int:
                     written = os.pwrite(out, rest, at + count)
                 count += written // BLOCK_BYTES * BLOCK_BYTES
                 if written % BLOCK_BYTES or not written:
-                    break  # the file system is full: the write through the page cache then raises that error
-    except ValueError:  # the source has been truncated in the meantime
+                    break  # the file system is full; the write through the page cache will raise that error
+    except ValueError:  # the source was truncated in the meantime
         pass
     except OSError as error:
         if error.errno not in _CANNOT:

@@ -14,9 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 CHUNK_BYTES = 8 << 20
-# The size of a read. A larger buffer would stay allocated on the heap of each reading thread.
+# The size of a read. Larger buffers would stay allocated on the heap of each reading thread.
 PIECE_BYTES = 256 << 10
-THREADS = min(4, os.cpu_count() or 1)  # four use most of a socket's memory bandwidth
+THREADS = min(4, os.cpu_count() or 1)  # four threads use most of the memory bandwidth of a CPU socket
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class FileEntry:
 
     @property
     def checksum(self) -> int:
-        """One checksum for the whole file; with 8 MiB chunks it is the checksum that arenas use."""
+        """One checksum for the whole file. With 8 MiB chunks, this is the checksum that arenas use."""
         return combine(self.crc32)
 
 
@@ -40,7 +40,7 @@ def combine(crcs: Sequence[int]) -> int:
 
 
 def chunk_crcs(content: memoryview, chunk_bytes: int = CHUNK_BYTES) -> tuple[int, ...]:
-    """Return the CRC32 of each chunk of `content`. No view of it remains after the call."""
+    """Return the CRC32 of each chunk of `content`. No view of `content` remains after the call."""
 
     def one(begin: int) -> int:
         with content[begin : begin + chunk_bytes] as chunk:
@@ -58,7 +58,7 @@ def stretch_crc(
 ) -> int:
     """Return the CRC32 of the bytes of a file from `begin` to `end` or its end. Raises OSError.
 
-    It reads with pread, because mapping the bytes for a single read takes longer than copying them.
+    The bytes are read with pread, because mapping them for a single read takes longer than copying them.
     """
     crc, piece = 0, memoryview(bytearray(PIECE_BYTES))
     while begin < end and (count := os.preadv(descriptor, [piece[: end - begin]], begin)):
@@ -70,7 +70,7 @@ def stretch_crc(
 def file_crcs(descriptor: int, size_bytes: int, chunk_bytes: int, threads: int = THREADS) -> tuple[int, ...]:
     """Return the CRC32 of each chunk of the first `size_bytes` of a file, read with pread.
 
-    With `threads` = 1 the caller's thread does the work. If the file ends early, the CRCs cover only the
+    With `threads` = 1, the caller's thread does the work. If the file is shorter, the CRCs cover only the
     bytes that exist. Raises OSError.
     """
 

@@ -23,7 +23,7 @@ _DEBRIS = re.compile(r"\.tmp-(?P<host>[A-Za-z0-9_]+)-(?P<pid>\d+)-\d+-[A-Za-z0-9
 _HOST = re.sub(r"[^A-Za-z0-9]", "_", socket.gethostname()) or "_"
 _numbers = itertools.count()
 # Whether a writer on another host or in another PID namespace is alive cannot be checked. But a live writer
-# writes continuously, so one without a write for this long counts as dead.
+# writes continuously, so a writer counts as dead after this long without a write.
 DEBRIS_AGE_S = 3600.0
 
 
@@ -37,7 +37,7 @@ def sync_directory(path: Path) -> None:
 
 
 def replace_file(target: Path, content: bytes, mode: int = 0o666) -> None:
-    """Replace the content of `target` durably and atomically, with `mode` less the umask. Raises OSError."""
+    """Replace the content of `target` durably and atomically, with `mode` minus the umask. Raises OSError."""
     with FileBatch() as batch, replacement(target) as temporary:
         batch.write(temporary, content, mode)
         batch.sync()
@@ -47,7 +47,7 @@ def replace_file(target: Path, content: bytes, mode: int = 0o666) -> None:
 
 @contextmanager
 def replacement(target: Path) -> Iterator[Path]:
-    """Yield a path next to `target` for its replacement; at the end, remove the file if it is still there."""
+    """Yield a path next to `target` for its replacement; at the end, remove the file if it still exists."""
     temporary = temporary_path(target.parent, target.name)
     try:
         yield temporary
@@ -67,7 +67,7 @@ def exchange(one: Path, other: Path) -> None:
 
 
 def replace_in_two(new: Path, target: Path, aside: Path) -> None:
-    """Replace a directory in two renames, on a file system that cannot exchange names. Raises OSError.
+    """Replace a directory in two renames, for a file system that cannot exchange names. Raises OSError.
 
     Between the two renames only `aside` exists, so readers must know that name. It is removed at the end.
     """
@@ -86,7 +86,7 @@ def temporary_path(root: Path, name: str) -> Path:
 
 @contextmanager
 def temporary_directory(root: Path, name: str) -> Iterator[Path]:
-    """Yield a new directory in `root`, and remove it at the end unless it was renamed.
+    """Yield a new directory in `root`. At the end, remove it unless it was renamed.
 
     It is locked until then, so that no process removes it as debris. Raises OSError.
     """
@@ -99,14 +99,15 @@ def temporary_directory(root: Path, name: str) -> Iterator[Path]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield path
     finally:
-        with suppress(OSError):  # it must not hide the original error; `remove_debris` removes the rest later
+        # This must not hide the original error; `remove_debris` will remove what remains.
+        with suppress(OSError):
             _remove_tree(path)
         if descriptor >= 0:
             os.close(descriptor)
 
 
 def remove_directory(path: Path) -> None:
-    """Remove a directory so that no reader ever sees it partly removed. Raises OSError."""
+    """Remove a directory, without any reader seeing it partly removed. Raises OSError."""
     hidden = temporary_path(path.parent, "removed")
     path.rename(hidden)
     _remove_tree(hidden)
@@ -152,9 +153,9 @@ def _is_abandoned(path: Path, host: str, pid: int) -> bool:
 
 
 def _now_s(root: Path) -> float:
-    """Return the time of the clock that sets file times in `root`, which may be a file server's.
+    """Return the time by the clock that sets file times in `root`, which may be on a file server.
 
-    If the local clock is ahead of that one, comparing with it would make a live writer look dead.
+    If the local clock is ahead, a comparison with it would make a live writer look dead.
     """
     temporary = temporary_path(root, "now")
     try:

@@ -22,8 +22,8 @@ SIZES: Mapping[str, int] = MappingProxyType(
     }
 )  # fmt: skip
 ALIGN_BYTES = 64  # a cache line, so that SIMD copies are aligned
-MAX_HEADER_BYTES = 100_000_000  # the maximum that the safetensors library accepts
-MAX_VALUES = 4_000_000  # about ten per tensor: 400,000 tensors
+MAX_HEADER_BYTES = 100_000_000  # the largest header that the safetensors library accepts
+MAX_VALUES = 4_000_000  # enough for 400,000 tensors, with about ten values each
 MAX_BYTES = 2**63 - 1  # the largest file offset
 METADATA = "__metadata__"
 _LENGTH = struct.Struct("<Q")
@@ -48,7 +48,7 @@ class Entry:
 class Layout:
     """The contents of a file and their offsets.
 
-    `header` is everything before the data, including its length.
+    `header` is everything before the data, including the header's length.
     """
 
     entries: tuple[Entry, ...]  # ordered by offset
@@ -62,12 +62,12 @@ class Layout:
 
     @property
     def data_offset(self) -> int:
-        """Bytes before the data area."""
+        """The number of bytes before the data area."""
         return len(self.header)
 
     @property
     def total_bytes(self) -> int:
-        """Size of the whole file."""
+        """The size of the whole file."""
         return len(self.header) + self.data_bytes
 
     def __getitem__(self, name: str) -> Entry:
@@ -80,9 +80,9 @@ class Layout:
 def plan(tensors: Iterable[tuple[str, str, tuple[int, ...]]], metadata: Mapping[str, str]) -> Layout:
     """Return the layout of a file with `tensors` (name, dtype, shape); its data area is 64-byte aligned.
 
-    Tensors that fill whole cache lines come first, so that each of them starts on a cache line. Within both
-    groups, wide dtypes come before narrow ones, so that every tensor is aligned to its element size. There
-    are no holes. Otherwise the given order is kept.
+    Tensors that fill whole cache lines come first, so that each of them starts on a cache line. Within each
+    group, wide dtypes come before narrow dtypes, so that every tensor is aligned to its element size.
+    Otherwise the given order is kept. There are no holes.
 
     Raises:
         ValueError: A name is used twice or reserved, a dtype is unknown, or a size is negative.
@@ -113,9 +113,9 @@ def plan(tensors: Iterable[tuple[str, str, tuple[int, ...]]], metadata: Mapping[
 
 
 def parse(buffer: bytes | bytearray | memoryview | mmap.mmap) -> Layout:
-    """Return the layout of the file in `buffer`, which must be the whole file and nothing else.
+    """Return the layout of the file in `buffer`, which must contain the file and nothing else.
 
-    Only the header is copied. Safe on hostile bytes: time and memory are bounded.
+    Only the header is copied. Hostile bytes are safe, because time and memory are bounded.
 
     Raises:
         Malformed: The message is one line that states the defect.
@@ -150,11 +150,11 @@ def parse(buffer: bytes | bytearray | memoryview | mmap.mmap) -> Layout:
 def map_file(path: Path | str, writable: bool = False) -> tuple[Layout, mmap.mmap]:
     """Return the layout of the file at `path` and a mapping of the whole file.
 
-    The caller must close the mapping, and make sure that the file does not shrink while it is in use.
+    The caller must close the mapping and ensure that the file does not shrink while it is in use.
 
     Raises:
-        Malformed: It is not a safetensors file; the message starts with the path.
-        OSError: The file cannot be opened or mapped.
+        Malformed: The file is not a safetensors file; the message starts with the path. OSError: The file
+        cannot be opened or mapped.
     """
     with open(path, "r+b" if writable else "rb") as file:
         if file.seek(0, 2) == 0:
@@ -179,7 +179,7 @@ def _tensor_bytes(name: str, dtype: object, shape: object) -> int:
         if type(size) is not int or size < 0:
             raise Malformed(f"tensor {brief(name)} has {brief(size)} in its shape")
         total *= size
-        if total > MAX_BYTES:  # checked in the loop: a long shape must not make a long integer
+        if total > MAX_BYTES:  # checked in the loop, because a long shape must not produce a huge integer
             raise Malformed(f"tensor {brief(name)} has more than {MAX_BYTES} bytes")
     return total
 
@@ -217,7 +217,7 @@ def _metadata(value: object) -> dict[str, str]:
 
 
 def _check_cover(entries: list[Entry], data_bytes: int) -> None:
-    """Raise Malformed unless the entries, by offset, cover the data without hole or overlap."""
+    """Raise Malformed unless the entries, in order of offset, cover the data without holes or overlaps."""
     covered = 0
     for entry in entries:
         if entry.begin != covered:

@@ -1,8 +1,8 @@
 """Work on files in a separate thread, so that unresponsive storage blocks no other thread.
 
-A call to a file system may take seconds or never return, for example on NFS with an unreachable server. Work
-is done in the order of submission, and a caller waits only for a limited time. The thread is a daemon, so a
-hung thread does not keep its process alive.
+A call to a file system may take seconds or never return, for example on NFS with an unreachable server. Calls
+are made in the order of submission, and a caller waits only for a limited time. The thread is a daemon, so it
+does not keep its process alive when it hangs.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+IDLE_S = 60.0  # without work, until the thread ends
+
 T = TypeVar("T")
 
 
 class Unresponsive(OSError):
-    """The storage has not responded in time. It may still complete the work."""
+    """The storage has not responded in time. The work may still complete later."""
 
     def __init__(self, limit_s: float) -> None:
         super().__init__(errno.ETIMEDOUT, f"the storage has not responded for {limit_s:g} s")
@@ -42,18 +44,22 @@ class _Work:
 
 
 class StorageThread:
-    """One thread, started when there is work. A forked child starts its own."""
+    """One thread, which starts when there is work and ends when there was none for `IDLE_S`.
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    A forked child starts its own. A supervisor of many jobs has such an object for each, mostly without work.
+    """
+
+    def __init__(self, name: str, idle_s: float = IDLE_S) -> None:
+        self._name, self._idle_s = name, idle_s
         self._changed = threading.Condition()
         self._waiting: deque[_Work] = deque()
         self._began_s = 0.0  # start of the current work, on CLOCK_MONOTONIC; 0: there is none
-        self._pid = 0  # PID of the process that runs the thread; 0: none does yet
+        self._pid = os.getpid()  # the process that uses this object
+        self._runs = False  # whether its thread runs
 
     @property
     def busy_s(self) -> float:
-        """The time since the current work began; it keeps growing while storage hangs."""
+        """The time since the current work began, which keeps growing while storage hangs."""
         began_s = self._began_s
         return time.monotonic() - began_s if began_s else 0.0
 
@@ -65,11 +71,13 @@ class StorageThread:
     def submit(self, call: Callable[[], T], kind: str = "") -> Future[T]:
         """Run `call` in the thread after all work submitted earlier.
 
-        Earlier work of the same `kind` that has not begun is dropped with `Superseded`, since only the newest
-        is needed. Raises `OSError` if this process cannot start another thread.
+        Earlier work of the same `kind` that has not begun is dropped with `Superseded`, because only the
+        newest is needed. Raises `OSError` if this process cannot start another thread.
         """
         future: Future[T] = Future()
         with self._here():
+            if not self._runs:
+                self._start()
             if kind:
                 dropped = [each for each in self._waiting if each.kind == kind]
                 self._waiting = deque(each for each in self._waiting if each.kind != kind)
@@ -83,8 +91,8 @@ class StorageThread:
         """Return the result of `call`, or raise its exception.
 
         Raises:
-            Unresponsive: It took longer than `limit_s`; raised immediately if earlier work already exceeds
-            it.
+            Unresponsive: The call took longer than `limit_s`; raised immediately if earlier work has already
+            taken longer.
         """
         if self.busy_s > limit_s:
             raise Unresponsive(limit_s)
@@ -94,23 +102,27 @@ class StorageThread:
         return future.result()
 
     def _here(self) -> threading.Condition:
-        """Return the lock, after starting the thread if this process does not have it yet."""
+        """Return the lock of this process; the parent's may have been held when this process was forked."""
         if self._pid != os.getpid():
-            self._pid, self._began_s = os.getpid(), 0.0
+            self._pid, self._began_s, self._runs = os.getpid(), 0.0, False
             self._changed, self._waiting = threading.Condition(), deque()
-            try:
-                threading.Thread(target=self._work, name=self._name, daemon=True).start()
-            except RuntimeError as error:  # the limit on processes was reached
-                self._pid = 0
-                raise OSError(errno.EAGAIN, str(error)) from None
         return self._changed
+
+    def _start(self) -> None:
+        try:
+            threading.Thread(target=self._work, name=self._name, daemon=True).start()
+        except RuntimeError as error:  # the limit on processes was reached
+            raise OSError(errno.EAGAIN, str(error)) from None
+        self._runs = True
 
     def _work(self) -> None:
         while True:
             with self._changed:
                 self._began_s = 0.0
                 while not self._waiting:
-                    self._changed.wait()
+                    if not self._changed.wait(self._idle_s) and not self._waiting:
+                        self._runs = False
+                        return
                 work = self._waiting.popleft()
                 self._began_s = time.monotonic()
             if not work.future.set_running_or_notify_cancel():

@@ -9,11 +9,11 @@ MAX_DIGITS = 20  # sizes, offsets and checksums fit in 64 bits
 
 
 class RejectedJson(ValueError):
-    """The text is not acceptable JSON. The message is one line that completes a sentence "<file> ..."."""
+    """The text is not acceptable JSON. The message is one line that continues "<file> ..."."""
 
 
 def loads(data: bytes, *, max_values: int) -> object:
-    """Return the value encoded in `data`. Refuse an object with a duplicate name.
+    """Return the value encoded in `data`.
 
     Args:
         data: UTF-8 text of a size that the caller has bounded.
@@ -23,7 +23,7 @@ def loads(data: bytes, *, max_values: int) -> object:
         RejectedJson: The text is not UTF-8, is not JSON, has too many values, is nested too
             deeply, or has an integer of more than about 64 bits, NaN, Infinity, or a duplicate name.
     """
-    # Every list, object and additional item needs one of these characters, so their number bounds the memory.
+    # Every list, object and further item needs one of these characters, so their number bounds the memory.
     if sum(map(data.count, (b",", b"[", b"{"))) > max_values:
         raise RejectedJson(f"has more than {max_values} values")
     try:

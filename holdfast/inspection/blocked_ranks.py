@@ -1,16 +1,16 @@
-"""Decide whether a rank in a collective is at rest, so that only data from a peer can ever wake it.
+"""Decide whether a rank in a collective is at rest, so that only data from a peer can wake it.
 
-It counts as at rest only if all of the following are observed:
+A rank counts as at rest only if all of the following are observed:
 
 - Its main thread is in a collective that torch runs on gloo.
-- Each thread waits for a lock that only this process can release: without a time limit, or until a time that
-  is read from its memory. Holdfast's own threads and tqdm's monitor must also be waiting, but may run in
-  between. The thread that serves the store is ignored, because it can only wake threads that query the store,
-  and those wait on a socket.
+- Each thread waits for a lock that only this process can release, either without a time limit or until a time
+  that is read from its memory. Holdfast's own threads and tqdm's monitor must also be waiting, but may run in
+  between. The thread that serves the store is ignored, because it can wake only threads that query the store,
+  and these wait on a socket.
 - gloo's loops, which poll their sockets a hundred times a second, wait only for connections with both ends on
   this host and no unread or unacknowledged bytes. Connections between hosts do not qualify, because a
   middlebox may acknowledge bytes that have not arrived.
-- It has not opened a device, and does not catch a signal that may end a wait.
+- The rank has not opened a device and does not catch a signal that may end a wait.
 
 Two inspections have the same `mark` if none of the rank's threads ran, and no byte was sent or received,
 between them.
@@ -32,19 +32,19 @@ from holdfast.inspection.python_stacks import Frame, Thread
 from holdfast.inspection.tcp_sockets import Connection
 from holdfast.process import clock
 
-FOREVER_S = 1e9  # for a rank in which no wait has a time limit
-MAX_ENDS = 8192  # connections of a rank: a rank with more is not judged
+FOREVER_S = 1e9  # the result for a rank in which no wait has a time limit
+MAX_ENDS = 8192  # a rank with more connections is not judged
 MAX_FILES = 8192
 _LOOP = "gloo_tcp_loop"
 _STORE = "pt_tcpstore"
 _MONITOR = "tqdm/_monitor.py"
 _PLAIN_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty")
 _PLAIN_FOLDERS = ("/dev/shm/", "/dev/pts/")
-_LOOKS = 40  # attempts to find a loop waiting: it runs for microseconds every ten milliseconds
+_LOOKS = 40  # how often to look for a waiting loop, which runs for microseconds every ten milliseconds
 _LOOK_S = 0.001
 _SUM_BYTES = 8
 _OURS_WAIT = frozenset({thread_waits.LOCK, thread_waits.TIMED_LOCK, thread_waits.NETWORK, thread_waits.POLL})
-# only on its own lock: tqdm's monitor writes with a shared lock held
+# only if it waits for its own lock, because tqdm's monitor writes while it holds a shared lock
 _MONITOR_WAITS = frozenset({thread_waits.TIMED_LOCK})
 _TIME = struct.Struct("=qq")  # timespec
 _MACHINE = platform.machine()
@@ -60,23 +60,23 @@ _COLLECTIVES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class CollectiveWait:
-    """The result of an inspection: the rank is at rest, or `stirs` is the reason why that is not certain."""
+    """The result of an inspection: the rank is at rest, or `stirs` says why that is not certain."""
 
     stirs: str = ""
-    seconds: float = 0.0  # until the first of its waits reaches its time limit; 0 if it is not at rest
+    seconds: float = 0.0  # the time until the first of its waits reaches its limit; 0 if it is not at rest
     mark: int = 0
-    # a checksum of its connections; those of all ranks cancel out if each connection joins two of the ranks
+    # a checksum of its connections; the checksums of all ranks cancel out if each connection joins two ranks
     ends: int = 0
 
 
-class _Stirs(Exception):  # ends the inspection of a rank that is not at rest
+class _Stirs(Exception):  # raised to end the inspection of a rank that is not at rest
     """The rank may still make progress; the message is the reason."""
 
 
 def of(pid: int, found: tuple[Thread, ...], ours: frozenset[int]) -> CollectiveWait:
     """Return whether `pid` is at rest. Never raises.
 
-    `found` are its Python threads, and `ours` are the ids of Holdfast's own threads in it.
+    `found` are the Python threads of `pid`, and `ours` are the ids of Holdfast's own threads in it.
     """
     at = python_stacks.innermost(found)
     if not in_collective(at):
@@ -92,7 +92,7 @@ def of(pid: int, found: tuple[Thread, ...], ours: frozenset[int]) -> CollectiveW
 
 
 def in_collective(at: str) -> bool:
-    """Return whether the innermost function of a rank is one that only waits for other ranks on gloo."""
+    """Return whether the innermost function of a rank only waits for other ranks on gloo."""
     function, _, file = at.partition(" (")
     name = function.rpartition(".")[2]
     if "torch/autograd/" in file:
@@ -103,7 +103,7 @@ def in_collective(at: str) -> bool:
 
 
 def sum_of(host: str, found: Iterable[Connection]) -> int:
-    """Return a checksum of connections on `host`: with xor, the two ends of a connection cancel out."""
+    """Return a checksum of connections on `host`. With xor, the two ends of a connection cancel out."""
     total = 0
     for each in found:
         text = " ".join((host, *sorted((each.local, each.remote))))
@@ -116,7 +116,7 @@ def _number(text: str) -> int:
 
 
 class _Threads:
-    """The threads of a process: those that must be at rest, gloo's loops, and those that must only wait."""
+    """The threads of a process: those that must be at rest, gloo's loops, and those that need only wait."""
 
     def __init__(self, pid: int, found: tuple[Thread, ...], ours: frozenset[int]) -> None:
         self._pid = pid
@@ -160,7 +160,7 @@ def _wait_at_rest(pid: int, threads: _Threads) -> CollectiveWait:
     _no_device(pid)
     watched = {socket for tid in threads.loops for socket in _watched(pid, _waits_in(pid, tid))}
     found = _quiet(pid, watched)
-    # again, after reading the sockets: a loop that waits now has handled everything that arrived before
+    # again, after the sockets were read: a loop that waits now has handled everything that arrived earlier
     for tid in threads.loops:
         _waits_in(pid, tid)
     if threads.has_more() or threads.ran() != before:
@@ -183,7 +183,7 @@ def _rests_s(pid: int, tid: int, name: str) -> float:
         raise _Stirs(
             f"thread {name} waits in: {wait}" if wait != thread_waits.RUNS else f"thread {name} runs"
         )
-    # it may have been woken, and then been stopped or frozen before it could run
+    # the thread may have been woken, and then stopped or frozen before it could run
     if "futex" not in process_stats.queue_of(pid, tid):
         raise _Stirs(f"thread {name} is not in the kernel's queue for its lock")
     if wait == thread_waits.LOCK:
@@ -192,7 +192,7 @@ def _rests_s(pid: int, tid: int, name: str) -> float:
     if end is None:
         raise _Stirs(f"thread {name} waits until a time that is not known")
     address, of_the_wall = end
-    with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:  # a buffer would read beyond the stack
+    with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:  # a buffered read would read beyond the stack
         memory.seek(address)
         whole_s, more_ns = _TIME.unpack(memory.read(_TIME.size))
     left_s: float = whole_s + more_ns / 1e9 - (time.time() if of_the_wall else time.monotonic())
@@ -238,7 +238,7 @@ def _quiet(pid: int, watched: set[int]) -> list[Connection]:
         if each is None:
             raise _Stirs("a gloo loop waits for a socket that is not TCP")
         if each.state == tcp_sockets.LISTEN:
-            if each.unread:  # for a listener this counts waiting connections, not bytes
+            if each.unread:  # for a listener, this counts waiting connections, not bytes
                 raise _Stirs("a process is connecting to it")
             continue
         if each.state != tcp_sockets.ESTABLISHED:
@@ -262,7 +262,7 @@ def _no_device(pid: int) -> None:
     for name in names:
         try:
             target = os.readlink(f"{folder}/{name}")  # noqa: PTH115
-        except FileNotFoundError:  # closed after it was listed
+        except FileNotFoundError:  # the file was closed after it was listed
             continue
         plain = target in _PLAIN_DEVICES or target.startswith(_PLAIN_FOLDERS)
         if target.startswith("/dev/") and not plain:

@@ -1,15 +1,16 @@
-"""Distinguish orphans of dead ranks from those of live ranks, and find those that still work.
+"""Distinguish orphans of dead ranks from orphans of live ranks, and find orphans that still work.
 
 Pure except for reading /proc.
 
 The launcher inherits both processes that dead ranks left behind and background processes of live ranks. A
-rank leads a session, which includes the processes that it starts: data loader and compile workers, a
-background server. A process that created its own session still has the rank's environment, which contains
-the generation. A process with neither may belong to a live rank if it started after that rank.
+rank leads a session, which includes the processes that it starts, such as data loader workers, compile
+workers or a background server. A process that created its own session still has the rank's environment, which
+contains the generation. A process that shares neither session nor environment may belong to a live rank if it
+started after that rank.
 
 A script that succeeded may leave an upload behind, which must be able to finish as it would without Holdfast.
-It may also leave a helper that waits for requests and never ends. Only the upload shows activity: it uses CPU
-time, or reads and writes.
+It may also leave a helper that waits for requests and never ends. Only the upload shows activity, because it
+uses CPU time, reads or writes.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from pathlib import Path
 from holdfast.inspection import process_stats
 from holdfast.protocol import environment
 
-# long enough to see activity of a working process, even if a slow network makes it pause
+# long enough for a working process to show activity, even if a slow network makes it pause
 WINDOW_S = 2.0
-WORK_CPU = 0.01  # share of a core: more than a server uses while it waits for requests
-WORK_BYTES = 64 << 10  # I/O in a window: more than an occasional log line
-MOST_WORDS = 120  # characters of a command line, in a message
+WORK_CPU = 0.01  # as a share of a core: more than a server uses while it waits for requests
+WORK_BYTES = 64 << 10  # of I/O in a window: more than an occasional log line
+MOST_WORDS = 120  # how many characters of a command line a message contains
 _MARK = f"{environment.GENERATION}=".encode()
 
 
@@ -53,14 +54,14 @@ def origin(pid: int) -> Origin | None:
 def _generation(pid: int) -> int:
     try:
         found = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:  # the process has changed its user
+    except OSError:  # the process runs as another user
         return -1
     marks = [word.removeprefix(_MARK) for word in found if word.startswith(_MARK)]
     return int(marks[-1]) if marks and marks[-1].isdigit() else -1
 
 
 def is_left(orphan: Origin, present: Mapping[int, int], past: Mapping[int, int], generation: int) -> bool:
-    """Return whether ranks of earlier generations left this process behind; when in doubt, False.
+    """Return whether ranks of earlier generations left this process behind; False if in doubt.
 
     Args:
         orphan: A process whose parent has ended.
@@ -121,10 +122,10 @@ def command_of(pid: int) -> str:
 
 @dataclass(slots=True)
 class BackgroundProcesses:
-    """Measures each process once per window, and remembers the idle ones."""
+    """Measures each process once per window, and remembers which processes were idle."""
 
     measure: Callable[[int], WorkDone] = done
-    # the start of each process's window, and the work done by then
+    # for each process: the start of its window, and the work done by then
     _before: dict[int, tuple[float, WorkDone]] = field(default_factory=dict)
     _resting: set[int] = field(default_factory=set)
 

@@ -1,14 +1,14 @@
-"""Decide whether a part still works, and which ranks are stopped. Pure: readings and times are arguments.
+"""Decide whether a part still works, and which ranks are stopped. Pure: all readings and times are arguments.
 
-The loop of a launcher that carries out orders, and the event loop of a supervisor, send a heartbeat every
-second. A part without heartbeats has been stopped or is blocked: its ranks keep training, but can be neither
-ended nor replaced. A delay of the whole machine does not count against the part: time in which the watcher
-itself did not run is excluded, and a part that only waits for a core has a longer limit.
+The main loop of a launcher and the event loop of a supervisor send a heartbeat every second. A part without
+heartbeats is stopped or blocked: its ranks keep training, but can be neither ended nor replaced. A delay of
+the whole machine does not count against the part. Time in which the watcher itself did not run is excluded,
+and a part that only waits for a core has a longer limit.
 
 A stopped rank (state T) makes no progress until it is continued, whatever it was doing and whatever its
-limits are. A single reading is not enough: after a machine was suspended, or a whole job was stopped and
-continued, the watcher may run a moment before the other processes. A process therefore counts as stopped only
-if every reading finds it stopped during a period in which the watcher itself ran.
+limits are. A single reading is not enough, because after a machine was suspended, or a whole job was stopped
+and continued, the watcher may run a moment before the other processes. A process therefore counts as stopped
+only if every reading finds it stopped during a period in which the watcher itself ran.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 LIMIT_S = 5.0  # five consecutive heartbeats, the same limit as for a silent member
-# for a part that waits for a core or a disk; with a longer wait, a recovery would not succeed there either
+# the limit for a part that waits for a core or a disk; after a longer wait, a recovery would fail there too
 HELD_UP_S = 60.0
-STOPPED_S = 1.5  # from the first to the decisive reading: three readings, a second apart
+STOPPED_S = 1.5  # from the first to the last of three readings, a second apart
 LATE_S = 1.5  # between two readings; a longer gap means that the watcher itself did not run
 
-UNKNOWN = "?"  # the state of a process in another container
+UNKNOWN = "?"  # the state of a process in another container, which cannot be read
 _HELD_UP = {"R": "runnable", "D": "in a system call that does not return", UNKNOWN: "in an unknown state"}
 _STATES = {**_HELD_UP, "T": "stopped", "t": "stopped by a debugger", "S": "asleep", "X": "gone", "Z": "dead"}
 
@@ -31,7 +31,7 @@ _STATES = {**_HELD_UP, "T": "stopped", "t": "stopped by a debugger", "S": "aslee
 class HeartbeatSilence:
     """The time since a part's last heartbeat, and how much of it the watcher did not run."""
 
-    # last heartbeat, on the clock of `now_s`; 0 while there is no connection to the part
+    # when the last heartbeat arrived, on the clock of `now_s`; 0 without a connection to the part
     heard_s: float = 0.0
     late_s: float = 0.0
 
@@ -39,7 +39,7 @@ class HeartbeatSilence:
         """Return the silence at `now_s`, for a check that ran `late_s` late."""
         if not heard_s:
             return HeartbeatSilence()
-        # lateness before its last heartbeat does not count
+        # a delay before its last heartbeat does not count
         late_s = max(0.0, min(late_s, now_s - heard_s))
         return HeartbeatSilence(heard_s, late_s if heard_s != self.heard_s else self.late_s + late_s)
 
@@ -48,9 +48,9 @@ class HeartbeatSilence:
 
 
 def verdict(silent_s: float, state: str, who: str = "its launcher") -> str:
-    """Return why a part that has been silent for `silent_s` counts as unresponsive; "" while it does not.
+    """Return why a part that has been silent for `silent_s` counts as unresponsive; "" if it does not.
 
-    `state` is the letter of its process state: proc(5), or `UNKNOWN`. `who` is the part's name in the
+    `state` is the letter of its process state (see proc(5)), or `UNKNOWN`. `who` is the part's name in the
     sentence.
     """
     if silent_s <= (HELD_UP_S if state in _HELD_UP else LIMIT_S):
@@ -65,13 +65,13 @@ def doing(state: str) -> str:
 
 @dataclass(slots=True)
 class Stops:
-    """When the current stop of each process was first observed, on the clock of `later`."""
+    """When each stopped process was first observed to be stopped, on the clock of `later`."""
 
     _since_s: dict[int, float] = field(default_factory=dict)
     _read_s: float = 0.0
 
     def later(self, stopped: Iterable[int], now_s: float) -> frozenset[int]:
-        """Record a reading, the pids that are stopped at `now_s`, and return those that count as stopped."""
+        """Record the pids that are stopped at `now_s`, and return those that count as stopped."""
         known = self._since_s if now_s - self._read_s <= LATE_S else {}
         self._since_s = {pid: known.get(pid, now_s) for pid in stopped}
         self._read_s = now_s

@@ -1,6 +1,6 @@
-"""Detect that the kernel killed a process at its cgroup's memory limit, which SIGKILL alone does not show.
+"""Detect that the kernel killed a process at its cgroup's memory limit; SIGKILL alone does not show it.
 
-The kernel counts such kills in each memory cgroup: in `memory.events` (version 2, which includes its
+The kernel counts such kills in each memory cgroup: in `memory.events` (version 2, including the cgroup's
 descendants) or `memory.oom_control` (version 1).
 """
 
@@ -28,7 +28,7 @@ class MemoryGroup:
         self._kills = self._count()
 
     def take_reason(self, ended: Ending) -> Ending:
-        """Return `ended`, with the reason if the kernel counted such a kill; a kill explains one ending."""
+        """Return `ended`, with the reason if the kernel counted a new kill. A kill explains one ending."""
         before, self._kills = self._kills, self._count()
         if ended.signal != signal.SIGKILL or ended.ours or self._kills <= before:
             return ended

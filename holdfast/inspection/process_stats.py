@@ -1,7 +1,6 @@
 """Read /proc for a process and its descendants: states, CPU time, I/O, and where its threads wait.
 
-For a process that has ended or cannot be read, every function returns an empty or partial result; none
-raises.
+No function raises for a process that has ended or cannot be read: the result is then empty or partial.
 """
 
 from __future__ import annotations
@@ -14,14 +13,15 @@ from pathlib import Path
 
 from holdfast.inspection import thread_waits
 
-MAX_PROCESSES = 256  # descendants of one rank that are examined
-MAX_THREADS = 512  # threads of one process that are examined
-_LOADERS = "pt_data_"  # processes of torch's data loaders: torch's SIGCHLD handler reports only their deaths
+MAX_PROCESSES = 256  # how many descendants of one rank are examined
+MAX_THREADS = 512  # how many threads of one process are examined
+# The names of torch's data loader processes: torch's SIGCHLD handler reports only their deaths.
+_LOADERS = "pt_data_"
 _DEVICES = tuple(
     f"/dev/{each}" for each in ("nvidia", "kfd", "dri", "dxg", "accel", "habana", "neuron", "infiniband")
 )
 _LIBRARIES = (b"/libmpi", b"/libmpich", b"/libucp.", b"/libucc.", b"/libfabric.", b"/libibverbs.")
-_MAX_MAPS = 1 << 22  # bytes of /proc/PID/maps
+_MAX_MAPS = 1 << 22  # how many bytes of /proc/PID/maps are read
 _MACHINE = platform.machine()
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
@@ -80,9 +80,9 @@ def sample(pid: int) -> Sample:
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether a signal, not a debugger, has stopped `pid`, so that it does nothing until continued.
+    """Return whether a signal, rather than a debugger, has stopped `pid`, so that it must be continued.
 
-    These files can be read whatever the process is doing, because reading them takes none of its locks.
+    The files that this reads are always readable, because reading them takes none of the process's locks.
     """
     if _read(f"/proc/{pid}/stat").rpartition(") ")[2][:1] != "T":
         return False
@@ -100,10 +100,10 @@ def wait_of(pid: int, tid: int) -> str:
 
 
 def _kind_of_read(pid: int, call: str) -> str:
-    """Distinguish a read from a pipe or socket from a read of a file, which only needs the file system."""
+    """Distinguish reads of pipes and sockets from reads of files, which need only the file system."""
     try:
         target = str(Path(f"/proc/{pid}/fd/{int(call.split()[1], 16)}").readlink())
-    except (OSError, IndexError, ValueError):  # a call on a path, or a descriptor that has been closed
+    except (OSError, IndexError, ValueError):  # the call uses a path, or its descriptor has been closed
         return thread_waits.FILE
     if target.startswith("socket:"):
         return thread_waits.NETWORK
@@ -130,10 +130,10 @@ def catches(pid: int, signum: int) -> bool:
 
 
 def meets_unseen(pid: int) -> bool:
-    """Return False only if `pid` cannot be waiting for other ranks while it appears to work.
+    """Return False only if `pid` cannot be waiting for other ranks although it appears to work.
 
-    It could if it has opened a device that runs collectives, which it then polls, or if it uses a library
-    such as MPI. Devices that its descendants have opened also count.
+    It might be waiting if it has opened a device that runs collectives, which it polls, or if it uses a
+    library such as MPI. Devices that its descendants have opened also count.
     """
     return any(_has_device(each) for each in (pid, *descendants(pid))) or _has_library(pid)
 
@@ -189,7 +189,7 @@ def threads(pid: int) -> dict[int, str]:
 
 
 def _cpu_s(pid: int) -> float:
-    """Return the CPU time of the live threads to the microsecond, because a clock tick is too coarse."""
+    """Return the CPU time of the live threads, to the microsecond because a clock tick is too coarse."""
     total_ns = 0
     for task in _tasks(pid):
         words = _read(f"{task}/schedstat").split()

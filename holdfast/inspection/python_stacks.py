@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from holdfast.fileio import strict_json
 
-MAX_TEXT = 8_000  # characters of one rank's stacks
+MAX_TEXT = 8_000  # how many characters of one rank's stacks are kept
 MAX_DUMP_BYTES = 1 << 22
 MAX_VALUES = 1 << 17
-_OURS = "holdfast"  # the names of Holdfast's own threads begin with it
+_OURS = "holdfast"  # the names of Holdfast's own threads begin with this
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "/lib64/python", "<frozen")
 
 
@@ -38,7 +38,7 @@ class Frame:
 class Thread:
     """One Python thread and its frames, innermost first."""
 
-    tid: int  # the kernel's thread id; 0: unknown
+    tid: int  # the kernel's thread id; 0 if unknown
     name: str
     active: bool
     frames: tuple[Frame, ...]
@@ -90,7 +90,7 @@ def of_the_rank(threads: tuple[Thread, ...]) -> tuple[Thread, ...]:
 
 
 def _above(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
-    """Return the frames above those that started the script; all frames if Holdfast did not start it."""
+    """Return the frames above those that started the script, or all frames if it runs without Holdfast."""
     end = len(frames)
     while end and (frames[end - 1].ours or frames[end - 1].path.startswith("<") or _starts(frames[end - 1])):
         end -= 1
@@ -114,7 +114,7 @@ def text(threads: tuple[Thread, ...]) -> str:
 
 
 def functions(threads: tuple[Thread, ...]) -> tuple[tuple[str, str], ...]:
-    """Return the main thread's functions without line numbers, which change within one function."""
+    """Return the main thread's functions. Line numbers are omitted, because they change within a function."""
     return tuple((each.function, each.path) for each in threads[0].frames) if threads else ()
 
 

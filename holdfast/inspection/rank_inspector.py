@@ -1,8 +1,8 @@
-"""Inspect the ranks of one member from outside: what their processes do in a short window, and where.
+"""Inspect the ranks of one member from outside: what their processes do in a short window, and in which code.
 
 The launcher runs the inspection, because it is in the same PID namespace as its ranks. An inspection takes a
 fifth of a second, or longer for an unresponsive process, so it runs on a separate thread. py-spy reads a
-process without stopping it. Without py-spy, it reports only states and times.
+process without stopping it. Without py-spy, an inspection reports only states and times.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from holdfast.inspection.python_stacks import Thread
 from holdfast.protocol import environment, foreign_text, progress
 from holdfast.protocol.launcher_messages import RankInspection
 
-WINDOW_S = 0.15  # long enough to tell work from waiting: a working process uses a core, or reads and writes
+# Long enough to distinguish work from waiting: a working process uses a core, or reads and writes.
+WINDOW_S = 0.15
 DUMP_S = 3.0  # py-spy needs about 20 ms; a dump of a process in uninterruptible sleep may never finish
 LOOK_S = 4 * DUMP_S
-AT_ONCE = 8  # processes that are inspected in parallel
-_WORKS = 0.03  # share of a core; a waiting thread's periodic wake-ups use less
-# Names of threads in which libraries run loops. These wait forever, or repeatedly for a short time, whatever
-# the script does, so their waits do not describe it. Threads that run a script's callbacks on a collective
-# are not among them.
+AT_ONCE = 8  # how many processes are inspected in parallel
+_WORKS = 0.03  # as a share of a core; a waiting thread's periodic wake-ups use less
+# Names of threads in which libraries run loops. They wait forever, or repeatedly for a short time, whatever
+# the script does, so their waits say nothing about the script. Threads that run a script's callbacks for a
+# collective are not included.
 _LOOPS = ("gloo_tcp_loop", "pt_tcpstore", "pt_nccl_", "NCCL ", "nccl", "cuda")
 _WILL_RUN = frozenset(
     {
@@ -80,7 +81,7 @@ class RankInspector:
 def inspect_ranks(
     number: int, targets: tuple[InspectedRank, ...], asked: int = 0
 ) -> tuple[RankInspection, ...]:
-    """Return the inspections of all targets except those that take longer than `LOOK_S`. Never raises."""
+    """Return the inspections of all targets, without those that take longer than `LOOK_S`. Never raises."""
     found: dict[int, RankInspection] = {}
 
     def inspect_some(some: tuple[InspectedRank, ...]) -> None:
@@ -104,7 +105,7 @@ def inspect_ranks(
 
 
 def bounded(looks: tuple[RankInspection, ...]) -> tuple[RankInspection, ...]:
-    """Return `looks` with stacks cut to equal shares of the message; outer frames are cut first."""
+    """Return `looks` with stacks cut to equal shares of the message. Outer frames are cut first."""
     most = foreign_text.share(foreign_text.LOOKS_BYTES, len(looks))
     stacks = (foreign_text.shortened(each.stack, most // 2, head=0.9) for each in looks)
     words = most // 8
@@ -171,11 +172,11 @@ def _calls(pid: int, found: tuple[Thread, ...], ours: frozenset[int]) -> tuple[s
         if tid not in known and not name.startswith(_LOOPS)
     }
     more = {thread_waits.UNKNOWN} if len(names) >= process_stats.MAX_THREADS else set()
-    return tuple(dict.fromkeys((*calls, *sorted(native | more))))  # each only once
+    return tuple(dict.fromkeys((*calls, *sorted(native | more))))  # each wait only once
 
 
 def dump(command: str, pid: int) -> tuple[tuple[Thread, ...], frozenset[int], str]:
-    """Return the rank's Python threads and the ids of Holdfast's own; if there are none, also the reason."""
+    """Return the rank's Python threads, the ids of Holdfast's own threads, and why there are none, or ""."""
     if not command:
         return (), frozenset(), "no stack: py-spy is not installed"
     argv = [command, "dump", "--json", "--nonblocking", "--pid", str(pid)]
@@ -200,7 +201,7 @@ def _py_spy() -> str:
 
 
 def _state(before: Sample, after: Sample) -> str:
-    """Return the state after the window, or the one before if the process is stopped (T) only at the end."""
+    """Return the state after the window, or the earlier state if the process is stopped (T) only then."""
     return before.state if after.state == "T" else after.state
 
 

@@ -1,7 +1,7 @@
 """Lists the TCP connections of this network namespace with the kernel's socket monitoring, sock_diag(7).
 
-It shows more than /proc/net/tcp: how many bytes each end has received in total, and how many its peer has
-acknowledged. If no count differs between two readings, no byte was sent or received between them.
+This shows more than /proc/net/tcp: how many bytes each end has received in total, and how many its peer has
+acknowledged. If no count differs between two readings, no byte was sent or received in between.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _BYTES = struct.Struct("=QQ")  # of tcp_info: bytes_acked, bytes_received
 _BYTES_AT = 120
 _ATTRIBUTE = struct.Struct("=HH")  # length, kind
 _PART_BYTES = 1 << 16
-_MAX_PARTS = 256  # each has about a hundred connections; reading more at every inspection would take too long
+# How many ends to read: a rank has about a hundred connections, and reading many more would take too long.
+_MAX_PARTS = 256
 _ANSWER_S = 1.0  # the kernel answers within the requesting call
 
 
@@ -39,11 +40,11 @@ class Connection:
     Addresses look like "127.0.0.1:80"; IPv4 addresses have this form on IPv6 sockets too.
     """
 
-    inode: int  # of its socket
+    inode: int  # the inode of its socket
     state: int
     local: str
     remote: str
-    # bytes received that its process has not read; for a listener, connections waiting to be accepted
+    # bytes that its process has not read; for a listener, connections that wait to be accepted
     unread: int
     unsent: int  # bytes that its process has written and its peer has not acknowledged
     received: int  # total bytes, as in the next field
@@ -51,12 +52,12 @@ class Connection:
 
     @property
     def on_one_host(self) -> bool:
-        """True if both ends have the same address, so that no other machine is between them."""
+        """True if both ends have the same address, so no other machine is between them."""
         return self.local.rpartition(":")[0] == self.remote.rpartition(":")[0]
 
 
 def connections() -> dict[int, Connection]:
-    """Return all connection ends by the inodes of their sockets.
+    """Return the ends of all connections, by the inodes of their sockets.
 
     Raises `OSError` if the kernel does not list them.
     """

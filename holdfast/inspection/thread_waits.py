@@ -1,7 +1,7 @@
 """Classify a thread's wait by its system call. Pure.
 
 The kernel shows the call in /proc/PID/task/TID/syscall, as a number and its arguments. The classes separate
-waits that an event outside the process can end from waits that only the process itself can end: no other
+waits that an event outside the process can end from waits that only the process can end, because no other
 process can release a private lock.
 """
 
@@ -11,21 +11,22 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 RUNS = "run"
-LOCK = "lock"  # private to this process and without a time limit: only its own threads can end the wait
-TIMED_LOCK = "lock for a time"  # the thread will run again, and may wake others
-SIGNALLED_LOCK = "lock that a signal handler may release"  # in a process that catches such a signal
-SHARED_LOCK = "shared lock"  # another process can release it
+LOCK = "lock"  # private to the process and without a time limit, so only its own threads can end the wait
+TIMED_LOCK = "lock for a time"  # the thread will run again and may then wake others
+# In a process that catches a signal which may end a wait.
+SIGNALLED_LOCK = "lock that a signal handler may release"
+SHARED_LOCK = "shared lock"  # another process can release the lock
 SLEEP = "sleep"
 POLL = "poll"
 FILE = "file"
 NETWORK = "network"
 CHILD = "child"
 OTHER = "other"
-UNKNOWN = "unknown"  # the kernel does not show it, at least not to this process
+UNKNOWN = "unknown"  # the kernel does not show the call, at least not to this process
 
 _PRIVATE = 0x80  # FUTEX_PRIVATE_FLAG: include/uapi/linux/futex.h
 _REALTIME = 0x100  # FUTEX_CLOCK_REALTIME
-_WAIT_BITSET = 9  # FUTEX_WAIT_BITSET, whose time argument is a deadline; in other calls it is a duration
+_WAIT_BITSET = 9  # FUTEX_WAIT_BITSET, whose time argument is a deadline; in other operations it is a duration
 _FUTEX = {"x86_64": 202, "aarch64": 98}
 _SELECT = {"x86_64": (23, 270), "aarch64": (72,)}
 _CALLS: Mapping[str, Mapping[str, tuple[int, ...]]] = MappingProxyType(

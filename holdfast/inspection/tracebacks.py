@@ -1,4 +1,4 @@
-"""The form of Python's tracebacks at the end of a log. Pure."""
+"""Recognise Python's tracebacks at the end of a log. Pure."""
 
 from __future__ import annotations
 

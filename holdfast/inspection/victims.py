@@ -1,12 +1,12 @@
-"""Decide whether a rank failed because another rank did, and extract torch's report of that failure. Pure.
+"""Decide whether a rank failed because of another rank's failure, and extract torch's report of it. Pure.
 
 Most error texts are ambiguous: a store that closes the script's connection also causes "Connection reset by
 peer". Such a text therefore counts only if torch's collectives, or the backward pass that calls them, raised
-it. A text that names a location in torch's C++ code comes from torch, whatever code repeats it.
+it. A text with a location in torch's C++ code comes from torch, whatever code repeats it.
 
-When in doubt, classify a rank as a victim. The supervisor then waits briefly for a cause; if it finds none,
-it restarts the rank a few times and shows its traceback. Classifying a victim as the cause could end a run
-that had only lost a peer.
+If in doubt, a rank is classified as a victim. The supervisor then waits briefly for a cause. If it finds
+none, it restarts the rank a few times and shows its traceback. If a victim were classified as the cause, a
+run that had only lost a peer could end.
 """
 
 from __future__ import annotations
@@ -31,34 +31,34 @@ SIGNS = (
     "wait timeout",
     "monitoredBarrier",
 )
-_PLAIN = SIGNS[:6]  # the signs that explain the failure on their own
-_MOST = 80  # characters shown of a text that contains none of them
+_PLAIN = SIGNS[:6]  # the signs that by themselves explain the failure
+_MOST = 80  # how many characters of a text without such a sign are shown
 _TYPES = frozenset({"DistError", "DistBackendError", "DistNetworkError", "DistStoreError"})
-# Texts that only torch's C++ code uses: other libraries do not report a lost connection with them.
+# Texts that only torch's C++ code uses; other libraries do not report a lost connection in these words.
 _TORCH_SAYS = re.compile(
     r"\bgloo/\w+/|connectFullMesh|ProcessGroup(?:NCCL|Gloo|Wrapper)|NCCL (?:error|WARN)|ncclSystemError"
     r"|ncclRemoteError|ncclUnhandledCudaError|monitoredBarrier|\bDist(?:Backend|Network|Store)Error\b"
 )
-# Locations in torch's C++ code that fail because of a peer. A text that names one comes from there, whatever
-# raised the exception.
+# Locations in torch's C++ code that fail because of a peer. A text with such a location comes from there,
+# whatever raised the exception.
 _PLACE = re.compile(
     r"\b(?:gloo|tensorpipe)/[\w/]+\.\w+:\d+|ProcessGroup\w+\.[ch]pp:\d+|failed to pass monitoredBarrier"
 )
-# Reports of torch's C++ code that two ranks called different collectives. No peer was lost in that case. The
-# script is wrong, and the reporting rank has the error message, although others then lose it as a peer.
+# Reports of torch's C++ code that two ranks called different collectives. No peer was lost in that case: the
+# script is wrong. The reporting rank has the error message, although other ranks then lose it as a peer.
 _MISMATCH = re.compile(
     r"op\.preamble\.length <= op\.nbytes|Is there a distributed collective mismatch"
     r"|Detected mismatch between collectives on ranks"
 )
 _SIZES = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
-_COLLECTIVES = ("torch.distributed", "torch.nn.parallel.distributed")  # modules, with those within them
+_COLLECTIVES = ("torch.distributed", "torch.nn.parallel.distributed")  # these modules and their submodules
 _ENGINE = ("torch.autograd", "torch._ops", "torch._functorch", "torch._inductor", "torch._dynamo")
-# Modules among these that are not collectives: `checkpoint` reads and writes files, and `rpc` forwards
+# Modules among these that contain no collectives: `checkpoint` reads and writes files, and `rpc` forwards
 # exceptions that a function of the script raised on another rank. Both call collectives in other modules.
 _OTHERS = ("torch.distributed.checkpoint", "torch.distributed.rpc")
 _RAISE = opmap["RAISE_VARARGS"]
-_DEEP = 50  # exceptions of a chain that are examined
-_NESTED = 10  # levels of nested exception groups that are examined
+_DEEP = 50  # how many exceptions of a chain are examined
+_NESTED = 10  # how many levels of nested exception groups are examined
 
 _LINKS = (
     "The above exception was the direct cause of the following exception:",
@@ -71,8 +71,8 @@ _DIST = re.compile(r"^(?:torch\.distributed\.)?(Dist\w+)", re.MULTILINE)
 def is_victim(error: BaseException, nested: int = 0) -> bool:
     """Return True if `error` comes from a lost peer, or was raised while the script handled such an error.
 
-    Errors that the script derives from it (`raise Failed("step") from error`, the same without `from`,
-    `sys.exit(1)`), and failures in its `finally` blocks, would not have happened without it.
+    Without the lost peer, the script would not have raised errors while handling that error (`raise
+    Failed("step") from error`, the same without `from`, `sys.exit(1)`) or failed in its `finally` blocks.
     """
     chain = [error]
     for each in chain:
@@ -87,7 +87,7 @@ def is_victim(error: BaseException, nested: int = 0) -> bool:
 
 
 def in_log(log: str) -> bool:
-    """Decide as `is_victim` does, for a process that reported no exception, from the end of its `log`."""
+    """Decide as `is_victim` does, from the end of the `log` of a process that reported no exception."""
     text = tracebacks.end_of_log(log)
     if _MISMATCH.search(text.rpartition(tracebacks.HEADER)[2]) is not None:
         return False
@@ -114,8 +114,8 @@ def mismatch(text: str) -> str:
 def lost_peers(text: str) -> str:
     """Return "lost its peers" with the reason given in the last line of an exception's `text`.
 
-    Leave out the location in the library, the port, and torch's suggestions: the record of the incident
-    contains the whole text.
+    The location in the library, the port, and torch's suggestions are omitted, because the record of the
+    incident contains the whole text.
     """
     lines = text.strip().splitlines()
     reason = next((sign.lower() for sign in _PLAIN if sign in text), lines[-1] if lines else "")
@@ -158,7 +158,7 @@ def _is_raised_by_torch(trace: TracebackType | None, text: str) -> bool:
     while trace.tb_next is not None:
         trace = trace.tb_next
     module = str(trace.tb_frame.f_globals.get("__name__"))
-    if trace.tb_frame.f_code.co_code[trace.tb_lasti] == _RAISE:  # otherwise it came from C++
+    if trace.tb_frame.f_code.co_code[trace.tb_lasti] == _RAISE:  # otherwise C++ code raised it
         return _is_in(module, _COLLECTIVES) and _has_sign(text)
     known = _is_in(module, _COLLECTIVES + _ENGINE) and _has_sign(text)
     return known or _TORCH_SAYS.search(text) is not None

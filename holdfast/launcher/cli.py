@@ -1,4 +1,4 @@
-"""`holdfast launch -- COMMAND`: its options, and the life of one member's launcher."""
+"""`holdfast launch -- COMMAND`: parses the options and runs the launcher of one member."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from holdfast.worker import program, script_source
 from holdfast.worker.script_source import ProgramSources
 from holdfast.worker.zygote import Zygote
 
-OUTPUT_S = 5.0  # for the last output, if its reader is slow
+OUTPUT_S = 5.0  # to write the last output, if its reader is slow
 _ABOUT = """\
-Start and watch the ranks of one member, as its sidecar orders. `holdfast run` and the pod injector prefix the
-training command with this. Without a sidecar it does nothing.
+Start and watch the ranks of one member on the orders of its sidecar. `holdfast run` and the pod injector
+prefix the training command with this. Without a sidecar it does nothing.
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve one member until it is stopped.
 
-    In a pod, returns the exit code of the job; otherwise 0, or 2 for bad input.
+    Returns 2 for bad input; otherwise the job's exit code in a pod, and 0 elsewhere.
     """
     return serve(parse_options(list(sys.argv[1:] if argv is None else argv)))
 
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def serve(
     options: argparse.Namespace, zygote: Zygote | None = None, sources: ProgramSources | None = None
 ) -> int:
-    """Serve one member, with an existing zygote and sources if given. Returns what `main` returns."""
+    """Serve one member like `main`, using an existing zygote and sources if they are given."""
     linux.adopt_orphans()
     try:
         if options.parent:
@@ -63,19 +63,20 @@ def serve(
         forwarder.close(OUTPUT_S)
     if options.parent:
         member_directory.leave_member(directory, options.parent)
-        return 0  # `holdfast run` knows how the run ended, and treats any other code as a crash
+        # `holdfast run` knows how the run ended, and treats any other exit code as a crash of the launcher.
+        return 0
     return launcher.exit_code
 
 
 def _load_sources(options: argparse.Namespace) -> ProgramSources:
-    """Return the sources that the keeper passed on, or else read them now. Raises `BadInput`, `OSError`."""
+    """Return the sources from the keeper, or else read them from disk. Raises `BadInput`, `OSError`."""
     if options.kept >= 0:
         return script_source.load(options.kept)
     return script_source.read_sources(program.parse(options.command, Path.cwd()))
 
 
 def _strategy(program: program.Program, asked: str) -> str:
-    """Return how to make warm processes: see `WarmPool`. A command that is not a Python script gets none."""
+    """Return the `strategy` of `WarmPool`; a command that is not a Python script has no warm processes."""
     if program.kind == "other":
         return "cold"
     return "park" if asked == "auto" else asked
@@ -96,7 +97,8 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
     strategies = defaults.WARM_STRATEGIES
     parser.add_argument("--warm", choices=strategies, default=strategies[0])
     parser.add_argument("--parent", type=int, default=0, help=argparse.SUPPRESS)
-    parser.add_argument("--kept", type=int, default=-1, help=argparse.SUPPRESS)  # descriptor of the sources
+    # The descriptor from which to read the script's sources.
+    parser.add_argument("--kept", type=int, default=-1, help=argparse.SUPPRESS)
     own, rest = argv, []
     if "--" in argv:
         place = argv.index("--")

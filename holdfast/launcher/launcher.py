@@ -2,8 +2,8 @@
 
 The launcher runs in the user's image, so it uses only the standard library. It makes no decisions. The
 sidecar sends complete orders (`LauncherOrder`), and the launcher sends its complete state (`LauncherState`)
-at every change; generations fence both. A restarted sidecar finds the ranks running and receives the complete
-state again.
+at every change. Both carry a generation, so that outdated ones are recognised. When a sidecar restarts, the
+ranks keep running, and it receives the complete state again.
 """
 
 from __future__ import annotations
@@ -49,21 +49,25 @@ from holdfast.worker import nested_scripts
 from holdfast.worker.script_source import ProgramSources, SourceChanges
 from holdfast.worker.zygote import Zygote
 
-_Inspections: TypeAlias = tuple[int, int, tuple[RankInspection, ...]]  # generation, number, one per rank
+# Generation, number of the inspection, one result per rank.
+_Inspections: TypeAlias = tuple[int, int, tuple[RankInspection, ...]]
 
-HEARTBEAT_S = 1.0  # between heartbeats; the sidecar misses five before the launcher counts as unresponsive
-END_LOOK_S = 0.05  # between two checks for processes that remain at the end
-REFILL_S = 5.0  # a generation that has not settled by then no longer delays the next warm processes
-SECURE_S = 1.0  # the total wait for survivors; a later copy would be too late for a fast recovery
-SECURE_FIRST_S = 0.15  # for the ranks at the lowest step, before the others are also asked
-SECURE_SUSPECT_S = 0.25  # for suspected ranks; one that does not hang answers in a tenth of that
+# Between heartbeats; the sidecar reports the launcher as unresponsive after five missed ones.
+HEARTBEAT_S = 1.0
+END_LOOK_S = 0.05  # between two checks for processes that outlive their ranks
+REFILL_S = 5.0  # a generation that has not settled after this time no longer delays the next warm processes
+SECURE_S = 1.0  # the total wait for survivors' copies: after that, a recovery would no longer be fast
+SECURE_FIRST_S = 0.15  # the wait for the ranks at the lowest step, before the others are also asked
+SECURE_SUSPECT_S = 0.25  # the wait for ranks suspected of hanging; others answer in a tenth of this time
 SECURE_WATCH_S = 0.1  # between two checks of the copies in progress
-END_S = 5.0  # for killed processes to end: the kernel takes more than a second to free gigabytes
-SECURE_STUCK_S = 0.6  # then a silent rank that may hold a slot is killed if another rank needs the slot
+# The wait for killed processes to end, because the kernel takes more than a second to free gigabytes.
+END_S = 5.0
+# After this time, a silent rank that may hold a slot is killed if another rank needs the slot.
+SECURE_STUCK_S = 0.6
 
 
 class Launcher:
-    """The launcher of one member. It handles all events on one thread, apart from inspections."""
+    """The launcher of one member. One thread handles all events; only inspections run in another."""
 
     def __init__(
         self,
@@ -83,11 +87,12 @@ class Launcher:
         self.memory = MemoryGroup()
         self.stopping = False
         self.exit_code = 0  # the exit code in the newest order to stop
-        self._is_leaving = False  # a signal to end was received, and the supervisor has time to order the end
+        # A signal to end has arrived, and the supervisor has some time to send its order to stop.
+        self._is_leaving = False
         self._end_s = 0.0  # the time at which all remaining processes are killed
         self._asked_to_end: set[int] = set()  # processes started by ranks that have been sent SIGTERM
         self._background: BackgroundProcesses | None = None  # left by ranks that succeeded
-        self._is_turn_planned = False  # a turn of the loop is scheduled, to check whether they have ended
+        self._is_turn_planned = False  # the loop will check again whether they have ended
         self.epoch = 0  # the epoch of the newest supervisor whose order was carried out here
         self._has_started = False  # the command has been started at least once
         self._past_starts: dict[int, int] = {}  # pid to start time in ticks, of processes that have ended
@@ -168,13 +173,13 @@ class Launcher:
     # -- orders
 
     def obey(self, order: LauncherOrder) -> None:
-        """Carry out `order`, unless the launcher is in a newer generation. Repeats are harmless.
+        """Carry out `order`, unless the launcher is in a newer generation. Repeating an order is harmless.
 
         Raises:
             OrderRefused: The order is from a supervisor that has been replaced.
         """
         if order.epoch < self.epoch:
-            newest = f"a supervisor of epoch {self.epoch} has taken the run over"
+            newest = f"a supervisor of epoch {self.epoch} has taken over the run"
             raise OrderRefused(f"{order.do!r} of epoch {order.epoch}: {newest}")
         self.epoch = order.epoch
         if order.do == "stop":
@@ -222,24 +227,24 @@ class Launcher:
         self.group.assign(worker, process)
 
     def _release(self, worker: Worker, found: WorkerProcess) -> None:
-        """Start a rank in a warm process. Rank 0 gets the rendezvous socket, or finds the port free."""
+        """Start a rank in a warm process. Rank 0 inherits the rendezvous socket, or finds its port free."""
         descriptors: tuple[int, ...] = ()
         if worker.rank == 0 and self.pool.program.joins:
             descriptors = (self.rendezvous.fileno(),)
-        elif worker.rank == 0:  # before it runs, because its script may bind the port in its first line
+        elif worker.rank == 0:  # before the rank runs, because its script may bind the port in its first line
             self._release_port()
         if self.group.start(worker, found, descriptors) and descriptors:
             self._release_port()
 
     def _release_port(self) -> None:
-        """Free the port of this rendezvous, and reserve a different one for the next."""
+        """Free the port of this rendezvous, and reserve another port for the next rendezvous."""
         before, self.rendezvous = self.rendezvous, _listen_tcp()
         before.close()
 
     def _unstartable_ending(self, error: Unstartable) -> Ending:
-        """Return the ending of a rank whose process cannot be started.
+        """Return how to report a rank whose process cannot be started.
 
-        It is bad input only if the command has never run. Otherwise the cause may be temporary.
+        It counts as bad input only if the command has never run; otherwise the cause may be temporary.
         """
         now_ns = time.monotonic_ns()
         launch = self.group.launch
@@ -249,7 +254,7 @@ class Launcher:
         return Ending(now_ns, exit_codes.BAD_INPUT, fail="bad_input", failed_ns=now_ns, message=str(error))
 
     def _pop_warm(self, local_rank: int) -> WorkerProcess | None:
-        """Return a parked process, or None. If a signal has stopped it, kill it and start another."""
+        """Return a parked process, or None. A process that a signal has stopped is killed and replaced."""
         found = self.pool.pop(local_rank)
         if found is not None and linux.state_of(found.pid)[0] == "T":
             found.kill(signal.SIGKILL)
@@ -299,7 +304,7 @@ class Launcher:
             self.after(SECURE_WATCH_S, lambda: self._watch(securing))
 
     def _when_still(self, seconds: float, securing: SurvivorSnapshot, act: Callable[[], None]) -> None:
-        """Call `act` after `seconds`, or once no copy is growing, whichever is later."""
+        """Call `act` after `seconds`, but not while a copy is still growing."""
 
         def due() -> None:
             if not securing.done and securing.watch(time.monotonic()):
@@ -310,11 +315,11 @@ class Launcher:
         self.after(seconds, due)
 
     def stop(self, grace_s: float, ending_only: bool = False, first: FirstSignal = "") -> None:
-        """Begin to stop: send SIGTERM now and SIGKILL after `grace_s`, or SIGKILL at once if that is 0.
+        """Begin to stop: send SIGTERM now and SIGKILL after `grace_s` seconds, or only SIGKILL if that is 0.
 
-        Ranks that are already ending receive no SIGTERM; with `ending_only` all others are killed. With
-        `first`, ranks are first asked to end in that way (see `LauncherOrder`), and receive SIGTERM after
-        `grace_s` and SIGKILL after another `grace_s`.
+        Ranks that are already ending receive no SIGTERM; with `ending_only`, all others are killed. `first`
+        is a gentler request that precedes SIGTERM (see `LauncherOrder`): SIGTERM then follows after
+        `grace_s`, and SIGKILL after another `grace_s`.
         """
         if self.stopping and grace_s > 0:
             return
@@ -334,7 +339,7 @@ class Launcher:
             self.group.kill_all()
 
     def _end_children(self) -> set[int]:
-        """Send SIGTERM to processes that the ranks left behind; return the ones to wait for.
+        """Send SIGTERM to processes that the ranks left behind; return those that are still to be waited for.
 
         If all ranks succeeded, a process that is still working is not signalled, but an idle one is. Once the
         grace period is over, the result is empty.
@@ -345,12 +350,12 @@ class Launcher:
         alive = set(linux.children())
         if now_s >= self._end_s:
             if self._background is not None:
-                self._print_background(alive, "is killed: it has not ended within --grace")
+                self._print_background(alive, "did not end within --grace: killing it")
             return set()
         resting = alive if self._background is None else self._background.resting(alive, now_s)
         new = resting - self._asked_to_end
         if self._background is not None:
-            self._print_background(new, "is idle after the end of the run: sending SIGTERM")
+            self._print_background(new, "is idle although the run has ended: sending SIGTERM")
         for pid in new:
             linux.kill_group(pid, signal.SIGTERM)
         self._asked_to_end = resting
@@ -360,7 +365,7 @@ class Launcher:
         return alive
 
     def _print_background(self, pids: Iterable[int], what: str) -> None:
-        """Print what happens to processes that the script has left in the background."""
+        """Print what is done about processes that the script left in the background."""
         for pid in sorted(pids):
             command = left_processes.command_of(pid)
             if command:
@@ -382,7 +387,7 @@ class Launcher:
             self.group.receive(process, message)
 
     def on_process_end(self, process: WorkerProcess) -> None:
-        """Reap a process and record how it ended. The pool replaces a process that it still held."""
+        """Reap a process and record how it ended. If it was still in the pool, the pool replaces it."""
         self._past_starts |= _start_ticks([process.pid])
         ended = self.memory.take_reason(worker_process.reap(process))
         if self.pool.processes.get(process.local_rank) is process:
@@ -425,18 +430,18 @@ class Launcher:
                 _reap(pid)
 
     def _on_wake(self, received: bytes) -> None:
-        """Take new inspections, and stop if `received` contains a signal number; an inspection sends 0."""
+        """Read new inspection results, which `received` announces by a 0; stop if it has a signal number."""
         while self._new_inspections:
             self._inspections = self._new_inspections.popleft()
         if any(received):
             self._leave()
 
     def _leave(self) -> None:
-        """Obey a signal to end. In a pod, the supervisor first has the state saved, and then orders the end.
+        """Obey a signal to end. In a pod, first give the supervisor time to have the state saved.
 
-        Without a sidecar, or if no order arrives in time, the ranks are killed: the kubelet would do the
-        same. Without an order, the exit code shows the signal: with 0, a Job would count the pod as a
-        success.
+        The supervisor then orders the launcher to stop. Without a sidecar, or if no order arrives in time,
+        the ranks are killed, as the kubelet would do anyway. The exit code is then that of the signal,
+        because a Job would count a pod that exits with 0 as a success.
         """
         self.exit_code = self.exit_code or exit_codes.TERMINATED
         wait_s = float(os.environ.get(environment.LEAVE_S) or 0.0)
@@ -460,7 +465,7 @@ _CURRENT_ONLY: Mapping[str, Callable[[Launcher, LauncherOrder], None]] = Mapping
 
 
 def _listen_tcp() -> socket.socket:
-    """Listen on a port for the next rendezvous, so that no other process can take it before it is used."""
+    """Listen on a port for the next rendezvous, so that no other process can take the port until then."""
     return network.listen(os.environ.get(environment.BIND, "127.0.0.1"))
 
 
@@ -480,7 +485,7 @@ def _reap(pid: int) -> None:
 def _reap_all() -> None:
     """Kill all remaining descendants and wait for them, so that none outlives the launcher.
 
-    A process that does not end within `END_S`, because it waits for a device or a file system, is left to the
+    A process that waits for a device or a file system may not end within `END_S`; it is then left to the
     process that adopts the launcher's orphans.
     """
     dead: set[int] = set()

@@ -1,8 +1,8 @@
 """The members' fork server: imports the script's modules once per machine, and forks each member from there.
 
 Importing torch takes seconds of CPU time, and the members of a machine share its cores. Each member is a
-launcher and its zygote. They are independent once forked: the death of the fork server or of another member
-does not affect them. The server forks twice, so that the keeper, a subreaper, becomes the launcher's parent.
+launcher and its zygote. Once forked, they do not depend on the fork server or on other members. The server
+forks twice, so that the keeper, which is a subreaper, becomes the launcher's parent.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main() -> None:
 def _be_member(
     sources: ProgramSources, keeper: int, argv: tuple[str, ...], birth: socket.socket, log: int
 ) -> None:
-    """Become a launcher with an existing zygote. Only ranks forked by the zygote leave this, by raising."""
+    """Become a launcher with an existing zygote. Only ranks that the zygote forks leave this, by raising."""
     os.setsid()
     fork_server.redirect(log)
     options = cli.parse_options(list(argv))

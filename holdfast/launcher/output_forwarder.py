@@ -1,7 +1,8 @@
-"""Copy the ranks' output to the launcher's own, where a pod's log collector reads it.
+"""Copy the ranks' output to the launcher's own output, where a pod's log collector reads it.
 
-The ranks write to files in the pod's memory volume: a file never blocks them, and its end explains a failure.
-Copied output is freed, so the files take a bounded amount of memory however much a script prints.
+The ranks write to files in the pod's memory volume, because a file never blocks them and its last lines
+explain a failure. Copied output is freed, so the files take a bounded amount of memory however much a script
+prints.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from holdfast.process.clock import seconds_to_next_tick
 from holdfast.process.log_tail import LogTails
 
 POLL_S = 0.2
-KEPT_BYTES = 256 << 10  # of each file: the end that messages quote, and more of it for people
+KEPT_BYTES = 256 << 10  # kept at the end of each file: more than messages quote, for people who read the file
 FREE_BYTES = 1 << 20  # freed at a time
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # linux/falloc.h
 
 
 class OutputForwarder:
-    """Copies new lines from the logs below `logs` to the descriptor `target`, in a thread.
+    """Copies new lines of the log files under `logs` to the descriptor `target`, in a thread.
 
-    With `several` ranks, each line begins with the number of its rank. Existing content belongs to an earlier
-    launcher, which has already copied it.
+    With `several` ranks, each line begins with the number of its rank. Content that exists at the start was
+    already copied by an earlier launcher.
     """
 
     def __init__(self, logs: Path, *, several: bool, target: int = 1) -> None:
@@ -40,7 +41,7 @@ class OutputForwarder:
         self._thread.start()
 
     def close(self, limit_s: float) -> None:
-        """Copy the rest and end; give up after `limit_s`, in case the output is not being read."""
+        """Copy the remaining lines and end; give up after `limit_s`, in case the output has no reader."""
         self._ending.set()
         self._thread.join(limit_s)
 
@@ -63,7 +64,7 @@ class OutputForwarder:
         return True
 
     def _free(self) -> None:
-        """Free the memory of the copied part of each file, except for its end."""
+        """Free the memory of the copied part of each file, except for its last bytes."""
         for path, offset in self._tails.positions():
             begin = self._freed.get(path, 0)
             end = (offset - KEPT_BYTES) // FREE_BYTES * FREE_BYTES
@@ -72,7 +73,7 @@ class OutputForwarder:
 
 
 def punch_hole(path: Path, offset: int, length: int) -> bool:
-    """Free these bytes of a file, which read as zeros afterwards; return False if that is not possible."""
+    """Free these bytes of a file, so that they read as zeros; return False if that is not possible."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
     try:
@@ -83,7 +84,7 @@ def punch_hole(path: Path, offset: int, length: int) -> bool:
 
 
 def forwarder_of(logs: Path, nproc: int, parent: int) -> OutputForwarder | None:
-    """Return a running forwarder; None in a local run, whose keeper shows the logs."""
+    """Start a forwarder and return it, or return None in a local run, where the keeper shows the logs."""
     if parent:
         return None
     sys.stdout.flush()

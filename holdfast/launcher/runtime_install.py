@@ -22,11 +22,11 @@ from pathlib import Path
 
 from holdfast import exit_codes
 
-LIBRARY = Path("lib")  # for the path of the training's Python: contains only the package `holdfast`
+LIBRARY = Path("lib")  # goes on the path of the training's Python, so it contains only the package `holdfast`
 PY_SPY = Path("bin", "py-spy")
 
 _STAGING = ".install"
-_PARTS = "_parts"  # run from the image only: a training pod needs neither them nor their dependencies
+_PARTS = "_parts"  # these run only from our image: a training pod needs neither them nor their dependencies
 _BYTECODE = "__pycache__"
 _DIRECTORY, _FILE, _PROGRAM = 0o755, 0o644, 0o755
 _ANY_USER = 0o1777  # like /tmp: any user may add files, but may replace only their own
@@ -39,7 +39,7 @@ class NotInstalled(Exception):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Install into the directory that `argv` names. Returns 0; 1 if that failed; 2 for a bad command line."""
+    """Install into the directory given in `argv`. Returns 0, or 1 on failure, or 2 for a bad command line."""
     if argv in (["-h"], ["--help"]):
         sys.stdout.write(f"{_USAGE}\n\nCopy the package holdfast and py-spy into a training pod's volume.\n")
         return 0
@@ -55,10 +55,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def install(directory: Path, package: Path | None = None, py_spy: Path | None = None) -> None:
-    """Install the package `holdfast` and py-spy in `directory`, replacing those that are there.
+    """Install the package `holdfast` and py-spy in `directory`, replacing earlier versions.
 
-    The defaults are the package that runs this, and the py-spy of its Python. On return both are complete.
-    On raise each of them is the earlier one, the new one, or absent. The umask does not matter.
+    The defaults are the package that contains this module, and the py-spy of its Python. On return, both are
+    complete. If this raises, each of them is the earlier version, the new version, or absent. The umask does
+    not matter.
 
     Raises:
         NotInstalled: The directory cannot be written, another process installs into it, or py-spy is missing.
@@ -111,7 +112,7 @@ def _fill(staging: Path, package: Path, py_spy: Path) -> None:
 
 
 def _copy_package(source: Path, target: Path) -> None:
-    """Copy a package and its bytecode. Each directory gets one for bytecode, even if the source has none."""
+    """Copy a package and its bytecode. Create a bytecode directory even where the source has none."""
     _make_directory(target)
     _make_directory(target / _BYTECODE, _ANY_USER)
     for entry in sorted(source.iterdir()):
@@ -138,7 +139,7 @@ def _copy_file(source: Path, target: Path, mode: int = _FILE) -> None:
 
 
 def _replace(target: Path, staging: Path) -> None:
-    """Move the directory of that name from `staging` to `target`, and the previous one into `staging`."""
+    """Move the directory `target.name` from `staging` to `target`, and the old `target` into `staging`."""
     if target.exists():
         target.rename(staging / f"old-{target.name}")
     (staging / target.name).rename(target)

@@ -1,11 +1,11 @@
-"""The launcher's socket: a connected sidecar receives the newest state, then every change, and sends orders.
+"""The launcher's socket: sidecars receive the newest state, then every change, and send orders.
 
-Every `beat` sends a heartbeat, which is an empty line. The loop that carries out orders calls it, so a
-heartbeat proves that the loop is running.
+`beat` sends a heartbeat, which is an empty line. The launcher's main loop calls it, so a heartbeat proves
+that the loop is running.
 
 A state may be larger than the socket's buffer, and a sidecar may be slow to read. The server then sends the
-rest of the line when there is room, and queues only the newest state after it. Therefore no send blocks, and
-no line is cut off.
+remainder of the line when there is room, followed by only the newest state. So no send blocks, and no line is
+cut off.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from holdfast.protocol import codec
 from holdfast.protocol.launcher_messages import LauncherOrder, LauncherState
 
 HEARTBEAT = b"\n"
-FINAL_STATE_S = 1.0  # to send the last state when the launcher ends; a live sidecar reads it at once
+FINAL_STATE_S = 1.0  # the time to send the last state when the launcher ends; a live sidecar reads it at once
 
 
 class OrderRefused(Exception):
@@ -35,12 +35,12 @@ class _Peer:
     """One open connection: the incomplete line received so far, and the data still to send."""
 
     received: codec.LineBuffer = field(default_factory=codec.LineBuffer)
-    sending: bytes | memoryview = b""  # the rest of a line
+    sending: bytes | memoryview = b""  # the unsent part of a line
     waiting: bytes = b""  # the newest line, to be sent after `sending`
 
 
 class SidecarServer:
-    """Serves all open connections: usually one, or briefly a dead sidecar's and its successor's."""
+    """Serves all open connections: usually one, and briefly two when a new sidecar replaces a dead one."""
 
     def __init__(
         self, path: Path, selector: selectors.BaseSelector, obey: Callable[[LauncherOrder], None]
@@ -95,7 +95,7 @@ class SidecarServer:
     def close(self) -> None:
         """Stop accepting connections, and wait at most `FINAL_STATE_S` until the last state has been sent.
 
-        Open connections end with the process.
+        The open connections are closed when the process ends.
         """
         if self._socket is not None:
             self._socket.close()
@@ -132,7 +132,7 @@ class SidecarServer:
                 known.waiting = line
 
     def _flush(self, peer: socket.socket) -> None:
-        """Send as much as the peer accepts now, and the rest when its socket becomes writable."""
+        """Send as much as the peer accepts now, and the remainder when its socket becomes writable."""
         known = self._peers[peer]
         try:
             while known.sending:

@@ -1,9 +1,9 @@
-"""Have the survivors of one member copy their state just in time: which ranks to ask, and which to wait for.
+"""Have the survivors on one member copy their state: decide which ranks to ask and which to wait for.
 
 One complete copy is enough. A rank that copies holds the only free slot of the arena. If its copy makes no
-progress, because the rank is stopped or its main thread starves the copying thread, it blocks all other
-ranks and is killed. Its generation is over anyway. A rank whose copy visibly grows is never killed, however
-long it takes.
+progress, because the rank is stopped or its main thread starves the copying thread, the rank blocks all
+others and is killed; its generation is over anyway. A rank whose copy is still growing is never killed,
+however long the copy takes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NO_GROWTH_S = 0.5  # a copy that has not grown for this long counts as stopped
 
 
 class SurvivorSnapshot:
-    """The copy of one generation. Once `done` is set, the wait is over and later answers do not matter."""
+    """The copying of one generation's state. Once `done` is set, later answers are ignored."""
 
     def __init__(self, directory: Path, generation: int, workers: tuple[Worker, ...]) -> None:
         """`directory` contains the ranks' progress pages."""
@@ -39,15 +39,16 @@ class SurvivorSnapshot:
         self._given_up: set[int] = set()
         self._impatient = False
         self._copy = True
-        self._copied: dict[int, tuple[int, float]] = {}  # rank -> pieces copied, and when that changed
+        # By rank: the number of pieces copied, and when it last changed.
+        self._copied: dict[int, tuple[int, float]] = {}
 
     def begin(self, copy: bool = True) -> bool:
-        """Ask the ranks at the lowest step to copy their state, from which all ranks can resume.
+        """Ask the ranks at the lowest step to copy their state, because all ranks can resume from it.
 
-        If `copy` is False, their state is unusable: all ranks are asked, but only to take no further step.
-        Ranks that a signal has stopped could not answer, so they are killed. A rank inside the optimizer's
-        writes has already stored its private state for the step in progress, so it counts as one step ahead.
-        Returns False if it has already begun.
+        If `copy` is False, the state is unusable, and all ranks are only asked to take no further step. Ranks
+        that a signal has stopped cannot answer, so they are killed. A rank inside the optimizer's writes has
+        already stored its private state for the step in progress, so it counts as one step ahead. Returns
+        False if the copying has already begun.
         """
         if self.done or self._asked:
             return False
@@ -57,7 +58,7 @@ class SurvivorSnapshot:
                 process.kill(signal.SIGKILL)
         steps = {worker: self._position(worker, process) for worker, process in self._survivors()}
         able = {worker: step for worker, step in steps.items() if step is not None}
-        # A rank that has only just started holds no state to wait for, but it must not take a step.
+        # A rank that has just started has no state worth waiting for, but it must not take a step.
         self._send_order(
             worker for worker, process in self._survivors() if worker not in able and _runs(process)
         )
@@ -100,7 +101,7 @@ class SurvivorSnapshot:
         self._finish()
 
     def watch(self, now_s: float) -> bool:
-        """Check the copies in progress. Return True while the copy of a rank without an answer grows."""
+        """Check the copies in progress. Return True while a rank that has not answered is still copying."""
         growing = False
         for worker, _ in self._survivors():
             if worker.rank in self.answers:
@@ -114,7 +115,7 @@ class SurvivorSnapshot:
         return growing
 
     def copy_s(self) -> float:
-        """Return the seconds that a copy of the state takes on this member; 0 if that is not known."""
+        """Return how many seconds a copy of the state takes on this member; 0 if that is not known."""
         found = [read for worker, _ in self._survivors() if (read := self._read(worker)) is not None]
         return max(map(progress.copy_s, found), default=0.0)
 
@@ -122,7 +123,7 @@ class SurvivorSnapshot:
         return live_workers(self._workers)
 
     def _make_room(self) -> None:
-        """If a rank found no free slot, kill the given-up ranks that may hold one, and ask that rank again.
+        """If a rank found no free slot, kill ranks that were given up and may hold one, and ask it again.
 
         A rank that has answered is not copying; any other may be.
         """
@@ -185,7 +186,7 @@ class SurvivorSnapshot:
             return None
 
     def _read(self, worker: Worker) -> Progress | None:
-        """Return this rank's progress page; None if it is of another generation."""
+        """Return this rank's progress page; None if it belongs to another generation."""
         view = self._page(worker)
         if view is None:
             return None

@@ -27,14 +27,16 @@ from holdfast.worker.program import Program
 from holdfast.worker.script_source import ProgramSources
 from holdfast.worker.zygote import BOOT_CODE, COLD_BOOT_CODE, Zygote, zygote_spec
 
-UNJOINED_BYTES = 16_000  # how much is kept of the output of a process that ended before it joined
-MAX_FAILURES = 3  # once this many warm processes in a row died before they were parked, attempts have pauses
-LONGEST_PAUSE_S = 60.0  # because files that the script needs before it joins may reappear at any time
-PAUSE_PER_TRY = 4  # a pause takes this many times as long as the attempt before it: ranks need the cores
-# The upper limit of that, because an attempt may be slow only because storage does not respond.
+UNJOINED_BYTES = 16_000  # how much of the output of a process that ended before it joined is kept
+# After this many consecutive failures to make a warm process, attempts are separated by pauses.
+MAX_FAILURES = 3
+# The longest pause, because files that the script needs before it joins may reappear at any time.
+LONGEST_PAUSE_S = 60.0
+PAUSE_PER_TRY = 4  # a pause is this many times as long as the attempt before it, because ranks need the cores
+# The longest such pause, because an attempt may be slow merely because storage does not respond.
 LONGEST_PAUSE_AFTER_TRY_S = 600.0
-MAX_LOGS = 64  # the most logs of consecutive failed processes that are kept
-PAUSE_S = 1.0  # before the next attempt; doubles each time
+MAX_LOGS = 64  # how many logs of consecutive failed processes are kept
+PAUSE_S = 1.0  # the pause before the next attempt; doubles each time
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,38 +47,39 @@ class MemberSettings:
     logs: Path
     name: str
     nproc: int
-    import_root: Path  # contains only `holdfast`; goes last on the processes' import path
-    tracer: int  # the process that, with its descendants, may read their stacks
+    import_root: Path  # a directory that contains only `holdfast`; it goes last on the processes' import path
+    tracer: int  # this process and its descendants may read the workers' stacks
 
 
 @dataclass(slots=True)
 class WarmPool:
-    """Keeps one parked process per local rank, made before it is needed.
+    """Keeps one parked process ready for each local rank.
 
     While the pool is open, it replaces each process that dies before it is parked: at once after the first
     failures, later after growing pauses. `failures` counts these processes since one was last parked. `tries`
-    counts them since the later of that and the last time at which ranks began to wait.
+    also starts again from 0 when ranks begin to wait.
 
-    `watch` watches every process that the pool makes. The pool uses `after` to be called back after some
+    `watch` watches every process that the pool makes. The pool uses `after` to schedule a call after some
     seconds. `strategy` is "park" (fork from a zygote), "spawn" (start an interpreter for each process) or
     "cold" (make no warm processes).
     """
 
-    sources: ProgramSources  # of the script, as they were when the run began
+    sources: ProgramSources  # the script's sources as they were when the run began
     settings: MemberSettings
     selector: selectors.BaseSelector
     watch: ProcessWatch
     after: Callable[[float, Callable[[], None]], None]
     strategy: str = "park"
     zygote: Zygote | None = None
-    processes: dict[int, WorkerProcess] = field(default_factory=dict)  # not yet handed out, by local rank
+    # By local rank; none of them has been handed out.
+    processes: dict[int, WorkerProcess] = field(default_factory=dict)
     failures: int = 0
     tries: int = 0
     last_ending: Ending | None = None
     _forkable: bool = True
     _count: int = 0  # the number of logs created
     _closed: bool = False
-    _pauses: int = 0  # pauses since a process was parked, or since ranks began to wait
+    _pauses: int = 0  # the number of pauses since a process was parked or ranks began to wait
     _pause: object = None  # the pause in progress
     _ranks_wait: bool = False
     _opened_s: float = 0.0  # when the zygote was started
@@ -86,7 +89,7 @@ class WarmPool:
         return self.sources.program
 
     def open(self) -> None:
-        """Start a zygote unless there is one, and receive its messages. Does nothing if none is needed."""
+        """Start a zygote unless one exists, and receive its messages. Does nothing if no zygote is needed."""
         if self.strategy != "park" or self.program.kind == "other" or not self._forkable:
             return
         if self.zygote is None:
@@ -110,7 +113,8 @@ class WarmPool:
         if self.strategy == "cold":
             return
         if self.zygote is not None and linux.state_of(self.zygote.pid)[0] == "T":
-            self.zygote.kill()  # a signal has stopped it, so it would never fork; its end starts another
+            # A signal has stopped the zygote, so it would never fork; another one starts when it has ended.
+            self.zygote.kill()
             return
         for local_rank in range(self.settings.nproc):
             if local_rank not in self.processes and self._pause is None:
@@ -130,7 +134,7 @@ class WarmPool:
         self.tries, self._pauses, self._pause, self._ranks_wait = 0, 0, None, True
 
     def failed(self, ending: Ending, log: Path | None = None, took_s: float = 0.0) -> None:
-        """Record the ending of a process that did not become warm, and replace it, perhaps after a pause.
+        """Record how a process ended that did not become warm, and replace it, perhaps after a pause.
 
         Only the logs of the first `MAX_LOGS` consecutive failures are kept, because attempts may continue for
         days.
@@ -169,9 +173,9 @@ class WarmPool:
     def make_cold(self, local_rank: int, argv: tuple[str, ...], variables: dict[str, str]) -> WorkerProcess:
         """Start `argv` with the rank's `variables`, and return the process.
 
-        If the script's file has changed since the run began, the process runs the original script.
+        If the script's file has changed since the run began, the process runs the original version.
 
-        Raises `Unstartable` if the program is at fault, and `OSError` if the machine is.
+        Raises `Unstartable` if the program is the cause, and `OSError` if the machine is.
         """
         ours, theirs = rank_channel.pair()
         process = self._process(local_rank, ours)
@@ -201,7 +205,7 @@ class WarmPool:
         return process
 
     def close(self) -> None:
-        """Kill the zygote and all warm processes, and make no more. The launcher reaps them."""
+        """Kill the zygote and all warm processes, and make no new ones. The launcher reaps them."""
         self._closed = True
         for process in self.processes.values():
             process.kill(9)
@@ -281,7 +285,7 @@ class WarmPool:
                 os.close(number)
 
     def _give_up(self, error: Unstartable) -> None:
-        """Record that the interpreter cannot be started, and pause: an immediate retry would also fail."""
+        """Record that the interpreter cannot be started, and pause, because a retry now would fail too."""
         now_ns = time.monotonic_ns()
         self.failures = max(self.failures, MAX_FAILURES - 1)
         self.failed(
@@ -334,7 +338,7 @@ class WarmPool:
         self.failed(zygote_ending(status, printed, time.monotonic_ns()), zygote.log, took_s)
 
     def _go_cold(self) -> None:
-        """Make no more warm processes: the script uses a GPU before it joins, so it needs its rank first."""
+        """Make no more warm processes: a script that uses a GPU before it joins must know its rank first."""
         self.strategy = "cold"
         for process in self.processes.values():
             process.kill(9)
@@ -351,7 +355,7 @@ def pause_s(before: int) -> float:
 
 
 def zygote_ending(status: int | None, printed: str, now_ns: int) -> Ending:
-    """Return the ending of a zygote that was not ordered to end: its last output, then its wait status.
+    """Describe how a zygote ended that was not ordered to: its last output, then its wait status.
 
     `status` is None if the launcher killed it, or if it closed its channel and kept running.
     """
@@ -370,13 +374,13 @@ def zygote_ending(status: int | None, printed: str, now_ns: int) -> Ending:
 
 
 def unjoined_ending(ended: Ending, printed: str, *, refused: bool) -> Ending:
-    """Return the ending of a process that had not joined.
+    """Return how a process ended that had not joined.
 
-    `refused` means that a descendant called `join` and was refused. The process has then failed whatever its
-    exit code, because nothing is trained.
+    `refused` means that a descendant called `join` and was refused. Nothing was trained then, so the process
+    has failed whatever its exit code.
     """
     if refused and ended.signal is None:
         has_reason = nested_scripts.LAUNCHED_INDIRECTLY in printed
         message = printed if has_reason else f"{printed}{nested_scripts.REFUSED_BELOW}"
         return replace(ended, code=exit_codes.BAD_INPUT, fail="bad_input", message=message)
-    return replace(ended, message=printed or ended.message)  # no rank's log contains that output
+    return replace(ended, message=printed or ended.message)  # no rank's log contains this output

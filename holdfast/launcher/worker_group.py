@@ -1,4 +1,4 @@
-"""The workers of one generation on one member: which ones wait for a process, run, or have ended, and how."""
+"""The workers of one generation on one member: which of them wait for a process, run, or have ended."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class WorkerGroup:
         self.dying: set[WorkerProcess] = set()
         self.securing = SurvivorSnapshot(settings.directory, 0, ())
         self._stops = Stops()
-        self._first_failed: Worker | None = None  # among the workers with an ending
+        self._first_failed: Worker | None = None  # counts the workers that have ended
 
     @property
     def generation(self) -> int:
@@ -69,11 +69,10 @@ class WorkerGroup:
         return LauncherState(os.getpid(), self.generation, ranks, (), 0, done, secured)
 
     def begin(self, launch: Launch, ranks: tuple[RankStart, ...]) -> None:
-        """Kill the rest of the previous generation, and create a worker for each rank of the new one.
+        """Kill what remains of the previous generation, and create a worker for each of `ranks`.
 
-        SIGKILL takes effect before the old processes run any more code, and survivors that were asked to
-        secure are frozen before their optimizer runs. Therefore no old process writes into the new
-        generation.
+        No old process can write into the new generation: a killed process runs no more code, and survivors
+        that were asked to secure are frozen before their optimizer runs.
         """
         self.kill_all()
         self.dying |= {each.process for each in self.workers if each.process and not each.exited}
@@ -92,7 +91,7 @@ class WorkerGroup:
         return tuple(worker for worker in self.workers if worker.process is None and not worker.exited)
 
     def start(self, worker: Worker, process: WorkerProcess, descriptors: tuple[int, ...]) -> bool:
-        """Release a parked process to run `worker`. Return False if it has died since it was parked."""
+        """Let a parked process run `worker`. Return False if the process has died since it was parked."""
         order = WorkerOrder("start", self.launch, worker.order, local_rank=worker.local_rank)
         try:
             rank_channel.send(process.control, order, descriptors)
@@ -105,11 +104,12 @@ class WorkerGroup:
         """Record that `process` runs `worker`, and rename its log after the rank."""
         worker.process = process
         target = self.settings.logs / f"gen-{self.generation:04d}" / f"rank-{worker.rank}.log"
-        if logs.moved(process.log, target):  # if storage is full or gone, the log keeps its original path
+        # If storage is full or has disappeared, the log keeps its original path.
+        if logs.moved(process.log, target):
             process.log = target
 
     def is_done(self) -> bool:
-        """Return True if all ranks have succeeded: processes that they left behind may then keep running."""
+        """Return True if all ranks have succeeded. Processes that they left behind may then keep running."""
         ended = [worker.ending for worker in self.workers if worker.exited]
         return 0 < len(ended) == len(self.workers) and all(
             each is not None and each.is_good for each in ended
@@ -144,7 +144,7 @@ class WorkerGroup:
     def receive(self, process: WorkerProcess, message: WorkerMessage) -> None:
         """Handle a message from the rank that `process` runs; ignore it if `process` runs no rank.
 
-        Processes that the script forks also have the channel, so all messages except "left" count only if the
+        Processes that the script forks inherit the channel, so all messages except "left" count only if the
         rank itself sent them.
         """
         worker = next((each for each in self.workers if each.process is process), None)
@@ -187,10 +187,10 @@ class WorkerGroup:
         return foreign_text.share(foreign_text.WORDS_BYTES, self.settings.nproc)
 
     def _note_ending(self, worker: Worker, ended: Ending) -> None:
-        """Record how a rank ends. Keep the first failure's text whole; shorten the others to equal shares.
+        """Record how a rank ends. Keep the first failure's text whole, and cut the others to equal shares.
 
-        The shares are divided among all ranks of the group, so that the supervisor can keep the texts of all
-        members. Their lower bound still lets the end of a log show that a rank is a victim.
+        The shares are computed over all ranks of the group, so that the supervisor can keep the texts of all
+        members. Even the smallest share holds enough of the log's end to show that a rank is a victim.
         """
         before, worker.ending = self._first_failed, foreign_text.each(ended, foreign_text.WHOLE_BYTES)
         reported = [each for each in self.workers if each.ending is not None]
@@ -206,7 +206,7 @@ class WorkerGroup:
                 each.ending = foreign_text.each(replace(each.ending, raised=raised), most * 3 // 4)
 
     def process_ended(self, process: WorkerProcess, ended: Ending) -> None:
-        """Record that `process` has ended and been reaped; `ended` is its ending from `reap`."""
+        """Record that `process` has ended and been reaped; `ended` is the result of `reap`."""
         self.dying.discard(process)
         for worker in self.workers:
             if worker.process is process:
@@ -217,7 +217,8 @@ class WorkerGroup:
     def ask_where(self) -> None:
         """Ask all live ranks what they are doing.
 
-        The supervisor waits for work such as an evaluation, but not for a rank that waits for a dead peer.
+        The supervisor waits for a rank that does work such as an evaluation, but not for one that waits for a
+        dead peer.
         """
         for _, process in live_workers(self.workers):
             try:
@@ -226,7 +227,7 @@ class WorkerGroup:
                 continue
 
     def look_for_stops(self, now_s: float) -> None:
-        """Determine which ranks a signal has stopped. Cheap: it reads one small file of /proc per rank."""
+        """Determine which ranks a signal has stopped. This reads only one small file in /proc per rank."""
         pids = {process.pid: worker for worker, process in live_workers(self.workers)}
         stopped = self._stops.later([pid for pid in pids if process_stats.is_stopped(pid)], now_s)
         for pid, worker in pids.items():
@@ -257,7 +258,7 @@ class WorkerGroup:
         return {worker.process.pid for worker in self.workers if worker.process}
 
     def end(self, signum: int) -> None:
-        """Signal all ranks except those that have reported their ending, which are running exit handlers."""
+        """Signal all ranks except those that have reported how they end: these are running exit handlers."""
         for process in self._at_work():
             process.kill(signum)
 
@@ -296,7 +297,7 @@ _FROM_ANY_PROCESS = frozenset({"left"})  # a rank's command may run its script i
 
 
 def _first_to_fail(worker: Worker) -> tuple[bool, int, int]:
-    """Return a sort key: causes before victims and ranks that the launcher ended, then by time."""
+    """Return a sort key: causes precede victims and ranks that the launcher ended; then by time."""
     ended = worker.ending
     assert ended is not None
     other = ended.fail == "distributed" or ended.ours or ended.is_good

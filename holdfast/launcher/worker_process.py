@@ -25,12 +25,12 @@ class WorkerProcess:
     pid: int = 0
     pidfd: int = -1
     parked: bool = False
-    reported: Ending | None = None  # how it ends, as reported by the process itself
+    reported: Ending | None = None  # how the process ends, as it reported itself
     killed: int = 0  # the first signal that the launcher sent
     made_s: float = field(default_factory=time.monotonic)
 
     def kill(self, signum: int) -> None:
-        """Signal the process and its group, as soon as its pid is known."""
+        """Signal the process and its process group; if its pid is not known yet, do so when it is."""
         self.killed = self.killed or signum
         if self.pid:
             linux.kill_group(self.pid, signum)
@@ -96,7 +96,7 @@ def reported_ending(before: Ending | None, message: WorkerMessage) -> Ending | N
 
 
 def reap(process: WorkerProcess) -> Ending:
-    """Reap a process whose pidfd is readable; return how it ended, according to itself and the kernel."""
+    """Reap a process whose pidfd is readable; return how it ended, as it and the kernel reported."""
     now_ns, code, signum = time.monotonic_ns(), None, None
     _end_orphans(process.pid)
     found = linux.collected(process.pid) if process.pid else None
@@ -120,8 +120,8 @@ def final_ending(reported: Ending | None, ended: Ending) -> Ending:
     | that its peers are lost | reported | reported | reported |
     | an exception that is unwinding | reported, with that code; ended if it is 0 | reported | ended |
 
-    An exit code of 0 after an exception that was unwinding is no failure: a `finally` block ended the
-    process.
+    An exit code of 0 after an exception that was unwinding is not a failure, because a `finally` block ended
+    the process.
     """
     if reported is None:
         return ended

@@ -1,6 +1,6 @@
 """Finds the memory cgroups of this process, in cgroup versions 1 and 2.
 
-A container sees its own group at the root of the mount, so the path that the kernel reports may not exist
+A container sees its own cgroup at the root of the mount, so the path that the kernel reports may not exist
 below the mount.
 """
 
@@ -41,7 +41,7 @@ def memory_cgroups(membership: Path = MEMBERSHIP, mount: Path = MOUNT) -> Iterat
 
 
 def read_number(path: Path) -> int | None:
-    """Return the number in a file that contains only one; None for "max" and anything else."""
+    """Return the number in a file that contains only a number; None for "max" or anything else."""
     try:
         text = path.read_text().strip()
     except (OSError, ValueError):

@@ -1,8 +1,8 @@
-"""CLOCK_MONOTONIC: common ticks at which waiting threads wake up, and the identity of the clock.
+"""CLOCK_MONOTONIC: common ticks at which waiting threads wake up, and the clock's identity.
 
-Waking a sleeping core costs more than the work of most of these threads: on virtual machines it takes
-milliseconds. With common ticks, a core wakes up once for all of them. Times from two processes are comparable
-only if both have the same clock.
+Waking a sleeping core takes longer than the work of most of these threads: milliseconds on a virtual machine.
+With common ticks, a core wakes up once for all of them. Times from two processes are comparable only if both
+have the same clock.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-LEAST = 0.1  # the shortest wait, as a fraction of a period: a thread that woke early skips the imminent tick
+# The shortest wait, as a fraction of a period, so that a thread that woke early skips the imminent tick.
+LEAST = 0.1
 
 
 def seconds_to_next_tick(period_s: float, now_s: float | None = None) -> float:
-    """Return the seconds until the next common tick of `period_s`, skipping an imminent one (`LEAST`)."""
+    """Return the seconds until the next common tick of `period_s`, skipping an imminent tick (`LEAST`)."""
     if period_s <= 0:
         return 0.0
     left = period_s - (time.monotonic() if now_s is None else now_s) % period_s
@@ -23,12 +24,12 @@ def seconds_to_next_tick(period_s: float, now_s: float | None = None) -> float:
 
 
 def boot_id() -> str:
-    """Return the identity of this boot of the kernel. Raises `OSError`."""
+    """Return the id of the current boot of the kernel. Raises `OSError`."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def identity() -> str:
-    """Return a string shared by all processes with this clock: boot and time namespace; "" if unknown."""
+    """Return a string that identifies this clock by boot and time namespace; "" if it is not known."""
     with suppress(OSError):
         boot = boot_id()
         namespace = ""

@@ -1,6 +1,6 @@
 """Run event loops: measure their lag, end their tasks reliably, and wait for work in threads.
 
-For plain selector loops: yield ready events, and wake up on signals.
+Helpers for plain selector loops yield ready events and wake the loop on signals.
 
 The lag of a loop is the time between two polls of its events. Measured in the selector, it needs no timer and
 includes delays of any length.
@@ -21,19 +21,19 @@ from typing import Any, TypeVar
 
 from holdfast.fileio.storage_thread import Unresponsive
 
-RETRY_S = 0.1  # between repeated cancellations of a task that ignored the previous one
+RETRY_S = 0.1  # between cancellations of a task that ignored the previous cancellation
 WINDOW_S = 60  # the period that the reported lag covers
-_BINS = 24  # powers of two of microseconds: the last bin holds everything above 8 s
+_BINS = 24  # powers of two of a microsecond; the last bin holds everything above 8 s
 
 _R = TypeVar("_R")
 
 
 async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel `tasks`, in this order, and wait until they are done; their exceptions stay stored in them.
+    """Cancel `tasks` in order, and wait until they are done. Their exceptions stay stored in them.
 
-    They are cancelled repeatedly: before Python 3.12, `asyncio.wait_for` loses a cancellation that arrives in
-    the same iteration of the loop as the result it waits for. For the same reason the caller may be cancelled
-    repeatedly, so a cancellation of the caller is raised only once the tasks are done.
+    They are cancelled repeatedly because, before Python 3.12, `asyncio.wait_for` loses a cancellation that
+    arrives in the same iteration of the loop as the awaited result. For the same reason the caller may be
+    cancelled repeatedly, so its own cancellation is raised only once the tasks are done.
     """
     left = list(tasks)
     cancelled: asyncio.CancelledError | None = None
@@ -50,9 +50,9 @@ async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
 
 
 async def until_one_ends(*services: Coroutine[Any, Any, Any]) -> None:
-    """Run `services` until one of them returns or raises; then cancel the others, the last one first.
+    """Run `services` until one of them returns or raises; then cancel the others, the last first.
 
-    Raises what that service raised.
+    Raises the exception of that service.
     """
     tasks = [asyncio.create_task(each) for each in services]
     try:
@@ -78,18 +78,18 @@ async def result_of(work: Future[_R], limit_s: float) -> _R:
 
 
 def _retrieve_exception(future: asyncio.Future[Any]) -> None:
-    """Keep asyncio from logging "never retrieved" for an error that was raised after the time limit."""
+    """Keep asyncio from logging "never retrieved" for an error that occurred after the time limit."""
     if not future.cancelled():
         future.exception()
 
 
 class Lag(selectors.DefaultSelector):
-    """The selector of one event loop, which measures the loop's lag."""
+    """An event loop's selector that measures the loop's lag."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
-        self._since_s = 0.0  # when the last poll ended; 0 before the first
+        self._since_s = 0.0  # when the last poll ended; 0 before the first poll
         self._seconds: deque[_Second] = deque(maxlen=WINDOW_S + 1)
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
@@ -136,9 +136,10 @@ class _Second:
 
 
 def run(main: Callable[[Lag], Coroutine[Any, Any, _R]]) -> _R:
-    """Do what `asyncio.run` does, on a loop whose lag is measured and passed to `main`.
+    """Do what `asyncio.run` does, on a loop whose `Lag` is passed to `main`.
 
-    It does not wait for work that `main` has left in a thread: a hung file system may never let it finish.
+    Unlike `asyncio.run`, it does not wait for work that `main` left in a thread, because on a hung file
+    system the work may never finish.
     """
     lag = Lag()
     loop = asyncio.SelectorEventLoop(lag)
@@ -157,16 +158,16 @@ def run(main: Callable[[Lag], Coroutine[Any, Any, _R]]) -> _R:
         finally:
             beside.shutdown(wait=False, cancel_futures=True)
             asyncio.set_event_loop(None)
-            signal.set_wakeup_fd(-1)  # the loop closes the socket through which Python reports signals to it
+            signal.set_wakeup_fd(-1)  # the loop closes the socket through which Python reports signals
             loop.close()
 
 
 def ready(selector: selectors.BaseSelector, limit_s: float) -> Iterator[selectors.SelectorKey]:
     """Wait up to `limit_s`, and yield the ready keys that are still registered.
 
-    The kernel reports multiple descriptors together. The handler of one may close another, for example when a
-    process ends while its channel still has a last message; the closed descriptor's number may already be in
-    use again.
+    The kernel reports several descriptors together. The handler of one event may close another descriptor,
+    for example when a process ends while its channel still has a last message, and the number of the closed
+    descriptor may already be in use again.
     """
     for key, _ in selector.select(limit_s):
         if is_there(selector, key):

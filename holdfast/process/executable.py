@@ -1,4 +1,4 @@
-"""Explain why the kernel does not start a file: before the attempt if certain, else from its refusal."""
+"""Explain why the kernel does not start a file: before the attempt if this is certain, or else afterwards."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import shutil
 import stat
 from pathlib import Path
 
-_HEAD_BYTES = 256  # how much of a file Linux examines, including the first line of a script
+_HEAD_BYTES = 256  # how many bytes of a file Linux examines, including the first line of a script
 _NESTED = 4  # Linux's limit on nested interpreters
 _ELF = b"\x7fELF"
 _FORMATS = Path("/proc/sys/fs/binfmt_misc")
@@ -31,20 +31,21 @@ _FOR_GOOD = frozenset(
 
 
 class Unstartable(Exception):
-    """The kernel refuses to start the command, and a retry would not help; the message is one line."""
+    """The kernel refuses to start the command, and a retry would not help. The message is one line."""
 
 
 def refusal(name: str, path: Path, formats: Path = _FORMATS) -> str:
-    """Return why the command `name`, found at `path`, definitely cannot be started; "" if it might start.
+    """Return why the command `name`, found at `path`, certainly cannot be started; "" if it might start.
 
-    The result is also "" where only the kernel can decide: an emulator may run a program for another machine.
+    The result is also "" where only the kernel can decide, because an emulator may run a program for another
+    machine.
     """
     why = _wrong(path, _NESTED, _has_others(formats))
     return f"command {name!r} {why}" if why else ""
 
 
 def explained(name: str, path: Path, error: OSError) -> str:
-    """Return in one line why the kernel refused to start the command `name`, found at `path`."""
+    """Return one line that says why the kernel refused to start the command `name`, found at `path`."""
     why = _wrong(path, _NESTED, False)
     if not why and error.errno == errno.ENOEXEC:
         why = f"is not a program for this machine ({platform.machine()}), or is damaged"
@@ -54,12 +55,12 @@ def explained(name: str, path: Path, error: OSError) -> str:
 
 
 def is_for_good(error: OSError) -> bool:
-    """True if the kernel refused the program itself; otherwise the machine lacked resources for a process."""
+    """Return True if the kernel refused the program itself, False if the machine lacked resources for it."""
     return error.errno in _FOR_GOOD and error.filename is not None
 
 
 def _wrong(path: Path, depth: int, others: bool) -> str:
-    """Return the defect of a file. `others`: the kernel knows formats that this module does not."""
+    """Return what is wrong with a file. `others`: the kernel knows formats that this module does not."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # opening a named pipe would wait for its other end
             return "is not a regular file: give a program, or a Python file (.py)"
@@ -100,7 +101,7 @@ def _head(path: Path) -> bytes:
     try:
         with open(path, "rb") as file:
             return file.read(_HEAD_BYTES)
-    except OSError:  # it may still be executable
+    except OSError:  # the file may still be executable
         return b""
 
 
@@ -117,7 +118,7 @@ def _is_text(head: bytes) -> bool:
 
 
 def _has_others(formats: Path) -> bool:
-    """True when the kernel has been configured for more formats (binfmt_misc)."""
+    """Return True if the kernel is configured for more formats (binfmt_misc)."""
     try:
         return any(each.name not in ("register", "status") for each in formats.iterdir())
     except OSError:

@@ -1,8 +1,8 @@
-"""Fork processes from a server that has imported the modules they need, and make each fork independent.
+"""Fork processes from a server that has imported the modules that they need, and detach each fork.
 
 `serve` is the fork server of Holdfast's own parts: the supervisor and the sidecars of a local run are forked
-from it. It has already imported their modules, which would cost each of them half a second of CPU time. A
-part that is killed can therefore restart quickly.
+from it. It has already imported their modules, which would take each of them half a second of CPU time, so a
+part that was killed restarts quickly.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from holdfast.process import linux, title
 from holdfast.protocol import environment, rank_channel
 from holdfast.protocol.rank_channel import ForkAction, WorkerMessage, WorkerOrder
 
-GONE_S = 0.1  # maximum wait for ended threads to leave the thread list
+GONE_S = 0.1  # how long to wait for ended threads to leave the thread list
 
 
 def forks(
@@ -28,7 +28,8 @@ def forks(
     """Report whether this process can be forked, and carry out orders for `what` until `control` is closed.
 
     It yields only in the forks, which become children of `parent`, the parent of this process. Each fork
-    receives the order and its descriptors: a channel to the sending process, a log, and any others.
+    receives the order and its descriptors: a channel to the sending process, a log, and further descriptors
+    if the order has any.
     """
     alone = forkable()
     gc.collect()
@@ -50,12 +51,13 @@ def forks(
 def forkable() -> bool:
     """Return True if this process has only one thread once libraries have ended theirs for a fork.
 
-    OpenBLAS, which NumPy includes, starts a thread for each core on import. It ends them before a fork and
-    restarts them at the next use (pthread_atfork), so a first fork shows which threads remain, and later
-    forks are safe.
+    OpenBLAS, which NumPy includes, starts a thread for each core on import. It ends these threads before a
+    fork and restarts them at the next use (pthread_atfork). A first fork therefore shows which threads
+    remain, and later forks are safe.
     """
     with warnings.catch_warnings():
-        # since Python 3.12, a fork in a process with threads warns; this function detects the threads itself
+        # since Python 3.12, a fork with running threads causes a warning, but this function detects the
+        # threads itself
         warnings.simplefilter("ignore")
         child = os.fork()
         if child == 0:
@@ -70,9 +72,9 @@ def forkable() -> bool:
 
 
 def fork_twice(parent: int) -> bool:
-    """Return True in a grandchild. `parent`, the subreaper and parent of this process, inherits and reaps it.
+    """Fork a grandchild; return True in it. `parent`, a subreaper and this process's parent, reaps it.
 
-    A grandchild that another process inherits because `parent` has died exits immediately.
+    If another process inherits the grandchild because `parent` has died, the grandchild exits immediately.
     """
     child = os.fork()
     if child:

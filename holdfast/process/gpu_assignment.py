@@ -1,8 +1,8 @@
 """Divide the GPUs of a machine among a whole group: each rank receives its share when it starts.
 
-A process sees only the GPUs that its environment names when it first calls CUDA. A warm process therefore
-makes no CUDA call while it waits: it receives its GPUs with its rank, regardless of which member had that
-rank before. It uses them only after their previous user has ended, which frees their memory.
+A process sees only the GPUs that its environment lists when it first calls CUDA. A warm process therefore
+makes no CUDA call while it waits. It receives its GPUs together with its rank, regardless of which member had
+that rank before, and uses them only after the previous process has ended and freed their memory.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from pathlib import Path
 from holdfast.protocol import environment
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-# Torch's first check for GPUs calls CUDA, unless this variable makes it query NVML.
+# Torch's first check for GPUs calls CUDA unless this variable makes it query NVML.
 WITHOUT_CUDA = ("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-TURN_PREFIX = "device-"  # prefix of the files in which processes record that they use a device
-TURN_S = 30.0  # for a killed process to end: the driver must free its resources
-_OPEN_BY_CUDA = "nvidia-uvm"  # a device that NVML does not open
+TURN_PREFIX = "device-"  # the prefix of the files in which processes record that they use a device
+TURN_S = 30.0  # the wait for a killed process to end, because the driver must free its resources
+_OPEN_BY_CUDA = "nvidia-uvm"  # a device file that CUDA opens and NVML does not
 
 
 def share(given: Mapping[str, str], rank: int, local_rank: int, nproc: int) -> str:
@@ -50,15 +50,15 @@ def uses_cuda(descriptors: Path = Path("/proc/self/fd")) -> bool:
 
 
 def await_turn(visible: str, local_rank: int, turns: Path) -> bool:
-    """Let this process see the devices `visible` once the previous user of this rank's device has ended.
+    """Let this process see the devices `visible` once the process that used this rank's device has ended.
 
-    `turns` is a folder that all of the machine's ranks share. Returns False if that process has not ended
-    within `TURN_S`: the driver may never release it, and CUDA then reports the problem.
+    `turns` is a folder that all ranks of the machine share. Returns False if that process has not ended
+    within `TURN_S`: the driver may never release it, in which case CUDA will report the problem.
     """
     os.environ[VISIBLE] = visible
     name = visible.split(",")[local_rank].strip().replace("/", "_")
     with open(turns / f"{TURN_PREFIX}{name}", "a+b") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # held at most by another successor of the same process
+        fcntl.flock(file, fcntl.LOCK_EX)  # only another successor of the same process can hold the lock
         file.seek(0)
         ended = _ended(file.read(64), TURN_S)
         file.truncate(0)
@@ -67,7 +67,7 @@ def await_turn(visible: str, local_rank: int, turns: Path) -> bool:
 
 
 def _sign(pid: int) -> bytes:
-    """Return the identity of a process on this machine: its pid and its start time."""
+    """Return what identifies a process on this machine: its pid and its start time."""
     try:
         text = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:

@@ -20,7 +20,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class ParentGone(Exception):
-    """The process that this one must not outlive has already died."""
+    """The parent that this process must not outlive has already died."""
 
 
 def end_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
@@ -34,17 +34,17 @@ def end_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
 
 
 def outlive_parent() -> None:
-    """Undo `end_with_parent`: the parent's death must not interrupt the work of this process."""
+    """Undo `end_with_parent`, so that the parent's death does not interrupt the work of this process."""
     _libc.prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
 
 
 def adopt_orphans() -> None:
-    """Make this process inherit the orphans among its descendants."""
+    """Make this process the parent of descendants whose own parent ends."""
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def set_name(name: str) -> None:
-    """Set the short name of this process (/proc/PID/comm) to `name`, of which the kernel keeps 15 bytes.
+    """Set the short name of this process (/proc/PID/comm) to the first 15 bytes of `name`.
 
     `holdfast.process.title` sets the command line that `ps` shows.
     """
@@ -52,12 +52,12 @@ def set_name(name: str) -> None:
 
 
 def allow_tracing_by(pid: int) -> None:
-    """Let `pid` and its descendants (py-spy) read this process where Yama restricts that."""
+    """Let `pid` and its descendants, such as py-spy, read this process where Yama restricts that."""
     _libc.prctl(_PR_SET_PTRACER, pid, 0, 0, 0)
 
 
 def children() -> list[int]:
-    """Return the pids of this process's children, including zombies; none if it cannot open more files."""
+    """Return the pids of this process's children, including zombies; none if no more files can be opened."""
     found: list[int] = []
     try:
         tasks = list(Path("/proc/self/task").iterdir())
@@ -75,7 +75,7 @@ def collected(pid: int) -> int | None:
     """Reap `pid`, a child that has ended, and return its wait status. Never waits.
 
     Returns None if it has not ended or is not a child. If a debugger traces the child, the kernel reports the
-    end to the debugger first. The status is returned even then, but the child must still be reaped later.
+    end to the debugger first. Even then the status is returned, but the child must still be reaped later.
     """
     try:
         found, status = os.waitpid(pid, os.WNOHANG)
@@ -85,7 +85,7 @@ def collected(pid: int) -> int | None:
 
 
 def collect_killed(pid: int, limit_s: float) -> None:
-    """Reap a killed child. Waits up to `limit_s` for its end."""
+    """Reap a killed child, waiting up to `limit_s` for it to end."""
     give_up_at = time.monotonic() + limit_s
     while collected(pid) is None and state_of(pid)[0] != "X" and time.monotonic() < give_up_at:
         time.sleep(PAUSE_S)
@@ -98,7 +98,7 @@ def status_of_dead(pid: int) -> int | None:
 
 
 def signal_name(number: int) -> str:
-    """Return the name of a signal, such as SIGSEGV, or "signal 40" if it has none."""
+    """Return the name of a signal, such as SIGSEGV, or "signal 40" if it has no name."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -132,7 +132,7 @@ def _stat(pid: int) -> list[str]:
 def kill_group(pid: int, signum: int = signal.SIGKILL) -> None:
     """Signal the process group that `pid` leads, or else `pid`. Do nothing if neither exists.
 
-    SIGKILL is sent to both. Other signals are sent only once, because the process may have a handler.
+    SIGKILL is sent to both. Any other signal is sent only once, because the process may have a handler.
     """
     for send in (os.killpg, os.kill):
         try:

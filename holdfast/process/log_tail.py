@@ -7,39 +7,40 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-CHUNK_BYTES = 64 << 10  # read from one file at a time, so that no rank starves the others
-POLL_BYTES = 1 << 20  # read from all files per poll; the next polls read the rest of a burst
-BEHIND_BYTES = 16 << 20  # if more is unread, output is skipped; the log file still contains it
+CHUNK_BYTES = 64 << 10  # read at a time from one file, so that no rank starves the others
+POLL_BYTES = 1 << 20  # read per poll from all files; the next polls read the remainder of a burst
+BEHIND_BYTES = 16 << 20  # if more than this is unread, output is skipped, but the log file still contains it
 LINE_BYTES = 16 << 10  # a longer line is returned in pieces
-HOT = 2  # folders that each poll lists, by time and by number: the current generation's and the last one's
+# How many folders each poll lists, by time and by number: those of the current and the last generation.
+HOT = 2
 _RANK = re.compile(r"rank-(\d{1,6})\.log")
 _GENERATION = re.compile(r"gen-\d{1,9}")
 
 
 @dataclass(slots=True)
 class _Tail:
-    """One log file, and the position up to which it was read."""
+    """One log file, and the position up to which it has been read."""
 
     path: Path
     inode: int
     rank: int
     offset: int = 0
     held: bytes = b""  # an incomplete line
-    behind: bool = True  # the last read did not reach the end of the file
-    over: bool = False  # the rank has a newer file, so the writer of this one is dead
+    behind: bool = True  # whether the last read stopped before the end of the file
+    over: bool = False  # whether the rank has a newer file, so that the writer of this file is dead
 
 
 class LogTails:
     """Follows the logs of one run, over all generations.
 
-    With `skip`, existing content is skipped because an earlier run in the directory has written it.
+    With `skip`, existing content is skipped, because an earlier run in the directory wrote it.
     """
 
     def __init__(self, logs: Path, skip: bool = False) -> None:
         self._logs = logs
         self._tails: dict[Path, _Tail] = {}
         self._newest: dict[int, _Tail] = {}  # by rank
-        self._modified: dict[Path, int] = {}  # folder -> its modification time when it was last listed
+        self._modified: dict[Path, int] = {}  # by folder: its modification time when it was last listed
         if skip:
             self._find()
             for tail in self._tails.values():
@@ -48,7 +49,7 @@ class LogTails:
     def poll(self) -> list[tuple[int, str]]:
         """Return the lines completed since the last call, as (rank, line). Never blocks.
 
-        If there is much output, a call returns only some of it, and later calls return the rest.
+        If there is much output, a call returns only part of it, and later calls return the remainder.
         """
         hot = self._find()
         lines: list[tuple[int, str]] = []
@@ -80,7 +81,7 @@ class LogTails:
         return lines + [_flush(tail) for tail in self._tails.values() if tail.held]
 
     def _find(self) -> set[Path]:
-        """Find new files, and return the folders in use. Any other folder costs only one stat."""
+        """Find new files, and return the folders in use. For other folders, this takes only one stat."""
         folders: list[tuple[int, Path]] = []
         for entry in _entries(self._logs):
             if _GENERATION.fullmatch(entry.name):
@@ -89,7 +90,7 @@ class LogTails:
                 except OSError:
                     continue
         folders.sort()
-        # Also by number: if the wall clock has been set back, a newer folder has an older time.
+        # Also by number, because if the wall clock was set back, a newer folder has an older time.
         numbered = sorted(folders, key=lambda each: int(each[1].name.removeprefix("gen-")))
         hot = {folder for _, folder in (*folders[-HOT:], *numbered[-HOT:])}
         for modified, folder in folders:
@@ -109,7 +110,7 @@ class LogTails:
                 self._add(_Tail(path, inode, int(match[1]), held=known.held if known else b""))
 
     def _add(self, tail: _Tail) -> None:
-        if tail.held:  # an incomplete line from the previous file of this name
+        if tail.held:  # the incomplete line of the previous file of this name
             tail.held += b"\n"
         before = self._newest.get(tail.rank)
         if before is not None:
@@ -117,7 +118,7 @@ class LogTails:
         self._newest[tail.rank] = self._tails[tail.path] = tail
 
     def _catch_up(self, tail: _Tail) -> list[tuple[int, str]]:
-        """If more than `BEHIND_BYTES` are unread, skip most of them, and return a line that says so."""
+        """If more than `BEHIND_BYTES` are unread, skip most of them and return a line that says so."""
         size = _size(tail.path)
         if size - tail.offset <= BEHIND_BYTES:
             return []
@@ -160,7 +161,7 @@ def _read(tail: _Tail, most: int) -> bytes:
 
 
 def _split(tail: _Tail, chunk: bytes) -> list[str]:
-    """Return the lines that `chunk` completes; keep the rest in `tail.held`."""
+    """Return the lines that `chunk` completes; keep the incomplete line in `tail.held`."""
     *whole, rest = (tail.held + chunk).split(b"\n")
     lines = [piece for line in whole for piece in _pieces(_visible(line))]
     rest = _visible(rest, complete=False)

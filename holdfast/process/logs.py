@@ -1,7 +1,7 @@
 """Write logs: one JSON object per line on stderr for Holdfast's parts, and files for other processes.
 
-A line has a constant event name, and data in fields. stderr is a file in the run directory. A separate thread
-writes to it, so if storage hangs, log lines are lost but the process is not blocked.
+A line has a constant event name and data in fields. stderr is a file in the run directory. A separate thread
+writes to it, so that hung storage loses log lines but does not block the process.
 
 The files that processes print to are readable only by their owner. If storage is unavailable or hangs, their
 output is lost, but the process is never blocked.
@@ -23,11 +23,11 @@ from holdfast.fileio.storage_thread import StorageThread
 
 # The maximum number of queued lines. A full queue means that storage hangs; new lines are then dropped.
 MAX_WAITING = 10_000
-FLUSH_S = 1.0  # limit of the flush at the end of a process
-OPEN_S = 1.0  # slower storage is treated as hung: the start of a part or a rank waits for it
-SMALL_S = 0.2  # limit for work that can be skipped: moving a log, or reading its end as evidence
+FLUSH_S = 1.0  # the limit of the flush at the end of a process
+OPEN_S = 1.0  # slower storage is treated as hung, because the start of a part or a rank waits for it
+SMALL_S = 0.2  # the limit for work that can be skipped, such as moving a log or reading its end as evidence
 
-# Fields of every line that is logged by this task and the tasks that it starts, such as their job.
+# Fields, such as the job, of every line that this task and the tasks that it starts log.
 CONTEXT: ContextVar[dict[str, str] | None] = ContextVar("log context", default=None)
 
 _files = StorageThread("logs")
@@ -73,7 +73,7 @@ class BackgroundHandler(logging.Handler):
     def _write(self, line: str) -> None:
         with suppress(
             OSError, ValueError
-        ):  # the disk is full or the file is closed, and there is nowhere to report it
+        ):  # the disk is full or the file is closed, and there is nowhere to report this
             self._stream.write(line)
             self._stream.flush()
 
@@ -98,7 +98,7 @@ def opened(path: Path) -> BinaryIO:
 def moved(path: Path, target: Path) -> bool:
     """Move a log. Returns False if storage does not allow it.
 
-    Descriptors that are open on it remain valid.
+    Open descriptors of the log remain valid.
     """
 
     def move() -> None:
@@ -113,7 +113,7 @@ def moved(path: Path, target: Path) -> bool:
 
 
 def tail(path: Path, limit_bytes: int) -> str:
-    """Return the end of a log; "" if there is none or it cannot be read in time."""
+    """Return the end of a log; "" if there is no log or it cannot be read in time."""
     try:
         return _files.do(lambda: _end(path, limit_bytes), SMALL_S)
     except OSError:

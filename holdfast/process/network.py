@@ -1,9 +1,9 @@
 """TCP servers: a port held for the next rendezvous, the run's token, and a bound on idle connections.
 
-Any process that can reach a server's address can open connections; each takes a descriptor that the run may
-need for files or members. A connection is idle while none of its requests is being answered. The door allows
-`MOST` idle connections and closes the oldest to make room for a new one. A connection may be idle only for as
-long as a request's headers may take, unless it has presented the token once.
+Any process that can reach a server's address can open connections, each of which takes a descriptor that the
+run may need for files or members. A connection is idle while none of its requests is being answered. `Door`
+allows `MOST` idle connections and closes the oldest to make room for a new connection. A connection may be
+idle only for as long as a request's headers may take, unless it has presented the token once.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-LOW, HIGH = 15_000, 32_000  # below the range that Linux uses for outgoing connections by default
+LOW, HIGH = 15_000, 32_000  # below Linux's default range for outgoing connections
 BACKLOG = 512  # this many ranks may connect at once
 _TRIES = 64
 _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 MOST = 32  # idle connections per server
 IDLE_S = 5.0
-SERVER_BACKLOG = 16  # connections accepted at a time, so that few are open before the door has counted them
+# How many connections are accepted at a time, so that few are open before the door has counted them.
+SERVER_BACKLOG = 16
 _LOOK_S = 1.0
 _NEW_S = 1.0  # grace for a new connection, which briefly has no transport
 
@@ -36,8 +37,8 @@ def listen(host: str) -> socket.socket:
     """Return a listening socket on an unused port. Raises `OSError` if none is free.
 
     A script that forms its own group binds the port again, seconds after this socket was closed for it.
-    Meanwhile any outgoing connection of the machine may take a port of the ephemeral range, so a port outside
-    that range is used if one is free.
+    Meanwhile an outgoing connection of the machine may take any port of the ephemeral range, so a port
+    outside that range is used if one is free.
     """
     for port in (*_candidates(_outgoing()), 0):
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -54,8 +55,8 @@ def listen(host: str) -> socket.socket:
 
 
 def _candidates(outgoing: range) -> list[int]:
-    """Return some ports in random order, none of which the kernel assigns to outgoing connections."""
-    # A separate generator: the script's random numbers must not change, and forks would share a state.
+    """Return some ports, in random order, that the kernel does not assign to outgoing connections."""
+    # A separate generator, because the script's random numbers must not change and forks would share a state.
     free = [port for port in range(LOW, HIGH) if port not in outgoing]
     return random.SystemRandom().sample(free, min(_TRIES, len(free)))
 
@@ -69,7 +70,7 @@ def _outgoing() -> range:
 
 
 def bearer_token(header: str) -> str:
-    """Return the token in an Authorization header; "" if there is none."""
+    """Return the token in an Authorization header; "" if it contains none."""
     scheme, _, token = header.partition(" ")
     return token.strip() if scheme.lower() == "bearer" else ""
 
@@ -77,7 +78,7 @@ def bearer_token(header: str) -> str:
 def has_token(authorization: str, token: str) -> bool:
     """Return whether the value of an Authorization header is `Bearer` and the run's token.
 
-    The comparison takes the same time wherever the two differ.
+    The comparison takes the same time wherever the two tokens differ.
     """
     return hmac.compare_digest(authorization.encode(errors="replace"), f"Bearer {token}".encode())
 
@@ -88,7 +89,7 @@ class Door:
     def __init__(self, most: int = MOST, idle_s: float = IDLE_S) -> None:
         self._most = most
         self._idle_s = idle_s
-        self._idle: dict[asyncio.Protocol, float] = {}  # connection -> when it became idle, oldest first
+        self._idle: dict[asyncio.Protocol, float] = {}  # by connection: when it became idle, oldest first
         self._trusted: set[asyncio.Protocol] = set()
 
     def guarded(self, make: Callable[[], P]) -> Callable[[], P]:
@@ -108,7 +109,7 @@ class Door:
 
         With `trusted` it may then stay open indefinitely.
         """
-        if connection is None:  # it has closed in the meantime
+        if connection is None:  # the connection has closed in the meantime
             yield
             return
         self._idle.pop(connection, None)

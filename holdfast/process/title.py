@@ -1,8 +1,8 @@
 """Set the title that `ps` shows for a process that was forked from another: "holdfast: rank 0 train.py".
 
 A fork has the command line of the process from which it was forked, which does not describe the fork. The
-title is therefore written over it, in the memory from which the kernel reads the command line. The write goes
-through /proc/self/mem, so a write that is not possible fails without side effects.
+title is therefore written over the command line, in the memory from which the kernel reads it. The write goes
+through /proc/self/mem, so that it fails without side effects if it is not possible.
 
 A process that was not forked keeps its command line, and a process whose script has set a title keeps that
 title.
@@ -16,7 +16,7 @@ from pathlib import Path
 
 PREFIX = "holdfast: "
 
-# Titles of the processes from which others are forked, named after the forks.
+# Titles of the fork servers, named after their forks.
 MEMBERS_FORK_SERVER = "fork server (members)"
 PARTS_FORK_SERVER = "fork server (parts)"
 RANKS_FORK_SERVER = "fork server (ranks)"
@@ -25,7 +25,7 @@ RANKS_FORK_SERVER = "fork server (ranks)"
 _ARGUMENTS_BEGIN, _ARGUMENTS_END = 45, 46
 
 _original = b""  # content of that memory before the first title
-_shown = b""  # the current title; "" for none; a fork inherits both
+_shown = b""  # the current title; "" if there is none; a fork inherits both variables
 
 
 def set_title(title: str) -> None:
@@ -36,7 +36,7 @@ def set_title(title: str) -> None:
     global _original, _shown
     with suppress(OSError, ValueError, IndexError):
         present = _shown or Path("/proc/self/cmdline").read_bytes()
-        # the last byte stays NUL: otherwise the kernel would continue reading into the environment
+        # the last byte stays NUL, because the kernel would otherwise continue reading into the environment
         room = len(present) - 1
         text = f"{PREFIX}{title}".encode(errors="replace").replace(b"\0", b"?")[:room]
         shown = text.ljust(len(present), b"\0")
@@ -51,7 +51,7 @@ def change(title: str) -> None:
 
 
 def give_back() -> None:
-    """Make `ps` show the command line from before the first title. Never raises.
+    """Make `ps` show the original command line again. Never raises.
 
     This is for scripts that use setproctitle, which does nothing unless it finds the interpreter's original
     arguments.
@@ -65,7 +65,7 @@ def give_back() -> None:
 def _replace(present: bytes, wanted: bytes) -> bool:
     """Write `wanted` over `present`, which has the same length.
 
-    Return False if the memory has other content or another size.
+    Returns False if the memory has other content or another size.
     """
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     begin, end = int(fields[_ARGUMENTS_BEGIN]), int(fields[_ARGUMENTS_END])
@@ -73,7 +73,8 @@ def _replace(present: bytes, wanted: bytes) -> bool:
         return False
     memory = os.open("/proc/self/mem", os.O_RDWR | os.O_CLOEXEC)
     try:
-        # The memory must hold what the kernel shows, and no other code may have written to it since.
+        # The memory must hold what the kernel shows, and no other code may have written to it in the
+        # meantime.
         return os.pread(memory, len(present), begin) == present and bool(os.pwrite(memory, wanted, begin))
     finally:
         os.close(memory)

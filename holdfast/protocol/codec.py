@@ -1,7 +1,8 @@
 """Encode messages as JSON, and decode them with strict validation.
 
 A message is a frozen dataclass. `decode` accepts only its fields, with exactly their types and within bounds,
-and names the first field that is wrong. A message is untrusted input even if its sender is part of Holdfast.
+and otherwise reports the first invalid field. A message is untrusted input even if its sender is part of
+Holdfast.
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ import json
 import sys
 import types
 import typing
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from functools import lru_cache
+from itertools import repeat
 from typing import Any, TypeVar
 
 MAX_MESSAGE_BYTES = 4 << 20
 MAX_ITEMS = 16_384  # a report lists about 30 private states for each rank of its member
-# The most ranks on one member. Even then, the member's report stays within both limits above, because its
-# texts are also bounded (`holdfast.protocol.foreign_text`).
+# The most ranks on one member. Even with this many, the member's report stays within both limits above,
+# because its texts are also bounded (`holdfast.protocol.foreign_text`).
 MAX_RANKS = 512
 MAX_TEXT = 1 << 20
 MAX_FLOAT = sys.float_info.max
@@ -27,6 +29,7 @@ MAX_FLOAT = sys.float_info.max
 MAX_SECONDS = 1e10
 
 T = TypeVar("T")
+_NOTHING: Mapping[str, Any] = types.MappingProxyType({})
 
 
 class InvalidMessage(ValueError):
@@ -47,7 +50,7 @@ def decode(kind: type[T], line: bytes | str) -> T:
 
 
 def parse(line: bytes | str, name: str) -> Any:
-    """Return the JSON value of `line`, the message `name`. Raises `InvalidMessage`, and nothing else."""
+    """Return the JSON value of `line`, a message called `name`. Raises `InvalidMessage`, and nothing else."""
     if len(line) > MAX_MESSAGE_BYTES:
         raise InvalidMessage(f"{name}: {len(line)} bytes; the limit is {MAX_MESSAGE_BYTES}")
     try:
@@ -57,10 +60,10 @@ def parse(line: bytes | str, name: str) -> Any:
 
 
 class LineBuffer:
-    """Splits a stream of bytes into lines, and buffers the unfinished one.
+    """Splits a stream of bytes into lines, and buffers the unfinished line.
 
-    It buffers at most `MAX_MESSAGE_BYTES` plus one byte of a line. It truncates a longer line to that size,
-    which `decode` then refuses; the lines after it are not affected.
+    At most `MAX_MESSAGE_BYTES` plus one byte of a line are buffered. A longer line is truncated to that size,
+    and `decode` then refuses it. The lines after it are not affected.
     """
 
     def __init__(self) -> None:
@@ -86,41 +89,83 @@ class LineBuffer:
         self._unfinished += piece[: MAX_MESSAGE_BYTES + 1 - len(self._unfinished)]
 
 
-def from_json(kind: type[T], value: Any, where: str = "", *, lenient: bool = False) -> T:
+def from_json(
+    kind: type[T],
+    value: Any,
+    where: str = "",
+    *,
+    lenient: bool = False,
+    known: Mapping[str, Any] = _NOTHING,
+) -> T:
     """Return the dataclass `kind` built from parsed JSON. Raises `InvalidMessage`.
 
-    `lenient` ignores fields that `kind` does not have; it is for files written by a later version.
-    """
-    where = where or kind.__name__
-    if not isinstance(value, Mapping):
-        raise InvalidMessage(f"{where}: {_short(value)} is not an object")
-    fields = _fields(typing.cast("Hashable", kind))
-    for name in value:
-        if name not in fields and not lenient:
-            raise InvalidMessage(f"{where}.{_short(name)}: unknown field")
-    found = {}
-    for name, (hint, required) in fields.items():
-        if name in value:
-            found[name] = read = _read(hint, value[name], f"{where}.{name}", lenient)
-            if is_seconds(name, hint) and abs(read) > MAX_SECONDS:
-                raise InvalidMessage(f"{where}.{name}: {_short(read)} s; the limit is {MAX_SECONDS:g} s")
-        elif required:
-            raise InvalidMessage(f"{where}.{name}: missing")
-    try:
-        return kind(**found)
-    except ValueError as error:
-        raise InvalidMessage(f"{where}: {error}") from None
-
-
-def check_number(name: str, text: str) -> None:
-    """Raise `ValueError` if `text`, of the field `name`, is not a number as `float` reads it.
-
-    Numbers that may be NaN or infinite are sent as text, because JSON has neither.
+    `lenient` ignores fields that `kind` does not have; it is for files written by a later version. `known`
+    are the values of fields that were decoded before; they take the place of those in `value`.
     """
     try:
-        float(text)
-    except ValueError:
-        raise ValueError(f"{name} is {_short(text)}: expected a number, such as '0.5' or 'nan'") from None
+        found: T = _object_reader(typing.cast("Hashable", kind))(value, lenient, known)
+    except _Misfit as error:
+        raise InvalidMessage(f"{where or kind.__name__}{error.place}: {error.why}") from None
+    return found
+
+
+class _Misfit(Exception):
+    """A part of the JSON is not what its type requires. Each enclosing reader prepends its part of the place.
+
+    The place is composed only if there is an error: a report has hundreds of values.
+    """
+
+    def __init__(self, why: str, place: str = "") -> None:
+        super().__init__(why)
+        self.why, self.place = why, place
+
+    def below(self, part: str) -> _Misfit:
+        self.place = part + self.place
+        return self
+
+
+# Returns the value of a type, from parsed JSON and whether unknown fields are ignored. Raises `_Misfit`.
+_Reader: typing.TypeAlias = "Callable[[Any, bool], Any]"
+
+
+@lru_cache(maxsize=1024)
+def _object_reader(kind: Any) -> Callable[..., Any]:
+    fields = _fields(kind)
+    plan = tuple(
+        (name, _read_seconds if is_seconds(name, hint) else _reader(hint), required)
+        for name, (hint, required) in fields.items()
+    )
+    all_of = tuple((name, read_field) for name, read_field, _ in plan)
+
+    def read(value: Any, lenient: bool, known: Mapping[str, Any] = _NOTHING) -> Any:
+        if not isinstance(value, Mapping):
+            raise _Misfit(f"{_short(value)} is not an object")
+        if len(value) == len(all_of) and not known:  # mostly, there is every field and no other
+            try:
+                return kind(*[read_field(value[name], lenient) for name, read_field in all_of])
+            except (_Misfit, LookupError, ValueError):  # what is wrong is found below
+                pass
+        if not lenient and not fields.keys() >= value.keys():
+            unknown = next(name for name in value if name not in fields)
+            raise _Misfit("unknown field", f".{_short(unknown)}")
+        found = {}
+        name = ""
+        try:
+            for name, read_field, required in plan:
+                if name in known:
+                    found[name] = known[name]
+                elif name in value:
+                    found[name] = read_field(value[name], lenient)
+                elif required:
+                    raise _Misfit("missing")
+        except _Misfit as error:
+            raise error.below(f".{name}") from None
+        try:
+            return kind(**found)
+        except ValueError as error:
+            raise _Misfit(str(error)) from None
+
+    return read
 
 
 def is_seconds(name: str, hint: Any) -> bool:
@@ -138,59 +183,112 @@ def _fields(kind: Any) -> dict[str, tuple[Any, bool]]:
     }
 
 
-def _read(hint: Any, value: Any, where: str, lenient: bool) -> Any:
+@lru_cache(maxsize=1024)
+def _reader(hint: Any) -> _Reader:
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
-        if value is None:
-            return None
-        [hint] = [a for a in typing.get_args(hint) if a is not type(None)]
-        return _read(hint, value, where, lenient)
+        [given] = [each for each in typing.get_args(hint) if each is not type(None)]
+        return _optional_reader(_reader(given))
     if origin is typing.Literal:  # any text: a newer peer may send a word that this version lacks
-        return _read_scalar(str, value, where)
+        return _read_text
     if origin is tuple:
-        return _read_tuple(hint, value, where, lenient)
+        return _tuple_reader(typing.get_args(hint))
     if origin is not None and issubclass(origin, Mapping):
-        return _read_mapping(hint, value, where, lenient)
+        return _mapping_reader(_reader(typing.get_args(hint)[1]))
     if dataclasses.is_dataclass(hint):
-        return from_json(typing.cast("type[Any]", hint), value, where, lenient=lenient)
-    return _read_scalar(hint, value, where)
+        return _object_reader(typing.cast("Hashable", hint))
+    return _SCALARS.get(hint) or _other_reader(hint)
 
 
-def _read_tuple(hint: Any, value: Any, where: str, lenient: bool) -> tuple[Any, ...]:
-    if not isinstance(value, list) or len(value) > MAX_ITEMS:
-        raise InvalidMessage(f"{where}: {_short(value)} is not a list of at most {MAX_ITEMS}")
-    kinds = typing.get_args(hint)
-    if kinds[-1] is Ellipsis:
-        kinds = (kinds[0],) * len(value)
-    if len(kinds) != len(value):
-        raise InvalidMessage(f"{where}: {len(value)} items, expected {len(kinds)}")
-    return tuple(
-        _read(kind, each, f"{where}[{n}]", lenient)
-        for n, (kind, each) in enumerate(zip(kinds, value, strict=True))
-    )
+def _optional_reader(read_given: _Reader) -> _Reader:
+    return lambda value, lenient: None if value is None else read_given(value, lenient)
 
 
-def _read_mapping(hint: Any, value: Any, where: str, lenient: bool) -> dict[str, Any]:
-    if not isinstance(value, Mapping) or len(value) > MAX_ITEMS:
-        raise InvalidMessage(f"{where}: {_short(value)} is not an object")
-    kind = typing.get_args(hint)[1]
-    return {str(k): _read(kind, v, f"{where}.{_short(k)}", lenient) for k, v in value.items()}
+def _tuple_reader(kinds: tuple[Any, ...]) -> _Reader:
+    readers = tuple(_reader(kind) for kind in kinds if kind is not Ellipsis)
+    repeats = kinds[-1] is Ellipsis
+
+    def read(value: Any, lenient: bool) -> Any:
+        if not isinstance(value, list) or len(value) > MAX_ITEMS:
+            raise _Misfit(f"{_short(value)} is not a list of at most {MAX_ITEMS}")
+        if not value and repeats:
+            return ()
+        if not repeats and len(readers) != len(value):
+            raise _Misfit(f"{len(value)} items, expected {len(readers)}")
+        items = []
+        try:
+            for read_item, each in zip(repeat(readers[0]) if repeats else readers, value):  # noqa: B905
+                items.append(read_item(each, lenient))
+        except _Misfit as error:
+            raise error.below(f"[{len(items)}]") from None
+        return tuple(items)
+
+    return read
 
 
-def _read_scalar(hint: Any, value: Any, where: str) -> Any:
-    if hint is Any:
-        return value
-    if hint is float and type(value) in (int, float):
-        if not -MAX_FLOAT <= value <= MAX_FLOAT:  # also true for NaN, as comparisons with it are false
-            raise InvalidMessage(f"{where}: {_short(value)} is not a finite number")
-        return float(value)
-    if type(value) is not hint:
-        raise InvalidMessage(f"{where}: {_short(value)} is not {hint.__name__}")
-    if hint is str and len(value) > MAX_TEXT:
-        raise InvalidMessage(f"{where}: a text of {len(value)} characters; the limit is {MAX_TEXT}")
-    if hint is int and not -(1 << 63) <= value < 1 << 64:
-        raise InvalidMessage(f"{where}: out of range")
+def _mapping_reader(read_value: _Reader) -> _Reader:
+    def read(value: Any, lenient: bool) -> Any:
+        if not isinstance(value, Mapping) or len(value) > MAX_ITEMS:
+            raise _Misfit(f"{_short(value)} is not an object")
+        found = {}
+        key: object = ""
+        try:
+            for key, each in value.items():
+                found[str(key)] = read_value(each, lenient)
+        except _Misfit as error:
+            raise error.below(f".{_short(key)}") from None
+        return found
+
+    return read
+
+
+def _read_anything(value: Any, lenient: bool) -> Any:
     return value
+
+
+def _read_number(value: Any, lenient: bool) -> Any:
+    if type(value) is not float and type(value) is not int:
+        raise _Misfit(f"{_short(value)} is not float")
+    if not -MAX_FLOAT <= value <= MAX_FLOAT:  # also true for NaN, as comparisons with it are false
+        raise _Misfit(f"{_short(value)} is not a finite number")
+    return float(value)
+
+
+def _read_seconds(value: Any, lenient: bool) -> Any:
+    seconds = _read_number(value, lenient)
+    if abs(seconds) > MAX_SECONDS:
+        raise _Misfit(f"{_short(seconds)} s; the limit is {MAX_SECONDS:g} s")
+    return seconds
+
+
+def _read_text(value: Any, lenient: bool) -> Any:
+    if type(value) is not str:
+        raise _Misfit(f"{_short(value)} is not str")
+    if len(value) > MAX_TEXT:
+        raise _Misfit(f"a text of {len(value)} characters; the limit is {MAX_TEXT}")
+    return value
+
+
+def _read_integer(value: Any, lenient: bool) -> Any:
+    if type(value) is not int:
+        raise _Misfit(f"{_short(value)} is not int")
+    if not -(1 << 63) <= value < 1 << 64:
+        raise _Misfit("out of range")
+    return value
+
+
+def _other_reader(hint: Any) -> _Reader:
+    def read(value: Any, lenient: bool) -> Any:
+        if type(value) is not hint:
+            raise _Misfit(f"{_short(value)} is not {hint.__name__}")
+        return value
+
+    return read
+
+
+_SCALARS: Mapping[Any, _Reader] = types.MappingProxyType(
+    {Any: _read_anything, float: _read_number, str: _read_text, int: _read_integer}
+)
 
 
 def _short(value: Any) -> str:

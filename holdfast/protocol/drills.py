@@ -1,6 +1,6 @@
 """The drills: the faults that `holdfast inject` causes, each with the process that executes it. Pure.
 
-The names are data: they are in the API, in orders and in the results of the benchmarks.
+The names are data: the API, orders and the results of the benchmarks contain them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ EXIT_CODE = 17  # the exit code of a rank that executes "exit"
 
 @dataclass(frozen=True, slots=True)
 class Drill:
-    """One drill. `executor` is the process that causes the fault once the order has reached it."""
+    """One drill. `executor` is the process that causes the fault when it receives the order."""
 
     name: DrillName
     description: str

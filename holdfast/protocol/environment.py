@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 from holdfast.protocol.launcher_messages import Launch, RankStart
 
-RUN_ID = "holdfast"  # always the same, because ranks find each other by address and port
+RUN_ID = "holdfast"  # the same for all runs, because ranks find each other by address and port
 
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """One variable. `for_users`: scripts may read it or users may set it, so the user guide lists it."""
+    """One variable. With `for_users`, scripts may read it or users may set it, so the user guide lists it."""
 
     name: str
     set_by: str
@@ -130,6 +130,18 @@ STORAGE = _variable(
     read_by="the sidecar",
     meaning="'reported': the sidecar reports the checkpoints on storage, which the supervisor cannot read",
 )
+OBJECTS = _variable(
+    "HOLDFAST_OBJECTS",
+    set_by="the injector of pods",
+    read_by="the sidecar",
+    meaning="the URL of the checkpoints in object storage; the folder of checkpoints is then for copies",
+)
+OBJECTS_CA = _variable(
+    "HOLDFAST_OBJECTS_CA",
+    set_by="the user, in the Secret of the checkpoints",
+    read_by="the sidecar",
+    meaning="the certificates (PEM) that prove the identity of an object storage with a CA of its own",
+)
 HANG_FACTOR = _variable(
     "HOLDFAST_HANG_FACTOR",
     set_by="the backend, from --hang-factor",
@@ -140,7 +152,7 @@ HANG_FLOOR_S = _variable(
     "HOLDFAST_HANG_FLOOR_S",
     set_by="the backend, from --hang-floor",
     read_by="the sidecar",
-    meaning="the least number of seconds after which a step is late",
+    meaning="the shortest time in seconds after which a step is late",
 )
 FIRST_STEP_S = _variable(
     "HOLDFAST_FIRST_STEP_S",
@@ -159,7 +171,7 @@ LEAVE_S = _variable(
     "HOLDFAST_LEAVE_S",
     set_by="the injector of pods",
     read_by="the launcher",
-    meaning="the seconds after SIGTERM in which the ranks train on, until the supervisor orders the end",
+    meaning="for how many seconds after SIGTERM the ranks keep training until the supervisor orders the end",
 )
 
 # For the supervisor of a local run.
@@ -220,11 +232,11 @@ CONTROL = _variable(
 def rank_environment(launch: Launch, rank: RankStart) -> dict[str, str]:
     """Return torchrun's variables for one rank.
 
-    Libraries check `TORCHELASTIC_RUN_ID` to see whether a launcher started the ranks: without it, Lightning
-    takes the world size from its script and waits for ranks that no process starts.
-    `TORCHELASTIC_USE_AGENT_STORE` is set because rank 0 creates the group's store itself: an outer torchrun
-    may have left the variables of its agent's store in the environment, and the group would wait for that
-    store forever.
+    Libraries check `TORCHELASTIC_RUN_ID` to see whether a launcher started the ranks. Without this variable,
+    Lightning takes the world size from its script and waits for ranks that no process starts.
+    `TORCHELASTIC_USE_AGENT_STORE` is set because rank 0 creates the group's store itself. An outer torchrun
+    may have left the variables of its agent's store in the environment, and the group would wait forever for
+    that store.
     """
     return {
         "RANK": str(rank.rank),

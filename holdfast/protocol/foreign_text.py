@@ -1,8 +1,8 @@
-"""Bound the size of texts from the user's processes for messages, and make them harmless on a terminal. Pure.
+"""Bound the size of texts from the user's processes, and make them harmless on a terminal. Pure.
 
-The limits apply to the encoded size of a text: in JSON, a character outside ASCII takes 6 or 12 bytes. They
-apply to the sum of the ranks' texts, so that the texts of many ranks together stay within the size that a
-peer accepts. Each rank has an equal share regardless of the texts of the others, so a text does not change
+The limits apply to the encoded size of a text, because in JSON a character outside ASCII takes 6 or 12 bytes.
+They apply to the sum of the ranks' texts, so that the texts of many ranks together stay within the size that
+a peer accepts. Each rank has an equal share whatever the texts of the other ranks, so a text does not change
 when another rank ends. A launcher's whole state is at most about 3.5 MiB, half of which is numbers and names.
 
 Output of ranks, exception messages and kernel log lines are made harmless by removing everything that would
@@ -17,14 +17,17 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import TypeVar
 
-WHOLE_BYTES = 32_000  # limit of one traceback, where no other limit applies
-ENDINGS_BYTES = 512 << 10  # limit of the final texts of all ranks together, except the first rank that ended
-LOOKS_BYTES = 384 << 10  # limit of the stacks of all ranks of a member together
-WORDS_BYTES = 64 << 10  # limit of each kind of short text of a member's ranks together: notes, bad numbers
+WHOLE_BYTES = 32_000  # the limit of a traceback to which no other limit applies
+# The limit of the final texts of all ranks together, except the first rank that ended.
+ENDINGS_BYTES = 512 << 10
+LOOKS_BYTES = 384 << 10  # the limit of the stacks of all ranks of a member together
+# The limit of each kind of short text (notes, bad numbers) of all ranks of a member together.
+WORDS_BYTES = 64 << 10
 # The least share of `ENDINGS_BYTES` for a rank of a large group, if its member has room. It is enough for the
 # end of a log.
 LEAST_BYTES = 6 << 10
-_HEAD = 1 / 3  # share of the kept text; a long message has frames at its beginning and the reason at its end
+# As a share of the kept text; a long message has frames at its beginning and the reason at its end.
+_HEAD = 1 / 3
 _CUT = " [...] "
 
 SGR = re.compile(r"\x1b\[[0-9;]*m")  # colours
@@ -48,14 +51,14 @@ def share(total_bytes: int, ranks: int, least_bytes: int = 0) -> int:
 
 
 def shortened(text: str, most_bytes: int, head: float = _HEAD) -> str:
-    """Return `text` in at most `most_bytes`; if it is longer, a mark replaces part of its middle.
+    """Return `text` in at most `most_bytes`. In a longer text, a mark replaces part of the middle.
 
-    A text that fits is returned unchanged. `head` is the fraction of the kept text that comes from the
+    A text that fits is returned unchanged. `head` is the share of the kept text that comes from the
     beginning.
     """
     if len(text) <= most_bytes and sent_bytes(text) <= most_bytes:
         return text
-    line = f"\n[... the middle of {len(text):,} characters is left out ...]\n"
+    line = f"\n[... the middle of {len(text):,} characters is omitted ...]\n"
     cut = line if "\n" in text and 4 * len(line) <= most_bytes else _CUT
     room = most_bytes - sent_bytes(cut)
     if room <= 0:
@@ -67,7 +70,7 @@ def shortened(text: str, most_bytes: int, head: float = _HEAD) -> str:
 
 
 def _most(part: Callable[[int], str], most_bytes: int) -> int:
-    """Return the largest number of characters with which `part` takes at most `most_bytes`."""
+    """Return how many characters of `part` fit into `most_bytes`."""
     low, high = 0, most_bytes
     while low < high:
         middle = (low + high + 1) // 2
@@ -92,7 +95,7 @@ def each(message: T, most_bytes: int, head: float = _HEAD) -> T:
 def harmless(text: str, *, colour: bool) -> str:
     """Return one line of a user process's output without the sequences that would move a cursor.
 
-    With `colour`, its colours are kept, and reset at the end of the line.
+    With `colour`, colours are kept, and are reset at the end of the line.
     """
     if text.isprintable():
         return text

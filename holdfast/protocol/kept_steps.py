@@ -1,4 +1,4 @@
-"""Choose the steps whose private states are kept: all recent ones, and older ones like the marks of a ruler.
+"""Choose the steps whose private states are kept: all recent steps, and older steps like marks of a ruler.
 
 A step's place is given by the number of its trailing zero bits and by the bit above its lowest set bit. A
 step therefore replaces only the step 2^(zeros + 2) before it. As a result, the following steps are always
@@ -8,8 +8,8 @@ four additional places.
 
 Large states have places only for the last four steps.
 
-There are also places for pinned states, from which the group may resume, regardless of their step; see
-`holdfast.snapshot.private_store`.
+There are also places for pinned states, whatever their step, because the group may resume from them (see
+`holdfast.snapshot.private_store`).
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ LEVELS = 20  # all multiples of 2^19 share the last level
 RULER_PLACES = 1 + 2 * LEVELS
 EVERY_PLACES = 4
 FEW_PLACES = 4
-PIN_PLACES = 4  # for the snapshots in two slots, and the two before them that a slower member may still have
+# For the snapshots in the two slots, and for the two earlier snapshots that a slower member may still have.
+PIN_PLACES = 4
 
 
 def count(every: int, few: bool = False) -> int:
-    """Return the number of places; `few` is for large states.
+    """Return the number of places. `few` is for large states.
 
     The last `PIN_PLACES` do not belong to any step.
     """
@@ -32,7 +33,7 @@ def count(every: int, few: bool = False) -> int:
 def places(step: int, every: int, few: bool = False) -> tuple[int, ...]:
     """Return the places of `step` >= 0; the first exists for every step.
 
-    `every` of 0 disables the additional places.
+    If `every` is 0, there are no additional places.
     """
     if few:
         return (step % FEW_PLACES,)

@@ -1,4 +1,4 @@
-"""Record which generation resumed from which step, to separate valid states from void ones. Pure.
+"""Record which generation resumed from which step, to distinguish valid from void states. Pure.
 
 A generation that resumes from step s voids the steps after s of older generations. An entry is redundant if a
 later generation resumed from the same or a lower step, so the steps of a lineage increase with its
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MOST = 256  # entries; no process still has a state that is older than the oldest of this many
+MOST = 256  # the most entries; no process still has a state that is older than the oldest of so many
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +26,13 @@ def valid(generation: int, step: int, lineage: tuple[Lineage, ...]) -> bool:
 
 
 def extended(lineage: tuple[Lineage, ...], generation: int, step: int) -> tuple[Lineage, ...]:
-    """Return `lineage` with a newer generation, without the entries that it makes redundant."""
+    """Return `lineage` with a newer generation added, and without entries that it makes redundant."""
     needed = tuple(each for each in lineage if each.step < step)[1 - MOST :]
     return (*needed, Lineage(generation, step))
 
 
 def merged(*lineages: tuple[Lineage, ...]) -> tuple[Lineage, ...]:
-    """Merge histories from several sources; if they differ, the first source takes precedence."""
+    """Merge lineages from several sources. If they differ, the first source takes precedence."""
     steps: dict[int, int] = {}
     for each in lineages:
         for entry in each:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from holdfast.protocol import codec, defaults
+from holdfast.protocol import defaults
 from holdfast.protocol.drills import DrillName
 from holdfast.protocol.launcher_messages import FirstSignal, Launch, LauncherState, RankInspection, RankStart
 from holdfast.protocol.lineage import Lineage
@@ -26,13 +26,13 @@ MemberAction: TypeAlias = Literal["idle", "run", "secure", "stop"]  # see `Membe
 
 @dataclass(frozen=True, slots=True)
 class UncommittedWork:
-    """Work in a step that other ranks do not need for their commit, see `progress.uncommitted_since_ns`."""
+    """Work in a step that other ranks do not need for their commit (see `progress.uncommitted_since_ns`)."""
 
-    # duration so far; outside a declared pause, only the time in which the process was observed to be alive
+    # its duration so far; outside a declared pause, only time in which the process was observed to be alive
     seconds: float
-    usual_s: float = 0.0  # median duration of such work
+    usual_s: float = 0.0  # the median duration of such work
     declared: bool = False  # it is in a declared pause
-    left_s: float = 0.0  # remaining time of the limit that the pause declared
+    left_s: float = 0.0  # the time that remains of the pause's declared limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,33 +43,31 @@ class RankProgress:
     step: int
     phase: str  # the name of the phase
     label: str  # the label of a pause, as declared by the script; only for display
-    loss: str  # a number as text: JSON has no NaN
+    loss: str  # a number as text, because JSON has no NaN
     grad_norm: str
     samples: int
     tokens: int
     flops: float
-    step_s: float  # median duration of the last steps
+    step_s: float  # the median duration of the last steps
     p99_s: float
     snapshot_step: int
-    # mean time, in the last window, until a step waits for other ranks; 0: not known
+    # the mean time, in the last window, until a step waits for other ranks; 0 if not known
     own_s: float = 0.0
     own_least_s: float = 0.0  # the same mean over the part of the window in which it was lowest
     own_data_s: float = 0.0  # the part of `own_s` that comes before the forward pass
-    own_steps: int = 0  # number of steps in the window
+    own_steps: int = 0  # the number of steps in the window
     snapshot_s: float = 0.0  # the time that the next snapshot may take
-    state_bytes: int = 0  # size of the replicated state; 0: not known yet
-    # duration of the work after its last commit, until now or until the rank's end; 0: there was none
+    state_bytes: int = 0  # the size of the replicated state; 0 if not known yet
+    # the duration of the work after its last commit, until now or until the rank ended; 0 if there was none
     tail_s: float = 0.0
-    tail_usual_s: float = 0.0  # median duration of such work
+    tail_usual_s: float = 0.0  # the median duration of such work
     pause_left_s: float = 0.0  # remaining time of the limit that the current pause declared
-    late: tuple[int, ...] = ()  # the last steps whose state changed after the commit; no copy has the change
-    amended: tuple[int, ...] = ()  # the same, but this rank's copies have the change
+    # The last steps whose state changed after the commit, a change that no copy has.
+    late: tuple[int, ...] = ()
+    # The last steps whose state changed after the commit, a change that this rank's copies have.
+    amended: tuple[int, ...] = ()
     early: UncommittedWork | None = None
-    tail_declared: bool = False  # the work after the commit is in a declared pause that is still open
-
-    def __post_init__(self) -> None:
-        codec.check_number("loss", self.loss)
-        codec.check_number("grad_norm", self.grad_norm)
+    tail_declared: bool = False  # whether the work after the commit is in a declared pause that is still open
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +76,8 @@ class RankStall:
 
     `phase_name` is the name of `phase`, or `progress.NOT_BEGUN`; the label of a pause is in `RankProgress`.
     `limited` is True if the phase has its own limit, which has passed: a first step, a pause or an end.
-    `begun` is False for a script that does not call `holdfast.join` and has done no step that Holdfast
-    observed; it is possible that Holdfast cannot observe any of its steps.
+    `begun` is False for a script that does not call `holdfast.join` and in which Holdfast has observed no
+    step; it may be unable to observe any.
     """
 
     rank: int
@@ -109,7 +107,7 @@ class HeldChecksum:
 
     generation: int
     step: int
-    total_bytes: int  # only states of equal size are comparable, because the document in them may be padded
+    total_bytes: int  # only states of equal size can be compared, because the document in them may be padded
     crc: int
 
 
@@ -125,14 +123,14 @@ class HeldPrivateState:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointReport:
-    """A checkpoint on storage that this member can read, or the reason why the last one failed."""
+    """A checkpoint on storage that this member can read, or the reason why the last save failed."""
 
     step: int = -1
     generation: int = 0
     path: str = ""
     seconds: float = 0.0
     error: str = ""
-    asked: int = 0  # number of the save order that this answers
+    asked: int = 0  # the number of the save order that this answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +147,7 @@ class ListedCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class RefusedCheckpoint:
-    """A directory that has the name of a checkpoint but is not one or is damaged."""
+    """A directory that is named like a checkpoint, but is damaged or is not a checkpoint."""
 
     name: str
     step: int
@@ -158,10 +156,10 @@ class RefusedCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class StorageListing:
-    """The checkpoints that a member finds on storage, newest first.
+    """The checkpoints that a member found on storage, newest first.
 
     `lineage`, `generation` and `epoch` are the newest in their manifests. `number` counts the listings of one
-    sidecar; `error` is the reason why this one failed, in which case the other fields keep their previous
+    sidecar. `error` is the reason why this listing failed, in which case the other fields keep their previous
     values.
     """
 
@@ -179,20 +177,20 @@ class StorageListing:
 class MemoryUse:
     """The memory that a member's snapshots and private states use, and the free memory of their volume."""
 
-    volume: str = ""  # members that name the same volume share it; "": not known
-    state_bytes: int = 0  # size of the replicated state; 0: not known yet
+    volume: str = ""  # members with the same value share the volume; "" if not known
+    state_bytes: int = 0  # the size of the replicated state; 0 if not known yet
     slots_bytes: int = 0
     private_bytes: int = 0
     free_bytes: int = 0  # free in the volume
-    available_bytes: int = 0  # available memory of the host, or within the limit of a cgroup
+    available_bytes: int = 0  # the available memory of the host, or within the limit of a cgroup
     limit_bytes: int = 0  # the cgroup's limit, if it is below the host's memory; otherwise 0
 
 
 @dataclass(frozen=True, slots=True)
 class KnownHistory:
-    """The run's history in the last order to a member, for a supervisor whose journal lacks it."""
+    """The run's history as of the last order to a member, for a supervisor whose journal lacks it."""
 
-    generation: int = 0  # the generation of that order; 0: there was none
+    generation: int = 0  # the generation of that order; 0 if there was none
     lineage: tuple[Lineage, ...] = ()
     skip: tuple[int, ...] = ()
 
@@ -208,35 +206,39 @@ class MemberReport:
     sequence: int
     now_ns: int  # CLOCK_MONOTONIC of the member; all times in its launcher's state use the same clock
     nproc: int
-    launcher: LauncherState | None  # None: the sidecar has lost its launcher
+    launcher: LauncherState | None  # None if the sidecar has lost its launcher
     peer_url: str
     progress: tuple[RankProgress, ...] = ()
     stalls: tuple[RankStall, ...] = ()
     looks: tuple[RankInspection, ...] = ()  # the newest inspections, while a rank is late
     looked_for: int = 0  # the generation of the ranks in `looks`
-    look: int = 0  # number of the newest inspection
+    look: int = 0  # the number of the newest inspection
     slots: tuple[HeldSnapshot, ...] = ()
     seals: tuple[HeldChecksum, ...] = ()  # the last checksums of the current generation
     privates: tuple[HeldPrivateState, ...] = ()
-    secured_for: int = 0  # generation up to which this member's state is secured and listed here
+    secured_for: int = 0  # the generation up to which this member's state is secured and listed here
     unusable: tuple[HeldSnapshot, ...] = ()  # snapshots whose checksum was wrong when a restore read them
     prepare_error: str = ""
     prepare_generation: int = 0  # the generation whose start `prepare_error` prevented
-    prepare_occupied: bool = False  # there was no free slot or no room for the state, which may be intact
-    prepare_volume: bool = False  # the memory volume had no room for it
+    # Whether there was no free slot or no room for the state, which may be intact.
+    prepare_occupied: bool = False
+    prepare_volume: bool = False  # whether the memory volume had no room for it
     durable: CheckpointReport = field(default_factory=CheckpointReport)
-    # time since storage last accepted bytes of a checkpoint, or since the write began; -1: not known
+    # the time since storage last accepted bytes of a checkpoint, or since the write began; -1 if not known
     unmoved_s: float = -1.0
+    # time since storage last gave a part of the checkpoint that it reads for a restore; -1: it reads none.
+    # Only object storage gives parts, and a cluster, which alone has that, has no journal.
+    reading_s: float = field(default=-1.0, metadata={"in_journal": False})
     # step of the current generation whose state it would write as a checkpoint; -1: none
     publishing: int = -1
     notes: tuple[str, ...] = ()
     room: MemoryUse = field(default_factory=MemoryUse)
     lag_s: float = 0.0  # the longest time, in the last minute, for which its event loop did not poll
     lag_p99_s: float = 0.0
-    launcher_silent: str = ""  # why the member has given up on its launcher, which is unresponsive
+    launcher_silent: str = ""  # why the member has given up on its launcher, if the launcher is unresponsive
     epoch: int = 0  # the highest epoch of any order it has received
     clock: str = ""  # identity of the clock of `now_ns` (`holdfast.process.clock`)
-    drilled: int = 0  # number of the newest drill that this sidecar or its predecessor has carried out
+    drilled: int = 0  # the number of the newest drill that this sidecar or its predecessor has carried out
     told: KnownHistory = field(default_factory=KnownHistory)
     # None if the supervisor reads the storage itself. Not in the journal: decisions use the index of
     # checkpoints.
@@ -245,7 +247,7 @@ class MemberReport:
 
 @dataclass(frozen=True, slots=True)
 class StateSource:
-    """A peer that has a state that a member needs."""
+    """A peer from which a member can fetch a state that it needs."""
 
     url: str
     rank: int = -1  # the rank whose private state is needed; -1 for the snapshot
@@ -262,7 +264,7 @@ class MemberOrder:
     * "idle": stay warm.
     * "run": start `ranks` with the settings of `launch`.
     * "secure": list the states in the arena. With `just_in_time`, the ranks of `generation` are frozen first,
-      so that none of them overwrites any of these states; with `copy`, they also copy their state.
+      so that they overwrite none of these states; with `copy`, they also copy their state.
     * "stop": end all processes within `grace_s`. With `ending_only`, only ranks that are already ending have
       that time, and all others are killed immediately. With `first`, ranks receive another signal first, and
       have `grace_s` twice (see `LauncherOrder`).
@@ -276,7 +278,8 @@ class MemberOrder:
     ranks: tuple[RankStart, ...] = ()
     sources: tuple[StateSource, ...] = ()
     just_in_time: bool = True
-    copy: bool = True  # False if the fault is in the state, so that a copy of any rank would be bad too
+    # False if the fault is in the state, so that a copy of any rank's state would be bad too.
+    copy: bool = True
     settled: bool = False
     grace_s: float = 0.0
     ending_only: bool = False
@@ -293,22 +296,22 @@ class MemberOrder:
     look: int = 0
     # For "idle": the size of the snapshot that the member may have to fetch, so it can make room in advance.
     room_bytes: int = 0
-    lineage: tuple[Lineage, ...] = ()  # distinguishes valid checkpoints from void ones
-    # the last step at which the replicas are known to have been equal; 0: none yet; -1: only one replica
+    lineage: tuple[Lineage, ...] = ()  # distinguishes valid from void checkpoints
+    # the last step at which the replicas are known to have been equal; 0 if none yet, -1 for a single replica
     proven: int = -1
-    epoch: int = 0  # the sending supervisor's; a supervisor with a higher epoch replaces it
+    epoch: int = 0  # the epoch of the sender; a supervisor with a higher epoch replaces it
     # Steps of `generation` whose state a rank changed after their commit; no copy has the change.
     void: tuple[int, ...] = ()
     # the step of `MemberReport.publishing`, once no rank has made it void and no rank can still do so
     good: int = -1
     exit_code: int = 0  # for "stop": the exit code of a pod's training container
-    # the secret that the members of the job present to each other; "": they use the run's token
+    # the secret that the members of the job present to each other; "" if they use the run's token
     secret: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class DrillOrder:
-    """An order to cause a fault deliberately; `number` makes repeated messages harmless."""
+    """An order to cause a fault deliberately. `number` makes repeated messages harmless."""
 
     number: int
     what: DrillName

@@ -2,12 +2,14 @@
 
 A rank writes the page (`holdfast.protocol.progress_writer`) and its sidecar reads it, both through a mapping
 of the same 4096 bytes and without a system call. A sequence counter that is odd during a write (a seqlock)
-reveals a torn read. A writer that dies during a write leaves the counter odd: `read` then returns None, and
-`read_torn_ok` returns the current content, marked `torn`. The next writer makes the counter even again.
+reveals a torn read. A writer that dies during a write leaves the counter odd. In this case `read` returns
+None, and `read_torn_ok` returns the current content, marked `torn`. The next writer makes the counter even
+again.
 
-The page is little-endian and aligned, so that each counter is one store. The counter alone does not suffice
-if a write begins and ends while a reader copies the page, or on machines such as arm64 that, unlike x86, do
-not show the stores of one thread in order. Therefore a reader makes two copies, which must be equal.
+The page is little-endian and aligned, so that each counter is one store. The counter alone is not enough if a
+write begins and ends while a reader copies the page, or on machines such as arm64 where, unlike on x86, the
+stores of one thread may become visible out of order. Therefore a reader makes two copies, which must be
+equal.
 """
 
 from __future__ import annotations
@@ -22,11 +24,11 @@ from typing import Protocol
 PAGE_BYTES = 4096
 VERSION = 3
 MAGIC = b"holdfast"
-RING = 256  # number of step times kept; the p99 of fewer values is their maximum or close to it
+RING = 256  # how many step times are kept; the p99 of fewer values is about their maximum
 LABEL_BYTES = 64
 COPY_MOST_S = 300.0  # the longest time that a copy of the state is expected to take
 # The assumed speed for copying a large state into new memory while other processes also use the cores. A
-# measured time is better, but there is none before the first copy of a generation.
+# measured time is better, but there is no measurement before the first copy of a generation.
 COPY_BYTES_S = 1 << 30
 # Each wait for a just-in-time copy is extended by the duration of this many snapshots, so that the optimizer
 # can finish its writes and the copy can be made into cold memory.
@@ -63,11 +65,11 @@ class Phase(IntEnum):
 class PhaseKind(Enum):
     """The part of a generation to which a phase belongs."""
 
-    START = "start"  # of a generation, before the loop
+    START = "start"  # the start of a generation, before the loop
     STEP = "step"
-    TAIL = "tail"  # of a step: the script's work after the commit, until the loop requests the next step
-    PAUSE = "pause"  # the script declares it, with a label
-    END = "end"  # outside any loop
+    TAIL = "tail"  # a step's tail: the script's work after the commit, until the loop requests the next step
+    PAUSE = "pause"  # work that the script declares, with a label
+    END = "end"  # outside of any loop
     COPY = "copy"  # Holdfast's own work, which is not part of a step
 
 
@@ -76,10 +78,10 @@ class PhaseMeaning:
     """The meaning of a phase."""
 
     kind: PhaseKind
-    words: str  # for people
+    words: str  # the phase in words, for people
     doing: str = ""  # completes "rank 1 is ...", or for a pause "rank 1 is in ... that the script declared"
     may_wait: bool = False  # in this phase, a rank without progress may be waiting for a late rank
-    label: str = ""  # the script declares this pause with this label; PAUSED has all other labels
+    label: str = ""  # the label with which the script declares this pause; PAUSED stands for all other labels
 
 
 # The meaning of each phase. Messages, the journal and status.json use its name in the enum (`name_of`).
@@ -99,11 +101,11 @@ PHASES: Mapping[Phase, PhaseMeaning] = MappingProxyType(
         Phase.PAUSED: PhaseMeaning(PhaseKind.PAUSE, "paused", "a pause"),
         Phase.SNAPSHOT: PhaseMeaning(PhaseKind.COPY, "snapshot"),
         Phase.IDLE: PhaseMeaning(PhaseKind.END, "idle"),
-        # The script has ended successfully, and a copy has its final state.
+        # The script has succeeded, and a copy has its final state.
         Phase.DONE: PhaseMeaning(PhaseKind.END, "done"),
     }
 )
-NOT_BEGUN = "starting"  # instead of a phase's name, for a process that was released but has no page yet
+NOT_BEGUN = "starting"  # used instead of a phase's name for a process that was released but has no page yet
 
 
 class FailKind(IntEnum):
@@ -124,7 +126,7 @@ PHASE = struct.Struct("<qqq")  # phase, phase_seq, phase_since_ns
 RESUME = struct.Struct("<qqqq")  # the same, and step_started_ns
 WRITE_INDEX = (PHASE_AT + RESUME.size) // 8
 # After RESUME: write_seq, step, steps_done, times_written, loss, grad_norm, samples, tokens, flops, flags,
-# position, first_step_s, data_ns, forward_ns. They are one block, so that a commit is one copy.
+# position, first_step_s, data_ns, forward_ns. They are contiguous, so that a commit is one copy.
 STEP = struct.Struct("<qqqqqqqqddqqdqqdqq")
 OWN = struct.Struct("<qq")  # data_ns, forward_ns
 PAUSE_AT = PHASE_AT + STEP.size
@@ -137,16 +139,18 @@ SNAPSHOT = struct.Struct("<qd")  # step, cost_s
 TAIL_AT = SNAPSHOT_AT + SNAPSHOT.size
 TAIL = struct.Struct("<q")  # tail_since_ns
 STATE_AT = TAIL_AT + TAIL.size
-STATE = struct.Struct("<qd")  # bytes of the replicated state, seconds that a copy took before this generation
+# Size of the replicated state in bytes, seconds that a copy took before this generation.
+STATE = struct.Struct("<qd")
 AMENDED_AT = STATE_AT + STATE.size
 AMENDED = struct.Struct("<8q")  # see `Progress`; each is a step + 1, newest first, or 0 for none
-# Separate from the amended steps, because a scheduler that is stepped after each commit amends every step.
+# These are separate from the amended steps, because a scheduler that is stepped after each commit amends
+# every step.
 VOID_AT = AMENDED_AT + AMENDED.size
 VOID = struct.Struct("<64q")
 WRITTEN_AT = VOID_AT + VOID.size
 WRITTEN = struct.Struct("<qq")  # written_ns, and the last committed step at that time
 COPYING_AT = WRITTEN_AT + WRITTEN.size
-COPYING = struct.Struct("<q")  # phase in which the last copy began
+COPYING = struct.Struct("<q")  # the phase in which the last copy began
 _END = COPYING_AT + COPYING.size
 _ALL = struct.Struct(
     f"<Qqiiqqqqqqqqqddqqdqqdqqd{LABEL_BYTES}sqqqqdqqd8q64qqqq"
@@ -160,7 +164,7 @@ _TAILS_AT = 2048
 TAILS_INDEX = _TAILS_AT // 4
 _UNCOMMITTED_AT = 3072
 UNCOMMITTED_INDEX = _UNCOMMITTED_AT // 4
-NO_WRITES = -1.0  # in the ring of uncommitted times, for a step in which no optimizer wrote
+NO_WRITES = -1.0  # the entry, in the ring of uncommitted times, of a step in which no optimizer wrote
 
 _TRIES = 200  # a write takes well under 1 us; 200 reads take some 100 us
 
@@ -176,24 +180,25 @@ class Progress:
     phase: Phase
     phase_seq: int  # phase changes since the last commit
     phase_since_ns: int
-    step_started_ns: int  # the last commit, or the end of a later pause
-    write_seq: int  # odd: the optimizer is writing the parameters
+    step_started_ns: int  # when the last commit, or a later pause, ended
+    write_seq: int  # odd while the optimizer is writing the parameters
     step: int  # the last committed step
-    steps_done: int  # number of commits in this generation
-    times_written: int  # number of step times ever written to the ring
+    steps_done: int  # the number of commits in this generation
+    times_written: int  # the number of step times ever written to the ring
     loss: float  # NaN also if the script passed none; see flags
     grad_norm: float
     samples: int  # samples, tokens and flops are sums over this generation
     tokens: int
     flops: float
     flags: int
-    position: int  # in the data; -1: unknown
+    position: int  # the position in the data; -1 if unknown
     first_step_s: float  # NaN until the first step of this generation ends
-    data_ns: int  # time before forward passes, in this generation; in it, the rank waits for no other rank
-    forward_ns: int  # time of forward passes that a backward pass followed, in this generation
-    pause_limit_s: float  # 0: not declared
+    # The time before forward passes, in this generation, in which the rank waits for no other rank.
+    data_ns: int
+    forward_ns: int  # the time of forward passes, in this generation, that a backward pass followed
+    pause_limit_s: float  # 0 if not declared
     pause_label: str
-    failed_ns: int  # 0: the rank has not failed
+    failed_ns: int  # 0 if the rank has not failed
     fail_kind: FailKind
     fail_code: int
     snapshot_step: int  # -1: none
@@ -203,10 +208,10 @@ class Progress:
     # has not begun, or minus the time at which that work ended.
     tail_since_ns: int = 0
     state_bytes: int = 0  # size of the replicated state; 0: not known yet
-    known_copy_s: float = 0.0  # duration of a copy in earlier generations; 0: not known
-    # read during an unfinished write: each field is valid, but they may not match each other
+    known_copy_s: float = 0.0  # the duration of a copy in earlier generations; 0 if not known
+    # read during an unfinished write: each field is valid, but the fields may not match each other
     torn: bool = False
-    # steps whose state the script changed after the commit: no copy has the change
+    # steps whose state the script changed after the commit, a change that no copy has
     late: tuple[int, ...] = ()
     amended: tuple[int, ...] = ()  # the same, but this rank's copies have the change
     # When an optimizer finished writing in the uncommitted step; 0 if none has, if another optimizer has yet
@@ -216,7 +221,7 @@ class Progress:
 
 
 def of_kinds(*kinds: PhaseKind) -> frozenset[Phase]:
-    """Return the phases of these kinds."""
+    """Return all phases of these kinds."""
     return frozenset(phase for phase, meaning in PHASES.items() if meaning.kind in kinds)
 
 
@@ -226,7 +231,7 @@ def names_of_kinds(*kinds: PhaseKind) -> frozenset[str]:
 
 
 def name_of(phase: Phase) -> str:
-    """Return the name of a phase in messages, in the journal and in status.json."""
+    """Return the name that messages, the journal and status.json use for a phase."""
     return phase.name.lower()
 
 
@@ -249,7 +254,7 @@ def pause_phase(label: str) -> Phase:
 _BY_NAME: Mapping[str, PhaseMeaning] = {name_of(phase): meaning for phase, meaning in PHASES.items()}
 _BY_LABEL: Mapping[str, Phase] = {meaning.label: phase for phase, meaning in PHASES.items() if meaning.label}
 _DECLARED = of_kinds(PhaseKind.PAUSE)
-_WITHIN_TAIL = of_kinds(PhaseKind.PAUSE, PhaseKind.END, PhaseKind.COPY)  # a tail may contain these
+_WITHIN_TAIL = of_kinds(PhaseKind.PAUSE, PhaseKind.END, PhaseKind.COPY)  # a tail may contain these phases
 _OF_NO_STEP = of_kinds(PhaseKind.START, PhaseKind.END)
 
 
@@ -284,9 +289,9 @@ def is_declared(found: Progress) -> bool:
 def copy_s(found: Progress) -> float:
     """Return the expected duration of a copy of the state, at most `COPY_MOST_S`.
 
-    It is the longest of three durations: the measured duration of the last copy, the duration of copies in
-    earlier generations, and an estimate from the state's size. It is bounded because a page is untrusted
-    input, and because other ranks wait for that long.
+    This is the longest of the measured duration of the last copy, the duration of copies in earlier
+    generations, and an estimate from the state's size. It is bounded because a page is untrusted input and
+    because other ranks wait for that long.
     """
     by_size_s = max(0, found.state_bytes) / COPY_BYTES_S
     return min(max(0.0, found.snapshot_cost_s, found.known_copy_s, by_size_s), COPY_MOST_S)
@@ -305,13 +310,13 @@ def is_page(buffer: Buffer) -> bool:
 
 
 def read(buffer: Buffer) -> Progress | None:
-    """Return the content of the page, or None if it is not a page or a write did not end in time."""
+    """Return the content of the page; None if it is not a page or a write did not end in time."""
     found = _consistent(buffer, SEQ_INDEX * 8, _END)
     return None if found is None else _progress(found, torn=False)
 
 
 def read_torn_ok(buffer: Buffer) -> Progress | None:
-    """Return what `read` returns, or the content with `torn` set if the writer stopped during a write."""
+    """Return the same as `read`, or the content with `torn` set if the writer stopped during a write."""
     if not is_page(buffer):
         return None
     found = _consistent(buffer, SEQ_INDEX * 8, _END)
@@ -326,9 +331,9 @@ def step_times_s(buffer: Buffer, last: int = RING) -> tuple[float, ...] | None:
 
 
 def tail_times_s(buffer: Buffer, last: int = RING) -> tuple[float, ...] | None:
-    """Return the durations in seconds of the work after each of the last commits, or None as for `read`.
+    """Return the durations in seconds of the work after the last commits, or None as for `read`.
 
-    If the last tail is unfinished, its entry is an old value or 0.
+    If the last tail is unfinished, its entry is an earlier value or 0.
     """
     return _ring(buffer, _TAILS_AT, last)
 
@@ -371,7 +376,7 @@ def _progress(content: bytes, *, torn: bool) -> Progress | None:
         return None
     label = v[24].rstrip(b"\0").decode(errors="ignore")
     amended, void = _steps(v[-75:-67]), _steps(v[-67:-3])
-    written_ns = v[-3] if v[-2] == v[10] else 0  # only if it belongs to the uncommitted step
+    written_ns = v[-3] if v[-2] == v[10] else 0  # valid only if it belongs to the uncommitted step
     values = [*v[1:5], phase, *v[6:24], label, v[25], kind, *v[27:-75], torn, void, amended]
     return Progress(*[*values, written_ns, v[-1]])
 

@@ -1,8 +1,8 @@
 """Create and write the progress page of a rank. `holdfast.protocol.progress` reads it.
 
 Each method that a training step calls first packs its values and then copies them in one piece, under the
-sequence counter. Therefore no exception can interrupt a write, and a reader finds the page busy for well
-under a microsecond.
+sequence counter. So no exception can interrupt a write, and a reader finds the page busy for less than a
+microsecond.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from holdfast.protocol import progress as layout
 from holdfast.protocol.progress import Phase, PhaseKind
 
 _Sums: TypeAlias = "tuple[int, int, int, int, float]"
-# CLOCK_MONOTONIC in nanoseconds, the same clock as the reader's
+# CLOCK_MONOTONIC in nanoseconds, which the reader uses too
 NanosecondClock: TypeAlias = Callable[[], int]
 
-# Used at each step: plain integers and bound methods are faster than enum members.
+# Used in each step, because plain integers and bound methods are faster than enum members.
 _RESTORING, _DATA, _OPTIMIZER = int(Phase.RESTORING), int(Phase.DATA), int(Phase.OPTIMIZER)
 _FORWARD, _BACKWARD, _TAIL = int(Phase.FORWARD), int(Phase.BACKWARD), int(Phase.TAIL)
 _SNAPSHOT, _COPY_LABEL = int(Phase.SNAPSHOT), layout.name_of(Phase.SNAPSHOT).encode()
@@ -38,7 +38,7 @@ _PHASE_END, _PAUSE_END = _PHASE_AT + layout.PHASE.size, _PAUSE_AT + layout.PAUSE
 
 
 class Page:
-    """A page open for writing. One process writes it; its threads may do so concurrently."""
+    """A page open for writing. One process writes it, possibly from several threads at once."""
 
     def __init__(self, memory: mmap.mmap, clock: NanosecondClock = time.monotonic_ns) -> None:
         self.memory = memory
@@ -46,11 +46,11 @@ class Page:
         self._bytes = memoryview(memory)
         self._words = self._bytes.cast("Q")
         self._times = self._bytes.cast("f")
-        # Reentrant: a signal handler may run inside a write of the same thread.
+        # Reentrant, because a signal handler may run during a write of the same thread.
         self._lock = threading.RLock()
         # Methods that run in each step call these, which is 0.1 us faster than `with`, and inline `_store`.
-        # They acquire the lock inside the `try`, so that it is released even if an interrupt arrives right
-        # afterwards.
+        # They acquire the lock inside the `try`, so that it is released even if an interrupt arrives
+        # immediately after that.
         self._acquire, self._release = self._lock.acquire, self._lock.release
         old = layout.STEP.unpack_from(memory, _PHASE_AT)
         self._working = old[0] in _WORK
@@ -61,16 +61,16 @@ class Page:
         self._sums: _Sums = old[6:8] + old[10:13]
         self._first_step_s = old[15]
         self._data_ns, self._forward_ns = old[16:18]
-        self._since_ns = old[2]  # start of the phase, not counting the snapshots taken in it
-        self._carried_ns = 0  # time of the uncommitted step before its pauses
+        self._since_ns = old[2]  # when the phase began, plus the duration of the snapshots taken in it
+        self._carried_ns = 0  # the time of the uncommitted step before its pauses
         self._before_copy = (b"", b"")  # phase and pause
-        self._copying_ns = 0  # start of the copy that Holdfast is making; 0: none
-        self._tail_ns = layout.TAIL.unpack_from(memory, layout.TAIL_AT)[0]  # the value in the page
-        self._written_ns = 0  # when an optimizer finished writing in the uncommitted step; 0: none has
+        self._copying_ns = 0  # the start of the copy that Holdfast is making; 0 if there is none
+        self._tail_ns = layout.TAIL.unpack_from(memory, layout.TAIL_AT)[0]  # the value that is in the page
+        self._written_ns = 0  # when an optimizer finished writing in the uncommitted step; 0 if none has
 
     @classmethod
     def create(cls, path: Path, clock: NanosecondClock = time.monotonic_ns) -> Page:
-        """Create a new page at `path`, replacing an existing one; readers of the old page keep it.
+        """Create a new page at `path`. An existing page is replaced, but its readers keep it.
 
         Raises `OSError`, and then leaves `path` unchanged.
         """
@@ -103,7 +103,7 @@ class Page:
         self.memory.close()
 
     def begin(self, generation: int, rank: int, local_rank: int, pid: int, step: int) -> None:
-        """Start a generation that resumes after `step`.
+        """Start a generation that resumes from `step`.
 
         Only the step times of the previous generation are kept.
         """
@@ -132,7 +132,7 @@ class Page:
 
         FORWARD to OPTIMIZER are ignored during a pause or a TAIL, because an evaluation of the model calls
         the same hooks as training. Any other phase, or a commit, ends the pause. Only a commit begins a TAIL,
-        and DATA ends it; it continues when a pause within it ends.
+        and DATA ends it; after a pause within a TAIL, the TAIL continues.
 
         DATA counts as the rank's own time if FORWARD follows it, and so does FORWARD if BACKWARD follows it.
         A phase that ends otherwise may have waited for other ranks, in a backward pass that no hook reported.
@@ -179,14 +179,14 @@ class Page:
     def pause(self, phase: int, label: str = "", limit_s: float = 0.0) -> None:
         """Enter CHECKPOINT, EVAL or PAUSED for at most `limit_s` seconds (0: the usual limit).
 
-        A pause inside a pause replaces the outer one; `resume` or `phase(DATA)` ends either.
+        A pause inside a pause replaces the outer pause. `resume` or `phase(DATA)` ends either of them.
         """
         now_ns = self._clock()
         with self._lock:
             self._leave_work(phase, now_ns, limit_s, label.encode()[: layout.LABEL_BYTES])
 
     def resume(self, phase: int = _DATA) -> None:
-        """End a pause and continue the step, whose clock restarts. Without a pause, do what `phase` does."""
+        """End a pause and continue the step, whose clock restarts. Without a pause, act like `phase`."""
         now_ns = self._clock()
         with self._lock:
             if self._working:
@@ -205,7 +205,7 @@ class Page:
                 words[_SEQ] = busy + 1
 
     def written(self) -> None:
-        """Record that an optimizer has written; the rest of this step does not wait for other ranks.
+        """Record that an optimizer has written. From here to the commit, the step waits for no other rank.
 
         If another optimizer writes in the same step, `writes_more` withdraws the record.
         """
@@ -214,7 +214,7 @@ class Page:
             self._store(layout.WRITTEN_AT, layout.WRITTEN.pack(now_ns, self._step))
 
     def writes_more(self) -> None:
-        """Record that another optimizer will write in this step; until then, it may wait for other ranks."""
+        """Record that another optimizer will write in this step. Until then, it may wait for other ranks."""
         with self._lock:
             if self._written_ns:
                 self._written_ns = 0
@@ -247,7 +247,8 @@ class Page:
                 took_ns += now_ns - self._started_ns
             done, pushed, all_samples, all_tokens, all_flops = self._sums
             if done:
-                # Readers ignore this entry until `pushed` counts it, so it may be stored before the rest.
+                # Readers ignore this entry until `pushed` counts it, so it may be stored before the other
+                # values.
                 self._times[_RING_AT + pushed % _RING] = took_ns / 1e9
                 written_ns = self._written_ns
                 self._times[_UNCOMMITTED_AT + pushed % _RING] = (
@@ -288,7 +289,7 @@ class Page:
             self._store(layout.TAIL_AT, layout.TAIL.pack(0))
 
     def tail_is_over(self) -> None:
-        """Record the end of the script's work after the commit; until the next step, Holdfast is working.
+        """Record the end of the script's work after the commit. Until the next step, Holdfast is working.
 
         Without this record, a rank that is killed in these microseconds appears to be working until its
         memory is freed, which takes half a second for a large process.
@@ -298,12 +299,12 @@ class Page:
                 self._store(layout.TAIL_AT, layout.TAIL.pack(-self._clock()))
 
     def disown(self) -> None:
-        """Exclude the time since the last commit from the rank's own time, as it may include a wait."""
+        """Exclude the time since the last commit from the rank's own time, because it may include a wait."""
         with self._lock:
             self._data_ns, self._forward_ns = layout.OWN.unpack_from(self.memory, layout.OWN_AT)
 
     def skip(self, step: int) -> None:
-        """Record `step` as done without counting it or its time, because it is skipped."""
+        """Record `step` as done, but count neither it nor its time, because it is skipped."""
         now_ns = self._clock()
         with self._lock:
             self._step, self._phase, self._phase_seq, self._working = step, _DATA, 0, True
@@ -314,7 +315,7 @@ class Page:
             self._store(_PHASE_AT, self._empty_step())
 
     def fail(self, kind: int, code: int) -> None:
-        """Record the first failure of this generation; later ones are its consequences."""
+        """Record the first failure of this generation. Later failures are its consequences."""
         content = layout.FAIL.pack(self._clock(), kind, code)
         with self._lock:
             if not layout.FAIL.unpack_from(self.memory, layout.FAIL_AT)[0]:
@@ -334,7 +335,7 @@ class Page:
     def copy_begins(self, limit_s: float) -> None:
         """Record that Holdfast copies the state from now until `copy_ends`, for at most `limit_s`.
 
-        Until then, the rank's phase and pause and their clocks are suspended.
+        During the copy, the rank's phase and pause and their clocks are suspended.
         """
         now_ns = self._clock()
         with self._lock:
@@ -348,7 +349,7 @@ class Page:
             self._store(layout.PAUSE_AT, layout.PAUSE.pack(limit_s, _COPY_LABEL))
 
     def copy_ends(self) -> None:
-        """Record that the copy has ended: the previous phase and pause continue as if no time had passed."""
+        """Record that the copy has ended. The previous phase and pause continue as if no time had passed."""
         now_ns = self._clock()
         with self._lock:
             if not self._copying_ns:
@@ -367,7 +368,7 @@ class Page:
     def _end_tail(self, now_ns: int) -> None:
         """Count the time since the last commit, without snapshots, as the rank's own time.
 
-        As in DATA, the rank did not wait for other ranks during that time.
+        As in DATA, the rank waited for no other rank during that time.
         """
         self._data_ns += now_ns - self._since_ns
         self._note_tail(now_ns, self._tail_ns or self._since_ns)
@@ -384,7 +385,7 @@ class Page:
         self._store(layout.TAIL_AT, layout.TAIL.pack(began_ns))
 
     def note_state(self, state_bytes: int, copy_s: float) -> None:
-        """Record the size of the state and the duration of a copy before this generation (0: not known).
+        """Record the size of the state and the duration of copies in earlier generations (0 if not known).
 
         The limit of a just-in-time copy is derived from these until this generation has made a copy.
         """
@@ -407,7 +408,7 @@ class Page:
             self._store(layout.AMENDED_AT, layout.AMENDED.pack(*old) + layout.VOID.pack(*void))
 
     def copied(self) -> None:
-        """Count a piece of a copy. Several threads may call this at once, as a lost count is harmless."""
+        """Count a piece of a copy. Several threads may call this at once: a lost count is harmless."""
         self._words[layout.COPIED_INDEX] = (self._words[layout.COPIED_INDEX] + 1) & (2**64 - 1)
 
     def _enter_work(self, phase: int, now_ns: int) -> None:
@@ -443,7 +444,7 @@ class Page:
         """Copy a packed value to the page.
 
         The caller must hold the lock, because only one thread at a time may change the counter. The counter
-        is read from the page, so that it becomes even again if an interrupted writer left it odd.
+        is read from the page, so that it becomes even again after an interrupted writer left it odd.
         """
         words = self._words
         words[_SEQ] = busy = words[_SEQ] | 1
@@ -458,11 +459,11 @@ def _with(words: tuple[int, ...], step: int, wanted: bool) -> tuple[int, ...]:
 
 
 def _ruled(words: tuple[int, ...], places: int) -> tuple[int, ...]:
-    """Return at most `places` of these steps, newest first, omitting one of them if there is one more.
+    """Return at most `places` of these steps, newest first; if there is one more, omit one.
 
     Among the older steps, the last one at each mark of the ruler (`kept_steps`) is kept. Copies are made at
-    the high marks, a second or more apart. Without this rule, steps of a few milliseconds would displace such
-    a step before any sidecar has read it.
+    steps on high marks, a second or more apart. Without this rule, steps of a few milliseconds would displace
+    such a step before any sidecar has read it.
     """
     if not words[places]:
         return words[:places]
@@ -477,7 +478,7 @@ def _ruled(words: tuple[int, ...], places: int) -> tuple[int, ...]:
 
 
 def make(path: Path) -> None:
-    """Put a new page at `path`, replacing an existing one; readers of the old page keep it.
+    """Put a new page at `path`. An existing page is replaced, but its readers keep it.
 
     Every byte is written, because a store to a hole in a full tmpfs would cause a SIGBUS. Raises `OSError`,
     and then leaves `path` unchanged.
@@ -510,7 +511,7 @@ def map_writable(path: Path) -> mmap.mmap:
 
 
 def void_steps(pages: Iterable[Path], generation: int) -> frozenset[int]:
-    """Return the steps of `generation` whose state a rank changed after their commit, as its page shows.
+    """Return the steps of `generation` whose state a rank changed after the commit, according to its page.
 
     A missing or damaged page contributes no steps.
     """
@@ -518,7 +519,7 @@ def void_steps(pages: Iterable[Path], generation: int) -> frozenset[int]:
     for path in pages:
         with suppress(OSError, ValueError), open(path, "rb") as file:
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory:
-                page = layout.read_torn_ok(memory)  # its rank may have died during a write
+                page = layout.read_torn_ok(memory)  # the rank may have died during a write
             if page is not None and page.generation == generation:
                 found.update(page.late)
     return frozenset(found)

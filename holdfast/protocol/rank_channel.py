@@ -13,19 +13,19 @@ from holdfast.protocol import codec
 from holdfast.protocol.drills import DrillName
 from holdfast.protocol.launcher_messages import BadNumber, Ending, Launch, RankStart, SecureAnswer, StartTimes
 
-_MAX_PACKET_BYTES = 160 << 10  # below the default socket buffer, so that no send is partial
+_MAX_PACKET_BYTES = 160 << 10  # less than the default socket buffer, so that no packet is sent partially
 _MAX_DESCRIPTORS = 4
 _CUT = " [...]"
 
 T = TypeVar("T")
 
-# What a rank or a fork server reports (`WorkerMessage.what`), grouped by the process that handles the report.
+# What a rank or a fork server reports (`WorkerMessage.what`), grouped by the receiver of the report.
 PoolReport: TypeAlias = Literal["born", "parked", "unparkable"]
 RankReport: TypeAlias = Literal[
     "started", "settled", "flag", "failing", "withdrawn", "secured", "note", "where", "left"
 ]
 ForkServerReport: TypeAlias = Literal["ready", "unforkable"]
-# What a rank and a fork server are ordered to do (`WorkerOrder.what`).
+# What a rank or a fork server may be ordered to do (`WorkerOrder.what`).
 RankAction: TypeAlias = Literal["start", "secure", "where", "drill"]
 ForkAction: TypeAlias = Literal["fork", "member", "part"]
 
@@ -47,7 +47,7 @@ class WorkerMessage:
     ending: Ending | None = None
     secured: SecureAnswer | None = None
     note: str = ""
-    where: str = ""  # in the form of `holdfast.worker.thread_frames`
+    where: str = ""  # a result of `holdfast.worker.thread_frames`
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +65,10 @@ class WorkerOrder:
     local_rank: int = 0
     argv: tuple[str, ...] = ()
     settings: Mapping[str, str] = field(default_factory=dict)  # environment variables
-    copy: bool = True  # for "secure": copy the state; if False, only refrain from further steps
+    copy: bool = True  # for "secure": copy the state; if False, only take no further steps
     inherits: tuple[
         str, ...
-    ] = ()  # names of variables with the numbers of the descriptors that a part inherits
+    ] = ()  # the variables that receive the numbers of the descriptors that a part inherits
 
 
 class Closed(Exception):
@@ -87,13 +87,13 @@ def send(
     *,
     wait: bool = True,
 ) -> None:
-    """Send one message. If a `WorkerMessage` is too long, the end of its longest text is cut off.
+    """Send one message. If a `WorkerMessage` is too long, its longest text is cut off at the end.
 
     Raises:
         BlockingIOError: The buffer is full, because the other end has not read for a long time. Nothing was
             sent. This happens only without `wait`.
         Closed: The other end is closed.
-        InvalidMessage: An order is too long; no part of an order can be omitted.
+        InvalidMessage: An order is too long, and no part of an order can be omitted.
     """
     data = codec.encode(message)
     while len(data) > _MAX_PACKET_BYTES:

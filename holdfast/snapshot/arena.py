@@ -1,8 +1,8 @@
-"""Store a member's snapshots in shared memory, in two slots, one of which always has a complete state.
+"""Store a member's snapshots in shared memory, in two slots. One of them always has a complete state.
 
-A writer claims an empty slot or, if there is none, the one with the older snapshot. It invalidates the slot's
-record, fills the slot, and writes the new record last. A writer that dies at any point leaves the other slot
-intact.
+A writer claims an empty slot or, if no slot is empty, the slot with the older snapshot. It invalidates the
+slot's record, fills the slot, and writes the new record last. If a writer dies at any point, the other slot
+stays intact.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from holdfast.protocol.defaults import SNAPSHOT_SLOTS
 from holdfast.snapshot.commit_records import CommitRecord, CommitRecords
 from holdfast.snapshot.slot_file import Slot, lock_shared, unlock
 
-# A writer holds the lock of a slot that has a valid record for microseconds, unless it was stopped just then.
+# A writer holds the lock of a slot with a valid record only for microseconds, unless it is stopped just then.
 PIN_PATIENCE_S = 1.0
 PIN_PAUSE_S = 0.0005
-BACKED_BYTES = 32 << 20  # in one call of `back`, so that a writer waits less than 20 ms for the slot
+# How much one call of `back` allocates, so that a writer waits less than 20 ms for the slot.
+BACKED_BYTES = 32 << 20
 
 
 class SnapshotGone(Exception):
-    """The requested snapshot was overwritten, or a writer is overwriting it now."""
+    """The requested snapshot was overwritten or is being overwritten."""
 
 
 class ArenaBusy(Exception):
-    """No slot is free, because readers or a writer hold them or because their snapshots must be kept."""
+    """No slot is free, because readers or a writer hold the slots or their snapshots must be kept."""
 
 
 class CorruptSnapshot(ValueError):
@@ -51,7 +52,7 @@ class Arena:
         self._slots = tuple(Slot(path) for path in self._page.paths)
 
     def records(self) -> tuple[CommitRecord, ...]:
-        """Return the complete snapshots, newest (generation, step) first."""
+        """Return the records of the complete snapshots, newest (generation, step) first."""
         found = [record for slot in range(SNAPSHOT_SLOTS) if (record := self._complete(slot)) is not None]
         found.sort(key=_age, reverse=True)
         return tuple(found)
@@ -73,9 +74,9 @@ class Arena:
     ) -> SlotWriter | None:
         """Return a writer for the free slot, or None.
 
-        The result is None if no slot is free, because readers or a writer hold it or because its snapshot
-        must be kept, and also if the other slot already has this state. With the same layout as last time,
-        this takes only a few system calls.
+        The result is None if no slot is free, because readers or a writer hold it or its snapshot must be
+        kept, and also if the other slot already has this state. If the layout is the same as last time, this
+        takes only a few system calls.
 
         Args:
             layout: The layout of the new snapshot.
@@ -105,10 +106,10 @@ class Arena:
 
     @contextmanager
     def pin(self, record: CommitRecord) -> Iterator[Path]:
-        """Yield the path of a snapshot, which cannot be overwritten while the context is open.
+        """Yield the path of a snapshot, and prevent it from being overwritten while the context is open.
 
         Raises:
-            SnapshotGone: The slot has another snapshot now, or a writer is filling it.
+            SnapshotGone: The slot now has another snapshot, or a writer is filling it.
         """
         descriptor = self._lock(record)
         try:
@@ -123,8 +124,8 @@ class Arena:
     def seal(self, record: CommitRecord, threads: int = THREADS) -> int:
         """Compute, store and return the snapshot's content checksum. Raises SnapshotGone, OSError.
 
-        The slot is not pinned during this, because computing the checksum may be slow, and a writer that
-        needs the slot takes precedence.
+        The slot is not pinned meanwhile, because computing the checksum may be slow and a writer that needs
+        the slot takes precedence.
         """
         with open(record.path, "rb") as file:
             found = combine(file_crcs(file.fileno(), record.total_bytes, CHUNK_BYTES, threads))
@@ -142,7 +143,7 @@ class Arena:
         return self._page.sealed(record)
 
     def verify(self, record: CommitRecord) -> bool:
-        """Return whether the content matches the snapshot's checksum; if it has none, seal it.
+        """Return whether the content matches the snapshot's checksum. A snapshot that has none is sealed.
 
         Raises SnapshotGone.
         """
@@ -176,7 +177,7 @@ class Arena:
 
         Raises:
             ArenaBusy: No slot is free.
-            CorruptSnapshot: The announced numbers cannot be those of a snapshot; nothing has changed.
+            CorruptSnapshot: The announced numbers are impossible for a snapshot; nothing has changed.
             OSError: The slot cannot be mapped, or there is no room. `IncomingSnapshot.back` allocates the
                 memory and can still fail.
         """
@@ -199,10 +200,10 @@ class Arena:
             raise
 
     def being_read(self) -> CommitRecord | None:
-        """Return the older of two snapshots if readers hold its slot, or None if it is free or being written.
+        """Return the older of two snapshots if readers hold its slot; None if it is free or being written.
 
-        A reader may hold it for as long as it takes to write a checkpoint to storage. During that time the
-        snapshot stays intact.
+        A reader may hold the slot for as long as a checkpoint takes to be written to storage. During this
+        time the snapshot stays intact.
         """
         records = self.records()
         older = records[-1] if len(records) == SNAPSHOT_SLOTS else None
@@ -224,7 +225,7 @@ class Arena:
             unlock(descriptor)
 
     def back(self, total_bytes: int, begin: int) -> int:
-        """Allocate memory for a part of an empty slot, from `begin` on, for a snapshot of `total_bytes`.
+        """Allocate memory for one part of an empty slot, from `begin` on, for a snapshot of `total_bytes`.
 
         Returns the start of the next part, or -1 if no slot is empty and free. Raises OSError if there is no
         room.
@@ -243,7 +244,7 @@ class Arena:
             self._slots[slot].release()
 
     def whole(self, total_bytes: int) -> tuple[mmap.mmap, ...]:
-        """Return the mappings of the slots whose files already fit a snapshot of exactly `total_bytes`.
+        """Return the mappings of the slots whose files have the size for a snapshot of exactly `total_bytes`.
 
         No other thread may use this arena during the call. Raises OSError.
         """
@@ -255,7 +256,7 @@ class Arena:
         self._page.note_cost(total_bytes, seconds)
 
     def cost_s(self, total_bytes: int) -> float:
-        """Return the expected seconds for a copy of `total_bytes`, or 0 if no copy was made here before."""
+        """Return how many seconds a copy of `total_bytes` should take; 0 if no copy was made here before."""
         return self._page.cost_s(total_bytes)
 
     def close(self) -> None:
@@ -281,7 +282,7 @@ class Arena:
     def _claim(
         self, keep: frozenset[tuple[int, int]] | None, new: tuple[int, int] | None = None
     ) -> tuple[int, CommitRecord | None] | None:
-        """Lock the free slot, invalidate its record, and return the slot and its previous snapshot.
+        """Lock the free slot, invalidate its record, and return the slot with its previous snapshot.
 
         The result is None if no slot is free. It is also None if the other slot already has the state `new`,
         because all ranks of a member may try to write the same state.
@@ -292,7 +293,7 @@ class Arena:
         if slot is None or not self._slots[slot].acquire():
             return None
         held = any(_age(record) == new for record in records if record.slot != slot)
-        # If the records have changed, another writer has committed, perhaps to this slot.
+        # If the records have changed, another writer has committed a snapshot, perhaps to this slot.
         if held or self._page.raw() != before:
             self._slots[slot].release()
             return None
@@ -314,7 +315,7 @@ class Arena:
 
 
 def _free(records: tuple[CommitRecord, ...], keep: frozenset[tuple[int, int]] | None) -> int | None:
-    """Return the slot to overwrite: an empty one, or the older one that need not be kept; None if neither."""
+    """Return the slot to overwrite: an empty slot, or else the oldest that need not be kept, or None."""
     if len(records) < SNAPSHOT_SLOTS:
         taken = {record.slot for record in records}
         return next(slot for slot in range(SNAPSHOT_SLOTS) if slot not in taken)
@@ -350,17 +351,17 @@ def _content_checksum(path: Path) -> int:
 
 
 class _ClaimedSlot:
-    """A slot without a record, whose lock is held from `Arena._claim` until `abandon`."""
+    """A slot without a record, which is locked from `Arena._claim` until `abandon`."""
 
     __slots__ = ("_page", "_slot", "record")
 
     def __init__(self, page: CommitRecords, slot: Slot, record: CommitRecord) -> None:
         self._page = page
         self._slot: Slot | None = slot
-        self.record = record  # `commit` and `finish_with` write it
+        self.record = record  # written by `commit` and `finish_with`
 
     def abandon(self) -> None:
-        """Release the slot, which stays empty unless a record was written. No-op if it was released."""
+        """Release the slot, which stays empty unless a record was written. No-op if already released."""
         slot, self._slot = self._slot, None
         if slot is not None:
             slot.release()
@@ -371,7 +372,7 @@ class SlotWriter(_ClaimedSlot):
 
     `data` is the writable data area: the tensors' bytes belong at the offsets of `layout`'s entries. As long
     as the mapping stays the same, successive writers have the same `data` object, so views of it may be
-    cached by its identity. Write to them only while a writer is open.
+    cached by its identity. Write to such views only while a writer is open.
     """
 
     __slots__ = ("before", "data", "layout")
@@ -387,7 +388,7 @@ class SlotWriter(_ClaimedSlot):
     ) -> None:
         """Take over a claimed slot.
 
-        `before` is the slot's previous snapshot; `data` still has its content if the layout is the same.
+        `before` is the slot's previous snapshot. If the layout is the same, `data` still has its content.
         """
         super().__init__(page, slot, record)
         self.layout = layout
@@ -421,7 +422,7 @@ class IncomingSnapshot(_ClaimedSlot):
 
     def __init__(self, page: CommitRecords, slot: Slot, record: CommitRecord, mapping: mmap.mmap) -> None:
         super().__init__(page, slot, record)
-        self.memory = mapping  # call `back` for a range before you write to it
+        self.memory = mapping  # call `back` for a range before writing to it
 
     @property
     def total_bytes(self) -> int:
@@ -435,7 +436,7 @@ class IncomingSnapshot(_ClaimedSlot):
         self._slot.back(begin, end)
 
     def finish_with(self, crcs: Sequence[int], seal: int | None) -> CommitRecord:
-        """Commit and seal the snapshot after all bytes are written; `crcs` are the checksums of its chunks.
+        """Commit and seal the snapshot when all bytes are written. `crcs` are the checksums of its chunks.
 
         Raises:
             CorruptSnapshot: The checksum differs from the sender's `seal`; nothing was committed.

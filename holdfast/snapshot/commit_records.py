@@ -1,7 +1,7 @@
 """Record which slot of an arena has which complete snapshot, and the snapshot's checksum.
 
 All processes of a member map one page, which has two commit records and two seals, each with its own CRC32.
-A torn or foreign record fails its CRC check and counts as missing. No other recovery is needed.
+A torn or foreign record fails its CRC check and counts as missing, so no other recovery is needed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _COST = struct.Struct("<8sQd")  # magic, bytes, seconds
 COST_MAGIC = b"HFCOST01"
 
 
-class CommitRecord(NamedTuple):  # constructed in each snapshot, five times as fast as a frozen dataclass
+class CommitRecord(NamedTuple):  # constructed in each snapshot, and five times as fast as a frozen dataclass
     """One complete snapshot. `sequence` differs between any two commits to the same slot."""
 
     slot: int
@@ -46,7 +46,7 @@ class CommitRecord(NamedTuple):  # constructed in each snapshot, five times as f
 
 
 class CommitRecords:
-    """The mapped page. A writer must hold the slot's lock; readers need no lock."""
+    """The mapped page. A writer must hold the lock of the slot; readers need no lock."""
 
     def __init__(self, directory: Path) -> None:
         """Map the page, creating it if missing. Raises OSError, including when there is no room."""
@@ -58,7 +58,7 @@ class CommitRecords:
             self._page = mmap.mmap(descriptor, PAGE_BYTES)
         finally:
             os.close(descriptor)
-        # the last result of `read` for each slot, with the bytes that it was read from
+        # the last result of `read` for each slot, with the bytes from which it was read
         self._seen: list[tuple[bytes, CommitRecord | None]] = [(b"", None)] * SNAPSHOT_SLOTS
 
     @property
@@ -67,11 +67,11 @@ class CommitRecords:
         return self._paths
 
     def raw(self) -> bytes:
-        """Return the records' bytes, to detect commits between two calls."""
+        """Return the records' bytes, which differ after a commit."""
         return self._page[:_SEALS_OFFSET]
 
     def read(self, slot: int) -> CommitRecord | None:
-        """Return the slot's record, or None if it is empty or torn."""
+        """Return the slot's record; None if the slot is empty or the record is torn."""
         begin = slot * RECORD_BYTES
         whole = self._page[begin : begin + RECORD_BYTES]
         if self._seen[slot][0] != whole:
@@ -88,12 +88,12 @@ class CommitRecords:
         return CommitRecord(slot, generation, step, world_size, total, self._paths[slot], sequence)
 
     def next_sequence(self) -> int:
-        """Return a number above that of any commit so far, including discarded ones."""
+        """Return a higher number than any commit so far has had, discarded or not."""
         first, second = _SEQUENCE.unpack_from(self._page)
         return int((max(first, second) + 1) % 2**64)
 
     def write(self, record: CommitRecord) -> None:
-        """Write the record of its slot, whose content must already be complete."""
+        """Write a record. The content of its slot must already be complete."""
         body = _RECORD.pack(
             RECORD_MAGIC,
             record.generation,
@@ -116,7 +116,7 @@ class CommitRecords:
             self._page[end - _CRC.size : end] = _CRC.pack(wrong)
 
     def sealed(self, record: CommitRecord) -> int | None:
-        """Return the content checksum of exactly this record, or None if it has none."""
+        """Return the content checksum that belongs to exactly this record; None if there is none."""
         begin = _seal(record.slot)
         body = _checked(self._page[begin : begin + SEAL_BYTES])
         if body is None:
@@ -139,9 +139,9 @@ class CommitRecords:
         self._page[_COST_OFFSET : _COST_OFFSET + _COST.size + _CRC.size] = body + _CRC.pack(zlib.crc32(body))
 
     def cost_s(self, total_bytes: int) -> float:
-        """Return the expected seconds for a copy of `total_bytes`, derived from the last copy; 0 if unknown.
+        """Return how many seconds a copy of `total_bytes` should take, from the last copy; 0 if unknown.
 
-        A copy of fewer bytes than the last one is expected to take the same time.
+        A copy of fewer bytes is expected to take as long as the last copy.
         """
         body = _checked(self._page[_COST_OFFSET : _COST_OFFSET + _COST.size + _CRC.size])
         if body is None:

@@ -22,9 +22,9 @@ RUN/                         the run's folder: one for each local run, one for e
       RANK-GENERATION-STEP-CHECKSUM.bin
 ```
 
-If the keeper of a local run was killed, the members remove the run's folder. Each process of a member calls
-`leave_member` when it ends. If the keeper has ended, `leave_member` removes the member's folder; the last
-member finds no other member's folder and removes the run's folder too.
+If the keeper of a local run was killed, the members remove the run's folder: each process of a member calls
+`leave_member` when it ends, which removes the member's folder if the keeper has ended. The last member finds
+no other member's folder and removes the run's folder too.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ MEMBER_FILE = re.compile(
 RUN_FILE = re.compile(rf"{IMPORT}(/{_PACKAGE})?|{TURN_PREFIX}[^/]+")
 """Paths below the run's folder that are restored as well, except the members' folders and `OWNER`."""
 
-KEEPER_EXIT_S = 5.0  # bounds the wait for a dead keeper's last thread
+KEEPER_EXIT_S = 5.0  # the limit of the wait for a dead keeper's last thread
 POLL_S = 0.002
 
 
@@ -93,7 +93,7 @@ def slot_name(slot: int) -> str:
 
 
 def is_slot(name: str) -> bool:
-    """Return True for a file of `ARENA` that belongs to a slot."""
+    """Return True if a file of `ARENA` belongs to a slot."""
     return name.startswith(_SLOT_PREFIX)
 
 
@@ -103,12 +103,12 @@ def private_name(rank: int) -> str:
 
 
 def kept_name(rank: int) -> str:
-    """Return the name in `ARENA` of the private states that this member stores for another member's rank."""
+    """Return the name in `ARENA` of the private states that this member keeps for another member's rank."""
     return f"kept-{rank:05d}.bin"
 
 
 def restored_stem(rank: int, generation: int, step: int) -> str:
-    """Return the start of the name, in `RESTORED`, of the private state from which a rank was started."""
+    """Return how the name, in `RESTORED`, of the private state from which a rank was started begins."""
     return f"{rank:05d}-{generation:08d}-{step:012d}"
 
 
@@ -124,8 +124,8 @@ def leave_member(member: Path, keeper: int) -> None:
     """Call `remove_if_abandoned` if `keeper`, the parent of this process at its start, has ended.
 
     The kernel signals the parent's death to a child as soon as the thread that started the child ends. Until
-    all other threads of the keeper have ended too, the keeper remains the parent and holds its lock. So this
-    waits up to `KEEPER_EXIT_S` for those threads.
+    its other threads have ended too, the keeper remains the parent and holds its lock. So this waits up to
+    `KEEPER_EXIT_S` for them.
     """
     deadline = time.monotonic() + KEEPER_EXIT_S
     while os.getppid() == keeper:
@@ -136,7 +136,7 @@ def leave_member(member: Path, keeper: int) -> None:
 
 
 def remove_if_abandoned(member: Path) -> None:
-    """Remove a member's folder if the run is abandoned, and the run's folder after the last member's.
+    """If the run is abandoned, remove a member's folder and, after the last of these, the run's folder.
 
     Never raises. A retry is safe.
     """
@@ -153,7 +153,7 @@ def remove_if_abandoned(member: Path) -> None:
 
 
 def is_abandoned(run: Path, *, without_owner: bool = False) -> bool:
-    """Return whether the run's `holdfast run` has ended, so that no process holds the owner's lock.
+    """Return whether the run's keeper has ended, so that no process holds its lock.
 
     `without_owner` is the result for a folder without the file `OWNER`. A member does not remove such a
     folder, because it may not belong to a run; code that finds folders by the name pattern of runs does.
@@ -165,7 +165,8 @@ def is_abandoned(run: Path, *, without_owner: bool = False) -> bool:
     except OSError:  # another user owns the folder
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: several processes may check at once
+        # Shared, because several processes may check at once.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     finally:

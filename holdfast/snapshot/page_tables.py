@@ -1,10 +1,9 @@
 """Enter the pages of the slots into this process's page tables before a copy needs them.
 
 A process's first write to each page of a mapped file causes a page fault, even if the page is in memory. For
-a large state, these faults take twice as long as the copy. A new process has had none of them yet, and a
-recovery may wait for its first copy. So a thread populates the page tables during the first steps. It works
-in small pieces, because threads that map or unmap memory wait for a piece to end. It neither reads nor
-changes the content of the slots.
+a large state, these faults take twice as long as the copy, and a recovery may wait for a new process's first
+copy. So a thread populates the page tables during the first steps. It works in small pieces, because threads
+that map or unmap memory wait for a piece to end. It neither reads nor changes the content of the slots.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ PAUSES = 2.0  # a pause lasts this many times as long as the piece before it
 
 
 def populate_ahead(arena: Arena, total_bytes: int) -> threading.Thread | None:
-    """Start a thread that populates the slots of exactly `total_bytes`; return it, or None if there are none.
+    """Start and return a thread that populates the slots of exactly `total_bytes`; None if there are none.
 
-    No other thread may use `arena` during the call. Afterwards any may, because the new thread uses only the
-    mappings. Raises OSError.
+    No other thread may use `arena` during the call. Afterwards any thread may, because the new thread uses
+    only the mappings. Raises OSError.
     """
     found = arena.whole(total_bytes) if total_bytes >= LEAST_BYTES else ()
     if not found:
@@ -46,5 +45,5 @@ def _populate_slots(mappings: Sequence[mmap.mmap]) -> None:
         for at in range(0, len(mapping), PIECE_BYTES):
             began = time.perf_counter()
             if not populate(address + at, min(PIECE_BYTES, len(mapping) - at)):
-                break  # the file has become shorter, or the kernel is too old
+                break  # the file was truncated, or the kernel is too old
             time.sleep(PAUSES * (time.perf_counter() - began))

@@ -1,13 +1,13 @@
 """Store one rank's private state (random generators, data position) of recent steps in a mapped file.
 
 The rank writes an entry in every step, without a system call. The sidecar, and the process that takes over
-the rank, can read the file at any time, even during a write or after the writer was killed: an entry whose
-record fails its CRC counts as missing.
+the rank, can read the file at any time, even during a write or after the writer was killed, because an entry
+whose record fails its CRC counts as missing.
 
 The file consists of a header page and one entry for each place of the ruler (`holdfast.protocol.kept_steps`).
-An entry has a record of 64 bytes and room for `capacity` bytes. For states of more than 1 MiB there are only
-a few places, so the file is at most about nine times as large as one state. Before the entry of a pinned step
-is overwritten, it is moved to one of the last places.
+An entry has a record of 64 bytes and room for `capacity` bytes. States of more than 1 MiB have only a few
+places, so the file is at most about nine times as large as one state. Before the entry of a pinned step is
+overwritten, it is moved to one of the last places.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from holdfast.protocol import kept_steps
 
 HEADER_BYTES = 4096
 RECORD_BYTES = 64
-DEFAULT_CAPACITY_BYTES = 32 << 10  # RNG states are about 8 KiB, data positions less than 1
-MAX_CAPACITY_BYTES = 1 << 30  # also the limit for states that members exchange
-FEW_BYTES = 1 << 20  # there are only a few places for larger states
+DEFAULT_CAPACITY_BYTES = 32 << 10  # random states take about 8 KiB, and data positions less than 1 KiB
+MAX_CAPACITY_BYTES = 1 << 30  # this is also the limit for states that members exchange
+FEW_BYTES = 1 << 20  # larger states have only a few places
 _MAGIC = b"HFPRIV03"
 _HEADER = struct.Struct("<8sIIQ")  # magic, rank, every, capacity
 _RECORD = struct.Struct("<IIQQQI24x")  # magic, flags, generation, step, length, CRC32 of the blob
@@ -83,7 +83,7 @@ class _Shape:
 
 
 class PrivateReader:
-    """Reads a rank's store, from any process and at any time. A missing store has no entries."""
+    """Reads a rank's store, in any process and at any time. A missing store has no entries."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
@@ -111,10 +111,10 @@ class PrivateReader:
         return max(found, key=lambda blob: blob.generation, default=None)
 
     def stored(self, generation: int, step: int) -> StoredEntry | None:
-        """Return the entry in the place of `step` if it is of `generation` and of this step or a later one.
+        """Return the entry in the place of `step` if it has this `generation` and this or a later step.
 
-        If there is such an entry, this reads only one record and makes no system call, so it can be called in
-        every step. Otherwise it maps the file again if the file was replaced.
+        If the entry exists, this reads only one record and makes no system call, so it can be called in every
+        step. Otherwise it maps the file again if the file was replaced.
         """
         found = self._in_place_of(generation, step)
         if found is None:
@@ -178,7 +178,7 @@ class PrivateReader:
 
 
 class PrivateStore(PrivateReader):
-    """Writes a rank's store, in one process at a time; also reads the entries of earlier writers."""
+    """Writes a rank's store, in one process at a time. It also reads the entries of earlier writers."""
 
     def __init__(
         self,
@@ -190,17 +190,16 @@ class PrivateStore(PrivateReader):
     ) -> None:
         """Open the store at `path`, or create it.
 
-        The entries of an existing store are kept if it belongs to this rank. A damaged file, or one of
+        The entries of an existing store are kept if it belongs to this rank. A damaged file, or the file of
         another rank, is replaced.
 
         Args:
             path: The file; its directory exists.
             rank: The rank to which the states belong.
             capacity_bytes: The size of the largest blob that fits without a new file.
-            every: Keep the last 4 multiples of this in addition to the ruler's steps, if states are small;
-                0 keeps none.
-            pins: Returns the one or two steps whose states must be kept: those of the existing snapshots.
-                Each `put` calls it. The result may lack a snapshot that is less than three steps old.
+            every: If states are small, keep the last 4 multiples of this in addition to the ruler's steps; 0
+            keeps none. pins: Returns the steps of the one or two existing snapshots, whose states must be
+            kept. Each `put` calls it. The result may lack a snapshot that is less than three steps old.
 
         Raises:
             OSError: There is no room (ENOSPC); an existing store is unchanged.
@@ -245,12 +244,12 @@ class PrivateStore(PrivateReader):
         for place in places:
             begin = HEADER_BYTES + place * shape.stride_bytes
             after = begin + RECORD_BYTES
-            content[begin:after] = _NONE  # so that a kill during the copy leaves no mixed entry
+            content[begin:after] = _NONE  # so that a writer killed during the copy leaves no mixed entry
             content[after : after + length] = blob
             content[begin:after] = record
 
     def _save_pinned(self, begin: int, generation: int, step: int) -> None:
-        """Move the entry at `begin` if its step is pinned and it is not the entry about to be written."""
+        """Move the entry at `begin` if its step is pinned and is not the step about to be written."""
         content, shape = self._map, self._shape
         assert content is not None
         pinned = self._pins()
@@ -267,7 +266,7 @@ class PrivateStore(PrivateReader):
         content[there : there + RECORD_BYTES] = content[begin : begin + RECORD_BYTES]
 
     def _worth(self, begin: int, new: int, pinned: Collection[int]) -> tuple[bool, bool, int, int]:
-        """Return a sort key for the entry at `begin`; an entry of step `new` replaces the lowest one."""
+        """Return a sort key for the entry at `begin`. An entry of step `new` replaces the lowest entry."""
         assert self._map is not None
         found = _unpack(self._map[begin : begin + RECORD_BYTES])
         if found is None:
@@ -276,7 +275,7 @@ class PrivateStore(PrivateReader):
         return held.step != new, held.step in pinned, held.generation, held.step
 
     def _rebuild(self, shape: _Shape, copied: bool) -> None:
-        """Replace the file atomically with one of `shape`, including its entries if `copied`."""
+        """Atomically replace the file with a file of `shape`; keep its entries if `copied`."""
         entries = list(self._entries()) if copied else []
         # Oldest first, so that the newest of several entries for one place remains.
         entries.sort(key=lambda entry: (entry[0].generation, entry[0].step))
@@ -302,7 +301,7 @@ class PrivateStore(PrivateReader):
         self._map_writable()
 
     def _look_again(self) -> None:
-        """Map the file if it is not mapped. The mapping stays valid, as only this store replaces the file."""
+        """Map the file if it is not mapped. The mapping stays valid: only this store replaces the file."""
         if self._map is None:
             super()._look_again()
 
@@ -315,7 +314,7 @@ class PrivateStore(PrivateReader):
 
 
 def _with_room(length: int) -> int:
-    """Return a capacity that leaves a state of `length` bytes some room to grow."""
+    """Return a capacity with some room for a state of `length` bytes to grow."""
     return max(length, min(length + min(length // 4, FEW_BYTES), MAX_CAPACITY_BYTES))
 
 

@@ -1,11 +1,11 @@
 """Lock, allocate and map one slot file of an arena.
 
 A process that accesses the content holds the file's flock: exclusive to write, shared to read. The kernel
-releases the lock when the process ends, so a dead writer blocks no other process. Because of the lock, no
-process shrinks a file during a read, which would cause a SIGBUS.
+releases the lock when the process ends, so a dead writer blocks no other process. The lock also prevents a
+file from shrinking while it is read, which would cause a SIGBUS.
 
-A forked child, such as a DataLoader worker, would share the open file and thus the lock, and would keep it
-after its parent's death. So a child closes the files that its parent has locked. A mapping has its own
+A forked child, such as a DataLoader worker, would share the open file and so the lock, and would keep the
+lock after its parent's death. So a child closes the files that its parent has locked. A mapping has its own
 descriptor, which cannot be closed separately, so each mapping uses a second open of the file.
 """
 
@@ -74,7 +74,8 @@ class Slot:
                 self._unmap()
             if status.st_size > total_bytes:
                 os.ftruncate(self._descriptor, total_bytes)
-            # One call extends and allocates, so that a kill never leaves a sparse file of full size.
+            # One call both extends and allocates, so that a killed writer never leaves a sparse file of full
+            # size.
             os.posix_fallocate(self._descriptor, 0, total_bytes)
         if self._mapping is None or len(self._mapping) != total_bytes:
             self._unmap()
@@ -82,10 +83,10 @@ class Slot:
         return self._mapping
 
     def stretch(self, total_bytes: int) -> mmap.mmap:
-        """Return a mapping of exactly `total_bytes`, which `back` must still back with memory.
+        """Return a mapping of exactly `total_bytes`, for which `back` must still allocate memory.
 
-        The caller must hold the lock. A kill may leave a sparse file, which has no record; `fit` allocates
-        its holes later.
+        The caller must hold the lock. A killed writer may leave a sparse file without a record, whose holes
+        `fit` allocates later.
         """
         status = os.fstat(self._descriptor)
         self._backed = status.st_size == total_bytes and status.st_blocks * BLOCK_BYTES >= total_bytes
@@ -102,7 +103,7 @@ class Slot:
         return self._mapping
 
     def back(self, begin: int, end: int) -> None:
-        """Back a range with memory, which is necessary before a write to it.
+        """Allocate memory for a range, which is necessary before a write to it.
 
         The caller must hold the lock; several of its threads may call this at the same time.
 
@@ -130,7 +131,7 @@ class Slot:
         if status.st_size != total_bytes or status.st_blocks * BLOCK_BYTES < total_bytes:
             return None
         self._open()
-        if os.fstat(self._descriptor).st_size != total_bytes:  # another process has just changed it
+        if os.fstat(self._descriptor).st_size != total_bytes:  # another process has just changed the file
             return None
         if self._mapping is None or len(self._mapping) != total_bytes:
             self._unmap()
@@ -152,9 +153,9 @@ class Slot:
         return self._data
 
     def size_bytes(self) -> int:
-        """Return the size of the file. Needs no lock. Raises OSError, for example if the file is missing."""
+        """Return the size of the file, without a lock. Raises OSError, for example if the file is missing."""
         if self._is_open():
-            status = os.fstat(self._descriptor)  # half the time of a `stat` by path
+            status = os.fstat(self._descriptor)  # takes half as long as a `stat` by path
             if status.st_nlink:
                 return status.st_size
         return os.stat(self._path).st_size  # noqa: PTH116  # faster than Path.stat; called in every snapshot
@@ -177,7 +178,7 @@ class Slot:
     def _is_reachable(self) -> bool:
         """Return whether other processes can still open the same file.
 
-        They cannot once it was removed, unless the keeper has restored it. A restored file still has no hard
+        A removed file cannot be opened unless the keeper has restored it. A restored file still has no hard
         link, but the path is a symbolic link to it.
         """
         ours = os.fstat(self._descriptor)
@@ -190,7 +191,7 @@ class Slot:
         return (found.st_dev, found.st_ino) == (ours.st_dev, ours.st_ino)
 
     def _is_open(self) -> bool:
-        """Return whether this process opened the file; a forked child would share its parent's lock."""
+        """Return whether this process, and not its parent, opened the file: a child would share that lock."""
         return self._descriptor >= 0 and self._opened_by == os.getpid()
 
     def close_inherited(self) -> None:
@@ -201,7 +202,7 @@ class Slot:
         self._held = threading.Lock()
 
     def _unmap(self) -> None:
-        # Do not close the mapping, because tensors may still use it; it ends with the last of them.
+        # Do not close the mapping, because tensors may still use it. It is unmapped with the last of them.
         self._data = None
         self._mapping = None
 
@@ -225,7 +226,7 @@ def lock_shared(path: Path) -> int | None:
 
 
 def unlock(descriptor: int) -> None:
-    """Close a descriptor of `lock_shared`, which releases its lock."""
+    """Close a descriptor from `lock_shared`, which releases the lock."""
     _shared.discard(descriptor)
     os.close(descriptor)
 

@@ -1,8 +1,8 @@
 """Copy many tensors at the bandwidth of main memory.
 
-One thread that copies pieces of a few megabytes reaches only half the bandwidth, because memcpy reads each
-target line before it writes it if the size is below a threshold near the cache's size. Several threads reach
-all of it. Ordinary threads suffice, because the interpreter's lock (GIL) is free during the copy of a piece.
+One thread that copies pieces of a few megabytes reaches only half the bandwidth, because below a size near
+that of the cache, memcpy reads each target line before it writes the line. Several threads reach the full
+bandwidth. Ordinary threads suffice, because the interpreter's lock (GIL) is free during the copy of a piece.
 With many small pieces, however, the threads would spend more time waiting for that lock than copying. So
 small tensors with adjacent targets are copied with one call of `torch.cat`.
 """
@@ -22,13 +22,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-THREADS = min(4, os.cpu_count() or 1)  # more do not help, because memory bandwidth is the limit
-ALONE_BYTES = 4 << 20  # one thread copies less than this before another thread could wake up
-AHEAD_BYTES = 1 << 20  # the calling thread copies this much before the others have woken up
+THREADS = min(4, os.cpu_count() or 1)  # more threads do not help, because memory bandwidth is the limit
+ALONE_BYTES = 4 << 20  # one thread copies this much before another thread could wake up
+AHEAD_BYTES = 1 << 20  # the calling thread copies this much before the other threads have woken up
 SMALL_BYTES = 128 << 10  # a piece whose copy takes about as long as a handover of the interpreter's lock
-FRESH_BYTES = 1 << 20  # of new memory at once, so that it is still in the cache when it is written
-COMPARED_BYTES = 1 << 20  # at once, so that a difference is still in the cache when it is copied
-PIECE_BYTES = 64 << 20  # between two reports of progress; with longer intervals, a copy would seem stuck
+# How much new memory is populated at once, so that it is still in the cache when it is written.
+FRESH_BYTES = 1 << 20
+# How much is compared at once, so that a difference is still in the cache when it is copied.
+COMPARED_BYTES = 1 << 20
+# Between two reports of progress; with longer intervals, a copy would appear to be stuck.
+PIECE_BYTES = 64 << 20
 
 
 _Memory = ctypes.c_ubyte * (1 << 47)  # one type for all sizes, because creating a type takes long
@@ -38,7 +41,7 @@ _memcmp.restype = ctypes.c_int
 _madvise = ctypes.CDLL(None).madvise  # mmap.madvise holds the interpreter's lock during the call
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _madvise.restype = ctypes.c_int
-_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE: one call instead of a fault per page
+_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, which replaces a fault per page by one call
 
 
 def _nothing() -> None:
@@ -51,7 +54,7 @@ _Piece = tuple[int, int, int]  # target, source, bytes
 
 
 class ParallelCopy:
-    """A copy of many tensors that can be repeated as long as the tensors keep their addresses."""
+    """A copy of many tensors, which can be repeated as long as the tensors keep their addresses."""
 
     def __init__(
         self,
@@ -61,12 +64,14 @@ class ParallelCopy:
         sparing: bool = False,
         fresh: bool = False,
     ) -> None:
-        """Prepare to copy each source into its target, which has the same type and shape; both on the CPU.
+        """Prepare to copy each source into its target. Both are on the CPU and have the same type and shape.
 
-        Set `sparing` if the targets probably equal the sources: all bytes are then compared, and only pieces
-        that differ are written. Set `fresh` if the targets' memory may not have been written before.
+        Set `sparing` if the targets are probably equal to the sources, so that all bytes are compared and
+        only pieces that differ are written. Set `fresh` if the targets' memory may not have been written
+        before.
         """
-        self.differed: list[int] = []  # addresses of the sources' stretches that a sparing copy had to write
+        # The addresses of the sources' stretches that a sparing copy had to write.
+        self.differed: list[int] = []
         self._held = list(zip(targets, sources, strict=True))  # keeps the memory of all pieces alive
         dense = [(t, s) for t, s in self._held if t.is_contiguous() and s.is_contiguous()]
         self._strided = [(t, s) for t, s in self._held if not (t.is_contiguous() and s.is_contiguous())]
@@ -100,7 +105,7 @@ class ParallelCopy:
 
 
 class _Turn:
-    """A task for another thread. It uses a bare lock, because a Future takes twice as long to return."""
+    """A task for another thread. It uses a bare lock, because a Future takes twice as long."""
 
     __slots__ = ("_done", "_work", "error")
 
@@ -124,19 +129,19 @@ class _Turn:
 
 _queued: queue.SimpleQueue[_Turn] = queue.SimpleQueue()
 _threads: list[threading.Thread] = []
-os.register_at_fork(after_in_child=_threads.clear)  # a child does not inherit its parent's threads
+os.register_at_fork(after_in_child=_threads.clear)  # a forked child does not inherit its parent's threads
 
 
 def same_bytes(one: int | bytes, other: int | bytes, size: int) -> bool:
-    """Compare `size` bytes at two addresses or of bytes objects, without the interpreter's lock."""
+    """Compare `size` bytes at two addresses, or of bytes objects, without holding the interpreter's lock."""
     return bool(_memcmp(one, other, size) == 0)
 
 
 def populate(address: int, size: int) -> bool:
-    """Back a range with memory in one call instead of one fault per page, without changing its content.
+    """Allocate memory for a range in one call instead of one fault per page, without changing its content.
 
-    Returns False if there is no room or the kernel is older than 5.14. In that case, the first write to each
-    page causes a fault, as usual.
+    Returns False if there is no room or the kernel is older than 5.14. The first write to each page then
+    causes a fault, as usual.
     """
     begin = address // mmap.PAGESIZE * mmap.PAGESIZE
     return bool(_madvise(begin, address + size - begin, _POPULATE_WRITE) == 0)
@@ -172,7 +177,7 @@ def _take_turns() -> None:
 def _shares(pairs: Sequence[_Pair], first: int, most: int) -> list[list[_Pair]]:
     """Distribute all bytes, in order, to shares of `most` bytes; the first share has `first` bytes.
 
-    A tensor that does not fit into the rest of a share is split.
+    A tensor that does not fit into the remainder of a share is split.
     """
     shares: list[list[_Pair]] = [[]]
     room = first

@@ -1,16 +1,16 @@
-"""Determine, with the kernel's help, which pages of this process's memory were written since a given time.
+"""Determine, with the kernel's help, which pages of this process's memory were written since a watch began.
 
 Linux 6.7 and later can write-protect pages so that the first write to a page causes a fault, which the kernel
-resolves and records. This is userfaultfd with UFFD_FEATURE_WP_ASYNC; the PAGEMAP_SCAN ioctl lists the pages
+resolves and records. This is userfaultfd with UFFD_FEATURE_WP_ASYNC. The PAGEMAP_SCAN ioctl lists the pages
 that are no longer protected (Documentation/admin-guide/mm/userfaultfd.rst and pagemap.rst;
 include/uapi/linux/userfaultfd.h and fs.h). The kernel records writes from every source: all threads and
 libraries, read(2), and other processes that use process_vm_writev or ptrace. A page is protected only once,
-so a written page remains listed, and writes cost at most one fault per page.
+so a written page remains listed, and writes cause at most one fault per page.
 
-Memory in which writes could be missed is not watched: shared memory and mapped files, which other processes
-may write; any memory if some is pinned when the watch begins (VmPin), because a device writes to it without a
-fault; and a child's memory after a fork. One case remains undetected: a read with O_DIRECT that another
-thread began before the watch and that ends after the watch has begun.
+Memory is not watched if writes could be missed. This applies to shared memory and mapped files, which other
+processes may write; to all memory if any is pinned when the watch begins (VmPin), because a device writes to
+it without a fault; and to a child's memory after a fork. One case remains undetected: a read with O_DIRECT
+that another thread began before the watch and that ends after the watch has begun.
 
 Memory that is unmapped, moved or mapped again loses its registration, and a scan of it fails with EPERM. The
 kernel has one defect: after a whole page table was dropped (MADV_DONTNEED of 2 MiB), the scan reports no
@@ -32,11 +32,12 @@ from pathlib import Path
 
 from holdfast.snapshot import tensor_copy
 
-MOST_RANGES = 4096  # each may cut a mapping in three, and a process may have some 65,000 mappings
-MOST_STRETCHES = 128  # of one range; the rest of the range after them counts as written
+# Each range may split a mapping in three, and a process may have only some 65,000 mappings.
+MOST_RANGES = 4096
+MOST_STRETCHES = 128  # how many stretches of a range are listed; the range after them counts as written
 
 _SYSCALL = {"x86_64": 323, "aarch64": 282}  # userfaultfd
-_USER_MODE_ONLY = 1  # sufficient, because the kernel resolves all faults; needs no privilege
+_USER_MODE_ONLY = 1  # sufficient because the kernel resolves all faults, and needs no privilege
 _NEW = 0xAA00  # USERFAULTFD_IOC_NEW of /dev/userfaultfd
 _API = 0xC018AA3F  # UFFDIO_API: struct uffdio_api {api, features, ioctls}
 _REGISTER = 0xC020AA00  # UFFDIO_REGISTER: struct uffdio_register {start, len, mode, ioctls}
@@ -45,19 +46,19 @@ _FEATURES = 1 << 15 | 1 << 13  # UFFD_FEATURE_WP_ASYNC, UFFD_FEATURE_WP_UNPOPULA
 _SCAN = 0xC0606610  # PAGEMAP_SCAN
 _ARGUMENT = struct.Struct("=12Q")  # struct pm_scan_arg; its fifth field receives the end of the scan
 _CHECKED = 2  # PM_SCAN_CHECK_WPASYNC: fail if a page is not registered
-_WRITTEN = 2  # PAGE_IS_WRITTEN; without other categories, the kernel uses a faster path
+_WRITTEN = 2  # PAGE_IS_WRITTEN; if no other category is requested, the kernel uses a faster path
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TABLE = 2 << 20  # the least number of bytes that a page table maps
 
 Range = tuple[int, int]  # address, bytes
-Stretch = tuple[int, int]  # from byte, to byte of a range
+Stretch = tuple[int, int]  # first byte and end byte of a stretch within a range
 
 _log = logging.getLogger(__name__)
 
 
 class WrittenPages:
-    """Watches ranges of this process's memory for writes, starting when it is constructed."""
+    """Watches ranges of this process's memory for writes from its construction on."""
 
     def __init__(self, ranges: Iterable[Range]) -> None:
         """Watch the `MOST_RANGES` largest of the ranges, except those that cannot be watched.
@@ -96,8 +97,8 @@ class WrittenPages:
     def written(self, what: Range) -> tuple[Stretch, ...]:
         """Return, in order, the stretches of a range that may have been written since the watch began.
 
-        Writes during or after this call may appear only in the next one. The result is the whole range if it
-        is not watched, or no longer. Any thread may call this.
+        Writes during or after this call may appear only in the next result. The result is the whole range if
+        the range is not watched, or no longer watched. Any thread may call this.
         """
         address, size = what
         if not self._files or os.getpid() != self._pid or what not in self._watched:
@@ -125,7 +126,7 @@ class WrittenPages:
 
 
 def watch(ranges: Iterable[Range]) -> WrittenPages | None:
-    """Start watching `ranges`; return None if that is not possible. Errors go to the debug log."""
+    """Start watching `ranges`; return None, and log the error at debug level, if that is not possible."""
     try:
         if _pinned():
             return None
@@ -155,8 +156,8 @@ os.register_at_fork(after_in_child=_close_in_child)
 def _userfaultfd() -> int:
     """Return a new userfaultfd.
 
-    If a seccomp filter is active, the system call is avoided, because some filters kill a process that makes
-    a call unknown to them. The device /dev/userfaultfd needs only open(2) and ioctl(2), which filters permit.
+    The system call is avoided if a seccomp filter is active, because some filters kill a process that makes a
+    call unknown to them. The device /dev/userfaultfd needs only open(2) and ioctl(2), which filters permit.
     """
     if _status("Seccomp") == 0 and (number := _SYSCALL.get(platform.machine())) is not None:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -177,7 +178,7 @@ def _pinned() -> bool:
 
 
 def _status(name: str) -> int:
-    """Return the number `name` of /proc/self/status, or -1 if it is missing."""
+    """Return the number called `name` in /proc/self/status; -1 if it is missing."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1])
@@ -211,13 +212,13 @@ def _is_within(spans: list[Stretch], what: Range) -> bool:
 
 
 def _pages(what: Range) -> Stretch:
-    """Return the start and end of the pages that the range overlaps."""
+    """Return the start and the end of the pages that the range overlaps."""
     address, size = what
     return address // _PAGE * _PAGE, -(-(address + size) // _PAGE) * _PAGE
 
 
 def _touch(what: Range) -> None:
-    """Read one byte per page table, including those that map only the start or end of the range."""
+    """Read one byte per page table, including tables that map only the start or the end of the range."""
     address, size = what
     tensor_copy.sampled_bytes(address, size, size)
     ahead = -address % _TABLE

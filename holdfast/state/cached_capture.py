@@ -1,8 +1,8 @@
-"""Collect the replicated state for each snapshot, reusing the last result while no tensor has moved.
+"""Collect the replicated state for each snapshot, reusing the last result until a tensor moves.
 
 From one snapshot to the next, the tensors are nearly always the same objects at the same addresses, and only
-numbers such as learning rates differ. So the last result remains valid as long as its sources are identical:
-the items of the modules' tables and of the optimizers' states, and the memory of each tensor.
+numbers such as learning rates differ. So the last result remains valid as long as its sources are unchanged:
+the entries of the modules' and optimizers' tables, and the memory address of each tensor.
 """
 
 from __future__ import annotations
@@ -22,20 +22,22 @@ if TYPE_CHECKING:
 
 dumps = json.JSONEncoder(separators=(",", ":")).encode
 _FIXED = (bool, int, float, str, type(None))  # immutable types
-# None of the data is in a CPU cache, so each access waits for memory. The code accesses as little of it as
-# possible, and these helpers iterate without executing Python code for each item.
+# None of the data is in a CPU cache, so each access waits for memory. The code therefore reads as little as
+# possible, and these helpers iterate without running Python code for each item.
 _values, _flat = methodcaller("values"), chain.from_iterable
 
 
 class CachedCollector:
-    """Returns what `capture.collect` returns for `objects`, from a cache while its sources are unchanged."""
+    """Returns the result of `capture.collect` for `objects`, from a cache while its sources are unchanged."""
 
     def __init__(self, objects: Mapping[str, Any], more: Callable[[], Mapping[str, Any]] = dict) -> None:
         """Prepare to collect `objects`; `more` returns additional entries of the document."""
         self._objects = objects
         self._more = more
-        self._tables: list[Mapping[str, Any]] = []  # of parameters, submodules, averaged models' buffers
-        self._sources: list[Any] = []  # references, so that no new object can reuse the identity of a source
+        # The tables of parameters, submodules and averaged models' buffers.
+        self._tables: list[Mapping[str, Any]] = []
+        # The sources are kept alive, so that no new object can get the same identity.
+        self._sources: list[Any] = []
         self._tensors: list[tuple[str, torch.Tensor]] = []
         self._live_tensors: list[torch.Tensor] = []
         self._addresses: tuple[list[Any], ...] = ()
@@ -48,7 +50,7 @@ class CachedCollector:
         While no tensor has moved, the list is the same object as in the last call.
 
         Raises:
-            BadInput: a state has a value that is neither a tensor nor JSON; the message names it.
+            BadInput: a state contains a value that is neither a tensor nor JSON; the message names the value.
         """
         text = self._text() if self._is_unchanged() else None
         return self._collect_all() if text is None else (self._tensors, text)
@@ -63,7 +65,8 @@ class CachedCollector:
         averages = torch.optim.swa_utils.AveragedModel
         self._tables += [m._buffers for top in modules for m in top.modules() if isinstance(m, averages)]
         found = self._found()
-        # Values of other types, such as lists and mappings, could change while their identity stays the same.
+        # Values of other types, such as lists and mappings, may change although their identity stays the
+        # same.
         fixed = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, str, int, float, type(None))
         self._live_tensors = [tensor for _, tensor in tree.tensors]
         self._tensors, self._addresses = tree.tensors, _addresses(self._live_tensors)
@@ -99,7 +102,7 @@ class CachedCollector:
         return found
 
     def _text(self) -> str | None:
-        """Return the current document, or None if it refers to tensors that the cache does not cover."""
+        """Return the current document, or None if it refers to tensors that the cache does not know."""
         import torch
 
         parts, rest = [], CollectedState()
@@ -128,7 +131,7 @@ def _look_into(optimizer: torch.optim.Optimizer, found: list[Any]) -> None:
 
 
 def _changes(document: Mapping[str, Any]) -> bool:
-    """Return whether parts of an optimizer's document other than its groups may change in every step."""
+    """Return whether an optimizer's document may change in every step, apart from its groups."""
     inner = document.get("inner", {}).values()
     return "own" in document or "other" in document or any("param_groups" in d or _changes(d) for d in inner)
 
@@ -159,8 +162,8 @@ class ParamGroupJson:
     def text(self, rest: CollectedState) -> str:
         """Return the result of `capture.param_groups` as JSON; tensors among the values go into `rest`.
 
-        The numbers of the parameters are computed again only if the size of a group has changed. Otherwise,
-        the optimizer must still have the same parameters in the same order. Raises BadInput.
+        The parameters are numbered again only if the size of a group has changed. If no size has changed, the
+        optimizer must still have the same parameters in the same order. Raises BadInput.
         """
         groups = self._optimizer.param_groups
         sizes = [len(group["params"]) for group in groups]

@@ -1,10 +1,10 @@
-"""Collect the replicated state of live objects, and refuse objects whose state no snapshot can hold.
+"""Collect the replicated state of live objects, and refuse objects whose state cannot be kept in a snapshot.
 
-`holdfast.state.restore` restores it.
+`holdfast.state.restore` does the reverse.
 
 Replicated state is the same on every rank of a DDP group: parameters, the state of optimizers and schedulers,
 and any other object whose state has tensors. Tensors are named after the objects (`model.blocks.0.weight`,
-`optimizer.state.3.exp_avg`). All other values go into one JSON document.
+`optimizer.state.3.exp_avg`). All other values are stored in one JSON document.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ if TYPE_CHECKING:
 
 
 JSON_ENTRY = "holdfast.json"
-_JSON_STEP_BYTES = 4096  # the document is padded to a multiple of this, so that the layout seldom changes
+# The document is padded to a multiple of this size, so that the layout seldom changes.
+_JSON_STEP_BYTES = 4096
 TENSOR = "holdfast.tensor"  # {"holdfast.tensor": name} represents a tensor in the document
-STRIDE = "stride"  # a key next to TENSOR, for a tensor that is not in row-major order
-HOST = "host"  # a key next to TENSOR, for a tensor in main memory whose parameter is on a device
-TUPLE = "holdfast.tuple"  # a tuple, such as an optimizer's betas, so that it does not become a list
-PAIRS = "holdfast.pairs"  # a mapping whose keys are not all strings
+STRIDE = "stride"  # an additional key for a tensor that is not in row-major order
+HOST = "host"  # an additional key for a tensor in main memory whose parameter is on a device
+TUPLE = "holdfast.tuple"  # marks a tuple, such as an optimizer's betas, which JSON would turn into a list
+PAIRS = "holdfast.pairs"  # marks a mapping whose keys are not all strings
 _counter = attrgetter("_version")
 # Some schedulers, such as SWALR, keep a function in their state.
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, staticmethod)
@@ -65,7 +66,7 @@ def unwrap(value: Any) -> Any:
 
 
 def collect(objects: Mapping[str, Any]) -> CollectedState:
-    """Return the current replicated state of `objects`; its tensors are the live ones, not copies.
+    """Return the current replicated state of `objects`, with the live tensors rather than copies.
 
     A tensor that occurs in several places, such as a step count that parameters share, is listed once.
 
@@ -114,8 +115,8 @@ def refuse_dtypes(objects: Mapping[str, Any]) -> None:
 def average_counts(name: str, module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     """Return the number of updates of each averaged model in `module`, by name.
 
-    These buffers are replicated, unlike others, because they change with the averaged parameters, after the
-    optimizer's write.
+    Unlike other buffers, they are replicated, because they change together with the averaged parameters,
+    after the optimizer's write.
     """
     return [
         (f"{name}.{path}.n_averaged" if path else f"{name}.n_averaged", each.n_averaged)
@@ -133,7 +134,7 @@ def is_average_count(module: torch.nn.Module, key: str) -> bool:
 
 
 def state_of(value: Any) -> Any:
-    """Return an object's state_dict, without the functions that some schedulers put into it."""
+    """Return an object's state_dict without the functions that some schedulers include."""
     import torch
 
     state = value.state_dict()
@@ -149,7 +150,7 @@ def _data_of(state: Any) -> Any:
 def _optimizer(
     name: str, optimizer: torch.optim.Optimizer, tree: CollectedState, kept: frozenset[int]
 ) -> Any:
-    """Describe an optimizer from its tables, because its state_dict may round or omit values.
+    """Describe an optimizer by its tables, because its state_dict may round or omit values.
 
     `kept` are the identities of the parameters that belong to a protected module. Other parameters, such as
     float32 masters of a bfloat16 model, exist only in their optimizer and are stored with it.
@@ -177,7 +178,8 @@ def _optimizer(
     found |= {"inner": inner} if inner else {}
     rest = extra_state(optimizer)
     found |= {"own": flatten(f"{name}.own", rest, tree)} if rest else {}
-    # A script may add groups during the run; `homes` names their parameters, so that they can be recreated.
+    # A script may add groups during the run. `homes` names their parameters, so that the groups can be
+    # recreated.
     homes = [
         [tree.name_of(p) if id(p) in kept else None for p in group["params"]]
         for group in optimizer.param_groups[1:]
@@ -206,8 +208,8 @@ def _inner(
 def wrapped_optimizers(optimizer: torch.optim.Optimizer) -> dict[str, torch.optim.Optimizer]:
     """Return the optimizers that `optimizer` wraps, as SAM and Lookahead do, by their attribute names.
 
-    An inner optimizer whose state is the same object as the outer one's is omitted: the outer optimizer's
-    state already includes it.
+    An inner optimizer that shares its state object with the outer optimizer is omitted, because that state is
+    saved with the outer optimizer.
     """
     import torch
 
@@ -221,7 +223,7 @@ def wrapped_optimizers(optimizer: torch.optim.Optimizer) -> dict[str, torch.opti
 
 
 def extra_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return the entries that the optimizer's class adds to its state_dict, besides state and groups."""
+    """Return the entries of the optimizer's state_dict that its class adds to state and groups."""
     import torch
 
     if type(optimizer).state_dict is torch.optim.Optimizer.state_dict:
@@ -249,15 +251,15 @@ def parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
 
 
 def parameter_numbers(optimizer: torch.optim.Optimizer) -> dict[int, int]:
-    """Return the number of each parameter, counted across all groups, by the parameter's identity."""
+    """Number the parameters across all groups; return the numbers by the parameters' identity."""
     return {id(p): n for n, p in enumerate(parameters(optimizer))}
 
 
 def flatten(name: str, value: Any, tree: CollectedState, beside: torch.device | None = None) -> Any:
-    """Return `value` for the document; its tensors go into `tree`.
+    """Return `value` as the document represents it; its tensors are added to `tree`.
 
-    `beside` is the device of the parameter to which the value belongs. A tensor that is on the host although
-    its parameter is not is marked with `HOST`. Raises BadInput for a value that is neither a tensor nor JSON.
+    `beside` is the device of the parameter to which the value belongs. A tensor on the host whose parameter
+    is on a device is marked with `HOST`. Raises BadInput for a value that is neither a tensor nor JSON.
     """
     import torch
 
@@ -291,8 +293,8 @@ def _reference(name: str, tensor: torch.Tensor, beside: torch.device | None) -> 
 def version(value: object) -> int | None:
     """Return how often torch's operators have written to a tensor, or None if `value` is not a tensor.
 
-    The result is -1 for a tensor made in `torch.inference_mode()`, which has no counter and can be written
-    only in that mode.
+    The result is -1 for a tensor that was made in `torch.inference_mode()`, because it has no counter and can
+    be written only in that mode.
     """
     try:
         found: int | None = getattr(value, "_version", None)
@@ -302,7 +304,7 @@ def version(value: object) -> int | None:
 
 
 def versions(tensors: Sequence[torch.Tensor]) -> list[int | None]:
-    """Return the `version` of each tensor; much faster than single calls if all tensors have a counter."""
+    """Return the `version` of each tensor; much faster than separate calls if all tensors have a counter."""
     try:
         return list(map(_counter, tensors))
     except RuntimeError:
@@ -320,7 +322,7 @@ def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
 
 
 def padded(text: str, reserve: int = 0) -> bytes:
-    """Return a document's JSON, padded with blanks to a multiple of 4 KiB, at least `reserve`."""
+    """Return a document's JSON, padded with blanks to a multiple of 4 KiB and at least `reserve` bytes."""
     raw = text.encode()
     size = max(reserve, -(-len(raw) // _JSON_STEP_BYTES) * _JSON_STEP_BYTES)
     return raw + b" " * (size - len(raw))
@@ -391,8 +393,8 @@ def dtype_of(name: str, tensor: torch.Tensor) -> str:
 
 _SPREAD = "spreads its state over the ranks"
 _APART = "lets the replicas differ between two averages"
-# The prefix of a class's full name, and why a snapshot cannot hold its state. The names of all base classes
-# are compared, because importing FSDP or DeepSpeed only for `isinstance` would cost each rank seconds.
+# By the prefix of a class's full name: why a snapshot cannot hold its state. The names of all base classes
+# are compared, because importing FSDP or DeepSpeed just for `isinstance` would cost each rank seconds.
 _CLASSES = (
     ("torch.distributed.fsdp.", _SPREAD),
     ("torch.distributed._composable.fsdp.", _SPREAD),
@@ -412,15 +414,16 @@ _TENSORS = (
     "torch.distributed._shard.",
 )
 _ADVICE = (
-    "Holdfast supports only state that is complete on every rank: use DistributedDataParallel and a plain "
-    "optimizer, or do not call holdfast.join() and let the script restore its own checkpoints"
+    "Holdfast supports only state that is complete on every rank: use DistributedDataParallel and a plain"
+    " optimizer, or omit holdfast.join() and let the script restore its own checkpoints"
 )
 
 
 def refuse_unkeepable(objects: Mapping[str, Any]) -> None:
     """Raise BadInput for the first of `objects` whose state a snapshot of one rank cannot hold.
 
-    These are objects whose state is spread over the ranks, and tensors whose content is not in plain memory.
+    Such a snapshot cannot hold state that is spread over the ranks, or tensors whose content is not in plain
+    memory.
     """
     for name, value in objects.items():
         for part in _parts(value):
@@ -469,7 +472,7 @@ def _parts(value: Any) -> Iterator[Any]:
     yield value
     if isinstance(value, torch.nn.Module):
         yield from value.modules()
-    else:  # a wrapper that is not an optimizer itself may have one as an attribute
+    else:  # a wrapper that is not itself an optimizer may have one as an attribute
         held = getattr(value, "__dict__", {}).values()
         yield from (each for each in held if isinstance(each, torch.optim.Optimizer))
 

@@ -1,18 +1,18 @@
 """Detect whether the replicated state has changed since the last commit.
 
-A copy that is made after the commit contains whatever is in memory by then. In the meantime, without calling
-Holdfast, a script may have swapped in averaged weights for an evaluation, merged adapters, or moved the
-weights temporarily (SAM). So each commit takes a footprint of the state, which costs a few microseconds. It
-consists of the version counters of all parameters and of the tensors in the optimizers' states, the addresses
-of some of them, a few words of their content, the options of the optimizers, and the state_dict of other
-objects. The footprint is compared with the state before a copy is made, and again after it.
+A copy that is made after the commit contains whatever is in memory at that time. Without calling Holdfast, a
+script may meanwhile have swapped in averaged weights for an evaluation, merged adapters, or moved the weights
+temporarily (SAM). So each commit takes a footprint of the state, which costs a few microseconds. The
+footprint consists of the version counters of all parameters and of the tensors in the optimizers' states, the
+addresses of some of these, a few words of their content, the options of the optimizers, and the state_dict of
+other objects. It is compared with the state before and after each copy.
 
 Version counters count every write by torch's operators, but not writes through `.data`. These are detected by
 the words of content: a write that leaves all of them unchanged is not a swap of weights. Words on a device
 are not read, because that would wait for the device.
 
 Writes to an object whose state_dict returns copies of its tensors cannot be detected; `ChangeDetector.unseen`
-names such objects. An iterable object is ignored, because it is data, which the script may load in advance.
+names such objects. Iterable objects are ignored, because they are data, which the script may load in advance.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from holdfast.state import capture
 if TYPE_CHECKING:
     import torch
 
-SAMPLED = 16  # tensors of each kind (trained, frozen) whose address and content are compared
-FEW = 32  # with more tensors, a state_dict that makes new tensor objects is not called for each comparison
+SAMPLED = 16  # how many tensors of each kind (trained, frozen) have their address and content compared
+FEW = 32  # a state_dict that makes more new tensor objects than this is not called for each comparison
 WORDS = 32  # the minimum number of compared words, if the sampled tensors are large enough
 
 _content = attrgetter("value")
@@ -47,16 +47,17 @@ class _Walk:
     places: list[int]
     sampled: list[torch.Tensor]
     sampled_places: list[int]
-    held: list[torch.Tensor]  # references that keep the memory of `words` alive
+    held: list[torch.Tensor]  # keeps the memory of `words` alive
     words: list[Any]
-    kept: list[tuple[torch.optim.Optimizer, torch.Tensor]]  # parameters whose states are compared
-    lists: list[torch.Tensor]  # of objects with more tensors than `FEW`, for their version counters
+    # The parameters whose optimizer states are compared.
+    kept: list[tuple[torch.optim.Optimizer, torch.Tensor]]
+    lists: list[torch.Tensor]  # of objects with more than `FEW` tensors, whose version counters are compared
     called: dict[str, Any]  # objects whose state_dict is called for each comparison
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """The recorded properties of the state of `step` at its commit."""
+    """The properties of the state of `step` that were recorded at its commit."""
 
     step: int
     walk: _Walk
@@ -65,14 +66,14 @@ class Footprint:
     plain: list[Any]  # attributes of schedulers and scalers
     options: list[Any]  # values of the optimizers' groups
     states: _States
-    shown: dict[str, list[Any]]  # what the state_dict of each other object contains
+    shown: dict[str, list[Any]]  # the content of the state_dict of each other object
 
 
 @dataclass(frozen=True, slots=True)
 class _States:
     """The optimizers' states of some parameters."""
 
-    counts: list[int]  # parameters with a state, for each optimizer
+    counts: list[int]  # for each optimizer, how many parameters have a state
     tensors: list[int]  # identities
     rest: list[Any]  # the tensors' versions, and the values that are not tensors
 
@@ -93,9 +94,10 @@ class ChangeDetector:
         self._optimizers = [value for value in map(capture.unwrap, objects.values()) if _has_groups(value)]
         self._others = {name: value for name, value in objects.items() if _is_other(value)}
         self._walk: _Walk | None = None
-        self._walked_states: _States | None = None  # at the time of the walk
-        self._replaced = -1  # the last step that replaced tensors in an optimizer's state
-        self._loose = False  # every step replaces these tensors: references would keep old ones in memory
+        self._walked_states: _States | None = None  # their addresses at the time of the walk
+        self._replaced = -1  # the last step in which tensors of an optimizer's state were replaced
+        # Every step replaces these tensors, so references would keep the old ones in memory.
+        self._loose = False
         self.unseen: list[str] = []  # objects whose changes cannot be detected
 
     def footprint(self, step: int, walk: bool = False) -> Footprint:
@@ -114,9 +116,9 @@ class ChangeDetector:
         return Footprint(step, known, *_contents(known), self._values(), self._options(), states, shown)
 
     def _replaced_tensors(self, now: _States, step: int) -> bool:
-        """Return whether the optimizers' states have different tensors than at the last walk.
+        """Return whether tensors in the optimizers' states were replaced since the last walk.
 
-        If two steps in a row replace tensors, this sets `_loose`, and replacements are ignored from then on.
+        If two consecutive steps replace tensors, `_loose` is set, and replacements are ignored from then on.
         """
         then = self._walked_states
         if then is None or self._loose or (now.counts, now.tensors) == (then.counts, then.tensors):
@@ -141,7 +143,7 @@ class ChangeDetector:
         return None
 
     def quickly_moved(self, since: Footprint) -> str | None:
-        """Like `moved`, but quick enough for every step: only a sample is checked for replaced parameters."""
+        """Like `moved`, but fast enough for every step: only a sample is checked for replaced parameters."""
         walk = since.walk
         if (what := self.written(since)) is not None:
             return what
@@ -153,15 +155,15 @@ class ChangeDetector:
         """Like `moved`, but only for objects other than modules and optimizers; takes a few microseconds."""
         values = self._values()
         if len(values) != len(since.plain) or any(map(_differ, values, since.plain)):
-            return f"{' or '.join(self._plain)} moved on"
+            return f"{' or '.join(self._plain)} was changed"
         shown = _shown(since.walk.called)
-        return next((f"{name} moved on" for name, was in since.shown.items() if shown[name] != was), None)
+        return next((f"{name} was changed" for name, was in since.shown.items() if shown[name] != was), None)
 
     def returned(self, since: Footprint) -> Footprint | None:
         """Return a footprint of the current state for the step of `since`, or None if the state differs.
 
-        Only content and addresses are compared. Version counters are ignored, because they change even if a
-        script swaps its weights for others and then back.
+        Only content and addresses are compared. Version counters are ignored, because they stay changed after
+        a script has swapped its weights for others and back.
         """
         if self._differs(since) is not None:
             return None
@@ -171,7 +173,7 @@ class ChangeDetector:
     def late(self, since: Footprint) -> str | None:
         """Like `plain_moved`, but compare the optimizers' options too. Call this only at the end of the tail.
 
-        It is too strict for a copy that is made later, because many scripts set the learning rate at the
+        For a later copy this check would be too strict, because many scripts set the learning rate at the
         beginning of each step.
         """
         if (what := self.plain_moved(since)) is not None:
@@ -183,14 +185,14 @@ class ChangeDetector:
     def _options_changed(self, since: Footprint) -> bool:
         now, then = self._options(), since.options
         try:
-            return now != then  # a list compares identical items without calling `==`
-        except RuntimeError:  # an item is another tensor, and `==` of tensors has no single truth value
+            return now != then  # comparing lists does not call `==` for identical items
+        except RuntimeError:  # two items are different tensors, and `==` of tensors has no single truth value
             return len(now) != len(then) or any(map(_differ, now, then))
 
     def _differs(self, since: Footprint) -> str | None:
         walk = since.walk
         now = dict(self._tensors())
-        for name, tensor in zip(walk.names, walk.tensors, strict=False):  # names of `lists` follow
+        for name, tensor in zip(walk.names, walk.tensors, strict=False):  # the names of `lists` are appended
             if now.pop(name, None) is not tensor:
                 return f"{name} was replaced"
         if now:
@@ -211,7 +213,7 @@ class ChangeDetector:
         return [*found, *map(capture.version, found)]
 
     def _options(self) -> list[Any]:
-        """Return the values of the optimizers' groups, and the versions of tensor learning rates."""
+        """Return the values of the optimizers' groups; for learning rates in tensors, also the versions."""
         groups = [group for each in self._optimizers for group in each.param_groups]
         rates = [group.get("lr") for group in groups]
         return [*_flat(map(_values, groups)), *map(capture.version, rates)]
@@ -247,8 +249,8 @@ class ChangeDetector:
     def _look_at_others(self, names: list[str]) -> tuple[list[torch.Tensor], dict[str, Any]]:
         """Determine how to watch each object of the script's own classes.
 
-        Returns the tensors to watch and the objects whose state_dict to call, appends the names of these
-        tensors to `names`, and sets `unseen`.
+        Returns the tensors to watch and the objects whose state_dict is to be called. Appends the tensors'
+        names to `names`, and sets `unseen`.
         """
         lists: list[torch.Tensor] = []
         called: dict[str, Any] = {}
@@ -364,7 +366,7 @@ def _is_tensor(value: Any) -> TypeGuard[torch.Tensor]:
 
 
 def _is_other(value: Any) -> bool:
-    """Return whether `value` is an object of the script's own class and not data, which is iterable."""
+    """Return whether `value` is an object of the script's own class and not iterable, as data would be."""
     import torch
 
     ours = (torch.nn.Module, torch.optim.Optimizer)
@@ -381,8 +383,8 @@ def _is_plain(value: Any) -> bool:
 def _attributes(value: Any) -> list[Any]:
     """Return the attributes of a scheduler or a scaler.
 
-    A tensor that the scaler's first `scale()` made, and that has not changed since, is replaced by None,
-    because making it is not a change of state.
+    A tensor that the scaler's first `scale()` made is represented by None until it changes, because its
+    creation does not change the state.
     """
     import torch
 
@@ -394,7 +396,7 @@ def _attributes(value: Any) -> list[Any]:
 
 
 def _is_just(value: Any, initial: Any) -> bool:
-    """Return whether `value` is a tensor that was made with the content `initial` and not written since.
+    """Return whether `value` is a tensor that was created as `initial` and not written since.
 
     The content of a tensor on a device is not checked, because reading it would wait for the device.
     """
@@ -423,7 +425,7 @@ def _sample(tensors: list[torch.Tensor], most: int) -> list[torch.Tensor]:
 
 
 def _word_views(tensor: torch.Tensor, count: int) -> list[Any]:
-    """Return live views of up to `count` words of a tensor's memory; none on a device."""
+    """Return live views of up to `count` words of a tensor's memory; none if it is on a device."""
     if tensor.device.type != "cpu" or not capture.is_dense(tensor.shape, tensor.stride()):
         return []
     kind = ctypes.c_uint64 if tensor.nbytes >= 8 else ctypes.c_uint8

@@ -1,11 +1,11 @@
 """Track the work that the host has queued on a rank's device, and copy tensors to the host.
 
-On a CPU, the work is done when a call returns. A GPU has queues: the host launches a step in milliseconds and
-runs far ahead of the kernels. So code that depends on the order of work uses marks: the host puts a mark into
-the device's queue, and checks later whether the device has reached it.
+On a CPU, the work is done when a call returns. A GPU works off queues: the host launches a step in
+milliseconds and runs far ahead of the kernels. So code that depends on the order of work puts a mark into the
+device's queue and checks later whether the device has reached the mark.
 
-Copies to the host have their own queue. No work in it ever waits for the training's queue, because that queue
-may be blocked forever in a collective with a dead peer.
+Copies to the host have their own queue. It never waits for the training's queue, which may be blocked forever
+in a collective with a dead peer.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 from holdfast.errors import BadInput
 
 Pair = tuple["torch.Tensor", "torch.Tensor"]  # target on the host, source on the device
-POLL_S = 0.0005  # between two checks of a mark, when a wait has a limit
-PIECE_BYTES = 256 << 20  # a copy has a mark after each piece, which shows its progress
-NUMBERS = 4  # the maximum that one call of `bring` copies to the host
-BATCHES = 4  # the maximum of `bring` calls in progress; the host never runs further ahead of the device
+POLL_S = 0.0005  # between two checks of a mark in a wait with a limit
+PIECE_BYTES = 256 << 20  # the size of a piece; a mark after each piece shows the copy's progress
+NUMBERS = 4  # the most numbers that one call of `bring` copies to the host
+BATCHES = 4  # the most `bring` calls in progress; the host never runs further ahead of the device
 
 
 class Broken(RuntimeError):
@@ -40,10 +40,10 @@ class DeviceCopy(Protocol):
 
     @property
     def marks(self) -> Sequence[QueueMark]:
-        """The ends of the pieces, in the queue of copies; the last mark is the end of the copy."""
+        """The marks at the ends of the pieces, in the queue of copies; the last one ends the copy."""
 
     def seconds(self) -> float:
-        """Return the time that the device took. Call this after the last mark is reached."""
+        """Return how long the device took. Call this after the last mark is reached."""
 
 
 class PinnedMemory(Protocol):
@@ -55,16 +55,16 @@ class PinnedMemory(Protocol):
 class Device(Protocol):
     """A rank's device.
 
-    All methods but `wait` and `pin` return at once. All methods raise `Broken` if the device has failed.
+    All methods except `wait` and `pin` return at once. All methods raise `Broken` if the device has failed.
     """
 
-    queues: bool  # False: all work is done when a call returns, so marks and copies are not needed
+    queues: bool  # if False, all work is done when a call returns, so neither marks nor copies are needed
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Return whether the tensor is on this device, so that its content depends on the queue."""
 
     def mark(self) -> QueueMark:
-        """Return a mark after all work that the calling thread has queued."""
+        """Put a mark after all work that the calling thread has queued, and return it."""
 
     def reached(self, mark: QueueMark) -> bool:
         """Return whether all work before the mark is done."""
@@ -75,8 +75,8 @@ class Device(Protocol):
     def copy(self, pairs: Sequence[Pair]) -> DeviceCopy:
         """Start copying flat, contiguous tensors to the host. The copy waits only for earlier copies.
 
-        The caller must ensure that the sources already have their content, and must keep sources and targets
-        alive until the copy has ended.
+        The sources must already have their content, and the caller must keep sources and targets alive until
+        the copy has ended.
         """
 
     def hold_back(self, copy: DeviceCopy) -> None:
@@ -97,7 +97,7 @@ class PendingNumbers(Protocol):
 
     @property
     def mark(self) -> QueueMark:
-        """The mark after which the numbers are on the host."""
+        """The mark that the device reaches once the numbers are on the host."""
 
     def values(self) -> list[float]:
         """Return the numbers. Call this after the mark is reached."""
@@ -149,7 +149,7 @@ class CudaDevice:
 
         self._device = device
         with self._asked():
-            # A separate priority, so that the stream shares no hardware queue with a blocked collective.
+            # A priority of its own keeps the stream out of the hardware queue of a blocked collective.
             self._stream = torch.cuda.Stream(device, priority=-1)
             self._room = torch.zeros((BATCHES, NUMBERS, 8), dtype=torch.uint8, pin_memory=True)
         self._next = 0
@@ -161,7 +161,7 @@ class CudaDevice:
         import torch
 
         with self._asked():
-            # `blocking` lets a waiting thread sleep; a spinning thread would look as if it made progress.
+            # `blocking` lets a waiting thread sleep. A spinning thread would appear to make progress.
             event = torch.cuda.Event(blocking=True)
             event.record(torch.cuda.current_stream(self._device))
         return event
@@ -229,7 +229,7 @@ class CudaDevice:
         return None
 
     def _forget_error(self) -> None:
-        """Clear a failed call's error from the CUDA runtime. The script's next kernel would report it."""
+        """Clear a failed call's error from the CUDA runtime, or the script's next kernel would report it."""
         import torch
 
         with contextlib.suppress(RuntimeError):

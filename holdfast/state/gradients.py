@@ -2,8 +2,8 @@
 
 If a loss is NaN, the backward pass makes every gradient that it computes NaN, because sums over the batch
 spread the NaN, and DDP's all-reduce carries it to all ranks. So it is enough to check two small gradients,
-which takes microseconds. A NaN in a branch of the model to which they do not belong shows in the loss at the
-commit, after the write.
+which takes microseconds. A NaN in another branch of the model, which these two do not show, appears in the
+loss at the commit, after the write.
 
 Gradients that are not finite are a fault only if they reach the state: an optimizer with its own loss scale
 skips such a step, and a script may clean the gradients first. So the whole state is checked after a step with
@@ -24,13 +24,14 @@ if TYPE_CHECKING:
 
 
 PROBED_TENSORS = 2
-MAX_ELEMENTS = 1 << 16  # of a probed gradient; if all gradients of a model are larger, none is checked
+# The most elements of a probed gradient; if all gradients of a model are larger, none is checked.
+MAX_ELEMENTS = 1 << 16
 
 
 class GradientProbe:
     """Checks a few of the gradients that the optimizers are about to use.
 
-    On a GPU, reading them would wait for the backward pass and delay the launch of further kernels. There,
+    On a GPU, reading them would wait for the backward pass and delay the launch of further kernels. Instead,
     the device sums them in its queue, and the host checks the sum together with the step's loss.
     """
 
@@ -51,7 +52,7 @@ class GradientProbe:
         return all(math.isfinite(_sum(each)) for each in self._chosen)
 
     def probe(self) -> torch.Tensor | None:
-        """Return a tensor on the device with one number, which is finite if the probed gradients are.
+        """Return a tensor on the device with one number, which is finite if the probed gradients are finite.
 
         The result is None if no gradient can be probed, or if a gradient scaler checks them and skips the
         step itself.
@@ -84,7 +85,7 @@ class GradientProbe:
 
 
 def _sum(parameter: torch.Tensor) -> float:
-    """Return the sum of the gradient's elements, finite if they all are, unless the sum overflows."""
+    """Return the sum of the gradient's elements. Unless it overflows, it is finite if all elements are."""
     grad = parameter.grad
     if grad is None or grad.is_sparse:
         return 0.0
@@ -92,9 +93,9 @@ def _sum(parameter: torch.Tensor) -> float:
 
 
 def state_is_spoilt(modules: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer]) -> bool:
-    """Return whether parameters, optimizer states or buffers have a number that is not finite.
+    """Return whether a parameter, an optimizer state or a buffer contains a number that is not finite.
 
-    Reads all of them. In a buffer, only a NaN counts, because a mask may have infinities by design.
+    This reads the whole state. In a buffer, only NaN counts, because a mask may contain infinities by design.
     """
     import torch
 
@@ -139,11 +140,11 @@ def _testable(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class StepNumbers:
-    """The loss of one step, its gradients' norm and its gradient probe, which may still be on the device.
+    """One step's loss, gradient norm and gradient probe, which may still be on the device.
 
-    On a device, they are available when the step's kernels are done. The host does not wait for that: it
-    queues a copy, and checks the numbers when it commits the next step. `waited` is True if the script passed
-    one of them as a number on the host, because then the script has already waited for the device.
+    On a device, the numbers are available when the step's kernels are done. The host does not wait for the
+    kernels: it queues a copy and checks the numbers when it commits the next step. `waited` is True if the
+    script passed one of them as a number on the host, because it must have waited for the device to read it.
     """
 
     def __init__(
@@ -171,7 +172,7 @@ class StepNumbers:
 
     @property
     def late(self) -> bool:
-        """True until `receive` has returned, if a number was on the device."""
+        """True if a number was on the device and `receive` has not returned yet."""
         return self._brought is not None
 
     def receive(self) -> None:
@@ -194,7 +195,7 @@ class StepNumbers:
         return math.isfinite(self._known.get("probe", 0.0))
 
     def spoilt(self) -> str:
-        """Return a message about a number that has arrived and is not finite, or "". Does not wait."""
+        """Return a message about the first number that arrived and is not finite, or "". Does not wait."""
         known, brought = dict(self._known), self._brought
         if brought is not None:
             if not self._device.reached(brought.mark):

@@ -1,7 +1,7 @@
 """Distinguish a loss that has diverged from one that is merely noisy. Pure.
 
-A false alarm costs a rollback, and perhaps the run, because the same batch produces the same loss again. So a
-loss counts as a jump only if its rise above the median exceeds four limits at once:
+A false alarm costs a rollback and perhaps the run, because the same batch then produces the same loss again.
+So a loss counts as a jump only if its rise above the median exceeds four limits at once:
 
 * a multiple of the usual spread, measured as the MAD, which outliers do not affect;
 * a multiple of 2% of the median;
@@ -26,7 +26,8 @@ NumberVerdict: TypeAlias = Literal["ok", BadNumberKind]
 OK: Final = "ok"
 MAD_TO_SIGMA = 1.4826  # for a normal distribution
 RELATIVE_SPREAD = 0.02
-ABOVE_HIGHEST = 4.0  # times the highest loss's distance from the median; 1 in 10^7 with a tail of e^-x
+# Times the distance from the median to the highest loss; exceeded once in 10^7 steps with a tail of e^-x.
+ABOVE_HIGHEST = 4.0
 MIN_RISE = 0.5  # in units of the loss
 
 
@@ -41,7 +42,7 @@ def finiteness(*values: float | None) -> NumberVerdict:
 class LossGuard:
     """Compares each step's loss and gradient norm with those of the steps before it.
 
-    Only values that pass the check are added to the window, so a series of bad values cannot become the norm.
+    Only values that pass the check are added to the window, so a series of bad values never becomes normal.
     With a `factor_grad` of 0, gradient norms are only checked for NaN and Inf.
     """
 
@@ -59,7 +60,7 @@ class LossGuard:
         self._factor, self._factor_grad, self._min_rise = factor, factor_grad, min_rise
         self._losses = _Window(window)
         self._norms = _Window(window)
-        self._first: list[float] = []  # the first losses of the run, when the model is untrained
+        self._first: list[float] = []  # the first losses of the run, from the untrained model
 
     def check(self, loss: float, grad_norm: float | None) -> NumberVerdict:
         """Return the verdict; add the values to the window if it is "ok"."""
@@ -80,7 +81,7 @@ class LossGuard:
         return OK
 
     def accept(self, loss: float) -> None:
-        """Add a loss to the window although it jumped: no remedy follows, and the data may explain it."""
+        """Add a loss that jumped to the window: no remedy follows, and the data may explain the jump."""
         self._losses.learn(loss)
 
     def usual(self) -> str:
@@ -102,7 +103,7 @@ class LossGuard:
         )
 
     def learned(self) -> dict[str, Collection[float]]:
-        """Return the live collections of values, which the caller must copy before the next check."""
+        """Return the live collections of recorded values; the caller must copy them before the next check."""
         return {"losses": self._losses.recent, "grad_norms": self._norms.recent, "first": self._first}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -122,13 +123,13 @@ class LossGuard:
         median = seen.median()
         rise = value - median
         if rise <= max(least, factor * RELATIVE_SPREAD * abs(median)):
-            return False  # the usual case, in which the spread need not be computed
+            return False  # in the usual case the spread need not be computed
         highest = seen.ordered[-1] - median
         return rise > ABOVE_HIGHEST * highest and rise > factor * MAD_TO_SIGMA * seen.mad(median)
 
 
 class _Window:
-    """The most recent values, both in order of arrival and sorted."""
+    """The most recent values, in order of arrival and in sorted order."""
 
     def __init__(self, size: int) -> None:
         self.recent: deque[float] = deque(maxlen=size)

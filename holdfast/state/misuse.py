@@ -1,8 +1,8 @@
-"""Detect mistakes that a script can make with the API, such as calling `steps` and `commit` out of order.
+"""Detect mistakes in a script's use of the API, such as calling `steps` and `commit` out of order.
 
 Without these checks, such a call would silently count a step that was not trained, or train a step that is
-not counted. So it raises an exception that says what to do instead. A call that is only likely to be a
-mistake triggers one warning.
+not counted. So it raises an exception that says what to do instead. A call that is merely likely to be a
+mistake causes one warning.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 _TRAINING = str(Path(__file__).parents[1] / "training") + os.sep
 
 _R = TypeVar("_R")
-WATCHED = 4  # gradients to watch; one call of `Device.bring` can copy this many numbers
-TRIES = 3  # how often a script may begin the same step: using `continue` to skip a bad batch is no mistake
+WATCHED = 4  # how many gradients to watch: as many numbers as one call of `Device.bring` can copy
+# How often a script may begin the same step, because using `continue` to skip a bad batch is not a mistake.
+TRIES = 3
 
 
 class ScriptPosition(Enum):
@@ -127,20 +128,20 @@ def require_names(call: str, given: tuple[Any, ...]) -> None:
 
 
 def require_known(call: str, unknown: Iterable[str]) -> None:
-    """Raise BadInput if `call` was given arguments that it does not have; `unknown` are their names."""
+    """Raise BadInput if `call` was given arguments that it does not accept; `unknown` are their names."""
     names = ", ".join(unknown)
     if names:
         raise BadInput(f"{call.partition('(')[0]}() has no argument {names}: write {call}")
 
 
 def require_scalar(name: str, value: Any) -> None:
-    """Raise BadInput unless `value` is None, a number or a one-element tensor, which is not read."""
+    """Raise BadInput unless `value` is None, a number or a one-element tensor. The tensor is not read."""
     if value is None or isinstance(value, (int, float)):
         return
     if hasattr(value, "numel"):
         if (count := value.numel()) != 1:
             right = f"pass one number, such as {name}.mean()"
-            raise BadInput(f"commit({name}=...): a tensor of {count} elements; {right}")
+            raise BadInput(f"commit({name}=...): got a tensor with {count} elements; {right}")
     elif not hasattr(value, "item") and not hasattr(value, "__float__"):
         raise BadInput(f"commit({name}={value!r}): expected a number or a tensor with one element")
 
@@ -166,9 +167,9 @@ class Pause:
     """The result of `state.pause`, usable as a context manager and as a decorator of functions.
 
     A pause that is used in neither way has no effect. When it is garbage-collected, `unused` is called with a
-    warning that names the line of the `state.pause` call. Decorating a function that does its work after its
-    call has returned (an `async def` or a generator) raises `BadInput`, because the pause would end before
-    the work begins.
+    warning that names the line of the `state.pause` call. Decorating an `async def` or a generator function
+    raises `BadInput`, because its body runs after the call has returned, when the pause would already be
+    over.
     """
 
     def __init__(
@@ -194,8 +195,8 @@ class Pause:
         if kind := _deferred_kind(function):
             call, name = f"state.pause({self._label!r})", getattr(function, "__name__", repr(function))
             raise BadInput(
-                f"{call} decorates {name}, which is {kind}: it does its work after its call has"
-                f" returned, when the pause has already ended. Write `with {call}:` around that work instead"
+                f"{call} decorates {name}, which is {kind}: its body runs after the call has returned, when"
+                f" the pause is already over. Write `with {call}:` around the work instead"
             )
 
         @wraps(function)
@@ -209,13 +210,11 @@ class Pause:
         if not self._used and not sys.is_finalizing():
             name, line = self._place
             call = f"state.pause({self._label!r})"
-            self._unused(
-                f"{call} without `with` declares no pause ({name}, line {line}): write `with {call}:`"
-            )
+            self._unused(f"{call} has no effect without `with` ({name}, line {line}): write `with {call}:`")
 
 
 def _deferred_kind(function: Callable[..., object]) -> str:
-    """Return what kind of function does its work after its call has returned; "" for an ordinary function."""
+    """Return the kind of a function whose body runs after its call has returned; "" for other functions."""
     if inspect.iscoroutinefunction(function):
         return "an async function"
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
@@ -241,13 +240,13 @@ def unkeepable_advice(name: str, value: Any) -> str:
 def shared_generator_advice(name: str) -> str:
     """Return a warning about an object whose state has tensors and a generator's state.
 
-    The object is treated as identical on all ranks, which is wrong if each rank has its own generator.
+    The object is treated as the same on all ranks, which is wrong if each rank has its own generator.
     """
     return (
-        f"{name} has the state of a torch.Generator as well as tensors, so it is assumed to be the same on"
-        " all ranks: a restart copies one rank's state to all. If each rank has its own generator, set"
-        " holdfast_private = True on it and make state_dict() return .tolist() of the tensors; otherwise, set"
-        " holdfast_private = False"
+        f"{name} has the state of a torch.Generator as well as tensors, so Holdfast assumes that it is the"
+        " same on all ranks, and a restart copies one rank's state to all. If each rank has its own"
+        " generator, set holdfast_private = True on it and make state_dict() return .tolist() of the"
+        " tensors; otherwise, set holdfast_private = False"
     )
 
 
@@ -256,14 +255,14 @@ def frozen_advice(names: list[str], step: int) -> str:
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return (
         f"{names[0]}{more}: requires_grad was True at step {step}, but the script set it to False when it"
-        " started. It stays False, because DDP does not reduce gradients of parameters that were frozen when"
-        " DDP was constructed. Set it to True before DDP is constructed, under `if state.step >= N:` with the"
-        " step N of the change"
+        " started. It stays False, because DDP does not reduce gradients of parameters that were frozen"
+        " when DDP was constructed. Set it to True before DDP is constructed, under `if state.step >= N:`,"
+        " where N is the step of the change"
     )
 
 
 def not_json_advice(states: Mapping[str, Any]) -> str:
-    """Return a message that names the first value that JSON cannot represent, by the path to it."""
+    """Return a message with the path of the first value that JSON cannot represent."""
     for name, state in states.items():
         found = _first_not_json(state, name)
         if found is not None:
@@ -291,14 +290,14 @@ def _first_not_json(value: Any, path: str) -> tuple[str, Any] | None:
 
 
 ADDED_GROUP_ADVICE = (
-    "a group that is added during the run can be recreated only if all its parameters belong to a protected"
-    " module and require a gradient when protect is called: add all groups before protect, with lr=0 until"
-    " they are trained"
+    "a group that is added during the run can be recreated only if all its parameters belong to a"
+    " protected module and require a gradient when protect is called. Add all groups before protect, with"
+    " lr=0 until they are trained"
 )
 
 
 class AddedGroups:
-    """Warns of parameter groups that are added to an optimizer during the run and cannot be recreated."""
+    """Warns of parameter groups that were added to an optimizer during the run and cannot be recreated."""
 
     def __init__(
         self, modules: Iterable[Any], optimizers: Iterable[torch.optim.Optimizer], say: Callable[[str], None]
@@ -309,7 +308,7 @@ class AddedGroups:
         self._counts = [len(each.param_groups) for each in self._optimizers]
 
     def check(self, step: int) -> None:
-        """Warn once if a group that was added by `step` cannot be recreated: a fault would end the run."""
+        """Warn once if an added group cannot be recreated, because a fault would end the run."""
         counts = [len(each.param_groups) for each in self._optimizers]
         if counts == self._counts:
             return
@@ -318,14 +317,14 @@ class AddedGroups:
             if not all(id(p) in self._trained for p in new):
                 kind = type(optimizer).__name__
                 self._say(
-                    f"{kind} has gained a group by step {step}, and a fault would end the run:"
+                    f"{kind} has a new parameter group at step {step}, so a fault would end the run:"
                     f" {ADDED_GROUP_ADVICE}"
                 )
         self._counts = counts
 
 
 class UnprotectedTraining:
-    """Warns of optimizers and parameters that are trained but not protected.
+    """Warns of optimizers that step, and parameters that are trained, without being protected.
 
     A global torch hook watches the first step of each optimizer. It is removed at the first commit.
     """
@@ -368,21 +367,22 @@ class UnprotectedTraining:
 
 
 class AccumulatedGradients:
-    """Warns of gradients that the script accumulates across a commit: snapshots do not contain them.
+    """Warns of gradients that the script accumulates across a commit, because snapshots do not contain them.
 
     A commit without an optimizer step is not a mistake in itself: a gradient scaler skips steps, and a step
     may only evaluate. After such a commit, a few gradients are watched until the next backward pass reaches
-    them. If they are unchanged then, and not zero, the backward pass adds to them.
+    them. If they are then unchanged and not zero, the backward pass adds to them.
     """
 
     def __init__(self, modules: Iterable[Any], device: Device, say: Callable[[str], None]) -> None:
         self._modules, self._device, self._say = list(modules), device, say
         self._hooks: list[RemovableHandle] = []
-        self._brought: PendingNumbers | None = None  # on a device: how many elements of each are not zero
+        # On a device, the number of nonzero elements of each gradient.
+        self._brought: PendingNumbers | None = None
         self._added = self._warned = False
 
     def watch(self) -> None:
-        """Start watching a few gradients, because no optimizer has stepped in the step being committed."""
+        """Start watching a few gradients, because no optimizer stepped in the step being committed."""
         found = [] if self._warned else list(islice(self._candidates(), WATCHED))
         for parameter, grad in found:
             same = grad.data_ptr(), capture.version(grad)
@@ -420,7 +420,8 @@ class AccumulatedGradients:
     def _before(self, parameter: torch.Tensor, same: tuple[int, int | None], _: torch.Tensor) -> None:
         """Record whether the backward pass is about to add to `parameter.grad`, not replace it."""
         grad = parameter.grad
-        if grad is None or (grad.data_ptr(), capture.version(grad)) != same:  # cleared or replaced since
+        # It was cleared or replaced in the meantime.
+        if grad is None or (grad.data_ptr(), capture.version(grad)) != same:
             return
         self._added = self._added or self._device.queues or bool(grad.detach().any())
 
@@ -440,7 +441,7 @@ def _parameters(optimizers: Iterable[torch.optim.Optimizer]) -> Iterable[torch.T
 
 
 def warn(rank: int, text: str) -> None:
-    """Print a warning on rank 0 only, because all ranks would print the same one."""
+    """Print a warning on rank 0 only, because all ranks would print the same warning."""
     if rank == 0:
         with suppress(ValueError, OSError):  # the script may have closed stderr
             print(f"holdfast: warning: {text}", file=sys.stderr, flush=True)
@@ -449,11 +450,11 @@ def warn(rank: int, text: str) -> None:
 _DEPTH = 4  # levels of attributes, enough for a scheduler in a list of schedulers in a wrapper
 # Attributes of bound methods and of functools.partial.
 _CALL_ATTRIBUTES = ("__self__", "func", "args", "keywords")
-_MAX_VISITED = 10_000  # bounds the objects that one search visits
+_MAX_VISITED = 10_000  # how many objects one search may visit
 
 
 def _caller_of_commit() -> FrameType:
-    """Return the frame that called `state.commit`: the innermost one outside `holdfast.training`."""
+    """Return the frame that called `state.commit`: the innermost frame outside `holdfast.training`."""
     frame = sys._getframe(2)  # the caller of the check, within `commit`
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_TRAINING):
         frame = frame.f_back
@@ -503,7 +504,7 @@ def _cell_content(cell: Any) -> Any:
 
 
 def _rates(optimizer: torch.optim.Optimizer) -> list[Any]:
-    """Return a list that is different once a learning rate has changed.
+    """Return a list that differs from earlier results if a learning rate has changed.
 
     A tensor is represented by its identity and version. Its value is not read, because it may be on a device.
     """
@@ -518,8 +519,8 @@ def _rates(optimizer: torch.optim.Optimizer) -> list[Any]:
 def _is_known(optimizer: torch.optim.Optimizer, objects: Any) -> bool:
     """Return whether an object other than an optimizer or a module refers to `optimizer`.
 
-    A reference to an optimizer that shares parameters with it counts as well, because one of the two wraps
-    the other.
+    A reference to another optimizer with some of the same parameters also counts, because one of the two
+    wraps the other.
     """
     import torch
 
@@ -530,7 +531,7 @@ def _is_known(optimizer: torch.optim.Optimizer, objects: Any) -> bool:
 
 
 def _reached(values: list[Any]) -> Iterator[Any]:
-    """Yield `values` and the objects that they refer to through attributes and containers.
+    """Yield `values` and the objects to which they refer through attributes and containers.
 
     The search does not descend into modules, optimizers and tensors.
     """

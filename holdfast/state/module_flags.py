@@ -1,9 +1,9 @@
 """Save and restore the flags that a script changes in a model during training.
 
-The flags are `requires_grad` of each parameter, and the mode of each submodule if it differs from the whole
-model's, as after `bn.eval()` in a model in training mode. A script sets its initial flags whenever it starts,
-but after a restart it does not repeat the changes that it made in earlier steps. So the flags that have
-changed since the loop began are saved, with their values at the last commit.
+The flags are `requires_grad` of each parameter, and the mode of each submodule whose mode differs from that
+of the whole model, as after `bn.eval()` in a model in training mode. A script sets its initial flags whenever
+it starts, but after a restart it does not repeat the changes that it made in earlier steps. So the flags that
+have changed since the loop began are saved, with their values at the last commit.
 
 The mode of the whole model is not saved, because scripts set it before each pass. If the model is in `eval()`
 mode at a commit, the script is evaluating it, so the submodules' modes of the previous commit are kept.
@@ -42,7 +42,7 @@ class ModuleFlags:
         return self._document
 
     def restore(self, document: Mapping[str, Any]) -> None:
-        """Keep the flags of a snapshot's document until `begin` applies them.
+        """Take the flags from a snapshot's document; `begin` applies them.
 
         Raises BadInput if the entry `FLAGS_KEY` is invalid.
         """
@@ -56,8 +56,8 @@ class ModuleFlags:
         """Replace the flags that the script has set with the restored ones, when its loop begins.
 
         Only the first call has an effect. Returns the parameters that remain frozen although they were
-        trainable in the snapshot: the script has already constructed DDP, which does not reduce gradients of
-        parameters that were frozen at that time.
+        trainable in the snapshot. The script has already constructed DDP, which does not reduce the gradients
+        of parameters that were frozen at that time.
         """
         if self._trackers is not None:
             return []
@@ -72,7 +72,7 @@ class ModuleFlags:
 
     def commit(self) -> None:
         """Add the flags that changed in this step to the state that is being committed."""
-        # A list, because `any` would stop a generator at the first change and skip the other trackers.
+        # A list, because with a generator `any` would stop at the first change and skip the other trackers.
         changes = [tracker.record_changes() for tracker in (self._trackers or {}).values()]
         if any(changes):
             self._describe()
@@ -92,7 +92,7 @@ class _FlagTracker:
         self._names, self._parameters = _split(module.named_parameters())
         self._paths, self._parts = _split(module.named_modules())
         self._learned = self._last_learned = list(map(_learns, self._parameters))
-        # Whether each submodule has the mode of the whole model.
+        # For each submodule, whether it has the mode of the whole model.
         self._trained = self._last_trained = [each.training == module.training for each in self._parts]
         self._learning: _Known = {}
         self._training: _Known = {}
@@ -113,7 +113,7 @@ class _FlagTracker:
                 self._training[path] = training[path]
                 if self._top.training:
                     part.training = training[path]
-        self._last_trained = []  # so that the next commit compares the modes, which may change before it
+        self._last_trained = []  # so that the next commit compares the modes, which may change until then
         return left
 
     def record_changes(self) -> bool:
@@ -139,7 +139,7 @@ def _split(pairs: Any) -> tuple[list[str], list[Any]]:
 
 
 def _update(known: _Known, names: list[str], now: list[bool], then: list[bool]) -> None:
-    """Update `known` with the flags that differ from `then`, and with those that it already has."""
+    """Update `known` with the current flags that differ from `then` or that `known` already contains."""
     known.update(
         {name: is_ for name, is_, was in zip(names, now, then, strict=True) if is_ != was or name in known}
     )

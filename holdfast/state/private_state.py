@@ -1,8 +1,8 @@
 """Collect a rank's private state (random generators, module buffers, data position) in one small blob.
 
-The blob is stored before every optimizer step and sent to another member, so it must be cheap to build: it
-has few names, and no arrays of numbers encoded as JSON. Buffers, such as batch norm's statistics, are private
-because each forward pass changes them differently on each rank of a DDP group.
+The blob is stored before every optimizer step and sent to another member, so it must be cheap to build. It
+therefore has few names, and no arrays of numbers are encoded as JSON. Buffers, such as batch norm's
+statistics, are private because each forward pass changes them differently on each rank of a DDP group.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 _MAGIC = b"HFPS\x01"
 _SECTION = struct.Struct("<HQ")  # length of the name, length of the content
 GENERATOR = "holdfast.generator"  # {"holdfast.generator": base64} is the state of a torch.Generator
-COMPARED_STEPS = (2, 4)  # of a generation; an unsaved buffer should be the same after both of them
+# The first steps of a generation; an unsaved buffer should be the same after each of them.
+COMPARED_STEPS = (2, 4)
 _PLAIN = {int, str, type(None)}  # immutable types whose equal values have the same JSON
 _SCALARS = {bool, int, float, str, type(None)}
 _TEXT = {str}
@@ -62,9 +63,9 @@ class PrivateState:
         guard: LossGuard | None = None,
         moved: Mapping[str, Any] | None = None,
     ) -> None:
-        """Prepare for these modules and objects.
+        """Set up the collection for these modules and objects.
 
-        `moved` are replicated objects whose state earlier versions stored in the blob.
+        `moved` are replicated objects whose state was stored in the blob by earlier versions.
         """
         self._guard = guard
         self.moved = dict(moved or {})
@@ -74,11 +75,12 @@ class PrivateState:
         self._text = b""
         self._device = device
         self._generators = RandomGenerators(device)
-        # These are places rather than tensors, because a module may replace the tensor of a buffer.
+        # These are places in a module, not tensors, because a module may replace the tensor of a buffer.
         self._buffers: list[_Place] = []
-        self._transient: list[_Place] = []  # non-persistent buffers, which are not saved
+        self._transient: list[_Place] = []  # non-persistent buffers are not saved
         self._counts: list[_Place] = []  # replicated; earlier versions stored them in the blob
-        self._aliases: list[tuple[_Place, _Place]] = []  # a buffer's further place, its place in `_buffers`
+        # From a further place of a buffer to its place in `_buffers`.
+        self._aliases: list[tuple[_Place, _Place]] = []
         first: dict[int, _Place] = {}
         for name, module in modules.items():
             for path, table, key, kind in _buffers(module):
@@ -93,8 +95,9 @@ class PrivateState:
                     self._aliases.append((place, known))
         self._tied = _tied(modules, self._buffers)
         everywhere = [*self._buffers, *(place for place, _ in self._aliases)]
-        self._copies: dict[str, str] = {}  # by section: the section that it copies in each optimizer step
-        self._no_copies: set[str] = set()  # sections that were expected to be a copy but once were not
+        # From a section to the section from which each optimizer step copies it.
+        self._copies: dict[str, str] = {}
+        self._no_copies: set[str] = set()  # sections that once were not the copy that was expected
         self._started = {name: _shape(table[key]) for name, table, key in everywhere}
         self._looks: dict[int, list[_Look]] = {}  # of the transient buffers, by step
 
@@ -122,8 +125,8 @@ class PrivateState:
         """Record the buffers that became copies of others since `core`; return False if more has changed.
 
         For example, an averaged model copies the buffers of its model. Later calls of `core(expected=True)`
-        expect the same copies. A buffer that was expected to be a copy at a commit, but was not, is never
-        expected to be one again; this does not make the result False.
+        expect the same copies. If a buffer was not the expected copy at a commit, no copy is expected of it
+        again; this does not make the result False.
         """
         before, now = dict(core), dict(self.core())
         changed = {key for key in (*before, *now) if before.get(key) != now.get(key)}
@@ -143,7 +146,7 @@ class PrivateState:
         return explained
 
     def quick(self) -> list[Section]:
-        """Return the first sections of `core`: those that can change without a forward pass."""
+        """Return the first sections of `core`, which can change without a forward pass."""
         sections = self.random()
         if self._objects:
             sections.append(("objects", self._described()))
@@ -196,11 +199,11 @@ class PrivateState:
         return sorted(sizes, key=lambda each: -each[1])[:count]
 
     def versions(self) -> list[_Look]:
-        """Return a list that is different once a buffer was written or replaced. Reads no content."""
+        """Return a list that changes whenever a buffer is written or replaced. Reads no content."""
         return _looked_at(self._buffers)
 
     def transient(self, done: int) -> str | None:
-        """Return the name of a buffer that is not saved but changes from step to step, or None.
+        """Return the name of an unsaved buffer that changes from step to step, or None.
 
         Call this at the end of each step; `done` is the number of steps that this generation has completed.
         The first steps are ignored, because a buffer that is filled in the first step, such as a lookup
@@ -240,7 +243,7 @@ class PrivateState:
         return self._objects
 
     def no_data(self, names: set[str]) -> list[str]:
-        """Return the names, sorted, of the objects that are not iterable and so are not data loaders."""
+        """Return the sorted names of the objects that are not iterable and so are not data loaders."""
         data = ("__iter__", "__next__")
         return [n for n in sorted(names) if not any(hasattr(type(self._objects[n]), each) for each in data)]
 
@@ -270,9 +273,9 @@ class PrivateState:
         """Restore buffers, objects and the guard; return the sections, for a later call of `restore_random`.
 
         Call this after the parameters are restored, because a buffer that shares a parameter's memory is
-        restored with the parameter. A buffer that cannot be written in place, or that shares memory now but
-        did not when the blob was made, is replaced by a tensor with its own memory. Raises `BadInput` if the
-        blob is from another model.
+        restored with the parameter. A buffer is replaced by a tensor with its own memory if it cannot be
+        written in place, or if it shares memory now but did not when the blob was made. Raises `BadInput` if
+        the blob is from another model.
         """
         sections = parse_sections(blob)
         held = {name: content for name, content in sections.items() if name.startswith("buffer:")}
@@ -282,7 +285,7 @@ class PrivateState:
             name, table, key = place
             content = held.pop(f"buffer:{name}", None)
             if content is None and name in self._tied:
-                continue  # it was restored with its parameter
+                continue  # the buffer was restored with its parameter
             if f"shape:{name}" in sections:
                 table[key] = self._made(place, sections[f"shape:{name}"], content or b"")
             buffer = table[key]
@@ -311,7 +314,7 @@ class PrivateState:
         """Restore a buffer that was the same tensor as the buffer at `known` when the script started.
 
         It becomes that tensor again, unless the blob has different `content` for it. In that case it was a
-        separate tensor when the blob was made, and it gets its own memory.
+        separate tensor when the blob was made, so it gets its own memory.
         """
         name, table, key = place
         one: torch.Tensor | None = known[1][known[2]]
@@ -361,7 +364,7 @@ class PrivateState:
         self._generators.restore(sections)
 
     def _distinct_buffers(self) -> Iterator[_Place]:
-        """Yield the buffers that have their own content, shared with no parameter and no earlier buffer."""
+        """Yield the buffers whose memory is shared with no parameter and no earlier buffer."""
         for place in self._buffers:
             if place[0] not in self._tied or not _is_tied(place, self._tied[place[0]]):
                 yield place
@@ -382,7 +385,7 @@ class PrivateState:
 
 
 def first_changed(before: list[Section], now: list[Section]) -> str:
-    """Return a user-readable name of the first part that differs between two private states."""
+    """Return a name, for a message, of the first part that differs between two private states."""
     then = dict(before)
     name = next((key for key, content in now if then.get(key) != content), "")
     kind, _, rest = name.partition(":")
@@ -413,7 +416,7 @@ def _common_end(one: str, other: str) -> int:
 
 
 def _fill(buffer: torch.Tensor, content: bytes) -> None:
-    """Write `content` to the buffer if possible.
+    """Write `content` to the buffer; return False if that is not possible.
 
     It is not possible if elements of an expanded buffer share memory but differ in `content`, or if the
     buffer is an inference tensor.
@@ -425,7 +428,8 @@ def _fill(buffer: torch.Tensor, content: bytes) -> None:
     source = torch.frombuffer(bytearray(content), dtype=buffer.dtype).view(buffer.shape)
     target = buffer.detach()
     for at, stride in enumerate(buffer.stride()):
-        if stride == 0 and buffer.shape[at] > 1:  # expanded: all elements along this dimension share memory
+        # In an expanded buffer, all elements along this dimension share memory.
+        if stride == 0 and buffer.shape[at] > 1:
             source, target = source.narrow(at, 0, 1), target.narrow(at, 0, 1)
     if source.shape == buffer.shape or tensor_bytes(source.expand(buffer.shape)) == content:
         with torch.no_grad():
@@ -460,7 +464,7 @@ def _is_plain(state: object) -> bool:
 
 
 def _tagged(value: Any) -> Any:
-    """Return `value` with tags in place of the values that JSON cannot represent.
+    """Return `value` with tagged objects for values that JSON cannot represent.
 
     These are tuples, mappings with keys that are not strings, and states of generators.
 
@@ -560,7 +564,7 @@ def _is_tied(place: _Place, pair: tuple[torch.Tensor, torch.Tensor]) -> bool:
 def _lies_in(buffer: torch.Tensor, parameter: torch.Tensor) -> bool:
     """Return whether all of the buffer's memory belongs to the parameter.
 
-    Sharing a storage does not imply that: the storage may contain both, side by side.
+    Sharing a storage is not enough, because the storage may contain both side by side.
     """
     if not buffer.nbytes or not capture.is_dense(parameter.shape, parameter.stride()):
         return False

@@ -1,8 +1,8 @@
 """Read and set the state of every random generator that a script may use.
 
-The state is read several times per step, each time with cold CPU caches. Python and NumPy return it as a
-tuple of 625 integers or as a copy, both of which are slow to build. So the generator's words are first
-compared in place, and the result is built again only if they have changed.
+The state is read several times per step, each time with cold CPU caches. Python returns it as a tuple of 625
+integers and NumPy as a copy, both of which are slow to build. So the generator's words are first compared in
+place, and the result is built again only if they have changed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class RandomGenerators:
 
     def read(self) -> list[Section]:
         """Return the name and state of each generator."""
-        state = self._get_torch()  # contiguous and on the CPU, so the checks of `tensor_bytes` are not needed
+        # These are contiguous and on the CPU, so the checks of `tensor_bytes` are not needed.
+        state = self._get_torch()
         words = ctypes.string_at(state.data_ptr(), state.nbytes)
         found = [("torch", words), ("python", self._python.read())]
         if self._numpy is None and "numpy" in sys.modules:
@@ -106,7 +107,7 @@ def _packed_python() -> bytes:
 
 
 def _words_of(generator: Any) -> int:
-    """Return the address of the state of a `random.Random`, which changes with every draw; 0 if unknown.
+    """Return the address of the state of a `random.Random`; 0 if it is not known.
 
     In CPython 3.10 to 3.13, the object's header is followed by the position and 624 words. Other versions may
     use another layout, so the address is returned only if these words equal those of `getstate()`.
@@ -145,7 +146,8 @@ def generator_state(content: bytes) -> torch.Tensor:
 def tensor_bytes(tensor: torch.Tensor) -> bytes:
     """Return the bytes of a tensor's elements, in row-major order."""
     tensor = tensor.detach()
-    if tensor.is_conj() or tensor.is_neg():  # memory still has the values from before the lazy operation
+    # Its memory still has the values from before a lazy conjugation or negation.
+    if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
     if tensor.device.type != "cpu":
         tensor = tensor.cpu()
@@ -162,7 +164,7 @@ def _tensor(content: bytes) -> torch.Tensor:
 
 TWISTER, OTHER = "numpy", "numpy:other"  # section names
 _ARRAYS = ("uint8", "uint16", "uint32", "uint64")
-_TAIL = struct.Struct("<q?d")  # position, whether a second Gaussian is stored, its value
+_TAIL = struct.Struct("<q?d")  # the position, whether a second Gaussian is stored, and its value
 
 
 class NumpyGenerator:
@@ -225,7 +227,7 @@ def restore_numpy(numpy: Any, sections: Mapping[str, bytes]) -> None:
 
 
 def _require(numpy: Any, kind: Any) -> None:
-    """Raise ValueError unless the global generator is a `kind`. NumPy's own message may name a wrong type."""
+    """Raise ValueError unless the global generator is a `kind`. NumPy's message may name the wrong type."""
     here = type(_current(numpy) or numpy.random.MT19937()).__name__
     if here != kind:
         raise ValueError(f"NumPy's global generator is {here} now, but was {kind}")

@@ -1,8 +1,9 @@
 """Restore a snapshot's replicated state into live objects, bit for bit.
 
-The state of optimizers is written directly into their tables, because `load_state_dict` converts it to the
-type of the parameter: float32 moments of a bfloat16 parameter would become bfloat16. Each tensor is copied
-directly from the mapped snapshot into the live tensor, or into a new one if type, shape or stride differ.
+The state of optimizers is written directly into their tables, because `load_state_dict` would convert it to
+the type of the parameter: float32 moments of a bfloat16 parameter would become bfloat16. Each tensor is
+copied from the mapped snapshot straight into the live tensor, or into a new tensor if type, shape or stride
+differ.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
 
 _REFERENCE = {TENSOR, STRIDE, HOST}
 _ONE_FOR_ALL = (
-    "was saved once for all ranks: every rank starts with the same state of it, even if the states differed;"
-    " from now on, the state of each rank is saved"
+    "was saved only once for all ranks, so every rank starts with that state, even if their states"
+    " differed; from now on, the state of each rank is saved"
 )
 _LARGE_BYTES = 1 << 20  # a tensor of this size probably has fresh memory, which a single thread fills slowly
 
@@ -52,11 +53,11 @@ def restore(
     """Copy the snapshot in `data` into the live objects, which do not refer to `data` afterwards.
 
     The objects named in `private` may be missing from the snapshot, because earlier versions stored them as
-    private state. `own` are private objects. Earlier versions saved those with a generator's state in the
-    snapshot, and these are restored from there. `flags` receive their state from the snapshot.
+    private state. `own` are private objects. Earlier versions saved private objects with a generator's state
+    in the snapshot, so these are restored from there. `flags` are taken from the snapshot.
 
-    Returns warnings: for each object that does not have the saved state after its `load_state_dict`, for each
-    restored object of `own`, and for each wrapped optimizer that the snapshot lacks.
+    Returns a warning for each object whose state differs from the saved state after its `load_state_dict`,
+    for each object of `own` that was restored, and for each wrapped optimizer that the snapshot lacks.
 
     Raises:
         BadInput: the snapshot is from different objects; the message names the first difference.
@@ -99,8 +100,8 @@ def _restored(name: str, value: Any, saved: Any, held: _SnapshotTensors) -> list
 class _SnapshotTensors:
     """The snapshot's tensors and the live tensor into which each of them was copied.
 
-    `copy_postponed` copies large tensors together, with several threads. Call it before their content is
-    used.
+    Large tensors are copied together, with several threads, by `copy_postponed`. Call it before their content
+    is used.
     """
 
     def __init__(self, layout: Layout, views: Mapping[str, torch.Tensor]) -> None:
@@ -125,7 +126,7 @@ class _SnapshotTensors:
         self._filled_ids.add(id(tensor))
 
     def copy_postponed(self) -> None:
-        """Do all postponed copies, so that every filled tensor has its content."""
+        """Make all postponed copies, so that every filled tensor has its content."""
         postponed_copies, self._postponed = self._postponed, []
         if postponed_copies:
             tensor_copy.ParallelCopy(
@@ -143,8 +144,8 @@ class _SnapshotTensors:
     def put(self, reference: Mapping[str, Any], old: object, device: torch.device | None) -> torch.Tensor:
         """Return the live tensor for `reference`, filled from the snapshot.
 
-        This is the tensor that was already filled for this reference, otherwise `old` if it is suitable,
-        otherwise a new tensor.
+        The result is the tensor that was already filled for this reference if there is one, otherwise `old`
+        if it is suitable, otherwise a new tensor.
         """
         import torch
 
@@ -308,7 +309,7 @@ def _add_groups(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], held
     """Recreate parameter groups that the script added during training, as in gradual unfreezing.
 
     This is done only if all their parameters belong to protected modules and require a gradient now. DDP does
-    not reduce the gradients of other parameters, and to unfreeze those the script may have done more than can
+    not reduce the gradients of other parameters, and the script may have unfrozen those in ways that cannot
     be repeated here.
     """
     here, there = len(optimizer.param_groups), len(saved.get("param_groups", ()))
@@ -378,7 +379,7 @@ def _restore_parameters(name: str, parameters: list[torch.Tensor], held: _Snapsh
 
 
 def _steps_on_host(optimizer: torch.optim.Optimizer) -> set[int]:
-    """Return the identities of the parameters on a device whose step count torch keeps on the host."""
+    """Return the identities of those parameters on a device whose step count torch keeps on the host."""
     return {
         id(p)
         for group in optimizer.param_groups
@@ -394,8 +395,8 @@ def _restore_inner(
     warnings: list[str] = []
     there = saved.get("inner", {})
     for key, inner in capture.wrapped_optimizers(optimizer).items():
-        if key not in there:  # from a version that did not save wrapped optimizers
-            warnings.append(f"{name}.{key} is not in the snapshot, and starts without its state")
+        if key not in there:  # the snapshot is from a version that did not save wrapped optimizers
+            warnings.append(f"{name}.{key} is not in the snapshot, so it starts without its state")
             continue
         _check_optimizer(f"{name}.{key}", inner, there[key])
         warnings += _restore_optimizer(f"{name}.{key}", inner, there[key], held)

@@ -1,9 +1,9 @@
 """Classify protected objects as replicated or private, and observe the parts of a step with torch's hooks.
 
 The hooks are attached to the script's own objects. Copies, saved files and compiled forms of an object have
-no hooks: if a script saves its whole model (`torch.save(model)`), copies it, or compiles it with
-`torch.jit.script`, the result must be the same as without Holdfast, and must load where Holdfast is not
-installed. Torch's global module hooks would meet these requirements too, but would cost time in every module
+no hooks. If a script saves its whole model (`torch.save(model)`), copies it, or compiles it with
+`torch.jit.script`, the result must be the same as without Holdfast and must load where Holdfast is not
+installed. Torch's global module hooks would meet these requirements too, but would take time in every module
 of a model in every pass.
 """
 
@@ -44,9 +44,9 @@ def classify(
     """Return modules, private objects, and replicated objects (modules included), by name.
 
     An object is private if its state has no tensors other than states of generators, and it is not an
-    optimizer, scheduler or scaler: a sampler, a data loader, a counter. Schedulers of any class are
-    replicated, see `is_custom_scheduler`. An attribute `holdfast_private` (bool) of the object takes
-    precedence over these rules.
+    optimizer, scheduler or scaler. Examples are a sampler, a data loader and a counter. Schedulers of any
+    class are replicated (see `is_custom_scheduler`). An attribute `holdfast_private` (bool) of the object
+    takes precedence over these rules.
 
     Raises:
         BadInput: an object lacks state_dict or load_state_dict, or its state is spread over the ranks.
@@ -73,11 +73,12 @@ def classify(
 def is_custom_scheduler(value: Any, objects: Mapping[str, Any]) -> bool:
     """Return whether `value` is a scheduler whose class is not torch's; such a scheduler is replicated.
 
-    It has a `step` method and refers to one of the optimizers among `objects`. Its other attributes are plain
-    values, torch's schedulers and functions: an object that also refers to a model or to data may have state
-    that is private to a rank. Its code sets the optimizer's options and does not step the optimizer: an
-    object that clips, skips or scales gradients and then steps may count events of a single rank. The result
-    is False for an object whose state has tensors, because such an object is replicated anyway.
+    Such a scheduler has a `step` method and refers to one of the optimizers among `objects`. Its other
+    attributes are plain values, torch's schedulers and functions, because an object that also refers to a
+    model or to data may have state that is private to a rank. Its code sets the optimizer's options but does
+    not step the optimizer, because an object that clips, skips or scales gradients and then steps may count
+    events of a single rank. The result is False for an object whose state has tensors, because such an object
+    is replicated anyway.
     """
     import torch
 
@@ -97,7 +98,7 @@ def is_custom_scheduler(value: Any, objects: Mapping[str, Any]) -> bool:
 
 
 def _only_sets_options(value: Any) -> bool:
-    """Return whether the code of `value` uses an optimizer's groups and steps nothing but schedulers."""
+    """Return whether the code of `value` uses an optimizer's groups and steps only schedulers."""
     sets = False
     for code in _codes(type(value)):
         receiver = ""
@@ -166,7 +167,7 @@ def _is_private(value: Any, objects: Mapping[str, Any]) -> bool:
 
 
 def shared_with_generators(replicated: Mapping[str, Any]) -> list[str]:
-    """Return the names of objects that are replicated because of their tensors but also have generator state.
+    """Return the names of objects that hold generator states but are replicated because of their tensors.
 
     A generator's state usually differs between ranks. Objects with the attribute `holdfast_private` are
     omitted.
@@ -211,10 +212,10 @@ def attach_hooks(
     """Report the beginning of forward and backward passes and of optimizers' writes to `to`.
 
     The backward pass is reported as soon as a differentiable forward pass has ended. It therefore includes
-    the computation of the loss, which takes little time. A hook on the output would report the exact moment,
-    but would cost more than all other hooks together.
+    the computation of the loss, which takes little time. A hook on the output would report the exact moment
+    but take more time than all other hooks together.
 
-    A DDP wrapper first waits for rank 0's buffers. After this wait, the module inside reports the forward
+    A DDP wrapper first waits for rank 0's buffers. After this wait, the wrapped module reports the forward
     pass again, so that the wait does not count as the rank's own time.
 
     `after_write`, if given, is called when an optimizer has queued its writes.
@@ -282,7 +283,7 @@ def poison(optimizers: Iterable[torch.optim.Optimizer]) -> None:
 
 
 class Hook:
-    """Calls `report` with the arguments of a torch hook; its copies do nothing and do not need Holdfast."""
+    """Calls `report` with the arguments of a torch hook. Copies of it do nothing and do not need Holdfast."""
 
     def __init__(self, report: Callable[..., None]) -> None:
         self._report = report
@@ -300,9 +301,9 @@ def hide_from_copies(hooks: dict[int, Any]) -> None:
 
     The table is changed in place, because the handles that remove a hook refer to it.
     """
-    if type(hooks) is not OrderedDict:  # other types accept no attributes; copied hooks are harmless
+    if type(hooks) is not OrderedDict:  # other types accept no attributes, and copied hooks are harmless
         return
-    given: Any = hooks  # pickle and copy look this attribute up in the object before its class
+    given: Any = hooks  # pickle and copy look up this attribute in the object before its class
     given.__reduce_ex__ = lambda _: (OrderedDict, (), None, None, iter(_others(hooks)))
 
 

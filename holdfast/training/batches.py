@@ -2,7 +2,7 @@
 
 The samples of a step, and the random numbers that a dataset draws to augment them, depend only on (seed,
 step, rank, world size), not on the process that loads them. So no position has to be saved: a loop that
-resumes at step n begins with the batch of step n, and loads prefetched batches again.
+resumes at step n begins with the batch of step n, and batches that had been prefetched are loaded again.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ _SECOND_BATCH = (
 class Batches:
     """A rank's batches of a map-style dataset, in a different random order in each epoch.
 
-    `batch_size` is the number of samples per rank and step, and `len()` the number of steps in an epoch.
-    `steps` yields each step with its batch; iterating yields the batch of the step that the loop is in. Other
-    options are passed to torch's `DataLoader`: `num_workers`, `pin_memory`, `collate_fn`, `worker_init_fn`...
+    `batch_size` is the number of samples per rank and step, and `len()` returns the number of steps in an
+    epoch. `steps` yields each step with its batch; iterating yields the batch of the loop's current step.
+    Other options are passed to torch's `DataLoader`: `num_workers`, `pin_memory`, `collate_fn`,
+    `worker_init_fn`...
     """
 
     def __init__(
@@ -51,8 +52,8 @@ class Batches:
     ) -> None:
         """Check the options and the size of the dataset.
 
-        With `drop_last`, the last samples of an epoch are left out if they do not fill a batch on every rank.
-        Without it, the last batches are filled up with samples from the beginning of the epoch.
+        With `drop_last`, the last samples of an epoch are dropped if they do not fill a batch on every rank.
+        Otherwise, the last batches are filled up with samples from the beginning of the epoch.
 
         Raises:
             BadInput: the dataset has no length, or too few samples for a step; an option is not allowed.
@@ -76,7 +77,7 @@ class Batches:
             )
         self._epoch = -1
         self._order: Sequence[int] = ()
-        try:  # so that torch refuses options here, not in the first step
+        try:  # lets torch refuse invalid options here instead of in the first step
             self._loader(_SamplePlan(self, 0, 0))
         except (TypeError, ValueError) as error:
             raise BadInput(f"Batches({', '.join(f'{name}=...' for name in options)}): {error}") from None
@@ -86,7 +87,7 @@ class Batches:
         return self._per_epoch
 
     def epoch(self, step: int) -> int:
-        """Return the number of the epoch that `step` belongs to, from 0."""
+        """Return the number, from 0, of the epoch to which `step` belongs."""
         return step // self._per_epoch
 
     def ends_epoch(self, step: int) -> bool:
@@ -108,7 +109,7 @@ class Batches:
     def steps(self, count: int) -> Iterator[tuple[int, Any]]:
         """Yield each step of `state.steps(count)` with its batch.
 
-        A step that is yielded again because it was not committed has the same batch.
+        A step that is yielded again, because it was not committed, has the same batch.
         """
         feed = _BatchFeed(self, operator.index(count))
         for step in self._state.steps(count):
@@ -117,10 +118,10 @@ class Batches:
     def __iter__(self) -> Iterator[Any]:
         """Yield the batch of the current step or, between steps, of the next one; the iterator never ends.
 
-        Use it in `zip` with `state.steps(n)`, in either order. A step that is begun again has the same batch.
+        Use it in `zip` with `state.steps(n)`, in either order. A step that begins again has the same batch.
 
         Raises:
-            BadInput: a second batch was requested in a step.
+            BadInput: the script requested a second batch in one step.
         """
         feed, drawn = _BatchFeed(self, sys.maxsize), -1
         while True:
@@ -158,7 +159,8 @@ class Batches:
             source,  # type: ignore[arg-type]  # it has `__getitems__`, all that the loader calls
             batch_sampler=plan,
             collate_fn=_identity,
-            generator=torch.Generator(),  # otherwise each iterator would draw from the training's generator
+            # Otherwise each iterator would draw from the generator of the training.
+            generator=torch.Generator(),
             **options,
         )
 
@@ -186,7 +188,7 @@ class _BatchFeed:
 
     def batch(self, step: int) -> Any:
         if step != self._at:
-            if step != self._next:  # the first call, or the loop did a step without using its batch
+            if step != self._next:  # this is the first call, or the loop did a step without using its batch
                 self._loaded = self._batches._batches_from(step, self._count)
             self._batch = next(self._loaded)
             self._at, self._next = step, self._batches._following(step + 1)
@@ -206,7 +208,7 @@ class _SamplePlan:
 
 
 class _SeededDataset:
-    """Loads whole batches, and seeds the random generators for each. Each worker of the loader has a copy."""
+    """Loads whole batches, and seeds the random generators for each batch. Each loader worker has a copy."""
 
     def __init__(
         self, dataset: Any, collate: Callable[[list[Any]], Any] | None, seed: int, rank: int
@@ -287,8 +289,8 @@ def _length(dataset: Any) -> int:
         hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__")
     ):
         raise BadInput(
-            f"Batches({type(dataset).__name__}): expected a dataset with a length and samples by index. An "
-            "iterable dataset has to keep its position itself: give it state_dict and load_state_dict, and "
-            "protect it"
+            f"Batches({type(dataset).__name__}): expected a dataset with a length and samples by index. An"
+            " iterable dataset must keep track of its position itself: give it state_dict and"
+            " load_state_dict, and protect it"
         )
     return len(dataset)

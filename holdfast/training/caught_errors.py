@@ -1,11 +1,11 @@
-"""Refuse a step in which the script has caught the exception that a lost peer caused.
+"""Refuse a step in which the script caught an exception that a lost peer caused.
 
-Many scripts catch exceptions in a step in order to skip a batch that does not fit into memory. When a peer is
-lost, such a script commits the step without an update, or updates with gradients that lack the peer's
-contribution. Python does not report an exception that was caught. So a step is suspect when its optimizers
-wrote nothing, when a backward pass or a collective failed in it, or when it has fewer backward passes than
-the previous step. A script may intend each of these, and then the step counts as usual. It is refused only if
-a connection to a peer is closed as well, because then the group cannot have completed the step.
+Many scripts catch exceptions in a step to skip a batch that does not fit into memory. When a peer is lost,
+such a script commits the step without an update, or updates with gradients that lack the peer's contribution.
+Python does not report an exception that was caught. So a step is suspect if its optimizers wrote nothing, if
+a backward pass or a collective failed in it, or if it had fewer backward passes than the previous step. A
+script may do any of these on purpose, so a suspect step normally counts. It is refused only if a connection
+to a peer is closed as well, because then the group cannot have completed the step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from typing import Any
 
 from holdfast.errors import PeerLost
 
-HOLD_S = 20.0  # wait for the group to be stopped, if a connection is closed but no failure was seen
+# How long to wait for the group to be stopped if a connection is closed but no failure was seen.
+HOLD_S = 20.0
 POLL_S = 0.01
 _GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR | select.POLLNVAL
 
@@ -35,7 +36,8 @@ class PeerConnections:
     """
 
     def __init__(self, inodes: dict[int, int]) -> None:
-        self._inodes = inodes  # by descriptor; the inode shows if the descriptor was reused for another file
+        # By descriptor; the inode reveals a descriptor that was reused for another file.
+        self._inodes = inodes
 
     @classmethod
     def since(cls, before: Iterable[int]) -> PeerConnections:
@@ -44,7 +46,7 @@ class PeerConnections:
         return cls({fd: inode for fd, inode in open_sockets().items() if fd not in known})
 
     def forget_closed(self) -> None:
-        """Forget the connections that are closed by now, such as those used only to form the group."""
+        """Forget the connections that are already closed, such as those used only to form the group."""
         gone = self._gone()
         self._inodes = {fd: inode for fd, inode in self._inodes.items() if fd not in gone}
 
@@ -85,7 +87,7 @@ class _TorchActivity:
 
     def __init__(self) -> None:
         self.begun = self.ended = 0  # backward passes
-        self.failed = 0  # collectives that the script called itself
+        self.failed = 0  # collectives that the script itself called
         self._watches = False
 
     def watch(self) -> None:
@@ -132,7 +134,7 @@ class CaughtErrorCheck:
 
     `frozen` returns True once the group has been stopped. If a connection is closed but no failure was seen,
     the step is not refused; the check only waits up to `hold_s` for the stop. The connection may not lead to
-    a peer, or its peer may have ended after its last step.
+    a peer, or the peer may have ended after its last step.
     """
 
     def __init__(self, peers: PeerConnections, frozen: Callable[[], bool], hold_s: float = HOLD_S) -> None:
@@ -147,7 +149,8 @@ class CaughtErrorCheck:
         failed = self._pass_failed() or _activity.failed != self._failed
         if failed or _activity.ended - self._ended < self._usual:
             self._refuse_if_peer_is_lost(
-                failed, f"step {step}: its optimizer would write without the gradients of a lost peer"
+                failed,
+                f"step {step}: the optimizer would update the parameters without a lost peer's gradients",
             )
 
     def commits(self, step: int, *, written: bool) -> None:
@@ -158,11 +161,11 @@ class CaughtErrorCheck:
         failed = self._pass_failed() or (not written and _activity.failed != self._failed)
         if failed or not written:
             self._refuse_if_peer_is_lost(
-                failed, f"step {step}: it would be counted without its update, because a peer is lost"
+                failed, f"step {step}: the step would count without an update, because a peer was lost"
             )
 
     def committed(self) -> None:
-        """Record the counts at the end of a step, as the baseline for the next one."""
+        """Record the counts at the end of a step, as the baseline for the next step."""
         self._usual = _activity.ended - self._ended
         self._count()
 
@@ -177,7 +180,7 @@ class CaughtErrorCheck:
         if not self._peers.lost():
             return
         if failed:
-            raise PeerLost(f"{what}; the script has caught the exception that this caused")
+            raise PeerLost(f"{what}; the script caught the resulting exception")
         give_up_at = time.monotonic() + self._hold_s
         while not self._frozen() and time.monotonic() < give_up_at:
             time.sleep(POLL_S)

@@ -1,9 +1,9 @@
 """Check successive loops over `steps` in a process, and refuse those that can only be a mistake.
 
 `steps(n)` counts from the beginning of the whole training, so that after a restart the same line continues
-where the group left off. If a script means n more steps, such as those of an epoch, its first loop trains n
-steps, its other loops do nothing, and the script ends without an error. In contrast, a process that has not
-trained yet does right to skip the loops that were completed before it started.
+where the group left off. If the author of a script meant n more steps, such as those of an epoch, the first
+loop trains n steps, the other loops do nothing, and the script ends without an error. In contrast, a process
+that has not trained yet is right to skip loops that were completed before it started.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ class LoopHistory:
     """The loops of this process: the counts that they requested, and how many of them trained, by line."""
 
     def __init__(self, resumed: int, say: Callable[[str], None]) -> None:
-        self._resumed = resumed  # steps that were done before this process started
+        self._resumed = resumed  # how many steps were done before this process started
         self._say = say
-        self._passed: int | None = None  # count of the last loop, if it was done before this process started
+        # The count of the last loop, if it was complete before this process started.
+        self._passed: int | None = None
         self._asked: dict[SourceLine, set[int]] = {}
-        self._trained: dict[SourceLine, int] = {}  # number of loops at a line that have done steps
+        self._trained: dict[SourceLine, int] = {}  # how many loops at a line have done steps
         self._warned = False
 
     def begin(self, count: int, step: int, line: SourceLine) -> None:
@@ -38,7 +39,7 @@ class LoopHistory:
 
         Raises:
             BadInput: exactly one earlier loop at this line has trained, no loop at this line requested fewer
-                steps, none are left to do, and the process did not resume.
+            steps, no steps are left to do, and the process did not resume.
         """
         asked = self._asked.setdefault(line, set())
         if count <= step and self._trained and min(asked, default=count) >= count:
@@ -55,24 +56,25 @@ class LoopHistory:
         """Refuse a loop that can only be a mistake; warn once of any other loop that does nothing.
 
         If several loops at the same line have trained (because of `break`, or `zip` with a loader that ends
-        first), the script probably means the whole training's count. In a resumed process no loop is refused,
+        first), the count is probably meant for the whole training. In a resumed process no loop is refused,
         because the loops before the restart are not known.
         """
         name, number = line[0].rpartition("/")[2], line[1]
         counts = "n in steps(n) counts from the beginning of the whole training, not of an epoch or a phase"
         if self._trained.get(line) == 1 and self._resumed == 0:
             raise BadInput(
-                f"steps({count}) is the whole training, not one epoch, and its steps are done: {counts}. For "
-                f"3 epochs write one loop, `for step in state.steps(3 * {count}):`, or batches.steps(3 * "
-                "len(batches)), and put the work after an epoch under `if batches.ends_epoch(step):`. If a "
-                f"loop may have nothing left to do, write `if state.step < {count}:` before it"
+                f"steps({count}) is the whole training, not one epoch, and all its steps are done:"
+                f" {counts}. For 3 epochs write one loop, `for step in state.steps(3 * {count}):`, or"
+                " batches.steps(3 * len(batches)), and put the work after an epoch under `if"
+                " batches.ends_epoch(step):`. If a loop may have nothing left to do, write `if state.step"
+                f" < {count}:` before it"
             )
         if not self._warned:
             self._warned = True
             self._say(
-                f"steps({count}) ({name}, line {number}) does nothing, as {step} steps are done: {counts}. "
-                f"To train that many more steps, write steps({step} + {count}). If the loop may have nothing "
-                f"left to do, write `if state.step < {count}:` before it"
+                f"steps({count}) ({name}, line {number}) does nothing, because {step} steps are done:"
+                f" {counts}. To train that many more steps, write steps({step} + {count}). If the loop may"
+                f" have nothing left to do, write `if state.step < {count}:` before it"
             )
 
     def _warn_of_passed(self, count: int, step: int) -> None:
@@ -82,9 +84,10 @@ class LoopHistory:
         elif self._passed is not None and step < count:
             passed, self._passed = self._passed, None
             self._say(
-                f"the loop over steps({passed}) was done before the restart, so what follows it has run "
-                f"again, with the state of step {step}. If it must happen only once, put that loop under `if "
-                f"state.step < {passed}:`, and do the work in the next loop, under `if step == {passed}:` "
+                f"the loop over steps({passed}) was complete before the restart, so the code after it has"
+                f" run again, with the state of step {step}. If that code must run only once, put the loop"
+                f" under `if state.step < {passed}:`, and do the work in the next loop, under `if step =="
+                f" {passed}:` "
                 '(see "Two loops" in the user guide)'
             )
 

@@ -1,4 +1,4 @@
-"""Judge the numbers of each step (loss, gradient norm, gradients), and report bad ones."""
+"""Judge the numbers of each step (loss, gradient norm, gradients), and report bad numbers."""
 
 from __future__ import annotations
 
@@ -42,27 +42,27 @@ class NumberCheck:
         gate: WriteGate,
         guard: LossGuard | None,
     ) -> None:
-        """`guard` detects a loss that has jumped; without it, only numbers that are not finite are bad."""
+        """`guard` detects a loss that has jumped. Without it, only numbers that are not finite are bad."""
         self._rank, self._device, self._gate, self._guard = rank, device, gate, guard
         self._modules, self._optimizers = modules, optimizers
         self._gradients = GradientProbe(optimizers, device)
         self._probe: torch.Tensor | None = None  # a number computed from this step's gradients, on the device
         self._has_bad_gradient = False
         self._is_scaled = False  # a GradScaler decides whether the optimizer writes
-        self._unjudged: StepNumbers | None = None  # of the previous step; they may not have arrived
+        self._unjudged: StepNumbers | None = None  # the previous step's numbers, which may not have arrived
         self.judged: StepNumbers | None = None  # the numbers that were judged last
-        self.poison_step: int | None = None  # the step in which a drill asked for a bad number
+        self.poison_step: int | None = None  # the step in which a drill requested a bad number
         self.is_poisoned = False  # a drill has made a forward pass produce a bad gradient
 
     # -- in the order of a step
 
     def probe_gradients(self) -> bool:
-        """Read the gradients that the optimizer is about to use; return True if they are known to be bad.
+        """Check the gradients that the optimizer is about to use; return True if they are known to be bad.
 
-        On a device they are not known yet. The device reduces them to one number, which is judged together
-        with the loss. Whether bad gradients have reached the state is known only at the end of the step
-        (`_judge`). If a GradScaler leaves it to the optimizer's kernel to skip a step with bad gradients, as
-        with fused optimizers, bad gradients are not a fault: the scaler uses them to adjust its scale.
+        On a device their values are not known yet, so the device reduces them to one number, which is judged
+        together with the loss. Whether bad gradients have reached the state is known only at the end of the
+        step (`_judge`). If a GradScaler lets the optimizer's kernel skip a step with bad gradients, as with
+        fused optimizers, bad gradients are not a fault: the scaler uses them to adjust its scale.
         """
         self._is_scaled = any(getattr(each, "found_inf", None) is not None for each in self._optimizers)
         if self._is_scaled:
@@ -79,8 +79,8 @@ class NumberCheck:
         """Accept the numbers with which the script commits `step`, and judge those that have arrived.
 
         On a device, first wait for the previous step's numbers and judge them. The gradient norm is judged
-        only if the optimizer used the gradients: a GradScaler skips, by design, a step in which they
-        overflow. Raises the same errors as `_judge`.
+        only if the optimizer used the gradients, because a GradScaler skips a step in which they overflow by
+        design. Raises the same errors as `_judge`.
         """
         loss = self._poisoned_loss(step, loss)
         if not self._gate.writing or self._is_scaled:
@@ -117,13 +117,13 @@ class NumberCheck:
         return numbers
 
     def report_unjudged(self, numbers: StepNumbers) -> None:
-        """Report bad numbers that the script's thread may never judge."""
+        """Report bad numbers, because the script's thread may never judge them."""
         self._rank.report(NAN, numbers.step, numbers.loss, numbers.position)
 
     # -- drills
 
     def poison(self, step: int) -> None:
-        """Make loss, gradients and parameters NaN, as a bad batch would, from the next forward pass on.
+        """From the next forward pass on, make loss, gradients and parameters NaN, as a bad batch would.
 
         If no hook sees the script's forward passes, this happens in the step after `step`.
         """
@@ -148,7 +148,7 @@ class NumberCheck:
         loss, norm, given = numbers.loss if numbers.has_loss else 0.0, numbers.norm, numbers.has_loss
         bad, self._has_bad_gradient = self._has_bad_gradient or not numbers.gradients_finite, False
         if (bad or (norm is not None and not math.isfinite(norm))) and not self._is_state_spoilt():
-            norm, bad = None, False  # the optimizer skipped the step, or cleaned the gradients
+            norm, bad = None, False  # the optimizer skipped the step, or the script cleaned the gradients
         verdict = self._verdict(numbers.step, loss, norm, given)
         if verdict == OK and bad:
             verdict = NAN
@@ -157,7 +157,8 @@ class NumberCheck:
             return
         why = self._guard.usual() if self._guard is not None and verdict == JUMP else ""
         if self._verdict(numbers.step, loss, None, given) == OK:
-            # Only the gradients are bad, which all ranks share. Let the rank whose loss is bad report first.
+            # Only the gradients are bad, and all ranks have the same gradients. Let the rank whose loss is
+            # bad report first.
             self._rank.yield_to_reporter()
         if self._rank.page is not None:
             flags = FLAG_JUMP if verdict == JUMP else FLAG_NONFINITE

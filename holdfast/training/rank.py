@@ -1,6 +1,6 @@
-"""This process's place in one generation of the group, and what it reports to its launcher.
+"""This process's place in one generation of the group, and its reports to its launcher.
 
-The other modules of this package may import this one, which imports none of them but `caught_errors`.
+The other modules of this package may import this module, which imports only `caught_errors` of them.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ if TYPE_CHECKING:
     from holdfast.state.device import Device
 
 NOTE_CHARACTERS = 500  # a warning is cut to this length for the status
-YIELD_S = 0.3  # lets the rank whose own number is bad report first, which rolls back this rank as well
-FLAG_WAIT_S = 600.0  # wait for the rollback after a bad number; then the script ends with an exception
-RECENT_STEPS = 32  # the time of a step is the median over this many
+# A delay that lets the rank whose own number is bad report first; that rolls back this rank as well.
+YIELD_S = 0.3
+# How long to wait for the rollback after a bad number, before the script ends with an exception.
+FLAG_WAIT_S = 600.0
+RECENT_STEPS = 32  # how many steps the median time of a step covers
 _NUMBER = re.compile(r"\d+")
 
 
@@ -64,8 +66,9 @@ class Rank:
         self.world_size = launch.world_size
         self.generation = launch.generation
         self.device = device()
-        self.accelerator: Device | None = None  # None: the device that holds the state's tensors
-        self.skip = frozenset(launch.skip)  # steps whose batches the supervisor reported as bad
+        self.accelerator: Device | None = None  # None until the device of the state's tensors is known
+        # Steps to skip, because the supervisor reported their batches as bad.
+        self.skip = frozenset(launch.skip)
         self.page: progress_writer.Page | None = None
         self.peers = caught_errors.PeerConnections({})
         self.drill = RankDrill()
@@ -79,7 +82,7 @@ class Rank:
             self.channel.say(message)
 
     def forked(self) -> None:
-        """Drop the page and the launcher in a process that the script forked: they belong to the rank."""
+        """In a process that the script forked, drop the page and the launcher, which belong to the rank."""
         self.page, self.channel, self.drill = None, None, RankDrill()
 
     # -- progress of the start
@@ -98,11 +101,11 @@ class Rank:
         self.say(WorkerMessage("started", marks=self._times))
 
     def joined(self) -> None:
-        """Record when the process group was formed."""
+        """Record that the process group was formed now."""
         self._times = replace(self._times, joined_ns=time.monotonic_ns())
 
     def restored(self) -> None:
-        """Record when the state was restored into the protected objects."""
+        """Record that the state was restored into the protected objects now."""
         self._times = replace(self._times, restored_ns=time.monotonic_ns())
 
     def report_first_step(self) -> None:
@@ -112,11 +115,11 @@ class Rank:
             self.say(WorkerMessage("settled", marks=self._times))
 
     def aim(self, steps: int) -> None:
-        """Report the goal of the loop that begins now: the training has `steps` steps when it ends."""
+        """Report the goal of the loop that begins now: the training will then have `steps` steps."""
         if self.channel is None or steps == self._times.goal:
             return
         self._times = replace(self._times, goal=steps)
-        if self._times.first_step_ns:  # otherwise the report of the first step will contain the goal
+        if self._times.first_step_ns:  # otherwise the report of the first step includes the goal
             self.say(WorkerMessage("settled", marks=self._times))
 
     # -- bad numbers
@@ -131,7 +134,7 @@ class Rank:
     ) -> None:
         """Report a bad number and wait for the rollback, which ends this process.
 
-        Returns if there is no rollback within `FLAG_WAIT_S`, and at once if there is no launcher.
+        Returns if no rollback happens within `FLAG_WAIT_S`, or at once without a launcher.
         """
         if self.channel is None:
             return
@@ -144,7 +147,7 @@ class Rank:
         self.say(WorkerMessage("flag", flag=found))
 
     def accepts(self, step: int, loss: float) -> str:
-        """Return why a loss that jumped is accepted; "" if it is a fault."""
+        """Return why a loss that jumped is accepted, or "" if it is a fault."""
         if not self.launch.loss_jump_fault:
             return "training continues; --loss-jump X would roll the group back"
         if (step, repr(loss)) in self._accepted_jumps:
@@ -159,7 +162,7 @@ class Rank:
         self.say(WorkerMessage("note", note=text[:NOTE_CHARACTERS]))
 
     def warn_once(self, text: str) -> None:
-        """Print a warning once in the rank's output; texts that differ only in numbers count as the same."""
+        """Print a warning once in the rank's output. Texts that differ only in numbers count as the same."""
         kind = _NUMBER.sub("#", text)
         if kind not in self._warned:
             self._warned.add(kind)

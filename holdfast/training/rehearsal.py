@@ -33,7 +33,7 @@ def rehearse(device: torch.device) -> None:
         finally:
             dist.destroy_process_group()
     finally:
-        sys.excepthook = hook  # torch has installed its own, which would label this process as rank 0
+        sys.excepthook = hook  # torch has installed its own hook, which would label this process as rank 0
         torch.set_rng_state(torch_state)
         random.setstate(python_state)
         if numpy is not None:

@@ -12,7 +12,7 @@ from holdfast.worker.thread_frames import BackgroundThreads
 
 
 class ScriptChecks:
-    """One rank's checks. Each warns once of one kind of mistake; none changes how a step is handled."""
+    """One rank's checks. Each warns once of one kind of mistake, and none changes how a step is handled."""
 
     def __init__(self, rank: Rank, modules: Iterable[Any], optimizers: Sequence[Any], device: Device) -> None:
         """Start watching the first step, including what the script does before the state is restored."""
@@ -29,12 +29,12 @@ class ScriptChecks:
         """Start checking parameter groups, schedulers and threads. Call it once `objects` are restored."""
         self._added = misuse.AddedGroups(self._modules, self._optimizers, self._warn)
         self._schedulers = misuse.UnprotectedSchedulers(self._optimizers, objects, self._warn)
-        self._threads = BackgroundThreads(lambda text: misuse.warn(0, text))  # printed on any rank
+        self._threads = BackgroundThreads(lambda text: misuse.warn(0, text))  # printed on every rank
 
     # -- in the order of a commit
 
     def warn_of_unprotected(self) -> bool:
-        """At the first commit, warn of modules and optimizers that train unprotected; return True if any do.
+        """At the first commit, warn of unprotected modules and optimizers that train; return True if any do.
 
         Call it before all other checks, because an unprotected object may be the cause of their findings.
         """
@@ -52,7 +52,7 @@ class ScriptChecks:
         self._accumulated.watch()
 
     def look_at_threads(self) -> None:
-        """Warn of the script's threads that do work while it commits a step."""
+        """Warn of the script's threads that are at work while it commits a step."""
         self._threads.check()
 
     def forked(self) -> None:

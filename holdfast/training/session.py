@@ -65,7 +65,7 @@ class Session:
 
     @property
     def generation(self) -> int:
-        """The number of times that the group has been formed, including this one."""
+        """How many times the group has been formed, including this time."""
         return self._rank.generation
 
     @property
@@ -77,19 +77,20 @@ class Session:
         """Protect `objects` from now on, and restore the group's resume point into them, if there is one.
 
         `objects` are modules, optimizers, schedulers, and anything with state_dict and load_state_dict. On
-        return they hold the state from which training continues, and `state.step` is its number of steps.
+        return, they hold the state from which training continues, and `state.step` is the number of its
+        steps.
 
         Raises:
             BadInput: an object cannot be protected; the state is of another model; protect was called before.
         """
         misuse.require_names("protect(model=model, optimizer=optimizer)", unnamed)
         if self._state is not None:
-            raise BadInput("protect() was called already: pass all objects to one call, once after join()")
+            raise BadInput("protect() was already called: call it once, after join(), with all objects")
         state = State(self._rank, objects)
         self._connect(state)
         state._begin()
         self._state = state
-        if self._rank.drill.take_nan():  # it was requested before there was a state to spoil
+        if self._rank.drill.take_nan():  # the drill was requested before there was a state to spoil
             state._poison()
         return state
 
@@ -106,7 +107,7 @@ class Session:
             self._rank.page.phase(Phase.RESTORING)
 
     def _leaving(self) -> None:
-        """Save the last state of a script that ended without error. Report success, or why there was none."""
+        """Save the last state of a script that ended without error; report success, or why none was saved."""
         if self._protection is None or self._rank.channel is None:
             return
         why = self._protection.keep_final_state()
@@ -196,7 +197,8 @@ class Session:
             backend, store=prefixed, rank=self.rank, world_size=self.world_size, timeout=limit
         )
         self._rank.peers = caught_errors.PeerConnections.since(before)
-        sys.excepthook = hook  # torch's hook adds the rank to each line; the launcher's log does too
+        # Torch's hook adds the rank to each line, but the launcher's log does so already.
+        sys.excepthook = hook
 
     # -- listening
 
@@ -231,7 +233,7 @@ class Session:
                 answer = self._protection.snapshot_just_in_time(generation, copy)
             except Exception as error:
                 # torch, a driver or the file system may raise anything during a copy. Without an answer the
-                # group would wait for this rank, and without this thread no later order would be received.
+                # group would wait for this rank, and if this thread ended, no later order would be received.
                 why = f"{type(error).__name__}: {error}"[:NOTE_CHARACTERS]
                 answer = SecureAnswer(self.rank, -1, False, why)
         channel.say(WorkerMessage("secured", secured=answer))
@@ -245,7 +247,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class _Joined:
-    process: int  # the id of the process; in a child that it forks, the session is not valid
+    process: int  # the process id; the session is not valid in a child that this process forks
     session: Session
 
 
@@ -284,7 +286,7 @@ def join() -> Session:
             _park(mine)
         order = mine.wait_start()
         if order.launch is None or order.rank is None:
-            raise Fenced("the launcher's order to start names no rank")
+            raise Fenced("the launcher's order to start contains no rank")
         launch, rank = order.launch, order.rank
         if rank.rank == 0 and _has_used_gpu() and not mine.parked:
             sys.stderr.write(f"holdfast: {_COLD}\n")
@@ -297,8 +299,8 @@ def join() -> Session:
 def _park(mine: launcher_channel.LauncherChannel) -> None:
     """Prepare this process to start as a rank without delay, and report whether it is parked.
 
-    No GPU is used, because this process does not know yet which one it will get, and until then that GPU's
-    memory belongs to another process.
+    No GPU is used, because this process does not know yet which GPU it will get, and the memory of that GPU
+    belongs to another process until then.
     """
     if device().type == "cpu":
         rehearse(device())
@@ -330,7 +332,7 @@ def _from_environment() -> launcher_channel.LauncherChannel | None:
     given = os.environ.pop(environment.START, "")
     if not given:
         return None
-    if not os.environ.keys() >= _LAUNCHERS:  # START was left over in a shell, which no launcher started
+    if not os.environ.keys() >= _LAUNCHERS:  # START is left over in a shell that no launcher started
         return None
     control = _inherited_control(os.environ[environment.CONTROL])
     order = codec.from_json(WorkerOrder, json.loads(given))
@@ -346,7 +348,7 @@ def _inherited_control(number: str) -> socket.socket:
     """Return the connection to the launcher that this process inherited as descriptor `number`."""
     try:
         control = socket.socket(fileno=int(number))
-    except (OSError, ValueError, OverflowError):  # closed, or not a socket: it was not inherited
+    except (OSError, ValueError, OverflowError):  # it is closed, or not a socket, so it was not inherited
         control = None
     if control is not None and (control.family, control.type) == (socket.AF_UNIX, socket.SOCK_SEQPACKET):
         return control

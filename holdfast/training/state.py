@@ -1,7 +1,7 @@
 """The protected state of a training script: what `session.protect` returns, and the loop over its steps.
 
 A script calls `State.steps`, `State.commit` and `State.pause`. `holdfast.training.training_step` defines what
-happens in a step, in which order, and explains why that order is crash consistent.
+happens in a step and in which order, and explains why this order is crash consistent.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from holdfast.worker import pauses
 
 _COMMIT = "commit(loss, grad_norm=..., samples=..., tokens=..., flops=..., position=...)"
 _PAUSE = 'pause("eval", limit_s=600)'
-_MIN_LIMIT_S = 1e-3  # the remaining limit of a pause that has overrun; 0 would mean the run's limit
+_MIN_LIMIT_S = 1e-3  # the remaining limit of a pause that has overrun, because 0 would mean the run's limit
 
 
 class State:
@@ -52,10 +52,11 @@ class State:
             rank, self._device, self._gate, self._flags, self._numbers, self._checks, self._protect()
         )
         torch_hooks.attach_hooks(modules, self._optimizers, self._training, self._training.after_write)
-        self._turn = 0  # increases with each step that a loop yields, and when a loop ends
+        self._turn = 0  # incremented with each step that a loop yields, and when a loop ends
         self._random: Mapping[str, bytes] | None = None  # restored random states, to set when the loop starts
-        self._pauses: list[tuple[str, float, float]] = []  # open ones, outermost first: label, limit, start
-        self._warned_pauses: set[str] = set()  # the warnings of unused pauses that were printed
+        # The open pauses, outermost first: label, limit, start.
+        self._pauses: list[tuple[str, float, float]] = []
+        self._warned_pauses: set[str] = set()  # which warnings of unused pauses were printed
         self._loops: LoopHistory
 
     def _warn_of_shared_generators(self) -> None:
@@ -64,7 +65,7 @@ class State:
                 misuse.warn(self._rank.number, misuse.shared_generator_advice(name))
 
     def _custom_schedulers(self) -> dict[str, Any]:
-        """Return the schedulers of the script's own classes, which earlier versions stored as private."""
+        """Return the schedulers of the script's own classes; earlier versions treated them as private."""
         return {
             name: each
             for name, each in self._replicated.items()
@@ -72,7 +73,7 @@ class State:
         }
 
     def _protect(self) -> Protection | None:
-        """Return the protection of this rank; None without a launcher, whose memory volume it needs."""
+        """Return the protection of this rank; None without a launcher, because it needs a memory volume."""
         channel = self._rank.channel
         if channel is None:
             return None
@@ -117,7 +118,7 @@ class State:
 
     @property
     def _protection(self) -> Protection | None:
-        """This rank's protection; None without a launcher, and in a process that the script forked."""
+        """This rank's protection; None without a launcher or in a process that the script forked."""
         return self._training.protection
 
     # -- the loop
@@ -128,7 +129,7 @@ class State:
         `count` is the number of steps in the whole training, counted from its beginning, not in an epoch.
 
         A step counts once it is committed. If the script leaves a step by `continue` or `break` without a
-        commit, that step is yielded again, up to three times in all.
+        commit, the step is yielded again, up to three times in all.
 
         Raises:
             BadInput: `count` is not a whole number, or is below 0; the loop is inside another one; a step was
@@ -166,7 +167,7 @@ class State:
                 training.refuse_uncommitted(step)
             training.judge_pending()
             training.end_tail()
-        finally:  # also when the script leaves the loop by `break`: the code after it is not part of a step
+        finally:  # also after a `break`, because the code after the loop is not part of a step
             self._turn += 1
             training.show_phase(Phase.IDLE)
         if self._protection is not None:
@@ -228,12 +229,12 @@ class State:
     def pause(self, label: str = "pause", limit_s: float = 0.0, **unknown: NoReturn) -> misuse.Pause:
         """Declare work that is not a step, so that it does not count as a hang.
 
-        Use the result in a `with` statement, or to decorate a function. A call that is used as neither prints
-        a warning, once per line, on any rank. `label` is "eval", "checkpoint", or any other word. `limit_s`
-        is the limit of this pause; 0 means the run's `--pause-timeout` (30 minutes by default). When the
-        pause ends, the random generators are reset to the states that they had when it began. The script may
-        swap in other weights if it restores the original ones before the pause ends. Pauses may be nested:
-        when the inner one ends, the outer one continues with the rest of its limit.
+        Use the result in a `with` statement or as a decorator of a function. Otherwise the call prints a
+        warning, once per line, on any rank. `label` is "eval", "checkpoint", or any other word. `limit_s` is
+        the limit of this pause; 0 means the run's `--pause-timeout` (30 minutes by default). When the pause
+        ends, the random generators are reset to the states that they had when it began. The script may swap
+        in other weights if it restores the original ones before the pause ends. Pauses may be nested: when
+        the inner one ends, the outer one continues with the rest of its limit.
 
         Raises:
             BadInput: when the pause begins, for an invalid label, limit or argument; when it decorates an
@@ -244,7 +245,7 @@ class State:
     def _warn_of_unused_pause(self, text: str) -> None:
         if text not in self._warned_pauses:
             self._warned_pauses.add(text)
-            misuse.warn(0, text)  # on any rank: a script may evaluate on one rank only
+            misuse.warn(0, text)  # on any rank, because a script may evaluate on one rank only
 
     @contextmanager
     def _paused(self, label: str, limit_s: float, unknown: Mapping[str, Any]) -> Iterator[None]:
@@ -269,7 +270,7 @@ class State:
         self._training.show_pause(pause_phase(label), label, limit_s)
 
     def _show_outer_pause(self) -> None:
-        """After a pause, show the enclosing pause with the rest of its limit; without one, show the loop."""
+        """After a pause, show the enclosing pause with the remainder of its limit, or else the loop."""
         if not self._pauses:
             self._training.show_phase(Phase.TAIL if self._training.in_tail else Phase.DATA)
             return
@@ -279,7 +280,7 @@ class State:
 
     @contextmanager
     def _unchanged_state(self, label: str) -> Iterator[None]:
-        """Ensure that weights swapped in during the pause are not copied as the state if a peer dies."""
+        """Ensure that weights swapped in during the pause are not copied as the state when a peer dies."""
         training, protection = self._training, self._protection
         if protection is None or training.is_writing or training.in_pause:
             yield
@@ -299,5 +300,5 @@ class State:
         self._numbers.poison(self._training.done)
 
     def _forked(self) -> None:
-        """Stop protecting state in a process that the script forked, because its state is not the rank's."""
+        """Stop protecting state in a process that the script forked, which is not the rank."""
         self._training.forked()

@@ -1,7 +1,7 @@
 """What happens to protected state in one training step, in the order in which it happens.
 
-Read `TrainingStep` from top to bottom: its methods appear in the order in which a step calls them, and each
-is a list of actions. `Protection` and `WriteGate` do the work; only this module defines the order.
+Read `TrainingStep` from top to bottom: its methods are in the order in which they are called in a step, and
+each is a list of actions. `Protection` and `WriteGate` do the work; only this module defines the order.
 
 | moment         | what is done, in this order                                                             |
 |----------------|-----------------------------------------------------------------------------------------|
@@ -18,7 +18,7 @@ is a list of actions. `Protection` and `WriteGate` do the work; only this module
 
 This order is crash consistent: a process can be killed between any two of these actions. In each case, either
 the state of a committed step is whole in memory, or the rank reports that it is between two steps and the
-state is taken from another replica.
+state is taken from another rank.
 
 - *Private state before replicated state.* Other ranks hold the same replicated state, but no other rank has
   this rank's private state. So the private state of step n + 1 is stored in two places before the optimizer
@@ -27,8 +27,8 @@ state is taken from another replica.
 - *The gate closes last, just before the write.* A copy is made only while the gate can name the step whose
   state is whole. The gate closes only when everything else that must precede the write is done. So if a rank
   is frozen at the gate (`WriteGate.close` then never returns), its state of step n is whole and its private
-  state is stored. On a host, the page's write counter is odd from then until the commit, so the page of a
-  dead rank shows whether its memory was between two steps.
+  state is stored. On a host, the page's write counter is odd from then until the commit, so a dead rank's
+  page shows whether its memory was between two steps.
 - *Bad numbers before the count.* A step whose numbers are bad is reported and never counted, so no snapshot
   and no checkpoint of it can exist. On a device its numbers may be judged one commit later; until then, a
   just-in-time copy checks them first (`NumberCheck.bad_before`).
@@ -82,9 +82,9 @@ class TrainingStep:
     ) -> None:
         self.protection, self.order = protection, misuse.CallOrder()
         self.done = 0  # steps that the state contains
-        self.has_consulted = False  # the script may have read `step`, so what it does may depend on it
+        self.has_consulted = False  # the script may have read `step`, so its work may depend on it
         self.in_tail = False  # between a commit and the next step
-        self.in_pause = False  # in a pause that began while no step was being written
+        self.in_pause = False  # in a pause that did not begin while a step was being written
         self._rank, self._page, self._device, self._gate = rank, rank.page, device, gate
         self._flags, self._numbers, self._checks = flags, numbers, checks
         self._caught: CaughtErrorCheck | None = None
@@ -92,12 +92,12 @@ class TrainingStep:
         self._host_is_ahead = False  # work of the previous step may still be in the device's queue
 
     def watch_errors(self) -> None:
-        """Check from now on that no step is made without a lost peer's contribution."""
+        """From now on, refuse steps that lack a lost peer's contribution."""
         self._caught = CaughtErrorCheck(self._rank.peers, lambda: self._gate.frozen)
 
     @property
     def is_writing(self) -> bool:
-        """True on the host from the call of a step's first optimizer to the step's commit."""
+        """True on the host from the call of a step's first optimizer until the step's commit."""
         return self._gate.writing
 
     # -- the loop yields a step
@@ -114,7 +114,7 @@ class TrainingStep:
     # -- forward and backward passes
 
     def forward(self) -> None:
-        """Record that a module is about to be called, and advance a snapshot that is under way."""
+        """Record that a module is about to be called, and advance a snapshot in progress."""
         self.show_phase(Phase.FORWARD)
         if self.in_pause:
             if self.protection is not None:
@@ -142,7 +142,7 @@ class TrainingStep:
     # -- the optimizer writes
 
     def before_write(self) -> None:
-        """Secure what an optimizer is about to overwrite, and close the gate before a step's first write.
+        """Prepare for an optimizer's writes, and close the gate before the first write of a step.
 
         Raises:
             BadInput: the step has already been committed.
@@ -164,7 +164,7 @@ class TrainingStep:
         self.show_phase(Phase.OPTIMIZER)
 
     def _write_more(self) -> None:
-        """Prepare for another optimizer of the same step, which may write in another stream of the device."""
+        """Prepare for another optimizer in the same step, which may write in another stream of the device."""
         if self._page is not None:
             self._page.writes_more()
         if self._device.queues:
@@ -175,7 +175,8 @@ class TrainingStep:
     def after_write(self, *_: Any) -> None:
         """Mark the end of an optimizer's writes in its stream, which may not be the stream of the commit.
 
-        On a host the writes are done by now, and the rest of the step does not wait for other ranks.
+        On a host the writes are done by now, and the remaining work of the step does not wait for other
+        ranks.
         """
         if self._device.queues:
             self._gate.after_some()
@@ -217,7 +218,7 @@ class TrainingStep:
         self._checks.watch_gradients()
 
     def _check_private_state(self) -> None:
-        """Send private state again if it has changed since it was sent, because the commit includes it."""
+        """Send private state again if it has changed since it was sent, because it belongs to the commit."""
         if self.protection is not None:
             self._flags.commit()
             self._checks.look_at_threads()
@@ -259,10 +260,10 @@ class TrainingStep:
     # -- after the commit
 
     def end_tail(self) -> None:
-        """Detect what the script has changed in the tail, which has just ended.
+        """Detect what the script changed in the tail that has just ended.
 
-        Call this before anything else, because everything that follows starts from the changed state. No rank
-        begins its next step before this call.
+        Call this first, because everything that follows starts from the changed state. No rank begins its
+        next step before this call.
         """
         if self._page is not None:
             self._page.tail_is_over()
@@ -272,10 +273,10 @@ class TrainingStep:
     # -- steps that differ
 
     def skip(self) -> None:
-        """Skip a step whose batch the supervisor named. All ranks skip it, so their collectives still match.
+        """Skip a step whose batch is known to be bad. All ranks skip it, so their collectives still match.
 
-        The order is that of a step without an optimizer, except that private state is checked after the
-        step is counted.
+        The order is the same as for a step without an optimizer, except that private state is checked after
+        the step is counted.
         """
         self._secure_private_state()
         self._close_gate()
@@ -319,11 +320,11 @@ class TrainingStep:
             self._page.phase(phase)
 
     def show_pause(self, phase: Phase, label: str, limit_s: float) -> None:
-        """Write to the page that the script pauses, and for how long it may."""
+        """Write to the page that the script pauses, and the limit of the pause."""
         if self._page is not None:
             self._page.pause(phase, label, limit_s)
 
     def forked(self) -> None:
-        """Stop protecting state in a process that the script forked, because its state is not the rank's."""
+        """Stop protecting state in a process that the script forked, which is not the rank."""
         self._page, self.protection, self._caught = None, None, None
         self._checks.forked()

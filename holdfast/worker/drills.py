@@ -1,4 +1,4 @@
-"""Execute the drills that a rank carries out itself, see `holdfast.protocol.drills`."""
+"""Execute the drills that a rank carries out itself (see `holdfast.protocol.drills`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from holdfast.protocol import drills
 
 
 class RankDrill:
-    """The drill that this rank was ordered to execute and has not executed yet, if there is one."""
+    """The drill, if any, that this rank was ordered to execute and has not executed yet."""
 
     def __init__(self) -> None:
         self._pending = ""  # hang, spin or nan
@@ -20,8 +20,8 @@ class RankDrill:
     def obey(self, name: str, poison: Callable[[], None] | None = None) -> None:
         """Execute the drill `name`, or keep it until the rank's next step.
 
-        `poison` makes the numbers of the next step NaN, and may raise anything. Without it, there is no state
-        to spoil yet, and "nan" is kept until `take_nan` is called. Does not return for "exit".
+        `poison` makes the numbers of the next step NaN, and may raise anything. Without `poison`, there is no
+        state to spoil yet, and "nan" is kept until `take_nan` is called. Does not return for "exit".
         """
         if name == "exit":
             os._exit(drills.EXIT_CODE)
@@ -31,7 +31,7 @@ class RankDrill:
             self._pending = name
 
     def hang(self) -> None:
-        """Hang if the drill requires it, like a rank that enters no collective. Called before each step."""
+        """Hang if the drill requires it, so that the rank enters no collective. Called before each step."""
         if self._pending == "hang":
             threading.Event().wait()
         while self._pending == "spin":

@@ -1,11 +1,11 @@
-"""Detect an exception that is going to end the script while the script's `finally` blocks still run.
+"""Detect an exception that will end the script while the script's `finally` blocks are still running.
 
 Python reports an uncaught exception only after every `finally` and `__exit__` that it passes, such as a
-tracker's upload or the destruction of a process group. Until then the peers wait. Therefore a thread
-periodically checks which exception the main thread is handling, if any. The source shows whether the
+tracker's upload or the destruction of a process group. Until then, the peers wait. Therefore a thread
+periodically checks which exception, if any, the main thread is handling. The source shows whether the
 exception may be caught: it is assumed to end the script if the main thread is in a `finally` block or a
 `with` statement's exit, and no frame is in the body of a block that may catch it. Without the source, it is
-assumed to be caught. A report is only a hint: it is withdrawn if the main thread continues.
+assumed to be caught. A report is only a hint, which is withdrawn if the main thread continues.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from types import FrameType, TracebackType
 from holdfast.inspection import tracebacks
 from holdfast.worker import script_source, thread_frames
 
-TICK_S = 0.25  # an exception that ends the script sooner needs no hint
+TICK_S = 0.25  # an exception that ends the script within this time needs no hint
 
 
 def _working_directory() -> str:
@@ -34,10 +34,11 @@ def _working_directory() -> str:
         return ""
 
 
-LIMIT_S = 30.0  # for the `finally` blocks of a script that an exception ends
-_RUNS_SCRIPT = "_run_main"  # in holdfast.worker.script; the frames outside it belong to Holdfast
-_START_DIRECTORY = _working_directory()  # the script's relative file names are relative to it
-_FLOW = (GeneratorExit, StopIteration, StopAsyncIteration)  # caught by code that closes or runs generators
+LIMIT_S = 30.0  # the limit for the `finally` blocks of a script that an exception ends
+_RUNS_SCRIPT = "_run_main"  # the function in holdfast.worker.script whose callers are Holdfast's frames
+_START_DIRECTORY = _working_directory()  # relative file names in the script are relative to it
+# Exceptions that are caught by code that closes or runs generators.
+_FLOW = (GeneratorExit, StopIteration, StopAsyncIteration)
 _HARMLESS = frozenset({"open", "torch.no_grad", "torch.enable_grad", "torch.inference_mode"})
 _HARMLESS_METHODS = frozenset({"pause", "no_sync"})
 _TRIES: tuple[type[ast.AST], ...] = (ast.Try, getattr(ast, "TryStar", ast.Try))
@@ -76,7 +77,7 @@ def find_unwinding(ident: int | None = None) -> UnwindingException | None:
 
 
 def _handled(ident: int) -> BaseException | None:
-    """Return the exception that a thread is handling, in an `except`, a `finally` or an `__exit__`."""
+    """Return the exception that a thread is handling in an `except`, a `finally` or an `__exit__`."""
     found = thread_frames.exceptions().get(ident)
     if isinstance(found, tuple):  # before Python 3.12
         found = found[1]
@@ -151,7 +152,7 @@ def _is_harmless(made: ast.expr) -> bool:
 
 
 def _blocks(file: str) -> tuple[ast.Try | ast.With | ast.AsyncWith, ...] | None:
-    """Return all `try` and `with` statements of a file, inner ones last; None if its source is unknown."""
+    """Return all `try` and `with` statements of a file, inner statements last; None without its source."""
     if not Path(file).is_absolute() and (not _START_DIRECTORY or _working_directory() != _START_DIRECTORY):
         return None
     return _parsed(file)
@@ -182,9 +183,9 @@ def _as_try(node: ast.AST) -> ast.Try:
 class ExceptionWatcher:
     """Checks the main thread every `tick_s`, and reports an exception that is ending the script.
 
-    An exception is reported when it is seen for the second time, because most are handled before that, and
-    again if it is still being handled after `LIMIT_S`. The report is withdrawn if the main thread no longer
-    handles the exception, or has made progress.
+    An exception is reported when it is seen for the second time, because most exceptions are handled before
+    that, and again if it is still being handled after `LIMIT_S`. The report is withdrawn if the main thread
+    no longer handles the exception or has made progress.
     """
 
     def __init__(
@@ -223,7 +224,7 @@ class ExceptionWatcher:
         """Check the main thread once, and report or withdraw an exception."""
         try:
             found = find_unwinding()
-        except Exception:  # frames and sources may be anything, and a missed exception does no harm
+        except Exception:  # frames and sources may have any content, and a missed exception does no harm
             found = None
         at = self._progress() if found is not None else None
         if found is None or found.error is not self._seen or at != self._at:

@@ -18,7 +18,7 @@ from holdfast.snapshot import member_directory
 
 @dataclass(slots=True)
 class LauncherChannel:
-    """The connection of one process to its launcher. `start` is the order to start, once received."""
+    """The connection of one process to its launcher. `start` is the order to start, once it was received."""
 
     control: socket.socket
     directory: Path  # the member's folder in the memory volume
@@ -27,13 +27,14 @@ class LauncherChannel:
     start: WorkerOrder | None = None
     script: str = ""  # the script's file or module name
     listen_fd: int = -1
-    parked: bool = False  # this process has waited for the order as a warm process
-    # Set if a thread already receives orders: `join` passes it the function that obeys them.
+    parked: bool = False  # whether this process waited for the order as a warm process
+    # Set if a thread already receives orders: `join` passes the function that obeys them to it.
     on_join: Callable[[Callable[[WorkerOrder], None]], None] | None = None
     on_failing: Callable[[], None] | None = None  # called before a failure is reported, to secure the state
     on_leaving: Callable[[], None] | None = None  # called when the script has ended without an error
     lock: threading.Lock = field(default_factory=threading.Lock)
-    pid: int = field(default_factory=os.getpid)  # the rank's: a process that its script forks is not the rank
+    # The pid of the rank; a process that its script forks is not the rank.
+    pid: int = field(default_factory=os.getpid)
 
     @property
     def is_ours(self) -> bool:
@@ -43,7 +44,7 @@ class LauncherChannel:
     def say(self, message: WorkerMessage) -> None:
         """Send `message` to the launcher; do nothing in a process that the script has forked.
 
-        If the launcher is gone, this is not an error: this process is about to end with it.
+        If the launcher has ended, this is not an error, because this process is about to end with it.
         """
         if not self.is_ours:
             return
@@ -54,7 +55,7 @@ class LauncherChannel:
                 return
 
     def wait_start(self) -> WorkerOrder:
-        """Block until the launcher sends the order to start. Raises `rank_channel.Closed` if it is gone.
+        """Block until the launcher sends the order to start. Raises `rank_channel.Closed` if it has ended.
 
         On return this process sees the GPUs of its rank.
         """

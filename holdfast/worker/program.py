@@ -48,14 +48,15 @@ _FIND = f"""
 import importlib.util, sys
 sys.exit({_NOT_FOUND} if importlib.util.find_spec(sys.argv[1]) is None else 0)
 """
-_MAX_FILES = 200  # local modules that are searched for `import holdfast`
-# Whether holdfast is imported, other imports from outside the script's folder, and local modules' files.
+_MAX_FILES = 200  # how many local modules are searched for `import holdfast`
+# Whether holdfast is imported, the other imports from outside the script's folder, and the local modules'
+# files.
 _ImportScan = tuple[bool, tuple[str, ...], tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A parsed command, with what the warm processes need to run it.
+    """A parsed command, with the information that warm processes need to run it.
 
     kind: "script" (`target` is a file), "module" (`-m target`), or "other" (not a Python script or module, so
     `argv` is started unchanged).
@@ -100,7 +101,7 @@ def parse(argv: list[str], directory: Path) -> Program:
 
 
 def launcher_refusal(argv: list[str]) -> str:
-    """Return why `run` cannot supervise what `argv` starts; "" if there is no reason.
+    """Return why `holdfast run` cannot supervise the command `argv`; "" if it can.
 
     A launcher such as torchrun would itself run as one rank, and the ranks that it starts would not inherit
     what `join` needs.
@@ -122,8 +123,8 @@ def launcher_refusal(argv: list[str]) -> str:
     if launcher is None:
         return ""
     return (
-        f"holdfast run takes the place of {launcher}: give it the script itself:"
-        " holdfast run --nproc-per-node N -- python train.py"
+        f"holdfast run replaces {launcher}, so give it the script itself: holdfast run --nproc-per-node N"
+        " -- python train.py"
     )
 
 
@@ -132,12 +133,13 @@ def _not_a_command(name: str, directory: Path) -> str:
     if here.is_dir():
         return f"command {name!r} is a directory: give a program, or a Python file (.py)"
     if here.is_file() and os.access(here, os.X_OK):
-        return f"command {name!r} is not on PATH: the file here is started as `./{name}`"
+        return f"command {name!r} is not on PATH: to start the file in this directory, write `./{name}`"
     if here.is_file():
         return (
-            f"command {name!r} is a file that cannot be executed: a Python script is given as `python {name}`"
+            f"command {name!r} is a file that cannot be executed: to run a Python script, write `python"
+            f" {name}`"
         )
-    return f"command {name!r} not found: give a program on PATH or a path to one"
+    return f"command {name!r} not found: give a program on PATH or the path of a program"
 
 
 def _split_flags(words: list[str]) -> tuple[list[str], list[str]]:
@@ -204,9 +206,9 @@ def check_syntax(program: Program) -> str | None:
 
 
 def check_module(program: Program, directory: Path) -> str | None:
-    """Return why `-m MODULE` cannot be found from `directory`; None if it may be found.
+    """Return why `-m MODULE` cannot be found from `directory`; None if it might be found.
 
-    None of the user's modules is imported. Packages can extend their own path, so only a missing top-level
+    This imports none of the user's modules. Packages can extend their own path, so only a missing top-level
     package is certain.
     """
     if program.kind != "module" or program.source:
@@ -219,7 +221,7 @@ def check_module(program: Program, directory: Path) -> str | None:
         return None
     if done.returncode != _NOT_FOUND:
         return None
-    return f"module {program.target!r} not found: give one that can be imported from {directory}"
+    return f"module {program.target!r} not found: give a module that can be imported from {directory}"
 
 
 def _look_at_installed(name: str) -> _ImportScan:
@@ -245,8 +247,8 @@ def _look_at_installed(name: str) -> _ImportScan:
 def _look_through(first: Path, root: Path) -> _ImportScan:
     """Follow the imports from `first` through the local modules in `root`; see `_ImportScan`.
 
-    Only reads sources. A script that hides its import of holdfast (importlib, exec) counts as one that does
-    not join, which costs speed, but not correctness.
+    This only reads sources. If a script hides its import of holdfast (importlib, exec), it is assumed not to
+    join, which affects speed but not correctness.
     """
     todo, seen, outside, own, joins = [first], {first.resolve()}, set[str](), list[str](), False
     while todo and len(seen) <= _MAX_FILES:
@@ -257,7 +259,7 @@ def _look_through(first: Path, root: Path) -> _ImportScan:
                 continue
             local = _local(name, root, path.parent)
             if not local and not _local(name.partition(".")[0], root, path.parent):
-                outside.add(name)  # otherwise it is an attribute of a local module
+                outside.add(name)  # otherwise the name is an attribute of a local module
             for each in local:
                 if each.resolve() not in seen:
                     seen.add(each.resolve())
@@ -281,7 +283,7 @@ def _imported(path: Path, root: Path) -> list[str]:
             return []
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):
-        return []  # the run itself will report the error, with a traceback
+        return []  # the run will report the error, with a traceback
     names: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

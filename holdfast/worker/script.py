@@ -33,23 +33,24 @@ from holdfast.worker.teardown import CollectorState, tear_down
 _PACKAGE = str(Path(__file__).parents[1])
 _STDLIB = str(Path(os.__file__).parent)
 _MAX_WHY = 200
-_STATE_IS_GOOD = ("exception", "distributed")  # the kinds of failures after which the state is good
-_LEAST_S = 5.0  # the minimum time for finalizers, even if `--grace` is shorter
+_STATE_IS_GOOD = ("exception", "distributed")  # the kinds of failures that leave the state valid
+_LEAST_S = 5.0  # the least time that finalizers have, even if `--grace` is shorter
 _FROM_JOIN = frozenset(("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"))
-_VICTIM_S = 5.0  # for a rank's exit handlers after it has lost its peers, which they may wait for
+# The limit for exit handlers of a rank that has lost its peers, because they may wait for the peers.
+_VICTIM_S = 5.0
 
 
 def run(program: Program, runtime: LauncherChannel, source: bytes | None = None) -> int:
-    """Run `program` as `__main__` and return the exit code, after printing what an interpreter would print.
+    """Run `program` as `__main__`, print what an interpreter would print, and return the exit code.
 
-    `source` is the script as it was when the run began; without it, the file is read.
+    `source` is the script as it was when the run began. Without it, the file is read.
 
     A failure is reported to the launcher once the state has been secured and before this returns, so the
     recovery does not wait for the process to unwind. After a failure, or with a process group, the process
     exits here.
 
-    A process that the script forks also ends up here, with the exception that ended it. It is not a rank, so
-    it ends as it would under an interpreter, and nothing is reported.
+    A process that the script forks also gets here, with the exception that ended it. It is not a rank, so it
+    ends as it would under an interpreter, and nothing is reported.
     """
     # Registered before the script's exit handlers, so that it runs after them.
     last = atexit.register(partial(_flush_last, runtime))
@@ -79,8 +80,9 @@ def run(program: Program, runtime: LauncherChannel, source: bytes | None = None)
 def keep_last_state_at_exit(runtime: LauncherChannel) -> None:
     """Arrange to save the state at exit in an interpreter that runs the script directly, not through `run`.
 
-    This is the last state, or the state that an exception left. An exit handler cannot see the exit code, so
-    the state is saved whatever the code: a rank that fails is restarted, whatever its page shows.
+    This is the state after the last step or, after an exception, the state of the last commit. An exit
+    handler cannot see the exit code, so the state is always saved; a rank that fails is restarted even if its
+    page reports success.
     """
     atexit.register(_at_exit, runtime)
 
@@ -94,7 +96,7 @@ def _at_exit(runtime: LauncherChannel) -> None:
 
 
 def keep_last_state(runtime: LauncherChannel) -> None:
-    """Save the script's final state. If that fails, it is reported, but the run does not fail."""
+    """Save the script's final state. A failure to save it is reported, but does not make the run fail."""
     if runtime.on_leaving is None or not runtime.is_ours:
         return
     try:
@@ -122,7 +124,7 @@ def _exit_cleanly(
     threading._shutdown()  # type: ignore[attr-defined]  # joins non-daemon threads and thread pools
     atexit._run_exitfuncs()
     flushed = last()
-    if runtime.is_ours:  # a fork's buffers are copies, which the rank itself will write
+    if runtime.is_ours:  # a fork's buffers are copies of data that the rank itself will write
         _limit_teardown(code, runtime)
         _tear_down(before, finalize=True)
         flushed = flushed and last()  # finalizers may print
@@ -141,9 +143,9 @@ def _report_unwritten(line: str) -> None:
 
 
 def _limit_teardown(code: int, runtime: LauncherChannel) -> None:
-    """End the process if its files and finalizers take longer than `--grace`, but not before `_LEAST_S`.
+    """End the process if its files and finalizers take longer than `--grace` and `_LEAST_S`.
 
-    An interpreter would wait forever, for example for storage that does not respond, and so would the run.
+    An interpreter, and with it the run, might wait forever, for example for storage that does not respond.
     """
     launch = runtime.start.launch if runtime.start is not None else None
     limit_s = max(launch.grace_s if launch is not None else 0.0, _LEAST_S)
@@ -163,7 +165,7 @@ def _limit_teardown(code: int, runtime: LauncherChannel) -> None:
 
 
 def _flush_last(runtime: LauncherChannel) -> bool:
-    """Flush the script's output as the last act of the process; report it and return False if that fails."""
+    """Flush the script's output as the last act of the process. On failure, report it and return False."""
     why = _flush()
     if why:
         runtime.say(WorkerMessage("failing", os.getpid(), ending=_unflushed(why)))
@@ -239,15 +241,16 @@ def _report_failure(error: BaseException, runtime: LauncherChannel) -> tuple[str
     if runtime.on_failing is not None and (kind in _STATE_IS_GOOD or ended.doubtful):
         runtime.on_failing()
     _send_ending(runtime, ended)
-    if kind == "distributed":  # a victim: the whole traceback is in the incident
+    if kind == "distributed":  # the rank is a victim, so its whole traceback is only in the incident
         with suppress(Exception):  # stderr may have been closed
             print(f"holdfast: {lost_peers(text)}", file=sys.stderr)
     elif kind != "bad_input" and sys.excepthook is sys.__excepthook__ and script_source.is_outdated():
-        with suppress(Exception):  # not with the hook, which would show the file's current lines
+        with suppress(Exception):  # not with `sys.excepthook`, which would show the file's current lines
             print(text, end="", file=sys.stderr)
     elif kind != "bad_input":  # the supervisor prints bad input, once for all ranks
         sys.excepthook(type(error), error.with_traceback(trimmed), trimmed)
-    # Set these as the interpreter does: exit handlers read them, and they keep the frames' objects alive.
+    # Set these as the interpreter does, because exit handlers read them and they keep the frames' objects
+    # alive.
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
     if sys.version_info >= (3, 12):
         sys.last_exc = error
@@ -255,13 +258,13 @@ def _report_failure(error: BaseException, runtime: LauncherChannel) -> tuple[str
 
 
 def ending_of(error: BaseException, failed_ns: int, text: str) -> Ending | None:
-    """Return the ending of a script that `error` ends; None if it did not fail. `text` is the traceback."""
+    """Describe how `error` ends the script; None if it did not fail. `text` is the traceback."""
     code = 1
     if isinstance(error, SystemExit):
         code = (error.code if isinstance(error.code, int) else int(error.code is not None)) & 0xFF
         if not code:
             return None
-        if not is_victim(error):  # otherwise a lost peer caused the exit, not the script's decision
+        if not is_victim(error):  # otherwise a lost peer caused the exit, not a decision of the script
             said = foreign_text.shortened(f"sys.exit({error.code!r})", foreign_text.WHOLE_BYTES)
             return Ending(_now(), code, None, False, "system_exit", failed_ns, said)
     kind = classify_failure(error)
@@ -295,7 +298,7 @@ def _type_and_first_line(error: BaseException) -> str:
     """Return the type of an exception and the first line of its message, as Python prints them."""
     printed = "".join(traceback.format_exception_only(type(error), error)).splitlines()
     lines = [line.strip() for line in printed if line.strip()]
-    kind = type(error).__name__  # the lines before it show where the syntax is wrong
+    kind = type(error).__name__  # the preceding lines show where the syntax is wrong
     begins = (n for n, line in enumerate(lines) if line.partition(":")[0].endswith(kind))
     first = next(begins, 0)
     alone = lines[first].partition(":")[2] == ""  # the message begins with an empty line, or is empty
@@ -303,7 +306,7 @@ def _type_and_first_line(error: BaseException) -> str:
 
 
 def _with_explanation(error: BaseException, runtime: LauncherChannel) -> BaseException:
-    """Return `error`, with a hint if there is one; if the script formed the group itself, a `BadInput`."""
+    """Return `error` with a hint if there is one, or `BadInput` if the script formed the group itself."""
     text = _text_of(error)
     early = isinstance(error, ValueError) and "environment variable RANK expected" in text
     twice = isinstance(error, ValueError) and "initialize the default process group twice" in text
@@ -327,18 +330,18 @@ def _add_note(error: BaseException, line: str) -> None:
 
 
 def _hint_about(error: BaseException, runtime: LauncherChannel) -> str:
-    """Return what to do about an exception caused by how the script is run; "" for any other exception."""
+    """Return advice on an exception that results from how the script is run; "" for any other exception."""
     if type(error) is KeyError and runtime.start is None and error.args and error.args[0] in _FROM_JOIN:
         return (
-            f"{error.args[0]} is in the environment only after holdfast.join(): call that first. torchrun's"
-            " variables are set from the start only if neither the script nor its local modules import"
-            " holdfast"
+            f"{error.args[0]} is in the environment only after holdfast.join(), so call join() first."
+            " torchrun's variables are set from the start only if neither the script nor its local modules"
+            " import holdfast"
         )
     if isinstance(error, ModuleNotFoundError) and error.name and _is_missing(error.name.partition(".")[0]):
         name = error.name.partition(".")[0]
         return (
-            f"the script runs in {sys.executable}, which has no module {name!r}: install it there, or"
-            " name another Python: holdfast run -- /path/to/python SCRIPT"
+            f"the script runs in {sys.executable}, which has no module {name!r}: install it there, or use"
+            " another Python: holdfast run -- /path/to/python SCRIPT"
         )
     return ""
 
@@ -370,7 +373,7 @@ def classify_failure(error: BaseException) -> str:
     """Return "numeric", "distributed" (a dead peer caused the failure), "bad_input" or "exception"."""
     if isinstance(error, NumericFault):
         return "numeric"
-    if is_victim(error):  # before BadInput: a peer's death may also make `protect` fail
+    if is_victim(error):  # checked before BadInput, because a peer's death may also make `protect` fail
         return "distributed"
     return "bad_input" if isinstance(error, BadInput) else "exception"
 
@@ -383,7 +386,7 @@ def _send_ending(runtime: LauncherChannel, ending: Ending) -> None:
             progress_writer.Page.attach(runtime.page_path).fail(
                 FailKind[ending.fail.upper()], ending.code or 0
             )
-        except (OSError, ValueError):  # there is no page yet; the message below contains everything
+        except (OSError, ValueError):  # there is no page yet, and the message below contains everything
             pass
     runtime.say(WorkerMessage("failing", os.getpid(), ending=ending))
 
@@ -401,7 +404,7 @@ def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
 def _exit_after_failure(code: int, limit_s: float | None, before: CollectorState) -> None:
     """Exit as an interpreter does: wait for threads, run the exit handlers, finalize objects.
 
-    If `limit_s` is None, the launcher sets the limit: it kills the process at once for a restart, and after
+    If `limit_s` is None, the launcher limits the time: it kills the process at once for a restart, and after
     `--grace` at the end of the run.
     """
     if limit_s is not None:
@@ -414,7 +417,7 @@ def _exit_after_failure(code: int, limit_s: float | None, before: CollectorState
         atexit._run_exitfuncs()
         _flush()
         # A rank that lost its peers is restarted. Its finalizers are not called, because they may wait for
-        # the peers, or report a success.
+        # the peers or report success.
         _tear_down(before, finalize=limit_s is None)
         _flush()
     finally:
@@ -432,7 +435,7 @@ _AWAY = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EST
 
 
 class _TolerantFile(io.FileIO):
-    """Drops output that storage cannot accept, because a lost line is no reason to stop training."""
+    """Drops output that storage does not accept, because a lost line is no reason to stop training."""
 
     def write(self, data: bytes) -> int:  # type: ignore[override] # any buffer
         try:

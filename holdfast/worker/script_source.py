@@ -1,4 +1,4 @@
-"""Keep the user's script as it was when the run began: all ranks run that version even if its file changes.
+"""Keep the user's script as it was when the run began, so that all ranks run that version.
 
 The file is read once, into a sealed file in memory, which launchers, zygotes and templates inherit.
 """
@@ -24,9 +24,10 @@ from holdfast.fileio.storage_thread import StorageThread
 from holdfast.protocol import codec, foreign_text
 from holdfast.worker.program import MAX_SOURCE_BYTES, Program
 
-LOOK_S = 1.0  # between two checks; a change is reported if both find it, as an editor may be saving the file
-AT_ONCE_S = 0.5  # limit of a check that the caller waits for
-_MAX_TOLD = 8  # files to report: more would be noise if a whole source tree has changed
+# Between two checks; a change is reported only if both find it, because an editor may be saving the file.
+LOOK_S = 1.0
+AT_ONCE_S = 0.5  # the limit of a check for which the caller waits
+_MAX_TOLD = 8  # how many files are reported; more would be noise if a whole source tree has changed
 _MAX_TEXT_BYTES = 500
 
 
@@ -44,9 +45,9 @@ class SourceFile:
 class ProgramSources:
     """A run's program, with its sources as they were when the run began.
 
-    `main` is the source of the script; None if it is not known, too large, or could not be read, in which
-    case each process reads the file. `files` are the script, unless `main` is None, and the local modules
-    that it imports.
+    `main` is the source of the script. It is None if the source is not known, is too large or could not be
+    read; each process then reads the file. `files` are the script, unless `main` is None, and the local
+    modules that it imports.
     """
 
     program: Program
@@ -87,9 +88,9 @@ def load(descriptor: int) -> ProgramSources:
 
 
 def load_main(descriptor: int) -> bytes | None:
-    """Return the script's source, and close the descriptor so that child processes do not inherit it.
+    """Return the script's source. Close its descriptor, so that child processes do not inherit it.
 
-    Returns None if there is none, or if it cannot be read.
+    Returns None if there is no source or it cannot be read.
     """
     if descriptor < 0:
         return None
@@ -107,7 +108,8 @@ def _read_file(path: str) -> tuple[SourceFile, bytes] | None:
         return None
     try:
         with open(path, "rb") as opened:
-            mtime_ns = os.fstat(opened.fileno()).st_mtime_ns  # first, so that a write during the read counts
+            # Read first, so that a write during the read is noticed.
+            mtime_ns = os.fstat(opened.fileno()).st_mtime_ns
             text = opened.read(MAX_SOURCE_BYTES + 1)
     except OSError:
         return None
@@ -125,7 +127,7 @@ def _read(path: str) -> bytes | None:
 
 
 def change_of(file: SourceFile) -> str:
-    """Return "changed" or "removed" if that happened to a file since the run began; "" if not, or unknown."""
+    """Return "changed" or "removed" if the file was since the run began; "" if not, or if unknown."""
     try:
         found = Path(file.path).stat()
         if (found.st_size, found.st_mtime_ns) == (file.size, file.mtime_ns):
@@ -140,7 +142,7 @@ def change_of(file: SourceFile) -> str:
 
 
 def change_message(file: SourceFile, what: str, program: Program, here: str) -> str:
-    """Return a message that says that a file has changed or was removed, and what that means for the run."""
+    """Return a message that a file has changed or was removed, with the consequence for the run."""
     inside = here and file.path.startswith(here.rstrip("/") + "/")
     name = os.path.relpath(file.path, here) if inside else file.path
     name = "".join(each if each.isprintable() else "?" for each in name)
@@ -149,7 +151,7 @@ def change_message(file: SourceFile, what: str, program: Program, here: str) -> 
         said = f"{has}: the run continues with the version that it began with; restart it to use the new one"
     else:
         said = (
-            f"{has}: ranks that start from now on import the file as it is then, and running ranks have the"
+            f"{has}: ranks that start from now on import the file as it is then, but running ranks keep the"
             " old version; restart the run to have the same version in all ranks"
         )
     return foreign_text.shortened(said, _MAX_TEXT_BYTES)
@@ -160,16 +162,16 @@ class SourceChanges:
     """Checks a run's files periodically, in a thread, so that unresponsive storage blocks no caller."""
 
     sources: ProgramSources
-    told: tuple[str, ...] = ()  # the messages so far, one per file
+    told: tuple[str, ...] = ()  # the messages so far, one for each file
     _files: StorageThread = field(default_factory=lambda: StorageThread("sources"))
     _looking: Future[dict[str, str]] | None = None
-    _before: dict[str, str] = field(default_factory=dict)  # path -> change, at the previous check
+    _before: dict[str, str] = field(default_factory=dict)  # by path: the change that the previous check found
     _next_s: float = 0.0
     _known: set[str] = field(default_factory=set)
     _here: str = field(default_factory=lambda: _working_directory())
 
     def check(self, now_s: float) -> None:
-        """Take the result of the last check, and begin the next one if it is due. Never waits."""
+        """Take the result of the last check, and begin the next check if it is due. Never waits."""
         if not self.sources.files:
             return
         if self._looking is not None and self._looking.done():
@@ -182,7 +184,7 @@ class SourceChanges:
                 self._looking = self._files.submit(self._fates)
 
     def look_at_once(self) -> tuple[str, ...]:
-        """Check now, wait up to `AT_ONCE_S`, and return all messages: a change may be why a process died."""
+        """Check now, for up to `AT_ONCE_S`; return all messages, which may explain why a process died."""
         if self.sources.files:
             with suppress(OSError):
                 self._before = self._files.do(self._fates, AT_ONCE_S)
@@ -212,7 +214,7 @@ def _working_directory() -> str:
 
 # -- in a rank's process
 
-_pinned: dict[str, bytes] = {}  # path -> the source that this process executes
+_pinned: dict[str, bytes] = {}  # by path: the source that this process executes
 
 
 def pin(path: str, text: bytes) -> None:
@@ -220,7 +222,7 @@ def pin(path: str, text: bytes) -> None:
     _pinned[path] = text
     with suppress(SyntaxError, ValueError):  # compiling it will raise the error
         lines = importlib.util.decode_source(text).splitlines(keepends=True)
-        linecache.cache[path] = (len(text), None, lines, path)  # with no mtime, linecache never reloads it
+        linecache.cache[path] = (len(text), None, lines, path)  # without an mtime, linecache never reloads it
 
 
 def text_of(path: str) -> bytes:
@@ -235,7 +237,7 @@ def is_outdated() -> bool:
 
 
 def pin_module(program: Program, text: bytes) -> None:
-    """Make runpy run `text` as the module that `program` names, if the module's file has changed since."""
+    """Make runpy run `text` as the module of `program` if the module's file now has other content."""
     name = program.target
     if Path(program.source).name == "__main__.py" and name.rpartition(".")[2] != "__main__":
         name += ".__main__"
@@ -243,7 +245,7 @@ def pin_module(program: Program, text: bytes) -> None:
 
 
 class _OriginalSourceLoader(SourceFileLoader):
-    """Loads source text that its file no longer contains, so it neither reads nor writes bytecode."""
+    """Loads source text that the file no longer contains, so it neither reads nor writes bytecode."""
 
     def __init__(self, name: str, path: str, text: bytes) -> None:
         super().__init__(name, path)
@@ -260,7 +262,7 @@ class _OriginalSourceLoader(SourceFileLoader):
 
 
 class _OriginalModuleFinder:
-    """Finds one module, once. If the module's file has not changed, the usual finders handle it."""
+    """Finds one module, once. Leaves the module to the usual finders if its file has not changed."""
 
     def __init__(self, name: str, path: str, text: bytes) -> None:
         self._name, self._path, self._text = name, path, text

@@ -1,10 +1,10 @@
-"""Finalize the objects of a script as the interpreter's exit would: call `__del__`, and write buffered data.
+"""Finalize a script's objects as the interpreter does at exit: call `__del__`, and write buffered data.
 
-The interpreter cannot do this for a rank with a process group. Its exit also destroys torch's objects, in any
-order and while it holds the GIL; meanwhile threads of the backends wait for the GIL, and some never return.
-Therefore this module destroys nothing, and closes nothing that a thread may be using. It calls the finalizers
-that the script's own code defines, and writes the buffers of files: Python's, and those of the libraries that
-`close_unclosed` knows.
+The interpreter cannot do this for a rank with a process group. At exit it also destroys torch's objects, in
+any order and while it holds the GIL; meanwhile threads of the backends wait for the GIL, and some of these
+calls never return. Therefore this module destroys nothing, and closes nothing that a thread may be using. It
+calls the finalizers that the script's own code defines, and writes the buffers of files: Python's, and those
+of the libraries that `close_unclosed` knows.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _PACKAGE = str(Path(__file__).parents[1])
 _STDLIB = str(Path(os.__file__).parent)
 _LIBRARIES = ("site-packages", "dist-packages")
 _FILES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
-_PIPE_S = 1.0  # limit for all pipes and sockets together, whose readers may have stopped
-_C_FLUSH_S = 1.0  # limit for C's streams, whose locks may be held by threads that wait to read
+_PIPE_S = 1.0  # the limit for all pipes and sockets together, because their readers may have stopped
+_C_FLUSH_S = 1.0  # the limit for C's streams, because threads that wait to read may hold their locks
 _COMPRESSED = (("gzip", "GzipFile"), ("bz2", "BZ2File"), ("lzma", "LZMAFile"), ("zipfile", "ZipFile"))
 
 _Tell = Callable[[str], None]
@@ -41,7 +41,7 @@ _Tell = Callable[[str], None]
 class CollectorState:
     """The state of the garbage collector before the script's first line."""
 
-    frozen: int  # number of objects that are frozen (`gc.freeze`)
+    frozen: int  # the number of frozen objects (`gc.freeze`)
 
     @classmethod
     def of_now(cls) -> CollectorState:
@@ -49,31 +49,33 @@ class CollectorState:
 
 
 def tear_down(before: CollectorState, report: _Tell, *, finalize: bool = True) -> None:
-    """Call the script's finalizers, if `finalize`, and write and close the files that it left open.
+    """With `finalize`, call the script's finalizers; then write and close the files that it left open.
 
     Call it after the exit handlers, right before the process ends. Exceptions of finalizers are printed, as
     at any exit. `report` is called with a line for each file that could not be written, which the interpreter
     would not report.
     """
-    # At an interpreter's exit, daemon threads would be gone by now. Here they may fail on files that this
+    # At an interpreter's exit, daemon threads would have ended by now. Here they may fail on files that this
     # function has closed, which does not matter.
     threading.excepthook = lambda _: None
     reported: set[str] = set()
     mixed = gc.get_freeze_count() > before.frozen
     if mixed:
         gc.unfreeze()  # the script called gc.freeze, and its files may be among the frozen objects
-    _flush_files(reported, report)  # first, so that this data is safe whatever a finalizer does
+    _flush_files(reported, report)  # flushed first, so that this data is safe whatever a finalizer does
     if finalize:
         _finalize()
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):  # the script may have put any object there, such as a tee to a file
             stream.flush()
     _close_unclosed(WRITERS, reported, report)
-    _flush_files(reported, report)  # before the compressed files, into which some of them write, are closed
+    # Flushed before the compressed files, into which some of them write, are closed.
+    _flush_files(reported, report)
     _close_compressed(reported, report)
     _flush_files(reported, report)
     _flush_pipes(reported, report)
-    # After `unfreeze`, temporary files of the process from which this one was forked cannot be told apart.
+    # After `unfreeze`, temporary files of the process from which this process was forked cannot be
+    # distinguished.
     if not (mixed and before.frozen):
         _close_unclosed(TEMPORARY, reported, report)
     flushing = _in_thread(_flush_c)
@@ -101,7 +103,7 @@ def _finalize() -> None:
                 sys.stderr.write(f"Exception ignored in: {finalizer!r}\n{traceback.format_exc()}")
 
 
-_called: list[object] = []  # keeps the objects alive, so that their finalizers are not called again
+_called: list[object] = []  # the objects are kept alive, so that their finalizers are not called again
 
 
 def _finalizer(kind: type) -> FunctionType | None:
@@ -123,7 +125,7 @@ def is_users_own(function: FunctionType) -> bool:
     if not name:
         return False
     path = Path(os.path.realpath(name))
-    torch = getattr(sys.modules.get("torch"), "__file__", None)  # a build of torch may be in any folder
+    torch = getattr(sys.modules.get("torch"), "__file__", None)  # a locally built torch may be in any folder
     theirs = (_PACKAGE, _STDLIB, Path(torch).parent if torch else _PACKAGE)
     inside = any(path.is_relative_to(os.path.realpath(each)) for each in theirs)
     return not inside and not any(each in path.parts for each in _LIBRARIES)
@@ -135,7 +137,7 @@ def _live(kinds: tuple[type, ...]) -> list[Any]:
 
 
 def _flush_files(reported: set[str], report: _Tell) -> None:
-    """Flush files on disk, but no others: a thread may hold the lock of a pipe or socket indefinitely."""
+    """Flush only files on disk, because a thread may hold the lock of a pipe or socket indefinitely."""
     ours = {id(each) for stream in (sys.stdout, sys.stderr) for each in (stream, _buffer(stream))}
     for kinds in (_FILES[:1], _FILES[1:]):
         for each in _live(kinds):
@@ -182,7 +184,7 @@ def _mode(file: Any) -> int:
     """Return the mode (`st_mode`) of a file that is open for writing; 0 if it is not."""
     try:
         return os.fstat(file.fileno()).st_mode if not file.closed and file.writable() else 0
-    except Exception:  # detached, in memory, or of a class that the script defines
+    except Exception:  # the file is detached, in memory, or of a class that the script defines
         return 0
 
 
@@ -197,11 +199,13 @@ def _close_unclosed(kinds: tuple[FileKind, ...], reported: set[str], report: _Te
     with suppress(Exception):  # a library may raise anything; the remaining files must still be written
         left = close_unclosed(kinds, attempt)
     for each in left:
-        _report_once(each, "is not closed, and may be incomplete: a thread still uses it", reported, report)
+        _report_once(
+            each, "was not closed and may be incomplete, because a thread still uses it", reported, report
+        )
 
 
 def _close_compressed(reported: set[str], report: _Tell) -> None:
-    """Close compressed files and archives, which are complete only once `close` has written their end."""
+    """Close compressed files and archives, because only `close` completes them."""
     for each in _live(tuple(_compressed_types())):
         inner = getattr(each, "fp", each) if type(each).__name__ == "ZipFile" else each
         if inner is not None and _is_on_disk(inner):
@@ -246,12 +250,12 @@ def _flush_c() -> None:
         ctypes.CDLL(None).fflush(None)
 
 
-# Close files of known libraries that a script leaves open: they are complete only once they are closed.
+# Close files of known libraries that a script leaves open, because only closing completes them.
 
 
 _HAVE_GC = 1 << 14  # Py_TPFLAGS_HAVE_GC: the collector tracks objects of such a type
-_MANY = 10_000  # objects per call of gc.get_referents
-_DEEP = 2  # levels of references from a thread's frame: an object's attribute, an element of an argument
+_MANY = 10_000  # how many objects are passed to one call of gc.get_referents
+_DEEP = 2  # how many levels of references to follow from a thread's frame, such as an attribute of an object
 _NOT_HELD = (ModuleType, FunctionType, BuiltinFunctionType, MethodType, type)
 
 FileAction = Callable[[Any], object]
@@ -259,12 +263,13 @@ FileAction = Callable[[Any], object]
 
 @dataclass(frozen=True, slots=True)
 class FileKind:
-    """One kind of file: the module and name of its class, and how it is completed."""
+    """One kind of file: the module and name of its class, and how a file is completed."""
 
     module: str
     name: str
     close: FileAction  # harmless if the file is already closed
-    flush: FileAction | None = None  # called instead while a thread uses the file; None: nothing is safe
+    # Called instead while a thread uses the file; None if nothing is safe then.
+    flush: FileAction | None = None
 
 
 def _close(each: Any) -> object:
@@ -275,7 +280,7 @@ def _nothing(_: Any) -> None:
     return None
 
 
-# The order matters: a file that writes into another file comes before it.
+# The order matters, because a file that writes into another file must be closed first.
 WRITERS = (
     FileKind("shelve", "Shelf", _close, lambda each: each.sync()),
     FileKind("dbm.dumb", "_Database", _close, lambda each: each.sync()),
@@ -284,7 +289,7 @@ WRITERS = (
     FileKind("pyarrow.orc", "ORCWriter", _close),
     FileKind("pyarrow.lib", "CompressedOutputStream", _close),
     FileKind("pyarrow.lib", "BufferedOutputStream", _close, lambda each: each.flush()),
-    FileKind(  # closes the file even if only a data set or a group of it is still referenced
+    FileKind(  # closes the file even if only one of its data sets or groups is still referenced
         "h5py._hl.base",
         "HLObject",
         lambda each: each.file.close() if each else None,
@@ -304,17 +309,17 @@ WRITERS = (
     ),
     FileKind("cv2", "VideoWriter", lambda each: each.release() if each.isOpened() else None),
 )
-# Deleted after all files are written, as at any exit.
+# These files are deleted after all files are written, as at any exit.
 TEMPORARY = (FileKind("tempfile", "_TemporaryFileCloser", lambda each: each.__del__(), _nothing),)
 
 
 def close_unclosed(
     kinds: Iterable[FileKind], attempt: Callable[[Callable[[], object], Any], None]
 ) -> list[Any]:
-    """Close all open files of `kinds` through `attempt`; return those left open for a thread.
+    """Close all open files of `kinds` through `attempt`; return those left open because a thread uses them.
 
-    Imports nothing. A file to which the frames of a running thread refer is only flushed; if its kind cannot
-    be flushed, it is returned.
+    This imports nothing. A file to which the frames of a running thread refer is only flushed, or returned if
+    its kind cannot be flushed.
     """
     loaded = [(kind, its) for kind in kinds if (its := _class(kind)) is not None]
     if not loaded:
@@ -340,7 +345,7 @@ def _class(kind: FileKind) -> type | None:
 
 
 def _instances(classes: list[type]) -> list[Any]:
-    """Return the instances of `classes`, each once; untracked ones are found through what refers to them."""
+    """Return the instances of `classes`, each once. Untracked instances are found through their referrers."""
     wanted = frozenset(classes)
     known: dict[type, bool] = {}
     found: dict[int, Any] = {}
@@ -364,7 +369,7 @@ def _instances(classes: list[type]) -> list[Any]:
 
 
 def _used_by_threads() -> set[int]:
-    """Return the ids of the objects to which other threads' frames refer, and of the objects within those."""
+    """Return the ids of the objects to which other threads' frames refer, directly or indirectly."""
     held: dict[int, Any] = {}
     for named in _names_in_frames():
         level = [named]
@@ -379,7 +384,7 @@ def _names_in_frames() -> Iterator[Any]:
     for thread, top in sys._current_frames().items():
         frame = top if thread != threading.get_ident() else None
         while frame is not None:
-            with suppress(RuntimeError):  # the frame's thread is running, and may change it
+            with suppress(RuntimeError):  # the frame's thread is running, so the frame may change
                 yield from list(frame.f_locals.values())
             globals_ = frame.f_globals
             yield from [globals_.get(name) for name in frame.f_code.co_names]

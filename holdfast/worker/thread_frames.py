@@ -4,9 +4,9 @@
 `BackgroundThreads` warns of the script's threads that work concurrently with its steps, such as those of an
 asynchronous save.
 
-Before Python 3.12 the interpreter holds the lock of its thread list while it collects frames or exceptions,
+Before Python 3.12, the interpreter holds the lock of its thread list while it collects frames or exceptions,
 and its allocations may start the garbage collector. A finalizer that needs the same lock then blocks forever
-while it holds the GIL, and the whole process hangs (CPython issue 106883). Therefore this module disables
+while holding the GIL, and the whole process hangs (CPython issue 106883). Therefore this module disables
 garbage collection during these calls.
 """
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _COLLECTS_WITHIN = sys.version_info < (3, 12)
-# Without it, the first thread to finish would enable the collector while others are still collecting frames.
+# Without this lock, the first thread to finish would enable the collector while others still collect frames.
 _one_at_a_time = threading.Lock()
-# Not empty while this module, and not the script, has disabled the collector.
+# Not empty while the collector is disabled by this module rather than by the script.
 _switched_off: list[bool] = []
 
 
@@ -41,7 +41,7 @@ def thread_frames() -> dict[int, FrameType]:
 
 
 def exceptions() -> dict[int, object]:
-    """Return `sys._current_exceptions()`: what each thread is handling, by its identifier; {} before 3.10."""
+    """Return the exception that each thread handles, by the thread's identifier; {} before Python 3.10."""
     current: Callable[[], dict[int, object]] | None = getattr(sys, "_current_exceptions", None)
     return _without_collection(current) if current is not None else {}
 
@@ -64,7 +64,7 @@ def _without_collection(ask: Callable[[], dict[int, _T]]) -> dict[int, _T]:
 def _forked() -> None:
     """Reset the lock and the collector in a forked child.
 
-    A thread that the child does not have may have held the lock or disabled the collector.
+    A thread that does not exist in the child may have held the lock or disabled the collector.
     """
     global _one_at_a_time
     if _switched_off:
@@ -83,8 +83,8 @@ _COLLECTIVE_FILES = ("/torch/distributed/", "/torch/nn/parallel/distributed.py")
 def whereabouts() -> str:
     """Return "collective" if the main thread is inside one of torch's collectives, otherwise "work".
 
-    A function of torch that calls a collective counts as one. Waiting for the result of a collective
-    (`work.wait()`) counts as work, because it shows no frame of torch, and so does any other wait.
+    A function of torch that calls a collective counts as a collective. Waiting for the result of a collective
+    (`work.wait()`) counts as work, because no frame of torch shows it, and so does any other wait.
     """
     ident = threading.main_thread().ident
     frame = thread_frames().get(ident) if ident is not None else None
@@ -100,25 +100,26 @@ def whereabouts() -> str:
 
 # Modules in which a thread waits for its next task.
 _WAITING = frozenset({"queue", "concurrent.futures.thread", "concurrent.futures._base", "selectors"})
-_AROUND = _WAITING | {"threading"}  # frames around a thread's own function
+_AROUND = _WAITING | {"threading"}  # frames that surround a thread's own function
 
 
 class BackgroundThreads:
-    """Warns of one rank's background threads at work: a restart or a stop cuts off that work permanently.
+    """Warns of one rank's background threads at work, because a restart or stop cuts off their work for good.
 
-    Threads that existed at the first commit are ignored, because they load data or the like. So are daemon
-    threads, which are cut off whenever the process ends, and threads that only wait for their next task.
+    Threads that existed at the first commit are ignored, because they load data or do similar work. So are
+    daemon threads, which are cut off whenever the process ends, and threads that only wait for their next
+    task.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._first: frozenset[int] | None = None  # the threads at the first commit
         self._count = -1
-        self._new = False  # threads have been added since then
+        self._new = False  # whether threads have been added since then
         self._has_warned = False
 
     def check(self) -> None:
-        """Warn, once, of a thread that works while a step is committed. Cheap while no thread is added."""
+        """Warn once of a thread that works while a step is committed. Cheap unless a thread was added."""
         count = threading.active_count()
         if self._has_warned or (count == self._count and not self._new):
             return
@@ -150,7 +151,7 @@ def _module(frame: FrameType) -> str:
 
 
 def _warning(innermost: FrameType) -> str:
-    """Return the warning of a thread at work, without the thread's name, which differs between runs."""
+    """Return the warning of a thread at work. It omits the thread's name, which differs between runs."""
     frame: FrameType | None = innermost
     outermost = innermost
     while frame is not None:

@@ -1,4 +1,4 @@
-"""Run a script that never calls `join`: hold it before its first line, and count steps with torch's hooks."""
+"""Run a script that never calls `join`: hold it before its first line, and count its steps with hooks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from holdfast.worker.launcher_channel import LauncherChannel
 if TYPE_CHECKING:
     import torch
 
-FLAG_WAIT_S = 600.0  # limit of the wait for a restart after a NaN; then the script continues
+FLAG_WAIT_S = 600.0  # how long to wait for a restart after a NaN, before the script continues
 
 
 def wait_for_start(mine: LauncherChannel) -> None:
@@ -39,13 +39,13 @@ def wait_for_start(mine: LauncherChannel) -> None:
     watch = UnmodifiedScript(mine, order.launch, order.rank)
     mine.on_join = watch.hand_over
     watch.begin()
-    # Restore the interpreter's default last: before this, no code could handle a KeyboardInterrupt.
+    # Restore the interpreter's default last, because until now no code could handle a KeyboardInterrupt.
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class UnmodifiedScript:
-    """Counts optimizer steps as training steps, and checks a gradient of each step."""
+    """Counts optimizer steps as training steps, and checks one gradient of each step."""
 
     def __init__(self, mine: LauncherChannel, launch: Launch, rank: RankStart) -> None:
         self._mine = mine
@@ -73,7 +73,7 @@ class UnmodifiedScript:
         optimizer.register_optimizer_step_post_hook(self._after)
 
     def hand_over(self, obey: Callable[[WorkerOrder], None]) -> None:
-        """Pass all orders to `obey` from now on: the script joins after all (its import was not detected)."""
+        """Pass all orders to `obey` from now on, because the script joins although no import was detected."""
         self._joined = obey
         if self._secured is not None:  # the generation has ended, so the script must take no step
             obey(self._secured)
@@ -82,7 +82,7 @@ class UnmodifiedScript:
         if self._joined is not None or not self._mine.is_ours:
             return
         if not self._turns.begins(optimizer):
-            self._page.phase(Phase.OPTIMIZER)  # not counted as a step, but it shows that the script works
+            self._page.phase(Phase.OPTIMIZER)  # not counted as a step, but a sign that the script works
             return
         self._drill.hang()
         bad = self._looks.take_suspect(optimizer)
@@ -108,7 +108,7 @@ class UnmodifiedScript:
             self._mine.say(WorkerMessage("settled", marks=stamps))
 
     def _flag(self, bad: int) -> None:
-        """Report that step `bad` spoilt the parameters; wait for a restart from the script's checkpoint."""
+        """Report that step `bad` spoilt the parameters. Wait for a restart from the script's checkpoint."""
         self._page.commit(self._step, math.nan, math.nan, 0, 0, 0.0, FLAG_NONFINITE, -1)
         self._mine.say(WorkerMessage("flag", flag=BadNumber(NAN, bad, repr(math.nan), -1, self._now())))
         threading.Event().wait(FLAG_WAIT_S)
@@ -133,16 +133,16 @@ class UnmodifiedScript:
 
 
 class StepCounter:
-    """Chooses the optimizer whose steps count as training steps: one at a time, so a step counts once.
+    """Chooses the one optimizer whose steps count as training steps, so that each step counts once.
 
-    It is the script's first optimizer, until it is gone, or until another one steps twice while it does not
-    step. The count therefore continues with the new optimizers of cross-validation folds, training phases and
-    sweeps. The optimizers of a GAN step alternately, and only one of them counts.
+    This is the script's first optimizer, until it no longer exists or another optimizer steps twice while it
+    does not step. The count therefore continues with the new optimizers of cross-validation folds, training
+    phases and sweeps. The optimizers of a GAN step alternately, so only one of them counts.
     """
 
     def __init__(self) -> None:
         self._counting: weakref.ref[Any] | None = None
-        # Other optimizers that have stepped since the counted one.
+        # Other optimizers that have stepped since the counted optimizer did.
         self._since: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def begins(self, optimizer: Any) -> bool:
@@ -161,11 +161,11 @@ class StepCounter:
 
 
 class GradientCheck:
-    """Checks one gradient of each step. That is enough: a NaN that the ranks share appears in all gradients.
+    """Checks one gradient of each step, because a NaN that the ranks share appears in all gradients.
 
     A bad gradient is a fault only if the parameters are bad when the next step is about to be written: an
-    optimizer may skip such a step, and a script may undo it. On a GPU the host does not wait for the result,
-    and reads it after the next step.
+    optimizer may skip such a step, and a script may undo it. On a GPU, the host does not wait for the result
+    but reads it after the next step.
     """
 
     def __init__(self, device_of: Callable[[torch.Tensor], Device] | None = None) -> None:
@@ -175,12 +175,12 @@ class GradientCheck:
         self._suspect: int | None = None  # the step that may have spoilt the parameters
 
     def take_suspect(self, optimizer: Any) -> int | None:
-        """Return the suspect step if it spoilt the parameters, otherwise None, and forget it."""
+        """Return the suspect step if it spoilt the parameters, otherwise None. Forget the suspect step."""
         suspect, self._suspect = self._suspect, None
         return suspect if suspect is not None and gradients.state_is_spoilt((), (optimizer,)) else None
 
     def bad(self, optimizer: Any, step: int) -> int | None:
-        """Check the gradient of `step`, which is over; return the previous step if it spoilt the state."""
+        """Check the gradient of the completed `step`; return the previous step if that spoilt the state."""
         found = self._arrived()
         if found is not None and not gradients.state_is_spoilt((), (optimizer,)):
             found = None

@@ -1,8 +1,8 @@
 """The zygote: a process that imports the script's modules once, and forks the warm processes.
 
-A fork takes milliseconds, whereas importing torch takes seconds. It is safe only while the process has a
-single thread and no open accelerator, so the zygote does nothing but import. If an import breaks these
-conditions, the zygote reports it, and every warm process is started as a new interpreter instead.
+A fork takes milliseconds, whereas importing torch takes seconds. A fork is safe only while the process has a
+single thread and no open accelerator, so the zygote does nothing but import. If an import breaks one of these
+conditions, the zygote reports this, and every warm process is started as a new interpreter instead.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from holdfast.worker.program import Program
 def boot_code(module: str, function: str = "main") -> str:
     """Return code that calls a function of `module`, for `python -c CODE first-of-path import-root`.
 
-    `sys.path` is the script's, with `import-root` appended.
+    `sys.path` is that of the script, with `import-root` appended.
     """
     return (
         "import sys; sys.path[0] = sys.argv.pop(1); root = sys.argv.pop(1); "
@@ -50,7 +50,7 @@ def zygote_spec(program: Program, **more: Any) -> str:
 
 
 def main() -> None:
-    """Run as a zygote, which serves forks until the launcher is gone; with `single`, as one warm process."""
+    """Run as a zygote, which serves forks until the launcher ends; with `single`, as one warm process."""
     given = json.loads(os.environ.pop(environment.WARM))
     program = codec.from_json(Program, given["program"])
     linux.end_with_parent(given["parent"])
@@ -68,7 +68,7 @@ def main() -> None:
 def run_cold() -> None:
     """Run as a rank without a warm process, because a file of the script has changed since the run began.
 
-    The script runs as it was when the run began. The interpreter prints its exceptions.
+    The script runs in the version with which the run began. The interpreter prints its exceptions.
     """
     descriptor = int(os.environ.pop(environment.SOURCES))
     sources = script_source.load(descriptor)
@@ -97,7 +97,7 @@ def fork_zygote(
     for each in (ours, *not_its_own):
         each.close()
     if kept.descriptor >= 0:
-        os.close(kept.descriptor)  # only the launcher needs it, for later zygotes
+        os.close(kept.descriptor)  # only the launcher needs this descriptor, for later zygotes
     linux.end_with_parent(launcher)
     title.set_title(title.RANKS_FORK_SERVER)
     given = {"parent": launcher, "tracer": tracer, "directory": directory, "nproc": nproc}
@@ -113,7 +113,7 @@ def _run_as_worker(
     control: socket.socket,
     log: int,
 ) -> int:
-    """Turn this process into the warm process of one slot, and run the script in it."""
+    """Turn this process into the warm process of one local rank, and run the script in it."""
     os.setsid()
     linux.end_with_parent(given["parent"])
     linux.allow_tracing_by(given["tracer"])
@@ -149,11 +149,11 @@ def _reseed() -> None:
 
 
 def preload(program: Program) -> None:
-    """Import the installed modules that the script imports, including those of branches it may never take.
+    """Import the installed modules that the script imports, including imports in branches that may never run.
 
     Failures are ignored: if the script imports the module, the import fails there too and is reported.
 
-    The garbage collector is off during the imports, because the objects that imports create stay alive, and
+    The garbage collector is off during the imports, because the objects that they create stay alive and
     collections would take a fifth of torch's import time.
     """
     thresholds = gc.get_threshold()
@@ -168,9 +168,9 @@ def _import_all(program: Program) -> None:
         try:
             importlib.import_module(name)
         except BaseException:
-            # An import may raise anything, including the exceptions of sys.exit() and pytest.skip(); optional
-            # imports often do. Only the script can tell whether that matters. No signal handler raises here,
-            # because the signals that end this process have none.
+            # An import may raise anything, including the exceptions of sys.exit() and pytest.skip(), and
+            # optional imports often do. Only the script can decide whether a failure matters. No signal
+            # handler raises here, because the signals that end this process have no handlers.
             sys.modules.pop(name, None)
     if "torch" in sys.modules:
         importlib.import_module("torch.distributed")
@@ -184,22 +184,23 @@ def _import_all(program: Program) -> None:
 # The launcher's handle to its zygote.
 
 
-ENDING_S = 0.5  # for a zygote to end once its connection is closed; the kernel closes it when a process ends
-END_S = 2.0  # for a zygote to end after SIGKILL; if the kernel takes longer, a sweep reaps it later
+# How long a zygote may take to end after its connection has closed, as it does when a process ends.
+ENDING_S = 0.5
+END_S = 2.0  # how long a zygote may take to end after SIGKILL; if it takes longer, a sweep reaps it later
 
 
 @dataclass(slots=True, eq=False)
 class Zygote:
-    """A zygote, which is a child of this process. `ready` is set once it has reported that it is ready."""
+    """A zygote, a child of this process. `ready` is set once the zygote has reported that it is ready."""
 
     pid: int
     line: socket.socket
     ready: bool = False
-    log: Path | None = None  # its log file; None if it writes to the launcher's
-    killed: bool = False  # by this process
+    log: Path | None = None  # its log file; None if it writes to the log of the launcher
+    killed: bool = False  # whether this process has killed it
 
     def fork(self, local_rank: int, control: int, log: int) -> bool:
-        """Request a process with these descriptors; return False if the zygote is gone."""
+        """Request a process with these descriptors; return False if the zygote has ended."""
         try:
             rank_channel.send(self.line, WorkerOrder("fork", local_rank=local_rank), (control, log))
         except rank_channel.Closed:

@@ -1,7 +1,7 @@
-"""Run work during the training in threads of the lowest priority, which yield their core to everything else.
+"""Run work during the training in threads of the lowest priority, which yield their core to all others.
 
-Threads that they start inherit the priority. Where the ranks use every core, hashing a snapshot at normal
-priority would slow one rank down, and all ranks of the group wait for the slowest.
+Threads that they start inherit the priority. If the ranks use every core, hashing a snapshot at normal
+priority would slow down one rank, and all ranks of the group wait for the slowest.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _R = TypeVar("_R")
 
 
 def _yield_to_all() -> None:
-    with suppress(OSError):  # a container may forbid it: the thread then keeps the sidecar's priority
+    with suppress(OSError):  # a container may forbid this; the thread then keeps the sidecar's priority
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
 
 
@@ -29,5 +29,5 @@ _pool = ThreadPoolExecutor(2, "background", initializer=_yield_to_all)
 
 
 async def run_in_background(work: Callable[_P, _R], *args: _P.args, **named: _P.kwargs) -> _R:
-    """Return what `work` returns, or raise what it raises, without blocking the event loop."""
+    """Run `work` without blocking the event loop; return its result or raise its exception."""
     return await asyncio.get_running_loop().run_in_executor(_pool, lambda: work(*args, **named))

@@ -12,6 +12,7 @@ from pathlib import Path
 from holdfast.checkpoint import retention, writer
 from holdfast.checkpoint.manifest import REPLICATED, private_name
 from holdfast.checkpoint.retention import Retention
+from holdfast.checkpoint.storage import CheckpointStorage
 from holdfast.protocol.lineage import valid
 from holdfast.protocol.member_messages import CheckpointReport, MemberOrder, StateSource
 from holdfast.snapshot.arena import SnapshotGone
@@ -24,8 +25,8 @@ from sidecar.watch.progress_monitor import ProgressMonitor
 
 log = logging.getLogger(__name__)
 
-RETRY_S = 5.0  # after a storage error or without the supervisor's answer; meanwhile training continues
-ANSWER_S = 5.0  # for the supervisor to confirm a snapshot: it receives every rank's progress each second
+RETRY_S = 5.0  # the pause after a storage error or a missing answer from the supervisor; training continues
+ANSWER_S = 5.0  # time for the supervisor to confirm a snapshot; it receives every rank's progress each second
 
 
 class CheckpointSchedule:
@@ -39,7 +40,7 @@ class CheckpointSchedule:
         saver: CheckpointSaver,
         ask: Callable[[], None] = lambda: None,
     ) -> None:
-        """`ask` is called when `publishing` changes; the supervisor's answer arrives through `note_order`."""
+        """`ask` is called when `publishing` changes. The supervisor's answer arrives by `note_order`."""
         self.publishing = -1
         self._ask = ask
         self._order = MemberOrder("idle", 0)  # the newest
@@ -48,10 +49,10 @@ class CheckpointSchedule:
         self._holdings = holdings
         self._pages = pages
         self._saver = saver
-        self._next_at_s = 0.0  # 0: the interval has not begun
+        self._next_at_s = 0.0  # 0 if the interval has not begun
 
     async def save_if_due(self, order: MemberOrder, now_s: float) -> bool:
-        """Save the newest good snapshot if a checkpoint is due; return False if none is.
+        """Save the newest good snapshot if a checkpoint is due; return False if none is due.
 
         The first interval begins with the first call. After a failure the next interval is shorter.
         """
@@ -68,16 +69,16 @@ class CheckpointSchedule:
         return True
 
     def note_order(self, order: MemberOrder) -> None:
-        """Note the newest order, which carries what the ranks of other members report."""
+        """Record the newest order, which includes what the ranks of other members report."""
         self._order = order
         self._answer.set()
 
     async def _save_newest(self, order: MemberOrder) -> bool:
-        """Save the newest snapshot whose step every rank has passed, which shows that all found it good.
+        """Save the newest snapshot that every rank has found good, as shown by ranks that are past its step.
 
         Skip a snapshot if a rank changed its state after the commit. Return False if that is not known yet,
-        or while another checkpoint is being written: with both slots pinned, no snapshot could be taken or
-        fetched.
+        or while another checkpoint is being written, because with both slots pinned no snapshot could be
+        taken or fetched.
         """
         if self._saver.busy:
             return False
@@ -111,7 +112,7 @@ class CheckpointSchedule:
         return True
 
     def _own_verdict(self, record: CommitRecord) -> bool | None:
-        """Return True if no rank of this member has changed the state of that step or can still do so.
+        """Return True if no rank of this member has changed the state of the step or can still change it.
 
         None means that it is not known yet.
         """
@@ -121,9 +122,9 @@ class CheckpointSchedule:
         return all(each.step > record.step for each in found) or None
 
     async def _ask_for_verdict(self, record: CommitRecord) -> bool | None:
-        """Ask the supervisor; return True if no rank has changed the state of that step or can still do so.
+        """Ask the supervisor; return True if no rank has changed the state of the step or still can.
 
-        None means that it did not answer in time, or that its order is for another generation.
+        None means that the supervisor did not answer in time, or that its order is for another generation.
         """
         give_up_at = time.monotonic() + ANSWER_S
         self.publishing = record.step
@@ -152,13 +153,13 @@ class CheckpointSchedule:
         return {*order.void, *newest.void}
 
     async def save_on_request(self, order: MemberOrder) -> None:
-        """Carry out the save request of `order`; `durable.asked` becomes its number, `order.save`."""
+        """Carry out the save request of `order`, and set `durable.asked` to its number, `order.save`."""
         record = self._holdings.record(order.save_generation, order.save_step)
-        if record is None and order.do == "run":  # a newer snapshot, which is just as good, has replaced it
+        if record is None and order.do == "run":  # a newer snapshot, which is equally good, has replaced it
             self._saver.durable = replace(self._saver.durable, asked=order.save)
             return
         if record is None:
-            why = f"the snapshot of step {order.save_step} is not here"
+            why = f"this member does not hold the snapshot of step {order.save_step}"
             self._saver.durable = replace(self._saver.durable, error=why, asked=order.save)
             return
         await self._saver.save(record, order.sources, self._meta(order), asked=order.save)
@@ -169,15 +170,15 @@ class CheckpointSchedule:
 
 
 class CheckpointSaver:
-    """Writes one checkpoint at a time, and reports it in `durable`, which goes to the supervisor.
+    """Writes one checkpoint at a time, and reports it to the supervisor in `durable`.
 
     `retention` may change while a checkpoint is written; its value at the end applies.
     """
 
-    def __init__(self, holdings: Holdings, fetcher: PeerClient, root: Path) -> None:
+    def __init__(self, holdings: Holdings, fetcher: PeerClient, storage: CheckpointStorage) -> None:
         self._holdings = holdings
         self._fetcher = fetcher
-        self._root = root
+        self._storage = storage
         self._one = asyncio.Lock()
         self._moved_s = time.monotonic()
         self.durable = CheckpointReport()
@@ -185,7 +186,7 @@ class CheckpointSaver:
 
     @property
     def busy(self) -> bool:
-        """True while a checkpoint is written: another save would wait for it, possibly on hung storage."""
+        """True while a checkpoint is being written. Another save would wait, possibly on hung storage."""
         return self._one.locked()
 
     @property
@@ -204,10 +205,11 @@ class CheckpointSaver:
         *,
         asked: int,
     ) -> None:
-        """Write the snapshot `record` to storage; the outcome is in `durable`. Storage errors do not raise.
+        """Write the snapshot `record` to storage, with the outcome in `durable`. Storage errors do not raise.
 
-        A checkpoint of the step that already exists is not written again. `durable` always names a checkpoint
-        that exists: if retention removes the new one at once, it keeps naming the previous one.
+        If a checkpoint of the step already exists, it is not written again. `durable` always refers to an
+        existing checkpoint: if retention removes the new checkpoint at once, `durable` keeps referring to the
+        previous one.
         """
         async with self._one:
             try:
@@ -237,11 +239,11 @@ class CheckpointSaver:
             self.durable = replace(self.durable, error="", asked=answered)
             return
         self.durable = CheckpointReport(
-            record.step, record.generation, str(path), round(took_s, 3), "", answered
+            record.step, record.generation, f"{self._storage}/{path.name}", round(took_s, 3), "", answered
         )
 
     async def _privates(self, record: CommitRecord, sources: tuple[StateSource, ...]) -> dict[str, bytes]:
-        """Collect the private states of all ranks at the snapshot's step, from this member and its peers."""
+        """Collect all ranks' private states of the snapshot's step, from this member and its peers."""
         found: dict[str, bytes] = {}
         for rank in range(record.world_size):
             mine = tuple(source for source in sources if source.rank == rank)
@@ -279,12 +281,12 @@ class CheckpointSaver:
     def _write(
         self, record: CommitRecord, privates: Mapping[str, bytes], meta: Mapping[str, object]
     ) -> Path | None:
-        """Write the checkpoint and return its path; None if retention removed it at once as too old."""
+        """Write the checkpoint and return its path; None if retention immediately removed it as too old."""
         if not self._holdings.good(record):
             raise ValueError(f"the snapshot of step {record.step} fails its checksum")
         with self._holdings.arena.pin(record) as path:
             written = writer.write(
-                self._root,
+                self._storage,
                 generation=record.generation,
                 step=record.step,
                 world_size=record.world_size,
@@ -296,7 +298,7 @@ class CheckpointSaver:
                 moved=self._moved,
             )
         try:
-            removed = retention.retain(self._root, self.retention, frozenset({written}))
+            removed = retention.retain(self._storage, self.retention, frozenset({written}))
         except OSError as error:  # the new checkpoint is complete; the next one tries again
             log.warning("old checkpoints not removed", extra={"error": str(error)})
             return written

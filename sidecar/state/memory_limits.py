@@ -1,8 +1,8 @@
 """Measures how much memory this member uses, and how much is available to it.
 
-A container can have less memory than its machine, so the limits of all cgroups count, from this process's own
-up to the root of the mount, in cgroup versions 1 and 2. The page cache of files counts as free, because the
-kernel reclaims it before it refuses an allocation. tmpfs does not count as free.
+A container can have less memory than its machine, so the limits of all cgroups count, from the cgroup of this
+process up to the root of the mount, in cgroup versions 1 and 2. The page cache of files counts as free,
+because the kernel reclaims it before it refuses an allocation. tmpfs does not count as free.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _MEMINFO = Path("/proc/meminfo")
 
 
 def measure(directory: Path, state_bytes: int) -> MemoryUse:
-    """Return the memory that the snapshots and private states below `directory` take, and what is available.
+    """Return how much memory the snapshots and private states in `directory` use, and how much is available.
 
-    Where a number cannot be read, the usage counts as zero and the room as unlimited, so that the supervisor
-    does not refuse a start because of it.
+    If a number cannot be read, the usage counts as zero and the room as unlimited, so that the supervisor
+    does not refuse a start for this reason.
     """
     slots = private = 0
     with suppress(OSError):
@@ -46,7 +46,7 @@ def measure(directory: Path, state_bytes: int) -> MemoryUse:
     available, limit = _meminfo("MemAvailable", 2**63 - 1), 0
     allowed = cgroup_limit()
     if allowed is not None:
-        # The group may be able to use all of the swap; assume so rather than refuse a start.
+        # The cgroup may be able to use all of the swap; assume that it can rather than refuse a start.
         left = allowed.left_bytes + _meminfo("SwapFree", 0)
         if left < available:
             available, limit = left, allowed.limit_bytes
@@ -84,7 +84,7 @@ def _groups(membership: Path, mount: Path) -> Iterator[Path]:
     """Yield the directory of each memory cgroup of this process. The mount may not contain all of them."""
     for found in cgroup.memory_cgroups(membership, mount):
         names = found.below.split("/")
-        if ".." in names:  # it is outside what this process can see
+        if ".." in names:  # the cgroup is outside what this process can see
             continue
         for root in found.roots:
             yield root

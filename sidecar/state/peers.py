@@ -1,7 +1,7 @@
 """Serve this member's snapshots and private states to other members, and fetch theirs.
 
-On both sides the bytes of a snapshot bypass the event loop: the threads of `sidecar.state.snapshot_send` and
-`sidecar.state.snapshot_fetch` move them.
+On both sides, the bytes of a snapshot bypass the event loop: threads of `sidecar.state.snapshot_send` and
+`sidecar.state.snapshot_fetch` transfer them.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from sidecar.state.snapshot_send import PATIENCE_S, SLOWEST_BYTES_S, ChunkRange,
 
 log = logging.getLogger(__name__)
 
-SILENCE_S = 10.0  # a peer that transfers no data for this long counts as gone
+SILENCE_S = 10.0  # a peer that transfers no data for this long counts as lost
 PIECE_BYTES = 1 << 20
-SENDERS = 16  # ranges sent at the same time: a few to each of a few peers
+SENDERS = 16  # how many ranges are sent at the same time: a few to each of a few peers
 _CRC = "X-Holdfast-Crc32"
 
 
@@ -91,7 +91,7 @@ async def _send_slot(
 ) -> web.StreamResponse:
     """Send a range of a pinned snapshot. A thread writes to the socket directly, bypassing aiohttp.
 
-    A peer that reads nothing for `silence_s` is disconnected, because the next snapshot needs the slot.
+    A peer that reads no data for `silence_s` is disconnected, because the next snapshot needs the slot.
     """
     try:
         part = ChunkRange.parse(request.headers.get("Range", "bytes=0-"), record.total_bytes)
@@ -116,7 +116,7 @@ async def _send_slot(
             log.debug("range not sent", extra={"step": record.step, "error": str(error)})
         finally:
             transport.abort()
-    return web.Response()  # never sent: the connection is closed
+    return web.Response()  # never sent, because the connection is closed
 
 
 async def _send_through(
@@ -149,9 +149,9 @@ async def _send_through(
 async def _send_private(
     request: web.Request, content: bytes, crc: int, silence_s: float
 ) -> web.StreamResponse:
-    """Send a private state piece by piece: in one write, the event loop would copy all of it at once.
+    """Send a private state piece by piece, because the event loop would copy a single write all at once.
 
-    A peer that reads nothing for `silence_s` is disconnected.
+    A peer that reads no data for `silence_s` is disconnected.
     """
     response = web.StreamResponse(headers={_CRC: f"{crc:08x}"})
     response.content_length = len(content)
@@ -187,7 +187,7 @@ class PeerClient:
     async def snapshot(
         self, source: StateSource, *others: StateSource, keep: frozenset[tuple[int, int]] | None = None
     ) -> CommitRecord:
-        """Fetch into the arena the snapshot that these peers hold. For `keep` see `Arena.begin`.
+        """Fetch the snapshot that these peers hold into the arena. For `keep` see `Arena.begin`.
 
         Raises `FetchFailed`, `ArenaBusy` if no slot is free, or `OSError` if the memory volume is full.
         """
@@ -241,7 +241,7 @@ async def _check(url: str, response: aiohttp.ClientResponse) -> None:
 
 
 async def _read_bounded(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:
-    """Return the body. Raises `CorruptSnapshot` if it exceeds `most_bytes`, whatever its Content-Length."""
+    """Return the body. Raises `CorruptSnapshot` if it exceeds `most_bytes`, whatever the Content-Length."""
     pieces, size = [], 0
     async for piece in response.content.iter_chunked(PIECE_BYTES):
         size += len(piece)

@@ -13,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
-from holdfast.checkpoint import catalog
-from holdfast.checkpoint.manifest import private_name
+from holdfast.checkpoint.manifest import REPLICATED, InvalidCheckpoint, private_name
+from holdfast.checkpoint.storage import CheckpointStorage
 from holdfast.protocol.launcher_messages import Launch, RankStart
 from holdfast.protocol.lineage import valid
 from holdfast.protocol.member_messages import HeldSnapshot, MemberOrder, StateSource
@@ -28,15 +28,18 @@ log = logging.getLogger(__name__)
 
 ROOM_S = 10.0  # for a slot to become free
 ROOM_LOOK_S = 0.01
-VOLUME_S = 5.0  # for a full memory volume: the kernel may still be freeing the memory of a lost member
+# The wait for a full memory volume, because the kernel may still be freeing a lost member's memory.
+VOLUME_S = 5.0
 VOLUME_LOOK_S = 0.25
+STORAGE_S = 60.0  # for storage that fails or a disk that is full; what has been read so far is kept
+STORAGE_LOOK_S = 5.0
 
 
 LocalStart: TypeAlias = "tuple[Launch, tuple[RankStart, ...]]"
 
 
 class StateUnavailable(Exception):
-    """This member cannot obtain the state. `slot` is its own snapshot if damage to that is the reason."""
+    """This member cannot obtain the state. `slot` is its own snapshot if that is damaged."""
 
     def __init__(self, why: str, slot: HeldSnapshot | None = None) -> None:
         super().__init__(why)
@@ -51,23 +54,28 @@ class VolumeRefused(StateUnavailable):
     """The memory volume had no room for the state. The state itself may be good."""
 
 
-class Restorer:
-    """Prepares the state that an order to run names, so that all its paths exist on this member."""
+class StorageFailed(StateUnavailable):
+    """Storage could not be read, or there was no room for a copy. The checkpoint itself may be good."""
 
-    def __init__(self, holdings: Holdings, fetcher: PeerClient, checkpoints: Path) -> None:
-        """`checkpoints` is this member's path to the storage; the supervisor's may differ."""
-        self._checkpoints = checkpoints
+
+class Restorer:
+    """Prepares the state that an order to run requires, so that all its paths exist on this member."""
+
+    def __init__(self, holdings: Holdings, fetcher: PeerClient, storage: CheckpointStorage) -> None:
+        """`storage` is this member's access to the checkpoints; the supervisor's may differ."""
+        self._storage = storage
+        self._reading_since_s = math.inf  # since storage last gave a part of a checkpoint, or since the start
         self._holdings = holdings
         self._fetcher = fetcher
-        self._newest = 0  # the newest generation that was ordered
+        self._newest = 0  # the newest generation that this member was ordered to run
 
     async def prepare(self, order: MemberOrder, free_a_slot: Callable[[], object]) -> LocalStart:
         """Return the launch and ranks with local paths. Raises `StateUnavailable`; safe to repeat.
 
-        While no slot is free, call `free_a_slot` repeatedly: a rank of the previous generation that is
-        stopped or stuck during a copy would never release its slot. A slot from which a checkpoint is being
-        written stays in use for as long as storage takes, so the newer snapshot is overwritten in that case:
-        see `_snapshot_to_keep`. Raises `NoFreeSlot` if neither slot becomes available in `ROOM_S`.
+        While no slot is free, call `free_a_slot` repeatedly, because a rank of the previous generation that
+        is stopped or stuck during a copy would never release its slot. A slot from which a checkpoint is
+        being written stays in use for as long as storage takes, so the newer snapshot is overwritten in that
+        case (see `_snapshot_to_keep`). Raises `NoFreeSlot` if neither slot becomes available within `ROOM_S`.
 
         If the memory volume is full, remove the files that no start needs and retry for `VOLUME_S`. Raises
         `VolumeRefused`, with the free space in the message, if there is still no room.
@@ -80,7 +88,7 @@ class Restorer:
                 late = time.monotonic() > give_up_at
                 if late and keep is not None:
                     raise NoFreeSlot(str(error)) from None
-                # The limit begins with the first refusal, because the work before it may have taken long.
+                # The limit begins with the first refusal, because the work before that may have taken long.
                 give_up_at = min(give_up_at, time.monotonic() + ROOM_S)
                 keep = self._snapshot_to_keep(order, late)
                 if late and keep is None:
@@ -90,7 +98,7 @@ class Restorer:
                 refused_until = min(refused_until, time.monotonic() + VOLUME_S)
                 if time.monotonic() > refused_until:
                     raise VolumeRefused(self._refused(error)) from None
-                with suppress(OSError):  # the files that it removes may make enough room
+                with suppress(OSError):  # removing these files may make enough room
                     await self._forget(order)
                 again_s = VOLUME_LOOK_S
             free_a_slot()
@@ -108,11 +116,11 @@ class Restorer:
         return f"{why}; the memory volume {volume} has {found.f_bavail * found.f_frsize:,} bytes free"
 
     def _snapshot_to_keep(self, order: MemberOrder, late: bool) -> frozenset[tuple[int, int]] | None:
-        """Return the older snapshot if it is being read: the fetch must overwrite the newer one instead.
+        """Return the older snapshot if it is being read, so that the fetch overwrites the newer snapshot.
 
-        Meanwhile this member could still resume from the older snapshot, and other members hold the one that
-        is being fetched. Returns None if no snapshot is being read. Also returns None if the one being read
-        is void, until it is `late`: its reader is given time to finish first.
+        Meanwhile this member could still resume from the older snapshot, and other members hold the snapshot
+        that is being fetched. Returns None if no snapshot is being read. If the snapshot being read is void,
+        also returns None until it is `late`, so that the reader has time to finish.
         """
         record = self._holdings.arena.being_read()
         if record is None or not (late or valid(record.generation, record.step, order.lineage)):
@@ -122,7 +130,8 @@ class Restorer:
     async def preallocate(self, total_bytes: int, wanted: Callable[[], bool]) -> None:
         """Allocate memory in advance in a free slot for a snapshot of `total_bytes`, while that is `wanted`.
 
-        It is allocated piece by piece in the background, so the slot remains available for other use.
+        The memory is allocated piece by piece in the background, so the slot remains available for other
+        uses.
         """
         begin = 0
         while wanted() and 0 <= begin < total_bytes:
@@ -143,17 +152,17 @@ class Restorer:
             return await self._from_checkpoint(launch, order.ranks)
         path = await self._snapshot(launch, order.sources, keep)
         self._refuse_older(launch)
-        await self._forget(order)  # before the new files are written, because they may need the room
+        await self._forget(order)  # removed before the new files are written, because these may need the room
         ranks = tuple([replace(rank, private=await self._private(rank, order)) for rank in order.ranks])
         restore = replace(launch.restore, path=str(path), other=self._other(order))
         return replace(launch, restore=restore), ranks
 
     def _refuse_older(self, launch: Launch) -> None:
         if launch.generation < self._newest:
-            raise StateUnavailable(f"generation {self._newest} was ordered meanwhile")
+            raise StateUnavailable(f"generation {self._newest} was ordered in the meantime")
 
     async def _forget(self, order: MemberOrder) -> None:
-        """Remove the files that no start needs, in a thread: the kernel takes 0.25 s for each gigabyte."""
+        """Remove the files that no start needs, in a thread because the kernel takes 0.25 s per gigabyte."""
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(None, self._holdings.forget_restored, _privates(order))
 
@@ -212,27 +221,59 @@ class Restorer:
             return str(await loop.run_in_executor(None, self._holdings.keep_restored, *key, data))
         raise StateUnavailable(why)
 
+    @property
+    def unread_s(self) -> float:
+        """Seconds since storage last gave a part of the checkpoint that is being read; -1 if none is."""
+        since_s = self._reading_since_s
+        return -1.0 if since_s == math.inf else time.monotonic() - since_s
+
+    async def forget_copies(self) -> None:
+        """Remove the local copies of checkpoints, from which all ranks have restored."""
+        await background.run_in_background(self._storage.forget_copies)
+
     async def _from_checkpoint(self, launch: Launch, ranks: tuple[RankStart, ...]) -> LocalStart:
-        """Verify all files of a checkpoint, and return the launch and ranks with the paths of their files."""
+        """Have the files of a checkpoint here and verified; return launch and ranks with their paths."""
         wanted = launch.restore
         assert wanted is not None
-        path = self._checkpoints / Path(wanted.path).name
-        loop = asyncio.get_running_loop()
+        name = Path(wanted.path).name
+        names = [REPLICATED, *(private_name(each.rank) for each in ranks)]
 
-        def check() -> str | None:
-            found = catalog.load(path)
+        def moved() -> None:
+            self._reading_since_s = time.monotonic()
+
+        def obtain() -> tuple[Path, str | None]:
+            found = self._storage.load(name)
             if (found.generation, found.step) != (wanted.generation, wanted.step):
-                return f"it is of generation {found.generation}, expected {wanted.generation}"
-            return catalog.verify(found)
+                raise InvalidCheckpoint(f"its generation is {found.generation}, expected {wanted.generation}")
+            return self._storage.local_copy(found, names, moved)
 
+        moved()
         try:
-            wrong = await loop.run_in_executor(None, check)
-        except (OSError, ValueError) as error:
-            wrong = str(error)
+            path, wrong = await self._obtained(launch, obtain)
+        except OSError as error:
+            raise StorageFailed(f"checkpoint {name}: {error}") from None
+        except ValueError as error:
+            raise StateUnavailable(f"checkpoint {name}: {error}") from None
+        finally:
+            self._reading_since_s = math.inf
         if wrong:
-            raise StateUnavailable(f"checkpoint {path.name}: {wrong}")
+            raise StateUnavailable(f"checkpoint {name}: {wrong}")
         files = tuple(replace(r, private=str(path / private_name(r.rank))) for r in ranks)
         return replace(launch, restore=replace(wanted, path=str(path))), files
+
+    async def _obtained(
+        self, launch: Launch, obtain: Callable[[], tuple[Path, str | None]]
+    ) -> tuple[Path, str | None]:
+        """Return what `obtain` returns; repeat it for `STORAGE_S` after storage last gave a part."""
+        while True:
+            try:
+                return await asyncio.get_running_loop().run_in_executor(None, obtain)
+            except OSError as error:
+                log.warning("checkpoint not read", extra={"error": str(error)})
+                self._refuse_older(launch)
+                if self.unread_s > STORAGE_S:
+                    raise
+                await asyncio.sleep(STORAGE_LOOK_S)
 
 
 def _privates(order: MemberOrder) -> frozenset[tuple[int, int, int]]:

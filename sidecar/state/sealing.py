@@ -2,8 +2,8 @@
 
 A seal reveals a snapshot that was damaged later, and replicas that are no longer equal. To compare replicas,
 members must seal the same steps although some have time for fewer seals than others. Each member therefore
-doubles its interval until it keeps within its share, so the steps that a slower member seals are among those
-that a faster one seals. A snapshot that no newer one replaces for a while is sealed regardless of its step.
+doubles its interval until it stays within its share, so that a faster member seals all the steps that a
+slower member seals. A snapshot that stays the newest for a while is sealed regardless of its step.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ log = logging.getLogger(__name__)
 LOOK_S = 0.25  # between two checks for a snapshot to seal; a bit that flips before the seal goes undetected
 SHARE = 0.003  # the share of a core that sealing may use
 LINGER_S = 2.0  # after this time as the newest, a snapshot is sealed regardless of its step
-KEPT = 8  # seals reported
+KEPT = 8  # how many seals are reported
 MOST = 1 << 20
 
 
 class SnapshotSealer:
-    """Seals the snapshots of one member. `seals` are the newest generation's last seals, oldest first."""
+    """Seals one member's snapshots. `seals` are the last seals of the newest generation, oldest first."""
 
     def __init__(
         self,
@@ -37,10 +37,11 @@ class SnapshotSealer:
         pace: Callable[[], tuple[int, float]],
         final: Callable[[CommitRecord], bool] = lambda _: True,
     ) -> None:
-        """`pace` returns the snapshot interval in steps (0: not fixed) and the step time in seconds.
+        """`pace` returns the snapshot interval in steps (0 if not fixed) and the step time in seconds.
 
-        `final` returns False for a snapshot that may be taken again because the script still works after the
-        commit. Members may be at different points of that work, so their snapshots can differ until then.
+        `final` returns False for a snapshot that may be taken again because the script is still working after
+        the commit. Members may be at different points of that work, so their snapshots may differ until it
+        ends.
         """
         self._arena = arena
         self._pace = pace
@@ -83,7 +84,7 @@ class SnapshotSealer:
         return newest if now_s - self._since[1] >= max(LINGER_S, self._took_s / SHARE) else None
 
     def every(self) -> int:
-        """Return the number of steps whose multiples are sealed: the smallest that keeps within `SHARE`."""
+        """Return the smallest number of steps whose multiples can be sealed within `SHARE`."""
         unit, step_s = self._pace()
         every = max(unit, 1)
         while step_s > 0 and every < MOST and self._took_s > SHARE * step_s * every:
@@ -92,9 +93,9 @@ class SnapshotSealer:
 
 
 def _sealed(arena: Arena, record: CommitRecord) -> tuple[int, float]:
-    """Seal the snapshot; return its checksum and the CPU seconds that this thread spent on it.
+    """Seal the snapshot; return its checksum and the CPU seconds that this thread took.
 
-    Wall-clock time would include waiting for other threads and processes.
+    Wall-clock time would include waits for other threads and processes.
     """
     began = time.thread_time()
     return arena.seal(record, threads=1), time.thread_time() - began

@@ -1,10 +1,10 @@
-"""Fetch a snapshot from other members, in several streams from all its holders, directly into the slot.
+"""Fetch a snapshot from all members that hold it, in several streams, directly into the slot.
 
 Each stream is a thread that receives a part into the mapped slot, and computes the CRC32 of each piece while
-the piece is in the processor's cache. The first stream starts with the whole snapshot; a stream without work
-takes over half of what another has left. A faster holder therefore sends more, and if a holder dies or falls
-silent, the others send the rest of its part. Parts from several holders are combined only if their seals are
-equal, because replicas that have silently diverged must never be mixed.
+the piece is in the processor's cache. The first stream starts with the whole snapshot, and a stream without
+work takes over half of what another stream has left. A faster holder therefore sends more, and if a holder
+dies or falls silent, the other holders send the remainder of its part. Parts from several holders are
+combined only if their seals are equal, because replicas that have silently diverged must never be mixed.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ MAX_HEAD_BYTES = 16 << 10
 MAX_WHY_BYTES = 500
 PIECE_BYTES = 512 << 10  # received at a time; small enough to be hashed while it is in the cache
 CONNECT_S = 2.0
-HEAD_S = 2.0  # for the header of a response, if another member also holds the snapshot
-STALLED_S = 1.0  # if no byte arrives for this long, the part goes to another stream, if there is one
+HEAD_S = 2.0  # the limit for the header of a response if another member also holds the snapshot
+STALLED_S = 1.0  # if no byte arrives for this long, another stream, if there is one, takes over the part
 LEAST_BYTES = 4 * CHUNK_BYTES  # the smallest part that is worth a separate connection
 
 
@@ -42,12 +42,12 @@ _Asker: TypeAlias = "Callable[[StateSource, int, int, float], _Connection]"  # _
 
 
 class FetchFailed(Exception):
-    """A peer did not send the state that was requested; the message names it and the reason."""
+    """A peer did not send the requested state. The message has its URL and the reason."""
 
 
 @dataclass(slots=True, eq=False)
 class _Part:
-    """The part that one stream receives. `end` shrinks if another stream takes over half of the rest."""
+    """The part that one stream receives. `end` shrinks when another stream takes over half of it."""
 
     at: int
     end: int
@@ -57,7 +57,7 @@ class _Part:
 
 @dataclass(slots=True, eq=False)
 class _Connection:
-    """A connection on which the header of the response has been read; the requested bytes follow."""
+    """A connection on which the response's header has been read and the requested bytes follow."""
 
     source: StateSource
     url: str
@@ -78,7 +78,7 @@ def fetch(
     tls: ssl.SSLContext | None = None,
     keep: frozenset[tuple[int, int]] | None = None,
 ) -> CommitRecord:
-    """Fetch the snapshot that all of `sources` name into the arena. Blocks, so call it in a thread.
+    """Fetch the snapshot that all of `sources` hold into the arena. Blocks, so call it in a thread.
 
     For `keep` see `Arena.begin`.
 
@@ -94,8 +94,8 @@ def fetch(
         try:
             return _from(first, arena, left, ask, silence_s, keep)
         except FetchFailed:
-            # Try the other holders: one may only have been slow to answer. Without a seal they have not been
-            # asked yet, because an unsealed snapshot must come whole from one holder.
+            # Try the other holders, because they may only have been slow to answer. Without a seal they have
+            # not been asked yet, because all parts of an unsealed snapshot must be from the same holder.
             left = [each for each in left if each is not first.source]
             if not left:
                 raise
@@ -165,7 +165,7 @@ class _Transfer:
         whole = _Part(0, first.total_bytes, first, now_s)
         self._left: list[_Part] = []  # parts without a stream
         self._active: list[_Part] = [whole]
-        self._broken: OSError | None = None  # an error of this member's memory, not of a peer
+        self._broken: OSError | None = None  # an error in this member's memory, not on a peer
         self._why: FetchFailed = FetchFailed(f"{first.url}: no data received")
 
     def run(self) -> CommitRecord:
@@ -194,7 +194,7 @@ class _Transfer:
         return self._incoming.finish_with(self._crcs, self._first.seal)
 
     def _watch(self, streams: list[threading.Thread]) -> None:
-        """Wait for the end; shut down the connection of a stalled part, so that its stream returns it."""
+        """Wait for the end. If a part stalls, shut down its connection, so that its stream gives it up."""
         while any(each.is_alive() for each in streams):
             with self._change:
                 if self._broken is None and (self._left or self._active):
@@ -236,7 +236,7 @@ class _Transfer:
             part = self._next()
 
     def _next(self) -> _Part | None:
-        """Return a part without a stream, or half of what another stream has left; None at the end."""
+        """Return a part without a stream, or half of what another stream has left; None if none is left."""
         with self._change:
             while time.monotonic() < self._give_up_at and self._broken is None:
                 part = self._left.pop() if self._left else self._half()
@@ -276,7 +276,7 @@ class _Transfer:
             part.line.close()
 
     def _receive(self, part: _Part, holder: StateSource) -> None:
-        """Receive the rest of a part. Raises FetchFailed, OSError, CorruptSnapshot."""
+        """Receive the remainder of a part. Raises FetchFailed, OSError, CorruptSnapshot."""
         if part.line is None:
             line = self._ask(holder, part.at, part.end, min(HEAD_S, self._silence_s))
             first = self._first
@@ -357,7 +357,8 @@ def _ask(
 def _begun(source: StateSource, url: str, line: socket.socket, begin: int) -> _Connection:
     """Read the header of a response. Raises FetchFailed, OSError, ValueError, KeyError."""
     raw = b""
-    while not raw.endswith(b"\r\n\r\n"):  # byte by byte at the end: the body must go into the slot
+    # Byte by byte at the end, because the body must be received into the slot.
+    while not raw.endswith(b"\r\n\r\n"):
         room = 1 if raw.endswith(b"\r\n\r") or len(raw) >= MAX_HEAD_BYTES else _until_end(line)
         piece = line.recv(room)
         if not piece or len(raw) + len(piece) > MAX_HEAD_BYTES:
@@ -379,7 +380,7 @@ def _begun(source: StateSource, url: str, line: socket.socket, begin: int) -> _C
 
 def _until_end(line: socket.socket) -> int:
     """Return how many bytes of the header can be received without a byte of the body."""
-    if isinstance(line, ssl.SSLSocket):  # it does not support MSG_PEEK
+    if isinstance(line, ssl.SSLSocket):  # the TLS socket does not support MSG_PEEK
         return 1
     seen = line.recv(MAX_HEAD_BYTES, socket.MSG_PEEK)
     end = seen.find(b"\r\n\r\n")
@@ -400,7 +401,7 @@ def _exactly(line: socket.socket, size: int) -> bytes:
 
 def _shut_down(line: _Connection) -> None:
     try:
-        # The shutdown of an SSLSocket would end TLS first, and its reader would mistake ciphertext for
+        # The shutdown method of an SSLSocket would end TLS first, and its reader would take ciphertext for
         # content.
         socket.socket.shutdown(line.socket, socket.SHUT_RDWR)
     except OSError:

@@ -1,9 +1,9 @@
 """Send a range of a pinned snapshot to another member, from a thread and without copying it.
 
 The bytes go from the slot's file to the socket with sendfile, bypassing the interpreter and the event loop.
-Each chunk of 8 MiB is followed by its CRC32, unless the snapshot has a seal. With a seal, the receiver
-compares the checksum of the whole snapshot instead, which also detects damage in this member's memory since
-the seal. Over TLS, sendfile would send plaintext, so a thread reads the chunks and the server's transport
+Each chunk of 8 MiB is followed by its CRC32, unless the snapshot has a seal. If it has, the receiver compares
+the checksum of the whole snapshot instead, which also detects damage in this member's memory since the seal
+was computed. Over TLS, sendfile would send plaintext, so a thread reads the chunks and the server's transport
 sends them.
 """
 
@@ -22,16 +22,16 @@ from pathlib import Path
 from holdfast.fileio.checksum import CHUNK_BYTES, stretch_crc
 from holdfast.snapshot.commit_records import CommitRecord
 
-try:  # both ends of a fetch hash all bytes, and with zlib's crc32 that takes as long as moving them
+try:  # both ends of a fetch hash all bytes, which with zlib's crc32 takes as long as moving them
     from zlib_ng.zlib_ng import crc32
-except ImportError:  # an image may lack zlib_ng, which is only faster; the checksums are the same
+except ImportError:  # an image may lack zlib_ng, which is faster but yields the same checksums
     from zlib import crc32
 
 __all__ = ["crc32"]
 
 SUM = struct.Struct("<I")
 SLOWEST_BYTES_S = 4 << 20
-PATIENCE_S = 60.0  # for a range, in addition to the time for its size at `SLOWEST_BYTES_S`
+PATIENCE_S = 60.0  # the time allowed for a range, in addition to its size at `SLOWEST_BYTES_S`
 
 
 def listener(host: str) -> socket.socket:
@@ -40,11 +40,11 @@ def listener(host: str) -> socket.socket:
     Between members on one host, sending needs no pacing. If the system's congestion control is BBR, it paces
     with a timer for every few packets, which takes several times as long as the copy. Therefore the socket
     uses Reno, which every kernel has and permits. It must be set on the listener, because a connection that
-    has been paced once remains so.
+    has been paced once stays paced.
     """
     found = socket.create_server((host, 0))
     if ipaddress.ip_address(found.getsockname()[0]).is_loopback:
-        with suppress(OSError):  # without Reno, it is only as fast as the system's default
+        with suppress(OSError):  # without Reno, it is as fast as the system's default
             found.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
     return found
 
@@ -55,7 +55,7 @@ class UnalignedRange(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ChunkRange:
-    """Bytes `begin` to `end` of a snapshot of `total_bytes`: whole chunks; the last one may be shorter."""
+    """Bytes `begin` to `end` of a snapshot of `total_bytes`: whole chunks; the last may be shorter."""
 
     begin: int
     end: int
@@ -152,4 +152,4 @@ def _wait_writable(line: socket.socket) -> None:
     poller.register(line, select.POLLOUT)
     limit_s = line.gettimeout()
     if not poller.poll(None if limit_s is None else limit_s * 1e3):
-        raise TimeoutError("the peer reads nothing")
+        raise TimeoutError("the peer reads no data")

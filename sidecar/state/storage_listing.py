@@ -6,15 +6,17 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
+from holdfast.checkpoint.directory import DirectoryStorage
 from holdfast.checkpoint.listing import ListingReader
+from holdfast.checkpoint.storage import CheckpointStorage
 from holdfast.fileio.storage_thread import StorageThread
 from holdfast.process import event_loop
 from holdfast.protocol.foreign_text import shortened
 from holdfast.protocol.member_messages import StorageListing
 
 EVERY_S = 10.0  # between two listings: other members also write checkpoints
+PAID_EVERY_S = 60.0  # the same where each request costs money; the member that writes lists right after it
 ANSWER_S = 30.0  # then a listing counts as failed; storage may still be working on it
 MAX_LISTED = 64  # the newest ones
 MAX_WHY_BYTES = 300
@@ -23,28 +25,32 @@ MAX_WHY_BYTES = 300
 class StorageLister:
     """Keeps `listing` up to date. A thread reads the storage, which may block."""
 
-    def __init__(self, root: Path, changed: Callable[[], None], asked: Callable[[], int]) -> None:
+    def __init__(
+        self, storage: CheckpointStorage, changed: Callable[[], None], asked: Callable[[], int]
+    ) -> None:
         """`changed` is called when the listing has changed; `asked` returns the newest answered order."""
         self._asked = asked
         self.listing = StorageListing(error="it has not been read yet")
-        self._reader = ListingReader(root, MAX_LISTED)
+        self._reader = ListingReader(storage, MAX_LISTED)
+        self._is_paid = not isinstance(storage, DirectoryStorage)
         self._changed = changed
         self._files = StorageThread("listing")
         self._wanted = asyncio.Event()
 
     def request(self) -> None:
-        """Have storage listed as soon as possible."""
+        """Request a listing as soon as possible."""
         self._wanted.set()
 
     async def run(self) -> None:
-        """List now, every `EVERY_S`, and at every request. Never returns."""
+        """List now, every `EVERY_S` or `PAID_EVERY_S`, and at every request. Never returns."""
         while True:
             self._wanted.clear()
             before, self.listing = self.listing, await self._list()
             if replace(before, number=self.listing.number) != self.listing:
                 self._changed()
+            pause_s = PAID_EVERY_S if self._is_paid and not self.listing.error else EVERY_S
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._wanted.wait(), EVERY_S)
+                await asyncio.wait_for(self._wanted.wait(), pause_s)
 
     async def _list(self) -> StorageListing:
         number, asked = self.listing.number + 1, self._asked()

@@ -1,11 +1,11 @@
-"""Measures how long a rank works in each step before it waits for the others: its own time. Pure.
+"""Measures a rank's own time: how long it works in each step before it waits for other ranks. Pure.
 
-All ranks of a group have the same step time, because in the backward pass the fast ranks wait for the slow
-one. Ranks differ only before that: in the time until the forward pass, and in the forward pass itself.
+All ranks of a group have the same step time, because in the backward pass the fast ranks wait for the
+slowest. Ranks differ only before that: in the time until the forward pass, and in the forward pass itself.
 
-The progress page has the sums of both over the generation. The sidecar reads them every few steps, and the
-steps between two readings form a block. The last blocks form the window. A rank whose steps are uneven still
-has a short block in the window, and a single long step lengthens only one block.
+The progress page has the sums of these two times over the generation. The sidecar reads them every few steps,
+and the steps between two readings form a block. The last blocks form the window. A rank whose steps are
+uneven still has a short block in the window, and a single long step lengthens only one block.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 
 from holdfast.protocol.progress import Progress
 
-BLOCKS = 10  # blocks in a window: at least 50 steps, and at least 5 s
+BLOCKS = 10  # the number of blocks in a window, which has at least 50 steps and at least 5 s
 BLOCK_STEPS = 5
-BLOCK_S = 0.5  # the shortest block: a brief load on a core must not slow a whole window of fifty 1 ms steps
+# The shortest block, so that a brief load on a core does not slow a whole window of fifty 1 ms steps.
+BLOCK_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class StepBlock:
 
 @dataclass(frozen=True, slots=True)
 class ComputeTime:
-    """The last blocks of one rank in one generation, without the first step, which is not typical."""
+    """The last blocks of one rank in one generation. The first step is not typical and not included."""
 
     generation: int = 0
     steps: int = 0  # completed when the current block began

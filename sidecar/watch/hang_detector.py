@@ -1,16 +1,16 @@
 """Determine which ranks are late. Pure: the time and the sidecar's own lateness are arguments.
 
-A step that takes longer than `floor_s + factor * p99` of the recent steps is late. That does not prove a
-hang: a late rank is inspected, and the supervisor judges the evidence. The limit runs from the last commit,
-or from the end of a pause inside the step, and not from the last change of phase: a step with gradient
-accumulation changes phase many times, and the step times bound all of them together. Everything that is not
-work on a step (a pause that the script declares, a snapshot that Holdfast takes, joining, restoring) and the
-first step have separate limits, and a rank that exceeds one of these counts as hung.
+A step that takes longer than `floor_s + factor * p99` of the recent steps is late. This does not prove a
+hang: a late rank is inspected, and the supervisor judges the evidence. The limit counts from the last commit,
+or from the end of a pause inside the step, and not from the last change of phase, because a step with
+gradient accumulation changes phase many times, and the step times bound all of its phases together. The first
+step, and everything that is not work on a step (a pause that the script declares, a snapshot that Holdfast
+takes, joining, restoring), have separate limits. A rank that exceeds one of these counts as hung.
 
-In a script that does not join, Holdfast sees only the steps of torch's optimizers. Before the first of them
-it is unknown whether there will be any: the script may do inference, or be the parent of the processes that
-train. Such a rank is late after half of the limit for a first step, so that it is inspected and a warning
-appears, but even exceeding the whole limit does not mean that it hangs.
+In a script that does not join, Holdfast sees only the steps of torch's optimizers. Before the first step it
+is not known whether there will be any, because the script may do inference or be the parent of the processes
+that train. Such a rank is late after half of the limit for a first step, so that it is inspected and a
+warning appears, but even exceeding the whole limit does not mean that it hangs.
 
 With the defaults, a late rank is noticed at most 3 x p99 + 0.6 s after its last progress, which leaves 0.4
 s of the promised second for the inspection.
@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from holdfast.protocol import defaults
 from holdfast.protocol.progress import PHASES, Phase, PhaseKind, Progress, of_kinds
 
-KEPT = 256  # the newest step times of a rank
-PAUSES = of_kinds(PhaseKind.PAUSE, PhaseKind.COPY)  # the page contains their limit and label
+KEPT = 256  # how many of a rank's newest step times are used
+PAUSES = of_kinds(PhaseKind.PAUSE, PhaseKind.COPY)  # the page contains the limit and label of these phases
 _WORK = of_kinds(PhaseKind.STEP, PhaseKind.TAIL)
 _ENDS = of_kinds(PhaseKind.END)
 
@@ -38,13 +38,13 @@ class HangPolicy:
     floor_s: float = (
         defaults.HANG_FLOOR_S
     )  # covers pauses of the host and of garbage collection when steps take milliseconds
-    min_samples: int = 20  # with fewer step times the p99 means little: the next two limits apply
+    min_samples: int = 20  # with fewer step times the p99 means little, so the next two limits apply
     few_factor: float = 10.0
     few_floor_s: float = 5.0
     first_step_s: float = defaults.FIRST_STEP_S  # includes compilers, caches, lazy initialisation, restoring
     pause_s: float = defaults.PAUSE_S  # for a pause that declares no limit
-    finish_s: float = 30.0  # from a failure that the rank recorded until its process ends
-    joins: bool = True  # the script calls `holdfast.join`
+    finish_s: float = 30.0  # the time from a failure that the rank recorded until its process ends
+    joins: bool = True  # whether the script calls `holdfast.join`
 
     def __post_init__(self) -> None:
         for name in ("factor", "few_factor"):
@@ -60,7 +60,7 @@ class StepStats:
     """The last step times of a rank, over all generations. Created by `of` or `extended`."""
 
     times_s: tuple[float, ...] = ()
-    p99_s: float = 0.0  # by the nearest-rank method, so it is the maximum of fewer than 100 times
+    p99_s: float = 0.0  # by the nearest-rank method, so for fewer than 100 times it is their maximum
 
     @classmethod
     def of(cls, times_s: tuple[float, ...]) -> StepStats:
@@ -78,18 +78,18 @@ class Stall:
     """A rank that has made no progress for longer than its limit. `why` is for people."""
 
     rank: int
-    step: int  # the last committed
+    step: int  # the last committed step
     phase: Phase
-    since_ns: int  # when it last made progress: CLOCK_MONOTONIC
+    since_ns: int  # when it last made progress, in CLOCK_MONOTONIC
     waited_s: float
     limit_s: float
-    limited: bool  # `limit_s` is the activity's own limit, so exceeding it counts as a hang
+    limited: bool  # whether `limit_s` is the activity's own limit, so that exceeding it counts as a hang
     why: str
-    begun: bool = True  # False: its script does not join and has completed no step
+    begun: bool = True  # False if its script does not join and has completed no step
 
 
 def limit_s(progress: Progress, stats: StepStats, policy: HangPolicy) -> float:
-    """Return how long the current activity may take, in seconds; infinite outside any loop."""
+    """Return how many seconds the current activity may take; infinite outside any loop."""
     if progress.failed_ns:
         return policy.finish_s
     if progress.phase in PAUSES:
@@ -139,7 +139,7 @@ def left_s(
     policy: HangPolicy,
     own_lateness_s: float = 0.0,
 ) -> float:
-    """Return the seconds until `stalled` reports this rank if it makes no progress; 0 or less: now."""
+    """Return in how many seconds `stalled` will report this rank without progress; 0 or less means now."""
     allowed_s = limit_s(progress, stats, policy) + max(0.0, own_lateness_s)
     return allowed_s - (now_ns - since_ns(progress)) / 1e9
 
@@ -151,10 +151,10 @@ def stalled(
     policy: HangPolicy,
     own_lateness_s: float = 0.0,
 ) -> Stall | None:
-    """Return the stall of this rank, or None while it is within its limit.
+    """Return this rank's stall; None while the rank is within its limit.
 
-    `own_lateness_s` is how late the sidecar itself has been since the rank's last progress. It is added to
-    the limit, because a machine that was suspended or overloaded has also delayed the rank.
+    `own_lateness_s` is how late the sidecar itself has been since the rank's last progress. This time is
+    added to the limit, because a machine that was suspended or overloaded has also delayed the rank.
     """
     start_ns = since_ns(progress)
     waited_s = (now_ns - start_ns) / 1e9

@@ -1,4 +1,4 @@
-"""Watch one member for its sidecar: whether the launcher responds, which ranks stall, which are at work.
+"""Watch one member for its sidecar: whether the launcher responds, and which ranks stall or are at work.
 
 `MemberWatch` reads the launcher's last state and the ranks' progress pages. It sends nothing and carries out
 no order. Whenever something that a report contains has changed, it calls `changed`.
@@ -31,8 +31,8 @@ log = logging.getLogger(__name__)
 class MemberWatch:
     """The launcher and the ranks of one member, as of the last poll.
 
-    `stalls` are the ranks that are late; `silent` is why the launcher counts as unresponsive, "" while it
-    responds.
+    `stalls` are the ranks that are late. `silent` is the reason why the launcher counts as unresponsive, or
+    "" while it responds.
     """
 
     def __init__(self, config: Config, launcher: LauncherClient, changed: Callable[[], None]) -> None:
@@ -48,7 +48,8 @@ class MemberWatch:
         self.silent = ""
         self._launcher, self._changed = launcher, changed
         self._stalled_ns = 0  # when `stalls` was set
-        self._changed_steps: frozenset[int] = frozenset()  # that ranks here changed after the commit
+        # Steps whose state ranks of this member changed after the commit.
+        self._changed_steps: frozenset[int] = frozenset()
         self._stopped: set[tuple[int, int]] = set()  # (rank, pid) of ranks that a signal has stopped
         self._starts = StartMonitor(config.first_step_s)
         self._silence = HeartbeatSilence()
@@ -101,10 +102,10 @@ class MemberWatch:
         return changed_steps | (set(order.void) - {step for each in ranks for step in each.amended})
 
     def forget_stalls(self) -> None:
-        """Forget the stalls: another generation begins."""
+        """Forget the stalls, because another generation begins."""
         self.stalls = ()
 
-    # -- what the last poll, or the pages at this moment, show
+    # -- the results of the last poll, or of the pages as they are now
 
     def stalls_now(self) -> tuple[RankStall, ...]:
         """Return the stalls with their durations up to now."""
@@ -122,7 +123,7 @@ class MemberWatch:
         return self.pages.progress(state.generation, now_ns, endings)
 
     def _note_stopped(self, state: LauncherState) -> None:
-        """Note which ranks are stopped, or were stopped when they ended, as their launcher reports."""
+        """Record which ranks are stopped, or were stopped when they ended, according to their launcher."""
         for rank in state.ranks:
             if rank.stopped:
                 self._stopped.add((rank.rank, rank.pid))

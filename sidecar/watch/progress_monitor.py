@@ -1,4 +1,4 @@
-"""Reads the progress pages of a member's ranks: where each rank is, and which ranks have stalled."""
+"""Reads the progress pages of a member's ranks: what each rank is doing, and which ranks have stalled."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ from holdfast.snapshot import member_directory
 from sidecar.watch.compute_time import ComputeTime
 from sidecar.watch.hang_detector import PAUSES, HangPolicy, StepStats, left_s, pause_label, since_ns, stalled
 
-RECENT = 32  # step times whose median is the usual step time
+RECENT = 32  # how many step times determine the usual step time, their median
 # The most time that is counted between two polls; a longer gap may mean that the machine was suspended.
 MOST_BETWEEN_S = 0.3
-SOON_S = 0.05  # until the next poll during work before a commit: the process may end right after that work
-KNOWN = 8  # steps after which the script's usual work before a commit is known
+# The time to the next poll during work before a commit, because the process may end right after it.
+SOON_S = 0.05
+KNOWN = 8  # after this many steps, the script's usual work before a commit is known
 _NONE_ENDED: Mapping[int, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedWork:
-    """How long a rank has worked before its commit, as observed by several polls."""
+    """How long a rank has worked before its commit, as observed in several polls."""
 
     since_ns: int = 0
     until_ns: int = 0  # the last poll
-    worked_s: float = 0.0  # the part of that time in which the process was able to run
+    worked_s: float = 0.0  # the part of the time in which the process was able to run
 
     def later(self, since_ns: int, now_ns: int, is_able: bool) -> ObservedWork:
         """Return the work after a poll at `now_ns`; it starts from 0 if `since_ns` has changed."""
@@ -47,7 +48,7 @@ class ObservedWork:
 
 @dataclass(frozen=True, slots=True)
 class StoppedTime:
-    """How long the process was stopped during work after a commit, so that it did none of it."""
+    """How long the process was stopped during work after a commit, and so did none of this work."""
 
     began_ns: int = 0  # when that work began
     until_ns: int = 0  # the last poll
@@ -60,7 +61,7 @@ class StoppedTime:
         if now_ns <= before.until_ns:
             return before
         more_s = (now_ns - before.until_ns) / 1e9 if is_stopped else 0.0
-        if not before.is_stopped:  # it was stopped at an unknown time after that poll
+        if not before.is_stopped:  # the process was stopped at an unknown time after that poll
             more_s = min(more_s, MOST_BETWEEN_S)
         return StoppedTime(began_ns, now_ns, is_stopped, before.seconds + more_s)
 
@@ -85,7 +86,7 @@ class MonitoredRank:
     last: Progress | None = None
     uncommitted: ObservedWork = field(default_factory=ObservedWork)
     stopped: StoppedTime = field(default_factory=StoppedTime)
-    sees_process: bool = True  # the process's id means something in this container
+    sees_process: bool = True  # whether the process's id is valid in this container
     halted: frozenset[int] = (
         frozenset()
     )  # ranks that their launcher, in another container, reports as stopped
@@ -107,10 +108,10 @@ class ProgressMonitor:
         self.left_s = math.inf  # until the next poll is due, because a rank reaches its limit then
 
     def note_stopped(self, ranks: frozenset[int]) -> None:
-        """Note the ranks that the launcher reports as stopped, if their processes cannot be seen here.
+        """Record which ranks the launcher reports as stopped, if their processes cannot be seen here.
 
-        It is not known when they were stopped, so none of their current work counts: a restart would resume
-        from an earlier step to repeat work that may not exist.
+        It is not known when they were stopped, so none of their current work counts. Otherwise a restart
+        might resume from an earlier step to repeat work that was never done.
         """
         for watched in self._watched:
             watched.halted = frozenset() if watched.sees_process else ranks
@@ -118,8 +119,8 @@ class ProgressMonitor:
     def poll(self, generation: int, now_ns: int, own_lateness_s: float) -> list[RankStall]:
         """Read every page; return the ranks of `generation` that have stalled.
 
-        `own_lateness_s` is how late this poll itself is. A machine that was suspended or overloaded until now
-        has also delayed the ranks.
+        `own_lateness_s` is how late this poll is. A machine that was suspended or overloaded until now has
+        also delayed the ranks.
         """
         stalls, left = [], [math.inf]
         for local_rank, watched in enumerate(self._watched):
@@ -158,7 +159,8 @@ class ProgressMonitor:
     ) -> tuple[RankProgress, ...]:
         """Read the pages of `generation` again, so that they are as recent as a fault in the same report.
 
-        `ended` maps a rank to the time when it ended: its page has not changed since, so durations end there.
+        `ended` maps a rank to the time when it ended. Its page has not changed since then, so durations end
+        at that time.
         """
         for local_rank, watched in enumerate(self._watched):
             self._read(local_rank, watched)
@@ -186,7 +188,7 @@ class ProgressMonitor:
         return frozenset(ranks)
 
     def step_s(self) -> float:
-        """Return the usual step time of the slowest rank; 0 until one is known."""
+        """Return the usual step time of the slowest rank; 0 if no step time is known yet."""
         recent = [watched.stats.times_s[-RECENT:] for watched in self._watched if watched.stats.times_s]
         return max(map(statistics.median, recent), default=0.0)
 
@@ -204,7 +206,8 @@ class ProgressMonitor:
     def _read(self, local_rank: int, watched: MonitoredRank) -> Progress | None:
         path = self._paths[local_rank]
         try:
-            inode = os.stat(path).st_ino  # noqa: PTH116  # in every poll: pathlib takes five times as long
+            # This is called in every poll, and pathlib takes five times as long.
+            inode = os.stat(path).st_ino  # noqa: PTH116
             if watched.memory is None or watched.inode != inode:
                 with open(path, "rb") as file:
                     watched.memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -293,7 +296,7 @@ def _observe_stopped(watched: MonitoredRank, found: Progress, now_ns: int) -> No
 def _uncommitted_work(watched: MonitoredRank, found: Progress, now_ns: int) -> UncommittedWork | None:
     """Return how long a rank has worked before its commit; None if it does not, or if that is not certain.
 
-    A large process takes half a second to end, during which its page does not change and it only appears to
+    A large process takes half a second to end. During this time its page does not change, so it appears to
     work. Work that is not declared must therefore have been observed, and its usual duration must be known.
     """
     since_ns = pages.uncommitted_since_ns(found)

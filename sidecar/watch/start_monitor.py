@@ -8,22 +8,22 @@ from holdfast.protocol.launcher_messages import LauncherState
 from holdfast.protocol.member_messages import RankStall
 from holdfast.protocol.progress import NOT_BEGUN, Phase
 
-LATE_S = 3.0  # before a process is inspected: a parked one starts within milliseconds
+LATE_S = 3.0  # how long to wait before a process is inspected; a parked process starts within milliseconds
 
 
 @dataclass(slots=True)
 class StartMonitor:
     """Finds released processes that do not start.
 
-    A rank writes its own progress page, so a process that never runs has none. This class times it instead,
-    from the launcher's report that it was released.
+    A rank writes its own progress page, so a process that never runs has no page. This class measures its
+    time instead, from the launcher's report that it was released.
     """
 
     first_step_s: float
     _since_ns: dict[tuple[int, int, int], int] = field(default_factory=dict)  # by generation, rank, pid
 
     def poll(self, state: LauncherState, now_ns: int, lateness_s: float) -> tuple[RankStall, ...]:
-        """Note which processes are waiting, and return those that should have started.
+        """Record which processes are waiting, and return those that should have started.
 
         `lateness_s` is how late the sidecar itself is.
         """

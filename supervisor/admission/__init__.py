@@ -1,1 +1,1 @@
-"""Inject Holdfast into pods when they are created: decide which, and what is added to them."""
+"""Inject Holdfast into pods when they are created: decide which pods, and what to add to them."""

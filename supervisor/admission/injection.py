@@ -1,8 +1,8 @@
-"""Decide whether to inject Holdfast into a pod; if so, add its parts, and the launcher to the command. Pure.
+"""Decide whether to inject Holdfast into a pod; if so, add its parts and its launcher. Pure.
 
-The result depends only on the pod and the context, and injecting a pod again changes nothing: the API server
-calls a webhook a second time if another one has changed the pod since. Nothing of the user's is changed
-except the command of the training container and two tolerations, if they are the cluster's defaults.
+The result depends only on the pod and the context. Injecting a pod again changes nothing, because the API
+server calls a webhook again if another webhook has changed the pod. Nothing of the user's changes except
+the command of the training container, and two tolerations if they are the cluster's defaults.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class NotAsked:
-    """The pod does not ask for Holdfast and is left unchanged."""
+    """The pod does not request Holdfast and is left unchanged."""
 
 
 class _Unfit(Exception):
@@ -80,10 +80,10 @@ class _Unfit(Exception):
 
 
 def inject(pod: PodObject, context: InjectionContext) -> Injected | Refused | NotAsked:
-    """Return the injected pod, if it asks for Holdfast and it is certain what it runs.
+    """Inject the pod if it requests Holdfast and it is certain what the pod runs.
 
     `pod` is not changed. A pod that cannot be injected runs as it would without Holdfast, with an annotation
-    that says why: no content of a pod makes this function raise.
+    that says why. No content of a pod makes this function raise.
     """
     try:
         annotations = pod_parts.mapping(pod_parts.mapping(pod, "metadata"), "annotations")
@@ -118,7 +118,7 @@ def record_of(annotations: Mapping[str, str]) -> InjectionRecord | None:
 
 
 class _Injection:
-    """One pod that asks for Holdfast. Methods raise `_Unfit` or `MalformedPod` if it cannot be injected."""
+    """One pod that requests Holdfast. Methods raise `_Unfit` or `MalformedPod` if it cannot be injected."""
 
     def __init__(self, pod: PodObject, context: InjectionContext, annotations: Mapping[str, str]) -> None:
         self.before = pod
@@ -146,7 +146,8 @@ class _Injection:
         self._add(added, command)
         if not self.settings.checkpoints.is_durable and self.settings.checkpoint_every_s:
             self.notes += (
-                f"checkpoints are lost with the pod: to keep them, set {pod_layout.CHECKPOINTS} to pvc://CLAIM",
+                f"checkpoints are lost with the pod: to keep them, set {pod_layout.CHECKPOINTS} to pvc://CLAIM"
+                " or s3://BUCKET/PREFIX",
             )
         record = InjectionRecord(self.context.version, str(self.training.get("name", "")), nproc, members)
         record = replace(record, digest=_digest(record.text(), self.training["command"], asdict(added)))
@@ -186,7 +187,7 @@ class _Injection:
         return self.users[names.index(wanted)]
 
     def _with_accelerators(self, names: list[str]) -> list[str]:
-        """Return the names of those containers that have a GPU or the like."""
+        """Return the names of those containers that have a GPU or another accelerator."""
         found = []
         for each in self.users:
             limits = pod_parts.mapping(pod_parts.mapping(each, "resources"), "limits")
@@ -219,7 +220,7 @@ class _Injection:
         """Return the parts of a security context that make Holdfast's containers run as the training user.
 
         The sidecar and the ranks share files in memory, which only their user can read. If no user is set,
-        the image determines it, which is not known: 0 is assumed, the user of most training images.
+        the image determines it and is not known here: 0 is assumed, as in most training images.
         """
         own = pod_parts.mapping(self.training, "securityContext")
         of_pod = pod_parts.mapping(self.spec, "securityContext")
@@ -234,7 +235,7 @@ class _Injection:
             found["runAsGroup"] = effective["runAsGroup"]
         if uid or of_pod.get("runAsNonRoot"):
             found["runAsNonRoot"] = bool(uid)
-        if own.get("seLinuxOptions"):  # the pod's own apply to all containers
+        if own.get("seLinuxOptions"):  # the pod's own options apply to all containers
             found["seLinuxOptions"] = copy.deepcopy(own["seLinuxOptions"])
         return found
 
@@ -302,7 +303,10 @@ class _Injection:
         every = [*self.users, *pod_parts.items(self.spec, "initContainers")]
         users = [each for each in every if each.get("name") not in pod_layout.CONTAINERS]
         try:
-            found = resources.own_resources(users, self.spec, volume_bytes)
+            copy_bytes = (
+                (self.settings.state_bytes or volume_bytes) if self.settings.checkpoints.objects else 0
+            )
+            found = resources.own_resources(users, self.spec, volume_bytes, copy_bytes)
         except ValueError as error:
             raise MalformedPod(f"resources: {error}") from None
         if found.guaranteed and self.settings.state_bytes is None:
@@ -387,7 +391,7 @@ def json_patch(before: Any, after: Any) -> list[dict[str, Any]]:
     """Return the JSON patch (RFC 6902) that turns `before` into `after`.
 
     It contains only differences, so that changes of another webhook elsewhere survive. An object in a list is
-    compared with the one at the same index, and additional objects are appended; a list of texts is replaced
+    compared with that at the same index, and additional objects are appended; a list of texts is replaced
     as a whole. The operations depend only on the two documents.
     """
     return _changes("", before, after)

@@ -22,7 +22,7 @@ class LaunchOption:
     Attributes:
         names: Its spellings, with dashes; underscores are equivalent.
         takes_value: Whether a value follows.
-        effect: How it is treated.
+        effect: How Holdfast treats the option.
         detail: The variable that it sets, or why it is refused.
         value: For a flag with the effect "variable", the value of the variable.
     """

@@ -1,7 +1,7 @@
 """Inject Holdfast into the pod templates of a manifest, for clusters without Holdfast's webhook.
 
-No API server is involved: what it would add to a pod (the cluster's defaults, the variables of an operator)
-is not known here, so the webhook knows more about a pod than this module does.
+No API server is involved, so what it would add to a pod (the cluster's defaults, the variables of an
+operator) is unknown here. The webhook therefore knows more about a pod than this module does.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class ManifestNote:
 
 
 def inject_manifest(text: str, context: InjectionContext) -> tuple[str, tuple[ManifestNote, ...]]:
-    """Return the manifest with each pod template that asks for Holdfast injected, and a note on each.
+    """Return the manifest with each pod template that requests Holdfast injected, and a note on each.
 
-    Documents without such a template are returned byte for byte. In the others, comments are lost, and
-    anchors are written out. A pod template is the value of a key that ends in "template", in any kind of
+    Documents without such a template are returned byte for byte. In all others, comments are lost and
+    anchors are expanded. A pod template is the value of a key that ends in "template", in any kind of
     object, if it has containers.
 
     Raises:
@@ -131,7 +131,7 @@ def _note_misplaced(owner: dict[str, Any], place: str) -> list[ManifestNote]:
 
 
 def _note_without_template(document: Any) -> list[ManifestNote]:
-    """Return a note if an object asks for Holdfast, but does not say what its pods run, as a TrainJob."""
+    """Return a note if an object (a TrainJob) requests Holdfast but does not say what its pods run."""
     if not isinstance(document, dict) or not _asks(document, set()):
         return []
     why = "what its pods run is written elsewhere, and only the webhook sees it"
@@ -148,10 +148,10 @@ def _asks(value: Any, seen: set[int]) -> bool:
 
 
 def _operator_variables(owner: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Return the variables that an operator adds to the pods of `owner` and that say how many ranks run.
+    """Return the variables with which an operator tells the pods of `owner` how many ranks run.
 
-    Kubeflow's training operator adds one to those of a PyTorchJob, which torchrun reads. Other operators add
-    theirs to pods that they make of objects without a pod template.
+    Kubeflow's training operator adds one to the pods of a PyTorchJob, where torchrun reads it. Other
+    operators add theirs to pods that they create from objects without a pod template.
     """
     if owner.get("kind") != "PyTorchJob":
         return ()
@@ -221,9 +221,7 @@ def _metadata(owner: dict[str, Any]) -> dict[str, Any]:
 
 def _yaml() -> Any:
     try:
-        return importlib.import_module(
-            "yaml"
-        )  # not a dependency of `holdfast run`: it comes with `kubernetes`
+        return importlib.import_module("yaml")  # not a dependency of `holdfast run`: `kubernetes` installs it
     except ModuleNotFoundError:
         raise BadInput(_MISSING) from None
 

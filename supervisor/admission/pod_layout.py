@@ -29,6 +29,7 @@ MEMBERS = PREFIX + "members"
 NPROC_PER_NODE = PREFIX + "nproc-per-node"
 GROUP = PREFIX + "group"
 CHECKPOINTS = PREFIX + "checkpoints"
+CHECKPOINTS_SECRET = PREFIX + "checkpoints-secret"
 STATE_SIZE = PREFIX + "state-size"
 
 # Annotations that the injector sets: what it did (JSON), or why it did nothing.
@@ -69,7 +70,7 @@ CHECKPOINT_DIRECTORY = "/var/lib/holdfast/checkpoints"
 IDENTITY = "/var/run/secrets/holdfast.dev"
 TOKEN = "token"  # its name in `IDENTITY`
 TOKEN_FILE = f"{IDENTITY}/{TOKEN}"
-TOKEN_S = 3600  # lifetime of a token; the kubelet replaces it at 80 % of that
+TOKEN_S = 3600  # lifetime of a token; the kubelet replaces a token at 80 % of that
 TRAINING_MOUNTS = {CODE_VOLUME: CODE, MEMORY_VOLUME: MEMORY, CHECKPOINT_VOLUME: CHECKPOINT_DIRECTORY}
 
 # Commands in Holdfast's image
@@ -99,8 +100,8 @@ ACCELERATORS = (
     "/tpu",
     "/neuron",
     "/gaudi",
-)  # ends of the resources that only training containers get
-NO_GPUS = ("NVIDIA_VISIBLE_DEVICES", "void")  # without it, NVIDIA's runtime gives a container all GPUs
+)  # suffixes of resources that only training containers request
+NO_GPUS = ("NVIDIA_VISIBLE_DEVICES", "void")  # otherwise NVIDIA's runtime gives a container all GPUs
 
 # How long a pod stays on a node that does not respond. The cluster's default is 300 s.
 AWAY_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")

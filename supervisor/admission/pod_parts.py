@@ -97,6 +97,8 @@ def additions(
     setup["volumeMounts"] = [code]
     sidecar["env"] += _sidecar_variables(context, asked, nproc)
     sidecar["volumeMounts"] = [memory, identity, checkpoints]
+    if asked.checkpoints_secret:  # a variable that is set above counts more than a key of the Secret
+        sidecar["envFrom"] = [{"secretRef": {"name": asked.checkpoints_secret}}]
     sidecar["restartPolicy"] = "Always"  # makes an init container a sidecar that runs as long as the pod
     return PodAdditions(
         (setup, sidecar),
@@ -138,6 +140,7 @@ def _sidecar_variables(context: InjectionContext, asked: PodSettings, nproc: int
         environment.STORAGE: pod_layout.STORAGE_REPORTED,
         environment.SUPERVISOR: context.supervisor_url,
         environment.TOKEN_FILE: pod_layout.TOKEN_FILE,
+        **({environment.OBJECTS: asked.checkpoints.objects} if asked.checkpoints.objects else {}),
         **({environment.CA: context.ca} if context.ca else {}),
         **settings.sidecar_environment(asked),
     }

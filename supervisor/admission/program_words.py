@@ -24,9 +24,9 @@ OTHER_LAUNCHERS = {
 """Programs that are known to start ranks in a way that Holdfast cannot take over, and what to do instead."""
 
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
-_INITS = frozenset({"tini", "dumb-init"})  # they start one program and forward signals to it
+_INITS = frozenset({"tini", "dumb-init"})  # each starts one program and forwards signals to it
 _FLAGS_WITH_VALUE = "WX"
-# These may contain torchrun without its Python, which is then elsewhere on the PATH.
+# Directories that may contain torchrun without its Python, which is then elsewhere on the PATH.
 _COMMON_DIRECTORIES = ("", "/bin", "/usr/bin", "/usr/local/bin")
 _OF_A_USER = "/.local/bin"
 
@@ -87,7 +87,7 @@ def _has_value(text: str) -> bool:
 
 
 def module(words: Sequence[ShellWord]) -> str:
-    """Return the module that a Python runs; "" for a script, or if the module is not known."""
+    """Return the module that a Python runs; "" for a script, or if the module is unknown."""
     try:
         return python_flags(words)[1] or ""
     except UnclearCommand:
@@ -95,7 +95,7 @@ def module(words: Sequence[ShellWord]) -> str:
 
 
 def has_script(words: Sequence[ShellWord]) -> bool:
-    """Return True if a Python runs a script or a module, and not a text from its input."""
+    """Return True if a Python runs a script or a module, not text from its input."""
     try:
         return python_flags(words)[2] < len(words)
     except UnclearCommand:

@@ -20,8 +20,8 @@ _SUFFIXES = {
     **{name: Fraction(1, 1000**power) for power, name in enumerate(("m", "u", "n"), 1)},
 }
 
-# The request and the limit of each of Holdfast's containers. The CPU limit is not a whole number: otherwise,
-# a node with the static CPU policy would reserve a core for the sidecar, which is idle most of the time.
+# The request and the limit of each of Holdfast's containers. The CPU limit is not a whole number, because a
+# node with the static CPU policy would then reserve a core for the sidecar, which is idle most of the time.
 _AMOUNTS = {
     "cpu": ("100m", "900m"),
     "memory": ("128Mi", "512Mi"),
@@ -82,21 +82,26 @@ def volume_bytes(state_bytes: int | None, limit_bytes: int | None) -> int:
 
 
 def own_resources(
-    containers: Sequence[Mapping[str, Any]], spec: Mapping[str, Any], memory_volume_bytes: int
+    containers: Sequence[Mapping[str, Any]],
+    spec: Mapping[str, Any],
+    memory_volume_bytes: int,
+    copy_bytes: int = 0,
 ) -> OwnResources:
-    """Return the resources of Holdfast's containers, which keep the pod's class and its admission by quotas.
+    """Return the resources of Holdfast's containers, with which the pod keeps its class and passes quotas.
 
-    `containers` are all containers of the user, including init containers. A resource is requested, or
-    limited, if all of these request, or limit, it: a quota for it may then exist, which would refuse a
-    container without it. If none of them sets any, Holdfast's set none either, and the pod stays BestEffort.
-    In a Guaranteed pod, Holdfast's request their limits. If the resources are set for the whole pod
-    (`spec.resources`), Holdfast's have none.
+    `containers` are all containers of the user, including init containers. A resource is requested (or
+    limited) if all of them request (or limit) it, because a quota may then exist that refuses a container
+    without it. If no container sets any resource, Holdfast's set none either, and the pod stays BestEffort.
+    In a Guaranteed pod, Holdfast's containers request their limits. If the resources are set for the whole
+    pod (`spec.resources`), Holdfast's containers have none.
 
     A page of a memory volume is charged to the container that writes it first, and counts against its limit.
     Ranks write snapshots. The training container's limit is the user's and is never changed, so the volume
     must fit into it. A sidecar writes the snapshots that it receives from other members, up to the whole
     volume. Its limit, if it has one, is therefore that of its process plus the size of the volume. Only in a
-    Guaranteed pod does this raise the pod's requests, by the same amount.
+    Guaranteed pod does this raise the pod's requests, by the same amount. In the same way,
+    `copy_bytes` are added to a limit of the disk: a copy of a checkpoint counts for the pod, as the sum of
+    these limits.
 
     Raises:
         ValueError: A container's resource is not a quantity.
@@ -104,18 +109,19 @@ def own_resources(
     if _is_given(spec):
         return OwnResources({}, {}, guaranteed=False)
     guaranteed = all(_is_guaranteed(each) for each in containers)
+    extra = {"memory": memory_volume_bytes, "ephemeral-storage": copy_bytes}
     return OwnResources(
-        _copied(containers, guaranteed, 0), _copied(containers, guaranteed, memory_volume_bytes), guaranteed
+        _copied(containers, guaranteed, {}), _copied(containers, guaranteed, extra), guaranteed
     )
 
 
 def _copied(
-    containers: Sequence[Mapping[str, Any]], guaranteed: bool, extra_bytes: int
+    containers: Sequence[Mapping[str, Any]], guaranteed: bool, extra_bytes: Mapping[str, int]
 ) -> dict[str, dict[str, str]]:
     requests, limits = dict[str, str](), dict[str, str]()
     for name, (request, limit) in _AMOUNTS.items():
-        if name == "memory":
-            limit = size(int(quantity(limit)) + extra_bytes)
+        if name in extra_bytes:
+            limit = size(int(quantity(limit)) + extra_bytes[name])
         if all(_amount(each, "limits", name) for each in containers):
             limits[name] = limit
         if all(_requested(each, name) for each in containers):
@@ -138,7 +144,7 @@ def _requested(container: Mapping[str, Any], name: str) -> Fraction:
 
 
 def _amount(of: Mapping[str, Any], kind: str, name: str) -> Fraction:
-    """Return the amount; 0 if none is given, which Kubernetes treats alike."""
+    """Return the amount; 0 if none is given, which Kubernetes treats the same."""
     value = _amounts(of, kind).get(name)
     return Fraction(0) if value is None else quantity(value)
 

@@ -1,8 +1,8 @@
 """The settings of a training job, read from the annotations of its pods. Pure.
 
-Every policy option of `holdfast run` is also the annotation `holdfast.dev/<option>`, with the same values:
-both come from the table of options. Settings that only a pod has (its training container, its storage) are in
-`POD_ANNOTATIONS`.
+Every policy option of `holdfast run` is also the annotation `holdfast.dev/<option>`, with the same values,
+because both come from the table of options. Settings that only a pod has (its training container, its
+storage) are in `POD_ANNOTATIONS`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from holdfast.checkpoint import object_location
 from holdfast.protocol import defaults, environment
 from supervisor.admission import pod_layout
 from supervisor.admission.resources import quantity
@@ -32,15 +33,16 @@ _FLAG = choice("true", "false")
 
 @dataclass(frozen=True, slots=True)
 class DurableStorage:
-    """Where checkpoints are kept: in a claim, in a directory of the node or, without either, in the pod."""
+    """Where checkpoints are kept: a claim, a directory of the node, a bucket, or, if none, with the pod."""
 
     claim: str = ""
     path: str = ""  # within the claim; without a claim, a directory of the node
+    objects: str = ""  # the URL of a prefix in object storage
 
     @property
     def is_durable(self) -> bool:
         """False if checkpoints are lost with the pod."""
-        return bool(self.claim or self.path)
+        return bool(self.claim or self.path or self.objects)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +52,10 @@ class PodSettings:
     container: str = ""  # "": not given
     group: str = ""
     checkpoints: DurableStorage = DurableStorage()
+    checkpoints_secret: str = ""  # "": the pod's service account has the credentials
     state_bytes: int | None = None
-    members: int | None = None  # None: the owner of the pods determines it
-    nproc_per_node: int | str | None = None  # None: the command determines it
+    members: int | None = None  # None if the owner of the pods determines the number
+    nproc_per_node: int | str | None = None  # None if the command determines the number
     standby: int = 0
     warm: str = defaults.WARM_STRATEGIES[0]
     snapshot_every: int = defaults.SNAPSHOT_EVERY
@@ -89,6 +92,8 @@ def _named(pattern: re.Pattern[str], expected: str) -> ValueType:
 
 
 def _parse_storage(text: str) -> DurableStorage:
+    if object_location.is_object_url(text):
+        return DurableStorage(objects=str(object_location.parse(text)))
     scheme, _, place = text.partition("://")
     claim, _, path = place.partition("/")
     is_plain = ".." not in path.split("/") and "\0" not in path
@@ -109,7 +114,8 @@ def _parse_state_size(text: str) -> int:
     return count
 
 
-_STORAGE = ValueType("storage", "pvc://CLAIM, pvc://CLAIM/PATH or hostpath:///PATH", _parse_storage)
+_PLACES = f"pvc://CLAIM, pvc://CLAIM/PATH, hostpath:///PATH, {object_location.EXPECTED}"
+_STORAGE = ValueType("storage", _PLACES, _parse_storage)
 _STATE_SIZE = ValueType(
     "size", "a size of 1Ki-1Pi, such as 4Gi", _parse_state_size, "1Ki-1Pi", (1 << 10, 1 << 50)
 )
@@ -121,6 +127,9 @@ POD_ANNOTATIONS = (
            "name of the job, for pods without an owner", "not given"),
     Option((pod_layout.CHECKPOINTS,), "checkpoints", _STORAGE, "PLACE", "",
            "durable storage for checkpoints", "none: checkpoints are lost with the pod"),
+    Option((pod_layout.CHECKPOINTS_SECRET,), "checkpoints_secret", _named(_SUBDOMAIN, _NAME), "NAME", "",
+           "Secret whose keys are the sidecar's variables with the credentials for object storage",
+           "those of the pod's service account or node"),
     Option((pod_layout.STATE_SIZE,), "state_bytes", _STATE_SIZE, "SIZE", "",
            "size of the training state, from which the memory for snapshots is computed",
            "half of the training container's memory limit is for snapshots"),
@@ -128,7 +137,7 @@ POD_ANNOTATIONS = (
 
 
 def is_policy(option: Option) -> bool:
-    """Return True if this option of `holdfast run` is an annotation too."""
+    """Return True if this option of `holdfast run` is also an annotation."""
     return option.field not in LOCAL_ONLY
 
 
@@ -173,6 +182,11 @@ def parse(annotations: Mapping[str, str]) -> PodSettings:
             f"{pod_layout.PREFIX}hang-floor: invalid value {span(settings.hang_floor_s)!r}: expected at most"
             f" {pod_layout.PREFIX}first-step-timeout ({span(settings.first_step_timeout_s)})"
         )
+    if settings.checkpoints_secret and not settings.checkpoints.objects:
+        problems.append(
+            f"{pod_layout.CHECKPOINTS_SECRET}: {settings.checkpoints_secret!r} is only for object storage:"
+            f" expected {pod_layout.CHECKPOINTS} to be {object_location.EXPECTED}"
+        )
     if problems:
         raise PodSettingsError(tuple(problems))
     return settings
@@ -203,7 +217,7 @@ def _unknown(key: str) -> str:
 def policy(settings: PodSettings, members: int, nproc: int | None = None) -> Policy:
     """Return the policy of a job of `members` pods with `nproc` ranks each.
 
-    Without `nproc`, the number is that of the annotation, or 1. The policy is the one that `holdfast run`
+    Without `nproc`, the annotated number is used, or 1. The policy is the one that `holdfast run`
     derives from the same options.
     """
     stated = settings.nproc_per_node

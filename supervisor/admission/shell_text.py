@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 _CLOSERS = {"if": "fi", "for": "done", "while": "done", "until": "done", "select": "done", "{": "}", "(": ")"}
 _WITHIN = frozenset({"then", "elif", "else", "do"})  # a command follows, in the same compound command
-_PREFIXES = frozenset({"!", "time"})  # change what a command means, and nothing after it
+_PREFIXES = frozenset({"!", "time"})  # change the meaning of one command, and of nothing after it
 _UNREAD = frozenset({"case", "esac", "function", "coproc"})
 MAX_CHARS = 128 << 10  # Linux starts no program with a longer argument
 _REDIRECTION = re.compile(r"(?:\d*|&)(?:>>|>\||>&|<&|<>|<<<|<<-?|>|<)")
@@ -86,7 +86,7 @@ class _CommandReader:
         self.before = ""
         self.open: list[str] = []  # the compound commands around `place`
         self.prefix = ""  # `!` or `time` before the words
-        self.is_closed = False  # a compound command has just ended: an operator follows
+        self.is_closed = False  # a compound command has just ended: an operator must follow
         self.documents: list[tuple[str, bool]] = []  # here-documents that begin at the next line
 
     def advance(self) -> None:

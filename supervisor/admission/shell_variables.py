@@ -13,7 +13,7 @@ from supervisor.admission.shell_text import SimpleCommand
 _REFERENCE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})", re.ASCII)
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.ASCII | re.DOTALL)
 _DECLARATIONS = frozenset({"export", "readonly", "declare", "typeset", "local"})
-_MAY_SET_ANY = frozenset({"source", ".", "eval", "read", "mapfile", "readarray", "getopts"})
+_MAY_SET_ANY = re.compile(r"source|\.|eval|read|mapfile|readarray|getopts")
 
 
 def value_at(
@@ -26,8 +26,8 @@ def value_at(
 
     Args:
         text: A word, without its quotes.
-        command: One of `commands`. Assignments before it on its own line do not count: the shell expands the
-            words of a command first.
+        command: One of `commands`. Assignments before it on its own line do not count, because the shell
+            expands the words of a command first.
         commands: All commands of the text.
         environment: The variables of the container; None for a value that is not in the pod itself.
     """
@@ -46,7 +46,7 @@ def _effect(command: SimpleCommand, name: str) -> tuple[bool, str | None]:
     """Return whether `command` may set the variable `name`, and the value that it then has, if known."""
     words = [each for each in command.words if not each.text.startswith("-")]
     first = words[0].text if words else ""
-    if first in _MAY_SET_ANY:
+    if _MAY_SET_ANY.fullmatch(first):
         return True, None
     declares = first in _DECLARATIONS
     assignments = [_ASSIGNMENT.fullmatch(each.text) for each in words[declares:]]

@@ -1,8 +1,8 @@
 """Understand the command of a training container, so that Holdfast can start its ranks instead. Pure.
 
-A launcher such as torchrun is replaced: its options state the number of ranks, which are then started as
-torchrun would start them. Words around it (`env A=b`, `bash -c "cd /app && ..."`) stay in place: they run
-once for each pod, as before, and not once for each rank.
+A launcher such as torchrun is replaced. Its options state the number of ranks, which are then started as
+torchrun would start them. Words around it (`env A=b`, `bash -c "cd /app && ..."`) stay in place, so they
+still run once for each pod, not once for each rank.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NOT_TRAINING = frozenset({"pip", "venv", "ensurepip", "compileall", "site"})  #
 _ONLY_NAME_PROGRAMS = frozenset(
     {"echo", "printf", "which", "type", "command", "pip", "pip3", "apt-get", "kill", "pkill"}
 )
-_LAUNCHER_WORDS = 6  # enough to tell a launcher: `python -u -X dev -m torch.distributed.run`
+_LAUNCHER_WORDS = 6  # enough to recognize a launcher: `python -u -X dev -m torch.distributed.run`
 _SET_NPROC = f"set {pod_layout.NPROC_PER_NODE}"
 _NO_SIGNALS = "the shell does not pass SIGTERM on to the training: start it last, with `exec`"
 
@@ -304,12 +304,12 @@ class _Reader:
         return tuple(found.items())
 
     def _start(self, interpreter: str, arguments: LaunchArguments, of_torchrun: bool) -> tuple[str, ...]:
-        """Return the words before the script with which torchrun would start a rank."""
+        """Return the words that torchrun would put before the script to start a rank."""
         variables = self.environment if of_torchrun else {}
         as_module = arguments.has("--module") or variables.get("PET_MODULE") == "1"
         if arguments.has("--no-python") or variables.get("PET_NO_PYTHON") == "1":
             if as_module:
-                raise UnclearCommand("--no-python and --module exclude each other")
+                raise UnclearCommand("--no-python and --module cannot be combined")
             return ()
         python = self.environment.get("PYTHON_EXEC") or interpreter
         return (python, "-u", "-m") if as_module else (python, "-u")
@@ -325,7 +325,7 @@ class _Reader:
         return _checked(stated, program)
 
     def _stated(self, word: ShellWord | None, variable: str) -> str | None:
-        """Return the value of an option, or else of torchrun's variable; None if it is not known."""
+        """Return the value of an option, or else of torchrun's variable; None if it is unknown."""
         if word is None:
             value = self.environment.get(variable)
             return None if value is None or "$(" in value else value
@@ -344,7 +344,7 @@ class _Reader:
         return shell_variables.value_at(text, *self.around, self.environment)
 
     def _resolved(self, text: str) -> str | None:
-        """Return `text` with Kubernetes' references replaced; None if one of them is not known here."""
+        """Return `text` with Kubernetes' references replaced; None if one of them is unknown here."""
         values = [self.environment.get(match[1]) for match in _REFERENCE.finditer(text) if match[1]]
         if any(value is None or "$(" in value for value in values):
             return None

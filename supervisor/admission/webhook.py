@@ -1,7 +1,7 @@
-"""The webhook's process, `holdfast cluster webhook`: the API server sends it each pod that asks for Holdfast.
+"""The webhook's process, `holdfast cluster webhook`: the API server sends it each pod that requests Holdfast.
 
-The webhook reads nothing from the cluster to answer, so an answer takes milliseconds. It refuses no pod: one
-that cannot be injected is admitted, with an annotation and an event that say why. If the webhook is not
+The webhook reads nothing from the cluster to respond, so a response takes milliseconds. It refuses no pod: a
+pod that cannot be injected is admitted, with an annotation and an event that say why. If the webhook is not
 available, the API server admits pods unchanged, and the supervisor reports this in an event.
 """
 
@@ -33,7 +33,7 @@ log = logging.getLogger("webhook")
 SERVICE = CONFIGURATION = "holdfast-webhook"
 PORT = 8443
 MAX_REVIEW_BYTES = 8 << 20  # an object in etcd has at most about 3 MiB, and an update carries two
-MAX_WARNINGS, WARNING_CHARS = 3, 250  # the API server cuts off more
+MAX_WARNINGS, WARNING_CHARS = 3, 250  # the API server truncates more
 RETRY_S, CHECK_S = 5.0, 60.0  # between two checks of the configuration: after a failure, and otherwise
 SHUTDOWN_S = 2.0
 PODS = ResourceKind("", "v1", "pods")
@@ -51,7 +51,7 @@ class Admission:
         self._events, self._image = events, image
 
     async def review(self, request: web.Request) -> web.Response:
-        """Answer an AdmissionReview. The answer always admits the pod."""
+        """Respond to an AdmissionReview. The response always admits the pod."""
         try:
             review = strict_json.loads(await request.read(), max_values=200_000)
         except strict_json.RejectedJson as error:
@@ -85,7 +85,7 @@ class Admission:
         return {**_patch(found.patch), **({"warnings": _warnings(notes)} if notes else {})}
 
     def _report(self, pod: Mapping[str, Any], namespace: str, why: str) -> None:
-        """Record an event about the pod's owner, if it has one: the pod has no uid yet, and maybe no name."""
+        """Record an event about the pod's owner, if any: the pod has no uid yet, and maybe no name."""
         metadata = pod.get("metadata")
         metadata = metadata if isinstance(metadata, dict) else {}
         owners = metadata.get("ownerReferences")

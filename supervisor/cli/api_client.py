@@ -1,4 +1,4 @@
-"""How the commands access a run: its records, and its HTTP API. Every wait is bounded."""
+"""Access to a run for the commands: its records and its HTTP API. Every wait is bounded."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ from supervisor.store.run_directory import RunDir
 
 TIMEOUT_S = 2.0  # a supervisor responds within milliseconds, or not at all while it is being restarted
 _MAX_BYTES = 64 << 20
-# Age up to which the status of a job on a cluster is current: it is written every 5 s, and clocks differ.
+# Maximum age at which a cluster job's status counts as current. It is written every 5 s, and clocks differ.
 CURRENT_S = 30.0
 
 
 class RunRecords(Protocol):
-    """The records that the commands need. The directory of a run and the resource of a job provide them."""
+    """The records that the commands need, from the directory of a run or the resource of a job."""
 
     @property
     def path(self) -> PurePath:
         """The directory of the run, or NAMESPACE/NAME for a job."""
 
     def status(self) -> dict[str, Any] | None:
-        """Return the last status; None if there is none or it cannot be read."""
+        """Return the last status; None if it is missing or unreadable."""
 
     def has_status(self) -> bool:
-        """True if there is a status, readable or not."""
+        """True if a status exists, readable or not."""
 
     def is_in_use(self) -> bool:
         """True until the run has ended."""
 
     def incidents(self) -> list[dict[str, Any]]:
-        """Return the known incidents in ascending order."""
+        """Return the known incidents, oldest first."""
 
     def unreadable_incidents(self) -> list[str]:
         """Return the names of the incident files that cannot be read."""
 
 
 def title(run: RunRecords) -> str:
-    """Return what a run is called in a sentence: run 20260101-120000-ab12, or job research/gpt."""
+    """Return how messages refer to a run: run 20260101-120000-ab12, or job research/gpt."""
     return f"run {run.path.name}" if isinstance(run, RunDir) else f"job {run.path}"
 
 
 class Unreachable(Exception):
-    """No supervisor responded. If `sent`, it may nevertheless have received the request."""
+    """No supervisor responded. If `sent` is true, the supervisor may still have received the request."""
 
     def __init__(self, why: str, sent: bool = True) -> None:
         super().__init__(why)
@@ -57,7 +57,7 @@ class Unreachable(Exception):
 
 
 class RequestRefused(Exception):
-    """The supervisor refused the request. The message is the supervisor's, as one line."""
+    """The supervisor refused the request. The message is its response on one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +72,10 @@ class ApiClient:
         return self._ask(urllib.request.Request(self.url + path, headers=self._headers()))
 
     def post(self, path: str, body: Mapping[str, object], more_s: float = 0.0) -> Any:
-        """Send `body` to `path` and return the JSON of the answer, which may take `more_s` longer than usual.
+        """Post `body` to `path` and return the JSON response; wait `more_s` seconds longer than usual.
 
         Raises:
-            Unreachable: There was no response; the request may nevertheless have been carried out.
+            Unreachable: No response arrived, but the request may have been carried out.
             RequestRefused: The request was not carried out.
         """
         headers = {**self._headers(), "Content-Type": "application/json"}
@@ -86,7 +86,7 @@ class ApiClient:
         return {"Authorization": f"Bearer {self.token}"}
 
     def _ask(self, request: urllib.request.Request, more_s: float = 0.0) -> Any:
-        # No proxy: the address is this machine's own.
+        # No proxy, because the address is on this machine.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
             with opener.open(request, timeout=TIMEOUT_S + more_s) as answer:
@@ -103,11 +103,11 @@ class ApiClient:
         try:
             return json.loads(raw)
         except ValueError:
-            raise Unreachable("the answer is not JSON") from None
+            raise Unreachable("the response is not JSON") from None
 
 
 def api_of(run: RunDir) -> ApiClient | None:
-    """Return a client for the API that the run's directory names; None if it names none."""
+    """Return a client for the run's API; None if the run's directory has no usable address or token."""
     url = (run.run() or {}).get("api")
     if not isinstance(url, str) or not url.startswith("http://"):
         return None
@@ -120,8 +120,8 @@ def api_of(run: RunDir) -> ApiClient | None:
 def newest_status(run: RunRecords) -> tuple[dict[str, Any] | None, bool, bool]:
     """Return a run's newest status, whether the run is alive, and whether the status is current.
 
-    It is current if the supervisor has just sent it or, for a job, if it is less than `CURRENT_S` old. While
-    the supervisor of a run is being restarted, the status is the last one that it wrote.
+    A status is current if the supervisor has just sent it or, for a job, if it is less than `CURRENT_S` old.
+    While a run's supervisor is being restarted, the last status that it wrote is returned.
     """
     alive = run.is_in_use()
     if not isinstance(run, RunDir):

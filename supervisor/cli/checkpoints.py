@@ -26,7 +26,7 @@ _PASSED_OVER = re.compile(r"checkpoint (\S+) is not used: (.+)", re.DOTALL)  # `
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSummary:
-    """A directory named like a checkpoint. `fault` is what is wrong with it; "" if no fault is known."""
+    """A directory with a checkpoint's name. `fault` says what is wrong with it; "" if no fault is known."""
 
     name: str
     path: str
@@ -60,7 +60,7 @@ def show(run: RunDir, command: commands.Checkpoints) -> int:
 
 
 def show_reported(run: RunRecords, command: commands.Checkpoints) -> int:
-    """Show the checkpoints that the pods of a job report: their storage cannot be read from here."""
+    """Show the checkpoints that a job's pods report, because their storage cannot be read from here."""
     status = run.status() or {}
     found = reported(status)
     if command.json:
@@ -71,7 +71,7 @@ def show_reported(run: RunRecords, command: commands.Checkpoints) -> int:
 
 
 def reported(status: Mapping[str, Any]) -> list[CheckpointSummary]:
-    """Return the checkpoints that a status names: the one to resume from, and those that are not used."""
+    """Return the checkpoints in a status: the newest usable one, and those that are passed over."""
     newest = status.get("checkpoint") or {}
     found = []
     if newest.get("step") is not None:
@@ -82,17 +82,17 @@ def reported(status: Mapping[str, Any]) -> list[CheckpointSummary]:
 
 
 def reported_lines(found: list[CheckpointSummary], error: str) -> list[str]:
-    """Return the output of `holdfast checkpoints --job`. `error` is why the pods cannot use the storage."""
+    """Return the output of `holdfast checkpoints --job`. `error` says why the pods cannot use the storage."""
     whole = [each for each in found if each.newest_whole]
     shown = [f"newest usable: {each.name} (step {each.step:,})" for each in whole]
-    shown = shown or ["the pods of the job have reported no usable checkpoint"]
+    shown = shown or ["the job's pods have reported no usable checkpoint"]
     shown += [f"damaged: {each.name}: {each.fault}" for each in found if each.fault]
-    shown += [f"storage fails: {error}"] if error else []
-    return [*shown, "the supervisor cannot read the storage of the job: older checkpoints are not listed"]
+    shown += [f"storage error: {error}"] if error else []
+    return [*shown, "older checkpoints are not listed, because the supervisor cannot read the job's storage"]
 
 
 def _read_now(name: str) -> None:
-    """Show which checkpoint is being read, on a line that is overwritten."""
+    """Show which checkpoint is being read, on a terminal line that the next call overwrites."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\x1b[K{'reading ' * bool(name)}{name}")
         sys.stderr.flush()
@@ -104,7 +104,7 @@ def survey(
     """Return the checkpoints in `root`, newest first.
 
     Args:
-        root: The directory of checkpoints; if it is missing, there are none.
+        root: The directory of checkpoints; it may be missing.
         verify: Whether to read them in full.
         reading: Called with the name of each checkpoint before it is read in full.
         known: The lineage of the run, to which the lineages in the checkpoints are added.
@@ -162,12 +162,12 @@ def lines(surveyed: list[CheckpointSummary], now_s: float, *, verified: bool) ->
     ]
     head = ("CHECKPOINT", "GENERATION", "RANKS", "SIZE", "WRITTEN", "STATE")
     whole = next((each for each in surveyed if each.newest_whole), None)
-    newest = f"newest intact: {whole.path}" if whole else "none of them is intact"
+    newest = f"newest intact: {whole.path}" if whole else "no checkpoint is intact"
     if not whole and any(each.void and not each.fault for each in surveyed):
-        newest = "none of them can be used"
+        newest = "no checkpoint can be used"
     if whole and not verified:
         newest = f"newest: {whole.path}"
-    hint = [] if verified else ["only sizes were compared: --verify reads the content"]
+    hint = [] if verified else ["only sizes were compared; --verify reads the contents"]
     return [*table(head, rows, frozenset({1, 2, 3, 4})), "", newest, *hint]
 
 

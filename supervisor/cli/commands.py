@@ -12,7 +12,7 @@ from supervisor.cli.option_table import IMAGE
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """`holdfast run`. `notes` are lines to show before the start."""
+    """`holdfast run`. `notes` are lines to show before the run starts."""
 
     command: tuple[str, ...]
     nproc_per_node: int = 1
@@ -46,7 +46,7 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterOptions:
-    """The cluster and namespace that a command addresses; "" for the one that kubectl would use."""
+    """The cluster and namespace that a command addresses; "" means kubectl's default."""
 
     context: str = ""
     namespace: str = ""

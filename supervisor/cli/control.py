@@ -22,9 +22,9 @@ from supervisor.display.screen import say, say_json
 from supervisor.observability.incident_record import SCHEMA
 from supervisor.store.run_directory import RunDir
 
-# A restart of the supervisor takes well under a second; a command must not fail because of one.
+# Long enough for a restart of the supervisor, which takes well under a second.
 PATIENCE_S = 5.0
-STOP_S = 180.0  # the last checkpoint may make no progress for 120 s, and the ranks have 30 s to exit
+STOP_S = 180.0  # the final checkpoint may stall for 120 s, and the ranks have 30 s to exit
 _POLL_S = 0.1
 
 
@@ -35,7 +35,7 @@ def stop(run: RunDir, command: commands.Stop) -> int:
 
 
 def follow_end(run: RunRecords, name: str, command: commands.Stop) -> int:
-    """Wait until a run that was asked to stop has ended, show how, and return the exit code."""
+    """Wait until a stopping run has ended, show how it ended, and return the exit code."""
     if not command.json:
         say(f"stopping {title(run)}")
     ended = _wait_for_end(run, (lambda _: None) if command.json else say)
@@ -47,7 +47,7 @@ def follow_end(run: RunRecords, name: str, command: commands.Stop) -> int:
         message = str(status.get("message") or "").strip()
         say(f"ended: {message.splitlines()[0] if message else 'the run is over'}")
     else:
-        say(f"the run has not ended after {STOP_S:.0f} s: `holdfast stop --now` stops it immediately")
+        say(f"the run has not ended after {STOP_S:.0f} s: use `holdfast stop --now` to stop it immediately")
     return 0 if ended else 1
 
 
@@ -102,7 +102,7 @@ def send_request(run: RunDir, what: str, body: dict[str, object], *, repeat: boo
 
 
 def not_running(run: RunRecords, what: str) -> str:
-    """Return the message that refuses the command `what` because the run has ended."""
+    """Return the error message of the command `what` for a run that has ended."""
     code = (run.status() or {}).get("exit_code")
     ended = f" (it ended with exit code {code})" if code is not None else ""
     return f"{what}: {title(run)} is not running{ended}"
@@ -121,7 +121,10 @@ def _once(api: ApiClient, what: str, body: dict[str, object]) -> dict[str, Any]:
 
 
 def _wait_for_end(run: RunRecords, show: Callable[[str], object]) -> bool:
-    """Wait until the run has ended, and pass each phase to `show`. Returns False after `STOP_S`."""
+    """Wait until the run has ended, and pass each new phase to `show`.
+
+    Returns False if this takes longer than `STOP_S`, not counting time in which the run saves its state.
+    """
     deadline = time.monotonic() + STOP_S
     before = ""
     while run.is_in_use():

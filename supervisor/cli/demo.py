@@ -45,7 +45,7 @@ class DemoFault:
 
 FAULTS = (
     DemoFault("kill", 1, "kill -9 of rank 1 (as the kernel does when memory runs out)"),
-    DemoFault("stop", 0, "SIGSTOP of rank 0 (a process that exists and does nothing)"),
+    DemoFault("stop", 0, "SIGSTOP of rank 0 (the process exists but does nothing)"),
     DemoFault("hang", 1, "rank 1 never enters the next collective"),
     DemoFault("nan", 0, "rank 0 computes a NaN, which spoils every gradient"),
     DemoFault("exit", 1, f"rank 1 exits without a message (exit code {drills.EXIT_CODE})"),
@@ -61,7 +61,7 @@ class Scenario:
     """What is trained, for how long, and which faults are injected."""
 
     steps: int
-    pace_s: float  # shortest step of the broken run: a fast machine would finish before the last fault
+    pace_s: float  # minimum step time of the broken run, so that it lasts until the last fault
     train: tuple[str, ...]
     drills: tuple[DemoFault, ...]
 
@@ -74,8 +74,8 @@ QUICK = Scenario(240, 0.06, _TINY, (FAULTS[0], FAULTS[3], FAULTS[5]))
 def run(command: commands.Demo) -> int:
     """Run the demo and return the exit code.
 
-    It is 0 if the run recovered from all faults and the weights are equal, 1 otherwise, and 2 if a package is
-    missing. Raises `BadInput` for an unusable directory.
+    The code is 0 if the run recovered from all faults and the weights are equal, 2 if a package is missing,
+    and 1 otherwise. Raises `BadInput` for an unusable directory.
     """
     style = style_of(sys.stdout)
     missing = _missing()
@@ -90,24 +90,24 @@ def run(command: commands.Demo) -> int:
         if not command.keep and command.run_dir is None:
             shutil.rmtree(folder, ignore_errors=True)
     if command.keep or command.run_dir is not None:
-        say(f"Everything is in {folder}: try `holdfast explain i-0002 --run-dir {folder / 'broken'}`")
+        say(f"All files are in {folder}; try `holdfast explain i-0002 --run-dir {folder / 'broken'}`")
     say(f"The demo took {seconds(time.monotonic() - began)}.")
     return 0 if good else 1
 
 
 def _folder(given: Path | None) -> Path:
-    """Create the parent directory of the demo's runs, and return it. Raises `BadInput`."""
+    """Create and return the parent directory of the demo's runs. Raises `BadInput`."""
     try:
         folder = (given or Path(tempfile.mkdtemp(prefix="holdfast-demo-"))).resolve()
         folder.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
-        raise BadInput(f"--run-dir {str(given)!r} is a file: name a directory, which may be new") from None
+        raise BadInput(f"--run-dir {str(given)!r} is a file: give a directory, which may be new") from None
     except (OSError, RuntimeError) as error:  # a loop of links is a RuntimeError
         why = error.strerror if isinstance(error, OSError) else str(error)
         what = "the temporary directory" if given is None else f"--run-dir {str(given)!r}"
-        raise BadInput(f"{what} cannot be created: {why}: name another directory with --run-dir") from None
+        raise BadInput(f"{what} cannot be created ({why}): choose another directory with --run-dir") from None
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise BadInput(f"--run-dir {str(given)!r} cannot be written to: name another directory")
+        raise BadInput(f"--run-dir {str(given)!r} is not writable: choose another directory")
     return folder
 
 
@@ -161,7 +161,7 @@ def _start(
 ) -> _Run:
     path, log = folder / name, folder / f"{name}.log"
     if path.exists():
-        shutil.rmtree(path)  # from an earlier demo: the user has designated `folder` for the demo's runs
+        shutil.rmtree(path)  # from an earlier demo: the user chose `folder` for the demo's runs
     known = os.environ.get("PYTHONPATH", "")
     place = str(parts.folder())
     environment = {**os.environ, "PYTHONPATH": f"{place}{os.pathsep}{known}" if known else place}
@@ -169,7 +169,7 @@ def _start(
     words += ["--checkpoint-every", "5s", "--plain", "--", sys.executable, *show.train]
     words += ["--steps", str(show.steps), "--digest", str(folder / f"{name}.json"), *more]
     with log.open("wb") as out:
-        # In its own folder: the working directory may hold another package called `trainer`.
+        # Run in the demo's folder: the working directory may contain another package called `trainer`.
         process = subprocess.Popen(words, cwd=folder, env=environment, stdout=out, stderr=out)
     return _Run(process, RunDir(path), log, style, show.steps)
 
@@ -190,8 +190,8 @@ def _break(broken: _Run, style: Style, show: Scenario) -> bool:
 
 
 def _report_failure(run: _Run, why: str) -> bool:
-    """Print `why` and the end of the run's log, end the run, and return False."""
-    say(f"  {why}; the end of its log:", "")
+    """Print `why` and the last lines of the run's log, terminate the run, and return False."""
+    say(f"  {why}; its log ends with:", "")
     say(*[f"    {line}" for line in run.log.read_text(errors="replace").splitlines()[-25:]])
     if run.process.poll() is None:
         run.process.terminate()
@@ -229,7 +229,7 @@ def _compare(folder: Path, style: Style) -> bool:
             mark = style.paint("equal", "32") if undisturbed == disturbed else style.paint("DIFFERENT", "31")
             say(f"  rank {rank}  {part:10s} {str(undisturbed)[:24]}  {mark}")
     if good:
-        say("  All state equals that of the undisturbed run, bit for bit.")
+        say("  All state is bit-for-bit identical to that of the undisturbed run.")
     return good
 
 
@@ -268,7 +268,7 @@ class DemoRun:
         return self._process.returncode
 
     def until_ready(self, step: int) -> int | None:
-        """Wait until `step` is done and replacement processes are warm; return the present step.
+        """Wait until `step` is done and replacement processes are warm; return the current step.
 
         Returns None if the run ends first or if this takes longer than `READY_S`.
         """
@@ -304,9 +304,9 @@ class DemoRun:
         return None
 
     def _until_back(self, kind: str, before: dict[str, Any]) -> str | None:
-        """Wait until a part of Holdfast is restarted, and return the outcome in words.
+        """Wait until the killed sidecar or supervisor is back, and return the outcome in words.
 
-        Returns None if there was an incident, or if it does not restart within `DRILL_S`.
+        Returns None if there was an incident, or if this takes longer than `DRILL_S`.
         """
         deadline = time.monotonic() + DRILL_S
         while time.monotonic() < deadline and self._process.poll() is None:

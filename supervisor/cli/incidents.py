@@ -1,4 +1,4 @@
-"""`holdfast incidents` and `holdfast explain`: the faults of a run as a table, and one of them in full."""
+"""`holdfast incidents` and `holdfast explain`: list the faults of a run, and describe one of them in full."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BAR = 40  # columns for the time from the fault to the first new step
 _SOURCES = {
     "slot": "a snapshot in memory",
     "checkpoint": "a checkpoint on storage",
-    "none": "the beginning: no usable state was left",
+    "none": "the beginning, because no usable state was left",
 }
 _MEANING = {
     "fault": "the fault",
@@ -113,7 +113,7 @@ def _rank(incident: Mapping[str, Any]) -> str:
 
 def _step(incident: Mapping[str, Any]) -> str:
     step = incident.get("step")
-    if not isinstance(step, int) or step < 0:  # -1: it is not known
+    if not isinstance(step, int) or step < 0:  # -1 means unknown
         return "?" if is_cost_unknown(incident) else "-"
     return str(step)
 
@@ -186,7 +186,7 @@ def _of_fault(fault: Mapping[str, Any], incident: Mapping[str, Any]) -> str:
 
 def _decided(incident: Mapping[str, Any]) -> list[str]:
     decision = incident.get("decision") or {}
-    # `measure` omits the cause, which the previous section contains; older records lack it.
+    # `measure` omits the cause, which the previous section shows; older records have no `measure`.
     why = _one_line(decision.get("measure") or decision.get("why") or incident.get("why"))
     lines = [why or str(decision.get("action") or incident.get("remedy") or "")]
     resume = incident.get("resume") or {}
@@ -202,32 +202,32 @@ def _decided(incident: Mapping[str, Any]) -> list[str]:
     if lost is not None:
         lines.append(lost_in_words(incident, int(lost)))
     elif is_cost_unknown(incident) and not incident.get("own_state"):
-        lines.append("steps lost: not known, because the processes that knew the step died with the group")
+        lines.append("steps lost: unknown, because all processes that knew the step died")
     return [line for line in lines if line]
 
 
 def _taken_by(generation: object, failed: object) -> str:
-    """Return which group produced the state: the one that failed, or an earlier one."""
+    """Return a clause that says whether the failed group or an earlier group took the state."""
     if generation == failed:
         return f", taken by the group that failed (generation {failed})"
-    return f", taken by an earlier group (generation {generation}; the failed group's is {failed})"
+    return f", taken by an earlier group (generation {generation}; generation {failed} failed)"
 
 
 def _from_the_beginning(incident: Mapping[str, Any]) -> str:
     if not incident.get("own_state"):
         return f"resumed from {_SOURCES['none']}"
-    again = "; how many steps it repeats is not known" if is_cost_unknown(incident) else ""
-    return f"started the script from its first line: it keeps its own state{again}"
+    again = "; the number of steps to repeat is unknown" if is_cost_unknown(incident) else ""
+    return f"restarted the script from its first line, because it keeps its own state{again}"
 
 
 def _timeline(incident: Mapping[str, Any], style: Style) -> list[str]:
-    """Return a line for each stage of the recovery: its time, and a bar for the time since the last stage."""
+    """Return a line for each stage of the recovery: its time, and a bar for its duration."""
     stations = [
         (str(each.get("what")), float(each.get("at_s") or 0.0))
         for each in incident.get("timeline") or []
         if not (
             incident.get("own_state") and each.get("what") == "secured"
-        )  # a script that keeps its own state has none to secure
+        )  # Holdfast secures nothing for such a script
     ]
     stations.sort(key=lambda each: each[1])  # stable: stages with the same time keep their order
     if not stations:

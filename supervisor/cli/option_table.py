@@ -1,4 +1,4 @@
-"""A table of the options of every command, from which parser, messages and help are derived. Pure."""
+"""The options of every command in one table, from which parser, messages and help are derived. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ IMAGE = "holdfast:dev"  # the default for the containers that are added to a pod
 
 _OPTIONS, _CLUSTER = "Options", "Kubernetes cluster"
 _JOB = Option(("--job",), "job", job, "[NAMESPACE/]NAME", _CLUSTER,
-              "job on a cluster, as `holdfast jobs` lists it", "a run on this machine")  # fmt: skip
+              "job on a cluster, as listed by `holdfast jobs`", "a run on this machine")  # fmt: skip
 _CONTEXT = Option(("--context",), "context", context, "NAME", _CLUSTER,
                   "context of the kubeconfig, as in kubectl", "the current context")  # fmt: skip
 _IN = Option(("-n", "--namespace"), "namespace", namespace, "NAMESPACE", _CLUSTER,
@@ -35,7 +35,7 @@ _ON_CLUSTER = (_JOB, _CONTEXT, _IN)
 _ALL = Option(("-A", "--all-namespaces"), "all_namespaces", None, "", _CLUSTER,
               "list the jobs of all namespaces")  # fmt: skip
 _IMAGE = Option(("--image",), "image", image, "IMAGE", _OPTIONS,
-                "image of the containers that are added", IMAGE)  # fmt: skip
+                "image for the added containers", IMAGE)  # fmt: skip
 _DIR = Option(("--run-dir",), "run_dir", directory, "DIR", _OPTIONS,
               "directory of the run", "the newest run in holdfast-runs")  # fmt: skip
 _LIVING = Option(("--run-dir",), "run_dir", directory, "DIR", _OPTIONS,
@@ -57,7 +57,7 @@ _WHERE = Option(("--run-dir",), "run_dir", directory, "DIR", _OPTIONS,
 
 
 def _by_rank(_: str) -> str:
-    return "the member of a rank, as in `holdfast inject member --rank R`"
+    return "one of the member's ranks, as in `holdfast inject member --rank R`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class CommandSpec:
-    """One command. `summary` is its line in the list of commands, `about` the text above its options."""
+    """One command. `summary` is its line in the list of commands; `about` is the text above its options."""
 
     summary: str
     options: tuple[Option, ...]
@@ -90,7 +90,7 @@ _INCIDENT = ValueType("word", "an incident from `holdfast incidents`, such as 3,
 
 _RUN_ABOUT = """\
 COMMAND is what you would pass to torchrun: `python train.py ARGS`, `train.py ARGS`, `-m MODULE ARGS`,
-or any other program. Options before COMMAND belong to holdfast, arguments after it to the script.
+or any other program. Put holdfast's options before COMMAND; all arguments after it go to the script.
 torchrun's spellings of shared options and its PET_* variables are accepted.
 
 If a rank crashes, hangs or computes a NaN, holdfast restarts what is needed and training resumes
@@ -106,17 +106,17 @@ time went. Works during and after a run."""
 
 _INCIDENTS_ABOUT = """\
 For each fault: what happened, to which rank, at which step, how long it took to notice and to
-recover, how many steps were lost, and the remedy. `holdfast explain ID` prints one in full."""
+recover, how many steps were lost, and the remedy. `holdfast explain ID` prints one fault in full."""
 
 _EXPLAIN_ABOUT = """\
 ID is an incident from `holdfast incidents`: i-0003, 3 or last. Prints the evidence, the decision
 and its reason, the time that each part of the recovery took, and the stacks of hung ranks."""
 
 _CHECKPOINTS_ABOUT = """\
-Newest first. The exit code is 1 if one of them is damaged."""
+Lists the newest first. The exit code is 1 if any checkpoint is damaged."""
 
 _STOP_ABOUT = """\
-Returns when the run has ended. The exit code is 1 if it has not ended in time."""
+Waits until the run has ended. The exit code is 1 if that takes too long."""
 
 
 def _in_two_columns(rows: Mapping[str, str]) -> str:
@@ -142,11 +142,11 @@ torchrun, undisturbed, and removes everything that it has made, also on Ctrl-C."
 _JOBS_ABOUT = """\
 Each line is a Supervision, the resource that Holdfast's supervisor keeps for a job. The commands
 status, incidents, explain, checkpoints, stop and inject take its name as --job. They query the API
-server with your own rights: the ClusterRole view is enough to read jobs, edit to change them."""
+server with your own rights: the ClusterRole view is enough to read jobs; edit is needed to change them."""
 
 _DOCTOR_ABOUT = """\
-Checks the installation, your rights, the namespace and its pods. Prints a line for each, with a
-remedy if there is a problem. The exit code is 1 if any problem was found."""
+Checks the installation, your rights, the namespace and its pods. Prints a line per check, with a
+remedy for each problem. The exit code is 1 if any problem was found."""
 
 _MANIFEST_ABOUT = """\
 FILE is a manifest, or - for standard input. Adds Holdfast to each pod template that has the
@@ -170,7 +170,7 @@ COMMANDS: Mapping[str, CommandSpec] = MappingProxyType(
                 ("holdfast run --nproc-per-node 4 --members 2 --standby 1 -m pkg.train",
                  "two members with four ranks each, and one standby"),
                 ("holdfast run --run-dir runs/a -- python train.py",
-                 "start a run in runs/a, or resume the one that is there"),
+                 "start a run in runs/a, or resume the run in it"),
             ),
             _RUN_ABOUT,
             foreign=TORCHRUN_OPTIONS,
@@ -212,7 +212,7 @@ COMMANDS: Mapping[str, CommandSpec] = MappingProxyType(
             (
                 ("holdfast checkpoints", "compare sizes: fast"),
                 ("holdfast checkpoints --verify", "read every byte"),
-                ("holdfast checkpoints --job research/gpt", "what the pods of a job report"),
+                ("holdfast checkpoints --job research/gpt", "the checkpoints that a job's pods report"),
             ),
             _CHECKPOINTS_ABOUT,
         ),

@@ -1,4 +1,4 @@
-"""Parse the command line. The message about a mistake is one line: where, the value, and what is expected."""
+"""Parse the command line. An error is one line: the place, the value, and what was expected."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MADE = {
     "demo": commands.Demo,
 }
 _HELP = ("-h", "--help")
-_SCRIPTS_TOO = ("--members", "--keep")  # spellings of these options that a script may define for itself
+_SCRIPTS_TOO = ("--members", "--keep")  # options that a script may also define
 _LAUNCHERS_OWN = frozenset(
     name for option in COMMANDS["run"].options if option.launchers_own for name in option.names
 ).difference(_SCRIPTS_TOO)
@@ -42,7 +42,7 @@ _MPIRUN_SPELLINGS = {
     "-np": "--nproc-per-node",
     "--nproc": "--nproc-per-node",
 }
-_CHANGES_A_RUN = ("stop", "inject")  # never suggested: a misspelled word must not lead to them
+_CHANGES_A_RUN = ("stop", "inject")  # never suggested as a correction, because they change a run
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class _Read:
     values: dict[str, object] = field(default_factory=dict)
     words: list[str] = field(default_factory=list)  # the arguments; for `run`, the command
     notes: list[str] = field(default_factory=list)
-    given: set[str] = field(default_factory=set)  # the options that occur
+    given: set[str] = field(default_factory=set)  # the options on the command line
     kept: list[str] = field(default_factory=list)  # for `run`: all words except the run directory
     wants_help: bool = False
 
@@ -120,7 +120,7 @@ def _command(word: str, rest: Sequence[str]) -> str:
 
 
 def _misplaced(word: str, rest: Sequence[str]) -> str:
-    """Return a message that an option must follow its command; "" if no command has that option."""
+    """Return the message that an option must follow its command; "" if that command lacks the option."""
     name = word.partition("=")[0]
     meant = next((each for each in rest if each in COMMANDS), "run")
     if _find(name, COMMANDS[meant]) is None:
@@ -186,8 +186,8 @@ def _option(word: str, rest: list[str], entry: CommandSpec, read: _Read) -> None
 def _take_torchruns(environment: Mapping[str, str], entry: CommandSpec, read: _Read) -> None:
     """Use torchrun's variables (PET_NNODES, ...) for options that were not given, as torchrun does.
 
-    Cluster operators (Kubeflow, for example) set them. Their values are checked like those of the options,
-    and the user is informed of each.
+    Cluster operators such as Kubeflow set them. Their values are checked like those of the options, and each
+    one is reported to the user.
     """
     for variable in sorted(environment):
         name = "--" + variable.removeprefix("PET_").lower().replace("_", "-")
@@ -207,7 +207,7 @@ def _value(name: str, text: str, option: Option) -> object:
 
 
 def _read_value(name: str, text: str, value: ValueType) -> object:
-    """Return the value of `text`. Raises `BadInput` with `name`, the text, and what is expected."""
+    """Return the value of `text`. Raises `BadInput`, which says what is expected for `name`."""
     try:
         found = value.read(text)
         return Path(str(found)).expanduser() if value.kind == "path" else found
@@ -238,7 +238,7 @@ def _find(name: str, entry: CommandSpec) -> Option | TorchrunOption | None:
 
 
 def _plain(name: str) -> str:
-    """Return an option's spelling with dashes: torchrun accepts underscores as well."""
+    """Return an option with dashes in place of underscores; like torchrun, accept both."""
     return name if not name.startswith("--") else "--" + name[2:].replace("_", "-")
 
 
@@ -254,13 +254,13 @@ def _unknown(name: str, entry: CommandSpec) -> str:
 
 
 def _near(name: str, known: Sequence[str]) -> str:
-    """Return the option of which `name` is most likely a misspelling or an abbreviation; "" for none."""
+    """Return the option that `name` most likely misspells or abbreviates; "" if none is similar."""
     long = [each for each in known if each.startswith("--")]
     stem = name.strip("-")
     begun = [each for each in long if each[2:].startswith(stem)] if len(stem) >= 2 else []
     close = difflib.get_close_matches("--" + stem, long, n=1, cutoff=0.8)
     alike = [each for each in long if len(stem) >= 5 and each[2:7] == stem[:5]]
-    # A single letter is not a misspelling, and a name of another length may be an option of the script.
+    # Not for single letters, nor for names of another length, which may be options of the script.
     loose = [
         each
         for each in difflib.get_close_matches("--" + stem, long, n=1, cutoff=0.6)
@@ -270,7 +270,7 @@ def _near(name: str, known: Sequence[str]) -> str:
 
 
 def _arguments(name: str, entry: CommandSpec, read: _Read, directory: Path) -> None:
-    """Parse the words as the command's arguments. Raises `BadInput` for a missing or additional one."""
+    """Parse the words as the command's arguments. Raises `BadInput` if one is missing or unexpected."""
     for position, argument in enumerate(entry.arguments):
         metavar, value = argument.metavar, argument.value
         if position >= len(read.words):
@@ -290,10 +290,10 @@ def _check_place(name: str, entry: CommandSpec, values: Mapping[str, object]) ->
     """Raise `BadInput` if the options name both a run on this machine and a cluster, or two namespaces."""
     takes_job = _find("--job", entry) is not None
     if "job" in values and "run_dir" in values:
-        raise BadInput("--job and --run-dir exclude each other: name a job on a cluster, or a run here")
+        raise BadInput("--job and --run-dir cannot be combined: give a job on a cluster or a run here")
     for field_name, spelled in (("context", "--context"), ("namespace", "-n")):
         if takes_job and field_name in values and "job" not in values:
-            raise BadInput(f"{spelled} needs --job NAME: the job on the cluster that {name} is about")
+            raise BadInput(f"{spelled} needs --job NAME: give the job that `holdfast {name}` should address")
     if name == "demo" and "context" in values and "cluster" not in values:
         raise BadInput("--context needs --cluster: without it, the demo runs on this machine")
     if "cluster" in values and "run_dir" in values:
@@ -302,11 +302,11 @@ def _check_place(name: str, entry: CommandSpec, values: Mapping[str, object]) ->
         )
     given = values.get("namespace")
     if given and values.get("all_namespaces"):
-        raise BadInput("-n and -A exclude each other: name one namespace, or list all")
+        raise BadInput("-n and -A cannot be combined: give one namespace or list all")
     named = str(values.get("job") or values.get("pod") or "")
     if given and "/" in named and named.partition("/")[0] != given:
         what = "--job" if "job" in values else "POD"
-        raise BadInput(f"{what} {named!r} and -n {given!r} name two namespaces: give one of them")
+        raise BadInput(f"{what} {named!r} and -n {given!r} name different namespaces: give only one")
 
 
 # The help, generated from the table of options.
@@ -321,8 +321,8 @@ Holdfast keeps distributed PyTorch training running through crashes, hangs and N
 Commands
 """
 _OUTRO = """
-`holdfast COMMAND --help` describes a command and its options. Commands that read a run use the
-newest one in holdfast-runs; --run-dir DIR selects another, --job NAME a job on a Kubernetes cluster.
+`holdfast COMMAND --help` describes a command and its options. Commands that read a run use
+the newest run in holdfast-runs; --run-dir DIR selects another run, --job NAME a job on Kubernetes.
 """
 
 

@@ -38,7 +38,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, *_ONCE)
 
 
 def run(options: RunOptions) -> int:
-    """Run to the end and return the exit code. Raises `BadInput`, before any process is started."""
+    """Run the command to its end and return its exit code. Raises `BadInput` before it starts any process."""
     parsed = program.parse(list(options.command), Path.cwd())
     missing = program.check_start(parsed) or program.check_module(parsed, Path.cwd())
     if missing:
@@ -94,13 +94,13 @@ def policy_of(options: RunOptions) -> Policy:
 
 
 def _patience_s(options: RunOptions) -> float:
-    """Return how long a rank waits for its peers: longer than the supervisor takes to detect a hang."""
+    """Return for how many seconds a rank waits for its peers: longer than it takes to detect a hang."""
     limits = (options.first_step_timeout_s, options.pause_timeout_s, options.hang_floor_s)
     return max(defaults.PATIENCE_S, 2 * max(limits))
 
 
 def _listen(port: int) -> socket.socket:
-    """Return a socket that listens on the API's port for the whole run; every supervisor serves this socket.
+    """Return a listening socket for the API, which stays open when the supervisor is restarted.
 
     Raises:
         BadInput: The port cannot be opened.
@@ -113,7 +113,7 @@ def _listen(port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         why = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be opened ({error.strerror})"
-        raise BadInput(f"--port {port} {why}: choose another port, or 0 for any free one") from None
+        raise BadInput(f"--port {port} {why}: choose another port, or 0 for any free port") from None
     return listener
 
 
@@ -178,8 +178,8 @@ class RunConsole:
         known = IncidentRecords(self.following.incident, run_dir.newest_incident())
         self.screen: Display = display(sys.stdout, known, plain=options.plain, quiet=options.quiet)
         self.interrupts = 0
-        self.announced = False  # the last signal was an announcement: SIGTERM will follow
-        self.unshown = False  # it was reported that the status cannot be displayed
+        self.announced = False  # the last signal announced a SIGTERM
+        self.unshown = False  # the user was informed that the status cannot be displayed
 
     def until_end(self) -> int:
         self._take_signals()
@@ -239,7 +239,10 @@ class RunConsole:
         return finished.code
 
     def _take_signals(self) -> None:
-        """Handle the signals that end a run, except those that are ignored at the start, as under nohup."""
+        """Handle the signals that end or suspend a run.
+
+        A signal that is ignored at startup, as under nohup, stays ignored; SIGINT is always handled.
+        """
         handled = (
             signum
             for signum in (*ENDING, signal.SIGTSTP)
@@ -257,8 +260,8 @@ class RunConsole:
     def _interrupted(self, signum: int) -> None:
         """End the run: cleanly at the first signal, immediately at the second, and by SIGKILL at the third.
 
-        A terminal that closes may send SIGHUP more than once, which counts as one request. A batch system
-        announces the end of the allotted time with SIGUSR1 or SIGUSR2, and then sends SIGTERM, which does not
+        A closing terminal may send SIGHUP more than once, which counts as one request. A batch system
+        announces the end of the allotted time with SIGUSR1 or SIGUSR2. The SIGTERM that follows does not
         count as a second request.
         """
         if signum in _ONCE and self.interrupts:

@@ -1,4 +1,4 @@
-"""What `holdfast run` prints about an earlier run in its directory, its end, and how to resume. Pure."""
+"""Messages of `holdfast run` about an earlier run, the end of this run, and how to resume. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from supervisor.view.model import Completion
 
 
 def after(status: Mapping[str, Any], code: int, given: Sequence[str], run_dir: PurePath) -> list[str]:
-    """Return the lines to print at the end of a run, before the one with its exit code.
+    """Return the lines to print at the end of a run, before the line with its exit code.
 
     Args:
         status: The run's last status.
@@ -50,18 +50,20 @@ def closing_line(why: str, completion: Completion | None, status: Mapping[str, A
     if saved == step and step > 0:
         progress += f", with a checkpoint of step {step:,}"
     elif early and not completion.missing:
-        held = f"the newest checkpoint is of step {saved:,}" if type(saved) is int else "without a checkpoint"
+        held = (
+            f"the newest checkpoint is from step {saved:,}" if type(saved) is int else "without a checkpoint"
+        )
         progress += f", {held}"
     return wording.finish(completion.missing, completion.notes, completion.incidents, progress)
 
 
 def stopping(status: Mapping[str, Any], name: str, grace_s: float) -> str:
-    """Return the line that says what happens after the first signal that ends a run.
+    """Return the line that reports how the run responds to the first signal that ends it.
 
     Args:
         status: The newest status; empty if there is none yet.
         name: The name of the signal.
-        grace_s: The time that a script has to end on its own, in seconds.
+        grace_s: How long the script has to exit on its own, in seconds.
     """
     if status.get("phase", "forming") == "forming":
         return "stopping"
@@ -72,15 +74,15 @@ def stopping(status: Mapping[str, Any], name: str, grace_s: float) -> str:
 
 
 def before(earlier: Mapping[str, Any] | None, run_dir: PurePath, stored: bool) -> list[str]:
-    """Return a warning if a start in the directory of an earlier run will train steps again; else [].
+    """Return a warning if a run in the directory of an earlier run will repeat steps; else [].
 
-    These are the steps after the newest checkpoint of a run that finished, or all steps of a run that left no
-    checkpoint.
+    The repeated steps are those after the newest checkpoint of a run that finished, or all steps of a run
+    that left no checkpoint.
 
     Args:
         earlier: The last status of the earlier run; None if there was no run.
         run_dir: The directory of both runs.
-        stored: Whether there are checkpoints: the run resumes from one, or reports why it cannot.
+        stored: Whether there are checkpoints. If so, the run resumes from one or reports why it cannot.
     """
     step = earlier.get("step") if earlier is not None else None
     if earlier is None or type(step) is not int:
@@ -90,11 +92,11 @@ def before(earlier: Mapping[str, Any] | None, run_dir: PurePath, stored: bool) -
         if stored or step <= 0 or earlier.get("own_state"):
             return []
         reached = f"the run in {run_dir} had reached step {step:,} and left no checkpoint"
-        return [f"{reached}: there is nothing to resume from, and training starts at step 0"]
+        return [f"{reached}: there is nothing to resume from, so training starts at step 0"]
     begins = saved if type(saved) is int else 0
     if begins >= step:
         return []
-    held = f"its newest checkpoint is of step {begins:,}" if begins else "it has no checkpoint"
+    held = f"its newest checkpoint is from step {begins:,}" if begins else "it has no checkpoint"
     done = f"the run in {run_dir} has already finished, at step {step:,}"
     return [f"{done}; {held}, so the later steps will be trained again"]
 
@@ -103,14 +105,14 @@ def _nothing_to_do(status: Mapping[str, Any], run_dir: PurePath) -> list[str]:
     resumed = status.get("resumed") or {}
     if resumed.get("source") != "checkpoint" or resumed.get("step") != status.get("step"):
         return []
-    done = f"the state in {run_dir} already has {int(resumed['step']):,} steps"
-    return [f"nothing to do: {done}; name another --run-dir to start over"]
+    done = f"the state in {run_dir} is already at step {int(resumed['step']):,}"
+    return [f"nothing to do: {done}; choose another --run-dir to start over"]
 
 
 def _has_trained(status: Mapping[str, Any]) -> bool:
-    """True if the run has done steps, so it can be resumed: its input was accepted, and it failed later.
+    """True if the run has completed steps, so its input was accepted and it can be resumed.
 
-    A command whose input was refused would be refused again.
+    If the input of a command was refused, it would be refused again.
     """
     resumed, step = status.get("resumed") or {}, status.get("step")
     began = resumed.get("step", 0)

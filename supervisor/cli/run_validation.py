@@ -33,7 +33,7 @@ def checked(
         words: The command as the user wrote it.
         as_module: Whether its first word is the name of a module.
         as_it_stands: Whether it is started unchanged, even if its name ends in .py.
-        notes: Lines to be shown to the user before the start.
+        notes: Lines to show to the user before the run starts.
         given: The words of the command line without the run directory.
         environment: The environment variables, for CUDA_VISIBLE_DEVICES.
         directory: The working directory of the command.
@@ -55,7 +55,7 @@ def checked(
     if options.resume and options.run_dir is None:
         raise BadInput("--resume needs --run-dir DIR: the directory of the run to resume")
     if options.resume and options.from_scratch:
-        raise BadInput("--resume and --from-scratch exclude each other: resume the run, or start from step 0")
+        raise BadInput("--resume and --from-scratch cannot be combined: resume the run or start from step 0")
     check_devices(options, gpus)
     if options.hang_floor_s > options.first_step_timeout_s:
         raise BadInput(
@@ -69,7 +69,7 @@ def _entered(words: list[str], as_module: bool, as_it_stands: bool) -> list[str]
     """Return the command, preceded by the Python interpreter where torchrun would add it."""
     if as_module:
         if not words:
-            raise BadInput("missing module after -m: expected one such as `-m package.train`")
+            raise BadInput("missing module after -m: expected a name, as in `-m package.train`")
         return [sys.executable, "-m", *words]
     is_script = bool(words) and words[0].endswith(".py") and not as_it_stands
     if is_script or (words[:1] == ["-m"] and words[1:]):
@@ -93,7 +93,7 @@ def check_devices(
     gpus: int | None,
     uses_cuda: Callable[[], bool] = devices.torch_uses_cuda,
 ) -> None:
-    """Raise `BadInput` for more ranks than GPUs: two ranks on one GPU would fail later, in NCCL."""
+    """Raise `BadInput` if there are more ranks than GPUs, because two ranks on one GPU later fail in NCCL."""
     wanted = options.nproc_per_node * options.members
     if not gpus or wanted <= gpus or not uses_cuda():
         return

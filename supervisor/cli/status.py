@@ -18,11 +18,11 @@ from supervisor.store import journal
 from supervisor.store.run_directory import RunDir
 from supervisor.wording import number, part, percent, seconds, sentence, slowness, table, what
 
-MAX_SLOW = 5  # slow ranks that are listed one by one
+MAX_SLOW = 5  # slow ranks that are listed individually
 LEDGER_WORDS = {
     "productive": "training",
     "lost": "lost (trained, then rolled back)",
-    "unknown": "trained before a restart (how much was kept is not known)",
+    "unknown": "trained before a restart (how much was kept is unknown)",
     "checkpoint": "waiting for checkpoints",
     "detect": "noticing faults",
     "decide": "deciding (and waiting for members)",
@@ -54,7 +54,7 @@ def show(run: RunRecords, command: commands.Status) -> int:
 def _without_status(run: RunRecords, alive: bool) -> str:
     if run.has_status():
         return f"has a status that cannot be read: {run.path / 'status.json'}"
-    return "is starting: it has no status yet" if alive else "ended before it had a status"
+    return "is starting and has no status yet" if alive else "ended before it had a status"
 
 
 def lines(
@@ -86,7 +86,7 @@ def lines(
 
 def _journal(found: Mapping[str, Any]) -> str:
     error = " ".join(str(found.get("journal_error") or "").split())
-    again = f"tried again every {journal.RETRY_S:g} s"
+    again = f"retrying every {journal.RETRY_S:g} s"
     return f"decisions cannot be written to the journal: {error}; {again}" if error else ""
 
 
@@ -123,7 +123,7 @@ def _safety(found: Mapping[str, Any]) -> str:
     if saved.get("step") is not None:
         parts.append(f"checkpoint {saved['step']:,}")
     if saved.get("error"):
-        parts.append(f"storage fails: {saved['error']}")
+        parts.append(f"storage error: {saved['error']}")
     if found.get("skip"):
         parts.append(f"skipped steps {', '.join(map(str, found['skip']))}")
     return "  ".join(parts)
@@ -139,7 +139,7 @@ def _ettr(found: Mapping[str, Any]) -> str:
             if its_own
             else "all processes that knew the step count were lost"
         )
-        return f"not known ({why})"
+        return f"unknown ({why})"
     whole = percent(float(found.get("ettr") or 0.0))
     hour = percent(float(found.get("ettr_hour") or 0.0))
     return f"{whole} of {seconds(float(found['total_s']))}; {hour} of the last hour"

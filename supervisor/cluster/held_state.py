@@ -1,11 +1,11 @@
 """Encode a job's state as the text in its Supervision, and decode it for another host's clock. Pure.
 
 A Supervision must stay small, so the text holds the job's state and its ledger, but not the view of all
-members from which they were computed: members report again what the next supervisor must know about them.
+members from which they were computed, because members report to the next supervisor again.
 
 All times in the state are CLOCK_MONOTONIC of the host that wrote it, which means nothing on another host. The
-text therefore also has that clock's time and the wall time of the write, and reading moves all times by the
-difference. An error of the wall clocks lengthens or shortens waits by as much; it never changes an order.
+text therefore also has that clock's time and the wall time of the write, and `decode` moves all times by the
+difference. An error of the wall clocks changes waits by the same amount, but it never changes an order.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from supervisor.view.model import JobState
 
 FORMAT = 1
 PLAIN_BYTES = 8 << 10  # a longer text is compressed
-MAX_BYTES = 4 << 20  # of a text after decompression; a longer one is rejected
+MAX_BYTES = 4 << 20  # of a text after decompression; a longer text is rejected
 _COMPRESSED = "zlib:"
 _MOVED_LEDGER = ("opened_ns", "at_ns", "stretch_ns")
 _WINDOWS = ("hour", "day")
@@ -55,7 +55,7 @@ class UnreadableState(ValueError):
 
 
 def encode(memory: JobState, ledger: Any, now: Instant) -> str:
-    """Return the text for a job's state at `now`. It is the same for equal arguments."""
+    """Return the text for a job's state at `now`. Equal arguments yield equal texts."""
     content = {
         "format": FORMAT,
         "at_ns": now.monotonic_ns,
@@ -115,7 +115,7 @@ def moved(value: _T, by_ns: int) -> _T:
 def _moved_ledger(ledger: Any, by_ns: int) -> Any:
     """Return the ledger with its times moved; None for a ledger without valid times.
 
-    A value that is not a mapping is returned unchanged; its reader refuses it.
+    A value that is not a mapping is returned unchanged; its reader rejects it.
     """
     if not isinstance(ledger, Mapping) or not by_ns:
         return ledger

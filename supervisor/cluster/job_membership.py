@@ -1,7 +1,7 @@
 """Find the job that a pod belongs to, the size of that job, and the preferred order of its pods. Pure.
 
 All objects are untrusted JSON from the API server. If something in them has the wrong type, is missing or is
-contradictory, the result is a `NotAdopted` that says so, and never an exception or a guess: a group of the
+contradictory, the result is a `NotAdopted` that says so, never an exception or a guess. A group of the
 wrong size would wait for members that never connect, or would start without some of its members.
 
 The supervisor assigns the ranks. RANK and WORLD_SIZE are never read, because depending on the controller
@@ -58,7 +58,7 @@ Find = Callable[[OwnerReference], object]
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """An owner whose kind is in the table. `kind` is None for a link: its own owner owns the pods."""
+    """An owner whose kind is in the table. `kind` is None for a link, whose own owner owns the pods."""
 
     reference: OwnerReference
     content: Mapping[str, Any]
@@ -111,7 +111,7 @@ class Adopted:
     """A pod that is a member of a job.
 
     `order` sorts the members of a job as their controller numbers them. The placement of ranks prefers this
-    order, so that a recreated pod gets the ranks of its predecessor. It is empty if the pod has no number.
+    order, so that a recreated pod gets the ranks of its predecessor. It is () if the pod has no number.
     """
 
     key: JobKey
@@ -125,7 +125,7 @@ class Adopted:
 class NotAdopted:
     """A pod that is not a member of a job, and why.
 
-    `unread` is an owner that could not be read; the result may change once it can be.
+    `unread` is an owner that could not be read; the result may change once it can be read.
     """
 
     why: str
@@ -179,8 +179,8 @@ def top_owner(pod: object, find: Find) -> OwnerChain:
 def _controller(metadata: Mapping[str, Any], namespace: str) -> OwnerReference | None:
     """Return the owner that controls an object; None if it has none.
 
-    DLRover does not mark its references as controlling. If none is marked, the one of a known kind is used;
-    references to other kinds serve garbage collection.
+    DLRover does not mark its references as controlling. If none is marked, the reference to a known kind
+    is used; references to other kinds serve garbage collection.
     """
     raw = items(metadata.get("ownerReferences"), "ownerReferences", MAX_REFERENCES)
     tables = [table(each, "an owner reference") for each in raw]
@@ -244,7 +244,7 @@ def read_group(pods_of_group: Iterable[object], owners: OwnerChain) -> GroupFact
 
 
 class _Agreement(Generic[T]):
-    """The value that several pods state for one thing. Pods that state none do not count."""
+    """A value on which several pods must agree. Pods that state no value are ignored."""
 
     def __init__(self, what: str, nothing: T) -> None:
         self.what = what

@@ -10,8 +10,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
-from typing import Any, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any
 
 from supervisor.admission import pod_layout
 from supervisor.admission import settings as pod_settings
@@ -31,18 +31,19 @@ PODS = ResourceKind("", "v1", "pods")
 MEMBERS = f"{pod_layout.MEMBER_LABEL}={pod_layout.IS_MEMBER}"  # a selector
 OWNER_S = 30.0  # an owner is read again after this time, because its number of pods may change
 RETRY_S = 5.0  # until a failed request is retried, and between two rounds without a change
-GATHER_S = 0.05  # for collecting changes: a job's pods are created one after another
+GATHER_S = 0.05  # to collect changes, because a job's pods are created one after another
 MAX_OWNERS = 10_000
-# The default of the annotation: the kubelet takes up to 10 s to restart a sidecar that has ended twice.
+# The annotation's default. The kubelet takes up to 10 s to restart a sidecar that has ended twice.
 MEMBER_TIMEOUT_S = 30.0
 SCAN_S = 60.0  # between two searches for pods that the webhook has missed
 _MISSED = (
     f"the pod has the annotation {pod_layout.INJECT} but was created without Holdfast, because the webhook"
-    " did not answer: it trains unsupervised until it is created again"
+    " did not respond: it trains unsupervised until it is recreated"
 )
 MAX_DEPTH = 8  # owners of owners
 
-_OwnedPod: TypeAlias = tuple[KubernetesObject, job_membership.OwnerChain]
+MAX_LAST = 256  # owners beyond those in use that are remembered
+AT_A_TIME = 20  # pods that are sorted before the event loop does other work: about 10 ms
 
 
 class OwnerCache:
@@ -52,11 +53,18 @@ class OwnerCache:
         self._server, self._now_s = server, now_s
         self._known: dict[OwnerReference, tuple[float, KubernetesObject | None]] = {}
         self._failed: dict[OwnerReference, tuple[float, ServerUnreachable]] = {}  # the last attempts
+        self._last: dict[OwnerReference, KubernetesObject] = {}  # as last read, however long ago
+
+    def is_current(self, chain: job_membership.OwnerChain) -> bool:
+        """True if `chain` is complete, and still what `chain` would return without reading anything."""
+        if chain.unread is not None or chain.why:
+            return False
+        return all(self._find(each.reference) is each.content for each in chain.owners)
 
     async def chain(self, pod: KubernetesObject) -> job_membership.OwnerChain:
-        """Return the owners of `pod`, and read those that are not known.
+        """Return the owners of `pod`, and read those that are not cached.
 
-        Raises `ServerUnreachable`. For the next `RETRY_S`, it is then raised again without a request.
+        Raises `ServerUnreachable`. It is then raised for `RETRY_S` without another request.
         """
         for _ in range(MAX_DEPTH):
             found = job_membership.top_owner(pod, self._find)
@@ -75,7 +83,7 @@ class OwnerCache:
 
     async def _read(self, reference: OwnerReference) -> None:
         group, _, version = reference.api_version.rpartition("/")
-        kind = ResourceKind(group, version, f"{reference.kind.lower()}s")  # true for all kinds in the table
+        kind = ResourceKind(group, version, f"{reference.kind.lower()}s")  # for all kinds in the table
         found: KubernetesObject | None = None
         if reference in self._failed:
             raise self._failed[reference][1]
@@ -88,6 +96,12 @@ class OwnerCache:
             log.warning("owner not read", extra={"owner": str(reference), "error": str(error)})
         if len(self._known) >= MAX_OWNERS:
             self._known.clear()
+            self._last.clear()
+        if found is not None:
+            last = self._last.get(reference)
+            if last is not None and _version(last) == _version(found):
+                found = last  # the same object, so that what was derived from it remains valid
+            self._last[reference] = found
         self._known[reference] = (self._now_s(), found)
 
     def forget_old(self) -> None:
@@ -95,6 +109,17 @@ class OwnerCache:
         now_s = self._now_s()
         self._known = {key: each for key, each in self._known.items() if now_s - each[0] < OWNER_S}
         self._failed = {key: each for key, each in self._failed.items() if now_s - each[0] < RETRY_S}
+        if len(self._last) > 2 * len(self._known) + MAX_LAST:  # owners of jobs that are gone
+            self._last = {key: each for key, each in self._last.items() if key in self._known}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _SortedPod:
+    """A pod of a mirror, its owners, and its job. Valid as long as these are the present objects."""
+
+    pod: KubernetesObject
+    chain: job_membership.OwnerChain
+    key: JobKey
 
 
 class ClusterJobs:
@@ -108,16 +133,18 @@ class ClusterJobs:
         events: EventRecorder,
         make: Callable[[PodGroup], SupervisedJob],
     ) -> None:
-        """`make` returns a job that is not started."""
+        """`make` returns a job that has not been started."""
         self.jobs: dict[JobKey, SupervisedJob] = {}
         self._server, self._pods, self._supervisions = server, pods, supervisions
         self._events, self._make = events, make
         self._owners = OwnerCache(server, asyncio.get_running_loop().time)
         self.changed = asyncio.Event()
+        self._sorted: dict[ObjectName, _SortedPod] = {}  # of the last round
+        self._known_groups: dict[JobKey, tuple[list[_SortedPod], PodGroup]] = {}
         self._by_uid: dict[str, SupervisedJob] = {}
 
     def job_of(self, pod_uid: str) -> SupervisedJob | None:
-        """Return the job of a pod; None if it has none, or none yet."""
+        """Return the job of a pod; None if it belongs to no job, or not yet."""
         return self._by_uid.get(pod_uid)
 
     async def run(self) -> None:
@@ -129,7 +156,7 @@ class ClusterJobs:
                 self._owners.forget_old()
                 try:
                     await self.reconcile()
-                except (ApiError, OSError) as error:  # running jobs continue, and the rest is retried
+                except (ApiError, OSError) as error:  # running jobs continue, and all others are retried
                     log.warning("jobs not reconciled", extra={"error": str(error)})
                 with suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self.changed.wait(), RETRY_S)
@@ -138,9 +165,9 @@ class ClusterJobs:
             await asyncio.gather(*(each.close() for each in self.jobs.values()))
 
     async def find_unsupervised(self) -> None:
-        """Record an event about each pod that asks for Holdfast but was not injected. Never returns.
+        """Record an event about each pod that requests Holdfast but was not injected. Never returns.
 
-        The webhook was not available when such a pod was created.
+        The webhook was unavailable when such a pod was created.
         """
         while True:
             await asyncio.sleep(SCAN_S)
@@ -163,7 +190,9 @@ class ClusterJobs:
             if job is None:
                 job = self.jobs[group.key] = self._make(group)
                 job.start()
-            job.update(group)
+                job.update(group)
+            elif job.group is not group:
+                job.update(group)
         for key, job in tuple(self.jobs.items()):
             found = self._supervision(key)
             if key not in groups and key not in unread:
@@ -183,38 +212,61 @@ class ClusterJobs:
     async def _groups(self) -> tuple[dict[JobKey, PodGroup], set[JobKey]]:
         """Return the groups of pods, and the jobs of pods whose owners cannot be read now.
 
-        One kind may be unreadable while others are not: its API may be served by a component that is down.
+        A single kind may be unreadable, because its API may be served by a component that is down.
         """
-        by_key: dict[JobKey, list[_OwnedPod]] = {}
+        by_key: dict[JobKey, list[_SortedPod]] = {}
         unread: set[JobKey] = set()
-        for pod in tuple(self._pods.objects.values()):
-            try:
-                chain = await self._owners.chain(pod)
-            except ServerUnreachable as error:
-                log.warning("owner not read", extra={"pod": pod["metadata"]["name"], "error": str(error)})
-                known = self._by_uid.get(pod["metadata"]["uid"])
-                unread |= {known.key} if known is not None else set()
-                continue
-            key = job_membership.job_key(pod, chain)
-            if isinstance(key, NotAdopted):
-                self._refuse(pod, key.why)
-                continue
-            by_key.setdefault(key, []).append((pod, chain))
-        groups = (self._group(key, found) for key, found in by_key.items())
-        return {each.key: each for each in groups if each is not None}, unread
+        kept: dict[ObjectName, _SortedPod] = {}
+        new = 0
+        for name, pod in tuple(self._pods.objects.items()):
+            each = self._sorted.get(name)
+            if each is None or each.pod is not pod or not self._owners.is_current(each.chain):
+                new += 1
+                if new % AT_A_TIME == 0:
+                    await asyncio.sleep(0)
+                try:
+                    each = await self._sort(pod)
+                except ServerUnreachable as error:
+                    log.warning("owner not read", extra={"pod": pod["metadata"]["name"], "error": str(error)})
+                    known = self._by_uid.get(pod["metadata"]["uid"])
+                    unread |= {known.key} if known is not None else set()
+                    continue
+            if each is not None:
+                kept[name] = each
+                by_key.setdefault(each.key, []).append(each)
+        self._sorted = kept
+        groups: dict[JobKey, PodGroup] = {}
+        before, self._known_groups = self._known_groups, {}
+        for key, found in by_key.items():
+            known_pods, group = before.get(key, ([], None))
+            if group is None or known_pods != found:
+                await asyncio.sleep(0)
+                group = self._group(key, found)
+            if group is not None:
+                groups[group.key] = group
+                if len(group.pods) == len(found):  # otherwise the reasons are recorded again each time
+                    self._known_groups[key] = (found, group)
+        return groups, unread
 
-    def _group(
-        self, key: JobKey, found: list[tuple[KubernetesObject, job_membership.OwnerChain]]
-    ) -> PodGroup | None:
-        pods = [pod for pod, _ in found]
-        said = job_membership.read_group(pods, found[0][1])
+    async def _sort(self, pod: KubernetesObject) -> _SortedPod | None:
+        """Return the pod with its job; None if it has none. Raises `ServerUnreachable`."""
+        chain = await self._owners.chain(pod)
+        key = job_membership.job_key(pod, chain)
+        if isinstance(key, NotAdopted):
+            self._refuse(pod, key.why)
+            return None
+        return _SortedPod(pod, chain, key)
+
+    def _group(self, key: JobKey, found: list[_SortedPod]) -> PodGroup | None:
+        pods = [each.pod for each in found]
+        said = job_membership.read_group(pods, found[0].chain)
         adopted: list[tuple[Adopted, PodMember]] = []
-        for pod, chain in found:
-            result = job_membership.adopt(pod, chain, said)
+        for each in found:
+            result = job_membership.adopt(each.pod, each.chain, said)
             if isinstance(result, NotAdopted):
-                self._refuse(pod, result.why)
+                self._refuse(each.pod, result.why)
             else:
-                adopted.append((result, read_pod(pod, _container(pod))))
+                adopted.append((result, read_pod(each.pod, _container(each.pod))))
         if not adopted:
             return None
         first = adopted[0][0]
@@ -229,7 +281,7 @@ class ClusterJobs:
             for name, text in annotations.items()
             if name in pod_settings.ANNOTATIONS
         }
-        members = tuple(member for _, member in sorted(adopted, key=lambda each: each[0].order))
+        members = tuple(member for _, member in sorted(adopted, key=lambda item: item[0].order))
         policy = pod_settings.policy(settings, first.members, first.nproc)
         if f"{pod_layout.PREFIX}member-timeout" not in annotations:
             policy = replace(policy, member_timeout_s=MEMBER_TIMEOUT_S)
@@ -243,7 +295,7 @@ class ClusterJobs:
 
 
 def _if_missed(pod: KubernetesObject) -> KubernetesObject:
-    """Return the identity of a pod that asks for Holdfast but never reached the webhook; {} for others."""
+    """Return the identity of a pod that requests Holdfast but never reached the webhook; {} for others."""
     metadata = pod["metadata"]
     annotations = metadata.get("annotations") or {}
     asks = annotations.get(pod_layout.INJECT) == "true"
@@ -252,6 +304,10 @@ def _if_missed(pod: KubernetesObject) -> KubernetesObject:
         return {}
     identity = {key: metadata.get(key) for key in ("name", "namespace", "uid")}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": identity}
+
+
+def _version(found: KubernetesObject) -> object:
+    return found["metadata"].get("resourceVersion", found)  # without one, no other object is the same
 
 
 def _container(pod: KubernetesObject) -> str:

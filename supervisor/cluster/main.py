@@ -1,36 +1,37 @@
 """The supervisor's process on a cluster: `holdfast cluster supervisor`.
 
 It serves the members' connections over TLS, and supervises all jobs while it holds the Lease. Without the
-Lease it tells members that it does not lead, and they try another address.
+Lease, it reports to members that it does not lead, and they try another address.
 
-While the API server does not answer, the leader continues: its orders carry its epoch, and members obey the
-highest that they have seen. It evicts no pod in that time, because no epoch protects an eviction.
+While the API server does not respond, the leader continues, because its orders carry its epoch and members
+obey the highest epoch that they have received. It evicts no pod meanwhile, as no epoch protects an eviction.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import hashlib
 import logging
-import os
 import signal
-import tempfile
-from pathlib import Path
+from asyncio import sslproto
 from typing import Any
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from holdfast.fileio.storage_thread import StorageThread
 from holdfast.process import event_loop, logs
-from holdfast.process.network import SERVER_BACKLOG, Door, bearer_token
+from holdfast.process.network import Door, bearer_token
 from supervisor.admission import pod_layout
+from supervisor.cluster import supervision
 from supervisor.cluster.jobs import MEMBERS, PODS, ClusterJobs
 from supervisor.cluster.pods import PodGroup, PodMember
 from supervisor.cluster.supervised_job import ClusterContext, SupervisedJob
 from supervisor.cluster.supervision import SUPERVISIONS
 from supervisor.kubernetes import certificates
 from supervisor.kubernetes.certificates import AuthoritySecret, ServerCertificate
-from supervisor.kubernetes.client import ApiServer, connect
+from supervisor.kubernetes.client import ApiServer, KubernetesObject, connect
 from supervisor.kubernetes.errors import ApiError, EvictionBlocked, NotFound
 from supervisor.kubernetes.events import EventRecorder
 from supervisor.kubernetes.identity import Caller, ReviewUnavailable, TokenReviewer
@@ -43,6 +44,14 @@ log = logging.getLogger("supervisor")
 
 LEASE = "holdfast-supervisor"
 HEALTH_PORT = 8080
+TLS_BUFFER_BYTES = 16 << 10  # a TLS record
+# Reports are freed when the next ones arrive, without the garbage collector. Its passes over the objects of
+# all members would find nothing to free, and the event loop waits for each.
+GC_THRESHOLDS = (20_000, 20, 100)
+# Connections that have not sent a token yet. When a new leader starts, all members connect at the same time;
+# a connection that is closed to make room for others costs another TLS handshake.
+MAX_IDLE = 1024
+BACKLOG = 128  # beyond which the kernel drops connections, and members wait for a second and longer
 SHUTDOWN_S = 1.0  # for disconnecting the members, which then connect to the next supervisor
 
 
@@ -63,7 +72,7 @@ class ClusterSupervisor:
     async def lead(self, replicas: Replicas) -> None:
         """Supervise all jobs whenever this process holds the Lease, and wait for it otherwise. Never returns.
 
-        Raises `LeaseLost`: the process must end, and its successor starts from the state in the cluster.
+        Raises `LeaseLost`; the process must then end, and its successor starts from the cluster's state.
         """
         lock = LeaseLock(self._server, self._me.namespace, LEASE, self._me.name)
         while True:
@@ -75,7 +84,7 @@ class ClusterSupervisor:
         context = ClusterContext(
             self._server,
             self.events,
-            Path(tempfile.mkdtemp(prefix="jobs-", dir=os.environ.get("TMPDIR"))),
+            StorageThread("records"),
             term.epoch,
             _secret(authorities),
             self._measured.over_last_minute,
@@ -83,7 +92,12 @@ class ClusterSupervisor:
         )
         changed = asyncio.Event()
         pods = Mirror(self._server, PODS, lambda *_: changed.set(), labels=MEMBERS)
-        supervisions = Mirror(self._server, SUPERVISIONS, lambda *_: changed.set())
+
+        def note(_: object, old: KubernetesObject | None, new: KubernetesObject | None) -> None:
+            if supervision.is_news(old, new):
+                changed.set()
+
+        supervisions = Mirror(self._server, SUPERVISIONS, note, prune=supervision.without_status)
 
         def make(group: PodGroup) -> SupervisedJob:
             return SupervisedJob(context, group)
@@ -101,7 +115,7 @@ class ClusterSupervisor:
     def _evict(self, namespace: str, pod: PodMember) -> None:
         """Evict a pod in the background. If that fails, the job requests it again.
 
-        Without a confirmed term no pod is evicted: another process may lead, and need the pod.
+        Without a confirmed term, no pod is evicted, because another process may lead and need the pod.
         """
         if self._term is None or self._term.left_s <= 0:
             log.warning("pod not evicted: the lease is not renewed", extra={"pod": pod.name})
@@ -111,7 +125,7 @@ class ClusterSupervisor:
         task.add_done_callback(self._deleting.discard)
 
     async def _evict_now(self, namespace: str, pod: PodMember) -> None:
-        """Evict the pod rather than delete it: its owner need not count an eviction as a failure.
+        """Evict the pod instead of deleting it, because its owner may not count an eviction as a failure.
 
         An eviction also respects PodDisruptionBudgets.
         """
@@ -146,11 +160,11 @@ class ClusterSupervisor:
         return await job.serve(request, caller.pod_uid)
 
     async def leader(self, _: web.Request) -> web.Response:
-        """Answer another replica with the epoch of the present term; 0 while this process does not lead."""
+        """Respond to another replica with the current term's epoch; 0 while this process does not lead."""
         return web.json_response({EPOCH: self._term.epoch if self._term is not None else 0})
 
     async def ready(self, _: web.Request) -> web.Response:
-        """Answer a probe: the process is ready whether it leads or not."""
+        """Respond to a probe; the process is ready whether or not it leads."""
         return web.Response(text="leads\n" if self._jobs is not None else "waits for the lease\n")
 
 
@@ -165,7 +179,7 @@ async def serve(measured: event_loop.Lag) -> None:
         certificate = await certificate_for(server, me, names)
         supervisor = ClusterSupervisor(server, me, measured)
         replicas = Replicas(names[0], pod_layout.SUPERVISOR_PORT, me.address, certificate)
-        door = Door()
+        door = Door(MAX_IDLE)
         runners = [
             await _listen_for_members(supervisor, certificate, door),
             await _listen_for_probes(supervisor),
@@ -188,17 +202,34 @@ async def serve(measured: event_loop.Lag) -> None:
                 await runner.cleanup()
 
 
-async def _listen_for_members(
-    supervisor: ClusterSupervisor, certificate: ServerCertificate, door: Door
-) -> web.AppRunner:
+def _limit_tls_buffers() -> None:
+    """Give each TLS connection of this process a buffer of `TLS_BUFFER_BYTES` instead of 256 KiB.
+
+    asyncio allocates it in full for each connection, and again for each read: 500 MB for 2,000 members.
+    """
+    sslproto.SSLProtocol.max_size = TLS_BUFFER_BYTES  # type: ignore[attr-defined]
+
+
+def _guard(door: Door) -> Any:
+    """Return the middleware that tells `door` which connections are idle."""
+
     @web.middleware
     async def guard(request: web.Request, handler: Any) -> web.StreamResponse:
         has_token = bool(bearer_token(request.headers.get("Authorization", "")))
         with door.answering(request.protocol, trusted=has_token):
-            answer: web.StreamResponse = await handler(request)
+            try:
+                answer: web.StreamResponse = await handler(request)
+            except ConnectionError:  # the client is gone, and aiohttp would log a traceback for each
+                raise web.HTTPServiceUnavailable from None
             return answer
 
-    app = web.Application(middlewares=[guard], client_max_size=1024)
+    return guard
+
+
+async def _listen_for_members(
+    supervisor: ClusterSupervisor, certificate: ServerCertificate, door: Door
+) -> web.AppRunner:
+    app = web.Application(middlewares=[_guard(door)], client_max_size=1024)
     app.router.add_get("/v1/member", supervisor.member)
     app.router.add_get(PATH, supervisor.leader)
     runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_S)
@@ -210,13 +241,13 @@ async def _listen_for_members(
         host=None,
         port=pod_layout.SUPERVISOR_PORT,
         ssl=certificate.context,
-        backlog=SERVER_BACKLOG,
+        backlog=BACKLOG,
     )
     return runner
 
 
 async def _listen_for_probes(supervisor: ClusterSupervisor) -> web.AppRunner:
-    """Serve probes and metrics, which need no token, on a port of their own."""
+    """Serve probes and metrics, which need no token, on a separate port."""
 
     async def metrics(_: web.Request) -> web.Response:
         return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
@@ -239,5 +270,7 @@ def _secret(authorities: tuple[certificates.Authority, ...]) -> bytes:
 
 def main() -> int:
     logs.setup()
+    _limit_tls_buffers()
+    gc.set_threshold(*GC_THRESHOLDS)
     event_loop.run(serve)
     return 0

@@ -1,4 +1,4 @@
-"""Read how many pods of an owner train from its object, as its row of the table of kinds says. Pure.
+"""Read from an owner's object how many of its pods train, as its row in the table of kinds specifies. Pure.
 
 An owner may have several replica types (the replicatedJobs of a JobSet, Master and Worker of a PyTorchJob).
 The types whose pod templates opt in form the group. If none opts in, because the pods got the annotation
@@ -42,11 +42,11 @@ def owner_size(
         replica_type: The replica type of the pod in question; "" if the pod does not state it.
 
     Raises:
-        UnfitObject: The object has no size, or it is not clear which replica types form the group.
+        UnfitObject: The object has no size, or it is unclear which replica types form the group.
     """
     parts = _parts(content, owner, kind)
     if kind.replica_type and not replica_type and len(parts) > 1:
-        refuse(f"the pod does not say which replica type of {owner} it is")
+        refuse(f"the pod does not state which replica type of {owner} it is")
     training = [part for part in parts if part.name not in idle]
     opted_in = [part for part in training if part.opts_in]
     counted = opted_in or training

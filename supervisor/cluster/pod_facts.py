@@ -30,7 +30,7 @@ _ENDED = ("Succeeded", "Failed")
 
 @dataclass(frozen=True, slots=True)
 class PodFacts:
-    """The parts of a pod that determine its job and its place in it."""
+    """The parts of a pod that determine its job and its place in the job."""
 
     namespace: str
     name: str
@@ -84,7 +84,7 @@ def _injected(annotations: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _nproc(annotations: Mapping[str, Any], injected: Mapping[str, Any]) -> int:
-    """Return the number that the webhook wrote and passed to the launcher, or else that of the annotation."""
+    """Return the number that the webhook wrote and passed to the launcher, or else the annotated number."""
     written = untrusted_json.whole(injected.get("nproc"), f"nproc in {INJECTED}", MAX_RANKS, 0)
     text = untrusted_json.text(annotations.get(NPROC_PER_NODE), NPROC_PER_NODE)
     if written or NOT_INJECTED in annotations or not _COUNT.fullmatch(text):

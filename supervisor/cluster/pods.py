@@ -19,7 +19,7 @@ from supervisor.view.model import Completion, Policy, StopRequest
 
 log = logging.getLogger(__name__)
 
-REVIVE_S = 2.0  # after the loss of a member, its pod becomes another member if it responds again
+REVIVE_S = 2.0  # after a member is lost, its pod becomes another member if it responds again
 RESTART_S = 20.0  # for the kubelet to report that it has restarted a dead container
 _ENDED = ("Succeeded", "Failed")
 
@@ -64,7 +64,7 @@ class JobEnd:
 class PodBackend:
     """The pods of one job. Implements the controller's `Backend`.
 
-    `evict` is called with a pod that its owner must replace: its member is lost although its container seems
+    `evict` is called with a pod that its owner must replace: the member is lost although its container seems
     to run. `dismiss` orders a lost member to end its ranks at once. `responds` returns whether a member's
     sidecar and launcher are connected. `stop_requested` records a user's request to stop where the next
     supervisor finds it.
@@ -79,7 +79,7 @@ class PodBackend:
     asked: StopRequest = ""  # a user's request
     pods: Mapping[str, PodMember] = field(default_factory=dict)  # by uid
     _revived: dict[str, int] = field(default_factory=dict)  # by uid: how often the pod became another member
-    _lost: dict[str, float] = field(default_factory=dict)  # members that were given up, and when
+    _lost: dict[str, float] = field(default_factory=dict)  # lost members, and when each was given up
 
     # -- the controller's side
 
@@ -140,7 +140,7 @@ class PodBackend:
             self.dismiss(member)
 
     def renew(self, member: str) -> None:
-        """Do nothing: the kubelet restarts a sidecar that has ended or fails its probe."""
+        """Do nothing, because the kubelet restarts a sidecar that has ended or fails its probe."""
 
     def stop_asked(self, how: StopRequest) -> None:
         if self.asked != how:
@@ -158,7 +158,7 @@ class PodBackend:
         return pod.member if pod is not None else None
 
     def update(self, pods: Iterable[PodMember]) -> bool:
-        """Set the present pods; return True if the members have changed."""
+        """Set the current pods; return True if the members have changed."""
         before = self.members
         self.pods = {pod.uid: self._named(pod) for pod in pods}
         present = {pod.member for pod in self.pods.values()}
@@ -171,7 +171,7 @@ class PodBackend:
 
 
 def read_pod(pod: Mapping[str, Any], container: str) -> PodMember:
-    """Return a valid pod, whose training container is `container`, as a member."""
+    """Return the member for a valid pod whose training container is `container`."""
     metadata, status = pod["metadata"], pod.get("status") or {}
     statuses: list[Mapping[str, Any]] = list(status.get("containerStatuses") or ())
     found: Mapping[str, Any] = next((each for each in statuses if each.get("name") == container), {})

@@ -40,22 +40,22 @@ class ReportedStorage:
             await asyncio.sleep(POLL_S)
 
     def request_rescan(self) -> None:
-        """Do nothing: members list the storage at short intervals, and after each checkpoint."""
+        """Do nothing, because members list the storage at short intervals, and after each checkpoint."""
 
     def on_report(self, durable: CheckpointReport) -> None:
-        """Do nothing: a listing states which save orders its member had answered by then."""
+        """Do nothing, because a listing states which save orders its member had answered by then."""
 
     def doubt(self) -> None:
-        """Do nothing: every restore verifies what it reads."""
+        """Do nothing, because every restore verifies what it reads."""
 
     def verify(self, doubted: Checkpoint | None) -> None:
-        """Do nothing: every restore verifies what it reads."""
+        """Do nothing, because every restore verifies what it reads."""
 
     def _update(self) -> bool:
         """Adopt the best listing; return False if nothing has changed.
 
-        While no member reports on the storage, because no pod runs yet or any longer, the time for which the
-        storage may fail does not begin: pods may be pending for hours.
+        The time limit for failing storage does not begin while no member reports on the storage, because pods
+        may be pending for hours.
         """
         listings = [each.storage for each in self._reports() if each.storage is not None]
         good = [each for each in listings if not each.error and each.number]
@@ -84,9 +84,9 @@ class ReportedStorage:
 
 
 def _age(listing: StorageListing) -> tuple[float, int, int, int]:
-    """Return a sort key by which a listing with a newer checkpoint is greater.
+    """Return a key that sorts listings by their newest checkpoint.
 
-    Among equals, it is the listing of the member that has answered a save order: only it shows the result.
+    Among equals, the listing of a member that has answered a save order sorts last: it has the result.
     """
     newest = listing.checkpoints[0] if listing.checkpoints else None
     created, step = (newest.created, newest.step) if newest else (0.0, -1)

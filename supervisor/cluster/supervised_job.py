@@ -12,20 +12,17 @@ import hashlib
 import hmac
 import json
 import logging
-import re
-import shutil
+import random
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
 from holdfast import exit_codes
+from holdfast.fileio.storage_thread import StorageThread
 from holdfast.process import event_loop, logs
-from holdfast.process.clock import seconds_to_next_tick
 from holdfast.protocol.drills import DRILLS
 from holdfast.protocol.member_messages import MemberOrder, MemberReport
 from supervisor.cluster import supervision
@@ -39,24 +36,24 @@ from supervisor.cluster.supervision import (
 )
 from supervisor.controller.job import Job
 from supervisor.controller.member_server import MemberConnection, MemberServer
+from supervisor.controller.routine_reports import is_calm, is_routine
 from supervisor.decision import orders
 from supervisor.kubernetes.client import ApiServer
 from supervisor.kubernetes.errors import ApiError
 from supervisor.kubernetes.events import EventRecorder, ObjectReference
 from supervisor.observability.publisher import StatusPublisher
+from supervisor.observability.status_memory import StatusMemory
 from supervisor.store.leadership import Deposed
-from supervisor.store.run_directory import RunDir
 from supervisor.view.model import StopRequest
 
 log = logging.getLogger(__name__)
 
 RETRY_S = 2.0  # until a failed request to the API server is retried
 COME_S = 30.0  # for members to connect to a new supervisor
-STATUS_S = 0.5  # between two statuses
 SUMMARY_S = 5.0  # between two writes of the summary into the resource, if the phase stays the same
-SPACING_S = 0.05
-READ_S = 5.0  # for reading incidents back from the local directory
-_INCIDENT = re.compile(r"i-[0-9]{1,19}")  # an id, which becomes the name of a file
+SPREAD = 0.2  # of that time, by which it varies at random
+SPACING_S = 0.5  # between two statuses while members connect one after another
+CALM_S = 1.0  # between two rounds of a job without news: as often as its members report
 POLL_S = 1.0  # between two checks for pods of a new run
 
 
@@ -66,7 +63,7 @@ class ClusterContext:
 
     server: ApiServer
     events: EventRecorder
-    directory: Path  # for the statuses and incidents of all jobs, on the supervisor's own disk
+    records: StorageThread  # stores the statuses and incidents of all jobs
     epoch: int  # of the leader
     secret: bytes  # from which the secret of each job is derived
     lag: Callable[[], tuple[float, float]]
@@ -85,12 +82,16 @@ class RequestedDrill:
 class PodServer(MemberServer):
     """The connections of one job's members; each order carries the job's secret.
 
-    Members need time to find a new supervisor: their silence counts only after `COME_S`.
+    Members need time to find a new supervisor, so their silence counts only after `COME_S`.
     """
 
-    def __init__(self, changed: Callable[[], None], secret: str) -> None:
+    def __init__(
+        self, changed: Callable[[], None], secret: str, is_calm: Callable[[], bool] = lambda: False
+    ) -> None:
+        """While `is_calm` returns True, `changed` is not called for routine reports."""
         super().__init__(time.monotonic_ns, changed)
-        self._secret = secret
+        self._secret, self._is_calm = secret, is_calm
+        self._given: dict[str, MemberOrder] = {}  # the orders without the secret
         self._open_ns = time.monotonic_ns() + int(COME_S * 1e9)
 
     def connection(self, member: str) -> MemberConnection:
@@ -101,7 +102,12 @@ class PodServer(MemberServer):
         return line
 
     def order(self, member: str, order: MemberOrder) -> None:
-        super().order(member, replace(order, secret=self._secret))
+        if self._given.get(member) != order:
+            self._given[member] = order
+            super().order(member, replace(order, secret=self._secret))
+
+    def is_news(self, before: MemberReport | None, report: MemberReport) -> bool:
+        return not (self._is_calm() and is_routine(before, report))
 
     def reports(self) -> Iterable[MemberReport]:
         """Return the newest report of each connected member."""
@@ -111,42 +117,42 @@ class PodServer(MemberServer):
 
 
 class SupervisedJob:
-    """Supervises one job until `close`. `backend` has its pods."""
+    """Supervises one job until `close`. `backend` manages its pods."""
 
     def __init__(self, context: ClusterContext, group: PodGroup) -> None:
         self.key: JobKey = group.key
         self.group = group
-        self.was_seen = False  # whether the resource has existed: if it is missing then, it was deleted
+        self.was_seen = False  # the resource has existed, so if it is missing now, it was deleted
         self.backend = PodBackend(
             self._delete, self._dismiss, self._stop_requested, time.monotonic, responds=self._responds
         )
         self.job: Job | None = None
         self._context = context
         self._resource: SupervisionResource | None = None
-        self._server = PodServer(self._wake, job_secret(context.secret, group.key))
-        self._run_dir = RunDir(context.directory / _folder(group.key))
+        self._server = PodServer(self._wake, job_secret(context.secret, group.key), self._is_calm)
         self._tasks: set[asyncio.Task[None]] = set()
         self._over: frozenset[str] = frozenset()  # members of the run that has ended
         self._spec: Mapping[str, Any] = {}
         self._records: SupervisionRecords | None = None  # of the present run
+        self._shown: tuple[str, bool] | None = None  # the phase in the last status, and whether it is settled
         self._summary_due = asyncio.Event()  # the phase has changed since the last summary
         self._drilled = -1  # the number of the newest drill that this process has begun
 
     # -- what the registry reads and sets
 
     def start(self) -> None:
-        """Begin to supervise in the background. Each line that this logs names the job."""
+        """Begin to supervise in the background. Each line that this work logs contains the job."""
         token = logs.CONTEXT.set({"job": f"{self.key.namespace}/{self.key.name}"})
         self._spawn(self._supervise(), "supervise")
         logs.CONTEXT.reset(token)
 
     def update(self, group: PodGroup) -> None:
-        """Set the present pods and settings. A changed policy applies from the next run on."""
+        """Set the current pods and settings. A changed policy applies from the next run on."""
         self.group = group
         self.update_pods(group.pods)
 
     def update_pods(self, pods: Iterable[PodMember]) -> None:
-        """Set the present pods."""
+        """Set the current pods."""
         if self.backend.update(pods):
             self._wake()
 
@@ -166,7 +172,7 @@ class SupervisedJob:
         The members' connections end at their next report, so that they connect to the next supervisor.
         """
         await event_loop.end(self._tasks)
-        self.backend.update(())  # only now: a running job would regard this as the loss of all members
+        self.backend.update(())  # last, because a running job would regard this as the loss of all members
 
     async def serve(self, request: web.Request, uid: str) -> web.StreamResponse:
         """Serve the connection of the pod `uid` under the name of its member."""
@@ -189,7 +195,7 @@ class SupervisedJob:
             except Deposed as error:
                 log.warning("another supervisor leads this job", extra={"why": str(error)})
                 return
-            except Exception:  # the other jobs must survive this one's failure; its members continue to train
+            except Exception:  # the other jobs must survive; this job's members continue to train
                 log.exception("job failed")
                 await asyncio.sleep(RETRY_S)
                 fresh = False
@@ -201,19 +207,7 @@ class SupervisedJob:
         self._resource = await supervision.ensure(
             self._context.server, group.key, group.members, group.nproc, group.settings
         )
-        found = await self._resource.take_over(self._context.epoch)
-        self._restore_files(found)
-        return found
-
-    def _restore_files(self, found: Takeover) -> None:
-        """Write the predecessor's status and incidents into the local directory, where the run reads them."""
-        shutil.rmtree(self._run_dir.path, ignore_errors=True)
-        (self._run_dir.path / "incidents").mkdir(parents=True)
-        if found.view is not None:
-            self._run_dir.write_status(found.view)
-        for incident in found.recent:
-            if _INCIDENT.fullmatch(str(incident.get("id"))):
-                self._run_dir.write_incident(incident)
+        return await self._resource.take_over(self._context.epoch)
 
     async def _run(self, found: Takeover, fresh: bool) -> None:
         """Supervise one run to its end. Raises `Deposed`."""
@@ -222,7 +216,14 @@ class SupervisedJob:
             self._resource, found, lambda changed: ReportedStorage(self._server.reports, changed)
         )
         self._records = records
-        publisher = StatusPublisher(self._run_dir, self._context.lag, self.group.policy, records.lead)
+        publisher = StatusPublisher(
+            StatusMemory(_name(self.key), supervision.MAX_RECENT, found.view, found.recent),
+            self._context.lag,
+            self.group.policy,
+            records.lead,
+            files=self._context.records,
+            published=self._note_published,
+        )
         self.backend.ended = None
         is_new = fresh or found.state is None
         job = self.job = Job(
@@ -233,6 +234,7 @@ class SupervisedJob:
             records,
             is_new,
             time.monotonic_ns(),
+            CALM_S,
         )
         if is_new:
             await self._announce(job, records)
@@ -261,8 +263,8 @@ class SupervisedJob:
     async def _next_run(self) -> bool:
         """Wait for pods that were not part of the run that has ended.
 
-        After a failure, they are the owner's next attempt: return True, for a new run. After a success, they
-        are finished containers that were restarted: order them to end as well.
+        After a failure, such pods are the owner's next attempt: return True, for a new run. After a success,
+        they are restarted containers that had finished: order them to end too.
         """
         job = self.job
         assert job is not None
@@ -281,27 +283,34 @@ class SupervisedJob:
     # -- publishing
 
     async def _publish(self, job: Job) -> None:
-        """Publish the status; have the summary written at once when the phase changes."""
-        shown = (job.memory.phase, job.memory.settled)
+        """Publish the status whenever a sidecar connects or disconnects; a decision does so, too."""
         while True:
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(job.members_changed.wait(), seconds_to_next_tick(STATUS_S))
+            await job.members_changed.wait()
             job.members_changed.clear()
             job.publish()
-            if shown != (job.memory.phase, job.memory.settled):
-                shown = (job.memory.phase, job.memory.settled)
-                self._summary_due.set()
             await asyncio.sleep(SPACING_S)
 
+    def _note_published(self) -> None:
+        """Have the summary written at once when the phase changes."""
+        assert self.job is not None  # its status was published
+        shown = (self.job.memory.phase, self.job.memory.settled)
+        if shown != self._shown:
+            self._shown = shown
+            self._summary_due.set()
+
     async def _summarize(self, job: Job, records: SupervisionRecords) -> None:
+        """Write the summary when it is due. Jobs that began together do not write theirs together."""
         while True:
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._summary_due.wait(), SUMMARY_S)
+            due_s = SUMMARY_S * random.uniform(1 - SPREAD, 1 + SPREAD)
+            try:
+                await asyncio.wait_for(self._summary_due.wait(), due_s)
+            except asyncio.TimeoutError:
+                job.publish()
             self._summary_due.clear()
             await self._write_summary(job, records)
 
     async def _announce(self, job: Job, records: SupervisionRecords) -> None:
-        """Write that a new run forms, in place of the end of the previous one. Raises `Deposed`."""
+        """Replace the previous run's end in the resource with the start of a new run. Raises `Deposed`."""
         try:
             await records.write(supervision.announcement(job.memory))
         except (ApiError, OSError) as error:
@@ -311,8 +320,7 @@ class SupervisedJob:
         """Write the summary for users into the resource. A failure is only logged. Raises `Deposed`."""
         publisher = job.publisher
         try:
-            incidents = await event_loop.result_of(publisher.files.submit(self._run_dir.incidents), READ_S)
-            await records.write(supervision.summary(publisher.published, incidents))
+            await records.write(supervision.summary(publisher.published, publisher.run.incidents()))
         except Deposed:
             records.lead.depose()
             raise
@@ -334,7 +342,7 @@ class SupervisedJob:
         """Begin a drill that a user has requested in the resource, once for each number."""
         asked = _read_drill(wanted)
         if asked is None or asked.number <= self._drilled or self._records is None:
-            return  # without records, the job is not taken over yet: the registry calls this again soon
+            return  # without records, the job is not taken over yet, and the registry calls this again soon
         self._drilled = asked.number
         self._spawn(self._carry_out(asked, self._records), "drill")
 
@@ -374,7 +382,7 @@ class SupervisedJob:
         await records.write(values)
 
     async def _inject(self, asked: RequestedDrill) -> str:
-        """Cause the fault; return `supervision.DRILL_DONE`, or why it was not caused."""
+        """Inject the fault; return `supervision.DRILL_DONE`, or why it was not injected."""
         job = self.job
         assert job is not None  # because there are records
         if asked.what not in DRILLS:
@@ -422,6 +430,9 @@ class SupervisedJob:
             order = MemberOrder("stop", memory.generation, epoch=epoch, exit_code=exit_codes.TERMINATED)
             self._server.order(member, order)
 
+    def _is_calm(self) -> bool:
+        return self.job is not None and is_calm(self.job.memory, self.job.watch)
+
     def _wake(self) -> None:
         if self.job is not None:
             self.job.wake.set()
@@ -453,5 +464,5 @@ def job_secret(secret: bytes, key: JobKey) -> str:
     return hmac.new(secret, b"holdfast job " + name, hashlib.sha256).hexdigest()
 
 
-def _folder(key: JobKey) -> str:
+def _name(key: JobKey) -> str:
     return hashlib.sha256(json.dumps([key.namespace, key.name, key.uid]).encode()).hexdigest()[:32]

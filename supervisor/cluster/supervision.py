@@ -24,6 +24,7 @@ from supervisor.cluster.job_membership import JobKey
 from supervisor.controller.records import CheckpointSource
 from supervisor.kubernetes.client import ApiServer, KubernetesObject, PatchType, ResourceKind
 from supervisor.kubernetes.errors import AlreadyThere, ApiError, Conflict, InvalidObject
+from supervisor.kubernetes.watch import drop_bookkeeping
 from supervisor.store.journal import LastEntry
 from supervisor.store.leadership import Deposed, Lead
 from supervisor.view.model import JobState, Policy, RunAction, View
@@ -32,9 +33,9 @@ log = logging.getLogger(__name__)
 
 GROUP, VERSION, KIND = "holdfast.dev", "v1alpha1", "Supervision"
 SUPERVISIONS = ResourceKind(GROUP, VERSION, "supervisions")
-SAVE_S = 5.0  # limit for writing a decision; the job does not wait that long before it carries it out
+SAVE_S = 5.0  # limit for writing a decision; the job carries it out sooner if the write is slow
 TAKE_OVER_TRIES = 5  # of a conditional write, which fails if another writer is faster
-MAX_VIEW_BYTES = 48 << 10  # of the status in the resource; a larger one is left out
+MAX_VIEW_BYTES = 48 << 10  # of the status in the resource; a larger status is left out
 MAX_RECENT = 10  # incidents
 MAX_INCIDENT_BYTES = 3 << 10
 MAX_FIELD_BYTES = 200  # of an incident that is still too large when its texts are shortened
@@ -57,14 +58,14 @@ class OwnerGone(OSError):
 
 
 class SupervisionLead(Lead):
-    """The right of this supervisor to act on one job; lost for good once another supervisor takes over."""
+    """The right of this supervisor to act on one job; lost permanently once another supervisor takes over."""
 
     def __init__(self, epoch: int) -> None:
         super().__init__(epoch=epoch)
         self.deposed: Deposed | None = None
 
     def depose(self) -> Deposed:
-        """Record that another supervisor has taken over the job, and return the exception that says so."""
+        """Record that another supervisor has taken over the job, and return the exception to raise."""
         self.deposed = Deposed(self.epoch, self.epoch + 1)
         return self.deposed
 
@@ -189,7 +190,7 @@ async def ensure(
 
 
 def names(key: JobKey) -> tuple[str, str]:
-    """Return the name of the job's resource, and the name to use if another owner has the first one."""
+    """Return the name of the job's resource, and the name to use if another owner has the first name."""
     return key.name, f"{key.name}-{key.kind.lower() or 'pods'}"
 
 
@@ -197,6 +198,21 @@ def belongs_to(found: KubernetesObject, key: JobKey) -> bool:
     """Return True if a Supervision belongs to the job `key`, and not to another owner of the same name."""
     owner = _owner(found)
     return (owner.get("kind") or "", owner.get("uid") or "") == (key.kind, key.uid)
+
+
+def without_status(found: KubernetesObject) -> KubernetesObject:
+    """Return the parts of a Supervision that others write, for a mirror: the status is this process's own."""
+    pruned = drop_bookkeeping(found)
+    return {name: value for name, value in pruned.items() if name != "status"}
+
+
+def is_news(old: KubernetesObject | None, new: KubernetesObject | None) -> bool:
+    """True unless only the status has changed, as every few seconds in every job."""
+    return old is None or new is None or _uid_and_spec(old) != _uid_and_spec(new)
+
+
+def _uid_and_spec(found: KubernetesObject) -> tuple[object, object]:
+    return found["metadata"].get("uid"), found.get("spec")
 
 
 class SupervisionLog:
@@ -228,9 +244,9 @@ class SupervisionLog:
             future = asyncio.run_coroutine_threadsafe(work, self._loop)
             try:
                 future.result(SAVE_S)
-            except concurrent.futures.TimeoutError:  # before Python 3.11, it is not the built-in one
+            except concurrent.futures.TimeoutError:  # not the built-in class before Python 3.11
                 future.cancel()
-                raise OSError(f"the API server has not answered for {SAVE_S:g} s") from None
+                raise OSError(f"the API server has not responded for {SAVE_S:g} s") from None
             except Deposed:
                 self._lead.depose()
                 raise
@@ -246,7 +262,7 @@ class SupervisionLog:
         self._stored_epoch, self._unsure = epoch, ()
 
     async def store(self, values: Mapping[str, Any]) -> None:
-        """Set fields of the status. Raises `Deposed`, but not for an epoch that this process has raised."""
+        """Set fields of the status. Raises `Deposed`, unless this process itself has raised the epoch."""
         expected = self._stored_epoch
         try:
             await self._resource.write(expected, values)
@@ -264,7 +280,7 @@ class SupervisionLog:
         return True
 
     def close(self) -> None:
-        """Do nothing: each write is a separate request, and nothing is open."""
+        """Do nothing, because each write is a separate request."""
 
 
 class SupervisionRecords:
@@ -295,7 +311,7 @@ class SupervisionRecords:
 
 
 def here() -> Instant:
-    """Return the present moment on this host's clocks."""
+    """Return the current moment on this host's clocks."""
     return Instant(time.monotonic_ns(), time.time(), hostclock.identity())
 
 

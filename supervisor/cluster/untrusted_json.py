@@ -78,7 +78,7 @@ def whole(value: object, where: str, most: int, default: int) -> int:
 
 
 def at(value: Mapping[str, Any], path: str, where: str) -> object:
-    """Return the value at `path`, which is fields joined by dots; None if it is missing."""
+    """Return the value at `path`, which is field names joined by dots; None if it is missing."""
     found: object = value
     for name in path.split("."):
         found = table(found, f"a part of {path} in {where}").get(name)

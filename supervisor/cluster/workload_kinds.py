@@ -32,7 +32,7 @@ class PodSource(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WorkloadKind:
-    """One row of the table. The head of the file describes the fields. A path is fields joined by dots."""
+    """One row of the table. The head of the file describes the fields. Dots separate the fields of a path."""
 
     kind: str
     groups: tuple[str, ...]
@@ -87,7 +87,7 @@ class InvalidKindTable(ValueError):
 def shipped() -> WorkloadKinds:
     """Return the table of this package. Raises `InvalidKindTable`, or OSError if the file is missing.
 
-    The file is read through the package's loader, as code is: a pure module may import this one.
+    The package's loader reads the file, as it reads code, so a pure module may import this one.
     """
     text = pkgutil.get_data(__name__.rpartition(".")[0], FILE)
     if text is None:

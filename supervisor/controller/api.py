@@ -1,4 +1,4 @@
-"""The supervisor's HTTP API: health and metrics are open, all other paths require the run's token."""
+"""The supervisor's HTTP API: health and metrics are open; all other paths require the run's token."""
 
 from __future__ import annotations
 

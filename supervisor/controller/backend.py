@@ -9,7 +9,7 @@ from supervisor.view.model import Completion, StopRequest
 
 
 class Backend(Protocol):
-    """Keeps the requested number of members in existence.
+    """Maintains the requested number of members.
 
     All calls are requests: they return before they are carried out, and may be repeated.
     """

@@ -1,7 +1,7 @@
-"""An index of the checkpoints on storage, updated in the background: no decision waits for the file system.
+"""An index of the checkpoints on storage, updated in the background so that no decision waits for storage.
 
-A scan reads only manifests. A checkpoint is read in full only when it is about to be used and has not been
-verified: members compare a checkpoint with their state while they write it, and verify it before they restore
+A scan reads only manifests. A checkpoint is read in full only if it is about to be used and has not been
+verified. Members compare a checkpoint with their state while they write it, and verify it before they restore
 it.
 """
 
@@ -27,8 +27,8 @@ from supervisor.view.model import UNREAD, Checkpoint, StorageContents, UnusableC
 log = logging.getLogger(__name__)
 
 RETRY_S = 2.0  # pause after a failed scan
-MAX_CHECKPOINTS = 256  # only the newest ones are indexed
-MAX_REPORTED = 64  # members' reports that are kept: few suffice, because a scan follows each one
+MAX_CHECKPOINTS = 256  # only the newest are indexed
+MAX_REPORTED = 64  # members' reports that are kept; few suffice, because a scan follows each report
 
 _T = TypeVar("_T")
 
@@ -181,7 +181,7 @@ async def _in_thread(work: Callable[[], _T]) -> _T:
     def call() -> None:
         try:
             found = work()
-        except Exception as error:  # the awaiting task must receive it, whatever it is
+        except Exception as error:  # the awaiting task must receive any exception
             failed = error
             settle(lambda: done.set_exception(failed))
         else:

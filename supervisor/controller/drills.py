@@ -1,4 +1,4 @@
-"""The requested drills. A member's orders contain its drill until it is carried out or withdrawn."""
+"""The requested drills. A member's orders contain its drill until the drill is carried out or withdrawn."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from holdfast.protocol.drills import DRILLS
 from holdfast.protocol.member_messages import DrillOrder
 
-_MAX_NUMBER = 1 << 62  # drills are numbered by the wall clock in microseconds: a higher number is invalid
-LIMIT_S = 10.0  # a sidecar that died is replaced within one second; a stalled disk can add a few
+_MAX_NUMBER = 1 << 62  # drills are numbered by the wall clock in microseconds; a higher number is invalid
+LIMIT_S = 10.0  # a sidecar that died is replaced within one second; a stalled disk can add a few seconds
 
 
 @dataclass(slots=True, eq=False)
 class PendingDrill:
     """A drill for the ranks of `generation` on one member.
 
-    `over` is set once it is carried out or withdrawn; `refused` says why it was withdrawn.
+    `over` is set once the drill is carried out or withdrawn; `refused` says why it was withdrawn.
     """
 
     member: str

@@ -52,7 +52,7 @@ ROUNDS = 50  # decisions in a row; more would mean that a decision changes nothi
 
 
 class Job:
-    """The owner of the `JobState`. All actions are idempotent: the next supervisor may repeat any of them."""
+    """The owner of the `JobState`. All actions are idempotent: the next supervisor may repeat them."""
 
     def __init__(
         self,
@@ -63,8 +63,13 @@ class Job:
         records: JobRecords,
         fresh: bool,
         started_ns: int,
+        beat_s: float = BEAT_S,
     ) -> None:
-        """Continue the run in `records` or, with `fresh`, begin a new one there at `started_ns`."""
+        """Continue the run in `records` or, with `fresh`, begin a new one there at `started_ns`.
+
+        `beat_s` is the longest sleep between decisions.
+        """
+        self._beat_s = beat_s
         self.policy = policy
         self.publisher = publisher
         self.backend = backend
@@ -82,7 +87,7 @@ class Job:
             self.bookkeeping.caught_up(self.memory, time.monotonic_ns())
         self.journal = JournalWriter(records.open_log(), self.memory, self._journal_failed)
         self.ended = asyncio.Event()
-        # Set when a sidecar has connected, disconnected or been replaced: the status must be published again.
+        # Set when a sidecar has connected, disconnected or been replaced, which requires a new status.
         self.members_changed = asyncio.Event()
         self._sidecars: tuple[tuple[str, bool, int | None], ...] = ()
         self._existed: tuple[str, ...] = ()  # members that the backend has reported and that are not lost
@@ -91,7 +96,7 @@ class Job:
         self._deadline_ns = 0
         self._step_s = 0.0
         self._room_bytes = 0  # size of the snapshot for which a standby reserves memory
-        self._watch = StallWatch()
+        self.watch = StallWatch()
         self._renewed_ns: dict[str, int] = {}  # by member: when its sidecar's replacement was last requested
 
     # -- the loop
@@ -108,7 +113,7 @@ class Job:
                 await self.reconcile()
             if self._has_ended:
                 break
-            timeout_s = min(BEAT_S, max(0.001, (self._deadline_ns - time.monotonic_ns()) / 1e9))
+            timeout_s = min(self._beat_s, max(0.001, (self._deadline_ns - time.monotonic_ns()) / 1e9))
             due_ns = time.monotonic_ns() + int(timeout_s * 1e9)
             try:
                 await asyncio.wait_for(self.wake.wait(), timeout_s)
@@ -118,7 +123,7 @@ class Job:
             late_ns = time.monotonic_ns() - due_ns
             if late_ns > LATE_NS:  # this process was stopped, and reports that arrived meanwhile are unread
                 self.member_server.discount_own_pause(late_ns)
-                self._watch = observation.discount_pause(self._watch, late_ns)
+                self.watch = observation.discount_pause(self.watch, late_ns)
         await self._leave()
 
     @property
@@ -128,8 +133,8 @@ class Job:
     async def reconcile(self) -> None:
         self._take_stop()
         await self._stay_ahead()
-        decided = False
-        for _ in range(ROUNDS):
+        decided, most = False, ROUNDS + len(self.memory.placement)  # all members may have to be replaced
+        for _ in range(most):
             view = self._observe()
             self.memory = view.memory
             self.bookkeeping.observe(view)
@@ -142,7 +147,7 @@ class Job:
             await self._commit(view, action)
             decided = True
         else:
-            raise RuntimeError(f"{ROUNDS} decisions in a row without a wait; the last one: {action}")
+            raise RuntimeError(f"{most} decisions in a row without a wait; the last one: {action}")
         self._compare_sidecars(view)
         self.checkpoints.verify(remedy.checkpoint_to_verify(view, self.policy))
         self._renew(view)
@@ -192,7 +197,7 @@ class Job:
         if isinstance(action, Secure):
             if any(fault.kind == "restore" for fault in action.faults):
                 self.checkpoints.doubt()
-            elif after.stop or after.end is not None:  # the final message names checkpoints: they must exist
+            elif after.stop or after.end is not None:  # the final message names checkpoints, which must exist
                 self.checkpoints.request_rescan()
         if isinstance(action, Warn):
             log.warning("a rank holds up the others", extra={"why": action.why})
@@ -232,15 +237,18 @@ class Job:
             self.backend.want(policy.members + policy.standby, self.memory.lost)
         drilled = {member.name: member.report.drilled for member in view.members if member.report}
         self.drills.update(drilled, self.memory.generation)
+        look = deadlock.inspection_request(view)
         for name in self._existed if self.memory.phase == "ended" else self.backend.members:
             given = self.drills.due(name, self.memory.generation)
-            order = orders.order_for(self.memory, name, policy, given, look=deadlock.inspection_request(view))
+            order = orders.order_for(self.memory, name, policy, given, look=look)
             member = view.member(name)
+            good, room_bytes = order.good, order.room_bytes
             if member is not None and order.do in ("run", "secure"):
-                order = replace(order, good=cut_off_work.publishable_step(view, member))
+                good = cut_off_work.publishable_step(view, member)
             if order.do == "idle":
-                order = replace(order, room_bytes=self._state_bytes())
-            self.member_server.order(name, replace(order, epoch=self.lead.epoch))
+                room_bytes = self._state_bytes()
+            order = replace(order, good=good, room_bytes=room_bytes, epoch=self.lead.epoch)
+            self.member_server.order(name, order)
 
     def _renew(self, view: View) -> None:
         """Have the backend inspect silent sidecars, and replace them, before their members count as lost."""
@@ -278,7 +286,7 @@ class Job:
     # -- publishing
 
     def publish(self) -> None:
-        """Publish the status as it is now; see `StatusPublisher.publish`."""
+        """Publish the current status; see `StatusPublisher.publish`."""
         self._publish(self.view())
 
     def _publish(self, view: View) -> None:
@@ -287,23 +295,27 @@ class Job:
     # -- observing
 
     def _observe(self) -> View:
-        """Return the present view, and remember its existing members, new checkpoints and late ranks."""
+        """Return the current view, and remember its existing members, new checkpoints and late ranks."""
         view = self.view()
         if view.memory.phase != "ended":  # members that appear later are not part of this run
             self._existed = self._known_members()
-        self._watch = view.watch
+        self.watch = view.watch
         for member in view.members:
             if member.report is not None:
                 self.checkpoints.on_report(member.report.durable)
         return view
 
     def view(self) -> View:
-        """Return the present view of members, storage and memory, and change nothing."""
+        """Return the current view of members, storage and memory, and change nothing."""
         now_ns = time.monotonic_ns()
-        names = (*self.backend.members, *self.memory.placement, *self._known_members())
-        members = tuple(self._member(name, now_ns) for name in dict.fromkeys(names))
+        present = self.backend.members
+        names = (*present, *self.memory.placement, *self._known_members())
+        members = tuple(
+            self._member(name, name in present and name not in self.memory.lost, now_ns)
+            for name in dict.fromkeys(names)
+        )
         view = View(now_ns, time.time(), self.memory, members, self.checkpoints.stored)
-        return replace(view, memory=with_durable_facts(view), watch=observation.update(self._watch, view))
+        return replace(view, memory=with_durable_facts(view), watch=observation.update(self.watch, view))
 
     def _known_members(self) -> tuple[str, ...]:
         """Return the members that the backend has ever reported and that are not lost.
@@ -318,10 +330,9 @@ class Job:
         """The members that existed when the run ended, without those that were lost earlier."""
         return self._existed
 
-    def _member(self, name: str, now_ns: int) -> MemberView:
+    def _member(self, name: str, exists: bool, now_ns: int) -> MemberView:
         line = self.member_server.connection(name)
         silent_s = (now_ns - line.heard_ns) / 1e9
-        exists = name in self.backend.members and name not in self.memory.lost
         heard = (line.report, line.first_ns, line.well_ns)
         return MemberView(name, exists, line.connected, round(silent_s, 3), *heard)
 
@@ -344,8 +355,8 @@ class Job:
     def inject(self, what: str, rank: int) -> PendingDrill | None:
         """Cause the fault `what` on `rank`, or on its member.
 
-        Return the drill that the member's sidecar still has to carry out; None if the fault has happened
-        already. With "supervisor", this process kills itself. Raises `ValueError` when the group is not
+        Return the drill that the member's sidecar still has to carry out; None if the fault has already
+        happened. With "supervisor", this process kills itself. Raises `ValueError` when the group is not
         running or has no such rank.
         """
         if self.memory.phase != "running":
@@ -437,4 +448,4 @@ def _marks(view: View) -> StartTimes:
 
 
 def _nothing() -> None:
-    """Do nothing: a thread that has called this has finished the work submitted before it."""
+    """Do nothing; a thread that has run this has finished the work submitted before it."""

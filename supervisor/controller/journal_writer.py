@@ -23,11 +23,11 @@ from supervisor.view.model import JobState, Policy, RunAction, View, Wait
 
 log = logging.getLogger(__name__)
 
-JOURNAL_S = 2.0  # how long a decision waits to be in the journal before it is carried out regardless
+JOURNAL_S = 2.0  # how long a decision waits for its line before it is carried out anyway
 
 
 class DecisionLog(Protocol):
-    """Stores decisions so that the next supervisor finds the newest one. `journal.Journal` is one.
+    """Stores decisions for the next supervisor, which reads the newest one. `journal.Journal` is one.
 
     Its methods may block; `JournalWriter` calls them in a thread.
     """
@@ -63,7 +63,12 @@ class JournalWriter:
         The event loop continues to serve the members and the keeper meanwhile. Raises `Deposed` if another
         supervisor has taken over.
         """
-        work = self._submit(view, policy, action, after, ledger)
+        try:
+            work = self._submit(view, policy, action, after, ledger)
+        except OSError as error:  # no thread can be started
+            self._report(str(error))
+            log.error("journal not written", extra={"error": str(error)})
+            return
         try:
             if self.thread.busy_s > JOURNAL_S:
                 raise Unresponsive(JOURNAL_S)
@@ -77,10 +82,10 @@ class JournalWriter:
     def write_without_decision(
         self, view: View, policy: Policy, action: Wait, memory: JobState, ledger: Callable[[], Any]
     ) -> None:
-        """Submit a line if the log lacks something although no decision is due. The event loop does not wait.
+        """Submit a line if the log needs one although no decision is due. Does not block the event loop.
 
         There are two such cases. When a member first holds a state, the log must say so: if the supervisor
-        and the members are lost, a successor that does not know of the state would start from scratch. And a
+        and the members are lost, a successor that does not know of the state would start from scratch. A
         failed write is retried every `journal.RETRY_S`, because the next decision may be hours away.
         """
         first_held = resume_point.has_saved_state(memory) and not resume_point.has_saved_state(self._written)
@@ -93,7 +98,8 @@ class JournalWriter:
 
     def close(self) -> None:
         """Close the log once the lines that were submitted before are written."""
-        self.thread.submit(self.decisions.close)
+        with suppress(OSError):  # no thread can be started: then there is nothing to wait for
+            self.thread.submit(self.decisions.close)
 
     def _submit(
         self, view: View, policy: Policy, action: RunAction, after: JobState, ledger: Any
@@ -119,6 +125,6 @@ class JournalWriter:
 def _call_in_loop(
     loop: asyncio.AbstractEventLoop, call: Callable[[Future[None]], None], work: Future[None]
 ) -> None:
-    """Call `call(work)` in `loop`, from another thread. Without effect if the loop is closed."""
+    """Call `call(work)` in `loop`, from another thread. Does nothing if the loop is closed."""
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(call, work)

@@ -12,7 +12,9 @@ from aiohttp import WSMsgType, web
 
 from holdfast.process import clock as hostclock
 from holdfast.protocol import codec
+from holdfast.protocol.launcher_messages import LauncherState
 from holdfast.protocol.member_messages import PROTOCOL, MemberOrder, MemberReport
+from supervisor.controller.report_decoder import ReportDecoder
 from supervisor.view import member_clocks
 from supervisor.view.member_clocks import ClockOffset
 
@@ -25,7 +27,7 @@ _NUMBER = re.compile(r"\d+")
 
 @dataclass(slots=True)
 class MemberConnection:
-    """The connection of one member; while it is broken, its last values."""
+    """The connection of one member, with its last values while it is broken."""
 
     member: str
     report: MemberReport | None = None  # the newest one
@@ -34,9 +36,11 @@ class MemberConnection:
     first_ns: int = 0  # when the first report arrived; 0: there was none
     well_ns: int = 0  # when the member last reported a launcher that responds
     order: MemberOrder | None = None  # the newest one
-    sent: MemberOrder | None = None  # the last one that was sent on the present socket
+    sent: MemberOrder | None = None  # the last order that was sent on the current socket
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     offset: ClockOffset = field(default_factory=ClockOffset)  # of the member's clock from the supervisor's
+    received: tuple[LauncherState | None, int] | None = None  # with the last report, and the offset then
+    launcher: LauncherState | None = None  # the same on this clock
     owner: object = None  # the newest socket of the member: older ones are ignored
 
 
@@ -46,8 +50,10 @@ class MemberServer:
     def __init__(
         self, now_ns: Callable[[], int], changed: Callable[[], None], clock: str | None = None
     ) -> None:
-        """`changed` is called after each report and disconnection. `clock` identifies the clock of `now_ns`;
-        by default, it is the clock of this host."""
+        """`changed` is called after each report that is news, and after each disconnection.
+
+        `clock` identifies the clock of `now_ns`; by default, it is the clock of this host.
+        """
         self._now_ns = now_ns
         self._clock = hostclock.identity() if clock is None else clock
         self._changed = changed
@@ -83,25 +89,28 @@ class MemberServer:
         await socket.prepare(request)
         line: MemberConnection | None = None
         sender: asyncio.Task[None] | None = None
+        decoder = ReportDecoder()
         try:
             async for message in socket:
                 if message.type is not WSMsgType.TEXT:
                     break
-                report = self._read(message.data)
-                if report is not None and name is not None:
-                    known = name()
-                    report = replace(report, member=known) if known is not None else None
+                report = self._read(decoder, message.data)
                 if report is None:
                     break
+                member = report.member if name is None else name()
+                if member is None:
+                    break
                 if line is None:
-                    line = self.connection(report.member)
+                    line = self.connection(member)
                     line.owner, line.sent = socket, None
                     line.changed.set()
                     sender = asyncio.create_task(self._send(socket, line))
-                if line.owner is not socket or report.member != line.member:
+                if line.owner is not socket or member != line.member:
                     break
-                self._accept(line, report)
-                self._changed()
+                before = line.report if line.connected else None
+                accepted = self._accept(line, report)
+                if self.is_news(before, accepted):
+                    self._changed()
         finally:
             if sender is not None:
                 sender.cancel()
@@ -110,21 +119,28 @@ class MemberServer:
                 self._changed()
         return socket
 
-    def _accept(self, line: MemberConnection, report: MemberReport) -> None:
+    def is_news(self, before: MemberReport | None, report: MemberReport) -> bool:
+        """Return True if `changed` must be called for a report; `before` is the one before it, if any."""
+        return True
+
+    def _accept(self, line: MemberConnection, report: MemberReport) -> MemberReport:
+        """Return `report` under the name of its member and with the times of this clock, and store it."""
         now_ns = self._now_ns()
         line.offset = line.offset.heard(report, self._clock, now_ns)
-        line.report, line.connected, line.heard_ns = (
-            member_clocks.on_supervisor_clock(report, line.offset),
-            True,
-            now_ns,
-        )
+        if line.received != (report.launcher, line.offset.ns):  # mostly, only the ranks' progress has changed
+            line.received = (report.launcher, line.offset.ns)
+            line.launcher = member_clocks.on_supervisor_clock(report, line.offset).launcher
+        if report.member != line.member or report.launcher is not line.launcher:
+            report = replace(report, member=line.member, launcher=line.launcher)
+        line.report, line.connected, line.heard_ns = report, True, now_ns
         line.first_ns = line.first_ns or now_ns
         if report.launcher is not None and not report.launcher_silent:
             line.well_ns = now_ns
+        return report
 
-    def _read(self, data: str) -> MemberReport | None:
+    def _read(self, decoder: ReportDecoder, data: str) -> MemberReport | None:
         try:
-            report = codec.decode(MemberReport, data)
+            report = decoder.decode(data)
         except codec.InvalidMessage as error:
             self._refuse(str(error))
             return None
@@ -134,7 +150,7 @@ class MemberServer:
         return report
 
     def _refuse(self, why: str) -> None:
-        """Log a refusal, once for each cause: a refused member reconnects many times a second."""
+        """Log a refusal, once for each cause, because a refused member reconnects many times a second."""
         cause = _NUMBER.sub("", why)
         if cause not in self._refused:
             self._refused = {*self._refused, cause} if len(self._refused) < MAX_CAUSES else {cause}
@@ -143,7 +159,7 @@ class MemberServer:
     async def _send(self, socket: web.WebSocketResponse, line: MemberConnection) -> None:
         while True:
             await line.changed.wait()
-            # This socket was replaced, and may be half open: an order sent here would not reach the member.
+            # This socket was replaced and may be half open, so an order sent here could be lost.
             if line.owner is not socket:
                 return
             line.changed.clear()

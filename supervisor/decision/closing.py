@@ -27,12 +27,12 @@ from supervisor.view.model import (
 )
 
 CONFIRM_S = 10.0  # limit for a scan of the checkpoints on storage
-_QUIET = 0.6  # share of `Policy.member_timeout_s` that a silent member gets when the run has finished
+_QUIET = 0.6  # part of `Policy.member_timeout_s` granted to a silent member after the run has finished
 _DONE = name_of(Phase.DONE)
 _S = 1_000_000_000
 IDLE_S = 60.0  # until the next decision if nothing has a deadline
-_SLACK_S = 10.0  # added to the members' grace; after that, the keeper kills them
-_ASKED = "stopped, as asked"  # `why` of a stop that was completed
+_SLACK_S = 10.0  # added to the members' grace period; then the keeper kills them
+_ASKED = "stopped, as asked"  # `why` of a completed stop
 _STOPPED = "stopped"  # `why` of a stop whose checkpoint is missing
 
 
@@ -52,7 +52,7 @@ def finished(view: View, policy: Policy) -> Save | Wait | End:
 
 
 def end_finished(view: View, unsaved: str) -> End:
-    """Return the end of a run that has finished.
+    """Return the `End` of a run that has finished.
 
     `unsaved` says why its last state is not on storage; it is "" if the state is there or no message is
     needed.
@@ -71,11 +71,11 @@ def _finish(code: int, completion: Completion) -> End:
 
 
 def _newest(view: View) -> str:
-    """Return a clause about the newest checkpoint; "" if the content of storage is not known."""
+    """Return a clause about the newest checkpoint; "" if storage cannot be read."""
     if view.stored.error:
         return ""
     stored = resume_point.newest_checkpoint(view)
-    return "; there is no other" if stored is None else f"; the newest is of step {stored.step}"
+    return "; there is no other" if stored is None else f"; the newest is from step {stored.step}"
 
 
 def _last_step(view: View) -> int:
@@ -100,8 +100,8 @@ def _exit_in_loop(memory: JobState) -> str:
     past = next((each for each in memory.history if each.signature == uneven_steps.EXITED_IN_LOOP), None)
     if past is None:
         return ""
-    what = f"rank {past.rank} alone left its loop at step {past.step}, and was restarted"
-    return f"{what}: all ranks must leave it"
+    what = f"rank {past.rank} alone left its loop at step {past.step} and was restarted"
+    return f"{what}; all ranks must leave the loop"
 
 
 def _last_checkpoint(view: View, policy: Policy) -> Save | Wait | str:
@@ -138,7 +138,7 @@ def _last_checkpoint(view: View, policy: Policy) -> Save | Wait | str:
 
 
 def _unkept(view: View) -> str:
-    """Return why the ranks' final reports do not allow saving the last state; "" if they do."""
+    """Return why the ranks' final reports rule out saving the last state; "" if they do not."""
     ranks: dict[int, RankProgress] = {}
     reasons: dict[int, str] = {}
     for report in reports.reports(view):
@@ -157,7 +157,7 @@ def _unkept(view: View) -> str:
 
 
 def _quiet(view: View) -> tuple[MemberView, ...]:
-    """Return the members with ranks that exist but do not report."""
+    """Return the members that exist and have ranks, but do not report."""
     return tuple(
         each
         for each in view.members
@@ -189,7 +189,7 @@ def completion_of(memory: JobState) -> Completion | None:
 
 
 def summary(memory: JobState) -> str:
-    """Return how the run ended, how many incidents it had, and which work a stop has cut short."""
+    """Return a sentence about the run's end, its incidents, and the work that a stop has cut short."""
     completion = completion_of(memory)
     if completion is not None:
         return wording.finish(completion.missing, completion.notes, completion.incidents)
@@ -199,7 +199,7 @@ def summary(memory: JobState) -> str:
 
 
 def _names_missed(memory: JobState) -> bool:
-    """True if the last sentence must name the work that was cut short because `why` does not."""
+    """True if the last sentence must name the work that was cut short, which `why` does not mention."""
     return bool(memory.missed) and (memory.exit_code == exit_codes.INTERRUPTED or memory.end is not None)
 
 
@@ -209,8 +209,9 @@ def _names_missed(memory: JobState) -> bool:
 def save_and_end(view: View, found: tuple[Fault, ...]) -> Save | Wait | End:
     """Return the action that writes the secured state to storage or, if it is there already, the end.
 
-    If the stop cuts off work after a commit, the state is from before that work, as after a fault, so that
-    the next run repeats the work. The end names a checkpoint only if a scan since the request has found it.
+    If the stop cuts off work after a commit, the saved state precedes that work, as after a fault, so that
+    the next run repeats the work. The end names a checkpoint only if a scan of storage after the request has
+    found it.
     """
     memory = view.memory
     cuts = cut_off_work.find(view, found)
@@ -229,7 +230,7 @@ def save_and_end(view: View, found: tuple[Fault, ...]) -> Save | Wait | End:
         why = view.stored.error or "it does not respond"
         return _stop(memory, _ASKED, f", without a new checkpoint; storage: {why}", cuts)
     if resumed.source == "checkpoint":
-        newest = f"; the newest checkpoint is of step {resumed.step}"
+        newest = f"; the newest checkpoint is from step {resumed.step}"
         return _stop(memory, _ASKED, newest, cuts, resumed.step)
     if reports.script_keeps_own_state(view):
         return _stop(memory, _ASKED, "; the script keeps its own state", cuts)
@@ -237,7 +238,7 @@ def save_and_end(view: View, found: tuple[Fault, ...]) -> Save | Wait | End:
 
 
 def first_signal(view: View, action: End) -> FirstSignal:
-    """Return the signal with which ranks are asked to end before SIGTERM (`LauncherOrder`); "" for none.
+    """Return the signal that ranks receive before SIGTERM (`LauncherOrder`); "" for none.
 
     A script that does not join may save its state when it is interrupted. After Ctrl-C it receives SIGINT, as
     in a terminal. After `holdfast stop` it receives a signal for which it has a handler.
@@ -256,7 +257,7 @@ def _stop(
     stored: int | None = None,
     note: str = "",
 ) -> End:
-    """Return the end of a run that the user has stopped, or for which `JobState.end` was decided.
+    """Return the `End` of a run that the user has stopped, or for which `JobState.end` was decided.
 
     The sentence consists of a reason, `saved` (what is on storage) and `note`. The reason is `reason` if the
     user has stopped the run; otherwise `JobState.end` contains the reason and the exit code.
@@ -306,10 +307,10 @@ def saving(view: View, policy: Policy) -> Save | Wait | End:
 
 
 def _may_hold_it(view: View, policy: Policy) -> bool:
-    """True while a member that does not report now may still report that it holds the state.
+    """True while a silent member may still report that it holds the state.
 
-    A busy machine can keep the only other holder from reporting for longer than `members.QUIET_S`. Without
-    this wait, there would be no last checkpoint if the member that saves is lost at that moment.
+    A busy machine can keep the only other holder from reporting for longer than `members.QUIET_S`. If
+    the member that saves were lost at that moment, there would be no last checkpoint without this wait.
     """
     quiet = (each for each in _quiet(view) if each.name != view.memory.save_member)
     return any(not members.is_lost(view, each, policy) for each in quiet)
@@ -326,7 +327,7 @@ def _moved_ns(view: View, member: MemberView | None) -> int:
 def _another(view: View) -> Save | None:
     """Return the order that makes another holder of the state save it; None if there is no other holder.
 
-    For a stop, an older state suffices if no newer one is left: the next run repeats the missing steps.
+    For a stop, an older state suffices if no newer one is left, because the next run repeats the steps.
     """
     memory = view.memory
     found = resume_point.newest(view, memory.save_step, cut_off_work.void_states(view))
@@ -339,7 +340,7 @@ def _another(view: View) -> Save | None:
 
 
 def _confirm_stopped(view: View, durable: CheckpointReport, deadline: int) -> Wait | End:
-    """Return the end of a stopped run, or a wait for the scan that shows whether its checkpoint exists."""
+    """Return the `End` of a stopped run, or a wait for the scan that shows whether its checkpoint exists."""
     memory, stored = view.memory, view.stored
     named = f"checkpoint of step {durable.step}"
     if stored.heard >= memory.save and not stored.error:
@@ -347,9 +348,7 @@ def _confirm_stopped(view: View, durable: CheckpointReport, deadline: int) -> Wa
             passed = cut_off_work.describe_passed_over(view, durable.step)
             note = f"; {passed}" if passed else ""
             return _stop(memory, _ASKED, f", with a {named}", memory.cut, durable.step, note)
-        return _stop(
-            memory, _STOPPED, f"; the {named} was written but is not on storage any more", memory.cut
-        )
+        return _stop(memory, _STOPPED, f"; the {named} was written but is no longer on storage", memory.cut)
     if view.now_ns < deadline:
         return Wait(deadline, f"checking whether the {named} is on storage")
     why = stored.error or "it does not respond"
@@ -358,13 +357,13 @@ def _confirm_stopped(view: View, durable: CheckpointReport, deadline: int) -> Wa
 
 
 def _confirm_finished(view: View, durable: CheckpointReport, deadline: int) -> Wait | End:
-    """Return the end of a finished run, or a wait for the scan that shows whether its checkpoint exists."""
+    """Return the `End` of a finished run, or a wait for the scan that shows whether its checkpoint exists."""
     memory, stored = view.memory, view.stored
     is_read = stored.heard >= memory.save and not stored.error
     if is_read and resume_point.has_checkpoint(view, durable.generation, durable.step):
         return end_finished(view, "")
     if is_read:
-        return end_finished(view, "it was written but is not on storage any more")
+        return end_finished(view, "it was written but is no longer on storage")
     if view.now_ns < deadline:
         return Wait(deadline, "checking whether the last checkpoint is on storage")
     return end_finished(view, stored.error or "it was written, but storage does not respond")
@@ -383,5 +382,5 @@ def stopping(view: View, policy: Policy) -> Done | Wait:
 
 
 def ended(view: View, policy: Policy) -> Wait:
-    """Return the next action in the phase `ended`: there is nothing left to do."""
+    """Return the next action in the phase `ended`, which is always to wait."""
     return Wait(view.now_ns + int(IDLE_S * _S), "ended")

@@ -45,6 +45,7 @@ from supervisor.view.model import (
 _S = 1_000_000_000
 RESTORE_RETRY_S = 1.0  # before another attempt to restore a state that could not be restored
 VOLUME_RETRY_S = 5.0  # before another attempt to restore if the memory volume had no room for the state
+FOREVER_S = 1e9
 MAX_WARNED = 24  # places and files to warn about: fewer than `transition.after` remembers
 
 
@@ -134,7 +135,7 @@ def replace_standby(case: _Case) -> Replace | None:
 def _unread(view: View, policy: Policy, resumed: ResumePoint) -> Wait | End | None:
     """Return a wait while the resume point depends on storage that cannot be read yet; None otherwise.
 
-    Return the end of the run if storage could not be read for `Policy.storage_s`.
+    Returns an `End` if storage could not be read for `Policy.storage_s`.
     """
     memory = view.memory
     if resumed.source == "slot" or (policy.from_scratch and memory.phase == "forming"):
@@ -154,14 +155,14 @@ def _unread(view: View, policy: Policy, resumed: ResumePoint) -> Wait | End | No
 
 
 def _give_up(view: View, end: End) -> Secure | End:
-    """Return `end` or, if members may hold a state to save, the action that secures it before the end."""
+    """Return `end` or, if members may hold a state to save, the action that secures that state first."""
     if view.memory.end is not None or not remedy.has_worked(view) or reports.script_keeps_own_state(view):
         return end
     return Secure((), True, end.why, end)
 
 
 def _is_finished(view: View) -> bool:
-    """True if every rank has ended well."""
+    """True if the script has run to its end on every rank."""
     return sum(map(reports.ended_well, reports.ranks(view))) == view.memory.world_size
 
 
@@ -190,21 +191,27 @@ def refuse_to_start_over(case: _Case) -> End | None:
     return unread or refusal.no_state_left(view, None, None)
 
 
+def _forming_deadline_ns(view: View, policy: Policy) -> int:
+    """Return when the run ends if members are still missing. Pods may be pending for days: then never."""
+    limit_s = FOREVER_S if policy.foreign_members else policy.form_s
+    return view.memory.since_ns + int(limit_s * _S)
+
+
 def await_first_members(case: _Case) -> Wait | End | None:
     view, policy = case.view, case.policy
     ready = members.eligible_members(view, policy)
     if len(ready) >= policy.members:
         return None
-    deadline = view.memory.since_ns + int(policy.form_s * _S)
-    if view.now_ns >= deadline:
+    deadline_ns = _forming_deadline_ns(view, policy)
+    if view.now_ns >= deadline_ns:
         return End(1, f"only {len(ready)} of {policy.members} members became ready")
     timeout_s = members.next_timeout_s(view, policy, policy.form_s)
-    until_ns = min(deadline, view.now_ns + int(timeout_s * _S))
+    until_ns = min(deadline_ns, view.now_ns + int(timeout_s * _S))
     return Wait(until_ns, f"{len(ready)} of {policy.members} members are ready")
 
 
 def await_first_state(case: _Case) -> Wait | End | None:
-    """Wait for storage if it contains the state with which the run begins."""
+    """Wait for storage if the run begins with a state on storage."""
     return _unread(case.view, case.policy, remedy.first_resume_point(case.view, case.policy))
 
 
@@ -360,7 +367,7 @@ def save_without_fault(case: _Case) -> Save | Wait | End | None:
 
 
 def restart_unexplained(case: _Case) -> Secure | None:
-    """Restart a group that was stopped for a fault that no report mentions any more."""
+    """Restart a group that was stopped for a fault that the reports no longer mention."""
     if case.faults:
         return None
     lost = unknown_generation.unexplained(case.view)
@@ -387,9 +394,9 @@ def save_after_fault(case: _Case) -> Save | Wait | End | None:
 
 
 def preserve(case: _Case) -> Preserve | None:
-    """Save the secured state, once, while the group lacks a member whose replacement may take long.
+    """Save the secured state, once, while the group lacks a member whose replacement may take a long time.
 
-    The members that are left may be lost too before it comes.
+    The remaining members may be lost too before the replacement arrives.
     """
     view, policy, memory = case.view, case.policy, case.view.memory
     if not policy.foreign_members or policy.checkpoint_every_s <= 0 or memory.incident is None:
@@ -426,11 +433,11 @@ def await_members(case: _Case) -> Replace | Secure | End | Wait | None:
     end = remedy.startup_failure(view)
     if end is not None:
         return _give_up(view, end)
-    deadline = memory.since_ns + int(policy.form_s * _S)
-    if view.now_ns >= deadline:
+    deadline_ns = _forming_deadline_ns(view, policy)
+    if view.now_ns >= deadline_ns:
         return End(1, f"no member became ready in place of {', '.join(away)}", cause=case.cause)
     timeout_s = members.next_timeout_s(view, policy, policy.form_s)
-    until_ns = min(deadline, view.now_ns + int(timeout_s * _S), *hoped.values())
+    until_ns = min(deadline_ns, view.now_ns + int(timeout_s * _S), *hoped.values())
     unheard = [
         name for name in hoped if (m := view.member(name)) is not None and members.lacks_launcher_report(m)
     ]
@@ -450,7 +457,7 @@ def pause_before_retry(case: _Case) -> Wait | None:
 
 
 def await_newer_state(case: _Case) -> Wait | None:
-    """Wait for members that may hold a newer state, because waiting takes less time than repeating steps."""
+    """Wait for members that may hold a newer state, because waiting is cheaper than repeating steps."""
     view, policy, memory, resumed = case.view, case.policy, case.view.memory, case.resumed
     nothing = resumed.source == "none" and resume_point.has_saved_state(memory)
     if not nothing and not (
@@ -465,12 +472,12 @@ def await_newer_state(case: _Case) -> Wait | None:
         return None
     until_ns = view.now_ns + int(members.next_timeout_s(view, policy, policy.member_timeout_s) * _S)
     first = next(iter(hoped))
-    why = f"step {resumed.step} is old, and {first} may have a newer one"
+    why = f"step {resumed.step} is old, and {first} may have a newer state"
     return Wait(min(until_ns, *hoped.values()), why)
 
 
 def await_stored_state(case: _Case) -> Wait | End | None:
-    """Wait for storage if it contains the state from which the group resumes."""
+    """Wait for storage if the group resumes from a state on storage."""
     return _unread(case.view, case.policy, case.resumed)
 
 
@@ -479,10 +486,10 @@ def start_next_generation(case: _Case) -> Start | End:
 
 
 def _is_awaited(view: View, member: MemberView, policy: Policy) -> bool:
-    """True if a member may hold state that the group needs and has not reported it as secured.
+    """True if a member may hold state that the group needs but has not reported as secured.
 
-    That includes members with ranks that are not connected: after a takeover, they connect shortly
-    (on Kubernetes within `supervised_job.COME_S`).
+    This includes disconnected members with ranks, which connect soon after a takeover (on Kubernetes within
+    `supervised_job.COME_S`).
     """
     if not member.connected and member.name not in view.memory.placement:
         return False

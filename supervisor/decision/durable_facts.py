@@ -2,8 +2,8 @@
 
 The job's state (`View.memory`) changes with decisions and with these facts: a training state was held or
 saved, the group has reached a step, replicas were equal, members run a generation. The next line of the
-journal contains them. If the supervisor dies before it writes that line, storage and the members report the
-facts again to its successor. If the members die too, the last status contains the step that the group had
+the journal records them. If the supervisor dies before it writes that line, storage and the members report
+the facts again to its successor. If the members die too, the last status contains the step that the group had
 reached. When a member first holds a state, a separate line is written (`supervisor.controller.job`).
 """
 
@@ -45,10 +45,10 @@ def with_durable_facts(view: View) -> JobState:
 
 
 def with_last_status(memory: JobState, status: Mapping[str, Any] | None) -> JobState:
-    """Return `memory`, which is from the journal, updated from the predecessor's last `status`.
+    """Return `memory`, as read from the journal, updated from the predecessor's last `status`.
 
-    The last line of the journal may be hours old. The status is newer: the group had done at least the steps
-    in it. Without a status of the same generation, the step is not known until members report.
+    The last line of the journal may be hours old. The status is newer, so the group had done at least the
+    steps in it. Without a status of the same generation, the step is unknown until members report.
     """
     if memory.phase != "running":
         return memory
@@ -62,7 +62,7 @@ def with_last_status(memory: JobState, status: Mapping[str, Any] | None) -> JobS
 
 
 def _steps(memory: JobState, status: Mapping[str, Any] | None) -> list[int]:
-    """Return the steps of the ranks from a status of the present generation; [] if it is of another one."""
+    """Return the steps of the ranks from a status of the current generation; [] for any other status."""
     if status is None or type(status.get("generation")) is not int:
         return []
     ranks = status.get("ranks")

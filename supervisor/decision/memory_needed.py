@@ -11,7 +11,7 @@ from holdfast.protocol.member_messages import MemoryUse
 from supervisor.view import reports
 from supervisor.view.model import End, View
 
-STANDBY_SLOTS = 1  # snapshots for which a member without ranks needs room: the one that it will fetch
+STANDBY_SLOTS = 1  # a member without ranks needs room for one snapshot, which it will fetch
 EARLY_STEPS = 64  # the run may be refused during its first steps, when little work is lost
 
 
@@ -25,7 +25,7 @@ class Volume:
     used_bytes: int
     available_bytes: int
     state_bytes: int
-    limit_bytes: int = 0  # the cgroup limit that determines `available_bytes`; 0: no cgroup does
+    limit_bytes: int = 0  # the cgroup limit that determines `available_bytes`; 0 if none does
 
     @property
     def fits(self) -> bool:
@@ -63,7 +63,7 @@ def _rooms(view: View) -> list[tuple[str, MemoryUse]]:
 
 
 def reason_to_refuse(view: View) -> End | None:
-    """Return the end of the run if it is in its first steps and its snapshots do not fit; None otherwise.
+    """Return the `End` of the run if it is in its first steps and its snapshots do not fit; None otherwise.
 
     The end's message tells the user what to change.
     """

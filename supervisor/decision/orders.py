@@ -46,10 +46,10 @@ def _proven(memory: JobState) -> int:
 
 
 def _lineage(memory: JobState) -> tuple[Lineage, ...]:
-    """Return the lineage that is valid once the present work is done.
+    """Return the lineage, extended already if the last checkpoint will make newer states void.
 
-    The last checkpoint of a run may precede work that the stop cuts off. Newer checkpoints are void then, and
-    the lineage must show that: otherwise the last checkpoint could be deleted in favour of a newer one.
+    The last checkpoint of a run may precede work that the stop cuts off. Newer checkpoints are then void, and
+    the lineage must show this. Otherwise a newer one could be kept and the last checkpoint deleted.
     """
     if memory.phase != "saving" or not any(memory.save_step <= each.at_most for each in memory.cut):
         return memory.lineage
@@ -59,7 +59,7 @@ def _lineage(memory: JobState) -> tuple[Lineage, ...]:
 def _order_for(memory: JobState, member: str, policy: Policy, drill: DrillOrder | None) -> MemberOrder:
     if memory.phase in ("stopping", "ended"):
         grace_s = policy.grace_s if memory.stop != "now" else 0.0
-        # After a failure, a rank that is not already ending may wait forever for one that has failed.
+        # After a failure, a rank that is not already ending may wait forever for a failed rank.
         ending_only = memory.exit_code not in (0, exit_codes.INTERRUPTED)
         return MemberOrder(
             "stop",
@@ -70,7 +70,7 @@ def _order_for(memory: JobState, member: str, policy: Policy, drill: DrillOrder 
             exit_code=memory.exit_code or 0,
         )
     if member not in memory.placement or memory.phase == "forming":
-        # `secure` makes standbys report their states too: they may have had ranks before
+        # `secure` makes standbys report their states too, because they may have had ranks before
         do: MemberAction = "secure" if memory.phase in ("securing", "saving") else "idle"
         return MemberOrder(do, memory.generation, just_in_time=False, drill=drill)
     if memory.phase in ("securing", "saving"):
@@ -90,7 +90,7 @@ def _order_for(memory: JobState, member: str, policy: Policy, drill: DrillOrder 
 
 
 def _preserves(memory: JobState) -> bool:
-    """True if the last request to save was made while the group lacks a member (`Preserve`)."""
+    """True if the last request to save was made while the group lacked a member (`Preserve`)."""
     return memory.incident is not None and memory.incident.preserved == memory.save > 0
 
 
@@ -131,7 +131,7 @@ def _survivors_are_good(memory: JobState) -> bool:
 def may_create_members(memory: JobState, now_ns: int) -> bool:
     """True if members may be created, which takes seconds of CPU time that a recovery would need.
 
-    The group of a script that does no steps never settles: it gets its standby after `BUSY_S`.
+    If a script does no steps, its group never settles, so its standby is created after `BUSY_S`.
     """
     if memory.phase == "running":
         return memory.settled or now_ns >= memory.since_ns + int(BUSY_S * 1e9)

@@ -1,6 +1,6 @@
 """End a run instead of starting over if a step was saved but no usable state is left. Pure.
 
-A run starts over only at the user's request. The message names each existing state and why it is not used.
+A run starts over only at the user's request. The message says why each existing state is not used.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from holdfast.protocol.member_messages import HeldSnapshot
 from supervisor.decision import resume_point
 from supervisor.view.model import End, Fault, MemberView, View
 
-LISTED = 4  # states that a message names
+LISTED = 4  # states listed in a message
 
 
 def no_state_left(view: View, cause: Fault | None, good: int | None) -> End | None:
-    """Return the end of a run that has no usable state although a step was saved; None if no step was saved.
+    """Return the `End` of a run that has no usable state although a step was saved; None if none was saved.
 
     `good` is the step beyond which states are bad; None if there is no such bound. `cause` is the fault after
     which the group would resume; None at the start of a run, which can resume only from storage.
@@ -79,4 +79,4 @@ def _listed(listed: tuple[str, ...]) -> str:
 
 
 def _no_checkpoint_left(saved: int) -> str:
-    return f"no checkpoint any more, although there was one of step {saved} (is the storage mounted?)"
+    return f"no checkpoint left, although there was one of step {saved} (is the storage mounted?)"

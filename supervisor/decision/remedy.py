@@ -39,11 +39,11 @@ _S = 1_000_000_000
 
 
 def startup_failure(view: View) -> End | None:
-    """Return the end of the run if its script ends, or keeps failing, before it joins; None otherwise.
+    """Return an `End` if the script exits or keeps failing before it joins; None otherwise.
 
-    While the ranks train, they continue even if no warm process can be created. If the run has done steps,
-    the script has worked before, and a file that it reads before it joins may be missing only temporarily:
-    when processes are needed, Holdfast keeps trying to create them for `GIVE_UP_S`.
+    Training ranks continue even if no warm process can be created. If the run has done steps, the script has
+    worked before, and a file that it reads before it joins may be missing only temporarily. When such a run
+    needs processes, Holdfast therefore tries to create them for `GIVE_UP_S`.
     """
     forming = view.memory.phase == "forming"
     for member in view.members:
@@ -68,7 +68,7 @@ def startup_failure(view: View) -> End | None:
 
 
 def has_worked(view: View) -> bool:
-    """True if the run has done steps, or has resumed after some: its script has joined before."""
+    """True if the run has done steps or has saved a state, so its script has joined before."""
     memory = view.memory
     if memory.phase == "forming":  # a new run, perhaps with another script
         return False
@@ -79,7 +79,7 @@ def has_worked(view: View) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class WarmPoolProblem:
-    """Why no warm process can be created for a member. `awaited`: the group needs one now."""
+    """Why no warm process can be created for a member. `awaited` is true if the group needs one now."""
 
     why: str
     awaited: bool
@@ -93,7 +93,7 @@ class WarmPoolProblem:
 
 
 def warm_pool_problem(view: View, member: MemberView) -> WarmPoolProblem | None:
-    """Return why no warm process can be created for `member`; None if one can, or it is not known yet."""
+    """Return why no warm process can be created for `member`; None if one can or if that is not known yet."""
     launcher = member.report.launcher if member.report is not None else None
     ending = launcher.warm_ending if launcher is not None else None
     if launcher is None or ending is None or ending.ours or launcher.strategy == "cold":
@@ -105,7 +105,7 @@ def warm_pool_problem(view: View, member: MemberView) -> WarmPoolProblem | None:
         return None
     where = place(ending.message) if ending.fail == "exception" else ""
     how = f"{endings.describe(ending)}{where}"
-    what = f"warm processes for member {member.name} cannot be created: one {how}"
+    what = f"warm processes for member {member.name} cannot be created: a process {how}"
     unheard = member.name in view.memory.placement and launcher.generation < view.memory.generation
     return WarmPoolProblem(what, unheard or _is_in_need(view, member.name, launcher))
 
@@ -118,13 +118,13 @@ def _is_in_need(view: View, name: str, launcher: LauncherState) -> bool:
 
 
 def reason_to_stop(view: View, policy: Policy, cause: Fault) -> End | None:
-    """Return the end if no restart can help, as after a deliberate exit, bad input or a repeated failure."""
+    """Return an `End` if no restart can help, as after a deliberate exit, bad input or a repeated failure."""
     history = view.memory.history
     code = _exit_code(cause)
     if cause.kind == "bad_input":
         return End(exit_codes.BAD_INPUT, cause.message or cause.detail, "", cause)
     if cause.kind == "exception" and _SYNTAX.search(cause.message):
-        return End(code, cause.detail, cause.message, cause)  # no restart corrects a syntax error
+        return End(code, cause.detail, cause.message, cause)  # a restart cannot correct a syntax error
     if cause.kind == "exit":
         return End(code, f"{cause.detail}: not restarted, because the script chose to exit", "", cause)
     if kind_of(cause.kind).is_bad_number and _is_repeated(view, cause) and not policy.skip_bad_batches:
@@ -133,7 +133,7 @@ def reason_to_stop(view: View, policy: Policy, cause: Fault) -> End | None:
         return End(1, _names_batch(view, cause) + hint, "", cause)
     if cause.signature == faults.VOLUME and _refused_before(view) + 1 >= VOLUME_TRIES:
         why = f"{cause.detail}: tried {VOLUME_TRIES} times. The state itself is intact: free memory there"
-        return End(1, f"{why}, or give it more (docker run --shm-size), and resume the run", "", cause)
+        return End(1, f"{why} or enlarge the volume (docker run --shm-size), then resume the run", "", cause)
     same = _count_identical(view, cause)
     sure = cause.kind == "exception" or (cause.kind == "crash" and bool(mismatch(cause.message)))
     limit = policy.identical_failures if sure else policy.identical_crashes
@@ -153,7 +153,7 @@ def reason_to_stop(view: View, policy: Policy, cause: Fault) -> End | None:
 
 
 def _is_program_error(view: View, policy: Policy, cause: Fault) -> bool:
-    """True for a mistake in the program: it occurred before any step, or again on all ranks."""
+    """True for an error in the program: an exception before any step, or the same one twice on all ranks."""
     if cause.kind != "exception" or not PROGRAM_ERRORS.intersection(cause.signature.split(" ")[1:2]):
         return False
     if not (made_progress(view, cause) or any(past.worked for past in view.memory.history)):
@@ -164,7 +164,7 @@ def _is_program_error(view: View, policy: Policy, cause: Fault) -> bool:
 
 
 def is_everywhere(view: View, policy: Policy, cause: Fault) -> bool:
-    """True if each rank of the group has the same fault at the same step."""
+    """True if every rank of the group has the same fault at the same step."""
     same = (cause.kind, cause.signature, cause.step)
     found = faults.of_incident(view, policy)
     ranks = {each.rank for each in found if (each.kind, each.signature, each.step) == same}
@@ -269,7 +269,7 @@ def start_generation(
             there, here = stored.world_size, view.memory.world_size
             wrong = f"checkpoint {resumed.path} has world size {there}, but this run has {here}"
             return End(
-                exit_codes.BAD_INPUT, f"{wrong}: resume with {there} ranks, or in another run directory"
+                exit_codes.BAD_INPUT, f"{wrong}: resume with {there} ranks, or use another run directory"
             )
         skip = tuple(sorted({*skip, *stored.skip}))
     if resumed.source == "none" and not (cause is None and policy.from_scratch):
@@ -300,16 +300,16 @@ def start_generation(
 def next_resume_point(
     view: View, policy: Policy, cause: Fault | None, found: tuple[Fault, ...]
 ) -> ResumePoint:
-    """Return the resume point of the next generation; without a `cause` it is the first one of the run."""
+    """Return the resume point of the next generation; without a `cause`, the first of the run."""
     if cause is None:
         return first_resume_point(view, policy)
     return resume_before(view, cut_off_work.find(view, found), last_good_step(found))
 
 
 def resume_before(view: View, cuts: tuple[CutOffWork, ...], bound: int | None) -> ResumePoint:
-    """Return the resume point from which the script repeats the work that was cut off, if there is one.
+    """Return a resume point from which the script repeats the work that was cut off, if there is one.
 
-    Otherwise it is the newest one with no more than `bound` steps.
+    Otherwise, return the newest resume point with no more than `bound` steps.
     """
     limit, void = cut_off_work.latest_resume_step(cuts, bound), cut_off_work.void_states(view)
     if limit == bound and not void:
@@ -320,20 +320,20 @@ def resume_before(view: View, cuts: tuple[CutOffWork, ...], bound: int | None) -
 
 
 def _name_cut_off(each: CutOffWork, undone: tuple[CutOffWork, ...]) -> str:
-    again = "is not repeated: no state from before it is left" if each in undone else "is repeated"
+    again = "is not repeated, because no earlier state is left" if each in undone else "is repeated"
     where = "in step {} before its commit" if each.early else "after the commit of step {}"
     return f"the work of rank {each.rank} {where.format(each.step)} ({each.after_s:.2f} s) {again}"
 
 
 def first_resume_point(view: View, policy: Policy) -> ResumePoint:
-    """Return the resume point of a new run: the newest checkpoint, unless the user starts from scratch."""
+    """Return the resume point of a new run: the newest checkpoint, unless the user wants to start over."""
     return resume_point.FROM_THE_BEGINNING if policy.from_scratch else resume_point.newest(view, None)
 
 
 def checkpoint_to_verify(view: View, policy: Policy) -> Checkpoint | None:
     """Return the checkpoint that is about to be used and must first be read in full; None if there is none.
 
-    That is the checkpoint with which a run begins, or from which it resumes after a failed restore. Others
+    This applies to the checkpoint with which a run begins or resumes after a failed restore. All others
     were compared while they were written, and members verify the files that they restore.
     """
     memory = view.memory
@@ -379,11 +379,11 @@ def _trigger(cause: Fault | None) -> str:
 
 
 def _measure(view: View, policy: Policy, cause: Fault | None, resumed: ResumePoint, moved: list[str]) -> str:
-    """Return what is done about the cause, and from which state the group resumes."""
+    """Describe the remedy, and the state from which the group resumes."""
     reason = "as asked" if cause is None and policy.from_scratch else "as nothing has been saved yet"
     beginning = f"from the beginning, {reason}"
     if reports.script_keeps_own_state(view):
-        beginning = "from the script's first line: it keeps its own state"
+        beginning = "from the script's first line, because it keeps its own state"
     state = {
         "slot": f"from the snapshot of step {resumed.step}",
         "checkpoint": f"from the checkpoint of step {resumed.step}",
@@ -392,7 +392,7 @@ def _measure(view: View, policy: Policy, cause: Fault | None, resumed: ResumePoi
     if cause is None:
         return f"start {state}"
     if kind_of(cause.kind).spoils_state and not reports.script_keeps_own_state(view):
-        return f"roll back to before it, {state}"
+        return f"roll back and resume {state}"
     where = f"on {', '.join(moved)}" if moved else "where they are"
     return f"restart the processes {where}, {state}"
 

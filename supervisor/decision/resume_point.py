@@ -2,7 +2,7 @@
 
 A state is complete if a member holds the replicated state of its step and, for every rank, a member holds the
 rank's private state of that step. If a generation resumes from step s, the states of older generations beyond
-s become void. A state that could not be restored `TRIES` times is not used.
+s become void. A state whose restore has failed `TRIES` times is not used.
 
 The group resumes from the beginning only if nothing was saved; callers check `has_saved_state` for that.
 """
@@ -35,7 +35,7 @@ def newest(view: View, at_most: int | None, void: frozenset[tuple[int, int]] = f
 
 
 def _given_up(memory: JobState) -> frozenset[str]:
-    """Return the signatures of the states that could not be restored `TRIES` times."""
+    """Return the signatures of the states whose restore has failed `TRIES` times."""
     failed = Counter(past.signature for past in memory.history if past.kind == "restore")
     now = memory.incident.faults if memory.incident else ()
     failed.update({fault.signature for fault in now if fault.kind == "restore"})
@@ -70,7 +70,7 @@ def is_damaged(report: MemberReport, slot: HeldSnapshot) -> bool:
 
 
 def missing_private_state(view: View, step: int) -> str:
-    """Return a clause that names the ranks whose private state of `step` is missing; "" if none is."""
+    """Return a clause that names the ranks whose private state of `step` is missing; "" for none."""
     reports, lineage = _usable_reports(view), view.memory.lineage
     held = [each for report in reports for each in report.privates if each.step == step]
     given = {each.rank for each in held if _fits(each, each.rank, step, lineage)}
@@ -94,7 +94,7 @@ def can_serve(view: View, member: MemberView) -> bool:
 
 
 def _private_sources(view: View, reports: list[MemberReport], step: int) -> tuple[StateSource, ...] | None:
-    """Return the sources of every rank's private state at `step`; None if a rank has none."""
+    """Return the sources of every rank's private state at `step`; None if any rank lacks one."""
     sources: list[StateSource] = []
     for rank in range(view.memory.world_size):
         held = [
@@ -139,7 +139,7 @@ def _newest_checkpoint(
 
 
 def checkpoint_of(view: View, resumed: ResumePoint) -> Checkpoint | None:
-    """Return the checkpoint that `resumed` names; None if it names a snapshot or no state."""
+    """Return the checkpoint from which `resumed` resumes; None for a snapshot or the beginning."""
     if resumed.source != "checkpoint":
         return None
     return next((each for each in view.stored.checkpoints if each.path == resumed.path), None)
@@ -173,9 +173,9 @@ def reason_unusable(view: View, state: HeldSnapshot | Checkpoint, at_most: int |
     if at_most is not None and state.step > at_most:
         return f"it is beyond step {at_most}"
     if faults.restore_signature(source, state.generation, state.step) in _given_up(view.memory):
-        return f"it could not be restored {TRIES} times"
+        return f"its restore failed {TRIES} times"
     lineage = view.memory.lineage
     if not valid(state.generation, state.step, lineage):
         step = min(each.step for each in lineage if each.generation > state.generation)
-        return f"the run went back to step {step} later"
+        return f"the run later went back to step {step}"
     return ""

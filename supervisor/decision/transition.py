@@ -57,10 +57,10 @@ from supervisor.view.model import (
     Warn,
 )
 
-JUMPS = 64  # loss jumps that are remembered; a rank needs one only until it has passed that step
+JUMPS = 64  # loss jumps that are remembered; a rank needs a jump only until it has passed that step
 HISTORY = 1000  # faults that are remembered
 WARNED = 32  # warnings that are remembered
-LOST = 256  # lost members that are remembered: older ones ended long ago
+LOST = 256  # lost members that are remembered although they no longer exist and have no ranks
 
 
 _RUNNING: Mapping[type[Any], JobPhase] = {
@@ -127,7 +127,7 @@ def mermaid() -> str:
 def after(view: View, action: RunAction, policy: Policy) -> JobState:
     """Return the job's state after `action`.
 
-    Raises `IllegalTransition` if the action is not allowed in the present phase.
+    Raises `IllegalTransition` if the action is not allowed in the current phase.
     """
     phase = phase_after(view.memory.phase, action)
     if isinstance(action, Wait):
@@ -162,7 +162,7 @@ def _save(view: View, action: Save, _: Policy) -> JobState:
 
 
 def _preserve(view: View, action: Preserve, _: Policy) -> JobState:
-    """Return the state with the request to save; `since_ns` stays, as the group still waits for a member."""
+    """Return the state with the request to save; `since_ns` stays because the group still waits."""
     memory, incident = view.memory, view.memory.incident
     return replace(
         memory,
@@ -176,7 +176,15 @@ def _preserve(view: View, action: Preserve, _: Policy) -> JobState:
 
 
 def _replace(view: View, action: Replace, _: Policy) -> JobState:
-    return replace(view.memory, lost=(*view.memory.lost, action.member)[-LOST:])
+    return replace(view.memory, lost=_lost(view, (action.member,)))
+
+
+def _lost(view: View, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the lost members with `names` added, and without old ones that no longer exist."""
+    known = (*view.memory.lost, *names)
+    there = {each.name for each in view.members if each.exists} | {*view.memory.placement}
+    old = (name for name in known[:-LOST] if name in there)
+    return (*old, *known[-LOST:])
 
 
 def _done(view: View, _action: Done, _: Policy) -> JobState:
@@ -244,7 +252,7 @@ class _Adopted(TypedDict, total=False):
 
 
 def _followed(view: View) -> _Adopted:
-    """Return the fields to adopt from members' reports if they run a generation that the journal lacks."""
+    """Return the fields to adopt from members' reports if their generation is not in the journal."""
     generation = unknown_generation.newest(view)
     if not generation:
         return {}
@@ -274,7 +282,7 @@ def _start(view: View, action: Start, policy: Policy) -> JobState:
     resumed, found = action.resume, faults.of_incident(view, policy)
     restore = None
     if resumed.source != "none":
-        # Only the name: the path to the checkpoint may differ between members.
+        # Only the name, because the path to the checkpoint may differ between members.
         name = resumed.path.rpartition("/")[2]
         restore = Restore(resumed.step, resumed.generation, resumed.source, name)
     launch = Launch(
@@ -311,7 +319,7 @@ def _start(view: View, action: Start, policy: Policy) -> JobState:
         incident=_decided(view, action, policy) if memory.incident else None,
         settled=False,
         missed=(*_still_missed(memory, resumed), *_missed(memory, action))[-HISTORY:],
-        lost=(*memory.lost, *_members_to_end(view, action, policy))[-LOST:],
+        lost=_lost(view, _members_to_end(view, action, policy)),
         equal=replica_divergence.rolled_back(memory.equal, resumed.step) if restore else (),
         saved=memory.saved if restore else -1,
         held=memory.held if restore else -1,
@@ -329,7 +337,7 @@ def _start(view: View, action: Start, policy: Policy) -> JobState:
 
 
 def _jumped(memory: JobState, cause: Fault | None) -> tuple[LossJump, ...]:
-    """Return the loss jumps that were rolled back: if the same loss occurs again, its cause is the data."""
+    """Return the loss jumps that were rolled back; if the same loss recurs, the data is the cause."""
     known = [(past.step, past.value) for past in memory.history if past.kind == "loss_jump"]
     if cause is not None and cause.kind == "loss_jump":
         known.append((cause.step, cause.value))
@@ -343,7 +351,7 @@ def _missed(memory: JobState, action: Start) -> tuple[UndoneWork, ...]:
 
 
 def _still_missed(memory: JobState, resumed: ResumePoint) -> tuple[UndoneWork, ...]:
-    """Return the earlier undone work that is still not repeated if the group resumes at `resumed`."""
+    """Return the earlier undone work that remains undone if the group resumes at `resumed`."""
     return tuple(each for each in memory.missed if resumed.step >= each.step + each.early)
 
 
@@ -375,7 +383,7 @@ def _decided(view: View, action: Start, policy: Policy) -> OpenIncident:
 
 
 def _members_to_end(view: View, action: Start, policy: Policy) -> tuple[str, ...]:
-    """Return the members to end: others take over their ranks, but no launcher can end their processes."""
+    """Return the members to end, because others take over their ranks and no launcher can end them."""
     return tuple(
         name
         for name in view.memory.placement
@@ -395,7 +403,7 @@ class _Saving(TypedDict, total=False):
 
 
 def _emergency(memory: JobState, action: Start) -> _Saving:
-    """Return the order to also write the secured state to storage once the group trains again."""
+    """Return the request to write the secured state to storage too, once the group trains again."""
     resumed = action.resume
     able = [name for name in action.placement if name in resumed.holders]
     if action.cause is None or resumed.source != "slot" or not able:
@@ -469,7 +477,7 @@ def _end(view: View, action: End, policy: Policy) -> JobState:
 
 
 def _not_resumed(view: View, incident: OpenIncident, back: int | None) -> OpenIncident:
-    """Return `incident` for a run that ends before another step: only the state on storage remains."""
+    """Return `incident` for a run that ends before another step, when only the state on storage remains."""
     newest = resume_point.newest_checkpoint(view)
     kept = [newest.step] if newest is not None else [0]
     kept += [back] if back is not None else []
@@ -542,8 +550,8 @@ _EFFECTS: Mapping[type[Any], Callable[[View, Any, Policy], JobState]] = MappingP
 def taken_over(memory: JobState, now_ns: int) -> JobState:
     """Return the memory for a supervisor that takes over at `now_ns`.
 
-    Its predecessor may have been stuck since the phase began. Members may have received no orders in that
-    time, and could not report, so all waits for them begin now.
+    Its predecessor may have been stuck since the phase began. During that time, members may have received no
+    orders and been unable to report, so all waits for them start again now.
     """
     if memory.phase == "looking":  # an older version was inspecting late ranks
         memory = replace(memory, phase="running", incident=None)

@@ -62,7 +62,7 @@ def progress(status: StatusDocument) -> str:
 
 
 def is_ettr_unknown(status: StatusDocument) -> bool:
-    """True if steps were repeated and their number is not known.
+    """True if steps were repeated and their number is unknown.
 
     This is the case for a script that keeps its own state, and after all processes that knew the step died.
     """
@@ -70,11 +70,11 @@ def is_ettr_unknown(status: StatusDocument) -> bool:
 
 
 def _ettr(status: StatusDocument) -> str:
-    return f"ETTR {'not known' if is_ettr_unknown(status) else percent(float(status.get('ettr') or 0.0))}"
+    return f"ETTR {'unknown' if is_ettr_unknown(status) else percent(float(status.get('ettr') or 0.0))}"
 
 
 def _step(status: StatusDocument) -> str:
-    """Return the step and, if the script has declared it, the total; "" if the step is not known."""
+    """Return the step and, if the script has declared it, the total; "" if the step is unknown."""
     if status.get("step") is None:
         return ""
     total = status.get("total_steps")
@@ -84,7 +84,7 @@ def _step(status: StatusDocument) -> str:
 
 
 def _remaining(status: StatusDocument) -> str:
-    """Return how long the remaining steps will take at the present rate; "" if that is not known."""
+    """Return how long the remaining steps will take at the current rate; "" if that is unknown."""
     total, rate, step = status.get("total_steps"), status.get("rate"), status.get("step")
     if not total or not rate or step is None or total <= step:
         return ""
@@ -128,7 +128,7 @@ def has_run(status: StatusDocument) -> bool:
 
 
 def station(status: StatusDocument) -> str:
-    """Return the line about the present phase, which a log shows whenever the phase changes."""
+    """Return the line about the current phase, which a log shows whenever the phase changes."""
     name = phase(status)
     if name == "running":
         return generation(status)
@@ -241,5 +241,5 @@ def _last(status: StatusDocument, width: int, style: Style) -> str:
         return style.paint(clip("  no incidents", width, style), DIM)
     total = int(status.get("incidents") or 0)
     more = f"  ({count(total, 'incident')})" if total > 1 and width >= 60 else ""
-    line = f"{outcome(last)}: {what(last)}"  # the outcome first: a narrow terminal cuts off the end
+    line = f"{outcome(last)}: {what(last)}"  # the outcome first, because a narrow terminal cuts off the end
     return "  " + clip(line, width - 2 - len(more), style) + style.paint(more, DIM)

@@ -171,7 +171,7 @@ class LiveDisplay:
     def _draw(self, now_s: float) -> None:
         """Write the waiting lines, and the frame below them, in one call."""
         if self._out.busy:
-            return  # the last frame is not written yet: a later call draws a newer one
+            return  # the last frame is not written yet, so a later call draws a newer one
         size = self._out.size()
         silent_s = max(0.0, now_s - self._fresh_s)
         frame = []
@@ -226,7 +226,7 @@ class PlainDisplay:
             self._lines.add_own(rendering.generation(status))
         station = (phase, number if phase == "running" else None)
         if status.get("open_incident") and phase in rendering.RECOVERING:
-            pass  # the incident has a line when it begins and one when it is over
+            pass  # the incident has a line at its beginning and at its end
         elif station != self._station:
             self._station = station
             if phase == "running":

@@ -14,10 +14,10 @@ _MAX_MISSED = 20  # incidents between two statuses that are still shown
 
 @dataclass(frozen=True, slots=True)
 class IncidentRecords:
-    """Access to the records of incidents. A status contains only the newest, but several may have been added.
+    """Access to the records of incidents. A status contains only the newest, but several may be new.
 
-    `recall` returns the record of an incident by its number; None if it cannot be read. Incidents up to the
-    number `before` belong to an earlier run.
+    `recall` returns the record of an incident by its number; None if it cannot be read. Incidents numbered up
+    to `before` belong to an earlier run.
     """
 
     recall: Callable[[int], Mapping[str, Any] | None] = lambda _: None
@@ -35,7 +35,7 @@ class _SlowRanks:
         self._judge: tuple[object, object] = (None, None)
 
     def of(self, status: Mapping[str, Any]) -> list[str]:
-        """Return a line for each change; with another supervisor or generation, no rank counts as slow."""
+        """Return a line for each change; a new supervisor or generation starts with no slow ranks."""
         judge = (status.get("supervisor_pid"), status.get("generation"))
         if judge != self._judge:
             self._judge, self._shown = judge, set()
@@ -54,8 +54,8 @@ class _WarmFailures:
     """Tracks which members were shown as unable to create warm processes."""
 
     def __init__(self) -> None:
-        # Name of the member -> whether ranks wait for its processes. The error is not part of it, because its
-        # text may differ each time.
+        # Name of the member -> whether ranks wait for its processes. The error text is not part of it,
+        # because it may differ each time.
         self._failing: dict[object, bool] = {}
 
     def of(self, status: Mapping[str, Any]) -> list[str]:
@@ -76,8 +76,8 @@ class _WarmFailures:
 class StatusNews:
     """Compares each status with what was shown before, and returns the lines to add.
 
-    The lines are about incidents that begin or are over, checkpoints that are not used or cannot be written,
-    slow ranks, members without warm processes, and warnings.
+    The lines report incidents that begin or end, checkpoints that are not used or cannot be written, slow
+    ranks, members without warm processes, and warnings.
     """
 
     def __init__(self, incidents: IncidentRecords) -> None:
@@ -151,7 +151,7 @@ def _line(incident: Mapping[str, Any], words: str) -> list[str]:
 
 
 def _traceback(incident: Mapping[str, Any]) -> list[str]:
-    """Return the end of the message of a rank that lost its peers although none failed; no log has it."""
+    """Return the last lines of a rank that lost its peers although none failed; no log has them."""
     if incident.get("kind") != "victim" or incident.get("remedy") == "stop":  # printed at the end of the run
         return []
     return str(incident.get("message") or "").strip("\n").splitlines()[-_TRACEBACK_LINES:]

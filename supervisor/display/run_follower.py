@@ -23,7 +23,7 @@ SOON_S = 0.05  # how long `poll` waits for a read, which usually takes one or tw
 HANGS_S = 5.0  # a read that takes longer is reported
 READ_S = 1.0  # for one small file
 END_S = 3.0  # for the last read
-OLD_S = 10.0  # a status is renewed every second: if it is older than this, a write is attempted as a probe
+OLD_S = 10.0  # a status is renewed every second; if it is older than this, `poll` attempts a write as a probe
 
 RankLine = tuple[int, str]  # rank, text
 _WARNS = re.compile(r"holdfast: (?:(?P<of>warning: )(?:rank \d+: )?|rank \d+: )(?P<text>.*)")
@@ -31,7 +31,7 @@ _NUMBER = re.compile(r"\d+")
 
 
 class WarningFilter:
-    """Removes repeated warnings of Holdfast: each rank prints them, and prints them again after a restart.
+    """Removes repeated warnings of Holdfast, which each rank prints, and prints again after a restart.
 
     Two warnings about the script are equal even if numbers in them differ (the step, a time). Two warnings
     about a value of the training (a loss jump) are different if their numbers differ.
@@ -75,7 +75,7 @@ class RunFollower:
         self._gone = False
         self._refused = ""
         self._reported = ""
-        # The newest status, and when it was read first or the directory was last probed.
+        # The newest status, and when it was first read or the directory was last probed.
         self._renewed: tuple[object, float] = (None, 0.0)
         self._probed = ""
 
@@ -126,7 +126,7 @@ class RunFollower:
             if self._pending is not None:
                 wait([self._pending], END_S)
             last = self._files.do(self._read_last, END_S)
-        if self._pending is not None and self._pending.done():  # an earlier read: its lines come first
+        if self._pending is not None and self._pending.done():  # an earlier read, whose lines come first
             earlier, self._pending = self._pending, None
             with suppress(OSError):
                 lines = self._adopt(earlier.result())

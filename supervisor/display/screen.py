@@ -47,7 +47,7 @@ def style_of(stream: TextIO) -> Style:
 class Screen:
     """An output stream, written by a thread. It is not an error if its reader has exited.
 
-    `lost` is why the last text could not be written for another reason, such as a full disk, or "".
+    `lost` says why the last text could not be written for another reason, such as a full disk, or is "".
     """
 
     lost: str = ""
@@ -65,7 +65,7 @@ class Screen:
         self._changed = threading.Condition()
         self._ending = False
         self._is_pipe = stat.S_ISFIFO(os.fstat(self._descriptor).st_mode)
-        self._behind = False  # the reader was too slow at the end: only the last lines are still written
+        self._behind = False  # the reader was too slow at the end, so only the last lines are still written
         self._thread = threading.Thread(target=self._work, name="screen", daemon=True)
         self._thread.start()
 

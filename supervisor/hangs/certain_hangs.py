@@ -1,7 +1,7 @@
-"""Recognize hangs that are certain regardless of the elapsed time; they are acted on within seconds. Pure.
+"""Recognize hangs that are certain without a time limit; the supervisor acts on them within seconds. Pure.
 
-A process is stopped, or waits for locks that no other process can release; its partner has left; all ranks
-wait for each other; or the limit of a rank's own phase is exceeded.
+A hang is certain if a process is stopped or waits for locks that no other process can release, if its partner
+has left, if all ranks wait for each other, or if a rank exceeds the limit of its own phase.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from supervisor.hangs.verdict import StallVerdict, hang_fault
 from supervisor.view import reports, uneven_steps
 from supervisor.view.model import Fault, LateRank, Policy, RankAtRest, View
 
-SIDE_S = 0.3  # how long action on a certain hang waits for the other ranks' inspections, which have begun
-STOPPED_S = 1.0  # the same for a stopped rank that is not late: the inspections have yet to begin
-LEFT_S = 5.0  # how long ranks must have waited for one that has left if none of them is late
+SIDE_S = 0.3  # how long the supervisor waits for the other ranks' inspections, which have begun
+STOPPED_S = 1.0  # the same for a stopped rank that is not late, as its inspections have yet to begin
+LEFT_S = 5.0  # how long ranks that are not late must have waited for a rank that has left
 _S = 1_000_000_000
 
 
@@ -101,13 +101,13 @@ def partner_left(view: View, gone: RankState, waiting: list[LateRank]) -> StallV
     fault = Fault(
         "crash", gone.rank, member, step, view.watch.since_ns, f"exited with 0 at step {step}", detail, code=0
     )
-    # If it did fewer steps than the others, that is the fault.
+    # If the rank did fewer steps than the others, report that instead.
     fault = next(iter(uneven_steps.find_uneven_steps(view)), fault)
     return StallVerdict(fault.detail, fault.rank, "", "", 0.0, view.now_ns, None, fault)
 
 
 def deadlocked(view: View, policy: Policy, resting: tuple[RankAtRest, ...]) -> StallVerdict:
-    """Return the verdict if all ranks wait for each other and nothing can end that.
+    """Return the verdict if all ranks wait for each other and nothing can end the wait.
 
     If the group was restarted at the same step and place before, the restart did not help. Then a limit
     applies, which doubles with each such restart.
@@ -126,7 +126,7 @@ def deadlocked(view: View, policy: Policy, resting: tuple[RankAtRest, ...]) -> S
 
 
 def is_repeated(view: View, named: LateRank) -> bool:
-    """Return True if the group was restarted for a hang at this place and step: then a limit applies."""
+    """Return True if the group was restarted for a hang at this place and step, so a limit applies."""
     place = group_reports.place(view, named)
     return any(
         past.kind == "hang" and past.place == place and past.step == named.step

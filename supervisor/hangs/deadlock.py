@@ -3,9 +3,9 @@
 An inspection can show that a rank is at rest (`holdfast.inspection.blocked_ranks`): it waits in a collective,
 and until a given time only bytes on its connections would wake it. If all ranks are at rest at the same
 moment, and each connection leads from one of them to another, then no process is left that could send any
-bytes: the ranks wait forever, regardless of which collectives they are in.
+bytes, so the ranks wait forever, regardless of which collectives they are in.
 
-The clocks of several hosts cannot show that it is the same moment. When inspections show all ranks at rest,
+The clocks of different hosts cannot establish such a moment. When inspections show all ranks at rest,
 the supervisor therefore requests another inspection of each, with the time of the request as its number. A
 rank whose mark is the same in both inspections was at rest at the time of that request.
 """
@@ -40,7 +40,7 @@ def update_resting(before: tuple[RankAtRest, ...], view: View) -> tuple[RankAtRe
         for inspection in reports.inspections(view, report):
             findings = evidence.findings(inspection)
             if inspection.rests_s <= 0 or findings.role != evidence.WAITS or findings.shows_progress:
-                continue  # it may yet move: for example, a child process may be saving a file for it
+                continue  # the rank may still move: for example, its child process may be saving a file
             last = known.get(inspection.rank)
             if last is None or last.mark != inspection.mark or inspection.number < last.look:
                 found.append(_resting(inspection, view.now_ns, view.now_ns))
@@ -76,7 +76,7 @@ def deadlocked_ranks(view: View, horizon_s: float) -> tuple[RankAtRest, ...]:
     """Return all ranks, with the places where they wait, if none of them will continue; () if not proven.
 
     At the time limit of a collective, an exception is raised, which the script may handle. A wait counts as
-    endless if that is more than `horizon_s` away, because the group would be restarted before then anyway.
+    endless if that limit is more than `horizon_s` away: the group would be restarted before then anyway.
     """
     since_ns, rests = _all_resting_since_ns(view), view.watch.rests
     if not since_ns or any(each.asked != since_ns for each in rests):
@@ -108,5 +108,5 @@ def describe(rests: tuple[RankAtRest, ...], most: int = 4) -> str:
 
 
 def place(rests: tuple[RankAtRest, ...]) -> str:
-    """Return where the ranks wait, without line numbers: equal for any two lines of one function."""
+    """Return where the ranks wait, without line numbers, so that all lines of one function are equal."""
     return "; ".join(sorted({evidence.without_line(each.place) for each in rests}))

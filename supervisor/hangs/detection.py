@@ -29,7 +29,7 @@ from supervisor.hangs.verdict import StallVerdict
 from supervisor.view import reports
 from supervisor.view.model import LateRank, PendingException, Policy, View
 
-EXCEPTION_S = 5.0  # added to the time for `finally` blocks, after which the rank itself reports the exception
+EXCEPTION_S = 5.0  # added to the time for `finally` blocks; then the rank itself reports the exception
 _PAUSES = names_of_kinds(PhaseKind.PAUSE, PhaseKind.COPY)
 _ENDS = names_of_kinds(PhaseKind.END)
 _S = 1_000_000_000
@@ -112,7 +112,7 @@ def _pending_exceptions(view: View, policy: Policy) -> list[PendingException]:
 
 
 def _standstill(view: View, policy: Policy) -> StallVerdict:
-    """Return the verdict if all ranks are late or at their end, and were inspected or could have been."""
+    """Return the verdict if all ranks are late or ending, and were inspected or could have been."""
     watch = view.watch
     waiting = [each for each in watch.ranks if each.role == evidence.WAITS]
     rest = [each for each in watch.ranks if each.role != evidence.WAITS]
@@ -137,7 +137,7 @@ def _standstill(view: View, policy: Policy) -> StallVerdict:
 
 
 def _ranks_ahead(view: View, rest: list[LateRank]) -> set[int]:
-    """Return the ranks ahead of the last one that only compute or wait, perhaps for a device."""
+    """Return the ranks that are ahead of the last rank and only compute or wait, perhaps for a device."""
     inspected = {each.rank for each in reports.all_inspections(view)}
     places = {each.rank: (each.step, each.phase_seq) for each in rest if each.rank in inspected}
     first = min(places.values(), default=(0, 0))

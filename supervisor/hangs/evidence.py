@@ -128,7 +128,7 @@ def _awaited(inspection: RankInspection) -> str:
 
 
 def describe(inspection: RankInspection) -> str:
-    """Return an inspection in one line, as evidence for an incident."""
+    """Describe an inspection in one line, as evidence for an incident."""
     window = f" in {inspection.window_s:.2f} s" if inspection.window_s else ""
     parts = [
         f"step {inspection.step}",

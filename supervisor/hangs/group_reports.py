@@ -21,7 +21,7 @@ def longest_limit_s(stalled: dict[int, RankStall]) -> float:
 
 
 def phases(view: View) -> dict[int, str]:
-    """Return the name of the phase of each live rank of the group; "" if it is not known."""
+    """Return the name of the phase of each live rank of the group; "" if unknown."""
     pages = {each.rank: each.phase for report in reports.reports(view) for each in report.progress}
     gone = {rank.rank for rank in reports.ranks(view) if rank.state == "exited"}
     return {rank: pages.get(rank, "") for rank in range(view.memory.world_size) if rank not in gone}
@@ -39,7 +39,7 @@ def state(view: View, rank: int) -> RankState | None:
 
 
 def are_all_inspected(view: View) -> bool:
-    """Return True if all live ranks were inspected at their present steps."""
+    """Return True if all live ranks were inspected at their current steps."""
     inspected = {
         inspection.rank
         for inspection in reports.all_inspections(view)
@@ -58,7 +58,7 @@ def traced_rank(view: View) -> int | None:
 
 
 def waits_for_others(view: View, rank: int) -> bool:
-    """Return True if an inspection of `rank` at its present step showed that it waits for other ranks."""
+    """Return True if an inspection of `rank` at its current step showed that it waits for other ranks."""
     return any(
         inspection.rank == rank
         and inspection.step == reports.step_of_rank(view, rank)

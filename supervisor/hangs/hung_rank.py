@@ -1,8 +1,8 @@
 """Find the rank that hangs, from the ranks' progress pages, processes and stacks at one instant. Pure.
 
 In a group that trains in step, one rank that stops makes all others wait for it in a collective. The waiting
-ranks are victims and look alike; the culprit is the rank that differs. The criteria are applied in the order
-of their reliability, each only to the ranks that the earlier ones could not clear.
+ranks are victims and look alike; the culprit is the rank that differs. The criteria are applied in order
+of reliability, each only to the ranks that earlier criteria could not clear.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from holdfast.protocol.launcher_messages import RankInspection
 from supervisor.view import reports
 from supervisor.view.model import LateRank, View
 
-_STOPPED = frozenset("T")  # not "t", for a debugger: it may be Holdfast's own, which reads the stack
+_STOPPED = frozenset("T")  # not "t" (traced): the debugger may be Holdfast's own stack reader
 _DEAD = frozenset("ZX")
 _SPIN_S = 0.05  # a rank with less CPU time in the window does not spin
 _SPIN_RATIO = 4.0

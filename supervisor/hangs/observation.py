@@ -16,7 +16,7 @@ from supervisor.hangs import deadlock, evidence
 from supervisor.view import reports
 from supervisor.view.model import LateRank, LearnedStall, MemberView, PendingException, StallWatch, View
 
-WORTH_S = 5.0  # shorter stalls are not learned from, because all limits are longer than this
+WORTH_S = 5.0  # shorter stalls are not remembered, because all limits are longer
 _ENDS = names_of_kinds(PhaseKind.END)
 _IN_LOOP = names_of_kinds(PhaseKind.START, PhaseKind.STEP, PhaseKind.TAIL)
 
@@ -54,7 +54,7 @@ def update(watch: StallWatch, view: View) -> StallWatch:
 
 
 def discount_pause(watch: StallWatch, late_ns: int) -> StallWatch:
-    """Return `watch` without the `late_ns` during which the supervisor did not run."""
+    """Return `watch` with its times moved past the `late_ns` during which the supervisor did not run."""
     moved = tuple(
         replace(
             each,
@@ -104,7 +104,7 @@ def _late_rank(
 def _watched_in_time(before: dict[int, LateRank], view: View, late: frozenset[int]) -> list[LateRank]:
     """Return the ranks that are watched although they are not late.
 
-    Those are live ranks that have left their loop, while late ranks may wait for them; and ranks that are
+    These are live ranks that have left their loop while late ranks may wait for them, and ranks that are
     still in their loop after another rank has ended.
     """
     phases = (_ENDS if late else frozenset()) | (_IN_LOOP if _has_left(view) else frozenset())

@@ -8,7 +8,7 @@ from supervisor.hangs.verdict import UNBEGUN, StallVerdict
 from supervisor.view import reports
 from supervisor.view.model import LateRank, Policy, View
 
-_NAMED = 4  # ranks that a line lists
+_NAMED = 4  # ranks listed in one line
 
 
 def warning(view: View, found: StallVerdict) -> str:
@@ -42,7 +42,7 @@ def _warning_unbegun(found: StallVerdict, waited_s: float) -> str:
 
 
 def describe_in_time(view: View, policy: Policy, rank: int, phase: str) -> str:
-    """Return in words what `rank`, which is not late, is doing, and which option limits it."""
+    """Describe what `rank`, which is not late, is doing, and which option limits it."""
     until = f"which may take until --first-step-timeout ({policy.first_step_s:g} s)"
     state, meaning = group_reports.state(view, rank), meaning_of(phase)
     if phase and state is not None and reports.script_keeps_own_state(view) and not state.marks.first_step_ns:
@@ -57,7 +57,7 @@ def describe_in_time(view: View, policy: Policy, rank: int, phase: str) -> str:
 
 
 def describe_pause(view: View, rank: int, phase: str) -> str:
-    """Return in words what `rank` is doing in a pause or a copy of its state that is within its limit."""
+    """Describe what `rank` is doing in a pause or a copy of its state that is within its limit."""
     meaning = meaning_of(phase)
     if meaning is None or meaning.kind is PhaseKind.COPY:
         return f"rank {rank} is copying its state for Holdfast"
@@ -71,7 +71,7 @@ def _at(view: View, rank: int) -> str:
 
 
 def describe_standstill(view: View, named: LateRank, is_unknown: bool) -> str:
-    """Return in words which rank holds up the group, and where; with `is_unknown`, all candidates."""
+    """Describe which rank holds up the group, and where; with `is_unknown`, describe all candidates."""
     if is_unknown or named.rank < 0:
         scattered = _describe_scattered(view)
         if scattered:
@@ -82,7 +82,7 @@ def describe_standstill(view: View, named: LateRank, is_unknown: bool) -> str:
 
 
 def _describe_scattered(view: View) -> str:
-    """Return in words where the ranks wait if all are in collectives, but at different places; else "".
+    """Describe where the ranks wait if all are in collectives at different places; otherwise return "".
 
     That alone does not prove that they will never meet: one rank may have its result before another, whose
     part is still in transit, and process groups cannot be distinguished from outside. The proof is that
@@ -98,7 +98,7 @@ def _describe_scattered(view: View) -> str:
 
 
 def describe_late_rank(view: View, late: LateRank) -> str:
-    """Return in words where a rank is and what it waits for."""
+    """Describe where a rank is and what it waits for."""
     where = f"in {group_reports.position(view, late) or name_activity(view, late.rank, late.phase)}"
     if late.role in (evidence.WORKS, evidence.BUSY):
         return f"{where} ({late.work})"

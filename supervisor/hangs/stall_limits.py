@@ -12,9 +12,9 @@ from supervisor.view import reports
 from supervisor.view.model import LateRank, PastFault, Policy, View
 
 BUSY_FACTOR = 3  # times the limit, for a rank that computes without visible progress
-MOST_FACTOR = 10  # times the limit: the most that signs of work can add up to
+MOST_FACTOR = 10  # times the limit: signs of work cannot extend it further
 LEARNED_FACTOR = 3  # times the longest stall of the same kind that ended without a restart
-TWICE_S = 6.0  # longest time between two inspections, and longest wait for a missing second one
+TWICE_S = 6.0  # longest time between two inspections, and longest wait for a missing second inspection
 PAUSE_SLACK_S = 1.0  # a process group's timeout may equal the limit of a pause: both default to 30 minutes
 _MOST_DOUBLINGS = 10
 _S = 1_000_000_000
@@ -29,7 +29,7 @@ def limited(view: View, policy: Policy, holding: list[LateRank]) -> StallVerdict
         view.watch.since_ns,
     )
     usual_s = policy.stall_limit_s if begun else policy.first_step_s
-    # If a rank counts as late only after minutes, its steps take minutes: the limit must not be shorter.
+    # If a rank counts as late only after minutes, its steps take minutes, and the limit must not be shorter.
     held_up = {each.rank: stalls[each.rank] for each in holding if each.rank in stalls}
     limit = max(usual_s, group_reports.longest_limit_s(held_up))
     worked_ns = max(each.worked_ns or since_ns for each in holding)
@@ -49,13 +49,13 @@ def limited(view: View, policy: Policy, holding: list[LateRank]) -> StallVerdict
     limit_s *= doublings(times)
     why = sentences.describe_standstill(view, named, len(holding) > 1 and named.rank < 0)
     act_ns = since_ns + int(limit_s * _S)
-    if any(each.looks < 2 for each in holding):  # a previous supervisor may have seen it work
+    if any(each.looks < 2 for each in holding):  # a previous supervisor may have seen the rank work
         act_ns = max(act_ns, view.memory.since_ns + int((TWICE_S + policy.look_s) * _S))
     detail = f"{why}; the limit for that is {limit_s:.0f} s{source(times, bool(learned), limit_s > limit)}"
     work = named.work or evidence.UNKNOWN
     at = place or sentences.name_activity(view, named.rank, named.phase)
     fault = hang_fault(view, named, detail, f"stall at {at}", work)
-    if named.role == evidence.LOCKED:  # a certain hang, which has a limit only because it is repeated
+    if named.role == evidence.LOCKED:  # a certain hang, which has a limit only because it recurred
         fault = hang_fault(view, named, detail, signature(view, named), "")
     warn_s = apart_s + (limit_s - apart_s if begun else limit) / 2
     return StallVerdict(
@@ -113,7 +113,7 @@ def doublings(times: int) -> int:
 
 
 def source(times: int, is_learned: bool, is_extended: bool) -> str:
-    """Return the reason for a limit, for the end of a sentence; "" for the usual limit."""
+    """Return a clause with the reason for a limit; "" for the usual limit."""
     if times:
         return ", more than before: a restart at this place did not help"
     if is_learned:

@@ -17,7 +17,7 @@ class StallVerdict:
     """What holds up a group that completes no steps, and when the supervisor warns and acts."""
 
     why: str  # in words: "rank 0 is in evaluate (train.py:42), waiting for a file system"
-    rank: int = -1  # the rank that holds up the others; -1 if it is not known
+    rank: int = -1  # the rank that holds up the others; -1 if it is unknown
     place: str = ""
     work: str = ""  # the kind of work; "" for a certain hang
     limit_s: float | None = None  # counted from `StallWatch.since_ns`; None: it never counts as a hang

@@ -1,4 +1,4 @@
-"""Find the API server and the credentials for it: those of a pod's service account, or of a kubeconfig.
+"""Find the API server and the credentials for it: from a pod's service account or a kubeconfig.
 
 The `kubernetes` library reads the kubeconfig, because it supports all common forms (merged files, exec
 plugins, OIDC). It is imported only when it is needed, because that takes 0.1 s and 20 MB.
@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 log = logging.getLogger(__name__)
 
-PLUGIN_S = 120.0  # a kubeconfig may run a program for its token, which may ask the user to log in
+PLUGIN_S = 120.0  # a kubeconfig may get its token from a program that asks the user to log in
 _IN_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
@@ -43,7 +43,7 @@ class Credentials(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ServerAccess:
-    """An API server and how to reach it. `server_name` is the name in its certificate if not the host's."""
+    """An API server and how to reach it. `server_name` is the certificate's name if not the host's."""
 
     url: str
     credentials: Credentials
@@ -54,7 +54,7 @@ class ServerAccess:
 
 
 async def find_access(kubeconfig: str | Path | None = None, context: str | None = None) -> ServerAccess:
-    """Return the access that the arguments name, or else that of $KUBECONFIG, ~/.kube/config or this pod.
+    """Return the access from the arguments, or else from $KUBECONFIG, ~/.kube/config or this pod.
 
     Raises:
         ClusterNotConfigured: None of these exists, or the first that does is unusable.
@@ -143,7 +143,7 @@ async def _from_kubeconfig(paths: str, context: str | None) -> ServerAccess:
             loader = await asyncio.wait_for(loading, PLUGIN_S)
         except asyncio.TimeoutError:
             raise ClusterNotConfigured(f"the kubeconfig's plugin took longer than {PLUGIN_S:g} s") from None
-        # The library does not check the file's structure: a list in place of a mapping is a TypeError.
+        # The library does not check the file's structure, so a list in place of a mapping is a TypeError.
         except (
             ConfigException,
             YAMLError,

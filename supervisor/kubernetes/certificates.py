@@ -1,9 +1,9 @@
 """Holdfast's certificate authority, in a Secret, and the server certificates that it signs, in memory.
 
 Clients verify Holdfast's servers against the bundle of authorities, which a pod receives when it is created
-and keeps for its whole life. An authority therefore lives for years; its successor joins the bundle
-`JOIN_DAYS` before its end, and begins to sign only `SIGN_DAYS` before it. A pod that runs for less than the
-time in between never encounters a certificate that its bundle does not cover.
+and keeps for its whole life. An authority therefore lives for years. Its successor joins the bundle
+`JOIN_DAYS` before the authority expires, but signs only in its last `SIGN_DAYS`. A pod that runs for less
+than the time in between never encounters a certificate that its bundle does not cover.
 
 The Secret's `ca.crt` has the certificates and its `ca.key` the private keys, the oldest authority first.
 To replace a key that has leaked, delete the Secret: the next check creates a new authority.
@@ -40,7 +40,7 @@ AUTHORITY_DAYS = 3650
 JOIN_DAYS = 1825
 SIGN_DAYS = 180
 LEAF_DAYS = 14.0
-RENEW_DAYS = 7.0  # before the end of a leaf: the API server may be unreachable for a week
+RENEW_DAYS = 7.0  # before a leaf expires, because the API server may be unreachable for a week
 CHECK_S = 3600.0  # between checks of the Secret: another replica may have added an authority
 RETRY_S = 60.0
 BACKDATED = timedelta(hours=1)  # for hosts whose clocks are behind
@@ -49,7 +49,7 @@ _PEM = serialization.Encoding.PEM
 
 
 class BrokenAuthority(Exception):
-    """The Secret is not a valid authority. The message says what is wrong and that it can be deleted."""
+    """The Secret is not a valid authority. The message says why, and that the Secret can be deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,12 +173,12 @@ class AuthoritySecret:
 
         Raises:
             BrokenAuthority: The Secret is not a valid authority.
-            ApiError: Or `ServerUnreachable`: a request failed.
+            ApiError, ServerUnreachable: A request failed.
         """
         for _ in range(_REPLICAS):
             try:
                 return await self._agree()
-            except (AlreadyThere, Conflict, NotFound):  # another replica was faster: use what it wrote
+            except (AlreadyThere, Conflict, NotFound):  # another replica was faster, so use what it wrote
                 continue
         return await self._agree()
 
@@ -232,7 +232,7 @@ def new_leaf(authority: Authority, names: Sequence[str], addresses: Sequence[str
 
 
 class ServerCertificate:
-    """A TLS context for servers, whose certificate is renewed in place: the listening socket stays open.
+    """A TLS context for servers, whose certificate is renewed in place, so the listening socket stays open.
 
     `bundle` is the PEM text that clients need. `bundle_changed` is called with the first bundle and whenever
     it changes, and must not raise.
@@ -294,12 +294,12 @@ async def server_certificate(
     return made
 
 
-_REPLICAS = 5  # so many others may be faster than this one
+_REPLICAS = 5  # how many other replicas may be faster than this one
 _BROKEN = "the Secret of the certificate authority is unusable: {}. Delete it to have a new one created"
 
 
 def _load_chain(context: ssl.SSLContext, chain: bytes) -> None:
-    """Use `chain` for new connections. OpenSSL reads only files, so it gets one in memory, never on disk."""
+    """Use `chain` for new connections. OpenSSL reads only files, so it gets one in memory."""
     descriptor = os.memfd_create("certificate", os.MFD_CLOEXEC)
     try:
         with open(descriptor, "wb", closefd=False) as file:

@@ -1,8 +1,8 @@
-"""Requests to the Kubernetes API server: raw JSON objects in and out, every wait and every answer bounded.
+"""Requests to the Kubernetes API server: with raw JSON objects, and a bound on every wait and response.
 
 Failures of the transport and refusals of the server are raised as the exceptions of
 `supervisor.kubernetes.errors`, with the request in words. No request is repeated, except once with new
-credentials after a 401: only the caller can tell whether a request whose answer was lost took effect.
+credentials after a 401, because only the caller can tell whether a request without a response took effect.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from supervisor.kubernetes.errors import MESSAGE_CHARS, ServerUnreachable, Watch
 KubernetesObject = Mapping[str, Any]
 _Objects = list[KubernetesObject]  # within `ApiServer`, `list` is a method
 
-REQUEST_S = 15.0  # the API server's own limit for most requests is 60 s; it usually answers in milliseconds
+REQUEST_S = 15.0  # the API server's own limit for most requests is 60 s; it usually responds in milliseconds
 CONNECT_S = 5.0
 ANSWER_BYTES = 64 << 20  # a page of a list; one object has at most about 3 MiB
 LINE_BYTES = 8 << 20  # an event of a watch: one object
-# Objects in one answer to a list. It is parsed in one piece, during which the event loop does not run: 39 ms
+# Objects in one answer to a list. It is parsed in one piece, while the event loop does not run: 39 ms
 # were measured for 100 pods of 16 KiB.
 PAGE = 100
 MAX_PAGES = 4000  # bounds a list that does not end
-WATCH_S = 300  # how long a watch lasts until the server ends it; the next one begins where it ended
+WATCH_S = 300  # how long until the server ends a watch; the next watch begins where it ended
 STALL_S = 130.0  # two missed bookmarks: in a watch without events, the server sends one every minute
 
 
@@ -59,7 +59,7 @@ class ResourceKind:
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
-        """Return the path of an object or a collection; without `namespace`, the one of all namespaces."""
+        """Return the path of an object or a collection; without `namespace`, that of all namespaces."""
         if self.namespaced and name and not namespace:
             raise ValueError(f"{self.plural} {name!r} needs a namespace")
         parts = [f"/apis/{self.group}" if self.group else "/api", self.version]
@@ -155,7 +155,7 @@ class ApiServer:
         """Return all objects that match the selectors, read page by page, as of one moment.
 
         `prune` is applied to each page as it arrives, so that the whole list is never held unpruned.
-        Raises `Gone` if reading took so long that the server no longer has that version: list again.
+        Raises `Gone` if reading took so long that the server no longer has that version; then list again.
         """
         found: _Objects = []
         query = {"limit": str(PAGE), **_selectors(labels, fields)}
@@ -183,7 +183,7 @@ class ApiServer:
         """Yield an iterator over the events after the version `since`; the server ends it after `watch_s`.
 
         The iteration raises `Gone` if the server no longer has that version, and `WatchStalled` if nothing
-        arrives for longer than two bookmarks take: a working server sends one every minute.
+        arrives in the time of two bookmarks, of which a working server sends one every minute.
         """
         query = {
             "watch": "true",
@@ -221,7 +221,7 @@ class ApiServer:
     async def replace(
         self, kind: ResourceKind, body: KubernetesObject, *, subresource: str = ""
     ) -> KubernetesObject:
-        """Replace the object; raises `Conflict` if its resourceVersion is not the one in `body`."""
+        """Replace the object; raises `Conflict` if its resourceVersion differs from the one in `body`."""
         metadata = body["metadata"]
         namespace = metadata.get("namespace", "")
         return await self._ask(_request("PUT", kind, namespace, metadata["name"], subresource, body=body))
@@ -306,7 +306,7 @@ class ApiServer:
             response.release()
 
     async def _open(self, request: _Request, limit: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
-        """Return the response to `request`, of which only the head has been read. Raises refusals."""
+        """Return the response to `request` once its head has been read. Raises the server's refusal."""
         refused: str | None = None
         while True:
             header = await self._access.credentials.header()
@@ -433,7 +433,7 @@ async def _events(request: _Request, response: aiohttp.ClientResponse) -> AsyncI
             code = found.get("code")
             raise refusal(request.words, code if isinstance(code, int) else 500, found)
         if not isinstance(verb, str) or not isinstance(found, dict) or not _is_object(found):
-            raise ServerUnreachable(request.words, "an event is not one of a watch")
+            raise ServerUnreachable(request.words, "an event is not a watch event")
         yield WatchEvent(verb, found)
 
 

@@ -1,4 +1,4 @@
-"""The exceptions for failed requests to the API server, and which of them an answer stands for."""
+"""The exceptions for failed requests to the API server, and how responses map to them."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class AlreadyThere(ApiError):
 
 
 class Conflict(ApiError):
-    """The object is no longer the one that the request was conditional on: read it again."""
+    """The object has changed from what the request was conditional on; read it again."""
 
 
 class Gone(ApiError):
-    """The server no longer has this resource version or continuation: list again."""
+    """The server no longer has this resource version or continuation; list again."""
 
 
 class Forbidden(ApiError):
-    """This account may not do this, or a quota or an admission check refuses it."""
+    """The account lacks the right, or a quota or an admission check refuses the request."""
 
 
 class Unauthenticated(ApiError):
@@ -49,7 +49,7 @@ class EvictionBlocked(ApiError):
 
 
 class ServerUnreachable(OSError):
-    """There was no usable answer: no connection, or the answer was late, too long, not JSON, or a 5xx or 429.
+    """No usable response: no connection, or the response was late, too long, not JSON, or a 5xx or 429.
 
     `sent` is False if the request certainly did not reach the server. Otherwise it may have been carried out.
     """

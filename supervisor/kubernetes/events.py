@@ -72,7 +72,7 @@ class _Series:
     type: EventType
     message: str
     count: int
-    written: int  # the count that the server has; 0 if it has no such event
+    written: int  # the count on the server; 0 if the server has no such event
     first: datetime
     last: datetime
     last_s: float  # on the loop's clock
@@ -93,7 +93,7 @@ class EventRecorder:
     ) -> None:
         self.dropped = 0  # events that were not written and never will be
         self._server, self._component, self._instance, self._now = server, component, instance, now
-        self._series: OrderedDict[tuple[str, ...], _Series] = OrderedDict()  # written and waiting ones
+        self._series: OrderedDict[tuple[str, ...], _Series] = OrderedDict()  # both written and waiting
         self._waiting: OrderedDict[tuple[str, ...], None] = OrderedDict()
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
@@ -134,7 +134,7 @@ class EventRecorder:
                     await self._write(key)
                 except OSError as error:
                     self._note(error)
-                    if key in self._waiting:  # it may be this event that fails: try the others first
+                    if key in self._waiting:  # the event itself may be at fault, so try the others first
                         self._waiting.move_to_end(key)
                     await asyncio.sleep(RETRY_S)
             self._idle.set()

@@ -20,7 +20,7 @@ from supervisor.kubernetes.errors import ApiError
 
 TOKEN_REVIEWS = ResourceKind("authentication.k8s.io", "v1", "tokenreviews", namespaced=False)
 AUDIENCE = "holdfast.dev"
-VALID_S = 60.0  # for which the token of a pod that was deleted may still be accepted
+VALID_S = 60.0  # how long the token of a deleted pod may still be accepted
 REFUSED_S = 5.0
 REMEMBERED = 8192  # callers: four times the number of members that one supervisor is designed for
 REMEMBERED_REFUSALS = 1024  # stored apart from the callers, so that junk does not displace them
@@ -107,11 +107,11 @@ class TokenReviewer:
 
 
 def caller_of(status: object, audience: str) -> Caller | TokenRefused:
-    """Return the pod that the status of a TokenReview names."""
+    """Return the pod in the status of a TokenReview."""
     if not isinstance(status, dict) or status.get("authenticated") is not True:
         said = status.get("error") if isinstance(status, dict) else None
         return TokenRefused(f"the API server does not accept this token: {said or 'no reason given'}")
-    # A server that does not support audiences accepts a token for any, and lists none.
+    # A server that does not support audiences accepts a token for any audience, and lists none.
     if audience not in (status.get("audiences") or ()):
         return TokenRefused(f"the token is not for the audience {audience}")
     user = status.get("user") or {}

@@ -9,9 +9,9 @@ into it are never compared.
 Every write is conditional on the version that was read, so at most one of two contenders succeeds, and a
 write that arrives late changes nothing.
 
-If the API server does not answer, no other process can be elected either, unless only this process is cut off
-from it. A leader that can ask the other contenders (`lead`, `rival`) therefore continues after the end of its
-term, unconfirmed: what the epoch in its orders protects may go on, and everything else must wait until
+If the API server does not respond, no other process can be elected either, unless only this process is cut
+off from it. A leader that can ask the other contenders (`lead`, `rival`) therefore continues after the end of
+its term, unconfirmed: what the epoch in its orders protects may continue, and everything else must wait until
 `Leadership.left_s` is positive again.
 """
 
@@ -75,7 +75,7 @@ class LeaseStore(Protocol):
 
 
 class LeaseLock:
-    """One process's hold on one Lease. Methods are safe to repeat: they read before they write again."""
+    """One process's hold on one Lease. Methods are safe to repeat, as they read before they write again."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class LeaseLock:
 
         Raises:
             HeldByAnother: Another process holds the lease, and it has not expired.
-            ApiError: Or `ServerUnreachable`: whether the lease is held is not known; safe to repeat.
+            ApiError, ServerUnreachable: It is unknown whether the lease is held; safe to repeat.
         """
         async with self._turn:
             try:
@@ -129,7 +129,7 @@ class LeaseLock:
     async def raise_above(self, known: int) -> int:
         """Renew with an epoch above `known`, and return it. Raises what `try_hold` raises.
 
-        Members may know a higher epoch than the lease has, for example after the lease was deleted.
+        Members may know a higher epoch than the lease contains, for example after the lease was deleted.
         """
         if not 0 <= known < MAX_EPOCH:
             raise ValueError(f"no epoch is above {known}: a lease has room for {MAX_EPOCH}")
@@ -194,7 +194,7 @@ class LeaseLock:
         }
 
     def _held(self, spec: KubernetesObject | None) -> KubernetesObject:
-        """Return the spec with which this process holds the lease. `spec` is the present one, if any."""
+        """Return the spec with which this process holds the lease. `spec` is the current one, if any."""
         now = _micro_time(self._now())
         if spec is None or spec.get("holderIdentity") != self._holder:
             transitions = self._least if spec is None else max(self._least, _transitions(spec) + 1)
@@ -226,8 +226,8 @@ class Leadership:
     def left_s(self) -> float:
         """Seconds until the term ends unless it is renewed; 0 or less after that.
 
-        A process that was suspended beyond the end of the term runs on before it is cancelled: check this
-        before any effect that the epoch does not protect.
+        A process that was suspended beyond the end of the term still runs briefly before it is cancelled.
+        Check this before any effect that the epoch does not protect.
         """
         return self._expires_s - asyncio.get_running_loop().time()
 
@@ -254,7 +254,7 @@ async def lead(
     """Wait for the lease, run `body` for as long as this process holds it, and release it at the end.
 
     `rival` returns the name of another leader that is known to have an epoch above the given one, or "". With
-    it, a term that ends while the API server does not answer continues, unconfirmed, until the lease is
+    it, a term that ends while the API server does not respond continues, unconfirmed, until the lease is
     renewed, another process holds it, or there is a rival.
 
     When this returns or raises, `body` has ended; the lease is renewed until then if possible. `body` is
@@ -324,7 +324,7 @@ async def _acquire(lock: LeaseLock) -> Leadership:
 
 
 async def _keep(lock: LeaseLock, term: Leadership, rival: Callable[[int], Awaitable[str]] | None) -> None:
-    """Renew the term until it is lost. Raises `LeaseLost`: without `rival`, by the end of the term."""
+    """Renew the term until it is lost. Raises `LeaseLost`; without `rival`, by the end of the term."""
     loop = asyncio.get_running_loop()
     terms = lock.terms
     delay_s = terms.retry_s
@@ -334,13 +334,13 @@ async def _keep(lock: LeaseLock, term: Leadership, rival: Callable[[int], Awaita
         has_ended = term.left_s <= 0
         if has_ended and rival is None:
             raise LeaseLost(f"not renewed within {terms.deadline_s:g} s")
-        # An attempt may take half the term, so that there is time for a second one, on a new connection.
+        # An attempt may take half the term, so that there is time for another one, on a new connection.
         limit_s = terms.deadline_s / 2 if has_ended else min(term.left_s, terms.deadline_s / 2)
         try:
             epoch = await _within(limit_s, lock.try_hold())
         except HeldByAnother as error:
             raise LeaseLost(f"{error} holds the lease") from None
-        except ApiError as error:  # the server answers, so another process may be elected
+        except ApiError as error:  # the server responds, so another process may be elected
             if term.left_s <= 0:
                 raise LeaseLost(f"not renewed within {terms.deadline_s:g} s: {error}") from None
             log.warning("lease not renewed", extra={"error": str(error), "left_s": round(term.left_s, 1)})
@@ -357,7 +357,7 @@ async def _keep(lock: LeaseLock, term: Leadership, rival: Callable[[int], Awaita
 
 
 async def _unwind(work: asyncio.Future[None]) -> None:
-    """Cancel the body until it ends: `asyncio.wait_for` in it may lose a cancellation."""
+    """Cancel the body until it ends, because `asyncio.wait_for` in it may lose a cancellation."""
     while not work.done():
         work.cancel()
         await asyncio.wait({work}, timeout=UNWIND_S)
@@ -368,7 +368,7 @@ async def _unwind(work: asyncio.Future[None]) -> None:
 async def _try_release(lock: LeaseLock) -> None:
     try:
         await _within(lock.terms.retry_s, lock.release())
-    except (ApiError, OSError) as error:  # the next leader waits until it expires
+    except (ApiError, OSError) as error:  # the next leader waits until the lease expires
         log.warning("lease not released", extra={"error": str(error)})
 
 

@@ -34,7 +34,7 @@ class OwnPod:
 
 
 async def certificate_for(server: ApiServer, pod: OwnPod, names: Sequence[str]) -> ServerCertificate:
-    """Return a certificate for `pod` once the API server answers. Raises the error of the last attempt."""
+    """Return a certificate for `pod` once the API server responds. Raises the error of the last attempt."""
     for tries_left in reversed(range(START_TRIES)):
         try:
             return await certificates.server_certificate(

@@ -1,7 +1,7 @@
 """Ask the other replicas of a Deployment which of them leads, without the API server.
 
-Only a leader whose term has ended while the API server does not answer has to ask (`lease.lead`): if this
-process alone is cut off from the API server, another replica is elected.
+Only a leader whose term has ended while the API server does not respond needs to ask (`lease.lead`). If this
+process alone is cut off from the API server, another replica may have been elected.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class Replicas:
         self._addresses = addresses
 
     async def rival(self, epoch: int) -> str:
-        """Return the address of a replica that leads with an epoch above `epoch`; "" if none says so.
+        """Return the address of a replica that leads with an epoch above `epoch`; "" if none does.
 
-        Takes 2 x `ASK_S` at most. A replica that does not answer in that time is not a rival.
+        Takes 2 x `ASK_S` at most. A replica that does not respond in time does not count as a rival.
         """
         try:
             found = await asyncio.wait_for(self._addresses(self._service), ASK_S)

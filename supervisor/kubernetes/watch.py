@@ -20,7 +20,7 @@ from supervisor.kubernetes.errors import ApiError, Gone, ServerUnreachable, Watc
 
 log = logging.getLogger(__name__)
 
-BACKOFF_S = 1.0  # after the second failure in a row; doubled for each further one, up to `MAX_BACKOFF_S`
+BACKOFF_S = 1.0  # after the second failure in a row; doubled for each further failure, up to `MAX_BACKOFF_S`
 MAX_BACKOFF_S = 30.0
 SHORT_S = 5.0  # a watch without events that the server ends sooner counts as a failure: retries must not spin
 
@@ -103,7 +103,7 @@ class Mirror:
 
     @property
     def silent_s(self) -> float:
-        """Seconds since the server last sent anything: the copy is at most this old.
+        """Seconds since the server last sent anything, which is the maximum age of the copy.
 
         If nothing changes, the server sends a bookmark every minute, so only a larger value is a problem.
         """
@@ -191,7 +191,7 @@ class Mirror:
         self.problem = str(error)
 
     async def _back_off(self) -> None:
-        """Wait before the next attempt, unless the last one succeeded or is the first to fail."""
+        """Wait before the next attempt, unless the last attempt succeeded or was the first to fail."""
         if self._failures <= 1:
             return
         delay_s = min(MAX_BACKOFF_S, BACKOFF_S * 2.0 ** min(self._failures - 2, 10))

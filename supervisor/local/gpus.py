@@ -38,7 +38,7 @@ def _count(directory: Path, name: re.Pattern[str]) -> int:
 
 
 def _chosen(text: str, present: int) -> int:
-    """Count the devices that `text` names as CUDA does: up to the first invalid or repeated entry."""
+    """Count the devices in `text` as CUDA does: up to the first invalid or repeated entry."""
     seen: list[str] = []
     for word in (each.strip() for each in text.split(",")):
         by_number = word.isdecimal() and int(word) < present
@@ -51,7 +51,7 @@ def _chosen(text: str, present: int) -> int:
 def dealt_out(given: Mapping[str, str], present: int | None) -> dict[str, str]:
     """Return the environment variables with which launchers divide the machine's devices among the ranks.
 
-    Devices belong to ranks: a standby has none until it takes over a lost member's ranks with their devices.
+    Devices belong to ranks, so a standby has none until it takes over a lost member's ranks and devices.
     Returns an empty mapping if there is no device.
     """
     if not present:

@@ -45,9 +45,9 @@ from supervisor.view.model import Completion, StopRequest
 
 STOP_S = 8.0  # time for a part to end after SIGTERM
 LATE_S = 0.1  # normal lateness of this process on a busy machine; not subtracted from any silence
-SEND_S = 0.5  # time for a supervisor to read a state: one that takes longer is stuck
+SEND_S = 0.5  # time for a supervisor to read a state; if it takes longer, it is stuck
 IDLE_S = 0.5  # a sidecar whose event loop runs polls its ranks twice in this time, which uses CPU time
-REPAIR_S = 0.25  # between two checks whether the run's folder in memory is complete
+REPAIR_S = 0.25  # between two checks that the run's folder in memory is complete
 NEW_S = 2.0  # time for a sidecar to import its modules and connect
 SUPERVISOR, MEMBERS = "supervisor", "another member"  # names in `Restarts`; sidecars have their own names
 FREE_S = 30.0  # time, at the end, for the kernel to release the memory of lost members
@@ -82,7 +82,7 @@ class LocalKeeper:
     members: dict[str, LocalMember] = field(default_factory=dict)
     stop: StopRequest = ""
     finished: Finished | None = None
-    news: list[str] = field(default_factory=list)  # lines to be shown to the user; the reader empties it
+    news: list[str] = field(default_factory=list)  # lines to show to the user; the reader empties the list
     _supervisor: ManagedProcess | None = None
     _connection: socket.socket | None = None  # to the supervisor
     _received: codec.LineBuffer = field(default_factory=codec.LineBuffer)
@@ -190,15 +190,15 @@ class LocalKeeper:
         self._removals.drain()
         if self._closing:
             return
-        with suppress(OSError):  # the removal is still under way: the next event or check tries again
+        with suppress(OSError):  # the removal is still under way, and the next event or check tries again
             self._repair.put_back()
         self._removals.watch(self._repair.folders())
 
     def _inspect_sidecars(self, now_s: float) -> None:
         """Replace sidecars that are stopped, or neither report nor use CPU time; their ranks keep training.
 
-        A sidecar that waits for a core or a disk is left alone, and so is one whose launcher is stopped as
-        well: then the whole member, or the machine, was stopped.
+        A sidecar that waits for a core or a disk is left alone, and so is one whose launcher is also
+        stopped, because then the whole member or the machine was stopped.
         """
         pids = {
             m.sidecar.process.pid: m
@@ -224,13 +224,13 @@ class LocalKeeper:
         self._silent[pid] = (process_stats.sample(pid).cpu_s, now_s)
 
     def _replace_sidecar(self, member: LocalMember, why: str) -> None:
-        """Kill a sidecar. The next one starts only after its end, so two never report for one member."""
+        """Kill a sidecar. The next one starts only after its end, so that two never report for one member."""
         assert member.sidecar is not None
         self.news.append(f"replacing {member.sidecar.name}: {why}. The ranks keep training")
         member.sidecar.process.kill()
 
     def end(self, why: str) -> None:
-        """End the run without a supervisor: `close` does the rest."""
+        """End the run without a supervisor; `close` then ends the processes."""
         self.finished = self.finished or Finished(exit_codes.INTERRUPTED, why, "")
 
     def _start_supervisor(self) -> None:
@@ -279,7 +279,7 @@ class LocalKeeper:
             self._connection = None
 
     def _refuse(self, why: str) -> None:
-        """Report a refused request, once for each cause: the run continues without it."""
+        """Report a refused request, once for each cause. The run continues without it."""
         if why not in self._refusals and len(self._refusals) < MAX_REFUSALS:
             self._refusals.add(why)
             self.news.append(f"a message from the supervisor was refused: {why}")
@@ -311,7 +311,7 @@ class LocalKeeper:
             return
         alive = {name: "running" for name, member in self.members.items() if not (member.gone or member.lost)}
         state = KeeperState(alive, self.stop, self._repair.error)
-        with suppress(OSError):  # it died, or is stuck: the next supervisor gets the state at its start
+        with suppress(OSError):  # it died or is stuck; the next supervisor gets the state when it starts
             self._connection.sendall(codec.encode(state))
 
     def ask_stop(self, how: StopRequest) -> None:
@@ -409,7 +409,7 @@ class LocalKeeper:
         """Report the loss of a member as soon as its ranks are killed.
 
         The kernel may need seconds to free their memory, and recovery need not wait for that. With GPUs, the
-        loss is reported only when the ranks are gone: their replacements need the devices' memory.
+        loss is reported only when the ranks are gone, because their replacements need the memory.
         """
         for member in self.members.values():
             if part is member.launcher and not member.gone and not self._closing and not self.plan.gpus:
@@ -432,7 +432,7 @@ class LocalKeeper:
                     self._restart(part)
             elif part is member.launcher and not member.gone:
                 self._kill(member.name)
-                # A launcher exits with 0 only when it was ordered to end.
+                # A launcher exits with 0 only if it was ordered to end.
                 ordered = part.process.returncode == 0
                 if not self._closing and not ordered and _has_failed(part):
                     self._delay_members(part)

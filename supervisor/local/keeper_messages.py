@@ -1,7 +1,7 @@
 """Messages between the keeper, which is `holdfast run`, and the supervisor of a local run.
 
-They use one socket pair, one JSON line each. The supervisor sends requests, all of which may be repeated. The
-keeper sends its whole state: to a new supervisor, at every change, and after every request except `Alive`.
+Each message is one JSON line on a socket pair. The supervisor sends requests, all of which may be repeated.
+The keeper sends its whole state to a new supervisor, at every change, and after every request but `Alive`.
 Each side ignores fields that it does not know, because an upgrade of Holdfast during a run may start a
 supervisor that is newer than the keeper.
 """
@@ -16,7 +16,7 @@ from typing import TypeAlias
 from holdfast.protocol import codec, foreign_text
 from supervisor.view.model import Completion, StopRequest
 
-# Limit of each text in `Finish`: a keeper that refused the message would restart the supervisor endlessly.
+# Limit of each text in `Finish`. A keeper that refused the message would restart the supervisor endlessly.
 MAX_TEXT_BYTES = 1 << 20
 _MAX_NAME = 60  # characters of an unknown name that are shown
 
@@ -33,7 +33,7 @@ class Alive:
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """Keep `count` members in existence, and end those in `discard`, which do not count."""
+    """Maintain `count` members, and end those in `discard`, which are not counted."""
 
     count: int
     discard: tuple[str, ...]

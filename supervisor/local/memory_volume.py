@@ -101,14 +101,14 @@ def _remove_abandoned(root: Path, prefix: str) -> None:
     for old in root.glob(f"{prefix}*"):
         if member_directory.is_abandoned(old, without_owner=True):
             shutil.rmtree(old, ignore_errors=True)
-    for half in root.glob(f".{prefix}*"):  # its run is still creating it, or was killed meanwhile
+    for half in root.glob(f".{prefix}*"):  # its run is still creating it, or was killed while doing so
         with suppress(OSError):
             if time.time() - half.stat().st_mtime > HALF_MADE_S:
                 shutil.rmtree(half, ignore_errors=True)
 
 
 def free(folder: Path, let_go: Callable[[], None] | None = None) -> threading.Thread:
-    """Remove a folder in a thread, and return it: the kernel takes more than a second to free gigabytes.
+    """Remove a folder in a thread, which is returned: freeing gigabytes takes more than a second.
 
     The thread has the lowest priority, because a group may be recovering meanwhile. It calls `let_go` last.
     """

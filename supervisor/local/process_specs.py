@@ -101,7 +101,7 @@ def member_fork_server(
 ) -> ProcessSpec | None:
     """Return how to start the fork server of the members; None if each member must import separately.
 
-    With GPUs each member must: if an import called CUDA, CUDA would not work in the forked processes.
+    With GPUs, each member must, because if an import called CUDA, CUDA would not work in its forks.
     """
     parsed = plan.kept.program if plan.kept else program.parse(list(plan.command), Path.cwd())
     kept = plan.sources_fd

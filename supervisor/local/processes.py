@@ -18,7 +18,7 @@ from holdfast.protocol import codec, rank_channel
 from holdfast.protocol.rank_channel import WorkerMessage, WorkerOrder
 from supervisor.local.process_specs import ProcessSpec
 
-GONE_S = 5.0  # time for killed processes to end: the kernel takes more than a second to free gigabytes
+GONE_S = 5.0  # time for killed processes to end; freeing gigabytes takes the kernel more than a second
 
 
 class AdoptedProcess:
@@ -56,8 +56,8 @@ class ManagedProcess:
 class ProcessTable:
     """Watches processes and calls back when they end.
 
-    After the end of a process, its orphans are killed. Then `left` is called, while the kernel may still be
-    taking them down, and later, when they are gone, `ended`. Both are called once for each process.
+    When a process ends, its orphans are killed. Then `left` is called, while the kernel may still be freeing
+    them; once they are gone, `ended` is called. Both are called once for each process.
     """
 
     logs: Path
@@ -104,10 +104,10 @@ class ProcessTable:
     def sweep(self) -> None:
         """Kill and collect the orphans of dead processes, which have become children of this process.
 
-        Three kinds cannot be collected now and are left to `collect_held`; later sweeps do not wait for them:
-        a process that the kernel does not release within `GONE_S`, because it waits for a device or a file
-        system; one that a debugger must collect first; and one whose main thread has ended before its other
-        threads, which looks dead already.
+        Three kinds of processes cannot be collected now. They are left to `collect_held`, and later sweeps do
+        not wait for them: processes that the kernel does not release within `GONE_S`, because they wait for a
+        device or a file system; processes that a debugger must collect first; and processes whose main thread
+        has ended before their other threads, which already look dead.
         """
         mine = {part.process.pid for part in self.alive()}
         give_up_at = time.monotonic() + GONE_S
@@ -158,8 +158,10 @@ def _collect_return_code(process: subprocess.Popen[bytes] | AdoptedProcess) -> N
 
 # A fork server whose imports exceed a limit is killed, and each process then imports the modules separately.
 IMPORT_S = 120.0  # limit for the imports of a script
-PARTS_S = 20.0  # limit for those of the supervisor and the sidecars; until then there is no supervisor
-BORN_S = 2.0  # limit for a fork, which takes milliseconds: the keeper waits for it
+PARTS_S = (
+    20.0  # limit for the imports of the supervisor and the sidecars; the supervisor starts only after them
+)
+BORN_S = 2.0  # limit for a fork, for which the keeper waits; it takes milliseconds
 
 
 class ForkServerClient:
@@ -194,7 +196,7 @@ class ForkServerClient:
                 return self._settled()
             try:
                 self._part = self._children.spawn(self._name, start)
-            except OSError:  # no error yet: processes can be started without it
+            except OSError:  # no error yet, because processes can be started without a fork server
                 own_end.close()
                 return self._settled()
         self._line, self._limit_s, self.importing = own_end, now_s + self._import_s, True

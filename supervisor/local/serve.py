@@ -34,8 +34,8 @@ from supervisor.view.model import Policy
 log = logging.getLogger("supervisor")
 
 STATUS_S = 0.5
-# The minimum time between two statuses: at a start, thousands of members may connect, and each status lists
-# all of them.
+# The minimum time between two statuses, because thousands of members may connect at a start and each status
+# lists all of them.
 SPACING_S = 0.05
 SHUTDOWN_S = 1.0  # time for disconnecting the members, which reconnect to the next supervisor
 KEEPER_S = 30.0  # limit for receiving the keeper's first state

@@ -4,8 +4,8 @@ systemd removes a user's files in /dev/shm at the last logout (RemoveIPC=yes), c
 /tmp, and people remove files that look abandoned. The ranks have their files mapped and keep training, but a
 process that starts later could not open them, so no fault could be recovered. The keeper, which lives as long
 as the run, therefore keeps a descriptor of every file. An open file exists without a name, and a symbolic
-link to /proc/PID/fd/N gives it a new one: the same memory, with all that it contains and all that is still
-written to it.
+link to /proc/PID/fd/N gives it a new name, for the same memory with all that it contains and all that is
+still written to it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from supervisor.local import memory_volume
 
 SPARED = 64  # descriptors that remain available to the process for other purposes
 LOG_GAP_S = 60.0  # minimum time between two lines about restored files
-FAILURES = 3  # failures in a row before one is reported: the first may be due to a removal still under way
+FAILURES = 3  # failures in a row before a report, because the first may be due to a removal still under way
 
 
 Identity: TypeAlias = "tuple[int, int]"  # device and inode
@@ -92,7 +92,7 @@ class RepairedFolder:
         return [self.folder, *(self.folder / name for name in sorted(self._folders))]
 
     def close(self) -> None:
-        """Close all descriptors, which frees the memory of files that have no name any more."""
+        """Close all descriptors, which frees the memory of files that no longer have a name."""
         for name in list(self._files):
             self._let_go(name)
 
@@ -135,7 +135,7 @@ class RepairedFolder:
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
         try:
             descriptor = os.open(self.folder / name, flags)
-        except OSError:  # removed meanwhile, or no descriptor is left: it cannot be restored
+        except OSError:  # removed meanwhile, or no descriptor is left, so it cannot be restored
             return
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or descriptor >= _most_descriptors():
@@ -157,7 +157,7 @@ class RepairedFolder:
             (folder / name).symlink_to(to)
 
     def _make_again(self) -> None:
-        """Recreate the folder with its content, atomically: no process sees an incomplete folder."""
+        """Recreate the folder with its content, atomically, so that no process sees an incomplete folder."""
         aside = self.folder.with_name(f".{self.folder.name}-{os.urandom(4).hex()}")
         aside.mkdir(mode=0o700)
         try:
@@ -267,7 +267,7 @@ class VolumeRepair:
         return [self.runtime] if gone else back
 
     def _keep_from_aging(self) -> None:
-        """Lock the folder: systemd-tmpfiles skips a locked folder and all that it contains."""
+        """Lock the folder, because systemd-tmpfiles skips a locked folder and all that it contains."""
         if self._kept >= 0:
             os.close(self._kept)
         self._kept = os.open(self.runtime, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -307,7 +307,7 @@ def _allow(path: str, status: os.stat_result, owner: int) -> None:
 
 # Immediate notice of removals from a folder, through inotify.
 #
-# Periodic checks find a removal as well, but a fault may occur before the next one. If inotify is missing or
+# Periodic checks also find a removal, but a fault may occur before the next check. If inotify is missing or
 # its limits are reached, there is no notice and no error.
 
 
@@ -318,7 +318,7 @@ _READ_BYTES = 1 << 16
 
 @dataclass(slots=True)
 class RemovalWatcher:
-    """Watches folders for removals. `descriptor` becomes readable at each one; -1 if there is no inotify."""
+    """Watches folders for removals. `descriptor` becomes readable at each removal; -1 without inotify."""
 
     descriptor: int = -1
     _libc: ctypes.CDLL | None = field(default=None)
@@ -331,14 +331,14 @@ class RemovalWatcher:
             self.descriptor = -1
 
     def watch(self, folders: Iterable[Path]) -> None:
-        """Watch `folders` for removals; folders that are watched already may be among them."""
+        """Watch `folders` for removals; they may include folders that are already watched."""
         if self._libc is None or self.descriptor < 0:
             return
         for folder in folders:
             self._libc.inotify_add_watch(self.descriptor, os.fsencode(folder), _REMOVED | _OFFOLDERS)
 
     def drain(self) -> None:
-        """Discard the events: they show only when to check, and `VolumeRepair` finds out what is gone."""
+        """Discard the events, which show only when to check; `VolumeRepair` finds what was removed."""
         try:
             while os.read(self.descriptor, _READ_BYTES):
                 pass

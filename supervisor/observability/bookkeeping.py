@@ -71,7 +71,7 @@ class Bookkeeping:
         ledger.enter(Bucket.QUEUED if is_short else after, max(view.now_ns, ledger.at_ns))
 
     def caught_up(self, memory: JobState, now_ns: int) -> None:
-        """Book the steps up to the one that `memory` records, whose ends a predecessor observed."""
+        """Book the steps that `memory` records as done, which a predecessor observed."""
         if memory.phase == "running" and memory.settled and memory.reached >= 0:
             self.ledger.caught_up(memory.reached, max(now_ns, self.ledger.at_ns))
 
@@ -92,7 +92,7 @@ class Bookkeeping:
     def closed(
         self, memory: JobState, incident: OpenIncident | None, marks: StartTimes, step_s: float
     ) -> None:
-        """Divide the time from the fault to the first new step, which has ended, among the buckets."""
+        """Divide the time from the fault to the end of the first new step among the buckets."""
         resumed = memory.launch.restore.step if memory.launch and memory.launch.restore else 0
         self._decided(incident)
         stations = (
@@ -149,6 +149,6 @@ def _progress(view: View) -> tuple[list[int], set[str]]:
 
 
 def _durable(view: View, step: int) -> int:
-    """Return the newest step up to `step` that is on storage, the only copy outside of a single member."""
+    """Return the newest step up to `step` on storage, which is the only copy outside a single member."""
     found = [m.report.durable.step for m in view.members if m.report is not None]
     return min(step, max(found, default=-1))

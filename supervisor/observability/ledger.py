@@ -19,7 +19,7 @@ from enum import Enum
 from typing import Any
 
 FORMAT = 1
-MAX_PENDING = 1024  # beyond this number, entries are merged; without snapshots, none would ever settle
+MAX_PENDING = 1024  # beyond this number, entries are merged; without snapshots, no entry would ever settle
 _S = 1_000_000_000
 HOUR_NS, DAY_NS = 3600 * _S, 86_400 * _S
 
@@ -35,7 +35,7 @@ class Bucket(str, Enum):
     START = "start"
     RENDEZVOUS = "rendezvous"
     RESTORE = "restore"
-    WARMUP = "warmup"  # the time that a generation's first step took beyond the usual
+    WARMUP = "warmup"  # how much longer than usual a generation's first step took
     QUEUED = "queued"  # waiting for capacity
     PAUSED = "paused"
 
@@ -69,7 +69,7 @@ class Ledger:
         self._activity = _allowed(activity)
         self._settled = dict.fromkeys(Bucket, 0)
         self._pending: list[_Trained] = []
-        self._pending_ns = self._tail_ns = 0  # pending time of completed steps, and of the one in progress
+        self._pending_ns = self._tail_ns = 0  # pending time of completed steps, and of the step in progress
         self._secured_step: int | None = None
         self._hour, self._day = Window(60 * _S, 60), Window(900 * _S, 96)
 
@@ -135,7 +135,7 @@ class Ledger:
         self._pending.append(_Trained(known + 1, step, took_ns))
 
     def secured(self, step: int) -> None:
-        """Settle the time of steps <= `step`, which no single fault can lose any more, as productive."""
+        """Settle the time of steps <= `step`, which no single fault can lose, as productive."""
         if self._secured_step is None or step > self._secured_step:
             self._secured_step = step
         self._settle(step, Bucket.PRODUCTIVE, keep_newer=True)
@@ -263,7 +263,11 @@ class Ledger:
             ledger._pending_ns = sum(entry.took_ns for entry in ledger._pending)
             ledger._hour.restore(state["hour"])
             ledger._day.restore(state["day"])
-        except (KeyError, TypeError, OverflowError) as error:  # `json` reads Infinity, which is no integer
+        except (
+            KeyError,
+            TypeError,
+            OverflowError,
+        ) as error:  # `json` accepts Infinity, which is not an integer
             raise ValueError(f"ledger: incomplete: {error!r}") from error
         integers(settled_ns, *(bucket.value for bucket in Bucket))
         ledger._at_ns, ledger._stretch_ns, ledger._tail_ns = at_ns, stretch_ns, tail_ns
@@ -302,7 +306,7 @@ class Ledger:
 
 def _allowed(activity: Bucket) -> Bucket:
     if activity in (Bucket.LOST, Bucket.UNKNOWN):
-        raise ValueError(f"activity: {activity.value} is a bucket for settled time and not an activity")
+        raise ValueError(f"activity: {activity.value} is a bucket for settled time, not an activity")
     return activity
 
 

@@ -69,7 +69,7 @@ METRICS = (
     ),
     MetricSpec(Gauge, "holdfast_generation", "How many times the group was formed."),
     MetricSpec(Gauge, "holdfast_members", "Members by role.", ("role",)),
-    MetricSpec(Gauge, "holdfast_phase", "1 for the present phase.", ("phase",)),
+    MetricSpec(Gauge, "holdfast_phase", "1 for the current phase.", ("phase",)),
     MetricSpec(Gauge, "holdfast_checkpoint_step", "Steps in the newest checkpoint."),
     MetricSpec(Gauge, "holdfast_checkpoint_failing", "1 while checkpoints cannot be written."),
     MetricSpec(
@@ -97,7 +97,7 @@ class Metrics:
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         """Register all metrics in `registry`, by default in a new one."""
         self.registry = registry or CollectorRegistry()
-        self._counters: dict[str, Counter] = {}  # these three: by name, without "holdfast_"
+        self._counters: dict[str, Counter] = {}  # these three are keyed by name, without "holdfast_"
         self._gauges: dict[str, Gauge] = {}
         self._histograms: dict[str, Histogram] = {}
         for spec in METRICS:

@@ -11,14 +11,14 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 from holdfast.fileio.storage_thread import StorageThread
 from supervisor.observability import status
 from supervisor.observability.bookkeeping import Bookkeeping
 from supervisor.observability.metrics import Metrics
 from supervisor.store.leadership import Deposed, Lead
-from supervisor.store.run_directory import RunDir
 from supervisor.view.model import Policy, View
 from supervisor.view.stragglers import Straggler, find_stragglers
 
@@ -30,36 +30,62 @@ MAX_UNWRITTEN = 64  # unwritten incidents that are kept for another attempt
 _CARRIED = {"step": int, "secured_step": int, "total_steps": int, "own_state": bool, "loss": float}
 
 
+class StatusStore(Protocol):
+    """Where statuses and incidents are written, and read by a successor. A `RunDir` is one."""
+
+    @property
+    def path(self) -> Path:
+        """Names the run."""
+
+    def status(self) -> dict[str, Any] | None:
+        """Return the last status; None if there is none or it cannot be read."""
+
+    def write_status(self, status: Mapping[str, Any]) -> None:
+        """Store a status. Raises `OSError`."""
+
+    def write_incident(self, incident: Mapping[str, Any]) -> None:
+        """Store an incident in place of its earlier record. Raises `OSError`."""
+
+    def incidents(self) -> list[dict[str, Any]]:
+        """Return the incidents in ascending order."""
+
+
 class StatusPublisher:
     """Publishes statuses and incidents. A thread writes the files, so a full disk does not stop the run."""
 
     def __init__(
         self,
-        run: RunDir,
+        run: StatusStore,
         lag: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0),
         policy: Policy | None = None,
         lead: Lead | None = None,
+        *,
+        files: StorageThread | None = None,
+        published: Callable[[], None] = lambda: None,
     ) -> None:
         """Publish for `run`.
 
         Args:
-            run: The directory for status.json and the incidents' files.
+            run: Usually the directory for status.json and the incidents' files.
             lag: Returns the maximum and the p99 of the lag of the supervisor's event loop, in seconds.
             policy: The limits by which a group that completes no step is judged.
-            lead: Leadership of the run. Once another supervisor takes it, no file is written any more, and
+            lead: Leadership of the run. Once another supervisor takes over, no more files are written, and
                 `deposed` contains the reason.
+            files: The thread that writes the files, by default one of its own.
+            published: Is called after each status.
         """
         self.run = run
         self.metrics = Metrics()
         self.published: Mapping[str, Any] = {}  # the last status; empty before the first
         self.journal_error = ""  # why the last decision is not on disk
-        self.files = StorageThread("records")
+        self.files = files or StorageThread("records")
         self.deposed: Deposed | None = None
         self._lag = lag
         self._policy = policy or Policy()
         self._lead = lead or Lead()
         self._known: Mapping[str, Any] = {}  # the previous status, for values that are no longer reported
         self._last_incident: dict[str, Any] | None = None
+        self._published = published
         self._stragglers: tuple[Straggler, ...] = ()
         self._unwritten: dict[str, dict[str, Any]] = {}  # incidents that could not be written
         self._status_error = ""  # why the last status could not be written
@@ -98,12 +124,19 @@ class StatusPublisher:
         self.metrics.update(newest)
         if self._last_incident is not None and not self._last_incident["open"]:
             self.metrics.incident(self._last_incident)
-        self.files.submit(lambda: self._write_status(newest), "status")
+        self._write_soon(lambda: self._write_status(newest), "status")
+        self._published()
 
     def incident(self, found: dict[str, Any]) -> None:
         """Write an incident's file, and include it as the last incident in the next status."""
         self._last_incident = found
-        self.files.submit(lambda: self._write_incident(found), str(found["id"]))
+        self._write_soon(lambda: self._write_incident(found), str(found["id"]))
+
+    def _write_soon(self, write: Callable[[], object], kind: str) -> None:
+        try:
+            self.files.submit(write, f"{kind} of {self.run.path}")
+        except OSError as error:  # no thread can be started
+            log.warning("not written", extra={"what": kind, "error": str(error)})
 
     def _write_incident(self, found: dict[str, Any]) -> bool:
         """Write an incident. If that fails, keep it for a later `_write_status` and return False."""
@@ -130,7 +163,7 @@ class StatusPublisher:
             self.deposed = error
             return
         except OSError as error:
-            if str(error.strerror) != self._status_error:  # log each reason once, and not every second
+            if str(error.strerror) != self._status_error:  # log each reason once, not every second
                 self._status_error = str(error.strerror)
                 log.warning("status not written", extra={"error": str(error)})
             return

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,7 +37,7 @@ class StatusContext:
     lag: tuple[float, float] = (0.0, 0.0)  # of the supervisor's event loop: maximum and p99, in seconds
     journal_error: str = ""  # why the last decision is not on disk
     volume_error: str = ""  # why the members' memory volume cannot be used
-    # the previous status, or the known fields of it
+    # the previous status, or its known fields
     known: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -77,8 +76,8 @@ def build(view: View, accounts: Bookkeeping, context: StatusContext) -> dict[str
 def _last_known(found: Mapping[str, Any], before: Mapping[str, Any], view: View) -> dict[str, Any]:
     """Return the values of the last status that replace unknown ones in `found`.
 
-    These are the step and the fields that depend on it, if no rank reports progress any more, and the loss,
-    if rank 0 does not.
+    These are the loss, if rank 0 no longer reports progress, and the step with the fields that depend on it,
+    if no rank does.
     """
     kept: dict[str, Any] = {}
     if found["step"] is None:
@@ -110,7 +109,7 @@ def _training(view: View, stall: Mapping[str, Any]) -> dict[str, Any]:
         "world_size": memory.world_size,
         "step": min(steps) if steps else None,
         "total_steps": _goal(view),
-        "loss": _finite(loss) if loss is not None else None,
+        "loss": reports.finite(loss) if loss is not None else None,
         "step_s": step_s or None,
         "rate": round(1 / step_s, 3) if step_s and moves else None,
         "samples_per_s": round(per_step[0] / step_s, 1) if step_s and moves else None,
@@ -140,7 +139,7 @@ def _incidents(memory: JobState, last: Mapping[str, Any] | None) -> dict[str, An
 
 
 def _saved_state(view: View) -> dict[str, Any]:
-    """Return which steps would survive a fault, and the state that the present generation resumed from."""
+    """Return which steps would survive a fault, and the state that the current generation resumed from."""
     memory, progress = view.memory, _progress(view)
     own_state = reports.script_keeps_own_state(view)
     steps = [each.step for each in progress]
@@ -239,11 +238,6 @@ def _rounded(share: float | None) -> float | None:
     return None if share is None else round(share, 6)
 
 
-def _finite(text: str) -> float | None:
-    value = float(text)
-    return value if math.isfinite(value) else None
-
-
 def _member(member: MemberView, view: View) -> dict[str, Any]:
     report = member.report
     launcher = report.launcher if report else None
@@ -314,7 +308,7 @@ def _rank(
         "step": at.step if at else None,
         "phase": at.phase if at else "",
         "label": at.label if at else "",
-        "loss": _finite(at.loss) if at else None,
+        "loss": reports.finite(at.loss) if at else None,
         "step_s": at.step_s if at else None,
         "p99_s": at.p99_s if at else None,
         "own_s": (at.own_s or None) if at else None,
@@ -327,7 +321,7 @@ def _rank(
 
 
 def _resumed(view: View) -> dict[str, Any] | None:
-    """Return the state that the present generation resumed from; None if it began at step 0."""
+    """Return the state that the current generation resumed from; None if it began at step 0."""
     found = view.memory.launch.restore if view.memory.launch is not None else None
     return {"step": found.step, "source": found.source} if found is not None else None
 

@@ -1,1 +1,1 @@
-"""The options of `holdfast run`, which are annotations of pods too, and the types of their values."""
+"""The options of `holdfast run`, which are also annotations of pods, and the types of their values."""

@@ -1,4 +1,4 @@
-"""The options of `holdfast run`: those that are a policy are annotations of pods too. Pure."""
+"""The options of `holdfast run`: those that are a policy are also annotations of pods. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Option:
     """One option.
 
     Attributes:
-        names: Its spellings; help shows the first one. Dashes and underscores are equal.
+        names: Its spellings; help shows the first one. Dashes and underscores are equivalent.
         field: The field of the command's dataclass that gets the value.
         value: The type of its value; None for a flag.
         metavar: The name of the value in the help; "" for a flag.
@@ -33,7 +33,7 @@ class Option:
         help: What it does, beginning with a verb or a noun.
         default: The default value as on the command line, or a description if no value expresses it.
         unit: The unit of a number, which is a word of `help`; "" for durations, whose text contains it.
-        launchers_own: Scripts hardly ever define an option with such a name, unlike --port or --grace.
+        launchers_own: Whether scripts hardly ever define such an option, as they do --port or --grace.
     """
 
     names: tuple[str, ...]
@@ -147,7 +147,7 @@ RUN = (
            f"examine a step that takes longer than X times the p99 of the other steps, plus {_FLOOR}",
            f"{defaults.HANG_FACTOR:g}", "times", launchers_own=True),
     Option(("--hang-floor",), "hang_floor_s", duration(0.05, 86_400), "TIME", _FAULTS,
-           f"time that replaces those {_FLOOR}; a step that late counts as a hang without examination",
+           f"replaces the {_FLOOR} of --hang-factor; a step that late counts as a hang without examination",
            "not given", launchers_own=True),
     Option(("--stall-limit",), "stall_limit_s", duration(1, 7 * 86_400), "TIME", _FAULTS,
            "time without a sign of work after which a late rank that may be working counts as hung",

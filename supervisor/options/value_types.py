@@ -99,7 +99,7 @@ def _also_zero(meaning: str) -> str:
 
 
 def _plain(value: float) -> str:
-    """Return 1.5 or 1e12."""
+    """Return a number as 1.5 or 1e12."""
     return f"{value:g}".replace("e+", "e")
 
 
@@ -173,7 +173,7 @@ def _parse_nodes(text: str) -> int:
 def _whole(text: str, low: int, high: int, expected: str) -> int:
     if _WHOLE.fullmatch(text) and low <= int(text) <= high:
         return int(text)
-    # 1.5 is within the range: a message with the range alone would not explain why it is refused.
+    # 1.5 is within the range, so a message with the range alone would not explain why it is refused.
     raise ValueError(f"a whole number {expected}" if low <= _number(text) <= high else expected)
 
 

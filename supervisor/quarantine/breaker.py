@@ -2,7 +2,7 @@
 
 The breaker counts the nodes that are out now, not recent actions. It therefore also stops a slow cascade, and
 a restart of the deciding process does not reset it. It also counts the nodes that others took out, because
-their capacity is missing all the same.
+their capacity is missing too.
 """
 
 from __future__ import annotations

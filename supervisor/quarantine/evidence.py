@@ -32,7 +32,7 @@ def confirm_s(finding: NodeFinding, policy: NodePolicy) -> float:
 
 
 def unconfirmed_s(findings: tuple[NodeFinding, ...], policy: NodePolicy) -> float:
-    """Return the seconds until the first of `findings` is confirmed; 0 or less if one already is.
+    """Return how many seconds until the first of `findings` is confirmed; 0 or less if one already is.
 
     Ages are as of the report, so the report that confirms a finding is never the first one to contain it.
     """

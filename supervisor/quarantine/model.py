@@ -1,7 +1,7 @@
 """The state of a pool of nodes at one instant, the actions on them, and the operator's policy. Data only.
 
 Everything that a decision depends on is stored on the nodes, as taints and annotations, so that the deciding
-process may die at any moment and its successor knows the same.
+process may die at any moment without losing what its successor needs.
 
 The times in a report are ages (`_s`) on the node's clock when it made the report, so a wrong clock cannot
 condemn a node. `_at_s` are seconds since the epoch on the clock of the deciding process, because data stored
@@ -32,7 +32,7 @@ class NodeFinding:
     key: str  # entity, check, code and action: the same whenever the same fault occurs
     level: str  # "degraded" or "unhealthy"
     action: str
-    held_s: float  # for how long it has been present without a break, as of the report
+    held_s: float  # how long it has been present without a break, as of the report
     sources: tuple[str, ...]  # the sensors that report it
     verdict_by: str = ""  # "driver" or "operator" if their verdict replaces that of the table
     lasting: bool = False  # only a remedy (a reset, a boot, another GPU) ends it, and none was seen yet
@@ -167,10 +167,10 @@ class NodePolicy:
     max_share: float = 0.1  # the share of nodes that may be out at once; EKS auto repair stops at 0.2
     min_out: int = 1  # the number of nodes that may be out even if `max_share` allows none
     min_serving: int = 1  # the number of nodes known to be healthy that must stay in service
-    stale_s: float = 120.0  # the agent counts as silent after this time: four reports
+    stale_s: float = 120.0  # the agent counts as silent after this time, which is four report intervals
     confirm_s: float = 60.0  # how long two witnesses must report a fault; a storm would show in that time
     confirm_alone_s: float = 300.0  # how long a single witness must report a fault; medik8s: 300 s
-    # It is a storm if at least this many nodes, and this share of all, have trouble within `storm_window_s`.
+    # A storm: at least this many nodes, and this share of all, have trouble within `storm_window_s`.
     storm_nodes: int = 5
     storm_share: float = 0.01
     storm_window_s: float = 600.0

@@ -67,8 +67,8 @@ def detect(pool: PoolView, candidates: Sequence[NodeView], policy: NodePolicy) -
     for rack, here in sorted(_by_rack(troubles).items()):
         crowd = _together(here, policy.rack_nodes, policy)
         crowds += crowd
-        # A rack counts as one node of the pool: trouble in many racks is a storm of the pool; trouble in one
-        # rack is not.
+        # A rack counts as one node of the pool, so trouble in many racks is a storm of the pool, but trouble
+        # in one rack is not.
         counted = {each.node.name for each in crowd[1:]}
         troubles = [each for each in troubles if each.node.name not in counted]
         storm = _storm(crowd, pool.now_s, policy, f"rack {rack}")
@@ -83,7 +83,7 @@ def detect(pool: PoolView, candidates: Sequence[NodeView], policy: NodePolicy) -
 
 
 def _troubles(candidates: Iterable[NodeView], policy: NodePolicy) -> Iterable[_Trouble]:
-    """Yield the nodes that are unhealthy or recently were: brief trouble of many nodes is a storm too."""
+    """Yield the nodes that are unhealthy or recently were, as brief trouble of many nodes is also a storm."""
     for node in candidates:
         if node.report is None or node.cordoned or is_unknown(node, policy):
             continue  # someone is working on a cordoned node, so trouble is expected there
@@ -148,7 +148,7 @@ def _version(node: NodeView) -> str:
 def _counts(node: NodeView, policy: NodePolicy) -> bool:
     """True if the node's report counts for its agent's version.
 
-    A node that has been out for long does not count.
+    A node that has been out for a long time does not count.
     """
     if node.report is None or not is_out(node):
         return True

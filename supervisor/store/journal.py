@@ -84,16 +84,15 @@ class Journal:
     def write(self, view: View, policy: Policy, action: RunAction, after: JobState, ledger: Any) -> None:
         """Write one decision to disk.
 
-        Raises `OSError` if it cannot be written. The journal then does not contain the decision, and the next
-        one can still be written. Raises `Deposed`, with the journal unchanged, if another supervisor has
-        taken over.
+        Raises `OSError` if it cannot be written. The journal then lacks the decision, and the next one can
+        still be written. Raises `Deposed`, with the journal unchanged, if another supervisor has taken over.
         """
         with self._lead.acting():
             self._write(view, policy, action, after, ledger)
 
     def _write(self, view: View, policy: Policy, action: RunAction, after: JobState, ledger: Any) -> None:
         seen = recorded(view)
-        if view.memory.history == after.history:  # it can be half of the line, so it is written only once
+        if view.memory.history == after.history:  # it can be half of the line, and is written only once
             del seen["memory"]["history"]
         line = {
             "format": 1,
@@ -259,7 +258,7 @@ def _backwards(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
         later = b""
         while end > 0:
-            # for a long line, each read is twice as large as the previous one
+            # for a long line, each read is twice as large as the one before
             begin = max(0, end - max(_BLOCK_BYTES, len(later)))
             file.seek(begin)
             first, *whole = (file.read(end - begin) + later).split(b"\n")

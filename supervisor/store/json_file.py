@@ -18,7 +18,7 @@ MAX_BYTES = 16 << 20  # a larger file was not written by Holdfast
 
 
 def replace(path: Path, content: Mapping[str, Any], *, sync: bool) -> None:
-    """Replace a file atomically and, with `sync`, durably: it then survives a power loss.
+    """Replace a file atomically and, with `sync`, durably, so that it survives a power loss.
 
     Raises:
         OSError: The file could not be written; the old one is unchanged.
@@ -37,7 +37,7 @@ def replace(path: Path, content: Mapping[str, Any], *, sync: bool) -> None:
 
 
 def replace_secret(path: Path, text: str) -> None:
-    """Replace a file with one that only its owner can read at any time. Raises `OSError`."""
+    """Replace a file so that only its owner can read it at any time. Raises `OSError`."""
     temporary = durable.temporary_path(path.parent, path.name)
     try:
         with open(_create(temporary), "wb") as file:
@@ -62,7 +62,7 @@ class JsonFileReader:
         self._content: dict[str, Any] | None = None
 
     def read(self) -> dict[str, Any] | None:
-        """Return the same as `read`, from the cache if possible. The caller must not change the result."""
+        """Return what `read` returns, from the cache if possible. The caller must not change the result."""
         try:
             status = self._path.stat()
         except OSError:

@@ -1,4 +1,4 @@
-"""Leadership of a run: the supervisor with the highest epoch leads, and each successor takes a higher one.
+"""Leadership of a run: the supervisor with the highest epoch leads, and each successor takes a higher epoch.
 
 Members obey the highest epoch that they have received. A supervisor writes to the run directory only while it
 holds the lock of the epoch file and that file contains no higher number. A supervisor that was suspended,
@@ -20,13 +20,13 @@ log = logging.getLogger(__name__)
 
 FILE = "epoch"
 MAX_EPOCH = 1 << 62  # a higher number is invalid: its successor might not fit into a message
-PATIENCE_S = 1.0  # the wait for the lock, which its holder needs only to append a line or raise the number
+PATIENCE_S = 1.0  # for the lock, which its holder needs only to append a line or raise the number
 _DIGITS = 20
 _PAUSE_S = 0.005
 
 
 class Deposed(Exception):
-    """Another supervisor has taken over the run, so this one must not change anything any more."""
+    """Another supervisor has taken over the run, so this one must not change anything."""
 
     def __init__(self, own: int, newer: int) -> None:
         super().__init__(f"a supervisor of epoch {newer} has taken over the run; this one has epoch {own}")
@@ -134,7 +134,7 @@ def _newest(path: Path) -> int:
 
 
 def _open(path: Path) -> int:
-    """Return a descriptor; -1 if the file cannot be opened: then only the members know who leads."""
+    """Return a descriptor; -1 if the file cannot be opened, so that only the members know the leader."""
     try:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:

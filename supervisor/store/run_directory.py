@@ -22,7 +22,7 @@ RUNS = "holdfast-runs"  # folder in the working directory for runs started witho
 LATEST = "latest"
 STATUS_BEFORE = "status-before.json"
 PROBE_BYTES = 16 << 10  # larger than most statuses
-PATIENCE_S = 0.25  # wait for the lock: a process that tests whether it is held takes it for an instant
+PATIENCE_S = 0.25  # wait for the lock, which a process that tests it holds for an instant
 _PAUSE_S = 0.01
 _TOKEN_BYTES = 32
 
@@ -351,8 +351,7 @@ def _as_bad_input(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise BadInput(
-            f"run directory {str(path)!r} cannot be used: {error.strerror or error};"
-            " name one that is writable"
+            f"run directory {str(path)!r} cannot be used: {error.strerror or error}; choose another directory"
         ) from None
 
 

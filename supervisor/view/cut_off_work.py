@@ -1,15 +1,15 @@
 """Handle work outside of steps that a restart would cut off, such as saving or evaluating. Pure.
 
 A group that resumes from the state of a committed step does not repeat that step's tail: the script's work
-between the commit and the next step. A tail usually takes microseconds. Survivors get time to finish a longer
-one before their processes are ended. To repeat a tail that was cut off, the group resumes from an earlier
-step; if it cannot, the tail is reported as undone.
+between the commit and the next step. A tail usually takes microseconds. Survivors get time to finish a
+longer tail before their processes are ended. To repeat a tail that was cut off, the group resumes from an
+earlier step; if it cannot, the tail is reported as undone.
 
 The same applies to work within a step if other ranks have already committed that step and the group could
-resume from its state. They cannot commit it before this rank has contributed to the backward pass, so this
-concerns only pauses and work after the optimizer's writes.
+resume from its state. No rank can commit a step before this rank has contributed to the backward pass, so
+this applies only to pauses and to work after the optimizer's writes.
 
-A step is void if the script changed its state after the commit: a copy made before the change is not used.
+A step is void if the script changed its state after the commit; copies made before the change are not used.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from supervisor.view.model import (
 LONG_S = 0.25  # a brief load spike can stretch a tail of microseconds to a tenth of a second
 USUAL_FACTOR = 5.0  # times the median duration
 MAX_PAUSE_WAIT_S = 600.0  # the longest wait for a declared pause, even if its own limit is higher
-_MAX_LISTED = 3  # places of cut-off work that one line lists
+_MAX_LISTED = 3  # places of cut-off work listed in one line
 _S = 1_000_000_000
 
 
 def wait_for_survivors(view: View, policy: Policy) -> Wait | None:
     """Return a bounded wait for survivors that are working outside of a step; None if there are none.
 
-    Such a rank is not blocked in a collective with a dead rank: if it enters one, it fails and the wait for
-    it ends. When the run is stopping, the wait is at most `--grace`, the time that its ranks have to end.
+    Such a rank is not blocked in a collective with a dead rank. If it enters one, it fails, which ends the
+    wait. While the run is stopping, the wait is at most `--grace`, the time that its ranks have to end.
     """
     limits_s = {
         rank.rank: max(policy.tail_s, min(_pause_left_s(at), MAX_PAUSE_WAIT_S))
@@ -89,12 +89,12 @@ def _working_survivors(view: View, policy: Policy) -> Iterator[tuple[MemberView,
 
 
 def _pause_left_s(at: RankProgress) -> float:
-    """Return the seconds left until the declared pause reaches its limit; 0 outside of a pause."""
+    """Return how many seconds are left until the declared pause reaches its limit; 0 outside of a pause."""
     return max(at.pause_left_s, at.early.left_s if at.early is not None else 0.0)
 
 
 def _in_tail(view: View) -> Iterator[tuple[MemberView, RankState, RankProgress]]:
-    """Yield the ranks of the present generation that last reported work after a commit."""
+    """Yield the ranks of the current generation that last reported work after a commit."""
     return (each for each in _ranks(view) if each[2].tail_s > 0)
 
 
@@ -114,7 +114,7 @@ def _at_early_work(view: View) -> Iterator[tuple[MemberView, RankState, RankProg
 
 
 def _slots(view: View) -> Iterator[HeldSnapshot]:
-    """Yield the snapshots of the present generation that the members hold."""
+    """Yield the snapshots of the current generation that the members hold."""
     for member in view.members:
         for slot in member.report.slots if member.report is not None else ():
             if slot.generation == view.memory.generation:
@@ -122,7 +122,7 @@ def _slots(view: View) -> Iterator[HeldSnapshot]:
 
 
 def _ranks(view: View) -> Iterator[tuple[MemberView, RankState, RankProgress]]:
-    """Yield the ranks of the present generation with the last progress that each reported."""
+    """Yield the ranks of the current generation with the last progress that each reported."""
     for member in view.members:
         report = member.report
         if report is None or report.launcher is None or member.name not in view.memory.placement:
@@ -191,7 +191,7 @@ def find(view: View, found: tuple[Fault, ...]) -> tuple[CutOffWork, ...]:
 
 
 def void_steps(view: View) -> frozenset[int]:
-    """Return the steps of the present generation that the script changed after their commit.
+    """Return the steps of the current generation that the script changed after their commit.
 
     A change does not make a step void if the copies of every rank that still reports the step include it. If
     one rank copied the step before its change, the step is void. A rank that is beyond the step no longer
@@ -210,7 +210,7 @@ def void_steps(view: View) -> frozenset[int]:
 
 
 def recorded_void_steps(memory: JobState) -> tuple[int, ...]:
-    """Return the void steps of the present generation that the journal records."""
+    """Return the void steps of the current generation that the journal records."""
     return tuple(sorted({each.step for each in memory.void if each.generation == memory.generation}))
 
 
@@ -244,7 +244,7 @@ def describe_passed_over(view: View, step: int) -> str:
 
 
 def lost_changes(view: View, resumed: ResumePoint) -> tuple[CutOffWork, ...]:
-    """Return the changes after a commit that resuming from `resumed` loses; none if it is not void."""
+    """Return the changes after a commit that resuming from `resumed` would lose; none unless it is void."""
     state = (resumed.generation, resumed.step)
     if resumed.source == "none" or state not in void_states(view):
         return ()

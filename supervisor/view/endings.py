@@ -42,7 +42,7 @@ def kind_of_fault(ending: Ending) -> FaultName:
 
 
 def is_victim(ending: Ending) -> bool:
-    """True if the rank failed because another did, according to its report or else the end of its log."""
+    """True if the rank failed because another rank did, according to its report or the end of its log."""
     if ending.signal not in (None, SIGABRT) or ending.fail:
         return ending.fail == DISTRIBUTED
     return victims.in_log(ending.message)
@@ -84,7 +84,7 @@ def describe(ending: Ending) -> str:
 def is_out_of_memory(message: str) -> bool:
     """True if the process ran out of memory, according to the kernel's counters.
 
-    The launcher reads the counters and then begins the message with a line that says so.
+    The launcher reads the counters and starts the message with a line that says so.
     """
     return message.startswith(f"{OUT_OF_MEMORY}: ")
 

@@ -31,7 +31,7 @@ def pending_start(
         bound: The newest step whose state may be good.
         cut: The work that the last fault cut off.
         raised: The exceptions among the faults before the start.
-        from_scratch: This is the first start of a run whose user asked to begin from scratch.
+        from_scratch: Whether this is the first start of a run that the user began from scratch.
     """
     memory, before = view.memory, _failed_start(view.memory)
     aside = memory.unbegun.aside if memory.unbegun is not None else None
@@ -57,8 +57,8 @@ def pending_start(
 def state_for_next_run(memory: JobState) -> JobState:
     """Return the job's state as the next run in the directory should find it.
 
-    A run from scratch that ended before its first step has not made any state void. Its user may have asked
-    by mistake to begin at step 0.
+    A run from scratch that ended before its first step has not made any state void. The user may have
+    requested a start at step 0 by mistake.
     """
     aside = memory.unbegun.aside if memory.unbegun is not None and not memory.settled else None
     if aside is None:
@@ -97,7 +97,7 @@ def without_failed_start(view: View) -> JobState:
 
 
 def _holds_later_state(view: View, step: int) -> bool:
-    """True if a member holds a state of the present generation beyond `step`."""
+    """True if a member holds a state of the current generation beyond `step`."""
     return any(
         slot.generation == view.memory.generation and slot.step > step
         for member in view.members

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from holdfast.inspection.victims import lost_peers
@@ -13,7 +12,7 @@ from supervisor.fault_kinds import DOUBTFUL, kind_of
 from supervisor.view import endings, members, replica_divergence, reports, uneven_steps
 from supervisor.view.model import Fault, MemberView, Policy, View
 
-# For all faults of an incident together: the journal line of each decision about the incident contains them.
+# Limit for all faults of an incident together, because each journal line about the incident contains them.
 _MESSAGES_BYTES = 1 << 20
 _MIN_MESSAGE_BYTES = 256
 
@@ -23,7 +22,7 @@ VOLUME = "restore: the memory volume"  # it was full; after a few more attempts 
 
 
 def find_faults(view: View, policy: Policy) -> tuple[Fault, ...]:
-    """Return the faults of the present generation, in no particular order."""
+    """Return the faults of the current generation, in no particular order."""
     faults: list[Fault] = []
     unresponsive: list[Fault] = []
     for block, name in enumerate(view.memory.placement):
@@ -50,7 +49,7 @@ def find_faults(view: View, policy: Policy) -> tuple[Fault, ...]:
 
 
 def with_bounded_messages(faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
-    """Return `faults` with messages of bounded total size: the cause's stays whole, the others are cut.
+    """Return `faults` with messages of bounded total size: all but the cause's may be shortened.
 
     This affects only faults of many ranks on many members, because each launcher already bounds the messages
     of its own ranks.
@@ -107,7 +106,7 @@ def _lost(view: View, block: int, name: str, member: MemberView | None) -> Fault
 
 
 def _unresponsive(view: View, block: int, member: MemberView) -> Fault:
-    """Return the loss of a member whose launcher does not answer.
+    """Return the loss of a member whose launcher does not respond.
 
     The fault begins now, because the member's ranks have been training until now and end with the member.
     """
@@ -127,23 +126,25 @@ def _of_report(view: View, block: int, name: str, report: MemberReport, policy: 
         elif report.prepare_error and report.prepare_generation == memory.generation:
             other = report.prepare_occupied and (VOLUME if report.prepare_volume else OTHER_RESTORE)
             faults.append(_unprepared(view, name, report.prepare_error, other or ""))
-        elif launcher.generation < memory.generation and _unready_s(view) > policy.form_s:
+        elif launcher.generation < memory.generation and _is_unready(view, report, policy.form_s):
             faults.append(_unprepared(view, name, f"not ready after {policy.form_s:g} s"))
     return faults
 
 
-def _unready_s(view: View) -> float:
-    """Return how many seconds the members have had to carry out the newest start.
+def _is_unready(view: View, report: MemberReport, limit_s: float) -> bool:
+    """Return whether a member has had `limit_s` to carry out the newest start, and did not read meanwhile.
 
-    The time begins at the start or, if a predecessor ordered it, when this supervisor took over.
+    The time begins at the start or, if a predecessor ordered it, when this supervisor took over. A member
+    that reads a large checkpoint from slow storage has the time from each part that arrives.
     """
-    return (view.now_ns - max(view.memory.started_ns, view.memory.since_ns)) / 1e9
+    unready_s = (view.now_ns - max(view.memory.started_ns, view.memory.since_ns)) / 1e9
+    return unready_s > limit_s and not 0 <= report.reading_s <= limit_s
 
 
 def _restarted(view: View, block: int, name: str) -> Fault:
     """Return the loss of a member whose launcher was restarted.
 
-    Its ranks have done a step in this generation, so a launcher that does not know it is a new process.
+    Its ranks have done a step in this generation, so a launcher that does not know the generation is new.
     """
     gone = _lost(view, block, name, None)
     return replace(gone, detail=f"the ranks of member {name} are lost: its launcher was restarted")
@@ -170,14 +171,14 @@ def _unprepared(view: View, name: str, why: str, other: str = "") -> Fault:
 
 
 def restore_signature(source: str, generation: int, step: int) -> str:
-    """Return the signature of the failure to restore this particular state."""
+    """Return the signature of a failure to restore this state."""
     return f"restore of {source} {generation}/{step}"
 
 
 def _describe_number(view: View, flag: BadNumber) -> str:
     if reports.script_keeps_own_state(view):  # such a script does not report its loss
         return "a gradient that is not finite"
-    if flag.kind != JUMP and math.isfinite(float(flag.loss)):
+    if flag.kind != JUMP and reports.finite(flag.loss) is not None:
         return f"a gradient that is not finite, with a loss of {flag.loss},"
     return f"a loss of {flag.loss}" + (f" ({flag.why})" if flag.why else "")
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from holdfast.protocol.launcher_messages import BadNumber, Ending, LauncherState, RankState, StartTimes
 from holdfast.protocol.member_messages import MemberReport
 
-WINDOW_NS = 60_000_000_000  # clocks drift apart by at most 50 us per second: 3 ms in a window
+WINDOW_NS = 60_000_000_000  # clocks drift apart by at most 50 us per second, so 3 ms per window
 STEADY_NS = 10_000_000  # smaller corrections are not applied, because events are identified by their times
 
 

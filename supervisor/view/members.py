@@ -6,14 +6,14 @@ from collections.abc import Mapping
 
 from supervisor.view.model import MemberView, Policy, View
 
-QUIET_S = 1.5  # a member reports every half second, and at once if its state is requested
+QUIET_S = 1.5  # a member reports every half second, and immediately on request
 MUTE_S = 2.5  # early enough for a new sidecar to report before the member counts as lost
-RENEW_AGAIN_S = 60.0  # if a new sidecar falls silent within this time, replacing it again would not help
+RENEW_AGAIN_S = 60.0  # if a new sidecar falls silent within this time, another replacement would not help
 _S = 1_000_000_000
 
 
 def is_reporting(member: MemberView) -> bool:
-    """True if the member's last report is recent enough to be taken as its present state."""
+    """True if the member's last report is recent enough to describe its current state."""
     return member.exists and member.connected and member.silent_s < QUIET_S
 
 
@@ -36,7 +36,7 @@ def is_controllable(member: MemberView) -> bool:
 
 
 def unresponsive_launcher(member: MemberView) -> str:
-    """Return why a member's launcher does not answer; "" if it answers.
+    """Return why a member's launcher does not respond; "" if it responds.
 
     The member may still report, its ranks continue to train, and the snapshots in its memory can be read, but
     no process can stop its ranks or start others.
@@ -77,7 +77,7 @@ def is_ready(member: MemberView, nproc: int) -> bool:
 def eligible_members(view: View, policy: Policy) -> tuple[str, ...]:
     """Return the members for the next generation; fewer than requested if not enough are usable.
 
-    A member that had ranks keeps its place; a ready standby takes the place of one that cannot be used or
+    A member that had ranks keeps its place; a ready standby replaces a member that cannot be used or
     whose ranks keep failing.
     """
     memory = view.memory
@@ -145,6 +145,6 @@ def unheard_members(view: View, policy: Policy) -> tuple[str, ...]:
 
 
 def next_timeout_s(view: View, policy: Policy, at_most_s: float) -> float:
-    """Return the seconds until the next member is lost if no member reports again; at most `at_most_s`."""
+    """Return how many seconds until the next silent member counts as lost; at most `at_most_s`."""
     timeouts_s = [timeout_left_s(view, m, policy) for m in view.members]
     return max(0.01, min([at_most_s, *(each for each in timeouts_s if each > 0)]))

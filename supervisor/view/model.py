@@ -4,8 +4,8 @@
 reports. Both are immutable, so a decision can be repeated from its journal line.
 
 An `UNRECORDED` field holds a part of a sentence that another field contains in full. Displays use the part
-instead of parsing the sentence, and show the whole sentence if the part is missing (docs/adr/0013). Two more
-are used only on a cluster, which has no journal. The journal omits these fields.
+instead of parsing the sentence, and show the whole sentence if the part is missing (docs/adr/0013). Two
+others are used only on a cluster, which has no journal. The journal omits all of these fields.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ UNRECORDED: Mapping[str, bool] = MappingProxyType({"in_journal": False})  # meta
 
 
 def is_recorded(declared: Field[Any]) -> bool:
-    """True for a field that is in the journal."""
+    """True if the journal contains the field."""
     return bool(declared.metadata.get("in_journal", True))
 
 
@@ -80,7 +80,7 @@ class PastFault:
     signature: str
     at_ns: int
     generation: int
-    worked: bool = False  # before it, the generation had done a step or run for a while
+    worked: bool = False  # before the fault, the generation had done a step or run for a while
     value: str = ""  # the bad number
     place: str = ""
     work: str = ""
@@ -110,8 +110,8 @@ class CutOffWork:
     rank: int
     step: int  # the last step that the rank had committed
     at_most: int  # the newest step from which the script repeats the work
-    after_s: float = 0.0  # how long the work had taken; 0: not known
-    raised: bool = False  # an exception of the script ended it
+    after_s: float = 0.0  # how long the work had taken; 0 if unknown
+    raised: bool = False  # the work ended with an exception of the script
     early: bool = False  # the work precedes the commit of a step that other ranks have committed
 
 
@@ -122,12 +122,12 @@ class UndoneWork:
     incident: int
     rank: int
     step: int
-    early: bool = False  # the work belongs to the next step, and not to the tail after the commit of `step`
+    early: bool = False  # the work belongs to the next step, not to the tail after the commit of `step`
 
 
 @dataclass(frozen=True, slots=True)
 class VoidStep:
-    """A step whose private state a rank changed after the commit: no copy has the changed state."""
+    """A step whose private state a rank changed after the commit, so that no copy has the changed state."""
 
     generation: int
     step: int
@@ -194,10 +194,10 @@ class OpenIncident:
     reached: int = -1  # how many steps the group had done
     resume: ResumePoint | None = None
     lost: int | None = None  # how many steps are repeated; None while undecided or if not known
-    at_least: bool = False  # `lost` is a lower bound: the member that knew the last steps is gone
+    at_least: bool = False  # `lost` is a lower bound: the member that knew the last steps is lost
     closed_ns: int = 0  # when it was closed without a first new step, because the run ended
     cut: tuple[CutOffWork, ...] = ()  # work that it cut off; not repeated if `resume` is beyond it
-    own_state: bool = False  # the script keeps its own state: its steps are counted from its last start
+    own_state: bool = False  # the script keeps its own state, so its steps are counted from its last start
     measure: str = field(default="", compare=False, metadata=UNRECORDED)  # the part of `why` after the cause
     # the number of the last request to save the state while the group lacks a member (`Preserve`)
     preserved: int = field(default=0, compare=False, metadata=UNRECORDED)
@@ -205,14 +205,14 @@ class OpenIncident:
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """Everything that a supervisor must know to take over from another one."""
+    """Everything that a supervisor must know to take over from its predecessor."""
 
     world_size: int
     nproc: int
     phase: JobPhase = "forming"
     since_ns: int = 0
     generation: int = 0
-    started_ns: int = 0  # when the present generation was formed
+    started_ns: int = 0  # when the current generation was formed
     placement: tuple[str, ...] = ()  # element i: the member of ranks [i*nproc, (i+1)*nproc)
     launch: Launch | None = None
     sources: tuple[StateSource, ...] = ()
@@ -242,10 +242,10 @@ class JobState:
     seen: int = 0  # the newest generation that storage or a member reports, if it is beyond `generation`
     saved: int = -1  # the newest step that is not void and was on storage
     held: int = -1  # the newest step that the group has passed and whose snapshot a member held
-    reached: int = -1  # the most steps that any rank of the present generation has done; -1: not known
+    reached: int = -1  # the most steps that any rank of the current generation has done; -1: not known
     equal: tuple[int, ...] = ()  # the last steps at which the replicas were equal on all members
     void: tuple[VoidStep, ...] = ()  # oldest first
-    unbegun: PendingStart | None = None  # set while the present generation has not done a step
+    unbegun: PendingStart | None = None  # set while the current generation has not done a step
     finished: bool = False  # the script has ended well, and the state to save is its last one
     end: End | None = None  # an end that no user requested, to be carried out once the state is saved
     # `End.completion` of the end that was decided
@@ -262,7 +262,7 @@ class MemberView:
     silent_s: float  # since its last report
     report: MemberReport | None = None
     heard_ns: int = 0  # when this supervisor received the member's first report
-    well_ns: int = 0  # when the member last reported while its launcher answered
+    well_ns: int = 0  # when the member last reported while its launcher responded
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,11 +371,11 @@ class StallWatch:
     passed: tuple[LearnedStall, ...] = ()
     hints: tuple[PendingException, ...] = ()
     rests: tuple[RankAtRest, ...] = ()  # ranks at rest, whether late or not, while any rank is late
-    untold_ns: int = 0  # when a member's report on its ranks was first missed; 0 if none is missing
+    untold_ns: int = 0  # when a member's report on its ranks was first found missing; 0 if none is missing
 
     @property
     def since_ns(self) -> int:
-        """When the most recent progress of any of `ranks` was; 0 while there are none."""
+        """The time of the most recent progress of any of `ranks`; 0 if there are none."""
         return max((each.since_ns for each in self.ranks), default=0)
 
 
@@ -423,7 +423,7 @@ class Policy:
     secure_s: float = 2.0
     victim_s: float = 0.3
     form_s: float = 600.0
-    save_s: float = 120.0  # the write of the last checkpoint is given up after this time without progress
+    save_s: float = 120.0  # the write of the last checkpoint is abandoned after this time without progress
     tail_s: float = 60.0  # time for a survivor to finish its tail, the work after a commit
     unwind_s: float = 30.0  # time for the `finally` blocks of a script that ends because of an exception
     grace_s: float = defaults.GRACE_S
@@ -435,7 +435,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Take no action; decide again at `until_ns` at the latest."""
+    """Take no action; decide again by `until_ns`."""
 
     until_ns: int
     why: str = ""
@@ -501,7 +501,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """Record the first step of the generation: the incident, if there was one, is over."""
+    """Record the first step of the generation, which closes the open incident, if any."""
 
     first_step_ns: int
     why: str
@@ -529,7 +529,7 @@ class Preserve:
 
 @dataclass(frozen=True, slots=True)
 class Replace:
-    """Give up a lost member and request another one."""
+    """Give up a lost member and request a new one."""
 
     member: str
     why: str
@@ -539,7 +539,7 @@ class Replace:
 class Completion:
     """The parts of the last sentence of a run whose script has finished (`wording.finish`)."""
 
-    missing: str = ""  # says that the last state has no checkpoint, and why; "" if it has one
+    missing: str = ""  # says why the last state has no checkpoint; "" if it has one
     notes: tuple[str, ...] = ()  # what else the user should know
     incidents: int = 0  # the number in this run, as counted by `closing.completion_of`
 
@@ -553,7 +553,7 @@ class End:
     message: str = ""
     cause: Fault | None = None
     cut: tuple[CutOffWork, ...] = ()  # work that the stop cuts off
-    back: int | None = None  # steps beyond this one become void; storage has a checkpoint of this one
+    back: int | None = None  # steps beyond this step become void; storage has a checkpoint of this step
     warning: str = ""  # for the status
     # the parts of `why` if the script has finished
     completion: Completion | None = field(default=None, compare=False, metadata=UNRECORDED)
@@ -561,7 +561,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """End the supervisor: all members are gone."""
+    """End the supervisor, because all members are gone."""
 
     why: str
 

@@ -7,7 +7,7 @@ corrupt. A majority is more than half of the whole group, so with two members, n
 
 Members are blamed only if the replicas were equal before, at `AGREED` steps and on all members, because a
 script may by design have protected state that differs from rank to rank. If the replicas still differ after
-`TRIES` roll-backs, the cause is the script's computation and not corruption, and is not reported again.
+`TRIES` roll-backs, the cause is the script's computation, not corruption, and no more faults are reported.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ TRIES = 3  # roll-backs
 def find_divergence(view: View) -> Fault | None:
     """Return the fault of replicas that used to be equal and now differ; None if there is none.
 
-    The fault's step is the newest at which they were equal. All later states are unusable on every member,
-    because corrupt values have entered the sums that all members share.
+    The fault's step is the newest step at which the replicas were equal. All later states are unusable on
+    every member, because corrupt values have entered the sums that all members share.
     """
     if sum(past.kind == KIND for past in view.memory.history) >= TRIES:
         return None
@@ -65,7 +65,7 @@ def _equal_now(view: View) -> tuple[int, ...]:
 
 
 def _checksums(view: View) -> dict[tuple[int, int], dict[str, int]]:
-    """Return the present generation's checksums by (step, size of the state) and then by member."""
+    """Return the current generation's checksums by (step, size of the state) and then by member."""
     found: dict[tuple[int, int], dict[str, int]] = {}
     for member in view.members:
         if member.name in view.memory.placement and member.report is not None:
@@ -76,9 +76,9 @@ def _checksums(view: View) -> dict[tuple[int, int], dict[str, int]]:
 
 
 def minority(crcs: Mapping[str, int], members: int) -> tuple[str, ...]:
-    """Return the members whose checksums differ from the one that more than half of `members` have.
+    """Return the members whose checksums differ from the majority's, which more than half of `members` have.
 
-    Returns none if no checksum has such a majority.
+    Returns () if there is no such majority.
     """
     (majority, count), *_ = Counter(crcs.values()).most_common()
     return tuple(name for name in crcs if crcs[name] != majority) if 2 * count > members else ()

@@ -1,7 +1,8 @@
-"""Read from a view what the members report about the present generation. Pure."""
+"""Read the members' reports about the current generation from a view. Pure."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from holdfast.protocol.launcher_messages import RankInspection, RankState
@@ -29,7 +30,7 @@ def all_inspections(view: View) -> tuple[RankInspection, ...]:
 def members_without_rank_report(view: View) -> tuple[str, ...]:
     """Return the members whose ranks are not known yet, because the supervisor or a sidecar has just started.
 
-    Members whose launcher does not answer are not included: that is a fault in itself.
+    Members whose launcher does not respond are excluded, because that is a fault in itself.
     """
     return tuple(
         member.name
@@ -41,13 +42,13 @@ def members_without_rank_report(view: View) -> tuple[str, ...]:
 
 
 def progress(view: View, report: MemberReport) -> tuple[RankProgress, ...]:
-    """Return the progress of the member's ranks; none unless its launcher runs the present generation."""
+    """Return the progress of the member's ranks; none unless its launcher runs the current generation."""
     launcher = report.launcher
     return report.progress if launcher is not None and launcher.generation == view.memory.generation else ()
 
 
 def stalls(view: View, report: MemberReport) -> tuple[RankStall, ...]:
-    """Return the stalls of the present generation that no later step of the rank has ended."""
+    """Return the stalls of the current generation that no later step of the rank has ended."""
     return tuple(
         stall
         for stall in report.stalls
@@ -69,23 +70,23 @@ def is_unwinding(report: MemberReport, rank: RankState) -> bool:
 
 
 def pause_left_s(report: MemberReport, rank: int) -> float:
-    """Return the seconds until the rank's present pause reaches its limit; 0 outside of a pause."""
+    """Return the seconds until the rank's current pause reaches its limit; 0 outside of a pause."""
     return next((each.pause_left_s for each in report.progress if each.rank == rank), 0.0)
 
 
 def step_of_rank(view: View, rank: int) -> int:
-    """Return how many steps the rank has done in the present generation; -1 if not known."""
+    """Return how many steps the rank has done in the current generation; -1 if unknown."""
     return max((step_of(report, rank) for report in reports(view)), default=-1)
 
 
 def furthest_step(view: View) -> int:
-    """Return the most steps that any rank of the present generation has done; -1 if not known."""
+    """Return the most steps that any rank of the current generation has done; -1 if unknown."""
     reported = max((each.step for report in reports(view) for each in report.progress), default=-1)
     return reported if unknown_generation.newest(view) else max(reported, view.memory.reached)
 
 
 def is_furthest_step_reported(view: View) -> bool:
-    """True if a member that still exists reports how far the present generation has come.
+    """True if a member that still exists reports how far the current generation has come.
 
     Otherwise `furthest_step` comes from the journal or from the last reports of members that no longer exist,
     and may be too low.
@@ -95,7 +96,7 @@ def is_furthest_step_reported(view: View) -> bool:
 
 
 def reports(view: View) -> tuple[MemberReport, ...]:
-    """Return the last reports of the members whose launchers run the present generation."""
+    """Return the last reports of the members whose launchers run the current generation."""
     return tuple(
         member.report
         for member in view.members
@@ -106,7 +107,7 @@ def reports(view: View) -> tuple[MemberReport, ...]:
 
 
 def ranks(view: View) -> tuple[RankState, ...]:
-    """Return the states of the present generation's ranks, as reported by their launchers."""
+    """Return the states of the current generation's ranks, as reported by their launchers."""
     return tuple(
         rank
         for report in reports(view)
@@ -138,10 +139,19 @@ def script_keeps_own_state(view: View) -> bool:
 
 
 def name_step(view: View, step: int) -> str:
-    """Describe a step of the present generation in words, for display."""
+    """Describe a step of the current generation in words, for display."""
     return step_in_words(step, own_state=script_keeps_own_state(view), generation=view.memory.generation)
 
 
 def snapshot_duration_s(view: View) -> float:
     """Return the duration of the last snapshot on the slowest rank; 0 if there was none."""
     return max((each.snapshot_s for report in reports(view) for each in report.progress), default=0.0)
+
+
+def finite(text: str) -> float | None:
+    """Return a number that a member reports as text; None if it is not finite, or not a number at all."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""Find slow ranks, and by how much and since when they are slow. They are reported, not restarted. Pure.
+"""Find slow ranks, how slow they are, and since when. Slow ranks are reported, not restarted. Pure.
 
 Each rank's own time is compared with the median of the other ranks', over the window that its sidecar keeps
 (`sidecar.watch.compute_time`). A rank counts as slow if even the fastest part of its window takes more than
@@ -32,7 +32,7 @@ class Straggler:
     generation: int
     rank: int
     own_s: float
-    data_s: float  # the part of `own_s` before the forward pass; the rest is that pass
+    data_s: float  # the part of `own_s` before the forward pass; the remainder is the forward pass
     peers_s: float  # median of the other ranks' own times
     since: int  # the step at which the rank became slow
 
@@ -58,7 +58,7 @@ def find_stragglers(before: tuple[Straggler, ...], view: View) -> tuple[Straggle
 
 
 def _with_whole_window(view: View) -> list[RankProgress]:
-    """Return the progress of the present generation's ranks whose windows are full."""
+    """Return the progress of the current generation's ranks whose windows are full."""
     active = set(view.memory.placement)
     reports = [each.report for each in view.members if each.connected and each.name in active]
     return [
@@ -85,6 +85,6 @@ def _min_difference_s(rank: RankProgress) -> float:
 
 
 def _median_without(ordered: list[float], at: int) -> float:
-    """Return the median of two or more sorted numbers without the one at index `at`."""
+    """Return the median of two or more sorted numbers excluding the number at index `at`."""
     low, high = (len(ordered) - 2) // 2, (len(ordered) - 1) // 2
     return (ordered[low + (low >= at)] + ordered[high + (high >= at)]) / 2

@@ -1,6 +1,6 @@
 """Find a rank that did fewer steps than its peers and thereby caused their connection errors. Pure.
 
-A rank that exits with code 0 is not a fault in itself, but its peers fail in a collective if they still need
+An exit with code 0 is not a fault in itself, but the rank's peers fail in a collective if they still need
 it. Its last progress then explains the failure: it had finished its loop, or it exited in mid-step.
 """
 

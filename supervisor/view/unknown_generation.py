@@ -17,8 +17,8 @@ def newest(view: View) -> int:
 def reported_history(view: View) -> KnownHistory | None:
     """Return the run's history as members received it if it is newer than the recorded one, else None.
 
-    Members of an older version, and members whose folder was lost, do not know it. Only one thing is then
-    certain, once the running generation has done a step: it resumed from its present step or an earlier one.
+    Members of an older version, and members whose folder was lost, do not know the history. One thing is then
+    certain once the running generation has done a step: it resumed from that step or an earlier one.
     """
     reports = [m.report for m in view.members if m.exists and m.report is not None]
     found = max((each.told for each in reports), key=lambda each: each.generation, default=KnownHistory())

@@ -51,6 +51,7 @@ ORDER = (
     "test_commands",
     "test_training",
     "test_security",
+    "test_object_storage",
     "test_faults",
     "test_outages",
     "test_install",

@@ -54,7 +54,7 @@ def test_a_job_is_listed_and_shown(job: TrainingJob, named: tuple[str, str]) -> 
     status = json.loads(holdfast("status", *named, "--json"))
     assert status["alive"]
     assert len(status["ranks"]) == 2
-    assert "the supervisor cannot read the storage" in holdfast("checkpoints", *named)
+    assert "the supervisor cannot read the job's storage" in holdfast("checkpoints", *named)
 
 
 def test_a_drill_is_carried_out_and_explained(job: TrainingJob, named: tuple[str, str]) -> None:
@@ -102,7 +102,7 @@ def test_a_drill_is_refused_with_the_reason(
 def test_a_mistyped_name_is_answered_with_the_one_that_is_meant(job: TrainingJob) -> None:
     done = attempt("status", "--job", "gtp", "-n", job.namespace)
     assert done.returncode == 2
-    assert "did you mean 'gpt'? `holdfast jobs -A` lists them" in done.stderr
+    assert "did you mean 'gpt'? `holdfast jobs -A` lists all jobs" in done.stderr
 
 
 def test_the_doctor_finds_nothing_in_a_job_that_trains_and_a_mistake_in_another_pod(

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
-from holdfast.checkpoint import retention, writer
+from holdfast.checkpoint import directory, retention, writer
 from holdfast.fileio import bulk_copy, durable
 from holdfast.snapshot import arena, commit_records, private_store, slot_file
 from tests.sandbox import in_child
@@ -22,7 +22,10 @@ from tests.sandbox import in_child
 T = TypeVar("T")
 
 # The modules that change anything outside the process. A kill elsewhere has the same effect as one in these.
-_MODULES = (arena, bulk_copy, commit_records, durable, private_store, retention, shutil, slot_file, writer)
+_MODULES = (
+    *(arena, bulk_copy, commit_records, directory, durable, private_store, retention, shutil, slot_file),
+    writer,
+)
 TRACED = {module.__file__ for module in _MODULES}
 
 
@@ -106,11 +109,11 @@ def _changing_lines(work: Path, prepare: Callable[[Path], T], act: Callable[[T],
 def _state(work: Path) -> tuple[tuple[str, bytes], ...]:
     """Return all names and contents; a file that vanishes during the walk is left out."""
     found: list[tuple[str, bytes]] = []
-    for directory, _, names in os.walk(work):
-        found.append((directory, b""))
+    for folder, _, names in os.walk(work):
+        found.append((folder, b""))
         for name in names:
             with suppress(FileNotFoundError):
-                found.append((name, Path(directory, name).read_bytes()))
+                found.append((name, Path(folder, name).read_bytes()))
     return tuple(found)
 
 

@@ -47,6 +47,21 @@ REWORDED = (
     (r"stopped at once, as asked", r"stopped immediately, as requested"),
     (r"stop asked: securing", r"stop requested: securing"),
     (r"gives a bad number again", r"produces a bad number again"),
+    (r"the newest( checkpoint)? is of step", r"the newest\1 is from step"),
+    (r"roll back to before it, from", r"roll back and resume from"),
+    (
+        r"from the script's first line: it keeps its own state",
+        r"from the script's first line, because it keeps its own state",
+    ),
+    (r"may have a newer one", r"may have a newer state"),
+    (r"is not on storage any more", r"is no longer on storage"),
+    (r"no checkpoint any more, although", r"no checkpoint left, although"),
+    (
+        r"is not repeated: no state from before it is left",
+        r"is not repeated, because no earlier state is left",
+    ),
+    (r", and was restarted: all ranks must leave it", r" and was restarted; all ranks must leave the loop"),
+    (r"cannot be created: one ", r"cannot be created: a process "),
 )
 
 KINDS = (*(each for each in FAULTS if each != "leave"), "nan")  # a rank that leaves ends the run

@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def build(options: GptOptions) -> tuple[GPT, AdamW, LambdaLR]:
-    """Return the model, its optimizer, and the schedule of learning rates, all of them still on the CPU."""
+    """Return the model, its optimizer, and the learning rate schedule, all still on the CPU."""
     model = GPT(
         layers=options.layers,
         heads=options.heads,
@@ -84,7 +84,7 @@ def train(
     state = session.protect(model=model, optimizer=optimizer, scheduler=scheduler, data=sampler)
 
     log = Log(rank=rank, every=options.log_every, steps=options.steps, unit="tokens")
-    tokens = sampler.step_size * options.context  # of all ranks; a byte is a token
+    tokens = sampler.step_size * options.context  # the tokens of all ranks; a byte is a token
     pace = Pace(options.pace)
     for step in state.steps(options.steps):
         time.sleep(pace.left_s(time.monotonic()))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trainer.options import BadValue
 
-VALIDATION_SHARE = 16  # one in this many samples, spread over the text, is only for validation
+VALIDATION_SHARE = 16  # one in this many samples, spread over the text, is reserved for validation
 NOT_STDLIB = frozenset({"site-packages", "dist-packages"})  # directories inside the standard library's
 
 
@@ -44,7 +44,7 @@ def load(data: Path | None, *, context: int, max_bytes: int) -> Corpus:
 
 
 def split(text: Tensor, context: int) -> Corpus:
-    """Cut `text` into samples, each sharing a byte with the next, and set some aside for validation."""
+    """Cut `text` into samples, each sharing a byte with the next, and reserve some for validation."""
     samples = text.unfold(0, context + 1, context)
     aside = torch.arange(len(samples)) % VALIDATION_SHARE == VALIDATION_SHARE - 1
     return Corpus(train=samples[~aside], validation=samples[aside])
@@ -64,7 +64,7 @@ def _read(folder: Path, suffix: str, max_bytes: int) -> bytearray:
 
 
 def _files(folder: Path, suffix: str) -> Iterator[Path]:
-    """Yield the files below `folder` in the order of their names, except hidden ones."""
+    """Yield the files below `folder`, except hidden files, in the order of their names."""
     try:
         paths = sorted(folder.iterdir())
     except OSError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - everybody's name for it
+import torch.nn.functional as F  # noqa: N812 - the usual name for it
 from torch import Tensor, nn
 
 BYTES = 256
@@ -21,7 +21,8 @@ class Attention(nn.Module):
         batch, length, width = x.shape
         qkv = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
-        # No dropout inside: a CPU has no fused kernel with dropout, and a step would take 1.5 times as long.
+        # No dropout inside, because a CPU has no fused kernel with dropout and a step would take 1.5 times as
+        # long.
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         y = self.out(y.transpose(1, 2).reshape(batch, length, width))
         return F.dropout(y, self.dropout, self.training)
@@ -57,7 +58,8 @@ class GPT(nn.Module):
         self.head = nn.Linear(width, BYTES, bias=False)
         self.apply(_initialise)
         for name, parameter in self.named_parameters():
-            if name.endswith(("out.weight", "mlp.2.weight")):  # the two that each layer adds to its input
+            # The two projections whose results each layer adds to its input.
+            if name.endswith(("out.weight", "mlp.2.weight")):
                 nn.init.normal_(parameter, std=INIT_STD / (2 * layers) ** 0.5)
 
     def forward(self, text: Tensor) -> Tensor:
@@ -69,8 +71,8 @@ class GPT(nn.Module):
     def flops_per_token(self) -> int:
         """Estimate the floating point operations of training on one token, including the backward pass.
 
-        The estimate is 6 per parameter, without the embeddings (Kaplan et al. 2020, arXiv:2001.08361, section
-        2.1).
+        The estimate is 6 per parameter, not counting the embeddings (Kaplan et al. 2020, arXiv:2001.08361,
+        section 2.1).
         """
         embeddings = self.embed.weight.numel() + self.position.weight.numel()
         return 6 * (sum(parameter.numel() for parameter in self.parameters()) - embeddings)

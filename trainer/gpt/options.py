@@ -21,7 +21,7 @@ class GptOptions:
     width: int
     context: int  # the number of bytes that a prediction can use
     dropout: float
-    data: Path | None  # None: the standard library's sources
+    data: Path | None  # None means the standard library's sources
     max_bytes: int
     val_batches: int
     steps: int
@@ -34,7 +34,7 @@ class GptOptions:
     val_every: int
     log_every: int
     pace: float  # seconds
-    bf16: bool | None  # None: only if the device is a GPU that supports it
+    bf16: bool | None  # None means only if the device is a GPU that supports it
     digest: Path | None
     tiny: bool
 

@@ -10,7 +10,7 @@ import time
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F  # noqa: N812 - everybody's name for it
+import torch.nn.functional as F  # noqa: N812 - the usual name for it
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 

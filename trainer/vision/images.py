@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - everybody's name for it
+import torch.nn.functional as F  # noqa: N812 - the usual name for it
 from torch import Tensor
 
 from trainer.options import BadValue
 
 CLASSES = 10
-VALIDATION_SHARE = 8  # one in this many images is only for validation
+VALIDATION_SHARE = 8  # one in this many images is reserved for validation
 FAKE_CHANNELS = 3
 FAKE_NOISE = 1.0
 SHIFT = 1  # pixels, in each direction
@@ -51,7 +51,7 @@ def digits() -> Images:
 def fake(count: int, size: int, seed: int) -> Images:
     """Generate `count` colour images, each the pattern of its class with an equal amount of noise added.
 
-    A pure function of its arguments.
+    The result depends only on the arguments.
     """
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(CLASSES, (count,), generator=generator)
@@ -61,7 +61,7 @@ def fake(count: int, size: int, seed: int) -> Images:
 
 
 def split(images: Images) -> tuple[Images, Images]:
-    """Return images to train on and images to validate with."""
+    """Return images for training and images for validation."""
     aside = torch.arange(len(images)) % VALIDATION_SHARE == VALIDATION_SHARE - 1
     return (
         Images(images.pixels[~aside], images.labels[~aside]),
@@ -72,7 +72,7 @@ def split(images: Images) -> tuple[Images, Images]:
 def shifted(pixels: Tensor) -> Tensor:
     """Return each image shifted randomly by up to `SHIFT` pixels in each direction, so that epochs differ.
 
-    It draws from torch's random state of the CPU, regardless of the images' device.
+    The shifts are drawn from torch's random state of the CPU, whatever the images' device.
     """
     height, width = pixels.shape[2:]
     padded = F.pad(pixels, (SHIFT,) * 4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - everybody's name for it
+import torch.nn.functional as F  # noqa: N812 - the usual name for it
 from torch import Tensor, nn
 
 STAGES = 3

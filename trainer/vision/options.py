@@ -30,7 +30,7 @@ class VisionOptions:
     val_every: int
     log_every: int
     pace: float  # seconds
-    bf16: bool | None  # None: only if the device is a GPU that supports it
+    bf16: bool | None  # None means only if the device is a GPU that supports it
     digest: Path | None
     tiny: bool
 

@@ -1,6 +1,6 @@
 """The footprint of the replicated state at the last commit, and the changes made to the state since then.
 
-A copy that is made after the commit has the state of that step only if there were no changes.
+A copy made after the commit has the state of that step only if nothing has changed since.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from holdfast.state.change_detection import ChangeDetector, Footprint
 from holdfast.state.device import Device
 from holdfast.training.protection.device_copy import HostPart, TensorSplit
 
-LOOK_CLOSELY = 4  # the first steps of a generation, in which the search for changes is more thorough
+LOOK_CLOSELY = 4  # how many steps of a generation are searched more thoroughly for changes
 
 
 class CommittedState:
-    """The footprint of the last commit, and how many steps this generation has committed.
+    """The footprint of the last commit, and the number of steps that this generation has committed.
 
-    The script's thread records footprints. Both it and the listener's thread compare the state with them.
+    The script's thread records footprints. That thread and the listener's thread compare the state with them.
     """
 
     def __init__(self, replicated: Mapping[str, Any], device: Device, warn: Callable[[str], None]) -> None:
@@ -28,7 +28,8 @@ class CommittedState:
         self.steps_done = 0  # in this generation
         self._tails_done = 0  # `steps_done` at the end of the last tail
         self._searches = True  # the next footprint searches for added or replaced parameters
-        self._compared: TensorSplit | None = None  # a split whose tensors matched those of a footprint
+        # A `TensorSplit` whose tensors matched those of a footprint.
+        self._compared: TensorSplit | None = None
 
     @property
     def step(self) -> int:
@@ -49,13 +50,13 @@ class CommittedState:
         self._searches = True
 
     def record(self, step: int) -> None:
-        """Take the footprint of the state of `step`, with which a later copy compares the state."""
+        """Take the footprint of the state of `step`, so that later copies can be compared with it."""
         self.footprint = self.footprints.footprint(step, self._searches)
         self._searches = False
         for name in self.footprints.unseen:
             self._warn(
-                f"the state_dict() of {name} returns copies of its tensors, so a change after commit() goes"
-                f" undetected, and a fault loses it: change {name} before commit()"
+                f"the state_dict() of {name} returns copies of its tensors, so Holdfast cannot detect a"
+                f" change after commit(), and a fault loses it: change {name} before commit()"
             )
 
     def changed(self, since: Footprint | None = None) -> str | None:

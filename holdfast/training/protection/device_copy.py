@@ -1,7 +1,7 @@
 """Copy a device's part of the state, and the host's part, into a slot of the arena.
 
-The host's part is small: an optimizer's step counters and learning rates. It changes when the host writes it,
-which may be up to a step before the device writes its part, so a copy of it is kept for each queued step.
+The host's part is small: an optimizer's step counters and learning rates. The host may write its part up to a
+step before the device writes the other part, so a copy of the host's part is kept for each queued step.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 Tensors = list[tuple[str, "torch.Tensor"]]
-MAX_KEPT_BYTES = 4 << 20  # a larger host part is not copied in every step
+MAX_KEPT_BYTES = 4 << 20  # a larger host part would take too long to copy in every step
 
 
 class TensorSplit:
@@ -25,7 +25,7 @@ class TensorSplit:
     def __init__(self, tensors: Tensors, device: Device) -> None:
         """Split `tensors`. Raises `BadInput` if one is on another device."""
         self.of = tensors  # compared by identity: the same list means the same tensors
-        # Detached tensors keep their current memory even if the script assigns a parameter another tensor.
+        # Detached tensors keep their current memory even if the script gives a parameter another tensor.
         self.tensors = [(name, tensor.detach()) for name, tensor in tensors]
         held = [device.holds(tensor) for _, tensor in tensors]
         self.on_device = [at for at, on in enumerate(held) if on]
@@ -53,7 +53,7 @@ class TensorSplit:
         return HostPart(self, text, kept)
 
     def host(self, part: HostPart | None) -> list[tuple[int, torch.Tensor]]:
-        """Return the host's tensors with their indices: from `part`, or the live ones if it is None."""
+        """Return the host's tensors with their indices: from `part`, or the live tensors if that is None."""
         if part is None:
             return [(at, self.tensors[at][1]) for places in self._on_host.values() for at in places]
         found: list[tuple[int, torch.Tensor]] = []
@@ -73,7 +73,7 @@ class HostPart:
 
 
 class AsyncCopy:
-    """A copy that runs while the host continues. It has ended once the last of `copy.marks` is reached."""
+    """A copy that runs while the host continues; it ends when the last of `copy.marks` is reached."""
 
     def __init__(
         self, device: Device, division: TensorSplit, part: HostPart | None, targets: Sequence[torch.Tensor]
@@ -104,7 +104,7 @@ class AsyncCopy:
     def _add(self, target: torch.Tensor, source: torch.Tensor, pairs: list[Pair]) -> None:
         """Add a tensor to the copy. If it is not contiguous, the host reorders its elements after the copy.
 
-        Reordering it on the device would allocate memory there, which may wait for the whole queue.
+        Reordering on the device would allocate memory there, and the allocation may wait for the whole queue.
         """
         import torch
 

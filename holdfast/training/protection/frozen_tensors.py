@@ -1,12 +1,12 @@
-"""Determine which tensors a slot already holds unchanged, so that frozen parameters are copied only once.
+"""Determine which tensors a slot already holds, so that frozen parameters are copied only once.
 
 A frozen parameter is a module's parameter that requires no gradient and belongs to no optimizer. If this
-process wrote the slot's last snapshot, the parameter is not written into the slot again unless its version
-counter, its address or a sample of its bytes has changed. None of these detects that a few rows were written
-through `.data` (a memory bank, a codebook). So the kernel reports which pages have been written since just
-before the slot's copy was made (see `holdfast.snapshot.written_pages`), and these pages are compared with the
-slot. If the kernel cannot report this, every skipped tensor is compared as a whole. Differences are written
-to the slot, and after the first one no tensor is skipped any more.
+process wrote the slot's last snapshot, the parameter is written into the slot again only if its version
+counter, its address or a sample of its bytes has changed. None of these reveals that a few rows were written
+through `.data` (as in a memory bank or a codebook). So the kernel reports which pages have been written since
+just before the slot's copy was made (see `holdfast.snapshot.written_pages`), and these pages are compared
+with the slot. If the kernel cannot report this, every skipped tensor is compared as a whole. Differences are
+written to the slot, and after the first difference no tensor is skipped any more.
 """
 
 from __future__ import annotations
@@ -37,15 +37,16 @@ class _SlotContent:
     record: CommitRecord
     header: bytes
     looks: dict[str, _Fingerprint]
-    watch: written_pages.WrittenPages | None  # it began before the slot was filled; None: there was no watch
+    # Began before the slot was filled; None if the pages were not watched.
+    watch: written_pages.WrittenPages | None
 
 
 @dataclass(frozen=True, slots=True)
 class SkippedTensors:
-    """The tensors that need not be copied, and those stretches of them to compare with the slot."""
+    """The tensors that need not be copied, and which stretches of them must be compared with the slot."""
 
     places: frozenset[int] = frozenset()  # indices in the list of tensors
-    compared: tuple[tuple[int, int, int], ...] = ()  # index in the list, first byte, end
+    compared: tuple[tuple[int, int, int], ...] = ()  # index in the list, first byte, end byte
 
     @property
     def bytes(self) -> int:
@@ -58,18 +59,18 @@ class FrozenTensors:
     """The frozen tensors of `objects`, and what each slot contains of them."""
 
     objects: Mapping[str, Any]
-    share: float = 1.0  # share of the state's bytes that the next copies write without comparing
-    coming: float = 1.0  # share of the state's bytes that copies read once all slots have been filled
+    share: float = 1.0  # the share of the state's bytes that the next copies write without comparing
+    coming: float = 1.0  # the share of the state's bytes that copies read once all slots have been filled
     _slots: dict[int, _SlotContent] = field(default_factory=dict)
     _known: dict[str, _Fingerprint] = field(default_factory=dict)  # at the last call of `_compare`
     _of: Tensors | None = None
     _candidates: list[int] = field(default_factory=list)  # places in `_of`
     _distrusted: bool = False
     _watch: written_pages.WrittenPages | None = None
-    _asked: bool = False  # the kernel was asked to watch `_of`, which is done once
+    _asked: bool = False  # the kernel has been asked, once, to watch `_of`
 
     def take_left_out(self, tensors: Tensors, before: CommitRecord | None, header: bytes) -> SkippedTensors:
-        """Return which of `tensors` a slot should already hold. Call this before any of them is copied.
+        """Return which of `tensors` a slot should already hold. Call this before copying any of them.
 
         `before` is the snapshot that the slot had until now, or None. `header` is the header of the new
         snapshot's file.
@@ -92,11 +93,11 @@ class FrozenTensors:
         self._replace_watch(None)
 
     def wrote(self, tensors: Tensors, record: CommitRecord, header: bytes) -> None:
-        """Record that a snapshot of `tensors` was committed; they have not changed since `take_left_out`."""
+        """Record that a snapshot of `tensors`, unchanged since `take_left_out`, was committed."""
         self._hold(tensors, record, header, self._watch)
 
     def restored(self, tensors: Tensors, record: CommitRecord, header: bytes) -> None:
-        """Record that the objects have just been restored from this snapshot, so it has the same tensors."""
+        """Record that the objects have just been restored from this snapshot and so have the same tensors."""
         self._compare(tensors)
         self._hold(tensors, record, header, None)  # the pages were not watched when the slot was filled
 
@@ -107,7 +108,7 @@ class FrozenTensors:
             self._slots[record.slot] = _SlotContent(record, header, self._known, watch)
 
     def _compare(self, tensors: Tensors) -> dict[str, _Fingerprint]:
-        """Return the candidates' fingerprints, and watch those that are unchanged since the last call."""
+        """Return the candidates' fingerprints; watch the candidates unchanged since the last call."""
         if self._of is not tensors:
             self._of, self._candidates, self._asked = tensors, _candidates(self.objects, tensors), False
             self._replace_watch(None)
@@ -178,11 +179,12 @@ def _with_inner(optimizer: torch.optim.Optimizer) -> Iterator[torch.optim.Optimi
 
 
 def _fingerprint(tensor: torch.Tensor) -> _Fingerprint:
-    """Return version, address and sampled bytes, which are spread over the tensor and its elements' bytes."""
-    if tensor.requires_grad:  # it is trained from now on
+    """Return version, address, and bytes sampled across the tensor and across its elements' bytes."""
+    if tensor.requires_grad:  # the script trains it from now on
         return -1, 0, ()
     address = tensor.data_ptr()
-    step = tensor.nbytes // SAMPLED_BYTES + 1  # the samples should fall on different bytes of the elements
+    # An odd step makes the samples fall on different bytes of the elements.
+    step = tensor.nbytes // SAMPLED_BYTES + 1
     return (
         capture.version(tensor) or 0,
         address,

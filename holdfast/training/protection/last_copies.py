@@ -1,4 +1,4 @@
-"""Copy the state outside of the schedule: after a failure, before a write of bad numbers, and at the end.
+"""Copy the state outside the schedule: after a failure, before bad numbers are written, and at the end.
 
 The listener's thread makes a just-in-time copy regardless of what the script's thread is doing: waiting for a
 dead peer in a collective, running a kernel, or working between two steps. The copy is refused unless the
@@ -23,20 +23,20 @@ from holdfast.training.protection.write_gate import WholeState, WriteGate
 from holdfast.training.rank import Rank
 
 GATE_S = 0.8  # how long a just-in-time copy waits for the optimizer to finish its writes
-LAST_PAUSE_S = 0.01  # between two attempts to make the last copy while its slot is in use
+LAST_PAUSE_S = 0.01  # between two attempts to make the last copy when its slot is in use
 _INSIDE = "inside the optimizer's writes"
 _WORTHLESS = "it is as bad as the state that was found bad"
 
 
 class UnjudgedNumbers(Protocol):
-    """The numbers of the last step, which may not have been judged yet; see `NumberCheck`."""
+    """The last step's numbers, which may not have been judged yet; see `NumberCheck`."""
 
     def bad_before(self, step: int) -> StepNumbers | None: ...
     def report_unjudged(self, numbers: StepNumbers) -> None: ...
 
 
 class LastCopies:
-    """The copies of one rank's state that a failure, bad gradients or the end of the script require."""
+    """Copies one rank's state when a failure, bad gradients or the end of the script require it."""
 
     def __init__(
         self,
@@ -56,9 +56,10 @@ class LastCopies:
     def just_in_time(self, generation: int, is_restored: bool, copy: bool = True) -> SecureAnswer:
         """Copy the state, and freeze the rank before its next write; without `copy`, only freeze it.
 
-        Takes at most `GATE_S` plus the time of the copies. The gate stays frozen, because this generation has
-        ended. A rank that is still restoring is frozen as well, because its steps would overwrite the
-        snapshot from which the others resume. The call may be repeated if there was no room for the copy.
+        This takes at most `GATE_S` plus the time of the copies. The gate stays frozen, because this
+        generation has ended. A rank that is still restoring is frozen as well, because its steps would
+        overwrite the snapshot from which the other ranks resume. The call may be repeated if there was no
+        room for the copy.
         """
         if generation != self._rank.generation:
             return self._refusal(-1, f"this is generation {self._rank.generation}")
@@ -69,7 +70,8 @@ class LastCopies:
             self._copies = False
             self._gate.freeze(GATE_S)
             return self._refusal(self._committed.step, _WORTHLESS)
-        limit_s = GATE_S + (progress.COPIES - 1) * self._snapshots.copy_s  # the last one is for the copy
+        # The last of these periods is for the copy itself.
+        limit_s = GATE_S + (progress.COPIES - 1) * self._snapshots.copy_s
         give_up_at = time.monotonic() + limit_s
         try:
             if not self._gate.freeze(limit_s):
@@ -83,7 +85,7 @@ class LastCopies:
         self._copy_whole(0.0)
 
     def before_exit(self) -> None:
-        """Copy the state, if it is whole and not bad, because an exception is ending the main thread."""
+        """Copy the state, if it is whole and not bad, when an exception ends the main thread."""
         if self._copies:
             self._copy_whole(time.monotonic() + GATE_S if self._device.queues else 0.0)
 
@@ -91,7 +93,7 @@ class LastCopies:
         return SecureAnswer(self._rank.number, step, False, why)
 
     def _copy_whole(self, give_up_at: float) -> SecureAnswer:
-        """Copy the state that is whole on the device; wait for one until `give_up_at`.
+        """Copy the state that is whole on the device, waiting until `give_up_at` for there to be one.
 
         If the copy fails, the answer says why.
         """
@@ -115,7 +117,7 @@ class LastCopies:
             snapshots.end_transfer()
             if snapshots.held(step):
                 return SecureAnswer(number, step, True, "held already")
-            # A host part that was kept was compared with the footprint at that time.
+            # A host part that was kept has already been compared with the footprint.
             since = committed.footprint if whole.part is None else None
             if since is not None and since.step != step:
                 return self._refusal(step, "between two steps")
@@ -139,7 +141,7 @@ class LastCopies:
         """Make sure that there is a snapshot of the last step, `step`; return why there is none, or "".
 
         Another rank of the member may be writing the same snapshot, before a pause or at the end of its loop,
-        or a checkpoint may be being written from the next slot. This waits for both for as long as a copy may
+        or a checkpoint may be in progress from the next slot. This waits for either as long as a copy may
         take. A reader that is not done by then keeps its slot, and the newer snapshot is overwritten instead.
         """
         snapshots = self._snapshots

@@ -1,9 +1,9 @@
-"""Detect what the script changes outside of its steps, after commits and in pauses, and warn of it once.
+"""Detect state changes outside of the steps, after commits and in pauses, and warn of them once.
 
 If the script changes shared state after a commit (a scheduler, an average), the change becomes part of the
-state of that step, and a copy that lacks it is made again. After any other change no copy can have the state
-of that step: all copies are discarded, and the supervisor does not resume from it. A script may swap weights
-in a pause if it puts the original ones back.
+state of that step, and a copy that lacks the change is made again. After any other change, no copy can have
+the state of that step, so all copies are discarded and the supervisor does not resume from that step. A
+script may swap weights in a pause if it puts the original weights back.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from holdfast.training.protection.write_gate import WriteGate
 from holdfast.training.rank import Rank
 from holdfast.worker.pauses import PauseHistory
 
-LONG_S = 0.05  # a longer tail may be an evaluation, so private objects are checked as well, which costs more
-IN_ROW = 8  # void steps in a row, after which the object is treated as a loader that prefetches
+LONG_S = 0.05  # a longer tail may be an evaluation, so private objects are also checked, which takes longer
+IN_ROW = 8  # after this many consecutive void steps, the object is treated as a prefetching loader
 
 
 class LateChanges:
@@ -40,35 +40,38 @@ class LateChanges:
         self._rank, self._private, self._device, self._gate = rank, private, device, gate
         self._committed, self._backup, self._snapshots = committed, backup, snapshots
         self._pauses = PauseHistory()
-        self._before_pause: str | None = None  # a change since the commit that was made before the pause
+        self._before_pause: str | None = None  # a change between the commit and the pause
         self._paused = False  # the script has paused since the last commit
         self._committed_s = 0.0  # the time of the last commit
-        self._has_warned = False  # of a change outside of a step
-        self._loops = 0  # loops begun so far
-        self._in_row = 0  # void steps in a row
-        # Private objects that change after commits, as a loader that prefetches does:
-        self._draw_ahead: set[str] = set()  # they have changed after `IN_ROW` commits in a row
-        self._alike: set[str] | None = None  # they have changed in each of the first steps so far
+        self._has_warned = False  # a warning of a change outside of a step was printed
+        self._loops = 0  # how many loops have begun
+        self._in_row = 0  # consecutive void steps
+        # Private objects that change after commits, as a prefetching loader does:
+        self._draw_ahead: set[str] = set()  # those that changed after `IN_ROW` consecutive commits
+        self._alike: set[str] | None = None  # those that have changed after each of the first commits so far
 
     @property
     def has_begun_loop(self) -> bool:
         return self._loops > 0
 
     def silence(self) -> None:
-        """Suppress warnings of changes outside of a step, because a warning of their cause was printed."""
+        """Suppress warnings of changes outside of a step, because their cause has been reported."""
         self._has_warned = True
 
     # -- between two loops
 
     def before_loop(self, step: int, *, has_consulted: bool) -> None:
-        """Record the current state, from which the loop starts, as that of `step`; copy it if necessary.
+        """Record the current state, from which the loop starts, as the state of `step`; copy it if necessary.
 
-        It is copied if the script has changed it, or if it was not restored from a slot. `has_consulted`: the
-        script may have read the number of steps done, so its work since `protect` may depend on that number.
+        The state is copied if the script has changed it, or if it was not restored from a slot.
+        `has_consulted`: the script may have read the number of steps done, so its work since `protect` may
+        depend on that number.
         """
         first, self._loops = not self._loops, self._loops + 1
         what = self._committed.changed()
-        if what is not None:  # the script has changed the state since the last loop, and continues from there
+        # The script has changed the state since the last loop, and the next loop starts from the changed
+        # state.
+        if what is not None:
             self._warn_before_loop(what, step, first, has_consulted)
             whole = self._snapshots.forget(step) and not self._gate.frozen
             if not first:
@@ -84,14 +87,14 @@ class LateChanges:
     def _warn_before_loop(self, what: str, step: int, first: bool, has_consulted: bool) -> None:
         if not first:
             self._rank.warn_once(
-                f"{what}, between two loops: a restart from a later step does it again if the script reaches "
-                "that line again, and a restart from exactly this step may do it twice, or not at all. Do it "
-                f"before commit() in the last step of a loop, or in the next loop under `if step == {step}:`"
+                f"{what}, between two loops: after a restart this change may be made twice or not at all,"
+                " because Holdfast does not know whether it was made. Make it before commit() in the last"
+                f" step of a loop, or in the next loop under `if step == {step}:`"
             )
         elif self._rank.launch.restore is not None:
             self._rank.warn_once(
-                f"{what.partition(' after ')[0]} after protect() had restored it: load initial weights "
-                "before protect(), otherwise each restart begins with them"
+                f"{what.partition(' after ')[0]} after protect() had restored it: load initial weights"
+                " before protect(), or each restart begins with them again"
             )
         elif not has_consulted and self._is_loaded_over():
             self._rank.warn_once(
@@ -103,8 +106,8 @@ class LateChanges:
     def _is_loaded_over(self) -> bool:
         """True if the script, and not DDP, has changed a parameter's values since `protect`.
 
-        DDP copies rank 0's values to all ranks, even if it is constructed after `protect`, so only rank 0 is
-        checked.
+        Only rank 0 is checked, because DDP copies rank 0's values to all ranks, even if it is constructed
+        after `protect`.
         """
         since, footprints = self._committed.footprint, self._committed.footprints
         if since is None or self._rank.number != 0 or footprints.written(since) is None:
@@ -114,8 +117,8 @@ class LateChanges:
     # -- after a commit
 
     def after_commit(self) -> None:
-        """Record the start of the tail: all work of the commit is done."""
-        self._committed_s = time.monotonic()  # taken after the copy, whose time is not the script's
+        """Record the start of the tail, when all work of the commit is done."""
+        self._committed_s = time.monotonic()  # taken after the copy, which is not the script's time
 
     def after_tail(self) -> None:
         """At the end of the tail, check whether it changed protected state; if so, amend or void the step."""
@@ -140,31 +143,32 @@ class LateChanges:
         if not self._has_warned and (own or shared) is not None:
             self._has_warned = True
             self._rank.warn_once(
-                f"{own or shared} after the commit of step {since.step} and before the next step: a fault or"
-                " a stop there may cost the steps since the last snapshot. Do it in the next step: change a"
-                " scheduler between optimizer.step() and commit(), and other objects before optimizer.step()"
+                f"{own or shared} after the commit of step {since.step} and before the next step: a fault"
+                " or a stop at that point may cost the steps since the last snapshot. Make this change in"
+                " the next step: change a scheduler between optimizer.step() and commit(), and other"
+                " objects before optimizer.step()"
             )
 
     def _warn_of_private_part(self) -> None:
-        """Warn of private objects that count as data because they, like shared state, change in each tail."""
+        """Warn of private objects that count as data because they change in each tail, like shared state."""
         follows = self._private.no_data(self._alike or set())
         if follows:
             self._rank.warn_once(
-                f"{' and '.join(follows)}, private to a rank, is also changed after each commit: a fault"
-                " there undoes the change since the last commit (a data loader loads its data again). If it"
-                " follows the steps, as a scheduler does, change it before commit(), or set its attribute"
-                " holdfast_private = False if it is the same on all ranks"
+                f"{' and '.join(follows)}, private to a rank, is also changed after each commit: a fault at"
+                " that point undoes the change since the last commit (a data loader loads its data again)."
+                " If it follows the steps, as a scheduler does, change it before commit(), or set its"
+                " attribute holdfast_private = False if it is the same on all ranks"
             )
 
     def _shared_change(self, since: Footprint, paused: bool) -> str | None:
-        """Return what has changed in the shared state since the commit; None if nothing has."""
+        """Return what has changed in the shared state since the commit; None if nothing has changed."""
         footprints = self._committed.footprints
         return (footprints.moved if paused else footprints.written)(since) or footprints.late(since)
 
     def _own_change(self, since: Footprint, paused: bool, long: bool) -> str | None:
-        """Return which private object was changed since the commit; None if none was, or none was checked.
+        """Return which private object has changed since the commit; None if none has or none was checked.
 
-        A loader may prefetch in the tail, so an object that changes in short tails as well does not count.
+        An object that also changes in short tails does not count, because it may be a loader that prefetches.
         """
         early = self._committed.steps_done <= LOOK_CLOSELY
         if not (long or early):
@@ -174,18 +178,18 @@ class LateChanges:
         if not late:
             return None
         self._in_row = self._in_row + 1 if self._snapshots.voided == since.step - 1 else 1
-        if self._in_row > IN_ROW:  # without any snapshot, a fault would cost all of these steps
+        if self._in_row > IN_ROW:  # if there is no snapshot, a fault would cost all of these steps
             self._draw_ahead |= late
             self._rank.warn_once(
                 f"{' and '.join(sorted(late))}, private to a rank, was changed after {IN_ROW} commits in a"
-                " row: it is treated as a loader that prefetches, and a fault undoes its change since the"
-                " last commit. Change it before optimizer.step()"
+                " row, so it is treated as a prefetching loader: a fault undoes its change since the last"
+                " commit. Change it before optimizer.step()"
             )
             return None
         return f"{min(late)} was changed"
 
     def _changed_only_now(self, changed: set[str], paused: bool) -> set[str]:
-        """Return those `changed` objects that did not also change after each of the commits before.
+        """Return those of the `changed` objects that did not change after every earlier commit.
 
         An object that changes after each commit prefetches, as a loader does, or follows the steps. Call this
         only for the first commits of a generation.
@@ -202,7 +206,7 @@ class LateChanges:
         return self._draw_ahead | (self._alike or set())
 
     def change_after_last(self) -> str | None:
-        """Return what was changed since the last commit of the last loop; None if nothing was."""
+        """Return what was changed since the last commit of the last loop; None if nothing was changed."""
         since, footprints = self._committed.footprint, self._committed.footprints
         assert since is not None
         own = self._backup.changed_objects() - self._data()
@@ -216,8 +220,8 @@ class LateChanges:
     def before_optimizer(self, *, skipped: bool) -> None:
         """In the first steps, warn of shared state that was changed before the optimizer's writes.
 
-        `skipped`: no optimizer writes, for example because a gradient scaler found an overflow. Changes that
-        were made by then, such as that of the scale, are in their proper place.
+        `skipped`: no optimizer writes, for example because a gradient scaler found an overflow. Changes until
+        then, such as a change of the scale, are allowed.
         """
         if self._committed.steps_done > LOOK_CLOSELY or self._has_warned or skipped:
             return
@@ -231,7 +235,7 @@ class LateChanges:
     # -- pauses
 
     def before_pause(self, label: str, step: int) -> None:
-        """Copy the state before a pause that may write it, so that a peer's death in it costs nothing."""
+        """Copy the state before a pause that may write it, so that losing a peer in it costs nothing."""
         self._pauses.began(label, time.monotonic())
         if self._device.queues:
             self._snapshots.advance(must=True)
@@ -242,12 +246,12 @@ class LateChanges:
             self._snapshots.copy(step)
 
     def forward_in_pause(self) -> None:
-        """Check whether weights were swapped in: when the pause calls a module, they are in place."""
+        """Check whether weights were swapped in: they are in place when the pause calls a module."""
         if not self._pauses.known and self._committed.changed() is not None:
             self._pauses.writes()
 
     def after_pause(self, label: str) -> None:
-        """Record what the pause did to the state; restored weights count as the committed ones again."""
+        """Record what the pause did to the state; if the weights were restored, they count as unchanged."""
         what, since = self._committed.changed(), self._committed.footprint
         self._paused = True
         if what is not None and since is not None and self._before_pause is None:
@@ -258,8 +262,8 @@ class LateChanges:
             else:
                 self._has_warned = True
                 self._rank.warn_once(
-                    f"{what}, in the pause {label!r}, and was not restored: a fault there may cost the steps"
-                    " since the last snapshot. Undo such a change before the pause ends, or make it before"
-                    " commit()"
+                    f"{what}, in the pause {label!r}, and was not restored: a fault at that point may cost"
+                    " the steps since the last snapshot. Undo such a change before the pause ends, or make"
+                    " it before commit()"
                 )
         self._pauses.ended(time.monotonic())

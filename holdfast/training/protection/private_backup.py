@@ -1,10 +1,10 @@
-"""Back up this rank's private state for every step before the optimizer takes the step.
+"""Back up this rank's private state in every step, before the optimizer's write.
 
 Private state (buffers, random generators, the position in the data) differs from rank to rank, so no other
-replica has it. It is stored in two places: in the rank's own store, which outlives its process, and on
+rank has a copy. It is stored in two places: in the rank's own store, which outlives its process, and on
 another member (see `holdfast.training.protection.private_exchange`). A state is stored as final once it
-cannot change any more; a lost rank may resume only from a final state. If a state changes after it was sent,
-it is sent again at the commit, as final.
+cannot change any more, and a lost rank may resume only from a final state. A state that changes after it was
+sent is sent again at the commit, as final.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from holdfast.training.protection.committed_state import LOOK_CLOSELY, Committed
 from holdfast.training.protection.private_exchange import LocalPrivateState, PrivateStateRing
 from holdfast.training.rank import Rank
 
-AFTER = 2  # if buffers change after the commit in this many steps in a row, expect that in every step
-LEARNING_STEPS = 4  # observe this many steps before the state is sent early
+AFTER = 2  # if buffers change after this many consecutive commits, expect such a change in every step
+LEARNING_STEPS = 4  # how many steps to observe before the state is sent early
 NAMED = 3  # how many of the largest buffers a warning names
 _COPY_IT = ", or let it become a copy of a model's buffer, as in an AveragedModel without use_buffers"
 
 
 class PrivateBackup:
-    """One rank's private state of each step: collected, stored, exchanged, and checked at the commit."""
+    """Collects, stores and exchanges one rank's private state of each step, and checks it at the commit."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class PrivateBackup:
         directory: Path,
         pinned_steps: Callable[[], Collection[int]],
     ) -> None:
-        """`pinned_steps` returns the steps of the existing snapshots, whose private states are kept."""
+        """`pinned_steps` returns the steps of the existing snapshots; their private states are kept."""
         self._rank, self._private, self._committed = rank, private, committed
         every = max(rank.launch.snapshot_every, 0)
         own = directory / member_directory.private_name(rank.number)
@@ -53,23 +53,24 @@ class PrivateBackup:
         self._kept_lock = threading.Lock()
         self._blob = b""
         self._core: list[Section] = []
-        self._versions: list[tuple[int, int | None]] = []  # of the buffers, when `_core` was collected
+        self._versions: list[tuple[int, int | None]] = []  # the buffers' versions when `_core` was collected
         self._timing = SendTiming()
         self._sent = -1  # the last step whose private state was sent
-        self._late = False  # private state has once changed between the optimizer's writes and the commit
-        self._after = 0  # steps in a row in which buffers were changed after the commit
-        self._proven = False  # the state stored for the last step had not changed at its commit
-        self._peer_sure = False  # the peer sent its state of `_peer_step` as final, before its commit
+        # Private state has changed, at least once, between the optimizer's writes and the commit.
+        self._late = False
+        self._after = 0  # consecutive steps in which buffers were changed after the commit
+        self._proven = False  # the state stored for the last step was unchanged at its commit
+        self._peer_sure = False  # the peer sent its state of `_peer_step` as final before its commit
         self._peer_step = -1
         self._took_s = 0.0  # time spent on the private state in this step
-        self._least_s = math.inf  # the shortest such time of all steps
-        self._full: list[PrivateStore] = []  # stores that found no room to grow
+        self._least_s = math.inf  # the shortest of these times
+        self._full: list[PrivateStore] = []  # stores that could not grow for lack of room
 
     # -- in the order of a step
 
     def begin_loop(self, step: int) -> None:
         """Store and exchange the private state that the loop starts from, at `step`. Collective."""
-        if self._sent > step:  # a loop was left in the middle of a step
+        if self._sent > step:  # the previous loop was left in the middle of a step
             self._receive()
         self._core = self._private.core()
         self._blob = self._private.blob(self._core)
@@ -77,7 +78,8 @@ class PrivateBackup:
             self._peer.connect(self._rank.launch.master_addr)
         self._send(step, sure=True)
         self._receive()
-        self._peer_sure = False  # the peer always sends its next state as late, which does not void this one
+        # The peer always sends its next state as late, which does not void this state.
+        self._peer_sure = False
 
     def begin_step(self) -> None:
         """Start counting the forward passes of a step."""
@@ -86,7 +88,7 @@ class PrivateBackup:
     def after_forward(self, step: int) -> None:
         """Send the private state of `step` if it is expected to be final after this forward pass.
 
-        A forward pass in the tail, such as that of an evaluation with gradients, does not count.
+        A forward pass in the tail, for example of an evaluation with gradients, does not count.
         """
         if self._committed.in_tail:
             return
@@ -102,7 +104,8 @@ class PrivateBackup:
             self._collect()
             self._timing.learn(self._core == before)
             self._send(step)
-        elif not self._is_as_collected():  # an extra forward pass, or a callback that draws random numbers
+        # Because of an extra forward pass, or a callback that draws random numbers.
+        elif not self._is_as_collected():
             sure = self._is_sure()
             self._collect()
             self._timing.give_up()
@@ -113,7 +116,7 @@ class PrivateBackup:
     def check(self, step: int) -> None:
         """At the commit of `step`, check whether its private state has changed since it was sent.
 
-        If it has, it is sent again, and the user is warned once.
+        If it has changed, it is sent again, and the user is warned once.
         """
         private, done = self._private, self._committed.steps_done
         if self._is_as_collected():
@@ -130,17 +133,17 @@ class PrivateBackup:
                 self._resend(step)
         if (name := private.transient(done)) is not None:
             self._rank.warn_once(
-                f"{name} is a non-persistent buffer that changes during training: it is not saved, so a "
-                "restart begins with a new one"
+                f"{name} is a non-persistent buffer that changes during training: it is not saved, so after"
+                " a restart it has its initial content"
             )
         if (name := private.added(done)) is not None:
             self._rank.warn_once(
-                f"{name} is a buffer that was registered after protect: it is not saved, so a restart begins "
-                "without it. Register it before protect, as None if it has no content yet"
+                f"{name} is a buffer that was registered after protect: it is not saved, so a restart loses"
+                " its content. Register it before protect, as None if it has no content yet"
             )
 
     def after_commit(self) -> None:
-        """Record the times of the committed step, and warn if private state is too large for every step."""
+        """Record the times of the committed step, and warn if saving private state takes too long."""
         self._timing.begin()
         self._least_s = min(self._least_s, self._took_s)
         self._took_s = 0.0
@@ -150,9 +153,9 @@ class PrivateBackup:
     def after_tail(self, step: int, paused: bool) -> None:
         """Send the private state of `step` again at the end of its tail, if tails change buffers.
 
-        A script may write buffers after each commit, such as those of an average. Once it has done so in
-        `AFTER` steps in a row, private state is treated as final only at the end of the tail. `paused`: the
-        script paused in the tail.
+        A script may write buffers after each commit, such as the buffers of an average. Once it has done so
+        in `AFTER` consecutive steps, private state is treated as final only at the end of the tail. `paused`:
+        the script paused in the tail.
         """
         if self._after < AFTER and (paused or self._committed.steps_done > LOOK_CLOSELY):
             return
@@ -163,8 +166,8 @@ class PrivateBackup:
             if self._after < AFTER:
                 return
             self._rank.warn_once(
-                f"the buffer {what} is changed after commit(): it is private to each rank, so a rank that is"
-                " lost between optimizer.step() and the next step costs the steps since the last snapshot."
+                f"the buffer {what} is changed after commit(): it is private to each rank, so losing a rank"
+                " between optimizer.step() and the next step costs the steps since the last snapshot."
                 f" Change it before optimizer.step(){_COPY_IT}"
             )
         self._core = private.with_buffers(self._core)
@@ -204,16 +207,16 @@ class PrivateBackup:
         self._took_s += time.perf_counter() - began
 
     def _is_sure(self) -> bool:
-        """True if the private state may be sent as final before the optimizer writes.
+        """Return True if the private state may be sent as final before the optimizer writes.
 
-        It may not in the first step of a generation, nor after a step in which it changed before the commit.
+        This is not allowed in the first step of a generation, nor once the state has changed before a commit.
         """
         return self._proven and not self._late and self._after < AFTER
 
     # -- storing and exchanging
 
     def _send(self, step: int, *, sure: bool | None = None) -> None:
-        """Store and send the private state of `step`, as final if it is `sure` not to change again."""
+        """Store and send the private state of `step`, as final if it is `sure` not to change any more."""
         self._sent = step
         sure = self._is_sure() if sure is None else sure
         began = time.perf_counter()
@@ -234,7 +237,8 @@ class PrivateBackup:
         if found is not None and self._kept is not None:
             blob, late = found
             with self._kept_lock:
-                if late and self._peer_sure:  # the peer's state of the previous step did change after all
+                # The peer's state of the previous step changed although it was sent as final.
+                if late and self._peer_sure:
                     self._store(self._kept, self._peer_step, b"", final=False)
                 self._peer_sure, self._peer_step = not late, self._sent
                 self._store(self._kept, self._sent, blob, final=not late)
@@ -247,10 +251,10 @@ class PrivateBackup:
                 self._store(self._kept, step, blob, final=True)
 
     def _store(self, store: PrivateStore, step: int, blob: bytes, final: bool) -> None:
-        """Put a private state into its store; if there is no room, warn once and omit the state."""
+        """Put a private state into its store. If there is no room, warn once and omit the state."""
         generation = self._rank.generation
         try:
-            # Do not try to grow a full store again: that would cost time in each step.
+            # Do not try again to grow a full store, because that would take time in each step.
             if store in self._full and len(blob) > store.capacity_bytes:
                 store.put(generation, step, b"", final=False)
                 return
@@ -259,38 +263,38 @@ class PrivateBackup:
             if not self._full:
                 self._rank.warn_once(
                     f"the private state of {len(blob)} bytes (buffers, random generators, objects) cannot"
-                    f" be stored in memory: {error}; training continues, and a fault costs the steps since"
-                    " the last snapshot or checkpoint that includes it. Enlarge /dev/shm, or make the buffers"
-                    " smaller"
+                    f" be stored in memory: {error}; training continues, but a fault costs the steps since"
+                    " the last snapshot or checkpoint that includes it. Enlarge /dev/shm, or make the"
+                    " buffers smaller"
                 )
             self._full.append(store)
-            # Another rank waits for this entry, so store an empty one. It is not final, so it is never used.
+            # Another rank waits for this entry, so store an empty entry. It is not final, so it is never
+            # used.
             store.put(generation, step, b"", final=False)
 
     # -- warnings
 
     def _warn_of_late_change(self, what: str) -> None:
-        """Warn that private state changes before the commit, and from now on send it as final only then."""
+        """Warn that private state changes before the commit; from now on, send it as final at the commit."""
         self._late = True
         self._timing.give_up()
         self._rank.warn_once(
-            f"{what} changes between optimizer.step() and commit(): it is private to each rank and was "
-            "backed up before, so a rank that is lost there costs the steps since the last snapshot. Change "
-            f"it before optimizer.step(){_COPY_IT if what.startswith('the buffer') else ''}"
+            f"{what} changes between optimizer.step() and commit(): it is private to each rank and was"
+            " already backed up, so losing a rank at that point costs the steps since the last snapshot."
+            f" Change it before optimizer.step(){_COPY_IT if what.startswith('the buffer') else ''}"
         )
 
     def _warn_of_size(self) -> None:
-        """Warn if private state alone takes more of each step than the budget for all of Holdfast's work."""
+        """Warn if private state alone takes more time per step than the budget for all of Holdfast's work."""
         step_s = self._rank.median_step_s()
         budget = self._rank.launch.snapshot_budget
         if not step_s or self._rank.number or self._least_s <= budget * step_s:
             return
         largest = ", ".join(f"{name} of {size / 1e6:.1f} MB" for name, size in self._private.largest(NAMED))
         self._rank.warn_once(
-            f"private state of {len(self._blob) / 1e6:.1f} MB takes {self._least_s:.3f} of"
-            f" {step_s:.3f} s in each step: buffers are read, stored and sent every time (the largest:"
-            f" {largest}). Register constant buffers, such as masks, with"
-            " register_buffer(..., persistent=False)"
+            f"private state of {len(self._blob) / 1e6:.1f} MB takes {self._least_s:.3f} of {step_s:.3f} s"
+            f" in each step, because buffers are read, stored and sent every time (the largest: {largest})."
+            " Register constant buffers, such as masks, with register_buffer(..., persistent=False)"
         )
 
 
@@ -299,32 +303,32 @@ class SendTiming:
 
     Nothing marks the last forward pass of a step, and random states or the data position may change after it.
     So the first steps of a generation are observed. If the state was final after the same number of forward
-    passes in all of these steps, later steps send it after that pass, until the first step that differs.
+    passes in all of these steps, later steps send it after that pass, until a step differs.
     """
 
     def __init__(self) -> None:
-        self._final_after = 0  # forward passes; 0: not known yet
+        self._final_after = 0  # number of forward passes; 0 if not known yet
         self._alike = 0  # steps in which the state was final after `_final_after` passes
         self._passes = 0
         self._never = False
 
     def begin(self) -> None:
-        """Start counting for a step, which may be a repetition."""
+        """Start counting for a step, which may be a repeated step."""
         self._passes = 0
 
     def after_forward(self) -> bool:
-        """Count a forward pass; return True if the state must be collected now, to learn or to send it."""
+        """Count a forward pass; return True if the state must be collected now, to observe or to send it."""
         self._passes += 1
         return not self._never and (not self.may_send_early or self._passes == self._final_after)
 
     @property
     def may_send_early(self) -> bool:
-        """True if the state may be sent before the optimizer's first write."""
+        """Return True if the state may be sent before the optimizer's first write."""
         return self._alike >= LEARNING_STEPS and not self._never
 
     def learn(self, final: bool) -> None:
         """Record, before the optimizer's first write, whether the state after the last pass was `final`."""
-        if not self._passes:  # the step is skipped, or no hook sees the model's passes
+        if not self._passes:  # the step was skipped, or no hook sees the model's forward passes
             return
         if not final or (self.may_send_early and self._passes != self._final_after):
             self._never = True
@@ -334,7 +338,7 @@ class SendTiming:
             self._final_after, self._alike = self._passes, 1
 
     def give_up(self) -> None:
-        """Do not send early again in this generation."""
+        """Send no more states early in this generation."""
         self._never = True
 
 
@@ -346,7 +350,7 @@ def _peer_of(
     pins: Callable[[], Collection[int]],
     again: Callable[[int, bytes], None],
 ) -> tuple[PrivateStateRing | LocalPrivateState | None, PrivateStore | None]:
-    """Return the exchange with other ranks and the store for the states received; None if not needed."""
+    """Return the exchange with other ranks and the store for received states; None if they are not needed."""
     if launch.world_size == 1:
         return None, None
     if launch.nproc < launch.world_size:

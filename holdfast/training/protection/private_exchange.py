@@ -5,16 +5,17 @@ always on another member. The optimizer's first write waits for the message from
 dies, either its private state is in two places, or the rank to which it sends still has the previous step's
 replicated state.
 
-Private state that is sent right after the last forward pass travels during the backward pass, so the wait for
-it ends no later than the wait for the gradients (`holdfast.training.protection.private_backup` decides when a
-rank may send so early). The exchange uses its own connections, because gloo's sends and receives wake threads
-that compete with the ranks for cores. With one core per rank, gloo costs 1 ms per step, and these connections
-cost 0.05 ms.
+Private state that is sent right after the last forward pass travels during the backward pass, so it arrives
+no later than the gradients (`holdfast.training.protection.private_backup` decides when a rank may send so
+early). The exchange uses its own connections, because gloo's sends and receives wake threads that compete
+with the ranks for cores. With one core per rank, gloo takes 1 ms per step, and these connections take 0.05
+ms.
 
 `LocalPrivateState` is for a group of one member, where the stores of all ranks are in the memory of the same
-machine. No second copy is needed: the stores outlive their ranks, and no copy could outlive the member. Only
-the order of the exchange remains: the optimizer's first write waits until the rank before this one has stored
-its state of the step. It nearly always has by then, and the check reads only 64 bytes.
+machine. No second copy is needed, because the stores outlive their ranks and no copy could outlive the
+member. Only the order of the exchange remains: the optimizer's first write waits until the rank before this
+rank has stored its state of the step. That rank has nearly always done so by then, and the check reads only
+64 bytes.
 """
 
 from __future__ import annotations
@@ -33,9 +34,10 @@ from pathlib import Path
 from holdfast.errors import PeerLost
 from holdfast.snapshot.private_store import MAX_CAPACITY_BYTES, PrivateReader
 
-MAX_UNIDENTIFIED = 16  # connections that have not sent the secret yet; beyond that the oldest is closed
-LIMIT_S = 86_400.0  # to wait for a peer that is alive; the ranks of a broken group are ended anyway
-_HEADER = struct.Struct("<qqq")  # step, bytes that follow, kind
+# The most connections that have not sent the secret yet; with more, the oldest is closed.
+MAX_UNIDENTIFIED = 16
+LIMIT_S = 86_400.0  # the limit for a peer that is alive; the ranks of a broken group are ended anyway
+_HEADER = struct.Struct("<qqq")  # step, number of bytes that follow, kind
 # Kinds of messages. _LATE: the state may still change. _AGAIN: the final state after a _LATE one.
 _FINAL, _LATE, _AGAIN = 0, 1, 2
 _ADDRESS = struct.Struct("<46sH16s")  # host, port, secret
@@ -44,7 +46,7 @@ _POLL_S = 50e-6  # between two checks of another rank's store
 
 
 class PrivateStateRing:
-    """One rank's side of the exchange. All ranks must make the same exchanges in the same order."""
+    """One rank's end of the exchange. All ranks must make the same exchanges in the same order."""
 
     def __init__(
         self,
@@ -66,11 +68,11 @@ class PrivateStateRing:
         self._in: socket.socket | None = None
         self._rest = memoryview(b"")
         self._room = memoryview(bytearray(_PIECE_BYTES))
-        self._begun = 0  # bytes of the next message that are in `_room`
+        self._begun = 0  # how many bytes of the next message are in `_room`
         self._step = -1
 
     def connect(self, towards: str) -> None:
-        """Form the ring, on the interface that leads to host `towards`. Collective; later calls do nothing.
+        """Form the ring on the interface that leads to host `towards`. Collective; later calls do nothing.
 
         Raises `PeerLost` if a peer does not connect, and any exception of the backend.
         """
@@ -101,7 +103,7 @@ class PrivateStateRing:
     def send_again(self, step: int, blob: bytes) -> None:
         """Start sending the final state of a step whose blob was sent as late. Never waits.
 
-        A lost peer is not reported here; the next `send` raises.
+        A lost peer is not reported here; the next `send` raises `PeerLost`.
         """
         with suppress(PeerLost):
             self._give(_HEADER.pack(step, len(blob), _AGAIN), blob)
@@ -130,7 +132,7 @@ class PrivateStateRing:
     def receive(self) -> tuple[bytes, bool]:
         """Return the blob of rank `source`, and True if it may still change.
 
-        Waits until that blob has arrived and this rank's own blob is sent. Raises `PeerLost`.
+        Waits until the blob has arrived and this rank's own blob has been sent. Raises `PeerLost`.
         """
         deadline = time.monotonic() + self._limit_s
         with self._lock:
@@ -152,7 +154,7 @@ class PrivateStateRing:
         return sent > 0
 
     def _send(self, *parts: bytes | memoryview) -> int:
-        """Send as much as possible without waiting; return how many bytes that was. Raises `PeerLost`."""
+        """Send as much as possible without waiting; return the number of bytes sent. Raises `PeerLost`."""
         assert self._out is not None
         try:
             return self._out.sendmsg(parts)
@@ -197,7 +199,7 @@ class PrivateStateRing:
             )
         end = _HEADER.size + length
         if begun < end:
-            if begun == len(room):  # grow in steps, because the header may announce bytes that never arrive
+            if begun == len(room):  # grow gradually, because the header may announce bytes that never arrive
                 self._room = memoryview(bytearray(min(end, 2 * begun) + _PIECE_BYTES))
                 self._room[:begun] = room
             return None
@@ -242,7 +244,7 @@ def _gather(own: bytes, world_size: int) -> list[bytes]:
 
 def _accept(listener: socket.socket, secret: bytes, deadline: float) -> socket.socket:
     """Return the first connection that sends the secret; close all others, without waiting for them."""
-    received: dict[socket.socket, bytes] = {}  # from each connection, the oldest first
+    received: dict[socket.socket, bytes] = {}  # the bytes from each connection, the oldest connection first
     with selectors.DefaultSelector() as selector:
         selector.register(listener, selectors.EVENT_READ)
         try:
@@ -275,7 +277,7 @@ def _accept_one(listener: socket.socket) -> socket.socket:
 
 
 def _receive_some(connection: socket.socket, most: int) -> bytes:
-    """Return the next bytes; at the connection's end, more than `most`, so that the caller closes it."""
+    """Return the next bytes; if the connection has ended, more than `most`, so that the caller closes it."""
     try:
         return connection.recv(most) or bytes(most + 1)
     except BlockingIOError:
@@ -285,14 +287,14 @@ def _receive_some(connection: socket.socket, most: int) -> bytes:
 
 
 def _to_be_closed(received: Mapping[socket.socket, bytes], secret: bytes) -> list[socket.socket]:
-    """Return the connections that sent wrong bytes, and the oldest incomplete ones if there are too many."""
+    """Return the connections that sent wrong bytes, and if too many are incomplete, the oldest of those."""
     wrong = [each for each, sent in received.items() if not secret.startswith(sent)]
     slow = [each for each in received if each not in wrong]
     return wrong + slow[: max(0, len(slow) - MAX_UNIDENTIFIED)]
 
 
 class LocalPrivateState:
-    """One rank's side in a group of one member. It reads the store of rank `source`, the file `path`."""
+    """One rank's end in a group of one member. It reads the store of rank `source`, the file `path`."""
 
     def __init__(self, path: Path, source: int, generation: int, limit_s: float = LIMIT_S) -> None:
         self._limit_s = limit_s
@@ -305,7 +307,7 @@ class LocalPrivateState:
         """Do nothing: there is no connection."""
 
     def send(self, step: int, _blob: bytes, _late: bool) -> None:
-        """Record the step. Sends nothing: the other rank reads this rank's store. `receive` must follow."""
+        """Record the step; nothing is sent, as the other rank reads this store. `receive` must follow."""
         self._step = step
 
     def send_again(self, _step: int, _blob: bytes) -> None:

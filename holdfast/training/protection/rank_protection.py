@@ -1,8 +1,8 @@
-"""Protect one rank's state: restore it, back it up in every step, and copy it before it is lost.
+"""Protect one rank's state: restore it, back it up in every step, and copy it before it can be lost.
 
-`Protection` defines what happens when, in the order of a training loop. Other modules do the work: private
-state (`private_backup`), snapshots (`snapshot_schedule`), changes outside of the steps (`late_changes`), and
-the copies made after a failure or at the end of the script (`last_copies`).
+`Protection` defines the order of events in a training loop. Other modules do the work: private state
+(`private_backup`), snapshots (`snapshot_schedule`), changes outside of the steps (`late_changes`), and the
+copies made after a failure or at the end of the script (`last_copies`).
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from holdfast.training.protection.snapshot_schedule import SnapshotSchedule
 from holdfast.training.protection.write_gate import WriteGate
 from holdfast.training.rank import Rank
 
-_PATIENCE_S = 10.0  # how long to wait for the slot to restore from while a writer holds its lock
+_PATIENCE_S = 10.0  # how long to wait for a writer's lock on the slot to restore from
 
 
 class Protection:
     """One rank's protection in one generation, from the restored state to the last commit.
 
-    The listener's thread calls `snapshot_just_in_time`; the script's thread calls everything else. The parts
-    are public attributes; a caller that needs only one of them calls it directly.
+    The listener's thread calls `snapshot_just_in_time`; the script's thread calls all other methods. The
+    parts are public attributes, so that a caller that needs only one of them can call it directly.
     """
 
     def __init__(
@@ -58,14 +58,15 @@ class Protection:
         self.snapshots = SnapshotSchedule(
             rank, replicated, device, gate, self.committed, directory, flags.document
         )
-        # The group can resume from a snapshot only while its private states exist, so these are pinned.
+        # The group can resume from a snapshot only while its private states exist, so they are pinned.
         self.backup = PrivateBackup(rank, private, self.committed, directory, self.snapshots.arena.steps)
         self.changes = LateChanges(rank, private, device, gate, self.committed, self.backup, self.snapshots)
         self.last_copies = LastCopies(
             rank, device, gate, self.committed, self.backup, self.snapshots, numbers
         )
         self._is_restored = rank.launch.restore is None
-        self._over = -1  # the step at which the last loop was completed; -1 if it was left early
+        # The step at which the last loop was completed; -1 if the script left that loop early.
+        self._over = -1
 
     # -- before the first loop
 
@@ -88,7 +89,7 @@ class Protection:
             self.snapshots.expect(path.stat().st_size)
             self._is_restored = True
             return found.step, random_states
-        except ValueError as error:  # the state of another model, or not a file of Holdfast
+        except ValueError as error:  # it is the state of another model, or not a file of Holdfast
             where = Path(found.path).name if found.source == "checkpoint" else f"step {found.step}"
             accepted = "resume with the model that it was saved with, or use another run directory"
             raise BadInput(f"{found.source} {where}: {error}; {accepted}") from None
@@ -101,7 +102,8 @@ class Protection:
             time.sleep(0.001)
         try:
             self._refuse_another(path)
-            # Open the file again: a mapping of the locked descriptor would keep the lock for its lifetime.
+            # Open the file again, because a mapping of the locked descriptor would keep the lock for its
+            # lifetime.
             with path.open("rb") as file:
                 data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             layout = safetensors.parse(data)
@@ -119,8 +121,8 @@ class Protection:
         """Raise SnapshotGone if the locked slot `path` does not hold the snapshot to resume from.
 
         The sidecar checked the slot before the launcher killed the ranks of the previous generation. A rank
-        that could not be frozen (its sidecar was not connected, or the rank was stopped) may have continued
-        training until it was killed, and may have written a newer snapshot into the slot.
+        that could not be frozen, because its sidecar was not connected or a signal had stopped the rank, may
+        have continued training until it was killed and may have written a newer snapshot into the slot.
         """
         wanted = self._rank.launch.restore
         if wanted is None or wanted.source != "slot":
@@ -142,9 +144,9 @@ class Protection:
         self.changes.before_loop(step, has_consulted=has_consulted)
 
     def before_optimizer(self, step: int, *, skipped: bool = False) -> None:
-        """Store the private state of `step` in two places before the optimizer takes that step. Collective.
+        """Store the private state of `step` in two places before the optimizer writes that step. Collective.
 
-        `skipped`: no optimizer takes it, for example because a gradient scaler found an overflow.
+        `skipped`: no optimizer writes it, for example because a gradient scaler found an overflow.
         """
         self.changes.before_optimizer(skipped=skipped)
         self.backup.before_optimizer(step)
@@ -164,11 +166,11 @@ class Protection:
     # -- the end
 
     def keep_final_state(self) -> str:
-        """Ensure that a snapshot has the state with which the script ended; return why none has it, or "".
+        """Ensure that a snapshot has the script's final state; return why none has it, or "".
 
         No copy is made if the script left its loop by `break`, because it would train more steps if it were
-        started again. No copy is made either if the script changed the state after the loop, because training
-        cannot continue from weights that were loaded for another purpose.
+        started again, or if it changed the state after the loop, because training cannot continue from
+        weights that were loaded for another purpose.
         """
         step = self._over
         if not self.changes.has_begun_loop:

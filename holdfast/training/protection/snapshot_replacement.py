@@ -1,12 +1,12 @@
 """Decide when to take another snapshot in place of one that was discarded because its step is void.
 
-A script may change private state after a commit. No copy has the resulting state, so the step is void.
+A script may change private state after a commit. No copy contains the changed state, so the step is void.
 
-- If this rank made the step void, it copies the next step that it does not make void, once its work after
-  that commit is over. So it makes no useless copy, however many steps are void.
-- If another rank made the step void, this member is ordered to discard the snapshot. This rank notices that
-  at the next commit and copies the step of that commit. That step may be void as well, but this becomes known
-  only when its snapshot is discarded in turn. Each such loss in a row roughly doubles the number of steps
+- If this rank made the step void, it copies the next step that it does not make void, once the script's work
+  after that commit is over. So it makes no useless copy, however many steps are void.
+- If another rank made the step void, this member is ordered to discard the snapshot. This rank notices the
+  loss at the next commit and copies the step of that commit. That step may also be void, but this becomes
+  known only when its snapshot is discarded in turn. Each consecutive loss roughly doubles the number of steps
   until the next copy, up to one interval. The numbers are irregular, so that the copies do not always
   coincide with the same phase of a pattern in the script.
 - With three or more members, no member has the private states of all ranks. If only one member has a snapshot
@@ -20,8 +20,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-_GOLDEN = 0.618  # multiples of it are spread evenly between whole numbers
-FIRST_AFTER_STEPS = 4  # a generation takes its first own snapshot this many steps after its start
+_GOLDEN = 0.618  # the fractional parts of its multiples are spread evenly
+FIRST_AFTER_STEPS = 4  # a generation takes its first snapshot this many steps after its start
 
 
 class SnapshotReplacement:
@@ -30,35 +30,37 @@ class SnapshotReplacement:
     def __init__(self, has_all_private: bool) -> None:
         """`has_all_private`: this member has the private states of all ranks, its own or kept for others."""
         self._has_all_private = has_all_private
-        self._replace_from = -1  # the first step that may replace a void one; -1: no replacement is needed
-        self._common_step = -1  # the common step that all members copy; -1: none
+        self._replace_from = -1  # the first step that may replace a void step; -1 if no replacement is needed
+        self._common_step = -1  # the common step that all members copy; -1 if there is none
         self._existing: frozenset[int] = frozenset()  # steps of the existing snapshots
-        self._made = -1  # the last step that replaced a void one
-        self._losses = 0  # snapshots discarded in a row because of other ranks
+        self._made = -1  # the last step that replaced a void step
+        self._losses = 0  # how many consecutive snapshots were discarded because of other ranks
         self._doubts = False  # the last check could not tell whether a missing snapshot was discarded
 
     def voided(self, step: int, every: int) -> None:
-        """Plan a replacement: this rank made `step` void, and a snapshot of it was wanted.
+        """Plan a replacement, because this rank made `step` void and a snapshot of it was wanted.
 
-        `every` is the interval in steps, 0 for none.
+        `every` is the interval in steps, or 0 if there is none.
         """
         self._replace_from = step + 1
         self._plan_common_step(step, every)
 
     def forgot(self, existing: Collection[int]) -> None:
-        """Record that this rank itself discarded a snapshot; those of the steps `existing` remain."""
+        """Record that this rank itself discarded a snapshot; the snapshots of the steps `existing` remain."""
         self._existing, self._doubts = frozenset(existing), False
 
     def observe(self, step: int, existing: Collection[int], every: int) -> None:
         """Detect, at the commit of `step`, that a snapshot was discarded because of another rank.
 
-        It need not be the newest one, because the last remaining snapshot is never discarded, void or not. An
-        older one counts only if it is still missing at the next commit: until then, another rank of this
-        member may be overwriting it, for example before a pause that it has reached first.
+        The discarded snapshot need not be the newest, because the last remaining snapshot is never discarded,
+        void or not. An older snapshot counts only if it is still missing at the next commit, because until
+        then another rank of this member may be overwriting it, for example before a pause that it reached
+        first.
         """
         before, now = self._existing, frozenset(existing)
-        lost, new = before - now, now - before  # a new snapshot has overwritten a missing one
-        # An overwrite of the older one has ended by the next commit, before which all ranks synchronize.
+        lost, new = before - now, now - before  # a new snapshot has overwritten a missing snapshot
+        # An overwrite of the older snapshot ends before the next commit, because all ranks synchronize before
+        # it.
         self._doubts = bool(lost and not new and now) and min(lost) < max(now) and not self._doubts
         if self._doubts:
             return
@@ -71,20 +73,20 @@ class SnapshotReplacement:
             self._losses += 1
 
     def is_due(self, step: int) -> bool:
-        """True if `step` should be copied, unless it turns out to be void."""
+        """Return True if `step` should be copied, unless it turns out to be void."""
         return 0 <= self._replace_from <= step
 
     def is_common(self, step: int) -> bool:
-        """True if all members copy `step`, like a step of the interval."""
+        """Return True if all members copy `step`, as they copy a step of the interval."""
         return step == self._common_step
 
     @property
     def is_extra(self) -> bool:
-        """True if other members may have no copy of the step that is due."""
+        """Return True if other members may have no copy of the step that is due."""
         return not self._has_all_private
 
     def interval_due(self) -> None:
-        """Reset the count of losses at a step of the interval, unless the last replacement was lost."""
+        """At a step of the interval, reset the count of losses unless the last replacement was lost."""
         if self._replace_from < 0 and max(self._existing, default=-1) >= self._made:
             self._losses = 0
 

@@ -1,8 +1,9 @@
 """Decide when this rank copies the replicated state into its member's arena, and which copies are kept.
 
-The first rank of each member makes the copies: one soon after the start, and then one per interval, which by
-default is derived from the times of a copy and of a step. A copy from a device ends some steps after it has
-begun. If the script changes a state after its commit, the copy is made again (`amend`) or discarded (`void`).
+The first rank of each member makes the copies: one soon after the start, and then one per interval. By
+default the interval is derived from the duration of a copy and of a step. A copy from a device takes several
+steps to complete. If the script changes a state after its commit, the copy is made again (`amend`) or
+discarded (`void`).
 """
 
 from __future__ import annotations
@@ -30,12 +31,15 @@ from holdfast.training.protection.snapshot_writer import (
 from holdfast.training.protection.write_gate import WriteGate
 from holdfast.training.rank import Rank
 
-SNAPSHOT_SHARE = 0.3  # of the budget; the rest is for Holdfast's other work, inside and outside of the ranks
-OTHER_KIND = 0.1  # if the share of the state that a copy reads changes by more, its cost is measured again
+# The share of the budget for snapshots; Holdfast's other work, in and outside of the ranks, gets the
+# remainder.
+SNAPSHOT_SHARE = 0.3
+# If the share of the state that a copy reads changes by more than this, the cost is measured again.
+OTHER_KIND = 0.1
 
 
 class SnapshotSchedule:
-    """One rank's snapshots. Only the script's thread calls it, except `keep_host_part` and `end_transfer`.
+    """One rank's snapshots. Threads other than the script's call only `keep_host_part` and `end_transfer`.
 
     `copying` is held while a copy is made or discarded, because the listener's thread makes just-in-time
     copies.
@@ -71,27 +75,29 @@ class SnapshotSchedule:
         )
         self.arena = self.writer.arena
         self.copying = threading.Lock()
-        self._every = max(launch.snapshot_every, 0)  # 0: no interval, or not chosen yet
+        self._every = max(launch.snapshot_every, 0)  # 0 if there is no interval or it is not chosen yet
         self._began = 0  # the step that the loop started from
         self._due: tuple[int, QueueMark] | None = None  # a step to copy once the device reaches the mark
         self._transfer: PendingSnapshot | None = None  # the copy that is under way on the device
-        self._clean: bool | None = None  # True: that copy has one step's state; None: not checked yet
-        self.defers = False  # copy after the tail, because the script changes the state in it
+        # Whether that copy has the state of a single step; None if not checked yet.
+        self._clean: bool | None = None
+        self.defers = False  # copy only after the tail, because the script changes the state in it
         self._deferred: int | None = None  # the step whose copy waits for the end of the tail
         self._replacement = SnapshotReplacement(launch.world_size <= 2 * launch.nproc)
         self._extra = -1  # the step of a copy that other members may not have
         self.voided = -1  # the last void step, of which no copy is kept
-        self._stale: list[int] = []  # void steps whose snapshots could not be discarded while being read
-        # The expected cost of the next copy, and the kind of copies from which it was measured:
+        # Void steps whose snapshots are still being read, so they could not be discarded.
+        self._stale: list[int] = []
+        # The expected cost of the next copy, and the properties of the copies with which it was measured:
         self._cost_s = 0.0
-        self._share = 1.0  # of the state that is not frozen
-        self._whole = True  # they skipped no tensor
-        self._read = 1.0  # of the state that they read
-        self.copy_s = 0.0  # an upper estimate of a copy's time, for limits
+        self._share = 1.0  # the share of the state that is not frozen
+        self._whole = True  # whether they skipped no tensor
+        self._read = 1.0  # the share of the state that they read
+        self.copy_s = 0.0  # an upper bound on the time of a copy, for limits
 
     @property
     def takes_none(self) -> bool:
-        """True if the user wants no snapshots except the one at the start."""
+        """True if the user requested no snapshots except at the start."""
         return self._asked_every == 0
 
     def held(self, step: int) -> bool:
@@ -99,7 +105,7 @@ class SnapshotSchedule:
         return self.writer.held(self._generation, step)
 
     def expect(self, state_bytes: int) -> None:
-        """Estimate the time of a copy from the size of the state, until one has been measured."""
+        """Estimate the time of a copy from the size of the state, until a copy has been measured."""
         known_s = self.arena.cost_s(state_bytes)
         self.copy_s = max(known_s, state_bytes / progress.COPY_BYTES_S)
         if self._rank.page is not None:
@@ -118,8 +124,8 @@ class SnapshotSchedule:
     def after_commit(self, step: int) -> None:
         """Take a snapshot of `step` if one is due: at the interval, and once soon after the start.
 
-        The early one bounds the cost of a fault that leaves no rank to copy just in time. It also touches the
-        memory of the slot, so that the first just-in-time copy does not have to.
+        The early snapshot bounds the cost of a fault that leaves no rank to copy just in time. It also
+        touches the memory of the slot, which would otherwise delay the first just-in-time copy.
         """
         done = self._committed.steps_done
         if done == 1:
@@ -144,16 +150,17 @@ class SnapshotSchedule:
             else:
                 self._copy_due(step)
         elif replacement.is_due(step) and not pending and not self._stale:
-            # Not while a stale snapshot is the newest: a copy would overwrite the older one, which is valid.
+            # Not while a stale snapshot is the newest, because a copy would overwrite the older snapshot,
+            # which is valid.
             self._deferred = step
             if replacement.is_extra:
                 self._extra = step
 
     def after_loop(self, step: int) -> None:
-        """Copy the state at the end of a loop, because later no survivor of a fault may be able to copy it.
+        """Copy the state at the end of a loop, because after a later fault no rank may be able to copy it.
 
         No copy is made after a loop that is shorter than an interval, because there may be many short loops,
-        one for each epoch.
+        such as one per epoch.
         """
         if self._device.queues:
             self.advance(must=True)
@@ -164,7 +171,7 @@ class SnapshotSchedule:
             self.copy(step)
 
     def _meet_slots(self, state_bytes: int) -> None:
-        """Map the slots' pages into this process ahead of the first copy, which may be a just-in-time one."""
+        """Map the slots' pages into this process before the first copy, which may have to be just in time."""
         if self._rank.local_rank or self._device.queues:  # a device's slots are pinned, which maps them
             return
         if self.copying.acquire(blocking=False):
@@ -180,7 +187,7 @@ class SnapshotSchedule:
         if step_s is None:
             return
         budget = self._rank.launch.snapshot_budget * SNAPSHOT_SHARE
-        # A single rank has no survivors that could copy just in time, so only the budget limits its copies.
+        # If a single rank fails, no survivor can copy just in time, so only the budget limits its copies.
         seldom_s = snapshot_writer.MIN_INTERVAL_S if self._rank.world_size > 1 else 0.0
         self._every = snapshot_writer.snapshot_interval(self._cost_s, step_s, budget, seldom_s)
 
@@ -203,7 +210,7 @@ class SnapshotSchedule:
             self._copy_due(step)
 
     def void(self, step: int) -> None:
-        """Discard all copies of the state of `step`, which lack what the script has changed since."""
+        """Discard all copies of the state of `step`, because they lack what the script has changed since."""
         wanted, self.voided = self._wants(step), step
         self.note_late(step, amended=False)
         with self.copying:
@@ -221,20 +228,20 @@ class SnapshotSchedule:
 
     def forget(self, step: int) -> bool:
         """Discard the snapshot of `step`; return False if it still exists, because it is being read."""
-        if self._rank.local_rank:  # the member's first rank does that
+        if self._rank.local_rank:  # the member's first rank discards snapshots
             return True
         forgotten = self.writer.forget(self._generation, step)
         self._replacement.forgot(self.arena.steps(self._generation))
         return forgotten
 
     def copy_deferred(self, step: int) -> None:
-        """Make the deferred copy of `step`: its tail is over and has changed nothing."""
+        """Make the deferred copy of `step`, because its tail is over and has changed nothing."""
         deferred, self._deferred = self._deferred, None
         if deferred == step:
             self._copy_due(step)
 
     def _wants(self, step: int) -> bool:
-        """True if a snapshot of this step exists, is under way or is due; False on a rank that takes none."""
+        """True if a snapshot of this step exists, is in progress or is due; False if this rank takes none."""
         if self._rank.local_rank:
             return False
         pending = self._transfer.step if self._transfer is not None else self._due[0] if self._due else -1
@@ -250,7 +257,7 @@ class SnapshotSchedule:
     # -- a copy at once
 
     def copy(self, step: int, *, over_newer: bool = False) -> str:
-        """Copy the current state once the device has computed it. Return what failed, or "".
+        """Copy the current state once the device has computed it. Return a message if that failed, else "".
 
         If all slots are in use, no copy is made; that is not a failure. `over_newer`: see
         `SnapshotWriter.write_over`.
@@ -267,7 +274,7 @@ class SnapshotSchedule:
             self._note(step, cost_s)
 
     def _guarded(self, copy: Callable[[], None]) -> str:
-        """Call `copy`, and report its time as Holdfast's, not the step's. Return what failed, or ""."""
+        """Call `copy`, and count its time as Holdfast's, not the step's. Return "" or the failure."""
         if self._rank.page is not None:
             self._rank.page.copy_begins(copy_limit_s(self.writer.expected_bytes()))
         try:
@@ -283,7 +290,7 @@ class SnapshotSchedule:
         return ""
 
     def _note(self, step: int, cost_s: float, held_s: float | None = None) -> None:
-        """Record what a copy cost, and how long the host waited for it (None: the whole time)."""
+        """Record the cost of a copy, and how long the host waited for it (None: for all of it)."""
         self._committed.search_parameters()
         self._replacement.made(step, self.arena.steps(self._generation))
         if step == self._extra:
@@ -291,7 +298,7 @@ class SnapshotSchedule:
         frozen = self.writer.frozen
         share, whole, read = frozen.share, self.writer.was_whole, self.writer.was_read
         if share > self._share or whole != self._whole or abs(read - self._read) > OTHER_KIND:
-            self._cost_s = 0.0  # copying, comparing and skipping differ in cost
+            self._cost_s = 0.0  # copying, comparing and skipping a tensor differ in cost
         self._share, self._whole, self._read = share, whole, read
         # The first copies read all frozen tensors; later ones read only the parts that were written.
         expected_s = cost_s * min(frozen.coming / read, 1.0) if read else cost_s
@@ -300,25 +307,26 @@ class SnapshotSchedule:
         if self._rank.page is not None:
             self._rank.page.note_snapshot(step, cost_s, cost_s if held_s is None else held_s)
         if self._every and self._asked_every < 0:
-            self._choose_interval()  # again, because the machine may have been busy at the first choice
+            # Choose again, because the machine may have been busy at the first choice.
+            self._choose_interval()
 
     # -- a copy during training, on a device
 
     def keep_host_part(self) -> HostPart | None:
-        """Return a copy of the host's part of the state: the host may be a step ahead of the device's copy.
+        """Return a copy of the host's part of the state, because the host may be a step ahead of the device.
 
-        None if the part is too large, or if the script has written the state since its commit.
+        Returns None if the part is too large, or if the script has written the state since its commit.
         """
         part = self.writer.keep()
         return part if part is None or self._committed.is_as_committed(part) else None
 
     def advance(self, *, must: bool = False) -> None:
-        """On a device, end a copy that is complete and begin one that is due. The host waits for neither.
+        """On a device, end a copy that is complete, or begin a copy that is due. The host waits for neither.
 
-        `must`: the optimizer's writes are about to be queued. In this case a copy that is due begins now,
-        after a wait until the device has done the previous step, and the writes are held back until the copy
-        has ended. A copy is never queued before that step is done, because it would hold its slot's lock
-        while it waits for work that a dead peer may block.
+        `must`: the optimizer's writes are about to be queued. In this case a copy that is due waits until the
+        device has done the previous step and then begins, and the writes are held back until the copy has
+        ended. A copy is never queued before that step is done, because it would hold its slot's lock while
+        waiting for work that a dead peer may block.
         """
         if self._gate.frozen:
             return
@@ -334,11 +342,11 @@ class SnapshotSchedule:
                 self._due = None
                 self._guarded(lambda: self._begin_transfer(step))
         if must and self._transfer is not None:
-            self._clean = self._committed.changed() is None  # check now, before the optimizer's writes
+            self._clean = self._committed.changed() is None  # checked now, before the optimizer's writes
             self.delay_writes()
 
     def delay_writes(self) -> None:
-        """Hold back work that is queued in the current stream from now on until the copy has ended."""
+        """Make work that is queued in the current stream from now on wait until the copy has ended."""
         transfer = self._transfer
         if transfer is not None:
             self._device.hold_back(transfer.offload.copy)

@@ -25,14 +25,15 @@ if TYPE_CHECKING:
     from holdfast.snapshot.arena import SlotWriter
 
 
-MIN_SAMPLES = 8  # steps that are measured before the automatic interval is chosen
+MIN_SAMPLES = 8  # how many steps are measured before the automatic interval is chosen
 MAX_INTERVAL = 1 << 14
 MIN_INTERVAL_S = 1.0
-PATIENCE_S = 0.3  # wait for a slot that is being read; it is short because a recovery waits for this copy
+PATIENCE_S = 0.3  # the wait for a slot that is being read; short, because a recovery waits for this copy
 PAUSE_S = 0.002
-COPY_LIMIT_S = 10.0  # a device copy does not wait for other work, so one that takes longer counts as stuck
+COPY_LIMIT_S = 10.0  # a device copy waits for no other work, so it counts as stuck after this time
 
-COPY_S, COPY_BYTES_PER_S = 20.0, 50e6  # the slowest copy to expect, with memory that is swapped or throttled
+# The slowest copy to be expected, with memory that is swapped or throttled.
+COPY_S, COPY_BYTES_PER_S = 20.0, 50e6
 
 
 class WrittenDuringCopy(Exception):
@@ -46,9 +47,9 @@ class _Targets:
     data: memoryview
     layout: Layout
     views: list[torch.Tensor]
-    copying: tensor_copy.ParallelCopy | None  # the copy of all tensors; None if they are on a device
-    # For a copy that skips tensors: which ones, the comparison of their written stretches, and the copy of
-    # all other tensors.
+    copying: tensor_copy.ParallelCopy | None  # copies all tensors; None if they are on a device
+    # For a copy that skips tensors: which tensors it skips, the comparison of their written stretches, and
+    # the copy of all other tensors.
     partial_copies: tuple[SkippedTensors, tensor_copy.ParallelCopy, tensor_copy.ParallelCopy] | None = None
 
 
@@ -86,8 +87,8 @@ class SnapshotWriter:
             base: the (generation, step) of the snapshot that the group resumed from. It is kept until this
                 generation has a snapshot.
             on_progress: called by any thread after each piece that is copied.
-            device: where the tensors are; None means on the host.
-            void: returns the steps of this generation whose state a rank of the member has changed after
+            device: the device of the tensors; None if they are on the host. void: returns the steps of this
+            generation whose state a rank of the member has changed after
                 the commit.
             second_base: the (generation, step) of a second snapshot from which the group could have resumed,
                 if any.
@@ -101,7 +102,7 @@ class SnapshotWriter:
         self._collector = CachedCollector(objects, extra_document)
         self.frozen = FrozenTensors(objects)
         self.was_whole = True  # the last copy skipped no tensor
-        self.was_read = 1.0  # share of the state's bytes that the last copy read, to copy or compare them
+        self.was_read = 1.0  # the share of the state's bytes that the last copy read, to copy or compare them
         self._world_size = world_size
         self._device: Device = device or HostDevice()
         self._targets: dict[int, _Targets] = {}
@@ -110,7 +111,7 @@ class SnapshotWriter:
         self._division: TensorSplit | None = None
         self._pinned: dict[int, tuple[memoryview, PinnedMemory | None]] = {}
         self._peers_failed = False
-        self.overwrite_first: tuple[int, int] | None = None  # a snapshot that is overwritten before any other
+        self.overwrite_first: tuple[int, int] | None = None  # a snapshot to overwrite before any other
 
     def held(self, generation: int, step: int) -> bool:
         """True if the arena has a snapshot of this step; another rank of the member may have written it."""
@@ -124,15 +125,15 @@ class SnapshotWriter:
         host_part: HostPart | None = None,
         is_unchanged: Callable[[], bool] = lambda: True,
     ) -> float | None:
-        """Copy the current state, as that of `step`, into the free slot, or into a slot not in `keep`.
+        """Copy the current state, as the state of `step`, into the free slot or into a slot not in `keep`.
 
         On a device the host's objects may already belong to a later step; `host_part` is then the copy of
         the host's part that was kept at `step`. `is_unchanged` is called after the copy; if it returns False,
         `WrittenDuringCopy` is raised.
 
-        Returns the seconds that the copy took; None if no slot was free, because a checkpoint is being
-        written from it. Raises `OSError` if the memory volume is full; the slots then keep their contents.
-        Raises `Broken` if the device has failed.
+        Returns how many seconds the copy took; None if no slot was free, because a checkpoint was being
+        written from it. Raises `OSError` if the memory volume is full, in which case the slots keep their
+        contents. Raises `Broken` if the device has failed.
         """
         began = time.perf_counter()
         if self._device.queues:
@@ -177,7 +178,7 @@ class SnapshotWriter:
         return False
 
     def restored(self, path: Path, generation: int, step: int, header: bytes) -> None:
-        """Record that the objects were restored from the slot at `path`, so it has the frozen tensors."""
+        """Record that the objects were restored from the slot at `path`, which has the frozen tensors."""
         tensors, _ = self._collector.collect()
         for record in self.arena.records():
             if (record.path, record.generation, record.step) == (path, generation, step):
@@ -190,9 +191,9 @@ class SnapshotWriter:
         keep: frozenset[tuple[int, int]] | None = None,
         host_part: HostPart | None = None,
     ) -> PendingSnapshot | None:
-        """Start copying the device's state, which is whole; see `write`. On return the host's part is copied.
+        """Start copying the device's whole state; see `write`. On return, the host's part has been copied.
 
-        The copy waits for no other work, so it completes as long as the device works.
+        The copy waits for no other work, so it completes if the device works.
         """
         division, text = self._divided() if host_part is None else (host_part.division, host_part.text)
         draft = self._draft(division.of, text, generation, step, keep)
@@ -210,10 +211,10 @@ class SnapshotWriter:
             raise
 
     def finish(self, transfer: PendingSnapshot, is_unchanged: Callable[[], bool] = lambda: True) -> float:
-        """Wait for the end of a copy, and commit it as a snapshot; see `write`. Return its time in seconds.
+        """Wait for a copy to end, and commit it as a snapshot; see `write`. Return its duration in seconds.
 
-        Raises `WrittenDuringCopy`, and `Broken` if the copy does not end. In the latter case its slot stays
-        locked, because the device may write into it for as long as this process lives.
+        Raises `WrittenDuringCopy`, and `Broken` if the copy does not end. In the latter case the slot stays
+        locked, because the device may write into it as long as this process lives.
         """
         for mark in transfer.offload.copy.marks:
             if not self._device.wait(mark, COPY_LIMIT_S):
@@ -228,7 +229,7 @@ class SnapshotWriter:
         return cost_s
 
     def keep(self) -> HostPart | None:
-        """Return a copy of the host's part of the current state; None if it is too large for every step."""
+        """Return a copy of the host's part of the current state; None if the part is too large for that."""
         division, text = self._divided()
         return division.keep(text)
 
@@ -246,7 +247,7 @@ class SnapshotWriter:
         step: int,
         keep: frozenset[tuple[int, int]] | None,
     ) -> SlotWriter | None:
-        """Return the free slot, filled except for the tensors; None if there is no free slot."""
+        """Return the free slot, filled except for the tensors; None if no slot is free."""
         text = capture.padded(document, self._json_bytes)
         self._json_bytes = len(text)
         layout = self._layout_of(tensors, len(text))
@@ -265,11 +266,11 @@ class SnapshotWriter:
         return self._layout_of(tensors, len(text)).total_bytes
 
     def expected_bytes(self) -> int:
-        """Return the size in bytes of the next snapshot by the last layout; make one if there is none."""
+        """Return the expected size of the next snapshot in bytes, from the last layout or a new one."""
         return self._layout[2].total_bytes if self._layout is not None else self.prepare_layout()
 
     def _layout_of(self, tensors: Tensors, json_bytes: int) -> Layout:
-        """Return the layout, computed again only if `tensors` is another list or the JSON's size differs."""
+        """Return the layout; recompute it only if `tensors` is another list or the JSON's size differs."""
         if self._layout is None or self._layout[0] is not tensors or self._layout[1] != json_bytes:
             self._layout = (tensors, json_bytes, capture.layout_of(tensors, json_bytes))
         return self._layout[2]
@@ -277,9 +278,9 @@ class SnapshotWriter:
     def _kept(self, generation: int) -> frozenset[tuple[int, int]] | None:
         """Return the snapshots that must not be overwritten; None means the newest one.
 
-        A good snapshot is kept rather than a newer void one, which the sidecar forgets only after a few
-        steps. The base is kept rather than newer snapshots of the previous generation, which were rolled
-        back.
+        A valid snapshot takes precedence over a newer void snapshot, which the sidecar discards only after a
+        few steps. The base takes precedence over newer snapshots of the previous generation, which were
+        rolled back.
         """
         found = frozenset((record.generation, record.step) for record in self.arena.records())
         own = {age for age in found if age[0] == generation}
@@ -293,7 +294,7 @@ class SnapshotWriter:
         return None if own or self._base is None else frozenset({self._base})
 
     def forget(self, generation: int, step: int) -> bool:
-        """Discard the snapshot of this step, because the script has changed the state after the commit.
+        """Discard the snapshot of this step, because the script changed the state after the commit.
 
         Returns False if the snapshot still exists, because another process is reading it.
         """
@@ -312,7 +313,7 @@ class SnapshotWriter:
         """Like `write`, but wait for nothing that a dead peer could block.
 
         If the free slot is locked because a checkpoint is being written from it, its snapshot is kept and the
-        newer snapshot is overwritten. If that one must be kept as well, this waits up to `PATIENCE_S`.
+        newer snapshot is overwritten. If the newer snapshot must be kept too, this waits up to `PATIENCE_S`.
         """
         self._peers_failed = True
         give_up_at = time.monotonic() + PATIENCE_S
@@ -327,7 +328,7 @@ class SnapshotWriter:
         return cost_s
 
     def write_over(self, generation: int, step: int) -> float | None:
-        """Like `write`, but overwrite the newer snapshot while the older one is being read, and keep that."""
+        """Like `write`, but if the older snapshot is being read, keep it and overwrite the newer snapshot."""
         stays = self._first_to_go(generation)
         return self.write(generation, step, None if stays is None else frozenset({stays}))
 
@@ -341,7 +342,7 @@ class SnapshotWriter:
         return next((age for age in reversed(ages) if age not in kept), None)
 
     def _targets_of(self, tensors: Tensors, draft: SlotWriter) -> _Targets:
-        """Return the target of each tensor; the targets are computed again for another mapping or layout."""
+        """Return the target of each tensor; recompute the targets if the mapping or layout has changed."""
         slot = draft.record.slot
         known = self._targets.get(slot)
         if known is None or known.data is not draft.data or known.layout is not draft.layout:
@@ -356,7 +357,7 @@ class SnapshotWriter:
         return known
 
     def _pin(self, draft: SlotWriter) -> None:
-        """Page-lock the slot, once per mapping: the device's copy engine is slower without that."""
+        """Page-lock the slot, once per mapping, because the device's copy engine is slower otherwise."""
         slot = draft.record.slot
         mapping, pinned = self._pinned.get(slot, (None, None))
         if mapping is draft.data:
@@ -369,7 +370,7 @@ class SnapshotWriter:
 def _split_copies(
     left_out: SkippedTensors, targets: list[torch.Tensor], sources: list[torch.Tensor]
 ) -> tuple[tensor_copy.ParallelCopy, tensor_copy.ParallelCopy]:
-    """Return the copy that compares the stretches that may differ, and the copy of all other tensors."""
+    """Return the comparison of the stretches that may differ, and the copy of all other tensors."""
     ours, theirs = (
         [tensor_copy.byte_view(tensors[n])[at:to] for n, at, to in left_out.compared]
         for tensors in (targets, sources)
@@ -394,10 +395,10 @@ def snapshot_interval(cost_s: float, step_s: float, budget: float, seldom_s: flo
     """Return the smallest power of two K such that a copy every K steps takes at most `budget` of the time.
 
     Copies are at least `seldom_s` apart. More frequent copies are not needed, because just-in-time copies
-    bound the cost of a fault, and could displace the private states that a checkpoint being written needs.
+    bound the cost of a fault, and they could displace private states that a checkpoint in progress needs.
 
-    K is a power of two so that each member may choose its own interval, and the members still keep the
-    private states of common steps (see `holdfast.protocol.kept_steps`).
+    K is a power of two, so that the members keep the private states of common steps although each member
+    chooses its own interval (see `holdfast.protocol.kept_steps`).
     """
     every = 1
     while every < MAX_INTERVAL and (cost_s > budget * step_s * every or step_s * every < seldom_s):

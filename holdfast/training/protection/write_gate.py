@@ -1,4 +1,4 @@
-"""Determine which step's state is whole at this instant, and stop further writes while it is copied.
+"""Determine which step's state is whole at this instant, and block further writes while it is copied.
 
 An optimizer's writes lie between two marks in the device's queue. Until the device reaches the first mark,
 the state before the writes is whole. Once it has reached the second mark, the state after them is whole.
@@ -27,23 +27,23 @@ class _QueuedWrites:
     """The writes that turn the state of `step` into that of `step + 1`."""
 
     step: int
-    before: list[QueueMark]  # one before each optimizer's writes, which may be in different streams
+    before: list[QueueMark]  # one mark before each optimizer's writes, which may be in different streams
     part: Any  # the host's part of the state of `step`; None if it was not kept
     after: list[QueueMark] = field(default_factory=list)
-    queued: bool = False  # all the writes are in the queue
+    queued: bool = False  # whether all the writes are in the queue
 
 
 @dataclass(frozen=True, slots=True)
 class WholeState:
     """A state that is whole on the device.
 
-    `part` is the copy that the host kept of its part of that state; None while the host's objects still hold
-    that part themselves.
+    `part` is the copy that the host kept of its part of that state; None while the host's objects still have
+    that part.
     """
 
     step: int
     part: Any
-    _writes: _QueuedWrites | None  # the queued writes that will overwrite it, if there are any
+    _writes: _QueuedWrites | None  # the queued writes that will overwrite it, if any
     _count: int
 
 
@@ -54,7 +54,7 @@ class WriteGate:
         self._device = device
         self._step = 0
         self._queued: deque[_QueuedWrites] = deque()
-        self._count = 0  # writes ever begun
+        self._count = 0  # how many steps have begun to write
         self._looking = threading.Lock()
         self._may_write = threading.Lock()
         self._freezing = threading.Lock()
@@ -64,7 +64,7 @@ class WriteGate:
     # -- for the thread that writes
 
     def start(self, step: int) -> None:
-        """Start with the state of `step` in the objects and no writes in the queue."""
+        """Start with the state of `step` in the objects and with no writes in the queue."""
         with self._looking:
             self._queued.clear()
             self._step = step
@@ -113,7 +113,7 @@ class WriteGate:
     def keep_pace(self) -> None:
         """Wait until the device has done the step before the one that is being queued.
 
-        So the host is at most one step ahead. That is enough to keep the device busy, and bounds what the
+        So the host is at most one step ahead. This is enough to keep the device busy, and it bounds what the
         host holds for queued steps (unjudged numbers, private state).
         """
         with self._looking:
@@ -142,31 +142,32 @@ class WriteGate:
             return self._is_frozen
 
     def whole_state(self) -> WholeState | None:
-        """Return the state that is whole at this instant; None if there is none."""
+        """Return the state that is whole at this instant; None if no state is whole."""
         with self._looking:
             self._advance()
             if not self._queued:
                 return WholeState(self._step, None, None, self._count)
             first = self._queued[0]
-            # On a host, the objects are already being written. On a device, the host's part must be known.
+            # On a host, the objects are already being written. On a device, a copy of the host's part is
+            # needed.
             known = self._device.queues and first.part is not None
             if known and not self._begun(first):
                 return WholeState(first.step, first.part, first, self._count)
             return None
 
     def whole(self, limit_s: float) -> WholeState | None:
-        """Return the state that is whole, waiting up to `limit_s` for one; None if there is none by then."""
+        """Return the state that is whole, waiting up to `limit_s` for it; None if no state is whole then."""
         give_up_at = time.monotonic() + limit_s
         while (found := self.whole_state()) is None and time.monotonic() < give_up_at:
             time.sleep(POLL_S)
         return found
 
     def still(self, found: WholeState) -> bool:
-        """Return True if a state that was whole has stayed whole until now.
+        """Return True if this state has stayed whole until now.
 
-        Call this when a copy of the state has ended. If the first write began before that, the device reached
-        the mark of the write before the mark of the copy. So a thread that finds the copy's mark reached also
-        finds the write's mark reached.
+        Call this when a copy of the state has ended. If the first write began before the copy ended, the
+        device reached the write's mark before the copy's mark. So a thread that finds the copy's mark reached
+        also finds the write's mark reached.
         """
         with self._looking:
             if found._writes is not None:
@@ -174,7 +175,7 @@ class WriteGate:
             return found._count == self._count
 
     def _begun(self, writes: _QueuedWrites) -> bool:
-        """Return True if the device may have begun some of the writes."""
+        """Return True if the device may have begun any of the writes."""
         return any(map(self._device.reached, writes.before))
 
     def _advance(self) -> None:

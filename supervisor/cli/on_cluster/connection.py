@@ -1,4 +1,4 @@
-"""A command's connection to the API server, whose failures become messages of one line.
+"""A command's connection to the API server. Its failures become one-line messages.
 
 The connection has the rights of the user's kubeconfig. The `kubernetes` library, which reads that file, is
 imported only when a connection is made.
@@ -27,8 +27,8 @@ _DENIED = re.compile(
     r'User "(?P<user>[^"]*)" cannot (?P<verb>\w+) resource "(?P<resource>[^"]+)"'
     r'(?:.* in the namespace "(?P<namespace>[^"]+)")?'
 )
-# The ClusterRoles that grant a right: Holdfast's, in manifests/base/access.yaml, and the standard ones that
-# include it.
+# The ClusterRoles that grant a right: Holdfast's own, in manifests/base/access.yaml, and the standard roles
+# that include them.
 _VIEW = "the ClusterRole holdfast-view has that right, as do view, edit and admin"
 _EDIT = "the ClusterRole holdfast-edit has that right, as do edit and admin"
 
@@ -49,7 +49,7 @@ class ClusterConnection:
         return self._server.namespace
 
     def ask(self, work: Callable[[ApiServer], Awaitable[_T]]) -> _T:
-        """Do `work` and return its result. Raises what `ApiServer` does."""
+        """Run `work` and return its result. Raises the exceptions of `ApiServer`."""
 
         async def asked() -> _T:
             return await work(self._server)
@@ -59,7 +59,7 @@ class ClusterConnection:
 
 @contextmanager
 def connected(options: ClusterOptions) -> Iterator[ClusterConnection]:
-    """Yield a connection to the cluster that `options` name.
+    """Yield a connection to the cluster that `options` select.
 
     Raises:
         BadInput: No cluster is configured, or its API server does not respond or refuses a request of the
@@ -80,7 +80,7 @@ def connected(options: ClusterOptions) -> Iterator[ClusterConnection]:
 
 @contextmanager
 def _in_words(context: str) -> Iterator[None]:
-    """Raise the errors of the API server and of its configuration as `BadInput`."""
+    """Translate errors of the API server and of its configuration into `BadInput`."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -89,25 +89,25 @@ def _in_words(context: str) -> Iterator[None]:
         raise BadInput(_MISSING) from None
     except ClusterNotConfigured as error:
         if context and "/contexts list" in str(error):  # the library's message for an unknown context
-            lists = "`kubectl config get-contexts` lists them"
+            lists = "`kubectl config get-contexts` lists all contexts"
             raise BadInput(f"no context {context!r} in the kubeconfig: {lists}") from None
         raise BadInput(_one_line(error)) from None
     except ServerUnreachable as error:
-        raise BadInput(f"the API server does not answer: {_one_line(error.message)}") from None
+        raise BadInput(f"the API server does not respond: {_one_line(error.message)}") from None
     except Unauthenticated:
         why = "the API server does not accept the credentials of your kubeconfig: log in to the cluster again"
         raise BadInput(why) from None
     except Forbidden as error:
         raise BadInput(denial(error)) from None
     except ApiError as error:
-        raise BadInput(f"the API server refuses the request: {_one_line(error)}") from None
+        raise BadInput(f"the API server refused the request: {_one_line(error)}") from None
 
 
 def denial(error: Forbidden) -> str:
-    """Return which right is missing and, for supervisions, which roles grant it."""
+    """Return a message that names the missing right and, for supervisions, the roles that grant it."""
     found = _DENIED.search(error.message)
     if found is None:  # a quota or an admission check
-        return f"the API server refuses the request: {_one_line(error.message)}"
+        return f"the API server refused the request: {_one_line(error.message)}"
     where = f" in namespace {found['namespace']!r}" if found["namespace"] else " in all namespaces"
     where = "" if found["resource"] in _WITHOUT_NAMESPACE else where
     text = f"forbidden: {found['user']!r} may not {found['verb']} {found['resource']}{where}"

@@ -13,7 +13,7 @@ from supervisor.kubernetes.errors import Conflict, NotFound, ServerUnreachable
 
 # Time for the supervisor to read the request, carry out the drill, and write the result.
 DRILL_S = 10.0 + LIMIT_S
-DRILL_TRIES = 8  # of a conditional write: the supervisor writes to the resource every few seconds
+DRILL_TRIES = 8  # of a conditional write, which fails if the supervisor has written to the resource
 
 
 def stop(job: NamedJob, command: commands.Stop) -> int:
@@ -59,7 +59,7 @@ def _request(job: NamedJob, kind: str, rank: int) -> int:
         else:
             return number
     raise BadInput(
-        f"inject: the resource of job {job.path} changed {DRILL_TRIES} times in the meantime: try again"
+        f"inject: the resource of job {job.path} changed during each of {DRILL_TRIES} attempts: try again"
     )
 
 

@@ -17,16 +17,16 @@ from supervisor.wording import size
 FindingState: TypeAlias = Literal["ok", "problem", "unknown"]
 
 INSTALL = "install Holdfast: `kubectl apply -k manifests/default`"
-AGAIN = "create the pod again: an existing pod cannot be injected"
+AGAIN = "recreate the pod: an existing pod cannot be injected"
 _STARTING = ("ContainerCreating", "PodInitializing")  # reasons of a container that is starting normally
 _ENDED = ("Succeeded", "Failed")
 
 
 @dataclass(frozen=True, slots=True)
 class DoctorFinding:
-    """The result of one check; "unknown" if the user's rights do not suffice for it.
+    """The result of one check; "unknown" if the user lacks the rights for it.
 
-    `what` is the thing that was examined, and `remedy` what the user can do about a problem.
+    `what` names the object that was examined. `remedy` says how the user can solve a problem.
     """
 
     state: FindingState
@@ -74,7 +74,7 @@ def deployment(name: str, found: KubernetesObject | None) -> DoctorFinding:
 
 
 def exclusion(namespace: KubernetesObject, configuration: KubernetesObject) -> str:
-    """Return which requirement of the webhook's selector excludes a namespace; "" if none does."""
+    """Return why the webhook's selector excludes a namespace; "" if it does not."""
     labels = mapping(namespace["metadata"].get("labels"))
     for hook in configuration.get("webhooks") or ():
         selector = mapping(hook.get("namespaceSelector"))
@@ -98,15 +98,15 @@ def _matches(labels: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
 
 
 def namespace(name: str, why_not: str) -> DoctorFinding:
-    """Examine a namespace; `why_not` is why the webhook excludes it, or ""."""
+    """Examine a namespace; `why_not` says why the webhook excludes it, or is ""."""
     what = f"namespace {name}"
     if not why_not:
-        return DoctorFinding("ok", what, "its pods may be injected")
+        return DoctorFinding("ok", what, "its pods can be injected")
     text = "its pods are not sent to the webhook"
     if name in pod_layout.SYSTEM_NAMESPACES:
-        why = f"{text}, because it belongs to the system"
+        why = f"{text}, because it is a system namespace"
         return DoctorFinding("problem", what, why, "run jobs in another namespace")
-    text += f": {why_not}"
+    text += f", because {why_not}"
     return DoctorFinding("problem", what, text, "correct its labels with `kubectl label namespace`")
 
 
@@ -120,7 +120,7 @@ def job(found: KubernetesObject) -> Iterator[DoctorFinding]:
     memory = mapping(view.get("memory"))
     needed, available = memory.get("needed_bytes"), memory.get("available_bytes")
     if isinstance(needed, int) and isinstance(available, int) and needed > available:
-        text = f"its snapshots take {size(needed)}, but the memory volume of its pods has {size(available)}"
+        text = f"its snapshots need {size(needed)}, but the memory volume of its pods has {size(available)}"
         least = f"{-(-int(memory.get('state_bytes') or 0) // (1 << 20))}Mi"
         yield DoctorFinding(
             "problem", what, text, f'give its pods the annotation {pod_layout.STATE_SIZE}: "{least}"'
@@ -135,7 +135,7 @@ def job(found: KubernetesObject) -> Iterator[DoctorFinding]:
 
 @dataclass(frozen=True, slots=True)
 class PodSurroundings:
-    """What is known besides the pod itself: jobs, the events about it, and why its namespace is excluded."""
+    """The surroundings of a pod: the jobs, its events, and why its namespace is excluded, or ""."""
 
     jobs: tuple[KubernetesObject, ...] = ()
     events: tuple[KubernetesObject, ...] = ()
@@ -143,13 +143,13 @@ class PodSurroundings:
 
 
 def asks(pod: KubernetesObject) -> bool:
-    """True if the pod was meant to be injected, even if the request has the wrong form."""
+    """True if the pod requests injection, even in a wrong form such as a label."""
     metadata = pod["metadata"]
     return any(pod_layout.INJECT in mapping(metadata.get(each)) for each in ("annotations", "labels"))
 
 
 def examine(pod: KubernetesObject, around: PodSurroundings) -> DoctorFinding:
-    """Return the first problem that keeps a pod from being supervised, or that there is none."""
+    """Return the first problem that keeps a pod from being supervised, or an "ok" finding."""
     metadata = pod["metadata"]
     what = f"pod {metadata['namespace']}/{metadata['name']}"
     problem = _not_injected(pod, around) or _not_running(pod)
@@ -176,20 +176,23 @@ def _not_injected(pod: KubernetesObject, around: PodSurroundings) -> tuple[str, 
     asked, key = annotations.get(pod_layout.INJECT), pod_layout.INJECT
     template = f'give the pod template of its owner the annotation {key}: "true"'
     if asked is None and key in mapping(metadata.get("labels")):
-        return f"{key} is a label of it, but must be an annotation", template
+        return f"{key} is set as a label, but must be an annotation", template
     if asked is None:
-        return "it does not ask for Holdfast", template
+        return "it does not request Holdfast", template
     if asked != "true":
-        return f"its annotation {key} is {asked!r}, but only 'true' asks for Holdfast", template
+        return f"its annotation {key} is {asked!r}, but only 'true' requests Holdfast", template
     if pod_layout.NOT_INJECTED in annotations:
-        return f"not injected: {annotations[pod_layout.NOT_INJECTED]}", f"correct that, and {AGAIN}"
+        return f"not injected: {annotations[pod_layout.NOT_INJECTED]}", f"fix this, then {AGAIN}"
     if pod_layout.INJECTED in annotations:
         return None
     if any(each in annotations for each in pod_layout.STATIC_POD_ANNOTATIONS):
         return "it is a static pod, which no webhook can change", "create it through the API server"
     if around.excluded:
-        return f"not injected: its namespace is excluded: {around.excluded}", f"correct that, and {AGAIN}"
-    return "not injected: no webhook responded when it was created, or its namespace was excluded", AGAIN
+        return (
+            f"not injected, because its namespace is excluded ({around.excluded})",
+            f"fix this, then {AGAIN}",
+        )
+    return "not injected: at its creation, no webhook responded or its namespace was excluded", AGAIN
 
 
 def _not_running(pod: KubernetesObject) -> tuple[str, str] | None:
@@ -213,7 +216,7 @@ def _not_supervised(pod: KubernetesObject, around: PodSurroundings) -> tuple[str
     """Return why an injected pod that runs is not supervised; None if it is."""
     name, member = _job_of(pod, around.jobs)
     see = f"see `kubectl logs {pod['metadata']['name']} -c {pod_layout.SIDECAR}`"
-    reach = f"a NetworkPolicy may keep it from {pod_layout.SUPERVISOR_URL}"
+    reach = f"a NetworkPolicy may block its connection to {pod_layout.SUPERVISOR_URL}"
     if member is not None:
         if member.get("connected"):
             return None
@@ -222,7 +225,7 @@ def _not_supervised(pod: KubernetesObject, around: PodSurroundings) -> tuple[str
     if refused:
         return (
             f"not supervised: {_one_line(max(refused, key=_when).get('message'))}",
-            "correct that, and create it again",
+            "fix this, then recreate the pod",
         )
     owners = {each.get("uid") for each in pod["metadata"].get("ownerReferences") or ()}
     for each in around.jobs:
@@ -232,7 +235,7 @@ def _not_supervised(pod: KubernetesObject, around: PodSurroundings) -> tuple[str
 
 
 def _job_of(pod: KubernetesObject, jobs: Sequence[KubernetesObject]) -> tuple[str, Mapping[str, Any] | None]:
-    """Return the job whose status lists a pod, and the pod's entry there; "" and None if no job does."""
+    """Return the job whose status lists a pod, and the pod's entry; "" and None if no job lists it."""
     metadata = pod["metadata"]
     name = member_name(metadata["name"], metadata["uid"], 0)
     for each in jobs:
@@ -248,7 +251,7 @@ def _path(found: KubernetesObject) -> str:
 
 
 def _when(event: Mapping[str, Any]) -> str:
-    """Return a sort key by which later events are greater: all times have the same zone and format."""
+    """Return a key that sorts events by time, as text, because all times have the same zone and format."""
     series = mapping(event.get("series"))
     return str(series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime") or "")
 

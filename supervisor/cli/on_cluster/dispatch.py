@@ -1,4 +1,4 @@
-"""Carry out one command about a cluster."""
+"""Carry out one command that addresses a cluster."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def obey(command: JobCommand | commands.Jobs | commands.Doctor) -> int:
     """
     if isinstance(command, commands.Checkpoints) and command.verify:
         raise BadInput(
-            "--verify needs --run-dir DIR: the storage of a job can be read only where it is mounted"
+            "--verify needs --run-dir DIR, because a job's storage can be read only where it is mounted"
         )
     with connected(command) as connection:
         if isinstance(command, commands.Jobs):
@@ -43,7 +43,7 @@ def _of_job(job: NamedJob, command: JobCommand) -> int:
         return checkpoints.show_reported(job, command)
     if job.omitted and not command.json:
         kept = len(job.incidents())
-        sys.stderr.write(f"holdfast: the resource of job {job.path} has only the last {kept} incidents\n")
+        sys.stderr.write(f"holdfast: the resource of job {job.path} holds only the last {kept} incidents\n")
     return (
         incidents.show(job, command)
         if isinstance(command, commands.Incidents)

@@ -40,7 +40,7 @@ class Withheld:
 
 
 def show(connection: ClusterConnection, command: commands.Doctor) -> int:
-    """Examine, print, and return the exit code. Raises `BadInput` if there is no such pod."""
+    """Print the findings and return the exit code. Raises `BadInput` for an unknown pod or namespace."""
     namespace, name = place(connection, command, command.pod)
     found = tuple(_Examination(connection, namespace, name).run())
     problems = sum(each.state == "problem" for each in found)
@@ -52,7 +52,7 @@ def show(connection: ClusterConnection, command: commands.Doctor) -> int:
 
 
 class _Examination:
-    """The checks of the installation, a namespace, and one pod in it or, if `pod` is "", all its pods."""
+    """Checks of the installation, a namespace, and the pod `pod`; "" means all pods that request Holdfast."""
 
     def __init__(self, connection: ClusterConnection, namespace: str, pod: str) -> None:
         self._connection, self._namespace, self._pod = connection, namespace, pod
@@ -67,7 +67,7 @@ class _Examination:
             yield DoctorFinding("unknown", f"namespace {self._namespace}", space.why)
         elif space is None:
             raise BadInput(
-                f"namespace {self._namespace!r} does not exist: `kubectl get namespaces` lists them"
+                f"namespace {self._namespace!r} does not exist: `kubectl get namespaces` lists all namespaces"
             )
         elif self._configuration is not None:
             excluded = diagnosis.exclusion(space, self._configuration)
@@ -75,7 +75,7 @@ class _Examination:
         yield from self._rights()
         jobs = self._list(SUPERVISIONS)
         if isinstance(jobs, Withheld):
-            jobs = ()  # `_rights` has reported that
+            jobs = ()  # `_rights` has already reported why
         for each in jobs:
             yield from diagnosis.job(each)
         if isinstance(pods, Withheld):
@@ -111,7 +111,7 @@ class _Examination:
             yield DoctorFinding("problem", "resource definition", text, diagnosis.INSTALL)
             return
         except Forbidden as error:
-            yield DoctorFinding("problem", what, denial(error), "ask your administrator for it")
+            yield DoctorFinding("problem", what, denial(error), "ask your administrator for this right")
             return
         if self._may("patch"):
             yield DoctorFinding("ok", what, "you may view jobs, stop them and inject faults")
@@ -132,7 +132,7 @@ class _Examination:
             )
             for pod in pods
         ]
-        found.sort(key=lambda each: each.state != "problem")  # stable: otherwise by name
+        found.sort(key=lambda each: each.state != "problem")  # a stable sort, so otherwise by name
         yield from found[:MAX_PODS]
         if len(found) > MAX_PODS:
             rest = sum(each.state == "problem" for each in found[MAX_PODS:])
@@ -146,7 +146,7 @@ class _Examination:
     # -- reading
 
     def _pods(self) -> tuple[KubernetesObject, ...] | Withheld:
-        """Return the pods to examine. Raises `BadInput` if there is no such pod."""
+        """Return the pods to examine. Raises `BadInput` if the named pod does not exist."""
         if not self._pod:
             listed = self._list(PODS)
             return listed if isinstance(listed, Withheld) else tuple(filter(diagnosis.asks, listed))
@@ -159,7 +159,7 @@ class _Examination:
         known = [] if isinstance(listed, Withheld) else [str(each["metadata"]["name"]) for each in listed]
         near = difflib.get_close_matches(self._pod, known, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        lists = f"`kubectl get pods -n {self._namespace}` lists them"
+        lists = f"`kubectl get pods -n {self._namespace}` lists its pods"
         raise BadInput(f"no pod {self._pod!r} in namespace {self._namespace!r}: {hint}{lists}")
 
     def _get(self, kind: ResourceKind, name: str, namespace: str = "") -> KubernetesObject | Withheld | None:
@@ -171,7 +171,7 @@ class _Examination:
             return Withheld(f"not examined: {denial(error)}")
 
     def _list(self, kind: ResourceKind, fields: str = "") -> tuple[KubernetesObject, ...] | Withheld:
-        """Return all objects of the namespace; none if the kind does not exist."""
+        """Return the namespace's objects of a kind; () if the API server does not know the kind."""
         try:
             found = self._connection.ask(lambda server: server.list(kind, self._namespace, fields=fields))
         except NotFound:

@@ -1,4 +1,4 @@
-"""The job on a cluster that a command names, read from its Supervision in place of a run's directory."""
+"""The job that a command addresses on a cluster, read from its Supervision instead of a run's directory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from supervisor.kubernetes.client import KubernetesObject
 from supervisor.kubernetes.errors import ApiError, NotFound, ServerUnreachable
 
 READ_S = 1.0  # between two reads while a command waits for a job
-SUMMARY_S = 8.0  # the last status may be written this long after the job's end: it is written every 5 s
+SUMMARY_S = 8.0  # limit for the last status after a job's end; a status is written every 5 s
 
 
 class NamedJob:
@@ -28,7 +28,7 @@ class NamedJob:
     """
 
     def __init__(self, connection: ClusterConnection, namespace: str, name: str) -> None:
-        """Read the job. Raises `NotFound` if it does not exist, and whatever else `ApiServer` raises."""
+        """Read the job. Raises `NotFound` if it does not exist, and the other exceptions of `ApiServer`."""
         self.namespace, self.name = namespace, name
         self.path = PurePosixPath(namespace, name)
         self.is_gone = False
@@ -38,14 +38,14 @@ class NamedJob:
         self.read()
 
     def read(self) -> None:
-        """Read the resource. Raises what `ApiServer` does."""
+        """Read the resource. Raises the exceptions of `ApiServer`."""
         self._read_s = time.monotonic()
         self._object = self._connection.ask(
             lambda server: server.get(SUPERVISIONS, self.name, self.namespace)
         )
 
     def change(self, spec: Mapping[str, object], *, version: str = "") -> None:
-        """Set fields of the spec; with `version`, only if the resource still has it (`Conflict`)."""
+        """Set fields of the spec; with `version`, raise `Conflict` if the resource's version differs."""
         body: dict[str, Any] = {"spec": dict(spec)}
         if version:
             body["metadata"] = {"resourceVersion": version}
@@ -65,7 +65,7 @@ class NamedJob:
 
     @property
     def summary(self) -> Mapping[str, Any]:
-        """The resource's status, which has a few fields of the run's status."""
+        """The resource's status, which contains a few fields of the run's status."""
         return mapping(self._object.get("status"))
 
     # -- the records, as in a run's directory
@@ -78,7 +78,7 @@ class NamedJob:
         return bool(self.summary.get("phase"))
 
     def is_in_use(self) -> bool:
-        """True until the job has ended and its last status was written, or is late by `SUMMARY_S`."""
+        """True until the job has ended and its last status was written or `SUMMARY_S` has passed."""
         if not self.is_gone and time.monotonic() - self._read_s >= READ_S:
             try:
                 with suppress(ServerUnreachable):  # the next read may succeed
@@ -97,7 +97,7 @@ class NamedJob:
         return is_late and time.monotonic() - self._ended_s < SUMMARY_S
 
     def incidents(self) -> list[dict[str, Any]]:
-        """Return the last incidents; `omitted` is the number of earlier ones."""
+        """Return the last incidents; `omitted` counts the earlier incidents."""
         return recent_of(self._object)
 
     def unreadable_incidents(self) -> list[str]:
@@ -112,7 +112,7 @@ class NamedJob:
 
 
 def find(connection: ClusterConnection, options: JobOptions) -> NamedJob:
-    """Return the job that `options` name. Raises `BadInput` if there is none."""
+    """Return the job that `options` select. Raises `BadInput` if it does not exist."""
     namespace, name = place(connection, options, options.job)
     try:
         return NamedJob(connection, namespace, name)
@@ -121,13 +121,13 @@ def find(connection: ClusterConnection, options: JobOptions) -> NamedJob:
 
 
 def place(connection: ClusterConnection, options: ClusterOptions, word: str) -> tuple[str, str]:
-    """Return the namespace and the name that NAME or NAMESPACE/NAME stands for."""
+    """Split NAME or NAMESPACE/NAME; the default namespace is that of the options or of the context."""
     given, slash, name = word.rpartition("/")
     return (given if slash else options.namespace or connection.namespace), name
 
 
 def _unknown(connection: ClusterConnection, namespace: str, name: str) -> str:
-    """Return the message that there is no job of this name, with the most similar name."""
+    """Return the error message for an unknown job; it suggests the most similar name."""
     try:
         listed = connection.ask(lambda server: server.list(SUPERVISIONS, namespace, prune=_metadata_only))
     except NotFound:
@@ -138,7 +138,7 @@ def _unknown(connection: ClusterConnection, namespace: str, name: str) -> str:
         known = [str(each["metadata"]["name"]) for each in listed.objects]
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"no job {name!r} in namespace {namespace!r}: {hint}`holdfast jobs -A` lists them"
+    return f"no job {name!r} in namespace {namespace!r}: {hint}`holdfast jobs -A` lists all jobs"
 
 
 def _metadata_only(found: KubernetesObject) -> KubernetesObject:

@@ -1,4 +1,4 @@
-"""`holdfast jobs`: the supervised jobs of a namespace, or of all, one per line."""
+"""`holdfast jobs`: list the supervised jobs of one namespace or of all namespaces."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def show(connection: ClusterConnection, command: commands.Jobs) -> int:
     elif rows:
         say_all(lines(rows, time.time(), with_namespace=command.all_namespaces))
     elif namespace:
-        say(f"no jobs in namespace {namespace!r}: `holdfast jobs -A` lists those of all namespaces")
+        say(f"no jobs in namespace {namespace!r}: `holdfast jobs -A` lists the jobs of all namespaces")
     else:
-        say("no jobs on this cluster: `holdfast doctor` finds out why a pod is not supervised")
+        say("no jobs on this cluster: run `holdfast doctor` to find out why a pod is not supervised")
     return 0
 
 
 def _row_only(found: KubernetesObject) -> KubernetesObject:
-    """Keep only a job's row: the states and statuses of hundreds of jobs would take many megabytes."""
+    """Keep only a job's row, because the states and statuses of hundreds of jobs take many megabytes."""
     return {"row": row_of(found)}
 
 

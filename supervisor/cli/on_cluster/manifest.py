@@ -14,8 +14,8 @@ from supervisor.cli import commands
 from supervisor.display.screen import Unwritable
 
 _NOTHING = (
-    f'no pod template in it asks for Holdfast: the annotation {pod_layout.INJECT}: "true" belongs in the'
-    " metadata of the template"
+    f'no pod template requests Holdfast: add the annotation {pod_layout.INJECT}: "true" to the metadata of'
+    " the template"
 )
 
 
@@ -47,7 +47,7 @@ def _read(name: str) -> str:
 
 
 def _write(text: str) -> None:
-    """Write the manifest byte for byte, so that everything that was not injected is unchanged."""
+    """Write the manifest byte for byte, so that the parts that were not injected stay unchanged."""
     try:
         sys.stdout.buffer.write(text.encode())
         sys.stdout.flush()

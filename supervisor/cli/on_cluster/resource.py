@@ -9,7 +9,7 @@ from typing import Any
 from supervisor.kubernetes.client import KubernetesObject
 from supervisor.observability.incident_record import SCHEMA
 
-# Fields of the status that are written with each decision, so they may be newer than the status as a whole.
+# Fields that are written with each decision, so they may be newer than the published status.
 _NEWER = ("phase", "generation", "incidents")
 
 
@@ -32,7 +32,7 @@ def status_of(found: KubernetesObject) -> dict[str, Any] | None:
 
 
 def view_of(found: KubernetesObject) -> dict[str, Any] | None:
-    """Return the published status within a Supervision; None if there is none that can be read."""
+    """Return the published status within a Supervision; None if it is missing or unreadable."""
     text = mapping(found.get("status")).get("view")
     try:
         view = json.loads(text) if isinstance(text, str) else None
@@ -42,7 +42,7 @@ def view_of(found: KubernetesObject) -> dict[str, Any] | None:
 
 
 def recent_of(found: KubernetesObject) -> list[dict[str, Any]]:
-    """Return the last incidents that a Supervision has, oldest first."""
+    """Return the last incidents in a Supervision, oldest first."""
     recent = mapping(found.get("status")).get("recent")
     listed = recent if isinstance(recent, list) else []
     return [dict(each) for each in listed if isinstance(each, Mapping) and each.get("id")]

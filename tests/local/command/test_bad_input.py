@@ -136,7 +136,7 @@ def test_a_stopped_run_prints_a_command_that_resumes_it(start: Start) -> None:
     assert f"from step {done:,} (checkpoint)" in again.output
     once_more = holdfast(*command, cwd=run.folder)
     assert once_more.code == 0, once_more.output
-    assert f"nothing to do: the state in {run.run_dir} already has {done + 20:,} steps" in once_more.output
+    assert f"nothing to do: the state in {run.run_dir} is already at step {done + 20:,}" in once_more.output
 
 
 def test_a_left_over_variable_of_holdfast_starts_no_rank(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ SMALLEST = {
     "transfer": "--rounds 1 --state 10M",
     "nodeagent": "--events 5 --rest 1 --days 1",
     "quarantine": "--nodes 50 --days 20",
+    "scale": "--jobs 2 --members 4 --seconds 4",
     "soak": "--minutes 0.2 --gap 2",
 }
 

@@ -206,6 +206,6 @@ def test_a_script_that_does_not_use_holdfast_is_restarted(start: Start) -> None:
     assert (found["lost_steps"], found["own_state"], status["pending_s"]) == (None, True, 0.0)
     assert min(status["buckets_s"]["unknown"], status["buckets_s"]["productive"]) > 0
     shown = holdfast("status", "--run-dir", run.run_dir, cwd=run.folder)
-    assert "ETTR        not known (the script keeps its own state)" in shown.output
+    assert "ETTR        unknown (the script keeps its own state)" in shown.output
     table = holdfast("incidents", "--run-dir", run.run_dir, cwd=run.folder)
     assert "?  restart" in table.output

@@ -85,7 +85,7 @@ def test_a_rank_that_exits_with_0_in_its_loop_is_named_instead_of_its_victim(sta
     ("what", "says", "never"),
     [
         ("forgets", "SGD steps but is not protected", "was written after the commit"),
-        ("late", "scheduler moved on after the commit of step", "is not protected"),
+        ("late", "scheduler was changed after the commit of step", "is not protected"),
         (
             "accumulates",
             f"accumulated across commit() ({line_of('commit()', 'in state.steps(steps):')}), which does",

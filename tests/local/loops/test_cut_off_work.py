@@ -49,7 +49,7 @@ def test_a_run_that_left_work_undone_ends_with_code_3_and_names_the_work(
     ]
     told = holdfast("explain", "2", "--run-dir", run.run_dir, cwd=tmp_path)
     [line] = [line for line in told.output.splitlines() if "after the commit of step 35 (" in line]
-    assert line.endswith("is not repeated: no state from before it is left")
+    assert line.endswith("is not repeated, because no earlier state is left")
 
 
 def _damage(path: Path) -> None:

@@ -10,7 +10,7 @@ from tests.local.conftest import Start
 
 pytestmark = [pytest.mark.local, pytest.mark.timeout(120)]
 
-PASSED = "the loop over steps(20) was done before the restart, so what follows it has run again"
+PASSED = "the loop over steps(20) was complete before the restart, so the code after it has run again"
 
 
 def results(folder: Path) -> dict[str, str]:
@@ -30,7 +30,7 @@ def test_work_in_the_first_step_of_the_second_loop_is_done_once_despite_faults(
         ended = run.finish()
         assert ended.code == 0, ended.output
         assert len(run.incidents()) == len(kills)
-        assert "was done before the restart" not in ended.output, ended.output
+        assert "was complete before the restart" not in ended.output, ended.output
         assert "between two loops" not in ended.output, ended.output
     assert len(results(whole)) == 4
     assert results(broken) == results(whole)
@@ -41,4 +41,4 @@ def test_work_between_two_loops_that_a_restart_repeats_is_reported(start: Start,
     ended = run.finish()
     assert ended.code == 0, ended.output
     assert ended.output.count(PASSED + ", with the state of step 3") == 1, ended.output
-    assert "between two loops: a restart from a later step does it again" in ended.output
+    assert "between two loops: after a restart this change may be made twice" in ended.output

@@ -46,7 +46,7 @@ def test_an_upload_in_the_background_gets_the_grace_after_a_successful_run(
 def test_an_idle_helper_in_the_background_is_named_and_ended(start: Start, tmp_path: Path) -> None:
     ended = start("--nproc-per-node 2 --grace 1h", "work_at_exit.py", tmp_path, "helper").finish()
     assert ended.code == 0, ended.output
-    ended_by = "(sleep 1000), which the script left in the background, is idle after the end of the run"
+    ended_by = "(sleep 1000), which the script left in the background, is idle although the run has ended"
     assert ended_by in ended.output
 
 

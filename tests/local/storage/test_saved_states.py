@@ -101,7 +101,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_starts_over_with_a_me
         again.kill()
         said = [line for line in again.output().splitlines() if "had reached step" in line]  # by all runs
         assert len(said) == times
-        assert said[-1].endswith("there is nothing to resume from, and training starts at step 0")
+        assert said[-1].endswith("there is nothing to resume from, so training starts at step 0")
 
 
 def test_new_checkpoints_supersede_old_ones_although_the_journal_is_lost(start: Start) -> None:

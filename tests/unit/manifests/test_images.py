@@ -27,7 +27,8 @@ def pins() -> dict[str, str]:
 
 def test_every_dependency_of_the_clusters_programs_is_pinned_to_a_compatible_version() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"].get("cluster", [])]
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *extras["cluster"], *extras["objects"]]
     found = pins()
     for requirement in map(Requirement, wanted):
         if requirement.marker is None or requirement.marker.evaluate({"python_version": "3.11"}):

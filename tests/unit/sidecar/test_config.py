@@ -40,6 +40,14 @@ def test_a_pod_has_its_own_address_certificates_and_storage() -> None:
     assert found.hang_floor_s == 600.0
 
 
+def test_checkpoints_may_be_in_object_storage() -> None:
+    found = config.from_environment({**HERE, "HOLDFAST_OBJECTS": "s3://bucket/runs/a"})
+    assert str(found.objects) == "s3://bucket/runs/a"
+    assert config.from_environment({**HERE, "HOLDFAST_OBJECTS": ""}).objects is None
+    with pytest.raises(ValueError, match="each job needs a prefix"):
+        config.from_environment({**HERE, "HOLDFAST_OBJECTS": "s3://bucket"})
+
+
 @pytest.mark.parametrize("word", ["", "read", "REPORTED"])
 def test_only_one_value_enables_reports_of_the_storage(word: str) -> None:
     assert not config.from_environment({**HERE, "HOLDFAST_STORAGE": word}).reports_storage

@@ -18,7 +18,7 @@ def test_orders_older_than_any_obeyed_before_are_refused_even_after_a_restart(tm
     obeyed.accept(OrderVersion(1, 9))  # never a step back
     for each in (obeyed, OrderFence(tmp_path)):
         assert each.newest == OrderVersion(2, 5)
-        assert "a supervisor of epoch 2 has taken the run over" in each.refusal(OrderVersion(1, 9))
+        assert "a supervisor of epoch 2 has taken over the run" in each.refusal(OrderVersion(1, 9))
         assert "this member is already in generation 5" in each.refusal(OrderVersion(2, 4))
         assert not any(
             each.refusal(at) for at in (OrderVersion(2, 5), OrderVersion(2, 6), OrderVersion(3, 0))

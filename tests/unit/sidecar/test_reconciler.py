@@ -13,6 +13,7 @@ from typing import NoReturn, get_args
 
 import pytest
 
+from holdfast.checkpoint.object_location import ObjectLocation
 from holdfast.process import event_loop
 from holdfast.protocol import codec
 from holdfast.protocol.launcher_messages import (
@@ -79,10 +80,10 @@ class Place:
 
 
 @asynccontextmanager
-async def at_work(here: Path) -> AsyncIterator[Place]:
+async def at_work(here: Path, objects: ObjectLocation | None = None) -> AsyncIterator[Place]:
     token = here / "token"
     token.write_text("secret\n")
-    config = Config("m0", "n0", 1, here, here / "checkpoints", "http://127.0.0.1:9", token)
+    config = Config("m0", "n0", 1, here, here / "checkpoints", "http://127.0.0.1:9", token, objects=objects)
     sidecar, there = Sidecar(config), Launcher(here / "launcher.sock")
     async with there.listening():
         services = [asyncio.create_task(work()) for work in (sidecar.launcher.run, sidecar.pursue)]
@@ -393,7 +394,7 @@ async def test_a_requested_checkpoint_is_answered_by_its_number(here: Path) -> N
         assert (told.durable.step, told.durable.error) == (5, "")
         await place.sidecar.obey(replace(asked, save=4, save_step=6))
         told = await place.until(lambda report: report.durable.asked == 4)
-        assert told.durable.error == "the snapshot of step 6 is not here"
+        assert told.durable.error == "this member does not hold the snapshot of step 6"
 
 
 class Stopped(Exception):

@@ -55,7 +55,7 @@ def fault(kind: str, rank: int, detail: str, hung: str = "", **changed: Any) -> 
         ),
         (
             fault("member_lost", 0, "member m0 is lost", lost_steps=0, lost_at_least=True),
-            "member m0 is lost at step 812; back in 0.13 s, steps lost not known",
+            "member m0 is lost at step 812; back in 0.13 s, number of lost steps unknown",
         ),
         ({"id": "i-0001"}, "a rank failed; not recovered yet"),
     ],
@@ -142,7 +142,7 @@ def test_unknown_figures_of_a_script_that_keeps_its_own_state_are_named() -> Non
     said = wording.sentence(incident(lost_steps=None, resume=resume, own_state=True))
     assert said == (
         "rank 1 was killed by SIGKILL at optimizer step 812 since the restart;"
-        " back in 0.13 s, steps lost not known"
+        " back in 0.13 s, number of lost steps unknown"
     )
     first = incident(own_state=True, generation=1)
     assert wording.what(first) == "rank 1 was killed by SIGKILL at step 812"

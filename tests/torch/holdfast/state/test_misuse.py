@@ -138,7 +138,7 @@ def test_another_loop_without_steps_left_is_warned_of_once(capsys: pytest.Captur
     assert list(state.steps(6)) == []
     [warning] = capsys.readouterr().err.splitlines()
     assert "steps(4) (test_misuse.py, line " in warning
-    assert "does nothing, as 6 steps are done: n in steps(n) counts from the beginning" in warning
+    assert "does nothing, because 6 steps are done: n in steps(n) counts from the beginning" in warning
     assert "write steps(6 + 4)" in warning
 
 
@@ -178,7 +178,7 @@ def test_a_step_that_is_never_committed_is_refused_after_three_attempts() -> Non
 def test_a_second_protect_is_refused() -> None:
     session = alone()
     session.protect()
-    with pytest.raises(BadInput, match=r"protect\(\) was called already"):
+    with pytest.raises(BadInput, match=r"protect\(\) was already called"):
         session.protect()
 
 
@@ -252,7 +252,7 @@ def step_of(use: Callable[[State], object]) -> None:
         ),
         (
             lambda s: s.commit(loss=torch.ones(16)),
-            r"a tensor of 16 elements; pass one number, such as loss\.mean",
+            r"got a tensor with 16 elements; pass one number, such as loss\.mean",
         ),
         (lambda s: s.commit(loss="low"), r"commit\(loss='low'\): expected a number"),
         (lambda s: s.commit(grad_norm=[1.0]), r"commit\(grad_norm=\[1\.0\]\): expected a number"),
@@ -299,7 +299,7 @@ def test_a_pause_without_with_is_warned_of_once_per_line(capsys: pytest.CaptureF
     step_of(paused)
     line = paused.__code__.co_firstlineno + 2
     assert capsys.readouterr().err == (
-        "holdfast: warning: state.pause('eval') without `with` declares no pause"
+        "holdfast: warning: state.pause('eval') has no effect without `with`"
         f" (test_misuse.py, line {line}): write `with state.pause('eval'):`\n"
     )
 
@@ -309,7 +309,7 @@ def test_a_pause_without_with_is_also_warned_of_if_only_rank_1_makes_it(
 ) -> None:
     session = Session(Launch(3, 2, 2, "", 0, 0, 0.0), RankStart(1, 1), None)
     session.protect(model=nn.Linear(2, 2)).pause("eval")
-    assert "state.pause('eval') without `with` declares no pause" in capsys.readouterr().err
+    assert "state.pause('eval') has no effect without `with`" in capsys.readouterr().err
 
 
 async def _later() -> None: ...
@@ -478,7 +478,7 @@ def test_a_parameter_group_that_a_restart_could_not_recreate_is_named_once() -> 
     added.check(9)
     added.check(10)
     (text,) = said
-    assert text.startswith("SGD has gained a group by step 9, and a fault would end the run: ")
+    assert text.startswith("SGD has a new parameter group at step 9, so a fault would end the run: ")
 
 
 # -- gradients that are accumulated over a commit

@@ -314,7 +314,7 @@ def test_a_snapshot_without_the_inner_optimizer_causes_a_warning() -> None:
     text = json.dumps(tree.document).encode()
     data[at : at + entry.end - entry.begin] = text.ljust(entry.end - entry.begin)
     [warning] = restore.restore(other, layout, data)
-    assert warning == "optimizer.base_optimizer is not in the snapshot, and starts without its state"
+    assert warning == "optimizer.base_optimizer is not in the snapshot, so it starts without its state"
 
 
 def unfreezing(seed: int, head_only: bool = True) -> dict[str, Any]:
@@ -347,7 +347,7 @@ def test_added_groups_of_frozen_parameters_or_of_no_module_are_refused_with_what
         one["optimizer"].add_param_group({"params": given_})
         other["model"][0].requires_grad_(not frozen)
         with pytest.raises(
-            BadInput, match=r"\[2, \d\] parameters .*: add all groups before protect, with lr=0"
+            BadInput, match=r"\[2, \d\] parameters .*\. Add all groups before protect, with lr=0"
         ):
             restore.restore(other, *snapshot(one))
         assert len(other["optimizer"].param_groups) == 1

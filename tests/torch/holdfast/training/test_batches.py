@@ -211,7 +211,7 @@ def test_batches_is_exported() -> None:
         ({"sampler": object()}, r"Batches\(sampler=\.\.\.\): Batches determines the order"),
         ({"shuffel": True}, r"Batches\(shuffel=\.\.\.\): not an option of .*; did you mean shuffle\?"),
         ({"prefetch_factor": 3}, r"Batches\(prefetch_factor=\.\.\.\): .*num_workers"),
-        ({"dataset": iter([1])}, "has to keep its position itself"),
+        ({"dataset": iter([1])}, "must keep track of its position itself"),
     ],
 )
 def test_invalid_arguments_are_refused(given: dict[str, Any], said: str) -> None:

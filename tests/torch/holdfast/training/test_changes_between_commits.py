@@ -131,7 +131,7 @@ def test_a_step_between_two_loops_becomes_the_state_of_that_step(
     for _ in script.state.steps(9):
         break
     said = capsys.readouterr().err
-    assert said.count("scheduler moved on after the commit of step 4, between two loops") == 1
+    assert said.count("scheduler was changed after the commit of step 4, between two loops") == 1
     assert said.count("between two loops") == 1, "once, not after each epoch"
     assert "or in the next loop under `if step == 4:`" in said
     again = Script(resumed(memory, script, launch, 8))
@@ -176,7 +176,7 @@ def test_a_schedule_that_steps_after_the_commit_is_warned_of(
         script.state.commit(loss=script.step())
         script.scheduler.step()
     told: list[Any] = capsys.readouterr().err.splitlines()
-    assert "scheduler moved on after the commit of step 1 and before the next step" in told[0]
+    assert "scheduler was changed after the commit of step 1 and before the next step" in told[0]
     assert len(told) == 1
 
 

@@ -325,7 +325,7 @@ def test_a_samplers_generator_is_saved_per_rank_and_restored_from_states_of_earl
     again = Drawing(resumed(memory, before, launch, 8))
     assert "sampler" in again.state._private.own
     assert again.sampler.draw() == before.sampler.draw()
-    assert ("sampler was saved once for all ranks" in capsys.readouterr().err) is earlier
+    assert ("sampler was saved only once for all ranks" in capsys.readouterr().err) is earlier
 
 
 class Averaged(Script):
@@ -580,7 +580,7 @@ def test_a_change_by_an_evaluation_after_the_commit_is_named_once(
     said = capfd.readouterr().err
     assert said.count("after the commit of step 4 and before the next step") == (changed != "nothing")
     assert said.count("before the next step") == (changed != "nothing")
-    assert ("scheduler moved on" in said, "data was changed" in said) == (
+    assert ("scheduler was changed" in said, "data was changed" in said) == (
         changed == "scheduler",
         changed == "best",
     )
@@ -916,7 +916,7 @@ def test_large_buffers_are_named_once_with_their_size(
 ) -> None:
     script = Script(supervised(memory, replace(SELDOM, snapshot_budget=0.001)), mask_bytes=16 << 20).run(20)
     said = capfd.readouterr().err
-    assert said.count("in each step: buffers are read") == 1
+    assert said.count("in each step, because buffers are read") == 1
     assert "model.mask of 16.8 MB" in said
     assert "persistent=False" in said
     assert script.state.step == 20

@@ -88,7 +88,7 @@ def test_a_file_that_a_thread_still_uses_is_flushed_but_not_closed(tmp_path: Pat
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "h5").read_text() == "flushed "
-    line = "table is not closed, and may be incomplete: a thread still uses it"
+    line = "table was not closed and may be incomplete, because a thread still uses it"
     assert [each for each in done.stderr.splitlines() if "holdfast" in each] == [f"holdfast: {line}"]
 
 

@@ -13,7 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.checkpoint import manifest as manifest_module
-from holdfast.checkpoint.manifest import InvalidCheckpoint, Manifest, NewerFormat, is_file_name, pack, unpack
+from holdfast.checkpoint.manifest import (
+    InvalidCheckpoint,
+    Manifest,
+    NewerFormat,
+    ObjectLayout,
+    is_file_name,
+    pack,
+    unpack,
+)
 from holdfast.fileio.checksum import FileEntry
 from holdfast.protocol.lineage import Lineage
 
@@ -200,6 +208,24 @@ def test_the_epoch_of_the_supervisor_is_kept_and_may_be_absent() -> None:
     assert unpack(pack(SAMPLE)).epoch == 0
 
 
+def test_how_files_are_divided_into_objects_is_kept_and_nothing_is_written_for_a_directory() -> None:
+    raw = pack(dataclasses.replace(SAMPLE, objects=ObjectLayout("e1-g2-0f", 8192)))
+    assert b',"objects":{"folder":"e1-g2-0f","part_bytes":8192},"crc32":' in raw
+    assert unpack(raw).objects == ObjectLayout("e1-g2-0f", 8192)
+    assert b"objects" not in pack(SAMPLE)
+    assert unpack(pack(SAMPLE)).objects is None
+
+
+@pytest.mark.parametrize("size", [4096, 64 << 20])
+def test_the_least_and_the_largest_part_are_accepted(size: int) -> None:
+    layout = {"folder": "a", "part_bytes": size}
+    assert unpack(signed({"objects": layout})).objects == ObjectLayout("a", size)
+    wrong = 4095 if size == 4096 else size + 1
+    with pytest.raises(InvalidCheckpoint) as caught:
+        unpack(signed({"objects": {**layout, "part_bytes": wrong}}))
+    assert str(caught.value) == f"has part_bytes {wrong}, expected 4096 to 67108864"
+
+
 @pytest.mark.parametrize("field", ["generation", "step", "world_size", "epoch"])
 def test_the_largest_number_is_accepted_and_the_next_one_is_refused(field: str) -> None:
     largest = 2**63 - 1
@@ -282,6 +308,14 @@ EXACT = {
     "has a file rank-00000.bin without one checksum for each chunk": signed_file(crc32=[1, 2, 3, 4]),
     "has bytes None, expected 0 to 9223372036854775807": signed_file(bytes=None),
     "has NaN, which is not JSON": signed({"step": float("nan")}),
+    "has objects 1, expected an object": signed({"objects": 1}),
+    "has the folder '../a', expected letters, digits, '.', '_' and '-', no leading '.'": signed(
+        {"objects": {"folder": "../a", "part_bytes": 4096}}
+    ),
+    "has the folder None, expected letters, digits, '.', '_' and '-', no leading '.'": signed(
+        {"objects": {"part_bytes": 4096}}
+    ),
+    "has part_bytes 6144, but 4096 in a chunk": signed({"objects": {"folder": "a", "part_bytes": 6144}}),
     "is damaged: its checksum differs": pack(SAMPLE).replace(b"1629089789", b"1629089788"),
     "is cut short or damaged: it does not end in its checksum": pack(SAMPLE)[:-2],
 }

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from holdfast.checkpoint.retention import Retention, retain
+from holdfast.checkpoint.retention import Leftover, Retention, is_abandoned, retain
 from holdfast.protocol.lineage import Lineage
 from tests.samples.checkpoints import STATE, save, scan, steps
 from tests.sandbox import flip
@@ -128,3 +130,16 @@ def test_with_keep_1_the_oldest_is_kept_until_a_newer_one_is_proven_equal(memory
 
 def test_with_one_replica_keep_1_keeps_one(memory: Path) -> None:
     assert [saved(memory, step, 1, -1) for step in (100, 200, 300)] == [[100], [200], [300]]
+
+
+@given(st.integers(0, 4), st.integers(0, 4), st.integers(0, 4), st.integers(-9000, 9000))
+def test_a_leftover_is_deleted_only_if_its_writer_cannot_publish_any_more(
+    left: int, ours: int, newest: int, age_s: int
+) -> None:
+    if is_abandoned(Leftover(left, 10_000.0 - age_s), ours, newest, 10_000.0):
+        assert age_s > 0, "older than all checkpoints"
+        assert newest <= ours, "a later supervisor may know better"
+        assert left < newest or (left <= ours and age_s > 3600.0)
+    elif age_s > 0 and newest <= ours and left <= ours:
+        assert left >= newest
+        assert age_s <= 3600.0

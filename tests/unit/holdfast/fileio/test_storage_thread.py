@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
+from concurrent.futures import wait
 from functools import partial
 from pathlib import Path
 
@@ -75,3 +76,20 @@ def test_a_forked_child_gets_a_thread_of_its_own(files: StorageThread, storage: 
     if child == 0:
         os._exit(files.do(lambda: 7, WAIT_S))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+def test_a_thread_without_work_ends_and_the_next_work_starts_another() -> None:
+    files = StorageThread("idle", idle_s=0.0)
+    used = [files.do(threading.current_thread, WAIT_S) for _ in range(50)]
+    for each in used:
+        each.join(WAIT_S)
+        assert not each.is_alive()
+    assert files.do(lambda: 5, WAIT_S) == 5
+
+
+def test_no_work_is_lost_while_threads_end() -> None:
+    files = StorageThread("idle", idle_s=0.0)
+    done: list[int] = []
+    futures = [files.submit(partial(done.append, number)) for number in range(2000)]
+    wait(futures, WAIT_S)
+    assert done == list(range(2000))

@@ -84,7 +84,7 @@ def test_orders_of_a_supervisor_that_was_replaced_are_refused(launcher: Launcher
     assert launcher.state().epoch == 3
     before = launcher.state()
     late = LauncherOrder(do, 1, Launch(1, 1, 1, "", 0, 0, 0.0), epoch=2)
-    with pytest.raises(OrderRefused, match="of epoch 2: a supervisor of epoch 3 has taken the run over"):
+    with pytest.raises(OrderRefused, match="of epoch 2: a supervisor of epoch 3 has taken over the run"):
         launcher.obey(late)
     assert launcher.state() == before
     launcher.obey(LauncherOrder("stop", epoch=3))

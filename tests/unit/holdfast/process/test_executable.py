@@ -107,5 +107,6 @@ def test_lack_of_memory_for_a_process_is_not_a_refusal() -> None:
 
 def test_a_file_in_the_folder_is_distinguished_from_a_command(tmp_path: Path) -> None:
     put(tmp_path / "job", b"#!/bin/sh\n")
-    with pytest.raises(BadInput, match=r"'job' is not on PATH: the file here is started as `\./job`"):
+    wanted = r"'job' is not on PATH: to start the file in this directory, write `\./job`"
+    with pytest.raises(BadInput, match=wanted):
         program.parse(["job"], tmp_path)

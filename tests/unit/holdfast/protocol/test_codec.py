@@ -36,6 +36,7 @@ _SCALARS: dict[Any, st.SearchStrategy[Any]] = {
     float: st.floats(allow_nan=False, allow_infinity=False),
 }
 
+_SECONDS = st.floats(-codec.MAX_SECONDS, codec.MAX_SECONDS)
 _BUILT: dict[type[Any], st.SearchStrategy[Any]] = {}  # a message is a part of others
 
 
@@ -61,7 +62,10 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
 def instances(kind: type[Any]) -> st.SearchStrategy[Any]:
     if kind not in _BUILT:
         hints = typing.get_type_hints(kind)
-        fields = {f.name: values(hints[f.name]) for f in dataclasses.fields(kind)}
+        fields = {
+            f.name: _SECONDS if codec.is_seconds(f.name, hints[f.name]) else values(hints[f.name])
+            for f in dataclasses.fields(kind)
+        }
         _BUILT[kind] = st.builds(kind, **fields)
     return _BUILT[kind]
 

@@ -56,7 +56,7 @@ def test_the_middle_is_omitted_and_the_text_says_so() -> None:
     found = shortened(text, 500)
     assert found.startswith("Traceback\n  a frame\n")
     assert found.endswith("  a frame\nValueError: no")
-    assert f"\n[... the middle of {len(text):,} characters is left out ...]\n" in found
+    assert f"\n[... the middle of {len(text):,} characters is omitted ...]\n" in found
     assert sent_bytes(found) > 480, "no more of it than it must"
 
 

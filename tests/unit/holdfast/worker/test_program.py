@@ -92,7 +92,7 @@ def test_another_program_is_started_unchanged(tmp_path: Path) -> None:
 )
 def test_another_launcher_is_refused_with_the_command_to_use_instead(line: str, launcher: str) -> None:
     expected = (
-        f"holdfast run takes the place of {launcher}: give it the script itself:"
+        f"holdfast run replaces {launcher}, so give it the script itself:"
         " holdfast run --nproc-per-node N -- python train.py"
     )
     assert launcher_refusal(line.split()) == expected

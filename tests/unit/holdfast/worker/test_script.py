@@ -68,7 +68,7 @@ def test_notes_do_not_hide_the_exception() -> None:
     [
         (
             KeyError("RANK"),
-            "holdfast: RANK is in the environment only after holdfast.join(): call that first.",
+            "holdfast: RANK is in the environment only after holdfast.join(), so call join() first.",
         ),
         (KeyError("rank"), ""),
         (ModuleNotFoundError("No module named 'torhc.nn'", name="torhc.nn"), sys.executable),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.checkpoint.directory import DirectoryStorage
 from holdfast.checkpoint.retention import Retention
 from holdfast.protocol.lineage import Lineage
 from holdfast.protocol.member_messages import StateSource
@@ -43,7 +44,7 @@ async def saved(
     retention: Retention = DEFAULT,
 ) -> CheckpointSaver:
     async with fetching(here) as fetcher:
-        saver = CheckpointSaver(holdings(here), fetcher, root)
+        saver = CheckpointSaver(holdings(here), fetcher, DirectoryStorage(root))
         saver.retention = retention
         await saver.save(record, sources, {"skip": [3]}, asked=asked)
         return saver
@@ -77,7 +78,7 @@ async def test_the_time_for_which_storage_has_taken_nothing_is_reported(
 ) -> None:
     record, fsync = ready(here), os.fsync
     async with fetching(here) as fetcher:
-        saver = CheckpointSaver(holdings(here), fetcher, tmp_path)
+        saver = CheckpointSaver(holdings(here), fetcher, DirectoryStorage(tmp_path))
         seen = list[float]()
 
         def seen_before(descriptor: int) -> None:
@@ -147,7 +148,7 @@ async def test_unavailable_storage_is_reported_and_durable_checkpoints_are_kept(
 ) -> None:
     root = tmp_path / "storage"
     async with fetching(here) as fetcher:
-        saver = CheckpointSaver(holdings(here), fetcher, root)
+        saver = CheckpointSaver(holdings(here), fetcher, DirectoryStorage(root))
         await saver.save(ready(here), (), {}, asked=1)
         root.rename(tmp_path / "away")
         root.write_bytes(b"no directory any more")
@@ -163,7 +164,7 @@ async def test_unavailable_storage_is_reported_and_durable_checkpoints_are_kept(
 
 async def test_the_oldest_checkpoints_beyond_the_limit_are_deleted(here: Path, tmp_path: Path) -> None:
     async with fetching(here) as fetcher:
-        saver = CheckpointSaver(holdings(here), fetcher, tmp_path)
+        saver = CheckpointSaver(holdings(here), fetcher, DirectoryStorage(tmp_path))
         saver.retention = Retention(2)
         for step in range(1, 5):
             await saver.save(ready(here, step), (), {}, asked=0)
@@ -192,7 +193,7 @@ async def test_saving_the_same_step_again_changes_nothing(here: Path, tmp_path: 
 async def test_one_checkpoint_is_written_at_a_time(here: Path, tmp_path: Path) -> None:
     records = ready(here, 1), ready(here, 2)
     async with fetching(here) as fetcher:
-        saver = CheckpointSaver(holdings(here), fetcher, tmp_path)
+        saver = CheckpointSaver(holdings(here), fetcher, DirectoryStorage(tmp_path))
         await asyncio.gather(*(saver.save(each, (), {}, asked=n) for n, each in enumerate(records, 1)))
     assert (saver.durable.step, saver.durable.asked, saver.durable.error) == (2, 2, "")
     assert [each.step for each in scan(tmp_path)] == [2, 1]
@@ -229,7 +230,7 @@ async def test_a_checkpoint_deleted_in_favour_of_newer_ones_is_not_reported_as_d
     here: Path, tmp_path: Path
 ) -> None:
     async with fetching(here) as fetcher:
-        saver = CheckpointSaver(holdings(here), fetcher, tmp_path)
+        saver = CheckpointSaver(holdings(here), fetcher, DirectoryStorage(tmp_path))
         saver.retention = Retention(1)
         await saver.save(ready(here, 9), (), {}, asked=1)
         await saver.save(ready(here, 5), (), {}, asked=2)
@@ -245,7 +246,7 @@ async def test_the_orders_at_the_time_of_writing_decide_which_checkpoints_are_de
     for step in (60, 80):
         await saved(here, tmp_path, ready(here, step))
     async with fetching(here) as fetcher:
-        saver = CheckpointSaver(holdings(here), fetcher, tmp_path)
+        saver = CheckpointSaver(holdings(here), fetcher, DirectoryStorage(tmp_path))
         saver.retention = Retention(1)
         good = Holdings.good
 

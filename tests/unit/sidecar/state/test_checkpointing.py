@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.checkpoint.directory import DirectoryStorage
 from holdfast.protocol.launcher_messages import Launch
 from holdfast.protocol.member_messages import MemberOrder
 from holdfast.protocol.progress_writer import Page
@@ -50,7 +51,7 @@ async def saving(
 ) -> AsyncIterator[Place]:
     """The supervisor answers that nothing but `void` is void, unless it is `silent`."""
     async with fetching(here) as fetcher:
-        saver = CheckpointSaver(holdings(here), fetcher, root)
+        saver = CheckpointSaver(holdings(here), fetcher, DirectoryStorage(root))
         pages = ProgressMonitor(here, ranks, HangPolicy())
         asked: list[int] = []
 
@@ -130,7 +131,7 @@ async def test_a_request_is_answered_by_its_number_whether_it_succeeds_or_not(
         assert (place.saver.durable.asked, place.saver.durable.error) == (4, "")
         await place.checkpoints.save_on_request(replace(asked, save=5, save_step=2))
         assert place.saver.durable.asked == 5
-        assert place.saver.durable.error == "the snapshot of step 2 is not here"
+        assert place.saver.durable.error == "this member does not hold the snapshot of step 2"
 
 
 async def test_while_a_checkpoint_is_written_no_other_snapshot_is_held_for_another_one(

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.checkpoint import writer
+from holdfast.checkpoint.directory import DirectoryStorage
 from holdfast.protocol.launcher_messages import Launch, RankStart, Restore
 from holdfast.protocol.lineage import Lineage
 from holdfast.protocol.member_messages import HeldSnapshot, MemberOrder, StateSource
@@ -48,7 +49,7 @@ async def prepared(
     storage: Path = Path("/nowhere"),
 ) -> tuple[Launch, tuple[RankStart, ...]]:
     async with fetching(here) as fetcher:
-        return await Restorer(holdings(here), fetcher, storage).prepare(wanted, free_a_slot)
+        return await Restorer(holdings(here), fetcher, DirectoryStorage(storage)).prepare(wanted, free_a_slot)
 
 
 async def test_a_start_from_the_beginning_needs_no_state(here: Path) -> None:
@@ -272,7 +273,7 @@ async def test_a_checkpoint_of_the_same_step_from_another_generation_is_a_differ
     here: Path, tmp_path: Path
 ) -> None:
     launch = replace(LAUNCH, restore=Restore(7, 1, "checkpoint", str(written(tmp_path))))
-    with pytest.raises(StateUnavailable, match="it is of generation 2, expected 1"):
+    with pytest.raises(StateUnavailable, match="its generation is 2, expected 1"):
         await prepared(here, order(launch=launch), storage=tmp_path)
 
 
@@ -346,7 +347,7 @@ async def test_an_overtaken_preparation_removes_nothing(here: Path, there: Path)
     snapshot(here, 2, 7)
     private(here, 0, 2, 7, b"mine")
     async with fetching(here) as fetcher:
-        preparer = Restorer(holdings(here), fetcher, there)
+        preparer = Restorer(holdings(here), fetcher, DirectoryStorage(there))
         newer = replace(LAUNCH, generation=5)
         _, [rank] = await preparer.prepare(order(StateSource("", 0, 2, 7), launch=newer), lambda: None)
         with pytest.raises(StateUnavailable, match="generation 5 was ordered"):

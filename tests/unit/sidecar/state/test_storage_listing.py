@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.checkpoint.directory import DirectoryStorage
 from holdfast.process import event_loop
 from holdfast.protocol.member_messages import StorageListing
 from sidecar.state import storage_listing
@@ -26,7 +27,7 @@ class Listings:
         self.asked = 0
         self.changes = 0
         self._changed = asyncio.Event()
-        self.lister = StorageLister(root, self._note, lambda: self.asked)
+        self.lister = StorageLister(DirectoryStorage(root), self._note, lambda: self.asked)
 
     def _note(self) -> None:
         self.changes += 1

@@ -215,6 +215,7 @@ def test_the_volumes_are_mounted_at_their_paths() -> None:
         ("pvc://data", {"persistentVolumeClaim": {"claimName": "data"}}, None),
         ("pvc://data/a/b", {"persistentVolumeClaim": {"claimName": "data"}}, "a/b"),
         ("hostpath:///mnt/x", {"hostPath": {"path": "/mnt/x", "type": "DirectoryOrCreate"}}, None),
+        ("s3://bucket/runs", {"emptyDir": {}}, None),  # for the copies from which ranks restore
     ],
 )
 def test_checkpoints_are_stored_where_the_annotation_says(
@@ -226,6 +227,27 @@ def test_checkpoints_are_stored_where_the_annotation_says(
     for each in (found.pod["spec"]["containers"][0], sidecar(found.pod)):
         assert named(each["volumeMounts"], pod_layout.CHECKPOINT_VOLUME).get("subPath") == subpath
     assert any("checkpoints are lost with the pod" in note for note in found.notes) == (storage is None)
+
+
+def test_only_the_sidecar_gets_the_place_in_object_storage_and_the_credentials() -> None:
+    asked = {"checkpoints": "s3://bucket/runs/a/", "checkpoints-secret": "gpt-s3"}
+    found = injected(pod(annotations=asked))
+    ours = sidecar(found.pod)
+    assert named(ours["env"], "HOLDFAST_OBJECTS") == {
+        "name": "HOLDFAST_OBJECTS",
+        "value": "s3://bucket/runs/a",
+    }
+    assert ours["envFrom"] == [{"secretRef": {"name": "gpt-s3"}}]
+    assert json.dumps(found.pod["spec"]).count("gpt-s3") == 1
+    assert json.dumps(found.pod["spec"]).count("s3://") == 1
+    assert "envFrom" not in sidecar(injected(pod(annotations={"checkpoints": "s3://bucket/a"})).pod)
+
+
+def test_the_copy_of_a_checkpoint_counts_for_the_disk_that_a_pod_may_use() -> None:
+    limited = container(resources={"limits": {"ephemeral-storage": "1Gi"}})
+    asked = {"checkpoints": "s3://bucket/a", "state-size": "4Gi"}
+    limits = sidecar(injected(pod(limited, annotations=asked)).pod)["resources"]["limits"]
+    assert limits == {"ephemeral-storage": "4352Mi"}
 
 
 def test_a_job_without_checkpoints_gets_no_note_about_storage() -> None:

@@ -77,7 +77,8 @@ ANNOTATIONS = st.fixed_dictionaries(
     optional={
         "hang-floor": st.sampled_from(["10s", "1x"]),
         "state-size": st.sampled_from(["1Mi", "1Gi"]),
-        "checkpoints": st.sampled_from(["pvc://a/b", "hostpath:///c"]),
+        "checkpoints": st.sampled_from(["pvc://a/b", "hostpath:///c", "s3://bucket/d", "gs://"]),
+        "checkpoints-secret": st.just("credentials"),
         "nproc-per-node": st.sampled_from(["2", "auto"]),
         "members": st.just("4"),
         "container": st.just("main"),

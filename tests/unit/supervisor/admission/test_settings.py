@@ -138,9 +138,14 @@ def test_a_value_that_is_not_text_is_reported_and_raises_no_error() -> None:
         ("pvc://data/", DurableStorage("data")),
         ("pvc://data/runs/a", DurableStorage("data", "runs/a")),
         ("hostpath:///mnt/disk/", DurableStorage("", "/mnt/disk")),
+        ("s3://my.bucket/runs/a/", DurableStorage(objects="s3://my.bucket/runs/a")),
+        ("gs://bucket_1/a", DurableStorage(objects="gs://bucket_1/a")),
+        ("az://container/a=1/b", DurableStorage(objects="az://container/a=1/b")),
     ],
 )
-def test_checkpoints_are_in_a_claim_or_in_a_directory_of_the_node(text: str, storage: DurableStorage) -> None:
+def test_checkpoints_are_in_a_claim_a_directory_of_the_node_or_a_bucket(
+    text: str, storage: DurableStorage
+) -> None:
     assert parse(checkpoints=text).checkpoints == storage
     assert storage.is_durable
 
@@ -148,11 +153,44 @@ def test_checkpoints_are_in_a_claim_or_in_a_directory_of_the_node(text: str, sto
 @pytest.mark.parametrize(
     "text",
     ["data", "pvc://", "pvc:///a", "pvc://UPPER", "pvc://data/../x", "hostpath://x/y", "hostpath:///",
-     "hostpath:///a/../b", "s3://bucket", ""],
+     "hostpath:///a/../b", "S3://bucket/a", "s3:/bucket/a", "s4://bucket/a", ""],
 )  # fmt: skip
 def test_other_places_for_checkpoints_are_refused(text: str) -> None:
     (problem,) = problems({"checkpoints": text})
-    assert problem.endswith("expected pvc://CLAIM, pvc://CLAIM/PATH or hostpath:///PATH")
+    assert problem.startswith(f"holdfast.dev/checkpoints: invalid value {text!r}: ")
+    assert problem.endswith(
+        "expected pvc://CLAIM, pvc://CLAIM/PATH, hostpath:///PATH, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or"
+        " az://CONTAINER/PREFIX"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("s3://bucket", "s3://bucket/PREFIX: each job needs a prefix of its own"),
+        ("s3://Bucket/a", "s3:// followed by a bucket of 3-63 lower-case letters, digits, dots and dashes"),
+        ("az://a--b/c", "az:// followed by a container of 3-63 lower-case letters, digits and single dashes"),
+        ("gs:///a", "gs:// followed by a bucket of 3-222 lower-case letters, digits, dots, dashes and"
+         " underscores"),
+        ("s3://bucket/a//b", "a prefix of at most 512 letters, digits and . _ = @ + - between single slashes,"
+         " no part of which begins with a dot"),
+    ],
+)  # fmt: skip
+def test_a_place_in_object_storage_that_is_not_valid_is_explained(text: str, expected: str) -> None:
+    (problem,) = problems({"checkpoints": text})
+    assert problem == f"holdfast.dev/checkpoints: invalid value {text!r}: expected {expected}"
+
+
+def test_a_secret_is_only_for_object_storage() -> None:
+    found = parse(checkpoints="s3://bucket/a", checkpoints_secret="gpt-s3")
+    assert found.checkpoints_secret == "gpt-s3"
+    (problem,) = problems({"checkpoints": "pvc://data", "checkpoints-secret": "gpt-s3"})
+    assert problem == (
+        "holdfast.dev/checkpoints-secret: 'gpt-s3' is only for object storage: expected"
+        " holdfast.dev/checkpoints to be s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX"
+    )
+    (problem,) = problems({"checkpoints": "s3://bucket/a", "checkpoints-secret": "no/name"})
+    assert "expected a name of lower-case letters, digits and dashes" in problem
 
 
 def test_the_size_of_the_state_is_a_quantity_within_bounds() -> None:

@@ -149,7 +149,7 @@ def test_a_shell_around_a_command_is_kept(line: str) -> None:
         ("torchrun --nproc-per-node=$(PODS) x.py", SET_NPROC),
         ("torchrun $(OPTIONS) x.py", r"\$\(OPTIONS\) may stand for options of torchrun: write them out"),
         ("torchrun --virtual-local-rank x.py", "it gives every rank the local rank 0"),
-        ("torchrun --no-python -m x", "exclude each other"),
+        ("torchrun --no-python -m x", "cannot be combined"),
         ("python -m torch.distributed.launch x.py", "passes --local-rank to the script"),
         ("accelerate config", "accelerate without launch starts no training"),
         ("python -m accelerate.commands.accelerate_cli env", "accelerate without launch"),

@@ -70,8 +70,8 @@ ANSWERS = [
      " expected the path of a directory"),
     ("run --plain=yes train.py", "unexpected value 'yes' for --plain: it takes no value"),
     ("run --resume train.py", "--resume needs --run-dir DIR: the directory of the run to resume"),
-    ("run --resume --from-scratch --run-dir d train.py", "--resume and --from-scratch exclude each other:"
-     " resume the run, or start from step 0"),
+    ("run --resume --from-scratch --run-dir d train.py", "--resume and --from-scratch cannot be combined:"
+     " resume the run or start from step 0"),
     ("run --node-rank 1 train.py", f"invalid value '1' for --node-rank: expected 0 ({ONE_MACHINE})"),
     ("run --master-addr 10.0.0.1 train.py", "invalid value '10.0.0.1' for --master-addr:"
      f" expected localhost ({ONE_MACHINE})"),
@@ -82,7 +82,7 @@ ANSWERS = [
     ("run --standbye 2 train.py", "unknown option '--standbye': did you mean '--standby'?"),
     ("run", "no command: give one after --, such as `-- python train.py`"),
     ("run --", "no command: give one after --, such as `-- python train.py`"),
-    ("run -m", "missing module after -m: expected one such as `-m package.train`"),
+    ("run -m", "missing module after -m: expected a name, as in `-m package.train`"),
     ("run other.py", "script 'other.py' not found in {here}: give a Python file that exists"),
     ("status -q", "unknown option '-q'; options are --run-dir, --json, --job, --context, -n"),
     ("status a-folder", "unexpected argument 'a-folder'; did you mean --run-dir a-folder?"
@@ -97,7 +97,7 @@ ANSWERS = [
     ("inject kill 1", "unexpected argument '1'; usage: holdfast inject KIND [OPTIONS]"),
     ("inject kill --rank x", "invalid value 'x' for --rank: expected 0-1000000"),
     ("inject member --member 1", "invalid value '1' for --member:"
-     " expected the member of a rank, as in `holdfast inject member --rank R`"),
+     " expected one of the member's ranks, as in `holdfast inject member --rank R`"),
     ("stauts", f"unknown command 'stauts': did you mean 'status'? {COMMANDS}"),
     ("top", f"unknown command 'top'; {COMMANDS}"),
     ("train.py", "unknown command 'train.py': to run a script, use `holdfast run train.py ...`"),
@@ -145,21 +145,21 @@ ANSWERS = [
     ("inject kill --rank", "missing value for --rank: expected 0-1000000"),
     ("status --job", "missing value for --job: expected the name of a job, or NAMESPACE/NAME"),
     ("status --job GPT", "invalid value 'GPT' for --job: expected the name of a job, or NAMESPACE/NAME"),
-    ("status --job gpt --run-dir d", "--job and --run-dir exclude each other: name a job on a cluster, or a"
+    ("status --job gpt --run-dir d", "--job and --run-dir cannot be combined: give a job on a cluster or a"
      " run here"),
-    ("stop --context east", "--context needs --job NAME: the job on the cluster that stop is about"),
-    ("explain last -n research", "-n needs --job NAME: the job on the cluster that explain is about"),
-    ("status --job a/gpt -n b", "--job 'a/gpt' and -n 'b' name two namespaces: give one of them"),
+    ("stop --context east", "--context needs --job NAME: give the job that `holdfast stop` should address"),
+    ("explain last -n research", "-n needs --job NAME: give the job that `holdfast explain` should address"),
+    ("status --job a/gpt -n b", "--job 'a/gpt' and -n 'b' name different namespaces: give only one"),
     ("status --jobs gpt", "unknown option '--jobs': did you mean '--job'?"),
     ("jobs -n a_b", "invalid value 'a_b' for -n: expected the name of a namespace"),
     ("demo --context c", "--context needs --cluster: without it, the demo runs on this machine"),
     ("demo --cluster --run-dir d", "--cluster and --run-dir exclude each other: on a cluster, the demo has no"
      " run directories"),
-    ("jobs -A -n a", "-n and -A exclude each other: name one namespace, or list all"),
+    ("jobs -A -n a", "-n and -A cannot be combined: give one namespace or list all"),
     ("jobs gpt", "unexpected argument 'gpt'; usage: holdfast jobs [OPTIONS]"),
     ("jobs --run-dir d", "unknown option '--run-dir'; options are -A, --context, -n, --json"),
     ("doctor Pod", "invalid value 'Pod' for POD: expected the name of a pod, or NAMESPACE/NAME"),
-    ("doctor a/pod -n b", "POD 'a/pod' and -n 'b' name two namespaces: give one of them"),
+    ("doctor a/pod -n b", "POD 'a/pod' and -n 'b' name different namespaces: give only one"),
     ("doctor a b", "unexpected argument 'b'; usage: holdfast doctor [POD] [OPTIONS]"),
     ("inject-manifest", "missing FILE for inject-manifest: expected the path of a manifest, or - for the"
      " standard input"),
@@ -203,9 +203,9 @@ def test_bad_input_is_one_line_on_stderr_and_exit_code_2(
     [
         (
             "run -- torchrun --nproc-per-node 2 train.py",
-            ("takes the place of torchrun", "-- python train.py"),
+            ("replaces torchrun", "-- python train.py"),
         ),
-        ("run -m torch.distributed.run train.py", ("takes the place of torchrun", "-- python train.py")),
+        ("run -m torch.distributed.run train.py", ("replaces torchrun", "-- python train.py")),
         ("run -- no-such-program", ("command 'no-such-program' not found",)),
         ("run a-file", ("command 'a-file' is a file that cannot be executed", "python a-file")),
         ("run a-folder", ("command 'a-folder' is a directory", "a Python file")),

@@ -47,7 +47,7 @@ def test_without_reading_only_the_sizes_are_checked(tmp_path: Path) -> None:
     assert lines[1].endswith("complete, newest")
     assert lines[-2:] == [
         f"newest: {newest}",
-        "only sizes were compared: --verify reads the content",
+        "only sizes were compared; --verify reads the contents",
     ]
 
 
@@ -67,7 +67,7 @@ def test_a_missing_directory_has_no_checkpoints(tmp_path: Path) -> None:
 
 def test_if_no_checkpoint_is_whole_the_output_says_so(tmp_path: Path) -> None:
     (tmp_path / "step-00000003").mkdir()
-    assert listed(tmp_path, verify=True)[-1] == "none of them is intact"
+    assert listed(tmp_path, verify=True)[-1] == "no checkpoint is intact"
 
 
 def test_void_checkpoints_are_marked_and_never_the_newest(tmp_path: Path) -> None:
@@ -79,4 +79,4 @@ def test_void_checkpoints_are_marked_and_never_the_newest(tmp_path: Path) -> Non
     assert lines[-1] == f"newest intact: {newest}"
     found = survey(tmp_path, verify=False, reading=lambda _: None, known=(Lineage(4, 3),))
     assert [each.void for each in found] == [True, True, True]
-    assert checkpoints.lines(found, 1090.0, verified=True)[-1] == "none of them can be used"
+    assert checkpoints.lines(found, 1090.0, verified=True)[-1] == "no checkpoint can be used"

@@ -63,5 +63,5 @@ def test_a_run_without_options_has_the_policy_that_an_old_journal_gets_for_missi
 def test_the_help_states_the_defaults_that_are_not_option_values() -> None:
     options = {option.names[0]: option for option in run_options.RUN}
     assert f"plus {defaults.HANG_FLOOR_S:g}s" in options["--hang-factor"].help
-    assert f"those {defaults.HANG_FLOOR_S:g}s;" in options["--hang-floor"].help
+    assert f"the {defaults.HANG_FLOOR_S:g}s of" in options["--hang-floor"].help
     assert options["--loss-jump"].default == f"only a warning, at {defaults.LOSS_JUMP:g}"

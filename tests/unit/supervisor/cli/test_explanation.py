@@ -38,7 +38,7 @@ def test_a_state_from_before_the_failed_group_is_distinguished_from_that_groups_
     older = {**incident()["resume"], "generation": 1}
     assert section(explanation(incident(resume=older), PLAIN), "What was decided")[1] == (
         "resumed at step 812, from a snapshot in memory, taken by an earlier group"
-        " (generation 1; the failed group's is 2)"
+        " (generation 1; generation 2 failed)"
     )
 
 
@@ -100,7 +100,7 @@ def test_the_last_output_of_the_ranks_is_shown_whole() -> None:
 def test_a_run_that_started_over_is_reported_as_such() -> None:
     resume = {"step": 0, "source": "none", "generation": 0}
     lines = explanation(incident(resume=resume, lost_steps=812), PLAIN)
-    assert "  resumed from the beginning: no usable state was left" in lines
+    assert "  resumed from the beginning, because no usable state was left" in lines
     assert "  812 steps lost" in lines
 
 
@@ -133,11 +133,11 @@ def test_a_script_that_keeps_its_own_state_is_reported_to_start_over_with_it() -
     found = incident(resume=resume, lost_steps=None, own_state=True, timeline=timeline)
     lines = explanation(found, PLAIN)
     assert "secured" not in "".join(lines)
-    began = "started the script from its first line: it keeps its own state"
-    assert f"  {began}; how many steps it repeats is not known" in lines
+    began = "restarted the script from its first line, because it keeps its own state"
+    assert f"  {began}; the number of steps to repeat is unknown" in lines
 
 
 def test_uncountable_steps_are_reported_as_unknown() -> None:
     lines = explanation(incident(lost_steps=None), PLAIN)
-    assert lines[1].endswith("back in 0.13 s, steps lost not known")
-    assert "  steps lost: not known, because the processes that knew the step died with the group" in lines
+    assert lines[1].endswith("back in 0.13 s, number of lost steps unknown")
+    assert "  steps lost: unknown, because all processes that knew the step died" in lines

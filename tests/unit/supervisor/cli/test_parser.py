@@ -264,7 +264,7 @@ def test_resuming_needs_a_directory(here: Path) -> None:
 
 
 def test_resuming_and_starting_over_exclude_each_other(here: Path) -> None:
-    assert "exclude each other" in refused(here, "run --resume --from-scratch --run-dir d train.py")
+    assert "cannot be combined" in refused(here, "run --resume --from-scratch --run-dir d train.py")
     assert run(here, "--from-scratch --run-dir d train.py").from_scratch
 
 

@@ -44,7 +44,7 @@ def test_a_script_that_failed_after_training_says_how_to_resume(
 def test_a_run_resumed_at_its_end_reports_that_there_was_nothing_to_do() -> None:
     done = {"step": 1234, "source": "checkpoint"}
     [line] = said(0, resumed=done, step=1234)
-    assert line.startswith("nothing to do: the state in runs/a b already has 1,234 steps")
+    assert line.startswith("nothing to do: the state in runs/a b is already at step 1,234")
     assert said(0, resumed=done, step=1235) == []
     assert said(0, resumed=None, step=0) == []
     assert said(0, resumed={"step": 1234, "source": "slot"}, step=1234) == []
@@ -53,7 +53,7 @@ def test_a_run_resumed_at_its_end_reports_that_there_was_nothing_to_do() -> None
 def test_a_finished_run_is_not_trained_again_silently() -> None:
     ended = {"exit_code": 0, "step": 1200, "checkpoint": {"step": 1050}}
     [line] = run_messages.before(ended, HERE, stored=True)
-    assert "already finished, at step 1,200; its newest checkpoint is of step 1,050" in line
+    assert "already finished, at step 1,200; its newest checkpoint is from step 1,050" in line
     assert "so the later steps will be trained again" in line
     [line] = run_messages.before({**ended, "checkpoint": None}, HERE, stored=True)
     assert "it has no checkpoint" in line
@@ -71,7 +71,7 @@ def test_a_run_without_a_checkpoint_does_not_start_over_silently(code: int | Non
     died = {"exit_code": code, "step": 1170, "checkpoint": None, "own_state": False}
     assert run_messages.before(died, HERE, stored=False) == [
         "the run in runs/a b had reached step 1,170 and left no checkpoint: there is nothing to resume from,"
-        " and training starts at step 0"
+        " so training starts at step 0"
     ]
     assert run_messages.before({**died, "own_state": True}, HERE, stored=False) == [], (
         "it knows where it goes on"
@@ -112,7 +112,7 @@ UNSAVED = "no checkpoint of step 61 could be written: full; there is no other"
         (
             Completion(notes=(LEFT, "and so did rank 1")),
             {"step": 61, "checkpoint": {"step": 40}},
-            f", after 61 of 500 steps, the newest checkpoint is of step 40; {LEFT}; and so did rank 1",
+            f", after 61 of 500 steps, the newest checkpoint is from step 40; {LEFT}; and so did rank 1",
         ),
         (
             Completion(UNSAVED, (LEFT,), 1),

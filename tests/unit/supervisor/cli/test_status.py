@@ -73,7 +73,7 @@ def test_the_open_incident_failing_storage_and_skipped_steps_are_shown() -> None
         )
     )
     assert "incidents   2; now i-0002: rank 1 was killed by SIGKILL at step 812" in lines
-    assert "storage fails: No space left on device" in lines
+    assert "storage error: No space left on device" in lines
     assert "skipped steps 7, 9" in lines
 
 
@@ -113,7 +113,7 @@ def test_unknown_figures_of_a_script_that_keeps_its_own_state_are_marked() -> No
     buckets = {"productive": 35.0, "unknown": 50.0, "start": 15.0}
     its_own: dict[str, Any] = {"ettr": None, "ettr_hour": None, "own_state": True, "secured_step": None}
     lines = page(**its_own, buckets_s=buckets, pending_s=0.0)
-    assert "  ETTR        not known (the script keeps its own state)" in lines
+    assert "  ETTR        unknown (the script keeps its own state)" in lines
     assert any(line.startswith("  progress    optimizer step 1,234 since the restart") for line in lines)
     assert not any("secured" in line for line in lines)
     [told] = [line.split() for line in lines if "before a restart" in line]
@@ -135,4 +135,4 @@ def test_the_cost_of_a_loss_without_survivors_is_a_question_mark() -> None:
     cells = row.split()
     assert (cells[3], cells[cells.index("restart") - 1]) == ("?", "?")
     ettr = [line for line in page(ettr=None, ettr_hour=None) if line.startswith("  ETTR")]
-    assert ettr == ["  ETTR        not known (all processes that knew the step count were lost)"]
+    assert ettr == ["  ETTR        unknown (all processes that knew the step count were lost)"]

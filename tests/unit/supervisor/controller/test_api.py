@@ -136,7 +136,7 @@ def _state(job: Job, folder: Path) -> tuple[object, ...]:
     return (
         (written.stat().st_mtime_ns, written.stat().st_ino, written.read_bytes()),
         (publisher.files.backlog, id(publisher.published), publisher._stragglers, publisher._known),
-        (job.memory, job._watch, job._existed, index.stored, index._wanted.is_set()),
+        (job.memory, job.watch, job._existed, index.stored, index._wanted.is_set()),
         tuple(index._reported),
         job.bookkeeping.ledger.snapshot(),
     )

@@ -358,13 +358,13 @@ async def test_a_line_that_could_not_be_written_is_retried_without_a_new_decisio
     await event_loop.result_of(job.journal.thread.submit(lambda: None), 30.0)
     await asyncio.sleep(0)  # so that the loop hears of it
     assert job.publisher.journal_error == "[Errno 28] no room"
-    assert last(job.publisher.run.journal) is None
+    assert last(RunDir(job.publisher.run.path).journal) is None
     monkeypatch.setattr(job.journal.decisions, "write", write)
     await job.reconcile()
     await event_loop.result_of(job.journal.thread.submit(lambda: None), 30.0)
     await asyncio.sleep(0)
     assert job.publisher.journal_error == ""
-    assert last(job.publisher.run.journal) is not None
+    assert last(RunDir(job.publisher.run.path).journal) is not None
 
 
 def _full(*_: object) -> None:

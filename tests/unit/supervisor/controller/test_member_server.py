@@ -18,6 +18,7 @@ from holdfast.protocol.launcher_messages import Ending
 from holdfast.protocol.member_messages import MemberOrder
 from supervisor.controller import member_server as lines_of
 from supervisor.controller.member_server import MemberServer
+from supervisor.controller.report_decoder import ReportDecoder
 from tests.unit.supervisor.job_views import launcher, rank, report
 
 LIMIT_S = 20.0
@@ -97,10 +98,10 @@ def test_a_report_that_is_refused_repeatedly_is_logged_once_for_each_cause(
     monkeypatch.setattr(lines_of.log, "warning", lambda _, extra: said.append(extra["error"]))
     made = connections()
     for data in (*('{"a": "' + "x" * n for n in (3, 50)), "{}", "{}", '{"a": "'):
-        assert made._read(data) is None
+        assert made._read(ReportDecoder(), data) is None
     assert len(said) == 2
     for n in range(200):
-        made._read('{"' + chr(0x4E00 + n) + '": 0}')
+        made._read(ReportDecoder(), '{"' + chr(0x4E00 + n) + '": 0}')
     assert len(said) == 202
     assert len(made._refused) <= lines_of.MAX_CAUSES
 

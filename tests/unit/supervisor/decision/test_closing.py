@@ -68,7 +68,7 @@ def asked(stored: StorageContents, now_s: float = 100.0) -> Any:
 
 def test_a_state_on_storage_is_not_saved_again() -> None:
     action = asked(on_storage(Checkpoint(9, 1, 2, "p")))
-    assert action == End(exit_codes.INTERRUPTED, "stopped, as asked; the newest checkpoint is of step 9")
+    assert action == End(exit_codes.INTERRUPTED, "stopped, as asked; the newest checkpoint is from step 9")
 
 
 def test_a_checkpoint_is_named_only_if_storage_was_read_after_the_stop() -> None:
@@ -119,7 +119,7 @@ def test_a_missing_checkpoint_is_not_named(there: tuple[Checkpoint, ...]) -> Non
         "storage was read before the checkpoint was written"
     )
     found = saving(WRITTEN, stored=on_storage(*there))
-    gone = "stopped; the checkpoint of step 9 was written but is not on storage any more"
+    gone = "stopped; the checkpoint of step 9 was written but is no longer on storage"
     assert found == End(exit_codes.INTERRUPTED, gone)
 
 
@@ -132,7 +132,7 @@ def test_a_void_checkpoint_is_not_named() -> None:
     void = CheckpointReport(25, 1, "p", 0.1, "", 2)
     found = saving(void, stored=on_storage(Checkpoint(25, 1, 2, "p")))
     assert isinstance(found, End)
-    assert found.why.endswith("is not on storage any more")
+    assert found.why.endswith("is no longer on storage")
 
 
 def test_storage_that_fails_after_the_save_is_named_at_the_end() -> None:
@@ -268,7 +268,7 @@ def test_an_older_checkpoint_serves_if_no_older_snapshot_exists() -> None:
     assert isinstance(action, End)
     assert (action.back, action.why) == (
         6,
-        f"stopped, as asked; the newest checkpoint is of step 6{AGAIN}",
+        f"stopped, as asked; the newest checkpoint is from step 6{AGAIN}",
     )
 
 
@@ -318,7 +318,7 @@ def test_a_rank_that_left_its_loop_early_is_named_when_the_run_ended_well() -> N
     end = closing.finished(found, POLICY)
     assert isinstance(end, End)
     assert end.exit_code == 0
-    line = "; rank 1 alone left its loop at step 20, and was restarted: all ranks must leave it"
+    line = "; rank 1 alone left its loop at step 20 and was restarted; all ranks must leave the loop"
     assert end.why == f"all ranks have finished{line}"
     ended = replace(found.memory, why=end.why, completion=end.completion, exit_code=0, incidents=2, before=0)
     assert closing.summary(ended) == f"all ranks have finished after 2 incidents{line}"
@@ -351,7 +351,7 @@ def test_a_finished_run_saves_its_last_state_before_it_ends() -> None:
 
 DONE = "all ranks have finished"
 NONE = "no checkpoint of step 9 could be written: "
-NEWEST = "; the newest is of step 4"
+NEWEST = "; the newest is from step 4"
 SILENT = "rank 0 ended without a report, as with os._exit(), or within its loop"
 
 
@@ -453,21 +453,25 @@ def test_a_briefly_silent_member_is_waited_for_but_not_until_it_is_lost() -> Non
     [
         (CheckpointReport(9, 1, "p", 0.1, "", 2), {}, ""),
         (CheckpointReport(9, 1, "p", 0.1, "", 1), {"stop": "now"}, ""),
-        (CheckpointReport(7, 1, "p", 0.0, "disk full", 2), {"held": 7}, "disk full; the newest is of step 7"),
+        (
+            CheckpointReport(7, 1, "p", 0.0, "disk full", 2),
+            {"held": 7},
+            "disk full; the newest is from step 7",
+        ),
         (
             CheckpointReport(7, 1, "p", 0.0, "", 1),
             {"now_s": 50.0, "held": 7},
-            "storage accepted no more data for 50 s; the newest is of step 7",
+            "storage accepted no more data for 50 s; the newest is from step 7",
         ),
         (
             CheckpointReport(7, 1, "p", 0.0, "", 1),
             {"exists": False, "held": 7},
-            "member m0 is lost; the newest is of step 7",
+            "member m0 is lost; the newest is from step 7",
         ),
         (
             CheckpointReport(8, 1, "p", 0.1, "", 2),
             {"held": 7},
-            "it was written but is not on storage any more; the newest is of step 7",
+            "it was written but is no longer on storage; the newest is from step 7",
         ),
         (
             CheckpointReport(9, 1, "p", 0.1, "", 2),
@@ -594,7 +598,7 @@ def test_an_unrequested_end_has_its_own_reason_and_states_what_is_saved() -> Non
     stored = on_storage(Checkpoint(9, 1, 2, "p"))
     seen = replace(view(phase="securing", end=reason), stored=stored)
     found = closing.save_and_end(seen, ())
-    why = "the script failed 3 times before it joined; the newest checkpoint is of step 9"
+    why = "the script failed 3 times before it joined; the newest checkpoint is from step 9"
     assert found == End(7, why, "traceback")
 
 

@@ -95,11 +95,11 @@ SCRATCH = PendingStart(1, 0, aside=SetAsideState())
         ),
         (
             ending(stored=on_storage(NINE, looked_s=99.0)),
-            stopped("stopped, as asked; the newest checkpoint is of step 9"),
+            stopped("stopped, as asked; the newest checkpoint is from step 9"),
         ),
         (
             ending(stored=on_storage(NINE), end=End(7, "a bug", "text", fault("crash"))),
-            End(7, "a bug; the newest checkpoint is of step 9", "text", fault("crash")),
+            End(7, "a bug; the newest checkpoint is from step 9", "text", fault("crash")),
         ),
         (ending(stored=on_storage()), stopped("stopped, as asked; no member holds a state to save")),
         (ending(OWN, stored=on_storage()), stopped("stopped, as asked; the script keeps its own state")),
@@ -121,12 +121,12 @@ def test_a_stop_in_work_that_the_newest_checkpoint_precedes() -> None:
         again = (
             "; it precedes the interrupted work after a commit (rank 1 after step 20), which will be repeated"
         )
-        why = f"stopped, as asked; the newest checkpoint is of step {step}{again if back else ''}"
+        why = f"stopped, as asked; the newest checkpoint is from step {step}{again if back else ''}"
         assert closing.save_and_end(now, ()) == stopped(why, *cuts, back=back)
     bad = replace(none, stored=on_storage(Checkpoint(18, 1, 2, "p"), Checkpoint(9, 1, 2, "q")))
     ended = closing.save_and_end(bad, (fault("nan", 0, 12),))
     assert isinstance(ended, End)
-    assert (ended.back, "the newest checkpoint is of step 9;" in ended.why) == (9, True)
+    assert (ended.back, "the newest checkpoint is from step 9;" in ended.why) == (9, True)
     void = replace(none, stored=on_storage(Checkpoint(20, 1, 2, "p")))
     void = replace(void, memory=replace(void.memory, void=(VoidStep(1, 20, 0),)))
     ended = closing.save_and_end(void, ())
@@ -183,7 +183,7 @@ CHECKING = "checking whether the checkpoint of step 9 is on storage"
         ),
         (
             saving(holder("m0", durable=written())),
-            stopped("stopped; the checkpoint of step 9 was written but is not on storage any more", *CUT),
+            stopped("stopped; the checkpoint of step 9 was written but is no longer on storage", *CUT),
         ),
         (saving(holder("m0", durable=written()), stored=on_storage(NINE, heard=1)), Wait(150 * S, CHECKING)),
         (
@@ -269,7 +269,7 @@ ANOTHER = resume_point.newest(saving(LOST, holder("m1")), 9)
         (saving(holder("m0", durable=written("disk full"))), unsaved("disk full; there is no other")),
         (
             saving(holder("m0", durable=written())),
-            unsaved("it was written but is not on storage any more; there is no other"),
+            unsaved("it was written but is no longer on storage; there is no other"),
         ),
         (saving(holder("m0", durable=written()), stored=on_storage(NINE)), WELL),
         (
@@ -278,7 +278,7 @@ ANOTHER = resume_point.newest(saving(LOST, holder("m1")), 9)
         ),
         (
             saving(holder("m0", durable=written()), stored=on_storage(NINE, heard=1), now_s=150.0),
-            unsaved("it was written, but storage does not respond; the newest is of step 9"),
+            unsaved("it was written, but storage does not respond; the newest is from step 9"),
         ),
         (
             saving(holder("m0", durable=written()), stored=on_storage(error="it is away"), now_s=150.0),
@@ -298,7 +298,7 @@ def test_the_last_checkpoint_of_a_run_that_has_finished(now: View, expected: Run
 
 
 LEFT = PastFault("crash", 1, "m1", 20, "exit 0", 90 * S, 3)
-LEFT_NOTE = "rank 1 alone left its loop at step 20, and was restarted: all ranks must leave it"
+LEFT_NOTE = "rank 1 alone left its loop at step 20 and was restarted; all ranks must leave the loop"
 MISSED = (UndoneWork(0, 1, 9), UndoneWork(4, 0, 7, early=True), UndoneWork(6, 0, 8))
 
 
@@ -361,7 +361,7 @@ MISSED = (UndoneWork(0, 1, 9), UndoneWork(4, 0, 7, early=True), UndoneWork(6, 0,
         (at_the_end(0, 0, phase="idle", held=0, stored=on_storage()), WELL),
         (
             at_the_end(9, 9, held=10),
-            unsaved("the private state of rank 0, 1 is missing; the newest is of step 4"),
+            unsaved("the private state of rank 0, 1 is missing; the newest is from step 4"),
         ),
     ],
 )

@@ -31,7 +31,7 @@ def test_a_start_beside_checkpoints_that_cannot_be_used_names_each_and_the_way_o
     assert ended.exit_code == 2
     assert ended.why == (
         "the run directory has checkpoints, and none can be used: checkpoint step-00000009: manifest.json is "
-        "cut short; checkpoint step-00000007: the run went back to step 5 later; --from-scratch starts over "
+        "cut short; checkpoint step-00000007: the run later went back to step 5; --from-scratch starts over "
         "from step 0"
     )
 
@@ -62,7 +62,7 @@ def test_a_fault_without_a_usable_state_ends_the_run_with_the_existing_states_an
     assert (ended.exit_code, ended.cause) == (1, CRASH)
     assert ended.why == (
         "rank 1 failed; no state is left to resume from: "
-        "checkpoint step-500: it is beyond step 256; checkpoint step-80: it could not be restored 4 times; "
+        "checkpoint step-500: it is beyond step 256; checkpoint step-80: its restore failed 4 times; "
         "the snapshot of step 600 on m0: it is beyond step 256; "
         "the snapshot of step 590 on m0: it is beyond step 256"
     )
@@ -100,7 +100,7 @@ def test_a_snapshot_that_is_not_whole_is_named_with_what_is_wrong_with_it(
             {"held": 111},
             "storage has no checkpoint yet (--checkpoint-every); the snapshot of step 111",
         ),
-        ({"saved": 70, "held": 111}, "storage has no checkpoint any more, although there was one of step 70"),
+        ({"saved": 70, "held": 111}, "storage has no checkpoint left, although there was one of step 70"),
     ],
 )
 def test_lost_state_is_named(given: dict[str, int], said: str) -> None:
@@ -119,7 +119,7 @@ def test_each_end_without_a_usable_state_in_full() -> None:
     unusable = UnusableCheckpoint("s9", 9, "is bad")
     directory = "the run directory has"
     anew = "--from-scratch starts over from step 0"
-    gone = "no checkpoint any more, although there was one of step 0 (is the storage mounted?)"
+    gone = "no checkpoint left, although there was one of step 0 (is the storage mounted?)"
     assert refusal.no_state_left(view(saved=0), None, None) == End(2, f"{directory} {gone}; {anew}")
     listed = replace(view(saved=0), stored=StorageContents((), (unusable,)))
     none = "checkpoints, and none can be used: checkpoint s9: is bad"

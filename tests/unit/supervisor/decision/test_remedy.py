@@ -112,11 +112,11 @@ def test_a_script_that_has_worked_is_retried_for_a_while() -> None:
         (
             Ending(0, 1, fail="exception", raised="OSError: x"),
             1,
-            "one raised OSError: x; a fault now requires",
+            "a process raised OSError: x; a fault now requires",
         ),
-        (Ending(0, 3), 1, "one exited with code 3; a fault"),
+        (Ending(0, 3), 1, "a process exited with code 3; a fault"),
         (Ending(0, None, 11), 2, ""),
-        (Ending(0, None, 11), 3, "one was killed by SIGSEGV; a fault"),
+        (Ending(0, None, 11), 3, "a process was killed by SIGSEGV; a fault"),
         (Ending(0, None, 9, ours=True), 3, ""),
         (Ending(0, 1), 0, ""),
     ],
@@ -394,7 +394,9 @@ def test_a_script_that_keeps_its_own_state_starts_from_its_first_line_and_skips_
     two, cause = (its_own("m0"), its_own("m1")), fault("nan")
     action = remedy.start_generation(view(*two), POLICY, cause, (cause,))
     assert isinstance(action, Start)
-    first = "restart the processes where they are, from the script's first line: it keeps its own state"
+    first = (
+        "restart the processes where they are, from the script's first line, because it keeps its own state"
+    )
     assert action.why == f"{cause.detail}: {first}"
     seen = view(*two, history=(past(cause),))
     ended = remedy.reason_to_stop(seen, POLICY, cause)

@@ -130,7 +130,7 @@ def bug(cause: Fault, times: int, code: int, where: str = "at step 5") -> End:
             End(
                 1,
                 "member m1: /dev/shm is full: tried 3 times. The state itself is intact: free"
-                " memory there, or give it more (docker run --shm-size), and resume the run",
+                " memory there or enlarge the volume (docker run --shm-size), then resume the run",
                 "",
                 VOLUME,
             ),
@@ -335,7 +335,7 @@ def test_why_no_warm_process_can_be_created_in_full(
     state = launcher(**{"parked": (), "warm_ending": ending, "warm_failures": failures, **given})
     there = member("m0", report("m0", state))
     found = remedy.warm_pool_problem(view(there), there)
-    expected = f"warm processes for member m0 cannot be created: one {how}" if how else None
+    expected = f"warm processes for member m0 cannot be created: a process {how}" if how else None
     assert (found.sentence if found is not None else None) == expected
     silent = replace(there, silent_s=2.0)
     assert remedy.warm_pool_problem(view(silent), silent) is None
@@ -381,7 +381,7 @@ def test_a_roll_back_in_full() -> None:
     action = next_start(now, NAN, NAN, policy=SKIPS)
     resumed = remedy.next_resume_point(now, SKIPS, NAN, (NAN,))
     assert (resumed.step, resumed.source, resumed.holders) == (5, "slot", ("m0", "m1"))
-    measure = "roll back to before it, from the snapshot of step 5"
+    measure = "roll back and resume from the snapshot of step 5"
     assert isinstance(action, Start)
     assert asdict(action) == asdict(
         Start(
@@ -415,7 +415,7 @@ def test_a_restart_on_another_member_from_a_checkpoint_in_full() -> None:
     larger = replace(now, stored=StorageContents((replace(checkpoint, world_size=8),)))
     why = "checkpoint /s/step-7-1 has world size 8, but this run has 2"
     assert next_start(larger, gone, gone) == End(
-        2, f"{why}: resume with 8 ranks, or in another run directory"
+        2, f"{why}: resume with 8 ranks, or use another run directory"
     )
 
 
@@ -437,7 +437,9 @@ def test_a_script_that_keeps_its_own_state_in_full() -> None:
     own = tuple(
         member(f"m{n}", report(f"m{n}", launcher(rank(n), joins=False), peer_url="nonsense")) for n in (0, 1)
     )
-    measure = "restart the processes where they are, from the script's first line: it keeps its own state"
+    measure = (
+        "restart the processes where they are, from the script's first line, because it keeps its own state"
+    )
     for cause, remedied in ((CRASH, "restart"), (NAN, "rollback")):
         action = next_start(view(*own), cause, cause)
         assert isinstance(action, Start)
@@ -445,7 +447,7 @@ def test_a_script_that_keeps_its_own_state_in_full() -> None:
         assert action.master_addr == "127.0.0.1"
     first = next_start(view(*own, phase="forming"), None)
     assert isinstance(first, Start)
-    assert first.measure == "start from the script's first line: it keeps its own state"
+    assert first.measure == "start from the script's first line, because it keeps its own state"
 
 
 def test_the_evidence_of_a_start_names_each_state_and_each_work_that_is_lost() -> None:
@@ -463,8 +465,8 @@ def test_the_evidence_of_a_start_names_each_state_and_each_work_that_is_lost() -
     action = next_start(only, CRASH, CRASH)
     assert isinstance(action, Start)
     assert action.evidence == (
-        "the work of rank 1 after the commit of step 20 (2.00 s) is not repeated:"
-        " no state from before it is left",
+        "the work of rank 1 after the commit of step 20 (2.00 s) is not repeated, because"
+        " no earlier state is left",
     )
     assert action.cut == (CutOffWork(1, 20, 19, 2.0), CutOffWork(1, 20, 19))
 

@@ -171,8 +171,8 @@ def test_the_steps_of_a_script_that_keeps_its_own_state_start_over_with_it() -> 
     its_own = {"own_state": True, "ettr": None, "total_steps": None}
     again = rendering.progress(status(**its_own))
     assert again == (
-        "optimizer step 1,234 since the restart  loss 2.413  14.2 steps/s  generation 3  ETTR not known"
+        "optimizer step 1,234 since the restart  loss 2.413  14.2 steps/s  generation 3  ETTR unknown"
     )
     first = rendering.progress(status(**{**its_own, "ettr": 0.5}, generation=1))
     assert first == "step 1,234  loss 2.413  14.2 steps/s  generation 1  ETTR 50.0 %"
-    assert "ETTR not known" in rendering.frame(status(**its_own), 120, PLAIN)[1]
+    assert "ETTR unknown" in rendering.frame(status(**its_own), 120, PLAIN)[1]

@@ -441,9 +441,9 @@ def test_messages_of_scripts_reach_the_frame_without_escape_codes() -> None:
 def test_failure_to_create_warm_processes_is_reported_once_and_so_is_its_end() -> None:
     out = Pipe()
     plain = PlainDisplay(out)
-    why = "warm processes for member m0 cannot be created: one raised OSError; a fault now requires"
+    why = "warm processes for member m0 cannot be created: a process raised OSError; a fault now requires"
     other = why.replace("OSError", "another OSError")
-    need = "warm processes for member m0 cannot be created: one raised OSError; the ranks wait for them"
+    need = "warm processes for member m0 cannot be created: a process raised OSError; the ranks wait for them"
     for error, parked in (
         ("", 1),
         (why, 0),

@@ -494,9 +494,9 @@ async def test_silence_of_a_half_open_connection_is_detected() -> None:
     ("text", "why"),
     [
         (b"garbage\n", "not a JSON object"),
-        (b'{"type": "ADDED"}\n', "not one of a watch"),
-        (b'{"type": "ADDED", "object": {}}\n', "not one of a watch"),
-        (b'{"type": "ERROR", "object": 5}\n', "not one of a watch"),
+        (b'{"type": "ADDED"}\n', "not a watch event"),
+        (b'{"type": "ADDED", "object": {}}\n', "not a watch event"),
+        (b'{"type": "ERROR", "object": 5}\n', "not a watch event"),
         (b'{"type": "ADDED", "obj', "ended within an event"),
     ],
 )

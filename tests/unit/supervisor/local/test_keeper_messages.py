@@ -135,7 +135,7 @@ def test_the_message_about_the_end_of_a_run_always_fits() -> None:
     line = keeper_messages.encode_request(Finish(1, "\x00" * 10_000_000, "\N{SNOWMAN}" * 10_000_000))
     found = keeper_messages.decode_request(line)
     assert isinstance(found, Finish)
-    assert "characters is left out" in found.why or "[...]" in found.why
+    assert "characters is omitted" in found.why or "[...]" in found.why
     long = Finish(0, "done; " + "\x00" * 10_000_000, "", Completion(notes=("\x00" * 10_000_000,)))
     found = keeper_messages.decode_request(keeper_messages.encode_request(long))
     assert isinstance(found, Finish)

@@ -433,7 +433,7 @@ def test_without_an_earlier_state_the_run_continues_and_reports_the_loss() -> No
     assert isinstance(action, Start)
     assert action.resume.step == 20
     [line] = action.evidence
-    assert line.endswith("is not repeated: no state from before it is left")
+    assert line.endswith("is not repeated, because no earlier state is left")
     after = transition.after(found, action, POLICY)
     assert after.missed == (UndoneWork(1, 1, 20),)
     assert closing.finished(replace(found, memory=after), POLICY) == End(

@@ -137,7 +137,7 @@ def test_a_bad_number_limits_the_usable_states_as_before() -> None:
     again = secured(transition.after(seen(failed, NEW, 28), action, POLICY), RESTORE, steps=(NEW,))
     ended = remedy.start_generation(seen(again, NEW), POLICY, RESTORE, (RESTORE,))
     assert isinstance(ended, End)  # each time that it is taken back
-    assert "the run went back to step 30 later" in ended.why
+    assert "the run later went back to step 30" in ended.why
 
 
 def test_starting_over_is_not_undone_by_this() -> None:

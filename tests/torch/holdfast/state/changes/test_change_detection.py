@@ -129,7 +129,7 @@ def test_each_write_after_a_commit_is_detected(change: Callable[[dict[str, Any]]
     said = footprints.moved(taken)
     assert (footprints.quickly_moved(taken) is None) == (change in (replace, grow))
     assert said is not None
-    assert said.endswith(("was written", "were written", "was replaced", "was added", "moved on"))
+    assert said.endswith(("was written", "were written", "was replaced", "was added", "was changed"))
     again = footprints.footprint(2, walk=True)
     assert footprints.moved(again) is None
     assert footprints.moved(taken) == said
@@ -149,11 +149,11 @@ def test_tensors_that_a_scaler_creates_at_its_first_use_are_no_change_but_writes
     assert footprints.late(footprints.footprint(1)) is None
     made = scaler._scale
     scaler._scale = torch.full((), 7.0)
-    assert footprints.moved(taken) == "scaler moved on"
+    assert footprints.moved(taken) == "scaler was changed"
     scaler._scale = made
     assert footprints.moved(taken) is None
     scaler.update(0.5)
-    assert footprints.moved(taken) == "scaler moved on"
+    assert footprints.moved(taken) == "scaler was changed"
 
 
 def test_another_first_scale_is_a_change() -> None:
@@ -161,7 +161,7 @@ def test_another_first_scale_is_a_change() -> None:
     footprints = ChangeDetector({"scaler": scaler})
     taken = footprints.footprint(1)
     scaler.load_state_dict({**scaler.state_dict(), "scale": 0.3})
-    assert footprints.moved(taken) == "scaler moved on"
+    assert footprints.moved(taken) == "scaler was changed"
 
 
 def test_a_step_is_detected_and_named() -> None:
@@ -298,7 +298,7 @@ def test_an_average_that_is_no_module_is_checked() -> None:
     average = Average(model)
     taken = (footprints := ChangeDetector({"ema": average})).footprint(1)
     average.n += 1
-    assert footprints.late(taken) == "ema moved on"
+    assert footprints.late(taken) == "ema was changed"
 
 
 def test_objects_that_return_copies_are_named_as_unchecked_and_data_is_not() -> None:

@@ -39,7 +39,7 @@ def test_a_kubeconfig_that_does_not_exist_is_named(
 
 def test_an_unknown_context_is_named(capsys: Printed, server: ApiStandIn) -> None:
     said = refused("status --job gpt --context nope", capsys)
-    assert said == "no context 'nope' in the kubeconfig: `kubectl config get-contexts` lists them"
+    assert said == "no context 'nope' in the kubeconfig: `kubectl config get-contexts` lists all contexts"
     assert server.requests == []
 
 
@@ -49,7 +49,7 @@ def test_a_server_that_does_not_answer_is_named(
     (tmp_path / "config").write_text(CONFIG % "http://127.0.0.1:9")
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
     said = refused("jobs", capsys)
-    assert said.startswith("the API server does not answer: Cannot connect to host 127.0.0.1:9")
+    assert said.startswith("the API server does not respond: Cannot connect to host 127.0.0.1:9")
 
 
 def test_rejected_credentials_are_reported(capsys: Printed, server: ApiStandIn) -> None:
@@ -59,7 +59,7 @@ def test_rejected_credentials_are_reported(capsys: Printed, server: ApiStandIn) 
 
 def test_another_refusal_is_passed_on(capsys: Printed, server: ApiStandIn) -> None:
     server.refusal = 418
-    assert refused("jobs", capsys) == "the API server refuses the request: GET supervisions research: no"
+    assert refused("jobs", capsys) == "the API server refused the request: GET supervisions research: no"
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ def test_a_resource_that_changes_at_every_attempt_is_given_up(
     monkeypatch.setattr(control, "DRILL_TRIES", 2)
     server.job()
     server.after_read = server.touch
-    assert refused("inject kill --job gpt", capsys).endswith("changed 2 times in the meantime: try again")
+    assert refused("inject kill --job gpt", capsys).endswith("changed during each of 2 attempts: try again")
 
 
 def test_a_lost_answer_to_a_drill_leaves_the_outcome_unknown(capsys: Printed, server: ApiStandIn) -> None:

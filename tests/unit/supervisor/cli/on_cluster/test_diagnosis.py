@@ -34,12 +34,12 @@ def waiting(name: str, reason: str, message: str = "") -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("found", "said"),
     [
-        (pod(), "it does not ask for Holdfast; give the pod template of its owner the annotation"),
-        (pod(metadata={"labels": ASKS}), "holdfast.dev/inject is a label of it, but must be an"),
+        (pod(), "it does not request Holdfast; give the pod template of its owner the annotation"),
+        (pod(metadata={"labels": ASKS}), "holdfast.dev/inject is set as a label, but must be an"),
         (pod({"holdfast.dev/inject": "yes"}), "its annotation holdfast.dev/inject is 'yes', but only"),
-        (pod({**ASKS, "holdfast.dev/not-injected": "no command"}), "not injected: no command; correct"),
+        (pod({**ASKS, "holdfast.dev/not-injected": "no command"}), "not injected: no command; fix"),
         (pod({**ASKS, "kubernetes.io/config.mirror": "x"}), "it is a static pod, which no"),
-        (pod(ASKS), "not injected: no webhook responded when it was created, or its namespace was excluded;"),
+        (pod(ASKS), "not injected: at its creation, no webhook responded or its namespace was excluded;"),
         (
             pod(ASKS | INJECTED, "Pending", conditions=[
                 {"type": "PodScheduled", "status": "False", "message": "Insufficient\nmemory"}]),
@@ -108,7 +108,7 @@ def test_the_newest_event_explains_why_the_supervisor_refuses_a_pod() -> None:
 
 def test_an_excluded_namespace_is_the_reason_for_its_pods() -> None:
     around = PodSurroundings(excluded="its label a is 'b'")
-    assert "its namespace is excluded: its label a is 'b'" in diagnosis.examine(pod(ASKS), around).text
+    assert "its namespace is excluded (its label a is 'b')" in diagnosis.examine(pod(ASKS), around).text
 
 
 def test_the_webhook_must_exist_and_be_trusted() -> None:

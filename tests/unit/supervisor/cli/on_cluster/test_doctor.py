@@ -43,7 +43,7 @@ def test_a_healthy_cluster_has_a_line_for_each_part(capsys: Printed, healthy: Ap
         "ok       webhook configuration: the API server sends new pods to the webhook, and trusts it",
         "ok       deployment holdfast-webhook: 1 of 1 replicas are ready",
         "ok       deployment holdfast-supervisor: 1 of 1 replicas are ready",
-        "ok       namespace research: its pods may be injected",
+        "ok       namespace research: its pods can be injected",
         "ok       your rights in namespace research: you may view jobs, stop them and inject faults",
         "ok       pod research/gpt-0: it is injected, and supervised as a member of job research/gpt",
         "no problem found",
@@ -53,7 +53,7 @@ def test_a_healthy_cluster_has_a_line_for_each_part(capsys: Printed, healthy: Ap
 def test_a_named_pod_is_examined_even_if_it_has_not_opted_in(capsys: Printed, healthy: ApiStandIn) -> None:
     add_pod(healthy, "plain")
     out = printed("doctor plain", capsys, 1)
-    assert "problem  pod research/plain: it does not ask for Holdfast" in out
+    assert "problem  pod research/plain: it does not request Holdfast" in out
     assert out.endswith("1 problem found\n")
     assert "gpt-0" not in out
     assert printed("doctor research/gpt-0", capsys).endswith("no problem found\n")
@@ -120,7 +120,7 @@ def test_a_long_list_of_pods_is_shortened(
 
 def test_an_unknown_pod_or_namespace_is_bad_input(capsys: Printed, healthy: ApiStandIn) -> None:
     said = refused("doctor gpt-1", capsys)
-    lists = "`kubectl get pods -n research` lists them"
+    lists = "`kubectl get pods -n research` lists its pods"
     assert said == f"no pod 'gpt-1' in namespace 'research': did you mean 'gpt-0'? {lists}"
     assert refused("doctor -n nowhere", capsys).startswith("namespace 'nowhere' does not exist")
     assert program.main(["doctor", "a/b", "-n", "c"]) == 2

@@ -55,7 +55,7 @@ def test_a_truncated_status_has_its_main_fields(capsys: Printed, server: ApiStan
 
 def test_a_job_without_a_supervisor_has_no_status_yet(capsys: Printed, server: ApiStandIn) -> None:
     server.job(phase=None, view=None, recent=None)
-    assert printed("status --job gpt", capsys) == "job research/gpt is starting: it has no status yet\n"
+    assert printed("status --job gpt", capsys) == "job research/gpt is starting and has no status yet\n"
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_the_namespace_comes_from_the_name_the_option_or_the_context(
 
 
 def test_an_unknown_job_is_named_with_the_most_similar_one(capsys: Printed, server: ApiStandIn) -> None:
-    lists = "`holdfast jobs -A` lists them"
+    lists = "`holdfast jobs -A` lists all jobs"
     assert refused("status --job gpt", capsys) == f"no job 'gpt' in namespace 'research': {lists}"
     server.job("gpt-large")
     said = refused("explain last --job gpt-lagre", capsys)
@@ -94,7 +94,7 @@ def test_incidents_are_those_in_the_resource_and_the_open_one(capsys: Printed, s
     assert program.main(["incidents", "--job", "gpt"]) == 0
     out, err = capsys.readouterr()
     assert "i-0011" in out
-    assert err == "holdfast: the resource of job research/gpt has only the last 2 incidents\n"
+    assert err == "holdfast: the resource of job research/gpt holds only the last 2 incidents\n"
 
 
 def test_an_incident_is_explained(capsys: Printed, server: ApiStandIn) -> None:
@@ -110,7 +110,7 @@ def test_checkpoints_are_those_that_the_pods_report(capsys: Printed, server: Api
     assert printed("checkpoints --job gpt", capsys, 1).splitlines() == [
         "newest usable: step-00001200 (step 1,200)",
         "damaged: step-00001300: manifest.json is missing",
-        "the supervisor cannot read the storage of the job: older checkpoints are not listed",
+        "older checkpoints are not listed, because the supervisor cannot read the job's storage",
     ]
     newest, damaged = document("checkpoints --job gpt --json", capsys, 1)
     assert (newest["step"], newest["newest_whole"], newest["verified"]) == (1200, True, False)
@@ -121,7 +121,7 @@ def test_checkpoints_are_those_that_the_pods_report(capsys: Printed, server: Api
 def test_missing_checkpoints_and_failing_storage_are_reported(capsys: Printed, server: ApiStandIn) -> None:
     server.job(view=status(checkpoint={"step": None, "path": None, "error": "No space left on device"}))
     out = printed("checkpoints --job gpt", capsys)
-    assert out.startswith("the pods of the job have reported no usable checkpoint\nstorage fails: No space")
+    assert out.startswith("the job's pods have reported no usable checkpoint\nstorage error: No space")
     server.job(view=status(checkpoint=None))
     assert document("checkpoints --job gpt --json", capsys) == []
 

@@ -35,8 +35,11 @@ def test_the_jobs_of_one_or_all_namespaces_are_listed(capsys: Printed, server: A
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("jobs", "no jobs in namespace 'research': `holdfast jobs -A` lists those of all namespaces\n"),
-        ("jobs -A", "no jobs on this cluster: `holdfast doctor` finds out why a pod is not supervised\n"),
+        ("jobs", "no jobs in namespace 'research': `holdfast jobs -A` lists the jobs of all namespaces\n"),
+        (
+            "jobs -A",
+            "no jobs on this cluster: run `holdfast doctor` to find out why a pod is not supervised\n",
+        ),
         ("jobs --json", "[]\n"),
     ],
 )

@@ -68,7 +68,7 @@ def test_a_manifest_without_an_opt_in_is_printed_unchanged(capsys: Printed, mani
     assert program.main(["inject-manifest", str(manifest)]) == 0
     out, err = capsys.readouterr()
     assert out == "kind: ConfigMap\n"
-    assert 'the annotation holdfast.dev/inject: "true" belongs in the metadata of the template' in err
+    assert 'the annotation holdfast.dev/inject: "true" to the metadata of the template' in err
 
 
 @pytest.mark.parametrize(

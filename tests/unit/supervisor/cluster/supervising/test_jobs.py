@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
+from holdfast.fileio.storage_thread import StorageThread
 from holdfast.process import event_loop
 from supervisor.admission import pod_layout
 from supervisor.cluster import jobs, supervised_job
 from supervisor.cluster.jobs import MEMBERS, PODS, ClusterJobs, OwnerCache
-from supervisor.cluster.pods import PodGroup
+from supervisor.cluster.pods import PodGroup, read_pod
 from supervisor.cluster.supervised_job import ClusterContext, SupervisedJob
 from supervisor.cluster.supervision import SUPERVISIONS
 from supervisor.kubernetes.client import ApiServer
@@ -62,7 +63,13 @@ class Place:
     def _make(self, group: PodGroup) -> SupervisedJob:
         self.groups.append(group)
         context = ClusterContext(
-            self.server, self.events, self.directory, 1, b"secret", lambda: (0.0, 0.0), lambda *_: None
+            self.server,
+            self.events,
+            StorageThread("records"),
+            1,
+            b"secret",
+            lambda: (0.0, 0.0),
+            lambda *_: None,
         )
         return SupervisedJob(context, group)
 
@@ -250,10 +257,42 @@ async def test_an_owner_is_read_again_periodically(tmp_path: Path) -> None:
         found = member(0, by)
         for completions, passed_s, expected in ((2, 0.0, 2), (5, 1.0, 2), (5, jobs.OWNER_S, 5)):
             by["spec"]["completions"] = completions
+            served.put("jobs", by)
             now[0] += passed_s
             cache.forget_old()
             chain = await cache.chain(found)
             assert chain.owners[0].content["spec"]["completions"] == expected
+
+
+async def test_what_has_not_changed_is_not_read_from_the_pods_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading 2,000 pods takes a fifth of a second, in which nothing else happens."""
+    read: list[str] = []
+    real = read_pod
+
+    def noted(found: Any, container: str) -> Any:
+        read.append(found["metadata"]["name"])
+        return real(found, container)
+
+    monkeypatch.setattr(jobs, "read_pod", noted)
+    async with place(tmp_path) as there:
+        first, second = owner(completions=1), owner("gpt", completions=1)
+        for each in (first, second):
+            there.served.put("jobs", each)
+            there.add(member(0, each))
+        await there.until(lambda: len(there.jobs.jobs) == 2)
+        await there.served.until(lambda: there.served.objects.get(("supervisions", "team", "gpt")))
+        read.clear()
+        there.served.put("jobs", first)
+        changed = there.add(member(0, second))
+        await there.until(lambda: "gpt-0" in read)
+        for _ in range(3):
+            await there.jobs.reconcile()
+        assert set(read) == {"gpt-0"}
+        changed["status"] = {"phase": "Failed"}
+        there.served.put("pods", {**changed, "metadata": dict(changed["metadata"])})
+        await there.until(lambda: all(each.has_ended for each in there.job("gpt").backend.pods.values()))
 
 
 async def test_an_elastic_owner_is_read_again_even_if_the_cluster_never_rests(

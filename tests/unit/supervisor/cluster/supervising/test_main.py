@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import random
+import ssl
+import sys
+from asyncio import sslproto
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import ClientSession, web
+from aiohttp import ClientError, ClientSession, web
 from aiohttp.test_utils import TestClient, TestServer
 
 from holdfast.process import event_loop
+from holdfast.process.network import Door
 from holdfast.protocol import codec
 from supervisor.cluster import jobs, main
 from supervisor.cluster.main import ClusterSupervisor
 from supervisor.cluster.pods import PodMember
+from supervisor.kubernetes import certificates
 from supervisor.kubernetes.identity import AUDIENCE
 from supervisor.kubernetes.lease import Leadership, LeaseLock
 from supervisor.kubernetes.own_pod import OwnPod
@@ -201,3 +208,58 @@ async def test_every_leader_derives_the_same_secrets_of_jobs() -> None:
         authorities = await there.supervisor._authorities.load()
         again = await there.supervisor._authorities.load()
         assert main._secret(authorities) == main._secret(again) != b""
+
+
+# -- connections
+
+
+async def test_a_member_that_hangs_up_is_not_logged_with_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a leader starts, many members give up and connect again."""
+    logged: list[object] = []
+    monkeypatch.setattr(
+        logging.getLogger("aiohttp.server"), "error", lambda *given, **_: logged.append(given)
+    )
+    served = asyncio.Event()
+
+    async def hung_up(request: web.Request) -> web.StreamResponse:
+        assert request.transport is not None
+        request.transport.abort()
+        served.set()
+        raise ConnectionResetError("Cannot write to closing transport")
+
+    app = web.Application(middlewares=[main._guard(Door(4))])
+    app.router.add_get("/v1/member", hung_up)
+    async with TestClient(TestServer(app)) as client:
+        with pytest.raises(ClientError):
+            await client.get("/v1/member")
+        await served.wait()
+    assert not logged
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no such buffers")
+async def test_connections_with_small_buffers_carry_large_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    before: int = sslproto.SSLProtocol.max_size  # type: ignore[attr-defined]
+    monkeypatch.setattr(sslproto.SSLProtocol, "max_size", before)  # restores it
+    main._limit_tls_buffers()
+    now = datetime.now(timezone.utc)
+    authority = certificates.new_authority(now)
+    server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    leaf = certificates.new_leaf(authority, ("localhost",), ("127.0.0.1",), now)
+    certificates._load_chain(server_side, leaf.chain)
+    buffers: list[int] = []
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        buffers.append(len(writer.transport._ssl_protocol._ssl_buffer))  # type: ignore[attr-defined]
+        writer.write(await reader.readexactly(len(message)))
+        await writer.drain()
+        writer.close()
+
+    message = bytes(range(256)) * 16_384  # 4 MiB, as the largest report
+    async with await asyncio.start_server(echo, "127.0.0.1", 0, ssl=server_side) as server:
+        port = server.sockets[0].getsockname()[1]
+        client_side = ssl.create_default_context(cadata=authority.text)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=client_side)
+        writer.write(message)
+        assert await reader.readexactly(len(message)) == message
+        writer.close()
+    assert buffers == [main.TLS_BUFFER_BYTES]

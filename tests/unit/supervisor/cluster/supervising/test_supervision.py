@@ -361,7 +361,7 @@ async def test_a_decision_that_the_server_does_not_answer_is_a_failure_of_storag
         records = await there.records()
         records.lead.raise_above(40)
         there.served.faults = [NEVER]
-        with pytest.raises(OSError, match=r"not answered for 0\.05 s"):
+        with pytest.raises(OSError, match=r"not responded for 0\.05 s"):
             await decide(records, memory(generation=5))
         monkeypatch.setattr(supervision, "SAVE_S", 5.0)
         await decide(records, memory(generation=6))

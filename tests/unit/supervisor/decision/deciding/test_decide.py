@@ -252,7 +252,7 @@ def test_a_checkpoint_of_another_world_size_ends_the_run_with_both_sizes() -> No
     assert world.ended is not None
     assert (world.ended.exit_code, world.starts) == (2, [])
     there, here = "checkpoint step-4-0 has world size 8", "but this run has 2"
-    assert world.ended.why == f"{there}, {here}: resume with 8 ranks, or in another run directory"
+    assert world.ended.why == f"{there}, {here}: resume with 8 ranks, or use another run directory"
 
 
 # -- the supervisor dies

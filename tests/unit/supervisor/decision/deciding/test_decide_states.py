@@ -164,7 +164,7 @@ def test_a_wait_for_a_newer_state_names_the_members() -> None:
     seen = view(held, other, phase="securing", since_ns=90 * S, incident=incident, reached=9, held=5)
     away = replace(seen, stored=StorageContents(error="EIO"))
     found = decide(replace(away, now_ns=91 * S), TWO)
-    assert found == Wait(95 * S, "step 5 is old, and storage may have a newer one")
+    assert found == Wait(95 * S, "step 5 is old, and storage may have a newer state")
 
 
 def test_a_wait_for_the_cause_of_victims_ends() -> None:

@@ -23,6 +23,7 @@ from supervisor.view.model import (
 )
 from tests.unit.supervisor.decision.deciding.test_whole_actions import (
     GONE,
+    forming,
     here,
     incident,
     ready,
@@ -122,3 +123,36 @@ def test_no_request_to_save(view: View, policy: Policy) -> None:
 
 def test_an_older_checkpoint_does_not_prevent_the_request() -> None:
     assert isinstance(decide(without_m1(stored=stored(5)), ON_CLUSTER), Preserve)
+
+
+@pytest.mark.parametrize("days", [0.1, 30.0])
+def test_a_group_waits_for_a_pending_pod_without_a_limit(days: float) -> None:
+    view = without_m1(lost=("m1",), since_s=100.0 - days * 86_400, stored=stored(9))
+    action = decide(view, ON_CLUSTER)
+    assert isinstance(action, Wait)
+    assert action.until_ns > view.now_ns
+    first = decide(forming(ready(0), since_ns=int((100.0 - days * 86_400) * S)), ON_CLUSTER)
+    assert isinstance(first, Wait)
+    assert first.why == "1 of 2 members are ready"
+
+
+def test_every_lost_member_is_replaced_once_however_many_there_are() -> None:
+    names = tuple(f"m{number}" for number in range(270))
+    gone = tuple(replace(GONE, name=name) for name in names[1:])
+    view = securing(here(0), *gone, placement=names, world_size=270)
+    policy = replace(ON_CLUSTER, members=270, checkpoint_every_s=0.0)
+    for _ in names[1:]:
+        action = decide(view, policy)
+        assert isinstance(action, Replace)
+        view = replace(view, memory=transition.after(view, action, policy))
+    assert view.memory.lost == names[1:]
+    assert isinstance(decide(view, policy), Wait)
+
+
+def test_lost_members_that_are_gone_are_forgotten_at_last() -> None:
+    memory = without_m1(lost=tuple(f"old{number}" for number in range(transition.LOST))).memory
+    view = replace(without_m1(), memory=memory)
+    action = Replace("m1", "")
+    after_it = transition.after(view, action, ON_CLUSTER)
+    assert len(after_it.lost) == transition.LOST
+    assert after_it.lost[-1] == "m1"

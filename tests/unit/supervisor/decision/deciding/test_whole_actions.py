@@ -348,7 +348,7 @@ ACTIONS: dict[str, tuple[View, RunAction]] = {
     ),
     "a newer state may come back": (
         securing(here(0, **OLD_STATE), here(1, slots=(), **AWAY), ready(2), since_s=97.0),
-        Wait(103 * S, "step 5 is old, and m1 may have a newer one"),
+        Wait(103 * S, "step 5 is old, and m1 may have a newer state"),
     ),
     "nothing is left unless a member comes back": (
         securing(
@@ -358,7 +358,7 @@ ACTIONS: dict[str, tuple[View, RunAction]] = {
             since_s=97.0,
             held=5,
         ),
-        Wait(103 * S, "step 0 is old, and m1 may have a newer one"),
+        Wait(103 * S, "step 0 is old, and m1 may have a newer state"),
     ),
     "a newer state may be on storage": (
         securing(
@@ -366,7 +366,7 @@ ACTIONS: dict[str, tuple[View, RunAction]] = {
             here(1, slots=(), privates=()),
             stored=StorageContents(error="it is away", failed_ns=98 * S),
         ),
-        Wait(104 * S, "step 5 is old, and storage may have a newer one"),
+        Wait(104 * S, "step 5 is old, and storage may have a newer state"),
     ),
     "the state may be on storage": (
         securing(

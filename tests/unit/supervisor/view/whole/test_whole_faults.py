@@ -41,7 +41,7 @@ def found(*ranks: RankState, policy: Policy = POLICY, joins: bool = True, **give
 
 
 REPORTED = {"launcher", "launcher_silent", "prepare_error", "prepare_generation", "prepare_occupied"}
-REPORTED |= {"prepare_volume", "progress"}
+REPORTED |= {"prepare_volume", "progress", "reading_s"}
 SEEN = {"exists", "connected", "silent_s"}
 TEXT = "Traceback (most recent call last):\n" + '  File "train.py", line 7\nValueError: bad\n'
 ABORTED = "what(): gloo/pair.cc:456] op.preamble.length <= op.nbytes. 12 vs 4. Received data size\n"
@@ -154,6 +154,7 @@ WITH = "member m1 with ranks 2, 3 is lost: "
 REFUSES: dict[str, Any] = {"prepare_error": "no space", "prepare_generation": 1}
 WANTED = replace(LAUNCH, restore=STATE)
 OLDER = launcher(generation=0)
+LATE: dict[str, Any] = {"launcher": OLDER, "launch": WANTED, "started_ns": -501 * S, "since_ns": -502 * S}
 
 
 @pytest.mark.parametrize(
@@ -176,7 +177,11 @@ OLDER = launcher(generation=0)
         ),
         ({**REFUSES, "launch": WANTED, "prepare_volume": True}, refused("restore of slot 1/8")),
         (
-            {"launcher": OLDER, "launch": WANTED, "started_ns": -501 * S, "since_ns": -502 * S},
+            LATE,
+            refused("restore of slot 1/8", "not ready after 600 s"),
+        ),
+        (
+            {**LATE, "reading_s": 600.1},  # storage gives nothing any more
             refused("restore of slot 1/8", "not ready after 600 s"),
         ),
     ],
@@ -191,6 +196,8 @@ def test_the_fault_of_a_member(given: dict[str, Any], fault: Fault) -> None:
         {"silent_s": 4.9},
         {"launcher": OLDER, "started_ns": -500 * S, "since_ns": -600 * S},
         {"launcher": OLDER, "started_ns": -600 * S, "since_ns": -500 * S},
+        {**LATE, "reading_s": 0.0},
+        {**LATE, "reading_s": 600.0},
         {"prepare_error": "no space", "prepare_generation": 0},
         {"prepare_error": "", "prepare_generation": 1},
     ],

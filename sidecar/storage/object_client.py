@@ -1,0 +1,364 @@
+"""Requests to an object storage: S3 and what is compatible with it, Google Cloud Storage, Azure.
+
+Only this module knows the library. It takes the credentials from the environment and from the machine's
+metadata service; nothing that an error says here can contain one, because the storage's own text is never
+passed on, only the code of its answer.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import obstore
+from obstore import exceptions
+from obstore.store import AzureStore, GCSStore, MemoryStore, S3Store
+
+from holdfast.checkpoint.object_location import ObjectLocation
+from holdfast.protocol import environment
+
+if TYPE_CHECKING:
+    from obstore import UpdateVersion
+
+_Store: TypeAlias = "S3Store | GCSStore | AzureStore"
+
+# The variables that name an endpoint other than the provider's. One that begins with http:// is meant so.
+ENDPOINTS = (
+    "AWS_ENDPOINT_URL_S3",
+    "AWS_ENDPOINT_URL",
+    "AWS_ENDPOINT",
+    "GOOGLE_BASE_URL",
+    "AZURE_STORAGE_ENDPOINT",
+    "AZURE_ENDPOINT",
+)
+NICE = 19
+LISTED = 1000  # objects per answer: the most that S3 gives
+
+_CODE = re.compile(r"<Code>([A-Za-z0-9.]{1,64})</Code>")
+_STATUS = re.compile(r"status code: ([45]\d\d)\b")
+_MEANINGS = {
+    "NoSuchBucket": "the bucket does not exist",
+    "ContainerNotFound": "the container does not exist",
+    "AccessDenied": "the credentials do not permit it",
+    "AllAccessDisabled": "the bucket is disabled",
+    "AuthorizationPermissionMismatch": "the credentials do not permit it",
+    "AuthenticationFailed": "the credentials are not valid",
+    "ExpiredToken": "the credentials have expired",
+    "InvalidToken": "the session token is not valid",
+    "InvalidAccessKeyId": "the access key is not known there",
+    "SignatureDoesNotMatch": "the secret key does not belong to the access key",
+    "RequestTimeTooSkewed": "this machine's clock is wrong",
+    "PermanentRedirect": "the bucket is in another region: set AWS_REGION",
+    "AuthorizationHeaderMalformed": "the bucket is in another region: set AWS_REGION",
+    "ConditionalRequestConflict": "another writer of it was at work",
+    "OperationAborted": "another writer of it was at work",
+    "SlowDown": "it asks for fewer requests",
+    "ServiceUnavailable": "it is overloaded",
+    "InternalError": "it has an internal error",
+}
+_TRANSIENT = frozenset(
+    {"ConditionalRequestConflict", "OperationAborted", "SlowDown", "ServiceUnavailable", "InternalError"}
+    | {"RequestTimeout"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """How long requests may take, in seconds.
+
+    No limit applies to a checkpoint as a whole, only to one request: at most `write_s` for a part, so a
+    connection that moves 8 MiB in that time is never given up; `stall_s` without a byte of a part that is
+    read; `answer_s` for all other requests.
+    """
+
+    connect_s: float = 10.0
+    answer_s: float = 20.0
+    write_s: float = 300.0
+    read_s: float = 600.0
+    stall_s: float = 30.0
+    retry_s: float = 90.0  # from the first attempt until no more are made
+    retries: int = 8
+    first_pause_s: float = 0.2
+    longest_pause_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """An object in a listing. `written_s` is in seconds since 1970, on the clock of the storage."""
+
+    key: str
+    bytes: int
+    version: ObjectVersion
+    written_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectVersion:
+    """What identifies the content of an object. Which of the two there are depends on the storage."""
+
+    e_tag: str | None
+    number: str | None
+
+
+class ObjectStoreError(OSError):
+    """A request failed. The message says where, what was done and why, in one line and without secrets."""
+
+    def __init__(self, message: str, transient: bool = False) -> None:
+        super().__init__(message)
+        self.is_transient = transient
+
+
+class ObjectClient:
+    """Requests to the bucket of `location`, with whole keys. All block; all raise `ObjectStoreError`."""
+
+    def __init__(
+        self, location: ObjectLocation, given: Mapping[str, str], limits: RequestLimits | None = None
+    ) -> None:
+        """`given` is the environment, which the library also reads itself. Raises `ObjectStoreError`."""
+        self._location = location
+        within = limits or RequestLimits()
+        _start_library()
+        try:
+            self._quick = _store(location, given, within, within.answer_s)
+            # A repeated conditional write says nothing of the first one: its caller has to know of each.
+            self._once = _store(location, given, replace(within, retries=0), within.answer_s)
+            self._writing = _store(location, given, within, within.write_s)
+            self._reading = _store(location, given, within, within.read_s, within.stall_s)
+        except (exceptions.BaseError, ValueError) as error:
+            raise ObjectStoreError(f"{location}: not configured: {_configuration_fault(error)}") from None
+
+    def objects(self, below: str, most: int) -> Iterator[StoredObject]:
+        """Yield the objects below the folder `below`, in no order. Raises if there are more than `most`."""
+        count = 0
+        with self._errors("list"):
+            for some in obstore.list(self._quick, f"{below}/", chunk_size=LISTED):
+                for each in some:
+                    count += 1
+                    if count > most:
+                        raise ObjectStoreError(f"{self._location}: more than {most} objects below {below}")
+                    version = ObjectVersion(each["e_tag"], each["version"])
+                    yield StoredObject(each["path"], each["size"], version, each["last_modified"].timestamp())
+
+    def read(self, key: str, most_bytes: int) -> bytes | None:
+        """Return an object of at most `most_bytes`; None if there is none."""
+        try:
+            with self._errors("read"):
+                got = obstore.get(self._reading, key)
+                if got.meta["size"] > most_bytes:
+                    raise ObjectStoreError(f"{self._location}: {key} has more than {most_bytes} bytes")
+                return got.bytes().to_bytes()
+        except _Missing:
+            return None
+
+    def read_range(self, key: str, begin: int, end: int) -> bytes | None:
+        """Return the bytes of an object from `begin` to `end`; None if there is no such object."""
+        try:
+            with self._errors("read"):
+                return obstore.get_range(self._reading, key, start=begin, end=end).to_bytes()
+        except _Missing:
+            return None
+
+    def write(self, key: str, content: bytes) -> None:
+        """Write an object, in place of one that there may be."""
+        with self._errors("write"):
+            obstore.put(self._writing, key, content, use_multipart=False)
+
+    def create(self, key: str, content: bytes) -> bool:
+        """Write an object unless there is one; return False if there is. It is certain that only one can.
+
+        This is one request, which is not repeated. After a transient error it may have been carried out.
+        """
+        try:
+            with self._errors("write"):
+                obstore.put(self._once, key, content, mode="create")
+        except _Exists:
+            return False
+        return True
+
+    def replace(self, key: str, content: bytes, version: ObjectVersion) -> bool:
+        """Write an object in place of this version of it; return False if there is no such version.
+
+        Like `create`, this is one request.
+        """
+        expected: UpdateVersion = {}
+        if version.e_tag is not None:
+            expected["e_tag"] = version.e_tag
+        if version.number is not None:
+            expected["version"] = version.number
+        try:
+            with self._errors("write"):
+                obstore.put(self._once, key, content, mode=expected)
+        except (_Exists, _Missing):
+            return False
+        return True
+
+    def version(self, key: str) -> ObjectVersion | None:
+        """Return the version of an object; None if there is none."""
+        try:
+            with self._errors("read"):
+                found = obstore.head(self._quick, key)
+        except _Missing:
+            return None
+        return ObjectVersion(found["e_tag"], found["version"])
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Delete objects; those that do not exist are no error."""
+        for begin in range(0, len(keys), LISTED):
+            some = list(keys[begin : begin + LISTED])
+            try:
+                with self._errors("delete"):
+                    obstore.delete(self._quick, some)
+            except _Missing:  # Google and Azure report it: one of many, so each of them alone
+                for key in some:
+                    self._delete_one(key)
+
+    def _delete_one(self, key: str) -> None:
+        try:
+            with self._errors("delete"):
+                obstore.delete(self._quick, key)
+        except _Missing:
+            pass
+
+    @contextmanager
+    def _errors(self, what: str) -> Iterator[None]:
+        """Translate the library's exceptions. `_Missing` and `_Exists` must not leave this class."""
+        try:
+            yield
+        except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
+            raise _Exists(f"{self._location}: {what}: it exists") from None
+        except FileNotFoundError as error:
+            code = _CODE.search(str(error))
+            if code is not None and code[1] in ("NoSuchBucket", "ContainerNotFound"):
+                raise self._failure(what, error) from None
+            raise _Missing(f"{self._location}: {what}: it does not exist") from None
+        except ObjectStoreError:
+            raise
+        except (exceptions.BaseError, ValueError, OSError) as error:
+            raise self._failure(what, error) from None
+
+    def _failure(self, what: str, error: Exception) -> ObjectStoreError:
+        why, transient = _why(error)
+        return ObjectStoreError(f"{self._location}: {what}: {why}", transient)
+
+
+class _Missing(ObjectStoreError):
+    """The object does not exist."""
+
+
+class _Exists(ObjectStoreError):
+    """The object exists, or has another version than expected."""
+
+
+@functools.cache
+def _start_library() -> None:
+    """Have the library start its threads, of the lowest priority: they hash and encrypt beside the training.
+
+    They inherit the priority of the thread whose request is the first one.
+    """
+
+    def request() -> None:
+        with suppress(OSError):  # a container may forbid it
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+        obstore.put(MemoryStore(), "none", b"")
+
+    starting = threading.Thread(target=request, name="start-objects")
+    starting.start()
+    starting.join()
+
+
+def _store(
+    location: ObjectLocation,
+    given: Mapping[str, str],
+    limits: RequestLimits,
+    request_s: float,
+    stall_s: float = 0.0,
+) -> _Store:
+    """Return the library's store. What is passed here replaces all options of its HTTP client."""
+    options: dict[str, Any] = {
+        "allow_http": any(given.get(each, "").startswith("http://") for each in ENDPOINTS),
+        "connect_timeout": timedelta(seconds=limits.connect_s),
+        "timeout": timedelta(seconds=request_s),
+        "user_agent": "holdfast",
+    }
+    if stall_s:
+        options["read_timeout"] = timedelta(seconds=stall_s)
+    if given.get(environment.OBJECTS_CA):
+        options["root_certificate"] = given[environment.OBJECTS_CA]
+    backoff = {
+        "init_backoff": timedelta(seconds=limits.first_pause_s),
+        "max_backoff": timedelta(seconds=limits.longest_pause_s),
+        "base": 2,
+    }
+    retry = {
+        "max_retries": limits.retries,
+        "retry_timeout": timedelta(seconds=limits.retry_s),
+        "backoff": backoff,
+    }
+    kind: Any = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}[location.scheme]
+    made: _Store = kind(location.bucket, client_options=options, retry_config=retry)
+    return made
+
+
+def _why(error: Exception) -> tuple[str, bool]:
+    """Return the reason for an error, of which no part is the storage's free text, and if it may pass."""
+    text = str(error)
+    status, code = _STATUS.search(text), _CODE.search(text)
+    if any(each in text for each in _METADATA):
+        return "no credentials: the environment has none, and no metadata service gives any", False
+    if code is not None:
+        meaning = _MEANINGS.get(code[1], "it refused the request")
+        number = int(status[1]) if status is not None else 0
+        return f"{meaning} ({code[1]})", code[1] in _TRANSIENT or number >= 500
+    if isinstance(error, exceptions.PermissionDeniedError):
+        return "the credentials do not permit it (403)", False
+    if isinstance(error, exceptions.UnauthenticatedError):
+        return "the credentials are not valid (401)", False
+    if isinstance(error, exceptions.NotSupportedError):
+        return "the storage does not support the request", False
+    if status is not None:
+        return f"status {status[1]}", int(status[1]) >= 500 or status[1] in ("408", "429")
+    return next((meaning for part, meaning in _TROUBLE if part in text), _UNKNOWN)
+
+
+# Addresses from which the library asks for credentials if the environment has none.
+_METADATA = ("169.254.169.254", "169.254.170.2", "metadata.google.internal")
+# What the library's texts about a request without an answer contain, the most specific ones first.
+_TROUBLE = (
+    ("redirect without LOCATION", ("the bucket is in another region: set AWS_REGION", False)),
+    ("BadScheme", ("an endpoint does not begin with https://, or one of the storage with http://", False)),
+    ("InvalidCertificate", ("the certificate of the endpoint is not trusted", False)),
+    ("TimedOut", ("no answer in time", True)),
+    ("timed out", ("no answer in time", True)),
+    ("dns error", ("its name is not known", True)),
+    ("kind: Connect", ("no connection", True)),
+    ("error sending request", ("the connection was cut", True)),
+    ("kind: Interrupted", ("the connection was cut", True)),
+    ("kind: Decode", ("the connection was cut", True)),
+    ("kind: Body", ("the connection was cut", True)),
+    ("IncompleteMessage", ("the connection was cut", True)),
+)
+_UNKNOWN = ("an answer that is not understood", False)
+
+
+def _configuration_fault(error: Exception) -> str:
+    """Return what the configuration lacks. Values may be secrets, so only known texts are passed on."""
+    text = str(error)
+    for part, meaning in _CONFIGURATION.items():
+        if part in text:
+            return meaning
+    return f"{type(error).__name__} for the credentials or the endpoint in the environment"
+
+
+_CONFIGURATION = {
+    "MissingAccount": "AZURE_STORAGE_ACCOUNT_NAME is missing",
+    "MissingAccessKeyId": "AWS_SECRET_ACCESS_KEY is given without AWS_ACCESS_KEY_ID",
+    "MissingSecretAccessKey": "AWS_ACCESS_KEY_ID is given without AWS_SECRET_ACCESS_KEY",
+    "builder error": "the endpoint is no URL",
+}

@@ -1,0 +1,387 @@
+"""Checkpoints in object storage.
+
+```text
+PREFIX/step-00000042/manifest.json                         makes it a checkpoint; written last, on condition
+PREFIX/step-00000042/e3-g7-9f2c61d0/FILE/00000 ...         the files, in a folder of this writer alone
+PREFIX/conditional-put                                     shows that the storage obeys conditions
+```
+
+The manifest is created only if there is none, or replaces exactly the version that its writer has found not
+to count. So of several writers of a step only one publishes, and none can undo what it has not seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import re
+import secrets
+import shutil
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from holdfast.checkpoint import catalog
+from holdfast.checkpoint.catalog import MANIFEST, StoredCheckpoint
+from holdfast.checkpoint.manifest import (
+    MAX_BYTES,
+    InvalidCheckpoint,
+    Manifest,
+    NewerFormat,
+    ObjectLayout,
+    unpack,
+)
+from holdfast.checkpoint.object_location import ObjectLocation
+from holdfast.checkpoint.retention import Leftover, is_abandoned
+from holdfast.fileio.checksum import FileEntry
+from sidecar.storage import transfers
+from sidecar.storage.object_client import ObjectClient, ObjectStoreError, ObjectVersion, StoredObject
+
+log = logging.getLogger(__name__)
+
+MOST = 1_000_000  # objects of one job; more are refused
+PROBE = "conditional-put"
+PUBLISH_PAUSES_S = (
+    0.2,
+    0.5,
+    1.0,
+    2.0,
+    5.0,
+    10.0,
+    20.0,
+)  # if the manifest is refused for now: a repeated upload would cost more
+_FOLDER = re.compile(r"e(\d{1,19})-g\d{1,19}-[0-9a-f]{16}")
+
+Objects = dict[str, StoredObject]  # of one checkpoint, by the key below it
+
+
+class ObjectStorage:
+    """The checkpoints at `location`. `local` is the directory for the files that ranks read.
+
+    It may be used by several threads.
+    """
+
+    def __init__(self, location: ObjectLocation, connect: Callable[[], ObjectClient], local: Path) -> None:
+        """`connect` is called when storage is used, until it succeeds: a wrong configuration is an error of
+        each use, which is reported, and does not end the process.
+        """
+        self._location, self._connect, self._local = location, connect, local
+        self._connected: ObjectClient | None = None
+        self._manifests: dict[tuple[str, ObjectVersion], bytes] = {}  # those of the last listing
+        self._reading = threading.Lock()  # held to change `_manifests`
+        self._obeys_conditions = False
+        self._copying = threading.Lock()
+
+    def __str__(self) -> str:
+        return str(self._location)
+
+    @property
+    def _client(self) -> ObjectClient:
+        if self._connected is None:
+            self._connected = self._connect()
+        return self._connected
+
+    # -- reading
+
+    def each_checkpoint(self) -> Iterator[tuple[Path, StoredCheckpoint | InvalidCheckpoint]]:
+        found = self._listing()
+        kept = {(name, objects[MANIFEST].version) for name, objects in found.items() if MANIFEST in objects}
+        with self._reading:
+            self._manifests = {key: raw for key, raw in self._manifests.items() if key in kept}
+        steps = [(step, name) for name in found if (step := catalog.step_in(name)) is not None]
+        for _, name in sorted(steps, key=lambda each: (-each[0], each[1])):
+            if MANIFEST not in found[name]:
+                continue  # not published yet, or left by a dead writer
+            try:
+                yield Path(name), self._described(name, found[name])
+            except InvalidCheckpoint as error:
+                yield Path(name), error
+
+    def load(self, name: str) -> StoredCheckpoint:
+        return self._described(name, self._listing(name).get(name, {}))
+
+    def content_fault(self, found: StoredCheckpoint) -> str | None:
+        for entry in found.files:
+            fault = transfers.content_fault(self._client, self._key(found.path.name), entry, found.objects)
+            if fault is not None:
+                return fault
+        return None
+
+    def _listing(self, name: str = "") -> dict[str, Objects]:
+        """Return all objects by the name of their checkpoint, or those of one of them."""
+        found: dict[str, Objects] = defaultdict(dict)
+        skip = len(self._location.prefix) + 1
+        for each in self._client.objects(self._key(name), MOST):
+            checkpoint, _, key = each.key[skip:].partition("/")
+            if key:
+                found[checkpoint][key] = each
+        return found
+
+    def _described(self, name: str, objects: Objects) -> StoredCheckpoint:
+        def fault(manifest: Manifest, entry: FileEntry) -> str | None:
+            return _size_fault(objects, manifest.objects, entry)
+
+        return catalog.described(Path(name), lambda: self._manifest(name, objects), fault)
+
+    def _manifest(self, name: str, objects: Objects) -> bytes:
+        stored = objects.get(MANIFEST)
+        if stored is None:
+            raise InvalidCheckpoint("is missing")
+        known = self._manifests.get((name, stored.version))
+        if known is not None:
+            return known
+        if stored.bytes > MAX_BYTES:
+            raise InvalidCheckpoint(f"has more than {MAX_BYTES} bytes")
+        raw = self._client.read(f"{self._key(name)}/{MANIFEST}", MAX_BYTES)
+        if raw is None:
+            raise InvalidCheckpoint("is missing")  # removed since it was listed
+        if stored.version != ObjectVersion(None, None):
+            with self._reading:
+                self._manifests[name, stored.version] = raw
+        return raw
+
+    def _key(self, name: str = "") -> str:
+        return f"{self._location.prefix}/{name}" if name else self._location.prefix
+
+    # -- local copies
+
+    def local_copy(
+        self, found: StoredCheckpoint, names: Iterable[str], moved: Callable[[], object]
+    ) -> tuple[Path, str | None]:
+        wanted = set(names)
+        entries = [entry for entry in found.files if entry.name in wanted]
+        directory = self._local / found.path.name
+        with self._copying:
+            self._forget_copies(found.path.name)
+            directory.mkdir(parents=True, exist_ok=True)
+            self._check_local_room(directory, entries)
+            for entry in entries:
+                fault = transfers.download(
+                    self._client,
+                    self._key(found.path.name),
+                    entry,
+                    found.objects,
+                    directory / entry.name,
+                    moved,
+                )
+                if fault is not None:
+                    return directory, fault
+        lacking = wanted - {entry.name for entry in entries}
+        return directory, f"{min(lacking)} is missing" if lacking else None
+
+    def forget_copies(self, but: str = "") -> None:
+        with self._copying:
+            self._forget_copies(but)
+
+    def _forget_copies(self, but: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            for path in tuple(self._local.iterdir()):
+                if path.name != but and catalog.step_in(path.name) is not None:
+                    shutil.rmtree(path)
+
+    def _check_local_room(self, directory: Path, entries: Iterable[FileEntry]) -> None:
+        there = sum(path.stat().st_blocks * 512 for path in directory.iterdir())
+        missing = max(0, sum(entry.bytes for entry in entries) - there)
+        status = os.statvfs(directory)
+        free = status.f_bavail * status.f_frsize
+        if missing > free:
+            raise OSError(
+                errno.ENOSPC,
+                f"{missing:,} bytes are needed to copy the checkpoint here, but the volume has {free:,} free",
+                str(self._local),
+            )
+
+    # -- writing
+
+    def prepare(self) -> None:
+        """Raise `OSError` if the storage ignores conditions: two writers could then undo each other's work.
+
+        The probe is the same object for all members, so after the first one it costs one request.
+        """
+        if self._obeys_conditions:
+            return
+        for _ in range(2):
+            if not self._client.create(self._key(PROBE), b""):
+                self._obeys_conditions = True
+                return
+        raise ObjectStoreError(
+            f"{self._location}: the storage ignores If-None-Match, so checkpoints in it would not be safe"
+        )
+
+    def check_room(self, files: Mapping[str, Path | bytes]) -> None:
+        """Do nothing: a bucket has no free space to ask for."""
+
+    def acknowledge(self, name: str) -> Path:
+        return Path(name)
+
+    @contextmanager
+    def staged(
+        self,
+        name: str,
+        files: Mapping[str, Path | bytes],
+        epoch: int,
+        generation: int,
+        moved: Callable[[], object],
+    ) -> Iterator[StagedObjects]:
+        largest = max((_size(source) for source in files.values()), default=0)
+        folder = f"e{epoch}-g{generation}-{secrets.token_hex(8)}"
+        layout = ObjectLayout(folder, transfers.part_bytes(largest))
+        staged = StagedObjects(self._client, self._key(name), Path(name), layout)
+        try:
+            staged.entries = transfers.upload(self._client, self._key(name), files, layout, moved)
+            yield staged
+        finally:
+            if not staged.may_be_published:
+                self._discard(f"{self._key(name)}/{folder}")
+
+    def _discard(self, folder: str) -> None:
+        """Delete a folder that nobody can publish any more. What cannot be deleted now is a leftover."""
+        try:
+            self._client.delete([each.key for each in self._client.objects(folder, MOST)])
+        except ObjectStoreError as error:
+            log.warning("objects not removed", extra={"error": str(error)})
+
+    # -- deleting
+
+    def remove(self, path: Path, what: StoredCheckpoint | InvalidCheckpoint) -> None:
+        """Remove the manifest first, if it is still the same one; then the files that it names."""
+        name = path.name
+        objects = self._listing(name).get(name, {})
+        try:
+            same = self._described(name, objects) == what
+        except NewerFormat:
+            return
+        except InvalidCheckpoint:
+            same = isinstance(what, InvalidCheckpoint)
+        if not same or MANIFEST not in objects:
+            return
+        folder = _folder(self._read(name, objects))
+        self._client.delete([objects[MANIFEST].key])
+        self._client.delete([each.key for key, each in objects.items() if _is_below(key, folder)])
+
+    def _read(self, name: str, objects: Objects) -> Manifest | None:
+        try:
+            return unpack(self._manifest(name, objects))
+        except InvalidCheckpoint:
+            return None
+
+    def remove_leftovers(self, epoch: int) -> None:
+        found = {
+            name: objects for name, objects in self._listing().items() if catalog.step_in(name) is not None
+        }
+        manifests = {
+            name: self._read(name, objects) for name, objects in found.items() if MANIFEST in objects
+        }
+        newest_epoch = max((each.epoch for each in manifests.values() if each is not None), default=0)
+        newest_s = max((found[name][MANIFEST].written_s for name in manifests), default=0.0)
+        for name, objects in found.items():
+            if name in manifests and manifests[name] is None:
+                continue  # it is not known which folder the manifest means
+            used = _folder(manifests.get(name))
+            for folder, written_s in _folders(objects).items():
+                match = _FOLDER.fullmatch(folder)
+                if match is None or folder == used:
+                    continue
+                if is_abandoned(Leftover(int(match[1]), written_s), epoch, newest_epoch, newest_s):
+                    log.info("leftover removed", extra={"checkpoint": name, "folder": folder})
+                    self._discard(f"{self._key(name)}/{folder}")
+
+
+class StagedObjects:
+    """The objects of a checkpoint whose manifest is not there yet."""
+
+    def __init__(self, client: ObjectClient, base: str, path: Path, layout: ObjectLayout) -> None:
+        self._client, self._base, self.path = client, base, path
+        self.entries: tuple[FileEntry, ...] = ()
+        self.objects: ObjectLayout | None = layout
+        self._layout = layout
+        self._manifest = b""
+        self._occupied: ObjectVersion | None = None  # the manifest that was there instead
+        self.may_be_published = False
+
+    def seal(self, manifest: bytes) -> None:
+        """Raise `OSError` if a part is missing: another member may have taken this one for dead."""
+        self._manifest = manifest
+        folder = f"{self._base}/{self._layout.folder}"
+        there = {each.key[len(self._base) + 1 :]: each for each in self._client.objects(folder, MOST)}
+        for entry in self.entries:
+            fault = _size_fault(there, self._layout, entry)
+            if fault is not None:
+                raise OSError(errno.EIO, f"{fault}: another member has removed it")
+
+    def publish(self) -> bool:
+        key = f"{self._base}/{MANIFEST}"
+        if self._attempt(lambda: self._client.create(key, self._manifest)):
+            return True
+        self._occupied = self._client.version(key)
+        return False
+
+    def replace(self) -> bool:
+        version = self._occupied
+        if version is None:
+            return False  # it was removed meanwhile
+        key = f"{self._base}/{MANIFEST}"
+        return self._attempt(lambda: self._client.replace(key, self._manifest, version))
+
+    def _attempt(self, put: Callable[[], bool]) -> bool:
+        """Return whether the manifest is now this one, also if the answer to an earlier request was lost.
+
+        If that remains unknown, raise, and keep the objects: they may be those of a checkpoint.
+        """
+        for pause_s in (*PUBLISH_PAUSES_S, 0.0):
+            uncertain, self.may_be_published = self.may_be_published, True
+            try:
+                self.may_be_published = put() or self._is_ours()
+            except ObjectStoreError as error:
+                # A refusal says nothing of an earlier request, whose answer was lost.
+                self.may_be_published = uncertain or error.is_transient
+                if not error.is_transient or not pause_s:
+                    raise
+                time.sleep(pause_s)
+            else:
+                return self.may_be_published
+        raise AssertionError("the last pause is none")
+
+    def _is_ours(self) -> bool:
+        return self._client.read(f"{self._base}/{MANIFEST}", MAX_BYTES) == self._manifest
+
+
+def _size_fault(
+    objects: Mapping[str, StoredObject], layout: ObjectLayout | None, entry: FileEntry
+) -> str | None:
+    for key, begin, end in transfers.parts("", entry.name, entry.bytes, layout):
+        stored = objects.get(key[1:])
+        if stored is None:
+            return f"{entry.name} is missing from byte {begin}" if begin else f"{entry.name} is missing"
+        if stored.bytes != end - begin:
+            return f"{entry.name} has {stored.bytes} bytes from byte {begin}, but {end - begin} were written"
+    return None
+
+
+def _folder(manifest: Manifest | None) -> str:
+    """Return the folder that a manifest names; "" if none."""
+    return manifest.objects.folder if manifest is not None and manifest.objects is not None else ""
+
+
+def _folders(objects: Objects) -> dict[str, float]:
+    """Return when storage accepted the last object of each folder."""
+    found: dict[str, float] = {}
+    for key, each in objects.items():
+        folder, separator, _ = key.partition("/")
+        if separator:
+            found[folder] = max(each.written_s, found.get(folder, 0.0))
+    return found
+
+
+def _is_below(key: str, folder: str) -> bool:
+    """Return whether an object belongs to the checkpoint whose manifest names `folder`, or no folder."""
+    return key.startswith(f"{folder}/") if folder else "/" not in key and key != MANIFEST
+
+
+def _size(source: Path | bytes) -> int:
+    return len(source) if isinstance(source, bytes) else source.stat().st_size

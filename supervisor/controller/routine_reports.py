@@ -1,0 +1,65 @@
+"""Tell reports that only repeat that a member trains from those that a job must consider at once. Pure.
+
+2,000 members report once a second. Almost all of these reports differ from the one before only in times and
+in the progress of ranks that complete their steps, and no decision follows from that before the job's next
+round, which is at most a second away. Considering each of them at once, in a view
+of all members of its job, would cost more than a core.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from operator import attrgetter
+
+from holdfast.protocol.member_messages import MemberReport, RankProgress
+from supervisor.view.model import JobState, StallWatch
+
+# The fields that change from report to report while a group trains. A change of any other field is news.
+PASSING = frozenset({"sequence", "now_ns", "progress", "room", "lag_s", "lag_p99_s", "unmoved_s"})
+PASSING_PROGRESS = frozenset(
+    {
+        "step",
+        "phase",
+        "loss",
+        "grad_norm",
+        "samples",
+        "tokens",
+        "flops",
+        "step_s",
+        "p99_s",
+        "own_s",
+        "own_least_s",
+        "own_data_s",
+        "own_steps",
+        "snapshot_s",
+        "tail_s",
+        "tail_usual_s",
+    }
+)
+_lasting = attrgetter(*(each.name for each in fields(MemberReport) if each.name not in PASSING))
+_lasting_progress = attrgetter(
+    *(each.name for each in fields(RankProgress) if each.name not in PASSING_PROGRESS)
+)
+
+
+def is_routine(before: MemberReport | None, report: MemberReport) -> bool:
+    """True if `report` repeats the one `before` it, except for times and the progress of ranks."""
+    return (
+        before is not None
+        and _lasting(before) == _lasting(report)
+        and len(before.progress) == len(report.progress)
+        and all(
+            _lasting_progress(one) == _lasting_progress(other) and other.step >= one.step
+            for one, other in zip(before.progress, report.progress, strict=True)
+        )
+    )
+
+
+def is_calm(memory: JobState, watch: StallWatch) -> bool:
+    """True while a routine report cannot lead to a decision: the group trains well, or has no ranks yet."""
+    if memory.stop:
+        return False
+    if memory.phase == "forming":
+        return True
+    trains = memory.phase == "running" and memory.settled and memory.incident is None
+    return trains and not watch.ranks and not watch.hints and not watch.untold_ns

@@ -1,0 +1,51 @@
+"""The last status and incidents of a run in memory, where no file of them is needed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+_INCIDENT = re.compile(r"i-[0-9]{1,19}")
+
+
+class StatusMemory:
+    """Takes the place of a run's directory. The newest `most` incidents are kept."""
+
+    def __init__(
+        self,
+        name: str,
+        most: int,
+        status: Mapping[str, Any] | None = None,
+        recent: Iterable[Mapping[str, Any]] = (),
+    ) -> None:
+        """Begin with what a predecessor has left; incidents without a valid ID are dropped."""
+        self.path = Path(name)
+        self._most = most
+        self._status = None if status is None else dict(status)
+        self._incidents: dict[str, dict[str, Any]] = {}
+        for each in recent:
+            if _INCIDENT.fullmatch(str(each.get("id"))):
+                self.write_incident(each)
+
+    def status(self) -> dict[str, Any] | None:
+        return self._status
+
+    def write_status(self, status: Mapping[str, Any]) -> None:
+        self._status = dict(status)
+
+    def incidents(self) -> list[dict[str, Any]]:
+        return sorted(self._incidents.values(), key=_number)
+
+    def write_incident(self, incident: Mapping[str, Any]) -> None:
+        """Keep the incident as JSON would: a reader finds no tuples in it."""
+        self._incidents[str(incident["id"])] = json.loads(json.dumps(incident))
+        if len(self._incidents) > self._most:
+            oldest = min(self._incidents.values(), key=_number)
+            del self._incidents[str(oldest["id"])]
+
+
+def _number(incident: Mapping[str, Any]) -> int:
+    return int(str(incident["id"]).removeprefix("i-"))

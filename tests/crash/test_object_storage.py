@@ -1,0 +1,76 @@
+"""A sidecar that is killed at any of its requests to object storage."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from holdfast.checkpoint.catalog import StoredCheckpoint
+from holdfast.checkpoint.retention import Retention, retain
+from tests.s3server.server import Fault, ObjectServer, Request, credentials, serving
+from tests.unit.sidecar.storage.checkpoints import PREFIX, defects, save, steps
+from tests.unit.sidecar.storage.conftest import storage_at
+
+END_S = 60.0
+# Replaces a checkpoint of an older generation, writes another one, and deletes all but that.
+_WRITER = """
+import sys
+from pathlib import Path
+from holdfast.checkpoint.retention import Retention, retain
+from tests.unit.sidecar.storage.checkpoints import save
+from tests.unit.sidecar.storage.conftest import storage_at
+
+storage = storage_at(sys.argv[1], Path(sys.argv[2]))
+save(storage, 6, 2, epoch=2)
+newest = save(storage, 8, 2, epoch=2)
+retain(storage, Retention(1, epoch=2), frozenset({newest}))
+"""
+
+
+def killed_at(server: ObjectServer, number: int, local: Path) -> bool:
+    """Run the writer until its request `number`; return False if it ended before that."""
+    count, started = itertools.count(1), threading.Event()
+
+    def interfere(_: Request) -> Fault | None:
+        if next(count) == number and started.wait(END_S):
+            process.kill()
+            process.wait(END_S)
+        return None
+
+    server.interfere = interfere
+    environment = {**os.environ, **credentials(server.url), "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen([sys.executable, "-c", _WRITER, server.url, str(local)], env=environment)
+    started.set()
+    status = process.wait(END_S)
+    server.interfere = lambda _: None
+    assert status in (0, -signal.SIGKILL)
+    return status != 0
+
+
+def test_a_writer_killed_at_any_request_leaves_whole_checkpoints_and_nothing_for_ever(tmp_path: Path) -> None:
+    number = 1
+    while True:
+        with serving(tmp_path / "objects") as server:
+            storage = storage_at(server.url, tmp_path / "copies")
+            save(storage, 5, 1, epoch=1)
+            save(storage, 6, 1, epoch=1)
+            was_killed = killed_at(server, number, tmp_path / "copies")
+            found = [what for _, what in storage.each_checkpoint()]
+            assert defects(storage) == [], f"after a kill at request {number}"
+            for each in found:
+                assert isinstance(each, StoredCheckpoint)
+                assert storage.content_fault(each) is None, f"after a kill at request {number}"
+            assert set(steps(storage).items()) & {(6, 1), (6, 2), (8, 2)}, f"after a kill at request {number}"
+            newest = save(storage, 9, 3, epoch=3)
+            retain(storage, Retention(1, epoch=3), frozenset({newest}))
+            others = [key for key in server.stored() if "step-00000009" not in key]
+            assert others == [f"{PREFIX}/conditional-put"], f"after a kill at request {number}"
+        if not was_killed:
+            break
+        number += 1
+    assert number > 20

@@ -1,0 +1,87 @@
+"""Which reports a job need not consider before its next round."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+from holdfast.protocol.launcher_messages import Ending
+from holdfast.protocol.member_messages import HeldSnapshot, MemberReport, MemoryUse, RankProgress, RankStall
+from supervisor.controller.routine_reports import PASSING, PASSING_PROGRESS, is_calm, is_routine
+from supervisor.view.model import LateRank, OpenIncident, PendingException, StallWatch
+from tests.unit.supervisor.job_views import launcher, memory, progress, rank, report
+
+BEFORE = report("m0", launcher(rank(0)), progress=(progress(0, 7), progress(1, 7)))
+LATE = LateRank(0, 3, "forward", 1)
+
+
+def test_a_report_of_further_steps_is_routine() -> None:
+    after = replace(
+        BEFORE,
+        sequence=9,
+        now_ns=8,
+        progress=tuple(replace(each, step=8, loss="0.4", phase="backward") for each in BEFORE.progress),
+        room=MemoryUse(free_bytes=4),
+        lag_s=0.1,
+    )
+    assert is_routine(BEFORE, after)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"launcher": None},
+        {"launcher": launcher(rank(0, Ending(5, 1)))},
+        {"launcher_silent": "it does not answer"},
+        {"slots": (HeldSnapshot(1, 4, 8),)},
+        {"stalls": (RankStall(0, 1, 7, 2, 3, "forward", 1.0, 1.0),)},
+        {"sidecar_pid": 8},
+        {"secured_for": 1},
+        {"epoch": 2},
+        {"progress": BEFORE.progress[:1]},
+        {"progress": (progress(0, 7), progress(1, 6))},
+        {"progress": (progress(0, 7), replace(progress(1, 8), late=(8,)))},
+        {"progress": (progress(0, 7), replace(progress(1, 8), snapshot_step=8))},
+        {"progress": (progress(0, 7), progress(2, 7))},
+    ],
+)
+def test_what_may_need_a_decision_is_not(change: dict[str, Any]) -> None:
+    assert not is_routine(BEFORE, replace(BEFORE, **change))
+
+
+def test_the_first_report_of_a_connection_is_not() -> None:
+    assert not is_routine(None, BEFORE)
+
+
+def test_only_fields_that_exist_are_passed_over() -> None:
+    assert {each.name for each in fields(MemberReport)} >= PASSING
+    assert {each.name for each in fields(RankProgress)} >= PASSING_PROGRESS
+
+
+@pytest.mark.parametrize(
+    ("changes", "calm"),
+    [
+        ({"settled": True}, True),
+        ({"settled": False}, False),
+        ({"phase": "forming"}, True),
+        ({"phase": "forming", "stop": "graceful"}, False),
+        ({"settled": True, "stop": "graceful"}, False),
+        ({"settled": True, "incident": OpenIncident(1, 1, 1, 1, 0.0)}, False),
+        ({"phase": "securing"}, False),
+        ({"phase": "saving"}, False),
+        ({"phase": "stopping"}, False),
+        ({"phase": "ended"}, False),
+    ],
+)
+def test_a_job_is_calm_while_it_trains_or_waits_for_members(changes: dict[str, Any], calm: bool) -> None:
+    assert is_calm(memory(**changes), StallWatch()) is calm
+
+
+@pytest.mark.parametrize(
+    "watch",
+    [StallWatch(ranks=(LATE,)), StallWatch(hints=(PendingException(0, 1, 1),)), StallWatch(untold_ns=1)],
+)
+def test_a_job_that_watches_a_rank_is_not_calm(watch: StallWatch) -> None:
+    assert not is_calm(memory(settled=True), watch)

@@ -1,0 +1,32 @@
+"""The status and the incidents of a run that has no directory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from supervisor.observability.status_memory import StatusMemory
+
+
+def incident(number: int, **given: Any) -> dict[str, Any]:
+    return {"id": f"i-{number:04d}", "open": False, **given}
+
+
+def test_it_begins_with_what_a_predecessor_has_left() -> None:
+    assert StatusMemory("a run", 3).status() is None
+    memory = StatusMemory("a run", 3, {"step": 4}, [incident(1), {"id": "i-/../x"}, {"id": 4}, {}])
+    assert memory.status() == {"step": 4}
+    assert memory.incidents() == [incident(1)]
+
+
+def test_the_newest_incidents_are_kept_in_order() -> None:
+    memory = StatusMemory("a run", 3)
+    for number in (9_999, 2, 10_000, 10_001, 3):
+        memory.write_incident(incident(number))
+    memory.write_incident(incident(10_000, open=True))
+    assert memory.incidents() == [incident(9_999), incident(10_000, open=True), incident(10_001)]
+
+
+def test_what_is_read_is_as_a_file_would_have_it() -> None:
+    memory = StatusMemory("a run", 3)
+    memory.write_incident(incident(1, stacks=((1, 2),)))
+    assert memory.incidents() == [incident(1, stacks=[[1, 2]])]
