@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from holdfast import exit_codes
 from holdfast.errors import BadInput
 from nodeagent.cli import options
 
@@ -23,9 +24,9 @@ def main(argv: Sequence[str]) -> int:
         return commands.COMMANDS[asked.command](asked)
     except BadInput as error:
         sys.stderr.write(f"holdfast: {error}\n")
-        return 2
+        return exit_codes.BAD_INPUT
     except BrokenPipeError:
-        return 141  # the reader of stdout is gone: 128 + SIGPIPE
+        return exit_codes.UNREAD
 
 
 if __name__ == "__main__":

@@ -14,8 +14,10 @@ import os
 import signal
 import ssl
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 
 from holdfast.checkpoint.directory import DirectoryStorage
 from holdfast.checkpoint.retention import Retention
@@ -28,6 +30,7 @@ from holdfast.protocol.member_messages import (
     PROTOCOL,
     HeldPrivateState,
     HeldSnapshot,
+    MemberAction,
     MemberOrder,
     MemberReport,
 )
@@ -50,7 +53,7 @@ log = logging.getLogger(__name__)
 LATE_S = 0.1  # the normal lateness of this process, which extends no limit of the ranks and the launcher
 SOONEST_S = 0.01  # the shortest time between two polls
 ASK_ROUNDS = 50  # during work after a commit, ask the ranks for their activity once in this many polls
-AGAIN_S = 1.0  # the pause before work that failed unexpectedly is retried
+RETRY_S = 1.0  # the pause before work that failed unexpectedly is retried
 SAVE_LOOK_S = 0.25  # between two checks of whether a checkpoint is due
 _SAVE = "save-"  # the prefix of the names of tasks that write a checkpoint
 
@@ -237,34 +240,44 @@ class Sidecar:
         order, state = self.order, self.launcher.state
         self._forget_void()
         self._drill()
-        if order.do == "run" and order.launch is not None and state is not None:
-            if state.generation < order.generation:
-                if not self._failure.error:
-                    self._begin(f"prepare-{order.generation}", self._run(order))
-            elif order.settled:
-                self._send_order(LauncherOrder("settle", order.generation))
-                if self._restored < order.generation:
-                    self._begin(f"copies-{order.generation}", self._forget_copies(order.generation))
-            if state.generation == order.generation:
-                self._inspect(state)
-        elif order.do == "secure":
-            if self.secured_for < order.generation:
-                self._secure(order)
-            elif self._has_begun_since(order):
-                self._ask_ranks(order)
-            if self._followed < order.generation:
-                self._begin(f"tails-{order.generation}", self._follow(order.generation))
-        elif order.do == "idle":  # other members run the ranks
-            self._end_ranks_before(order.generation)
-            if order.room_bytes and order.room_bytes != self._room_bytes:
-                self._begin("room", self._make_room(order.room_bytes))
-        elif order.do == "stop" and state is not None:
-            self._stop(order, state)
+        if order.do in _PURSUITS:  # a newer supervisor may send a word that this version lacks
+            _PURSUITS[order.do](self, order, state)
         if order.save > self.saver.durable.asked:
             self._begin(f"{_SAVE}{order.save}", self.checkpoints.save_on_request(order))
 
-    def _stop(self, order: MemberOrder, state: LauncherState) -> None:
+    def _start_ranks(self, order: MemberOrder, state: LauncherState | None) -> None:
+        """Prepare and start the ranks of the order, then inspect those that are late."""
+        if order.launch is None or state is None:
+            return
+        if state.generation < order.generation:
+            if not self._failure.error:
+                self._begin(f"prepare-{order.generation}", self._run(order))
+        elif order.settled:
+            self._send_order(LauncherOrder("settle", order.generation))
+            if self._restored < order.generation:
+                self._begin(f"copies-{order.generation}", self._forget_copies(order.generation))
+        if state.generation == order.generation:
+            self._inspect(state)
+
+    def _secure_state(self, order: MemberOrder, _: LauncherState | None) -> None:
+        """Have the ranks secure their state, and follow their work after commits until it ends."""
+        if self.secured_for < order.generation:
+            self._secure(order)
+        elif self._has_begun_since(order):
+            self._ask_ranks(order)
+        if self._followed < order.generation:
+            self._begin(f"tails-{order.generation}", self._follow(order.generation))
+
+    def _stand_by(self, order: MemberOrder, _: LauncherState | None) -> None:
+        """End the ranks, because other members run them now, and allocate memory for a snapshot."""
+        self._end_ranks_before(order.generation)
+        if order.room_bytes and order.room_bytes != self._room_bytes:
+            self._begin("room", self._preallocate(order.room_bytes))
+
+    def _stop(self, order: MemberOrder, state: LauncherState | None) -> None:
         """Pass the order to the launcher. Repeat this if the grace period becomes shorter."""
+        if state is None:
+            return
         if not state.stopped or order.grace_s < self._stop_grace_s:
             self._stop_grace_s = order.grace_s
             self._send_order(
@@ -295,21 +308,21 @@ class Sidecar:
             self._changed()
             return
         log.error("task failed", extra={"task": name}, exc_info=task.exception())
-        asyncio.get_running_loop().call_later(AGAIN_S, self._changed)
+        asyncio.get_running_loop().call_later(RETRY_S, self._changed)
 
     async def _forget_copies(self, generation: int) -> None:
         await self.restorer.forget_copies()
         self._restored = generation
 
-    async def _make_room(self, total_bytes: int) -> None:
+    async def _preallocate(self, total_bytes: int) -> None:
         """Allocate memory in advance for a snapshot that may have to be fetched, which halves the time."""
         self._room_bytes = total_bytes
-        await self.restorer.make_room(total_bytes, lambda: self.order.do == "idle")
+        await self.restorer.preallocate(total_bytes, lambda: self.order.do == "idle")
 
     async def _run(self, order: MemberOrder) -> None:
         try:
-            make_room = partial(self._end_ranks_before, order.generation)
-            launch, ranks = await self.restorer.prepare(order, make_room)
+            free_a_slot = partial(self._end_ranks_before, order.generation)
+            launch, ranks = await self.restorer.prepare(order, free_a_slot)
         except StateUnavailable as error:
             if error.slot is not None:
                 self.unusable = (*self.unusable, error.slot)
@@ -462,7 +475,7 @@ class Sidecar:
         """Write checkpoints at the interval while this member has rank 0, until cancelled."""
         while True:
             await asyncio.sleep(seconds_to_next_tick(SAVE_LOOK_S))
-            if self._leads() and await self.checkpoints.save_if_due(self.order, time.monotonic()):
+            if self._hosts_rank_0() and await self.checkpoints.save_if_due(self.order, time.monotonic()):
                 self._list_soon()
                 self._changed()
 
@@ -470,9 +483,21 @@ class Sidecar:
         if self.storage is not None:
             self.storage.request()
 
-    def _leads(self) -> bool:
+    def _hosts_rank_0(self) -> bool:
         state = self.launcher.state
         return state is not None and any(each.rank == 0 for each in state.ranks)
+
+
+_PURSUITS: Mapping[MemberAction, Callable[[Sidecar, MemberOrder, LauncherState | None], None]] = (
+    MappingProxyType(
+        {  # the next step for each order; drills and saves are carried out whatever the order is
+            "run": Sidecar._start_ranks,
+            "secure": Sidecar._secure_state,
+            "idle": Sidecar._stand_by,
+            "stop": Sidecar._stop,
+        }
+    )
+)
 
 
 def _checkpoint_storage(config: Config) -> CheckpointStorage:

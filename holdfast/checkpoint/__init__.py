@@ -1,0 +1,1 @@
+"""Checkpoints on durable storage: written, listed, verified and removed."""

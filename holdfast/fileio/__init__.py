@@ -1,0 +1,1 @@
+"""Files that survive a crash: formats, checksums, and storage that may stop responding."""

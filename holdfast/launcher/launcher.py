@@ -19,11 +19,13 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TypeAlias
 
+from holdfast import exit_codes
 from holdfast.inspection import left_processes, process_stats
 from holdfast.inspection.left_processes import BackgroundProcesses
 from holdfast.inspection.out_of_memory import MemoryGroup
 from holdfast.inspection.rank_inspector import InspectedRank, RankInspector
 from holdfast.launcher import warm_pool, worker_process
+from holdfast.launcher.process_watch import ProcessWatch
 from holdfast.launcher.sidecar_server import OrderRefused, SidecarServer
 from holdfast.launcher.survivor_snapshot import SurvivorSnapshot
 from holdfast.launcher.warm_pool import UNJOINED_BYTES, MemberSettings, WarmPool
@@ -39,6 +41,7 @@ from holdfast.protocol.launcher_messages import (
     LauncherOrder,
     LauncherState,
     RankInspection,
+    stop_delays_s,
 )
 from holdfast.protocol.rank_channel import WorkerMessage
 from holdfast.snapshot import member_directory
@@ -51,7 +54,7 @@ _Inspections: TypeAlias = tuple[int, int, tuple[RankInspection, ...]]
 
 # Between heartbeats; the sidecar reports the launcher as unresponsive after five missed ones.
 HEARTBEAT_S = 1.0
-AGAIN_S = 0.05  # between two checks for processes that outlive their ranks
+END_LOOK_S = 0.05  # between two checks for processes that outlive their ranks
 REFILL_S = 5.0  # a generation that has not settled after this time no longer delays the next warm processes
 SECURE_S = 1.0  # the total wait for survivors' copies: after that, a recovery would no longer be fast
 SECURE_FIRST_S = 0.15  # the wait for the ranks at the lowest step, before the others are also asked
@@ -59,8 +62,6 @@ SECURE_SUSPECT_S = 0.25  # the wait for ranks suspected of hanging; others answe
 SECURE_WATCH_S = 0.1  # between two checks of the copies in progress
 # The wait for killed processes to end, because the kernel takes more than a second to free gigabytes.
 END_S = 5.0
-SIGNALLED = 128 + signal.SIGTERM  # the exit code that a shell reports for a command ended by this signal
-CANNOT_START = 126  # the exit code that a shell reports for a command that it cannot execute
 # After this time, a silent rank that may hold a slot is killed if another rank needs the slot.
 SECURE_STUCK_S = 0.6
 
@@ -78,16 +79,8 @@ class Launcher:
         """For `strategy` see `WarmPool`. `zygote` is a zygote that already exists for this member."""
         self.selector = selectors.DefaultSelector()
         self.group = WorkerGroup(settings)
-        self.pool = WarmPool(
-            sources,
-            settings,
-            self.selector,
-            self.on_message,
-            self.on_process_end,
-            self.after,
-            strategy,
-            zygote,
-        )
+        self.watch = ProcessWatch(self.selector, self.on_message, self.on_process_end)
+        self.pool = WarmPool(sources, settings, self.selector, self.watch, self.after, strategy, zygote)
         socket_path = settings.directory / member_directory.LAUNCHER_SOCKET
         self.sidecar = SidecarServer(socket_path, self.selector, self.obey)
         self.rendezvous = _listen_tcp()
@@ -104,7 +97,7 @@ class Launcher:
         self._has_started = False  # the command has been started at least once
         self._past_starts: dict[int, int] = {}  # pid to start time in ticks, of processes that have ended
         self._timers: list[tuple[float, Callable[[], None]]] = []
-        self._inspector = RankInspector(self._has_inspected)
+        self._inspector = RankInspector(self._on_inspected)
         self._changes = SourceChanges(sources)
         self._new_inspections: deque[_Inspections] = deque()  # from the inspector's thread
         self._inspections: _Inspections = (0, 0, ())
@@ -257,8 +250,8 @@ class Launcher:
         launch = self.group.launch
         ran = self._has_started or (launch is not None and launch.restore is not None)
         if ran:
-            return Ending(now_ns, CANNOT_START, failed_ns=now_ns, message=str(error))
-        return Ending(now_ns, 2, fail="bad_input", failed_ns=now_ns, message=str(error))
+            return Ending(now_ns, exit_codes.CANNOT_START, failed_ns=now_ns, message=str(error))
+        return Ending(now_ns, exit_codes.BAD_INPUT, fail="bad_input", failed_ns=now_ns, message=str(error))
 
     def _pop_warm(self, local_rank: int) -> WorkerProcess | None:
         """Return a parked process, or None. A process that a signal has stopped is killed and replaced."""
@@ -288,7 +281,7 @@ class Launcher:
         generation = self.group.generation
         self._inspector.begin(order.look, targets, generation, order.asked)
 
-    def _has_inspected(self, generation: int, number: int, found: tuple[RankInspection, ...]) -> None:
+    def _on_inspected(self, generation: int, number: int, found: tuple[RankInspection, ...]) -> None:
         """Queue the result of an inspection. Called on the inspector's thread."""
         self._new_inspections.append((generation, number, found))
         self._wakeup.wake()
@@ -331,17 +324,17 @@ class Launcher:
         if self.stopping and grace_s > 0:
             return
         self.stopping = True
-        asked_s = grace_s if first and not ending_only else 0.0
-        self._end_s = time.monotonic() + asked_s + grace_s
+        term_s, kill_s = stop_delays_s(grace_s, first, ending_only)
+        self._end_s = time.monotonic() + kill_s
         self._background = BackgroundProcesses() if self.group.is_done() else None
         self.pool.close()
         if grace_s > 0:
-            if asked_s:
+            if term_s:
                 self.group.ask_to_end(first)
-                self.after(asked_s, lambda: self.group.end(signal.SIGTERM))
+                self.after(term_s, lambda: self.group.end(signal.SIGTERM))
             else:
                 self.group.end(signal.SIGKILL if ending_only else signal.SIGTERM)
-            self.after(asked_s + grace_s, self.group.kill_all)
+            self.after(kill_s, self.group.kill_all)
         else:
             self.group.kill_all()
 
@@ -368,7 +361,7 @@ class Launcher:
         self._asked_to_end = resting
         if alive and not self._is_turn_planned:
             self._is_turn_planned = True
-            self.after(AGAIN_S, self._forget_planned_turn)
+            self.after(END_LOOK_S, self._forget_planned_turn)
         return alive
 
     def _print_background(self, pids: Iterable[int], what: str) -> None:
@@ -386,17 +379,15 @@ class Launcher:
     # -- messages from processes, and their endings
 
     def on_message(self, process: WorkerProcess, message: WorkerMessage) -> None:
-        """Handle a message that the pool has received from one of its processes."""
+        """Handle a message of a process of this member."""
         if message.what in ("parked", "unparkable"):
+            self.pool.receive(process, message)
             self.assign_processes()
         elif process.parked or self.group.has(process):
             self.group.receive(process, message)
 
     def on_process_end(self, process: WorkerProcess) -> None:
         """Reap a process and record how it ended. If it was still in the pool, the pool replaces it."""
-        if process.pidfd >= 0:
-            self.selector.unregister(process.pidfd)
-        self.pool.receive_rest(process)
         self._past_starts |= _start_ticks([process.pid])
         ended = self.memory.take_reason(worker_process.reap(process))
         if self.pool.processes.get(process.local_rank) is process:
@@ -405,8 +396,6 @@ class Launcher:
                 self._warm_process_failed(process, ended)
         else:
             self.group.process_ended(process, ended)
-        self.pool.stop_receiving(process)
-        process.close()
 
     def _warm_process_failed(self, process: WorkerProcess, ended: Ending) -> None:
         printed = logs.tail(process.log, UNJOINED_BYTES)
@@ -454,7 +443,7 @@ class Launcher:
         the ranks are killed, as the kubelet would do anyway. The exit code is then that of the signal,
         because a Job would count a pod that exits with 0 as a success.
         """
-        self.exit_code = self.exit_code or SIGNALLED
+        self.exit_code = self.exit_code or exit_codes.TERMINATED
         wait_s = float(os.environ.get(environment.LEAVE_S) or 0.0)
         if self._is_leaving or wait_s <= 0 or not self.sidecar.is_connected or not self.group.alive():
             self.stop(0.0)

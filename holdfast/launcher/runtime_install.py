@@ -20,6 +20,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from holdfast import exit_codes
+
 LIBRARY = Path("lib")  # goes on the path of the training's Python, so it contains only the package `holdfast`
 PY_SPY = Path("bin", "py-spy")
 
@@ -43,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     if len(argv) != 1 or argv[0].startswith("-"):
         sys.stderr.write(f"{_USAGE}\n")
-        return 2
+        return exit_codes.BAD_INPUT
     try:
         install(Path(argv[0]))
     except NotInstalled as error:

@@ -14,10 +14,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from holdfast import exit_codes
+from holdfast.launcher.process_watch import ProcessWatch
 from holdfast.launcher.worker_process import WorkerProcess
 from holdfast.process import executable, linux, logs
 from holdfast.process.executable import Unstartable
-from holdfast.protocol import codec, environment, rank_channel
+from holdfast.protocol import environment, rank_channel
 from holdfast.protocol.launcher_messages import Ending
 from holdfast.protocol.rank_channel import WorkerMessage
 from holdfast.worker import nested_scripts, script_source
@@ -57,16 +59,15 @@ class WarmPool:
     failures, later after growing pauses. `failures` counts these processes since one was last parked. `tries`
     also starts again from 0 when ranks begin to wait.
 
-    The pool calls `on_message` with each message of a process, and `on_end` when a process has ended or has
-    closed its channel. It uses `after` to schedule a call after some seconds. `strategy` is "park" (fork from
-    a zygote), "spawn" (start an interpreter for each process) or "cold" (make no warm processes).
+    `watch` watches every process that the pool makes. The pool uses `after` to schedule a call after some
+    seconds. `strategy` is "park" (fork from a zygote), "spawn" (start an interpreter for each process) or
+    "cold" (make no warm processes).
     """
 
     sources: ProgramSources  # the script's sources as they were when the run began
     settings: MemberSettings
     selector: selectors.BaseSelector
-    on_message: Callable[[WorkerProcess, WorkerMessage], None]
-    on_end: Callable[[WorkerProcess], None]
+    watch: ProcessWatch
     after: Callable[[float, Callable[[], None]], None]
     strategy: str = "park"
     zygote: Zygote | None = None
@@ -118,6 +119,15 @@ class WarmPool:
         for local_rank in range(self.settings.nproc):
             if local_rank not in self.processes and self._pause is None:
                 self._make(local_rank)
+
+    def receive(self, process: WorkerProcess, message: WorkerMessage) -> None:
+        """Record that a process is parked, or that the script cannot be parked. Ignore other messages."""
+        if message.what == "parked":
+            process.parked = True
+            self.failures = self.tries = self._pauses = 0
+            self._ranks_wait = False
+        elif message.what == "unparkable":
+            self._go_cold()
 
     def retry_at_once(self) -> None:
         """Let the next `fill` try at once, because ranks must start and the cause of failures may be gone."""
@@ -188,10 +198,9 @@ class WarmPool:
                     start_new_session=True,
                 )
         except BaseException:
-            self.selector.unregister(ours)
-            ours.close()
+            self.watch.remove(process)
             raise
-        self._adopt(process, child.pid)
+        self.watch.born(process, child.pid)
         child.returncode = 0  # so that Popen does not reap it: the launcher does, by its pidfd
         return process
 
@@ -228,8 +237,7 @@ class WarmPool:
             asked = self.zygote.fork(local_rank, theirs.fileno(), log.fileno())
         theirs.close()
         if not asked:
-            self.selector.unregister(ours)
-            ours.close()
+            self.watch.remove(process)
             return
         self.processes[local_rank] = process
 
@@ -240,8 +248,7 @@ class WarmPool:
             with theirs:
                 child = self._spawn(single=True, control=theirs, log=process.log, local_rank=local_rank)
         except Unstartable as error:
-            self.selector.unregister(ours)
-            ours.close()
+            self.watch.remove(process)
             self._give_up(error)
             return
         child.returncode = 0  # so that Popen does not reap it: the launcher does
@@ -281,7 +288,9 @@ class WarmPool:
         """Record that the interpreter cannot be started, and pause, because a retry now would fail too."""
         now_ns = time.monotonic_ns()
         self.failures = max(self.failures, MAX_FAILURES - 1)
-        self.failed(Ending(now_ns, 2, fail="bad_input", failed_ns=now_ns, message=str(error)))
+        self.failed(
+            Ending(now_ns, exit_codes.BAD_INPUT, fail="bad_input", failed_ns=now_ns, message=str(error))
+        )
 
     def _started(self, argv: Sequence[str], **given: Any) -> subprocess.Popen[bytes]:
         """Start a process. Raises `Unstartable`, `OSError`."""
@@ -296,7 +305,7 @@ class WarmPool:
     def _process(self, local_rank: int, ours: socket.socket) -> WorkerProcess:
         process = WorkerProcess(local_rank, ours, self._new_log(str(local_rank)))
         nested_scripts.clear(self.settings.directory, local_rank)
-        self.selector.register(ours, selectors.EVENT_READ, lambda: self._on_rank(process))
+        self.watch.add(process)
         return process
 
     def _new_log(self, what: str) -> Path:
@@ -328,49 +337,6 @@ class WarmPool:
         took_s = time.monotonic() - self._opened_s if not zygote.ready else 0.0
         self.failed(zygote_ending(status, printed, time.monotonic_ns()), zygote.log, took_s)
 
-    def receive_rest(self, process: WorkerProcess) -> None:
-        """Receive what a process sent before it ended, because the kernel may report its end first."""
-        while process.control.fileno() in self.selector.get_map() and self._on_rank(process):
-            pass
-
-    def stop_receiving(self, process: WorkerProcess) -> None:
-        """Receive no more messages from a process."""
-        if process.control.fileno() in self.selector.get_map():
-            self.selector.unregister(process.control)
-
-    def _on_rank(self, process: WorkerProcess) -> bool:
-        """Receive one message. Return False if none is waiting or the channel is closed."""
-        try:
-            message, _ = rank_channel.receive(process.control, WorkerMessage, wait=False)
-        except BlockingIOError:
-            return False
-        except codec.InvalidMessage:  # the script's own forks have the channel and may write anything to it
-            return True
-        except rank_channel.Closed:
-            self.selector.unregister(process.control)
-            if process.pid == 0:
-                self.on_end(process)
-            return False
-        self._on_message(process, message)
-        self.on_message(process, message)
-        return True
-
-    def _on_message(self, process: WorkerProcess, message: WorkerMessage) -> None:
-        """Handle a message about the process itself; other messages concern the worker that it runs."""
-        if message.what == "born" and process.pid == 0:
-            self._adopt(process, message.pid)
-        elif message.what == "parked":
-            process.parked = True
-            self.failures = self.tries = self._pauses = 0
-            self._ranks_wait = False
-        elif message.what == "unparkable":
-            self._go_cold()
-        elif message.what == "failing" and message.pid in (0, process.pid):
-            if process.reported is None or process.reported.unwinding:
-                process.reported = message.ending
-        elif message.what == "withdrawn" and process.reported is not None and process.reported.unwinding:
-            process.reported = None
-
     def _go_cold(self) -> None:
         """Make no more warm processes: a script that uses a GPU before it joins must know its rank first."""
         self.strategy = "cold"
@@ -381,17 +347,6 @@ class WarmPool:
             self.selector.unregister(self.zygote.line)
             self.zygote.end()
             self.zygote = None
-
-    def _adopt(self, process: WorkerProcess, pid: int) -> None:
-        process.pid = pid
-        try:
-            process.pidfd = os.pidfd_open(pid)
-        # The process died at once and a sweep has reaped it; its channel will close.
-        except ProcessLookupError:
-            return
-        if process.killed:
-            process.kill(process.killed)
-        self.selector.register(process.pidfd, selectors.EVENT_READ, lambda: self.on_end(process))
 
 
 def pause_s(before: int) -> float:
@@ -427,5 +382,5 @@ def unjoined_ending(ended: Ending, printed: str, *, refused: bool) -> Ending:
     if refused and ended.signal is None:
         has_reason = nested_scripts.LAUNCHED_INDIRECTLY in printed
         message = printed if has_reason else f"{printed}{nested_scripts.REFUSED_BELOW}"
-        return replace(ended, code=2, fail="bad_input", message=message)
+        return replace(ended, code=exit_codes.BAD_INPUT, fail="bad_input", message=message)
     return replace(ended, message=printed or ended.message)  # no rank's log contains this output

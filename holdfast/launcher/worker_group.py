@@ -14,7 +14,7 @@ from holdfast.inspection import process_stats
 from holdfast.inspection.liveness import Stops
 from holdfast.launcher.survivor_snapshot import SurvivorSnapshot
 from holdfast.launcher.warm_pool import MemberSettings
-from holdfast.launcher.worker_process import Worker, WorkerProcess, live_workers
+from holdfast.launcher.worker_process import Worker, WorkerProcess, live_workers, reported_ending
 from holdfast.process import gpu_assignment, logs
 from holdfast.protocol import environment, foreign_text, rank_channel
 from holdfast.protocol.drills import DrillName
@@ -52,7 +52,7 @@ class WorkerGroup:
                 worker.local_rank,
                 worker.process.pid if worker.process else 0,
                 self.generation,
-                worker.state,
+                worker.phase,
                 worker.ending,
                 worker.flag,
                 worker.marks,
@@ -151,16 +151,15 @@ class WorkerGroup:
         take = _HANDLERS.get(message.what)
         if worker is None or take is None:
             return
-        if message.pid in (0, process.pid) or message.what in _FROM_ANY_PROCESS:
+        if process.sent(message) or message.what in _FROM_ANY_PROCESS:
             take(self, worker, message)
 
-    def _on_failing(self, worker: Worker, message: WorkerMessage) -> None:
-        if message.ending is not None and (worker.ending is None or worker.ending.unwinding):
-            self._note_ending(worker, message.ending)
-
-    def _on_withdrawn(self, worker: Worker, _message: WorkerMessage) -> None:
-        if worker.ending is not None and worker.ending.unwinding:
+    def _on_ending(self, worker: Worker, message: WorkerMessage) -> None:
+        ending = reported_ending(worker.ending, message)
+        if ending is None:
             worker.ending = None
+        elif ending is not worker.ending:
+            self._note_ending(worker, ending)
 
     def _on_marks(self, worker: Worker, message: WorkerMessage) -> None:
         if message.marks is not None:
@@ -279,9 +278,9 @@ class WorkerGroup:
 
 
 _HANDLERS: Mapping[str, Callable[[WorkerGroup, Worker, WorkerMessage], None]] = MappingProxyType(
-    {  # by `WorkerMessage.what`; the warm pool handles all other messages
-        "failing": WorkerGroup._on_failing,
-        "withdrawn": WorkerGroup._on_withdrawn,
+    {  # by `WorkerMessage.what`; the process watch and the warm pool handle the others
+        "failing": WorkerGroup._on_ending,
+        "withdrawn": WorkerGroup._on_ending,
         "started": WorkerGroup._on_marks,
         "settled": WorkerGroup._on_marks,
         "flag": WorkerGroup._on_flag,

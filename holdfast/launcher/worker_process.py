@@ -10,6 +10,7 @@ from pathlib import Path
 
 from holdfast.process import linux, logs
 from holdfast.protocol.launcher_messages import BadNumber, Ending, ProcessPhase, RankStart, StartTimes
+from holdfast.protocol.rank_channel import WorkerMessage
 
 TAIL_BYTES = 4096  # how much of the end of a rank's output is kept
 
@@ -33,6 +34,10 @@ class WorkerProcess:
         self.killed = self.killed or signum
         if self.pid:
             linux.kill_group(self.pid, signum)
+
+    def sent(self, message: WorkerMessage) -> bool:
+        """Return False if a process that the script forked has sent `message`: it has the same channel."""
+        return message.pid in (0, self.pid)
 
     def close(self) -> None:
         if self.pidfd >= 0:
@@ -59,7 +64,7 @@ class Worker:
     left: str = ""
 
     @property
-    def state(self) -> ProcessPhase:
+    def phase(self) -> ProcessPhase:
         if self.exited:
             return "exited"
         if self.ending is not None:
@@ -74,6 +79,20 @@ def live_workers(workers: tuple[Worker, ...]) -> list[tuple[Worker, WorkerProces
         for each in workers
         if each.process is not None and each.process.pid and not each.exited
     ]
+
+
+def reported_ending(before: Ending | None, message: WorkerMessage) -> Ending | None:
+    """Return how a rank says that it will end, once `message` has followed what it had said `before`.
+
+    An exception that is unwinding may still be caught: only such an ending can be withdrawn or replaced.
+    """
+    if before is not None and not before.unwinding:
+        return before
+    if message.what == "withdrawn":
+        return None
+    if message.what == "failing" and message.ending is not None:
+        return message.ending
+    return before
 
 
 def reap(process: WorkerProcess) -> Ending:

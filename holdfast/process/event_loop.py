@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from holdfast.fileio.storage_thread import Unresponsive
 
-AGAIN_S = 0.1  # between cancellations of a task that ignored the previous cancellation
+RETRY_S = 0.1  # between cancellations of a task that ignored the previous cancellation
 WINDOW_S = 60  # the period that the reported lag covers
 _BINS = 24  # powers of two of a microsecond; the last bin holds everything above 8 s
 
@@ -41,7 +41,7 @@ async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
         for task in left:
             task.cancel()
         try:
-            await asyncio.wait(left, timeout=AGAIN_S)
+            await asyncio.wait(left, timeout=RETRY_S)
         except asyncio.CancelledError as error:
             cancelled = error
         left = [task for task in left if not task.done()]

@@ -230,6 +230,15 @@ class Launch:
     grace_s: float = defaults.GRACE_S  # how long the finalizers of a script that has ended may take
 
 
+def stop_delays_s(grace_s: float, first: FirstSignal, ending_only: bool = False) -> tuple[float, float]:
+    """Return the seconds from an order to stop until ranks receive SIGTERM, and until they receive SIGKILL.
+
+    Ranks that are first asked to end in another way have `grace_s` twice: see `LauncherOrder`.
+    """
+    term_s = grace_s if first and not ending_only else 0.0
+    return term_s, term_s + grace_s
+
+
 @dataclass(frozen=True, slots=True)
 class LauncherOrder:
     """An order from a sidecar to its launcher.

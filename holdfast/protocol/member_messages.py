@@ -197,7 +197,7 @@ class KnownHistory:
 
 @dataclass(frozen=True, slots=True)
 class MemberReport:
-    """The complete state of a member, which it sends to the supervisor after changes and once a second."""
+    """The complete state of a member, which it sends to the supervisor after changes and twice a second."""
 
     protocol: int
     member: str

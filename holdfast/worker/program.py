@@ -12,18 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.errors import BadInput
+from holdfast.launch_commands import (
+    ACCELERATE_LAUNCH,
+    ACCELERATE_MODULE,
+    ACCELERATE_PROGRAM,
+    LAUNCHER_MODULES,
+    LAUNCHER_PROGRAMS,
+)
 from holdfast.process import executable
 
 _PYTHON = re.compile(r"python(3(\.\d+)?)?(\.exe)?")
 _TAKES_VALUE = {"-W", "-X"}
-_LAUNCHERS = {  # by the name of the module or of the program
-    "torch.distributed.run": "torchrun",
-    "torch.distributed.launch": "torch.distributed.launch",
-    "accelerate.commands.launch": "accelerate launch",
-    "torchrun": "torchrun",
-    "accelerate-launch": "accelerate launch",
-}
-_ACCELERATE = ("accelerate", "accelerate.commands.accelerate_cli")
+_LAUNCHERS = {**LAUNCHER_MODULES, **LAUNCHER_PROGRAMS}
 _INFORMATION_ONLY = {
     "-V",
     "-VV",
@@ -118,8 +118,8 @@ def launcher_refusal(argv: list[str]) -> str:
         named = words[1:2] if words[:1] == ["-m"] else [Path(word).name for word in words[:1]]
         name, words = "".join(named), words[1 + (words[:1] == ["-m"]) :]
     launcher = _LAUNCHERS.get(name)
-    if launcher is None and name in _ACCELERATE and words[:1] == ["launch"]:
-        launcher = "accelerate launch"
+    if launcher is None and name in (ACCELERATE_PROGRAM, ACCELERATE_MODULE) and words[:1] == ["launch"]:
+        launcher = ACCELERATE_LAUNCH
     if launcher is None:
         return ""
     return (

@@ -275,7 +275,7 @@ def ending_of(error: BaseException, failed_ns: int, text: str) -> Ending | None:
     raised = "" if wrong else _type_and_first_line(error)
     return Ending(
         _now(),
-        2 if wrong else code,
+        exit_codes.BAD_INPUT if wrong else code,
         None,
         False,
         kind,

@@ -69,13 +69,13 @@ class Restorer:
         self._fetcher = fetcher
         self._newest = 0  # the newest generation that this member was ordered to run
 
-    async def prepare(self, order: MemberOrder, make_room: Callable[[], object]) -> LocalStart:
+    async def prepare(self, order: MemberOrder, free_a_slot: Callable[[], object]) -> LocalStart:
         """Return the launch and ranks with local paths. Raises `StateUnavailable`; safe to repeat.
 
-        While no slot is free, call `make_room` repeatedly, because a rank of the previous generation that is
-        stopped or stuck during a copy would never release its slot. A slot from which a checkpoint is being
-        written stays in use for as long as storage takes, so the newer snapshot is overwritten in that case
-        (see `_snapshot_to_keep`). Raises `NoFreeSlot` if neither slot becomes available within `ROOM_S`.
+        While no slot is free, call `free_a_slot` repeatedly, because a rank of the previous generation that
+        is stopped or stuck during a copy would never release its slot. A slot from which a checkpoint is
+        being written stays in use for as long as storage takes, so the newer snapshot is overwritten in that
+        case (see `_snapshot_to_keep`). Raises `NoFreeSlot` if neither slot becomes available within `ROOM_S`.
 
         If the memory volume is full, remove the files that no start needs and retry for `VOLUME_S`. Raises
         `VolumeRefused`, with the free space in the message, if there is still no room.
@@ -101,7 +101,7 @@ class Restorer:
                 with suppress(OSError):  # removing these files may make enough room
                     await self._forget(order)
                 again_s = VOLUME_LOOK_S
-            make_room()
+            free_a_slot()
             await asyncio.sleep(again_s)
 
     def _refused(self, error: OSError) -> str:
@@ -127,7 +127,7 @@ class Restorer:
             return None
         return frozenset({(record.generation, record.step)})
 
-    async def make_room(self, total_bytes: int, wanted: Callable[[], bool]) -> None:
+    async def preallocate(self, total_bytes: int, wanted: Callable[[], bool]) -> None:
         """Allocate memory in advance in a free slot for a snapshot of `total_bytes`, while that is `wanted`.
 
         The memory is allocated piece by piece in the background, so the slot remains available for other

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from holdfast import launch_commands
 from holdfast.protocol import environment
 from supervisor.admission import pod_layout, pod_parts, resources, settings
 from supervisor.admission.pod_parts import InjectionContext as InjectionContext
@@ -135,9 +136,9 @@ class _Injection:
         self._check_names()
         self._check_mounts()
         user = self._user()
-        command, nproc, members = self._command()
+        command, nproc, members = self._understand_command()
         volume_bytes = self._volume_bytes()
-        own = self._own_resources(volume_bytes)
+        own = self._plan_own_resources(volume_bytes)
         leave_s = pod_parts.leave_s(pod_parts.mapping(self.pod, "spec"))
         added = pod_parts.additions(self.context, self.settings, user, own, volume_bytes, nproc, leave_s)
         if command is not None:
@@ -238,7 +239,7 @@ class _Injection:
             found["seLinuxOptions"] = copy.deepcopy(own["seLinuxOptions"])
         return found
 
-    def _command(self) -> tuple[TrainingCommand | None, int, int | None]:
+    def _understand_command(self) -> tuple[TrainingCommand | None, int, int | None]:
         """Return the command, the ranks on the pod and the number of pods.
 
         The command is None if an earlier injection has already replaced it. The number of pods is None if
@@ -298,7 +299,7 @@ class _Injection:
             )
         return found
 
-    def _own_resources(self, volume_bytes: int) -> OwnResources:
+    def _plan_own_resources(self, volume_bytes: int) -> OwnResources:
         every = [*self.users, *pod_parts.items(self.spec, "initContainers")]
         users = [each for each in every if each.get("name") not in pod_layout.CONTAINERS]
         try:
@@ -317,7 +318,7 @@ class _Injection:
 
     def _set_command(self, command: TrainingCommand) -> None:
         options = (pod_layout.LIBRARY, "--warm", self.settings.warm, "--")
-        words = command.started_by((command.interpreter, "-c", pod_layout.LAUNCH, *options))
+        words = command.started_by((command.interpreter, "-c", launch_commands.START, *options))
         self.training["command"] = list(words)
         if "args" in self.training:
             self.training["args"] = []

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from holdfast.launch_commands import ACCELERATE_LAUNCH
 from supervisor.admission.shell_text import ShellWord, UnclearCommand
 from supervisor.options.run_options import TORCHRUN_OPTIONS
 
@@ -150,7 +151,7 @@ def _find(
         name, equals, inline = word.text[:2], "=", word.text[2:].removeprefix("=")
     plain = "--" + name[2:].replace("_", "-") if name.startswith("--") else name
     option = options.get(plain)
-    if option is None and program == "accelerate launch" and plain.startswith(_FAMILIES):
+    if option is None and program == ACCELERATE_LAUNCH and plain.startswith(_FAMILIES):
         raise UnclearCommand(f"{program} {name}: {_PARADIGM}")
     if option is None or (equals and not option.takes_value):
         raise UnclearCommand(f"{program} has an option that Holdfast does not know: {word.text}")

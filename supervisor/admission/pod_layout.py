@@ -77,14 +77,6 @@ TRAINING_MOUNTS = {CODE_VOLUME: CODE, MEMORY_VOLUME: MEMORY, CHECKPOINT_VOLUME: 
 SETUP_ARGS = ("holdfast", "install-runtime", CODE)
 SIDECAR_ARGS = ("holdfast", "sidecar")
 
-# The program that the training container starts, as the text of `python -c`: the words after it are `LIBRARY`
-# and the arguments of `holdfast launch`. `LIBRARY` replaces the current directory as the first entry of
-# Python's path, so that no file of the user can replace one of Holdfast's modules.
-LAUNCH = (
-    "import sys; sys.path[0] = sys.argv.pop(1); "
-    "from holdfast.launcher.cli import main; sys.exit(main(sys.argv[1:]))"
-)
-
 # Variables that the kubelet fills in, with the fields of the pod that they hold. `HOLDFAST_*` variables are
 # in `holdfast.protocol.environment`.
 POD_NAME = "POD_NAME"

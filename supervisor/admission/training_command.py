@@ -12,6 +12,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from holdfast import launch_commands
 from supervisor.admission import launcher_options, pod_layout, program_words, shell_variables
 from supervisor.admission.launcher_options import LaunchArguments
 from supervisor.admission.program_words import SET_COMMAND
@@ -21,9 +22,6 @@ from supervisor.options.value_types import ranks
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=", re.ASCII)
 _REFERENCE = re.compile(r"\$\$|\$\(([-._A-Za-z0-9]+)\)", re.ASCII)  # of Kubernetes, in `command` and `args`
 
-_RUN_MODULE, _LAUNCH_MODULE = "torch.distributed.run", "torch.distributed.launch"
-_ACCELERATE_LAUNCH, _ACCELERATE = "accelerate.commands.launch", "accelerate.commands.accelerate_cli"
-_LAUNCHER_MODULES = (_RUN_MODULE, _LAUNCH_MODULE, _ACCELERATE_LAUNCH, _ACCELERATE)
 _NOT_TRAINING = frozenset({"pip", "venv", "ensurepip", "compileall", "site"})  # modules that only prepare
 _ONLY_NAME_PROGRAMS = frozenset(
     {"echo", "printf", "which", "type", "command", "pip", "pip3", "apt-get", "kill", "pkill"}
@@ -182,11 +180,11 @@ class _Reader:
     def _launched(self, words: list[ShellWord]) -> tuple[TrainingCommand, int] | None:
         """Return what `words` start, and the index of the script; None if they start no training."""
         program = program_words.program(words[0]) if words else ""
-        if program == "torchrun":
-            return self._torchrun(program_words.python_beside(words[0].text), words, 1, "torchrun")
-        if program == "accelerate-launch":
+        if program == launch_commands.TORCHRUN:
+            return self._torchrun(program_words.python_beside(words[0].text), words, 1, program)
+        if program == launch_commands.ACCELERATE_LAUNCH_PROGRAM:
             return self._accelerate(program_words.python_beside(words[0].text), words, 1)
-        if program == "accelerate":
+        if program == launch_commands.ACCELERATE_PROGRAM:
             return self._accelerate(
                 program_words.python_beside(words[0].text), words, _after_launch(words, 1)
             )
@@ -201,11 +199,11 @@ class _Reader:
             if place == len(words):
                 raise UnclearCommand(f"{interpreter} has no script")
             return self._plain(interpreter, flags, words, place)
-        if module in (_RUN_MODULE, _LAUNCH_MODULE):
+        if module in (launch_commands.TORCHRUN_MODULE, launch_commands.OLD_MODULE):
             return self._torchrun(interpreter, words, place + 1, module)
-        if module == _ACCELERATE_LAUNCH:
+        if module == launch_commands.ACCELERATE_LAUNCH_MODULE:
             return self._accelerate(interpreter, words, place + 1)
-        if module == _ACCELERATE:
+        if module == launch_commands.ACCELERATE_MODULE:
             return self._accelerate(interpreter, words, _after_launch(words, place + 1))
         if module.partition(".")[0] == "deepspeed":
             raise UnclearCommand(f"{module} starts the ranks itself: {SET_COMMAND}")
@@ -224,7 +222,7 @@ class _Reader:
         self, interpreter: str, words: list[ShellWord], begin: int, program: str
     ) -> tuple[TrainingCommand, int]:
         arguments = launcher_options.scan(words[begin:], launcher_options.TORCHRUN, program)
-        if program == _LAUNCH_MODULE and not arguments.has("--use-env"):
+        if program == launch_commands.OLD_MODULE and not arguments.has("--use-env"):
             raise UnclearCommand(
                 f"{program} passes --local-rank to the script: use torchrun, or --use-env if the script reads"
                 " LOCAL_RANK"
@@ -234,12 +232,14 @@ class _Reader:
         nnodes = self._stated(arguments.value("--nnodes"), "PET_NNODES") or ""
         place = begin + arguments.script
         rest = tuple(each.text for each in words[place:])
-        return TrainingCommand(interpreter, start, rest, nproc, nnodes, launcher="torchrun"), place
+        return TrainingCommand(
+            interpreter, start, rest, nproc, nnodes, launcher=launch_commands.TORCHRUN
+        ), place
 
     def _accelerate(
         self, interpreter: str, words: list[ShellWord], begin: int
     ) -> tuple[TrainingCommand, int]:
-        program = "accelerate launch"
+        program = launch_commands.ACCELERATE_LAUNCH
         arguments = launcher_options.scan(words[begin:], launcher_options.ACCELERATE, program)
         gpu_ids, notes = arguments.value("--gpu-ids"), tuple[str, ...]()
         if gpu_ids and gpu_ids.text != "all":
@@ -443,11 +443,14 @@ def _is_last(command: SimpleCommand, commands: Sequence[SimpleCommand]) -> bool:
 
 def _is_launcher(words: Sequence[ShellWord]) -> bool:
     program = program_words.program(words[0])
-    if program == "accelerate":
+    if program == launch_commands.ACCELERATE_PROGRAM:
         return [each.text for each in words[1:2]] == ["launch"]
     if program_words.is_python(words[0]):
-        return program_words.module(words) in _LAUNCHER_MODULES
-    return program in ("torchrun", "accelerate-launch")
+        return program_words.module(words) in (
+            *launch_commands.LAUNCHER_MODULES,
+            launch_commands.ACCELERATE_MODULE,
+        )
+    return program in launch_commands.LAUNCHER_PROGRAMS
 
 
 def _is_python_training(words: Sequence[ShellWord]) -> bool:

@@ -18,8 +18,7 @@ from holdfast.errors import BadInput
 from holdfast.process import event_loop
 from holdfast.process.clock import seconds_to_next_tick
 from holdfast.protocol import defaults, environment
-from holdfast.worker import program as command
-from holdfast.worker import script_source
+from holdfast.worker import program, script_source
 from supervisor.cli import run_messages
 from supervisor.cli.commands import RunOptions
 from supervisor.display.live import Display, display
@@ -40,15 +39,15 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, *_ONCE)
 
 def run(options: RunOptions) -> int:
     """Run the command to its end and return its exit code. Raises `BadInput` before it starts any process."""
-    program = command.parse(list(options.command), Path.cwd())
-    missing = command.check_start(program) or command.check_module(program, Path.cwd())
+    parsed = program.parse(list(options.command), Path.cwd())
+    missing = program.check_start(parsed) or program.check_module(parsed, Path.cwd())
     if missing:
         raise BadInput(missing)
-    wrong = command.check_syntax(program)
+    wrong = program.check_syntax(parsed)
     if wrong is not None:
         print(wrong, file=sys.stderr)
         return 1
-    if options.skip_bad_batches and not program.joins and program.kind != "other":
+    if options.skip_bad_batches and not parsed.joins and parsed.kind != "other":
         raise BadInput(
             "--skip-bad-batches needs a script that calls holdfast.join: Holdfast cannot skip a batch of a"
             " script that does not import it. Omit the option"
@@ -57,7 +56,7 @@ def run(options: RunOptions) -> int:
     run_dir = open_for_run(options.run_dir, time.time(), must_exist=options.resume)
     policy = policy_of(options)
     try:
-        kept = script_source.read_sources(program)  # later edits of the script do not affect the run
+        kept = script_source.read_sources(parsed)  # later edits of the script do not affect the run
         runtime, owner = memory_volume.create()
         _describe(run_dir, options, policy, runtime, api)
     except OSError as error:
@@ -177,7 +176,7 @@ class RunConsole:
         self.options = options
         self.following = RunFollower(run_dir)
         known = IncidentRecords(self.following.incident, run_dir.newest_incident())
-        self.view: Display = display(sys.stdout, known, plain=options.plain, quiet=options.quiet)
+        self.screen: Display = display(sys.stdout, known, plain=options.plain, quiet=options.quiet)
         self.interrupts = 0
         self.announced = False  # the last signal announced a SIGTERM
         self.unshown = False  # the user was informed that the status cannot be displayed
@@ -185,7 +184,7 @@ class RunConsole:
     def until_end(self) -> int:
         self._take_signals()
         for note in (*self.notes, *self._trained_before()):
-            self.view.say(f"holdfast: {note}")
+            self.screen.say(f"holdfast: {note}")
         self.keeper.start()
         try:
             while self.keeper.finished is None:
@@ -193,7 +192,7 @@ class RunConsole:
                 self._show()
             code = self._end(self.keeper.finished)
         finally:
-            lost = self.view.close()
+            lost = self.screen.close()
         if lost:
             with suppress(OSError):  # stderr may be on the same disk
                 print(f"holdfast: the output cannot be written: {lost}", file=sys.stderr, flush=True)
@@ -207,19 +206,19 @@ class RunConsole:
     def _show(self) -> None:
         now_s = time.monotonic()
         for rank, text in self.following.poll(now_s):
-            self.view.line(rank, text)
+            self.screen.line(rank, text)
         for news in (*self._taken_news(), self.following.news(now_s)):
             if news:
-                self.view.say(f"holdfast: {news}")
+                self.screen.say(f"holdfast: {news}")
         self._update(now_s)
 
     def _update(self, now_s: float) -> None:
         try:
-            self.view.update(self.following.status, now_s)
+            self.screen.update(self.following.status, now_s)
         except Exception as error:  # the run must survive any content of status.json
             if not self.unshown:
                 self.unshown = True
-                self.view.say(f"holdfast: the status cannot be displayed: {type(error).__name__}: {error}")
+                self.screen.say(f"holdfast: the status cannot be displayed: {type(error).__name__}: {error}")
 
     def _taken_news(self) -> list[str]:
         news, self.keeper.news = self.keeper.news, []
@@ -228,15 +227,15 @@ class RunConsole:
     def _end(self, finished: Finished) -> int:
         self.keeper.close()
         for rank, text in self.following.close():
-            self.view.line(rank, text)
+            self.screen.line(rank, text)
         self._show()
         if finished.message:
-            self.view.say(finished.message.rstrip())
+            self.screen.say(finished.message.rstrip())
         status = self.following.status
         for line in run_messages.after(status, finished.code, self.options.given, self.run_dir.path):
-            self.view.say(f"holdfast: {line}")
+            self.screen.say(f"holdfast: {line}")
         why = run_messages.closing_line(finished.why, finished.completion, status)
-        self.view.say(f"holdfast: {why} (exit code {finished.code})")
+        self.screen.say(f"holdfast: {why} (exit code {finished.code})")
         return finished.code
 
     def _take_signals(self) -> None:
@@ -275,7 +274,7 @@ class RunConsole:
         if self.interrupts == 1:
             name = signal.Signals(signum).name
             line = run_messages.stopping(self.following.status, name, self.options.grace_s)
-            self.view.say(f"holdfast: {line}; press Ctrl-C again to stop immediately")
+            self.screen.say(f"holdfast: {line}; press Ctrl-C again to stop immediately")
             self.keeper.ask_stop("interrupt" if signum == signal.SIGINT else "terminate")
         elif self.interrupts == 2:
             self.keeper.ask_stop("now")
@@ -284,9 +283,9 @@ class RunConsole:
 
     def _suspend(self) -> None:
         """Stop this process after Ctrl-Z, as usual, but first print what that means for the run."""
-        self.view.say(
+        self.screen.say(
             "holdfast: suspended: training continues, but processes that die are not restarted until `fg`"
             " or `bg`"
         )
-        self.view.flush()
+        self.screen.flush()
         os.kill(os.getpid(), signal.SIGSTOP)

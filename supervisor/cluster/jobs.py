@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 CHANGE_IGNORED = "ChangeIgnored"  # of events about members of a job that exists
 PODS = ResourceKind("", "v1", "pods")
 MEMBERS = f"{pod_layout.MEMBER_LABEL}={pod_layout.IS_MEMBER}"  # a selector
-AGAIN_S = 5.0  # between two rounds without a change
+RETRY_S = 5.0  # between two rounds without a change
 GATHER_S = 0.05  # for collecting changes: a job's pods are created one after another
 REMIND_S = 3000.0  # between two events for one reason; the API server keeps events for an hour
 MAX_NOTICES = 20_000
@@ -126,7 +126,7 @@ class ClusterJobs:
         return self._by_uid.get(pod_uid)
 
     async def run(self) -> None:
-        """Reconcile on every change and every `AGAIN_S` until cancelled; then end the tasks of all jobs."""
+        """Reconcile on every change and every `RETRY_S` until cancelled; then end the tasks of all jobs."""
         try:
             await asyncio.gather(self._pods.synced.wait(), self._supervisions.synced.wait())
             while True:
@@ -137,7 +137,7 @@ class ClusterJobs:
                 except (ApiError, OSError) as error:  # running jobs continue, and the rest is retried
                     log.warning("jobs not reconciled", extra={"error": str(error)})
                 with suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self.changed.wait(), AGAIN_S)
+                    await asyncio.wait_for(self.changed.wait(), RETRY_S)
                 await asyncio.sleep(GATHER_S)
         finally:
             await asyncio.gather(self._owners.close(), *(each.close() for each in self.jobs.values()))

@@ -20,6 +20,7 @@ from typing import Any
 
 from aiohttp import web
 
+from holdfast import exit_codes
 from holdfast.fileio.storage_thread import StorageThread
 from holdfast.process import event_loop, logs
 from holdfast.protocol.drills import DRILLS
@@ -48,8 +49,8 @@ from supervisor.view.model import JobState, StopRequest
 
 log = logging.getLogger(__name__)
 
-AGAIN_S = 2.0  # until a failed request to the API server is retried
-MAX_AGAIN_S = 30.0  # the same if it has failed for long
+RETRY_S = 2.0  # until a failed request to the API server is retried
+MAX_RETRY_S = 30.0  # the same if it has failed for long
 REFUSED_S = 5.0  # a refusal that lasts longer is recorded as an event
 COLLECT_S = 60.0  # the same for a name that a deleted owner still has: its resource is deleted soon
 NOT_SUPERVISED = "NotSupervised"  # the reason of events
@@ -231,11 +232,11 @@ class SupervisedJob:
                     await self._run(found, fresh)
                 except Deposed as error:
                     log.warning("another supervisor leads this job", extra={"why": str(error)})
-                    await asyncio.sleep(AGAIN_S)
+                    await asyncio.sleep(RETRY_S)
                     return
                 except Exception:  # the other jobs must survive; this job's members continue to train
                     log.exception("job failed")
-                    await asyncio.sleep(AGAIN_S)
+                    await asyncio.sleep(RETRY_S)
                     fresh = False
                 else:
                     fresh = await self._next_run()
@@ -251,15 +252,15 @@ class SupervisedJob:
         """
         if not isinstance(error, (ApiError, OSError)):
             log.error("job not taken over", exc_info=error)
-            return AGAIN_S
+            return RETRY_S
         log.warning("job not taken over", extra={"error": str(error)})
         if isinstance(error, OSError) and not isinstance(error, OwnerGone):
-            return AGAIN_S
+            return RETRY_S
         least_s = COLLECT_S if isinstance(error, OwnerGone) else REFUSED_S
         if failed_s >= least_s and self._problem != str(error):
             self._problem = str(error)
             self._record_refusal(f"the Supervision of this job cannot be created or changed: {error}")
-        return min(max(AGAIN_S, failed_s / 4), MAX_AGAIN_S)
+        return min(max(RETRY_S, failed_s / 4), MAX_RETRY_S)
 
     def _record_refusal(self, why: str) -> None:
         """Record an event about the job's owner, because the job's resource may not exist."""
@@ -445,7 +446,7 @@ class SupervisedJob:
                 shown = {}
             except (ApiError, OSError) as error:
                 log.warning("end of the job not recorded yet", extra={"error": str(error)})
-                await asyncio.sleep(AGAIN_S)
+                await asyncio.sleep(RETRY_S)
 
     def _event(self, reason: str, message: str, *, bad: bool = False) -> None:
         key = self.key
@@ -547,7 +548,7 @@ class SupervisedJob:
     def _dismiss(self, member: str) -> None:
         if self.job is not None:
             memory, epoch = self.job.memory, self.job.lead.epoch
-            order = MemberOrder("stop", memory.generation, epoch=epoch, exit_code=DISMISSED)
+            order = MemberOrder("stop", memory.generation, epoch=epoch, exit_code=exit_codes.TERMINATED)
             self._server.order(member, order)
 
     def _is_calm(self) -> bool:

@@ -27,6 +27,7 @@ from supervisor.observability.bookkeeping import Bookkeeping
 from supervisor.observability.publisher import StatusPublisher
 from supervisor.view import cut_off_work, failed_start, members
 from supervisor.view.model import (
+    ENDING_PHASES,
     End,
     JobState,
     MemberView,
@@ -252,7 +253,7 @@ class Job:
 
     def _renew(self, view: View) -> None:
         """Have the backend inspect silent sidecars, and replace them, before their members count as lost."""
-        if self.memory.phase in ("saving", "stopping", "ended"):
+        if self.memory.phase in ENDING_PHASES:
             return
         for name in members.silent_sidecars(view, self._renewed_ns):
             self._renewed_ns[name] = view.now_ns

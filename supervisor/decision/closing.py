@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from holdfast import exit_codes
-from holdfast.protocol.launcher_messages import UNFLUSHED, FirstSignal
+from holdfast.protocol.launcher_messages import UNFLUSHED, FirstSignal, stop_delays_s
 from holdfast.protocol.member_messages import CheckpointReport, RankProgress
 from holdfast.protocol.progress import Phase, name_of
 from supervisor import wording
@@ -30,7 +30,7 @@ CONFIRM_S = 10.0  # limit for a scan of the checkpoints on storage
 _QUIET = 0.6  # part of `Policy.member_timeout_s` granted to a silent member after the run has finished
 _DONE = name_of(Phase.DONE)
 _S = 1_000_000_000
-_IDLE_S = 60.0
+IDLE_S = 60.0  # until the next decision if nothing has a deadline
 _SLACK_S = 10.0  # added to the members' grace period; then the keeper kills them
 _ASKED = "stopped, as asked"  # `why` of a completed stop
 _STOPPED = "stopped"  # `why` of a stop whose checkpoint is missing
@@ -374,8 +374,8 @@ def stopping(view: View, policy: Policy) -> Done | Wait:
     there = [m for m in view.members if m.exists and not members.unresponsive_launcher(m)]
     if not there:
         return Done("no member is left")
-    grace_s = policy.grace_s * (2 if view.memory.first else 1)
-    deadline = view.memory.since_ns + int((grace_s + _SLACK_S) * _S)
+    _, kill_s = stop_delays_s(policy.grace_s, view.memory.first)
+    deadline = view.memory.since_ns + int((kill_s + _SLACK_S) * _S)
     if view.now_ns >= deadline:
         return Done(f"{len(there)} members did not stop in time")
     return Wait(deadline, f"{len(there)} members are stopping")
@@ -383,4 +383,4 @@ def stopping(view: View, policy: Policy) -> Done | Wait:
 
 def ended(view: View, policy: Policy) -> Wait:
     """Return the next action in the phase `ended`, which is always to wait."""
-    return Wait(view.now_ns + int(_IDLE_S * _S), "ended")
+    return Wait(view.now_ns + int(IDLE_S * _S), "ended")

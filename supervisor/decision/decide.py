@@ -43,7 +43,6 @@ from supervisor.view.model import (
 )
 
 _S = 1_000_000_000
-IDLE_S = 60.0  # until the next decision if nothing has a deadline
 RESTORE_RETRY_S = 1.0  # before another attempt to restore a state that could not be restored
 VOLUME_RETRY_S = 5.0  # before another attempt to restore if the memory volume had no room for the state
 FOREVER_S = 1e9
@@ -306,7 +305,7 @@ def await_next_event(case: _Case) -> Wait:
 def _next_look_ns(case: _Case) -> int:
     """Return when another decision may be due even if no report arrives."""
     view, policy, stall = case.view, case.policy, case.stall
-    until_ns = view.now_ns + int(members.next_timeout_s(view, policy, IDLE_S) * _S)
+    until_ns = view.now_ns + int(members.next_timeout_s(view, policy, closing.IDLE_S) * _S)
     if stall is None:
         return until_ns
     times_ns = [stall.act_ns, stall.warn_ns, detection.deadline_ns(view, policy)]

@@ -27,12 +27,12 @@ from supervisor.wording import place
 
 _SYNTAX = re.compile(r"^(SyntaxError|IndentationError|TabError): ", re.MULTILINE)
 _FROM_OUTSIDE = (9, 15)  # SIGKILL and SIGTERM
-MAX_TYPOS = 2  # the second occurrence proves that it is not a coincidence
-_TYPOS = frozenset(  # exceptions that only the program itself can cause
+MAX_PROGRAM_ERRORS = 2  # the second occurrence proves that it is not a coincidence
+PROGRAM_ERRORS = frozenset(  # exceptions that only the program itself can cause
     {"TypeError", "AttributeError", "NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError"}
 )
 MAX_WARM_FAILURES = 3  # successive processes that died before they joined
-AGAIN_S = 60.0  # how long a run that has done steps tries to create processes before it ends
+GIVE_UP_S = 60.0  # how long a run that has done steps tries to create processes before it ends
 WORKED_S = 60.0  # a generation that lived this long did some work, even if it reported no step
 VOLUME_TRIES = 3  # attempts to restore a state for which the memory volume has no room
 _S = 1_000_000_000
@@ -43,7 +43,7 @@ def startup_failure(view: View) -> End | None:
 
     Training ranks continue even if no warm process can be created. If the run has done steps, the script has
     worked before, and a file that it reads before it joins may be missing only temporarily. When such a run
-    needs processes, Holdfast therefore tries to create them for `AGAIN_S`.
+    needs processes, Holdfast therefore tries to create them for `GIVE_UP_S`.
     """
     forming = view.memory.phase == "forming"
     for member in view.members:
@@ -60,7 +60,7 @@ def startup_failure(view: View) -> End | None:
         if not _is_in_need(view, member.name, launcher):
             continue
         tries = launcher.warm_tries if has_worked(view) else launcher.warm_failures
-        over = not has_worked(view) or view.now_ns >= view.memory.since_ns + int(AGAIN_S * _S)
+        over = not has_worked(view) or view.now_ns >= view.memory.since_ns + int(GIVE_UP_S * _S)
         if tries >= MAX_WARM_FAILURES and over:
             killed = f": it {endings.describe(ending)}" if ending.signal is not None else ""
             return End(code or 1, f"the script failed {tries} times before it joined{killed}", ending.message)
@@ -87,7 +87,7 @@ class WarmPoolProblem:
     @property
     def sentence(self) -> str:
         if self.awaited:
-            limit = f"the run ends if none can be created within {AGAIN_S:g} s"
+            limit = f"the run ends if none can be created within {GIVE_UP_S:g} s"
             return f"{self.why}; the ranks wait for them, and {limit}"
         return f"{self.why}; a fault now requires a cold start; retried at intervals"
 
@@ -137,8 +137,8 @@ def reason_to_stop(view: View, policy: Policy, cause: Fault) -> End | None:
     same = _count_identical(view, cause)
     sure = cause.kind == "exception" or (cause.kind == "crash" and bool(mismatch(cause.message)))
     limit = policy.identical_failures if sure else policy.identical_crashes
-    if _is_typo(view, policy, cause):
-        limit = min(limit, MAX_TYPOS)
+    if _is_program_error(view, policy, cause):
+        limit = min(limit, MAX_PROGRAM_ERRORS)
     if kind_of(cause.kind).may_be_a_bug and not cause.work and same + 1 >= limit:
         where = f"at {reports.name_step(view, cause.step)}" if cause.step >= 0 else "before the first step"
         why = f"{cause.detail}: the same failure {same + 1} times {where}; a bug, not a fault"
@@ -152,9 +152,9 @@ def reason_to_stop(view: View, policy: Policy, cause: Fault) -> End | None:
     return None
 
 
-def _is_typo(view: View, policy: Policy, cause: Fault) -> bool:
+def _is_program_error(view: View, policy: Policy, cause: Fault) -> bool:
     """True for an error in the program: an exception before any step, or the same one twice on all ranks."""
-    if cause.kind != "exception" or not _TYPOS.intersection(cause.signature.split(" ")[1:2]):
+    if cause.kind != "exception" or not PROGRAM_ERRORS.intersection(cause.signature.split(" ")[1:2]):
         return False
     if not (made_progress(view, cause) or any(past.worked for past in view.memory.history)):
         return True

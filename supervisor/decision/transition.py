@@ -17,7 +17,7 @@ from holdfast.protocol.launcher_messages import Launch, LossJump, Restore
 from holdfast.protocol.member_messages import StateSource
 from supervisor.decision import closing, remedy, resume_point
 from supervisor.fault_kinds import kind_of
-from supervisor.hangs import evidence, group_reports, hung_rank
+from supervisor.hangs import evidence, hung_rank
 from supervisor.view import (
     cut_off_work,
     failed_start,
@@ -263,9 +263,9 @@ def _followed(view: View) -> _Adopted:
 
 
 def _with_evidence(view: View, incident: OpenIncident) -> OpenIncident:
-    lines = tuple(map(evidence.describe, group_reports.inspections(view)))
+    lines = tuple(map(evidence.describe, reports.all_inspections(view)))
     groups = tuple(
-        (group.ranks, group.stack) for group in hung_rank.group_stacks(hung_rank.inspections(view))
+        (group.ranks, group.stack) for group in hung_rank.group_stacks(reports.all_inspections(view))
     )
     return replace(
         incident,

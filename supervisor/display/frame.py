@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from supervisor.display.ansi import BOLD, CYAN, DIM, GREEN, RED, YELLOW, Style, clip, join, width_of
-from supervisor.view.model import PHASES
+from supervisor.view.model import ENDING_PHASES, PHASES
 from supervisor.wording import count, number, outcome, percent, seconds, what
 
 RECOVERING = frozenset({"starting", "restarting", PHASES["looking"], PHASES["securing"]})
@@ -120,7 +120,7 @@ def generation(status: StatusDocument) -> str:
 def has_run(status: StatusDocument) -> bool:
     """True if a run is ending and its last group ran, perhaps too briefly for a status to show that."""
     name = status.get("phase")
-    if name not in ("saving", "stopping", "ended"):
+    if name not in ENDING_PHASES:
         return False
     failed = (status.get("last_incident") or {}).get("generation") == status.get("generation")
     there = name != "ended" and any(each.get("step") is not None for each in status.get("ranks") or ())

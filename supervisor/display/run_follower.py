@@ -40,7 +40,7 @@ class WarningFilter:
     def __init__(self) -> None:
         self._known: set[str] = set()
 
-    def new(self, text: str) -> bool:
+    def admit(self, text: str) -> bool:
         """True if a line must be shown: it is not a warning, or it is the first of its kind."""
         found = _WARNS.match(text)
         if found is None:
@@ -136,7 +136,7 @@ class RunFollower:
 
     def _adopt(self, reading: _Reading) -> list[RankLine]:
         self.status, self._gone, self._refused = reading.status, reading.gone, reading.refused
-        return [line for line in reading.lines if self._warned.new(line[1])]
+        return [line for line in reading.lines if self._warned.admit(line[1])]
 
     def _read_all(self) -> _Reading:
         lines, status, gone = self._tails.poll(), self._follower.read(), not self._run.path.exists()

@@ -14,7 +14,7 @@ from holdfast.protocol.progress import PhaseKind, meaning_of
 from supervisor.hangs import deadlock, evidence, group_reports, hung_rank, sentences, stall_limits
 from supervisor.hangs.verdict import StallVerdict, hang_fault
 from supervisor.view import reports, uneven_steps
-from supervisor.view.model import Fault, LateRank, Policy, RestingRank, View
+from supervisor.view.model import Fault, LateRank, Policy, RankAtRest, View
 
 SIDE_S = 0.3  # how long the supervisor waits for the other ranks' inspections, which have begun
 STOPPED_S = 1.0  # the same for a stopped rank that is not late, as its inspections have yet to begin
@@ -106,7 +106,7 @@ def partner_left(view: View, gone: RankState, waiting: list[LateRank]) -> StallV
     return StallVerdict(fault.detail, fault.rank, "", "", 0.0, view.now_ns, None, fault)
 
 
-def deadlocked(view: View, policy: Policy, resting: tuple[RestingRank, ...]) -> StallVerdict:
+def deadlocked(view: View, policy: Policy, resting: tuple[RankAtRest, ...]) -> StallVerdict:
     """Return the verdict if all ranks wait for each other and nothing can end the wait.
 
     If the group was restarted at the same step and place before, the restart did not help. Then a limit

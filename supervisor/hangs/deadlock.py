@@ -18,7 +18,7 @@ from functools import reduce
 from holdfast.protocol.launcher_messages import RankInspection
 from supervisor.hangs import evidence
 from supervisor.view import reports
-from supervisor.view.model import RestingRank, View
+from supervisor.view.model import RankAtRest, View
 
 _LATE = 1  # the number of the request while a rank is late and not all ranks are at rest
 _S = 1_000_000_000
@@ -32,14 +32,14 @@ def inspection_request(view: View) -> int:
     return _all_resting_since_ns(view) or _LATE
 
 
-def update_resting(before: tuple[RestingRank, ...], view: View) -> tuple[RestingRank, ...]:
+def update_resting(before: tuple[RankAtRest, ...], view: View) -> tuple[RankAtRest, ...]:
     """Return the ranks that are at rest according to the newest inspections, and since when."""
     known = {each.rank: each for each in before}
-    found: list[RestingRank] = []
+    found: list[RankAtRest] = []
     for report in reports.reports(view):
         for inspection in reports.inspections(view, report):
             findings = evidence.findings(inspection)
-            if inspection.rests_s <= 0 or findings.role != evidence.WAITS or findings.evidence:
+            if inspection.rests_s <= 0 or findings.role != evidence.WAITS or findings.shows_progress:
                 continue  # the rank may still move: for example, its child process may be saving a file
             last = known.get(inspection.rank)
             if last is None or last.mark != inspection.mark or inspection.number < last.look:
@@ -51,8 +51,8 @@ def update_resting(before: tuple[RestingRank, ...], view: View) -> tuple[Resting
     return tuple(sorted(found, key=lambda each: each.rank))
 
 
-def _resting(inspection: RankInspection, since_ns: int, heard_ns: int) -> RestingRank:
-    return RestingRank(
+def _resting(inspection: RankInspection, since_ns: int, heard_ns: int) -> RankAtRest:
+    return RankAtRest(
         rank=inspection.rank,
         step=inspection.step,
         mark=inspection.mark,
@@ -72,7 +72,7 @@ def _wait_in_words(inspection: RankInspection) -> str:
     return f"{_IN_WORDS.get(function, function)}{called}"
 
 
-def deadlocked_ranks(view: View, horizon_s: float) -> tuple[RestingRank, ...]:
+def deadlocked_ranks(view: View, horizon_s: float) -> tuple[RankAtRest, ...]:
     """Return all ranks, with the places where they wait, if none of them will continue; () if not proven.
 
     At the time limit of a collective, an exception is raised, which the script may handle. A wait counts as
@@ -95,7 +95,7 @@ def _all_resting_since_ns(view: View) -> int:
     return max(each.since_ns for each in rests)
 
 
-def describe(rests: tuple[RestingRank, ...], most: int = 4) -> str:
+def describe(rests: tuple[RankAtRest, ...], most: int = 4) -> str:
     """Return in words where each rank waits; if the places differ, for the first `most` ranks."""
     places = {each.place for each in rests}
     text = "all ranks wait for each other, and nothing is in transit: "
@@ -107,6 +107,6 @@ def describe(rests: tuple[RestingRank, ...], most: int = 4) -> str:
     return f"{text}. All ranks must enter the same collectives in the same order"
 
 
-def place(rests: tuple[RestingRank, ...]) -> str:
+def place(rests: tuple[RankAtRest, ...]) -> str:
     """Return where the ranks wait, without line numbers, so that all lines of one function are equal."""
     return "; ".join(sorted({evidence.without_line(each.place) for each in rests}))

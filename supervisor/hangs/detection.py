@@ -138,8 +138,8 @@ def _standstill(view: View, policy: Policy) -> StallVerdict:
 
 def _ranks_ahead(view: View, rest: list[LateRank]) -> set[int]:
     """Return the ranks that are ahead of the last rank and only compute or wait, perhaps for a device."""
-    inspected = {each.rank for each in group_reports.inspections(view)}
+    inspected = {each.rank for each in reports.all_inspections(view)}
     places = {each.rank: (each.step, each.phase_seq) for each in rest if each.rank in inspected}
     first = min(places.values(), default=(0, 0))
-    still = (evidence.BUSY, evidence.RESTS)
+    still = (evidence.BUSY, evidence.IDLE)
     return {each.rank for each in rest if each.role in still and places.get(each.rank, first) > first}

@@ -17,7 +17,7 @@ WAITS = "waits"  # in a collective, for other ranks
 LOCKED = "locked"  # all its threads wait for locks that no other process can release
 WORKS = "works"  # it, or one of its child processes, makes progress
 BUSY = "busy"  # it computes in one function: a long call, or an endless loop
-RESTS = "idle"  # it waits for an event that may still come: from a file, a peer or a timer
+IDLE = "idle"  # it waits for an event that may still come: from a file, a peer or a timer
 
 # Kinds of work. Users read them in messages, and the durations of stalls are learned for each kind.
 COMPUTES, CHILDREN, BYTES = "computing", "work of its child processes", "reading or writing"
@@ -48,7 +48,7 @@ class Findings:
 
     role: str
     work: str = ""
-    evidence: bool = False  # the rank or one of its child processes made progress during the inspection
+    shows_progress: bool = False  # the rank or one of its child processes made progress during the inspection
 
 
 def findings(inspection: RankInspection) -> Findings:
@@ -60,16 +60,16 @@ def findings(inspection: RankInspection) -> Findings:
         return Findings(STOPPED)
     if state in ("Z", "X"):
         return Findings(GONE)
-    evidence = inspection.moved or inspection.children > 0 or inspection.io_bytes > 0
+    progress = inspection.moved or inspection.children > 0 or inspection.io_bytes > 0
     busy = inspection.window_s > 0 and inspection.cpu_s > _BUSY_SHARE * inspection.window_s
     waiting = hung_rank.classify_wait(inspection.stack)
     if waiting == hung_rank.COLLECTIVE or (waiting == hung_rank.BACKWARD and not busy):
-        return Findings(WAITS, COLLECTIVE, evidence or busy)
-    if evidence:
+        return Findings(WAITS, COLLECTIVE, progress or busy)
+    if progress:
         return Findings(WORKS, _kind(inspection), True)
     if busy:
         return Findings(BUSY, COMPUTES)
-    return Findings(LOCKED, LOCK) if _is_locked(inspection) else Findings(RESTS, _awaited(inspection))
+    return Findings(LOCKED, LOCK) if _is_locked(inspection) else Findings(IDLE, _awaited(inspection))
 
 
 def shows_work(inspection: RankInspection) -> bool:
@@ -86,7 +86,7 @@ def waits_for_no_rank(inspection: RankInspection) -> bool:
     process may be a wait for another rank, and so may an unknown wait. A device or a library
     (`RankInspection.meets_unseen`) may also hide such a wait.
     """
-    if inspection.meets_unseen or findings(inspection).role not in (WORKS, BUSY, RESTS):
+    if inspection.meets_unseen or findings(inspection).role not in (WORKS, BUSY, IDLE):
         return False
     if hung_rank.classify_wait(inspection.stack) != hung_rank.NOT_WAITING:
         return False

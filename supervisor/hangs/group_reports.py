@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.protocol.launcher_messages import RankInspection, RankState
+from holdfast.protocol.launcher_messages import RankState
 from holdfast.protocol.member_messages import RankStall
 from supervisor.hangs import evidence
 from supervisor.view import reports
@@ -38,18 +38,11 @@ def state(view: View, rank: int) -> RankState | None:
     return next((each for each in reports.ranks(view) if each.rank == rank), None)
 
 
-def inspections(view: View) -> tuple[RankInspection, ...]:
-    """Return the newest inspection of each rank that was inspected."""
-    return tuple(
-        inspection for report in reports.reports(view) for inspection in reports.inspections(view, report)
-    )
-
-
 def are_all_inspected(view: View) -> bool:
     """Return True if all live ranks were inspected at their current steps."""
     inspected = {
         inspection.rank
-        for inspection in inspections(view)
+        for inspection in reports.all_inspections(view)
         if inspection.step in (reports.step_of_rank(view, inspection.rank), -1)
     }
     return set(phases(view)) <= inspected
@@ -57,7 +50,9 @@ def are_all_inspected(view: View) -> bool:
 
 def traced_rank(view: View) -> int | None:
     """Return the lowest live rank to which a debugger is attached; None if there is none."""
-    traced = {each.rank for each in inspections(view) if evidence.findings(each).role == evidence.TRACED}
+    traced = {
+        each.rank for each in reports.all_inspections(view) if evidence.findings(each).role == evidence.TRACED
+    }
     alive = phases(view)
     return min((rank for rank in traced if rank in alive), default=None)
 
@@ -68,7 +63,7 @@ def waits_for_others(view: View, rank: int) -> bool:
         inspection.rank == rank
         and inspection.step == reports.step_of_rank(view, rank)
         and evidence.findings(inspection).role == evidence.WAITS
-        for inspection in inspections(view)
+        for inspection in reports.all_inspections(view)
     )
 
 
@@ -80,7 +75,7 @@ def stopped_ranks(view: View) -> frozenset[int]:
 
 def position(view: View, late: LateRank) -> str:
     """Return the script's function and line that a rank's newest inspection shows; "" if there is none."""
-    inspection = next((each for each in inspections(view) if each.rank == late.rank), None)
+    inspection = next((each for each in reports.all_inspections(view) if each.rank == late.rank), None)
     return (inspection.where or inspection.at) if inspection is not None else ""
 
 

@@ -53,22 +53,12 @@ def name_rank(view: View, holding: list[LateRank]) -> LateRank:
     if len(holding) == 1:
         return holding[0]
     ranks = {each.rank for each in holding}
-    inspected = tuple(each for each in inspections(view) if each.rank in ranks)
+    inspected = tuple(each for each in reports.all_inspections(view) if each.rank in ranks)
     if len(inspected) < len(holding):
         return replace(holding[0], rank=-1)
     found = find_hung_rank(inspected)
     named = next(each for each in holding if each.rank == found.rank)
     return named if len(found.outliers) == 1 else replace(named, rank=-1)
-
-
-def inspections(view: View) -> tuple[RankInspection, ...]:
-    """Return the members' inspections of the ranks of a hung group."""
-    return tuple(
-        inspection
-        for member in view.members
-        if member.report is not None
-        for inspection in reports.inspections(view, member.report)
-    )
 
 
 def find_hung_rank(inspected: tuple[RankInspection, ...]) -> HangVerdict:

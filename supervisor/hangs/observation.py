@@ -153,10 +153,10 @@ def _inspected(before: LateRank, inspection: RankInspection, now_ns: int) -> Lat
     found = evidence.findings(inspection)
     at = inspection.at.rpartition(":")[0]
     is_later = before.look > 0
-    signs = found.evidence if before.begun else evidence.shows_work(inspection)
+    signs = found.shows_progress if before.begun else evidence.shows_work(inspection)
     moved = signs or (is_later and (inspection.phase_seq, at) != (before.phase_seq, before.at))
     role, work = found.role, found.work
-    if moved and role in (evidence.BUSY, evidence.RESTS, evidence.LOCKED):
+    if moved and role in (evidence.BUSY, evidence.IDLE, evidence.LOCKED):
         role, work = evidence.WORKS, work or evidence.COMPUTES
     works = before.works if not work or work in before.works else (*before.works, work)
     apart = evidence.waits_for_no_rank(inspection)

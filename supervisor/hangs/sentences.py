@@ -66,7 +66,7 @@ def describe_pause(view: View, rank: int, phase: str) -> str:
 
 
 def _at(view: View, rank: int) -> str:
-    position = next((each.where for each in group_reports.inspections(view) if each.rank == rank), "")
+    position = next((each.where for each in reports.all_inspections(view) if each.rank == rank), "")
     return f", in {position}" if position else ""
 
 

@@ -9,20 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from holdfast import parts
+from holdfast import launch_commands, parts
 from holdfast.launcher import member_template as holdfast_template
 from holdfast.protocol import environment
 from holdfast.protocol.rank_channel import WorkerOrder
 from holdfast.snapshot import member_directory
-from holdfast.worker import program as command
-from holdfast.worker import script_source, zygote
+from holdfast.worker import program, script_source, zygote
 from supervisor.local import gpus
 from supervisor.store.run_directory import RunDir
-
-_LAUNCH = (
-    "import sys; sys.path[0] = sys.argv.pop(1); "
-    "from holdfast.launcher.cli import main; sys.exit(main(sys.argv[1:]))"
-)
 
 _PART_MODULES = ("supervisor.local.serve", "sidecar.reconciler", "sidecar.state.peers")
 
@@ -88,7 +82,7 @@ class PartSpec:
 def launcher(plan: RunSpec, member: str, parent: int, base: Mapping[str, str]) -> ProcessSpec:
     """Return how to start the launcher of `member` without a fork server."""
     root = parts.import_root(plan.runtime / member_directory.IMPORT)
-    argv = (sys.executable, "-c", _LAUNCH, str(root), *launcher_argv(plan, member, parent))
+    argv = (sys.executable, "-c", launch_commands.START, str(root), *launcher_argv(plan, member, parent))
     kept = (plan.sources_fd,) if plan.sources_fd >= 0 else ()
     return ProcessSpec(argv, {**base, **gpus.dealt_out(base, plan.gpus)}, kept)
 
@@ -109,17 +103,17 @@ def member_fork_server(
 
     With GPUs, each member must, because if an import called CUDA, CUDA would not work in its forks.
     """
-    program = plan.kept.program if plan.kept else command.parse(list(plan.command), Path.cwd())
+    parsed = plan.kept.program if plan.kept else program.parse(list(plan.command), Path.cwd())
     kept = plan.sources_fd
-    if plan.gpus or plan.warm not in ("auto", "park") or program.kind == "other":
+    if plan.gpus or plan.warm not in ("auto", "park") or parsed.kind == "other":
         return None
     root = parts.import_root(plan.runtime / member_directory.IMPORT)
     return ProcessSpec(
-        program.entered(holdfast_template.BOOT, root),
+        parsed.entered(holdfast_template.BOOT, root),
         {
             **base,
             "PYTHONPATH": parts.with_path(base, root),
-            environment.WARM: zygote.zygote_spec(program, parent=parent, control=control, kept=kept),
+            environment.WARM: zygote.zygote_spec(parsed, parent=parent, control=control, kept=kept),
         },
         (control,) if kept < 0 else (control, kept),
     )

@@ -78,30 +78,30 @@ _NEVER = HeartbeatSilence()
 class Watchdog:
     """What the keeper knows about its supervisors. Times are in seconds on one monotonic clock; 0: never."""
 
-    life: HeartbeatSilence = _NEVER  # since the start or the last heartbeat of the current supervisor
+    silence: HeartbeatSilence = _NEVER  # since the start or the last heartbeat of the current supervisor
     spoke: bool = False  # the current supervisor has sent a heartbeat
     killed_s: float = 0.0  # when it was sent SIGKILL
     stop: StopRequest = ""  # how the user asked the run to stop: see `JobState.stop`
     asked: HeartbeatSilence = _NEVER  # since `stop` last changed
-    answered: HeartbeatSilence = _NEVER  # since the later of `asked` and any supervisor's last heartbeat
+    unanswered: HeartbeatSilence = _NEVER  # since the later of `asked` and any supervisor's last heartbeat
     crashes: int = 0  # supervisors that died since `stop` last changed
 
     def born(self, now_s: float) -> Watchdog:
         """Return the state after a supervisor was started."""
-        return replace(self, life=HeartbeatSilence(now_s), spoke=False, killed_s=0.0)
+        return replace(self, silence=HeartbeatSilence(now_s), spoke=False, killed_s=0.0)
 
     def heard(self, now_s: float) -> Watchdog:
         """Return the state after a heartbeat of the supervisor."""
         return replace(
             self,
-            life=HeartbeatSilence(now_s),
+            silence=HeartbeatSilence(now_s),
             spoke=True,
-            answered=HeartbeatSilence(now_s if self.stop else 0.0),
+            unanswered=HeartbeatSilence(now_s if self.stop else 0.0),
         )
 
     def died(self) -> Watchdog:
         """Return the state after the end of the current supervisor."""
-        return replace(self, life=_NEVER, killed_s=0.0, crashes=self.crashes + bool(self.stop))
+        return replace(self, silence=_NEVER, killed_s=0.0, crashes=self.crashes + bool(self.stop))
 
     def killed(self, now_s: float) -> Watchdog:
         """Return the state after the current supervisor was sent SIGKILL."""
@@ -112,17 +112,19 @@ class Watchdog:
         if how == self.stop:
             return self
         return replace(
-            self, stop=how, asked=HeartbeatSilence(now_s), answered=HeartbeatSilence(now_s), crashes=0
+            self, stop=how, asked=HeartbeatSilence(now_s), unanswered=HeartbeatSilence(now_s), crashes=0
         )
 
     def later(self, now_s: float, late_s: float) -> Watchdog:
         """Return the state at `now_s`, for a check that ran `late_s` too late; that time is not silence."""
-        moved = [each.later(each.heard_s, now_s, late_s) for each in (self.life, self.asked, self.answered)]
-        return replace(self, life=moved[0], asked=moved[1], answered=moved[2])
+        moved = [
+            each.later(each.heard_s, now_s, late_s) for each in (self.silence, self.asked, self.unanswered)
+        ]
+        return replace(self, silence=moved[0], asked=moved[1], unanswered=moved[2])
 
     def doubtful(self, now_s: float) -> bool:
         """True if the current supervisor has been silent for so long that its process must be inspected."""
-        return not self.killed_s and self.life.length_s(now_s) > liveness.LIMIT_S
+        return not self.killed_s and self.silence.length_s(now_s) > liveness.LIMIT_S
 
     def stuck(self, now_s: float, state: str) -> str:
         """Return why the current supervisor must be killed; "" if it need not be.
@@ -131,7 +133,7 @@ class Watchdog:
         and reads its journal, which can take long on a busy machine or slow storage. It has the longer limit
         of a process that waits for a disk, unless it is stopped.
         """
-        length_s = self.life.length_s(now_s)
+        length_s = self.silence.length_s(now_s)
         patient = state if self.spoke or state in _STOPPED else "D"
         if self.killed_s or not liveness.verdict(length_s, patient):
             return ""
@@ -145,7 +147,7 @@ class Watchdog:
         """Return why the keeper must end the run itself; "" while a supervisor may still do so."""
         if self.stop == "now" and self.asked.length_s(now_s) > NOW_S:
             return f"the supervisor has not ended the run within {NOW_S:g} s"
-        if self.stop and self.answered.length_s(now_s) > ANSWER_S:
+        if self.stop and self.unanswered.length_s(now_s) > ANSWER_S:
             return f"no supervisor has answered for {ANSWER_S:g} s"
         if self.stop and self.crashes >= CRASHES:
             return f"the supervisor has died {self.crashes} times instead of ending the run"

@@ -30,7 +30,7 @@ from holdfast.snapshot.member_directory import FOLDERS, MEMBER_FILE, OWNER, REST
 from supervisor.local import memory_volume
 
 SPARED = 64  # descriptors that remain available to the process for other purposes
-AGAIN_S = 60.0  # minimum time between two lines about restored files
+LOG_GAP_S = 60.0  # minimum time between two lines about restored files
 FAILURES = 3  # failures in a row before a report, because the first may be due to a removal still under way
 
 
@@ -181,7 +181,7 @@ class VolumeRepair:
     _owner: Identity | None = None  # of the lock file that shows other runs that this one is alive
     _lock: int = -1  # the descriptor of that file, if it was created again
     _kept: int = -1  # the descriptor of the folder, locked against programs that remove old files
-    _reported_s: float = -AGAIN_S
+    _reported_s: float = -LOG_GAP_S
     _back: list[Path] = field(default_factory=list)  # restored, and not reported yet
     _error: str = ""
     _failures: int = 0  # calls of `repair` in a row that could not restore everything
@@ -217,7 +217,7 @@ class VolumeRepair:
             return [self._error] if self._failures == FAILURES else []
         self._failures = 0
         back, self._back = self._back, []
-        if not back or now_s - self._reported_s < AGAIN_S:
+        if not back or now_s - self._reported_s < LOG_GAP_S:
             return []
         self._reported_s = now_s
         more = f" and {len(back) - 1} more" if len(back) > 1 and back[0] != self.runtime else ""

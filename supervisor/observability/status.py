@@ -18,12 +18,10 @@ from supervisor.observability import incident_record as incidents
 from supervisor.observability.bookkeeping import Bookkeeping
 from supervisor.observability.ledger import Ledger
 from supervisor.view import reports
-from supervisor.view.model import UNREAD, Checkpoint, JobState, MemberView, Policy, View
+from supervisor.view.model import ENDING_PHASES, UNREAD, Checkpoint, JobState, MemberView, Policy, View
 from supervisor.view.stragglers import Straggler
 
 STALLED_STEPS = 3.0  # after this many usual step times without a step, no rate is shown
-
-_ENDING = ("saving", "stopping", "ended")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +83,7 @@ def _last_known(found: Mapping[str, Any], before: Mapping[str, Any], view: View)
     if found["step"] is None:
         kept |= {name: before.get(name) for name in ("step", "secured_step")}
         kept["total_steps"] = found["total_steps"] or before.get("total_steps")
-        if view.memory.phase in _ENDING:  # a rank may have done one more step than it last reported
+        if view.memory.phase in ENDING_PHASES:  # a rank may have done one more step than it last reported
             done = max((kept["step"] or 0, view.memory.save_step))
             kept |= {"step": done or None, "secured_step": done or None}
         kept["own_state"] = found["own_state"] or bool(before.get("own_state"))

@@ -1,0 +1,1 @@
+"""What the supervisor knows of a job at one instant, and the faults that it shows. Pure."""

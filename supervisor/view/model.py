@@ -34,6 +34,7 @@ PHASES: Mapping[str, str] = MappingProxyType(
         "ended": "ended",
     }
 )
+ENDING_PHASES = frozenset({"saving", "stopping", "ended"})  # the run ends, or has ended
 ROLES = ("active", "standby", "lost", "new", "left")
 # How a user stops the run: not at all, by a command, with Ctrl-C, by another signal, or without delay.
 StopRequest: TypeAlias = Literal["", "graceful", "interrupt", "terminate", "now"]
@@ -336,7 +337,7 @@ class LateRank:
 
 
 @dataclass(frozen=True, slots=True)
-class RestingRank:
+class RankAtRest:
     """A rank that, by its newest inspection, waits in a collective until a peer sends it bytes."""
 
     rank: int
@@ -369,7 +370,7 @@ class StallWatch:
     # from the last stall of this generation that ended without a restart
     passed: tuple[LearnedStall, ...] = ()
     hints: tuple[PendingException, ...] = ()
-    rests: tuple[RestingRank, ...] = ()  # ranks at rest, whether late or not, while any rank is late
+    rests: tuple[RankAtRest, ...] = ()  # ranks at rest, whether late or not, while any rank is late
     untold_ns: int = 0  # when a member's report on its ranks was first found missing; 0 if none is missing
 
     @property

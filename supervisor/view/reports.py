@@ -17,6 +17,16 @@ def inspections(view: View, report: MemberReport) -> tuple[RankInspection, ...]:
     return report.looks if report.looked_for == view.memory.generation else ()
 
 
+def all_inspections(view: View) -> tuple[RankInspection, ...]:
+    """Return the newest inspections of the group's ranks, including those of members without a launcher."""
+    return tuple(
+        inspection
+        for member in view.members
+        if member.report is not None
+        for inspection in inspections(view, member.report)
+    )
+
+
 def members_without_rank_report(view: View) -> tuple[str, ...]:
     """Return the members whose ranks are not known yet, because the supervisor or a sidecar has just started.
 

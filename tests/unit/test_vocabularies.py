@@ -13,6 +13,7 @@ from holdfast.protocol.drills import DRILLS, DrillExecutor, DrillName
 from holdfast.protocol.launcher_messages import LauncherAction
 from holdfast.protocol.member_messages import MemberAction
 from holdfast.protocol.rank_channel import ForkAction, ForkServerReport, PoolReport, RankAction, RankReport
+from sidecar import reconciler
 from tests.unit.literals import ROOT
 
 
@@ -31,7 +32,7 @@ def compared(path: str, field: str) -> set[str]:
 @pytest.mark.parametrize(
     ("words", "handled"),
     [
-        (MemberAction, compared("sidecar/reconciler.py", "do")),
+        (MemberAction, set(reconciler._PURSUITS)),
         (LauncherAction, compared("holdfast/launcher/launcher.py", "do") | launcher._CURRENT_ONLY.keys()),
         (
             RankAction,
@@ -39,7 +40,11 @@ def compared(path: str, field: str) -> set[str]:
             | compared("holdfast/training/session.py", "what"),
         ),
         (RankReport, set(worker_group._HANDLERS)),
-        (PoolReport, compared("holdfast/launcher/warm_pool.py", "what")),
+        (
+            PoolReport,
+            compared("holdfast/launcher/process_watch.py", "what")
+            | compared("holdfast/launcher/warm_pool.py", "what"),
+        ),
         (ForkServerReport, compared("holdfast/launcher/warm_pool.py", "what")),
     ],
     ids=["member", "launcher", "rank", "from a rank", "from a warm process", "from a fork server"],

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NoReturn
+from typing import NoReturn, get_args
 
 import pytest
 
@@ -27,6 +27,7 @@ from holdfast.protocol.launcher_messages import (
 from holdfast.protocol.member_messages import (
     DrillOrder,
     HeldSnapshot,
+    MemberAction,
     MemberOrder,
     MemberReport,
     RankStall,
@@ -353,6 +354,15 @@ async def test_a_drill_is_carried_out_once(here: Path) -> None:
         await place.sidecar.obey(MemberOrder("stop", 1, grace_s=2.0))
         assert await place.heard() == LauncherOrder("drill", 1, local_rank=0, what="stop")
         assert await place.heard() == LauncherOrder("stop", grace_s=2.0)
+
+
+@pytest.mark.parametrize("do", [*get_args(MemberAction), "a word of a newer version"])
+async def test_a_drill_and_a_save_are_carried_out_whatever_the_order_is(here: Path, do: MemberAction) -> None:
+    async with at_work(here) as place:
+        asked = replace(run(1), do=do, drill=DrillOrder(7, "stop", 0), save=3)
+        await place.sidecar.obey(asked)
+        assert await place.heard() == LauncherOrder("drill", 1, local_rank=0, what="stop")
+        await place.until(lambda report: report.durable.asked == 3)
 
 
 async def test_a_drill_waits_for_its_ranks_and_the_next_sidecar_does_not_repeat_it(here: Path) -> None:

@@ -31,6 +31,7 @@ from supervisor.cli.on_cluster.doctor import NAMESPACES
 from supervisor.display.ansi import Style
 from supervisor.display.screen import Unwritable, say, say_all, style_of
 from supervisor.kubernetes.errors import ApiError, NotFound
+from supervisor.view.model import ENDING_PHASES
 from supervisor.wording import number, seconds
 
 INTERRUPTED = 130  # exit code, as of a shell after Ctrl-C
@@ -182,7 +183,7 @@ class _Performance:
         def look() -> int | None:
             view = self._training.view()
             self._progress(view.get("step"), view.get("loss"))
-            if view.get("phase") in ("saving", "stopping", "ended"):
+            if view.get("phase") in ENDING_PHASES:
                 raise NotInTime(
                     f"the job was still to be broken at step {step}, but has ended: it was too fast"
                 )

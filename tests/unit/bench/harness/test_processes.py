@@ -4,9 +4,9 @@ import os
 import time
 
 from bench.harness.processes import Process, below, cpu_s, find_process, parts, read_stat
+from holdfast import launch_commands
 from holdfast.launcher import cli
 from holdfast.process import title
-from supervisor.local import process_specs
 
 
 def process(pid: int, parent: int, *argv: str, name: str = "python") -> Process:
@@ -50,7 +50,7 @@ def test_each_process_of_a_run_is_classified_by_parent_and_command_line() -> Non
 
 
 def test_launchers_are_recognized_by_the_command_line_that_a_run_uses() -> None:
-    assert f"from {cli.__name__} import main" in process_specs._LAUNCH
+    assert f"from {cli.__name__} import main" in launch_commands.START
 
 
 def test_forked_processes_are_recognized_by_their_titles() -> None:

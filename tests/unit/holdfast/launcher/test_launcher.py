@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import selectors
 import shutil
 import socket
 import tempfile
@@ -22,7 +21,7 @@ from holdfast.launcher.worker_process import Worker, WorkerProcess
 from holdfast.protocol import rank_channel
 from holdfast.protocol.launcher_messages import Ending, Launch, LauncherAction, LauncherOrder, RankStart
 from holdfast.protocol.rank_channel import WorkerMessage, WorkerOrder
-from holdfast.worker import program as command
+from holdfast.worker import program
 from holdfast.worker.script_source import ProgramSources
 
 
@@ -31,8 +30,8 @@ def launcher() -> Iterator[Launcher]:
     """One that is not served: it starts nothing."""
     directory = Path(tempfile.mkdtemp())
     settings = MemberSettings(directory, directory, "m0", 1, directory, os.getppid())
-    program = command.parse([shutil.which("true") or "true"], Path.cwd())
-    made = Launcher(ProgramSources(program), settings, "cold")
+    parsed = program.parse([shutil.which("true") or "true"], Path.cwd())
+    made = Launcher(ProgramSources(parsed), settings, "cold")
     yield made
     made.rendezvous.close()
     shutil.rmtree(directory)
@@ -92,47 +91,21 @@ def test_orders_of_a_supervisor_that_was_replaced_are_refused(launcher: Launcher
     assert launcher.stopping
 
 
-def test_the_last_message_of_a_process_is_received_even_if_the_kernel_reports_its_end_first(
-    launcher: Launcher,
-) -> None:
-    """As where a loader worker holds the line open: no end of it tells of the process's."""
-    ours, theirs = rank_channel.pair()
-    child = os.fork()
-    if child == 0:
-        os._exit(1)
-    process = WorkerProcess(0, ours, launcher.pool.settings.logs / "log", child, os.pidfd_open(child))
-    ranks = (RankStart(0, 0),)
-    launcher.group.begin(Launch(1, 1, 1, "", 0, 0, 0.0), ranks)
-    launcher.group.assign(launcher.group.workers[0], process)
-    for each in (ours, process.pidfd):
-        launcher.selector.register(each, selectors.EVENT_READ)
-    said = Ending(0, 1, message="ValueError: a word")
-    rank_channel.send(theirs, WorkerMessage("failing", pid=child, ending=said))
-    theirs_too = theirs.dup()
-    theirs.close()
-    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
-    launcher.on_process_end(process)
-    ended = launcher.group.workers[0].ending
-    assert ended is not None
-    assert "a word" in ended.message
-    theirs_too.close()
-
-
 def ended_rank(launcher: Launcher, code: int, said: Ending) -> Ending:
     """Return how the launcher records the end of a rank that reported `said` and then exited with `code`."""
     ours, theirs = rank_channel.pair()
     child = os.fork()
     if child == 0:
         os._exit(code)
-    process = WorkerProcess(0, ours, launcher.pool.settings.logs / "log", child, os.pidfd_open(child))
+    process = WorkerProcess(0, ours, launcher.pool.settings.logs / "log")
     launcher.group.begin(Launch(1, 1, 1, "", 0, 0, 0.0), (RankStart(0, 0),))
     launcher.group.assign(launcher.group.workers[0], process)
-    for each in (ours, process.pidfd):
-        launcher.selector.register(each, selectors.EVENT_READ)
+    launcher.watch.add(process)
+    launcher.watch.born(process, child)
     rank_channel.send(theirs, WorkerMessage("failing", pid=child, ending=said))
     theirs.close()
     os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
-    launcher.on_process_end(process)
+    launcher.watch.ended(process)
     ended = launcher.group.workers[0].ending
     assert ended is not None
     return ended

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.launcher import warm_pool
+from holdfast.launcher.process_watch import ProcessWatch
 from holdfast.launcher.warm_pool import MemberSettings, WarmPool
 from holdfast.protocol.launcher_messages import Ending
 from holdfast.worker import nested_scripts
@@ -98,13 +99,10 @@ def tried() -> Iterator[tuple[Tried, list[tuple[float, Callable[[], None]]]]]:
     settings = MemberSettings(Path("/nowhere"), Path("/nowhere"), "m0", 1, Path("/nowhere"), 0)
     sources = ProgramSources(Program("script", "python", (), "train.py", (), ()))
     pauses: list[tuple[float, Callable[[], None]]] = []
+    selector = selectors.DefaultSelector()
+    watch = ProcessWatch(selector, on_message=lambda *_: None, on_end=lambda _: None)
     made = Tried(
-        sources,
-        settings,
-        selectors.DefaultSelector(),
-        on_message=lambda *_: None,
-        on_end=lambda _: None,
-        after=lambda seconds, call: pauses.append((seconds, call)),
+        sources, settings, selector, watch, after=lambda seconds, call: pauses.append((seconds, call))
     )
     asked.clear()
     yield made, pauses

@@ -57,7 +57,7 @@ async def test_a_standby_reserves_memory_for_a_snapshot_that_it_may_fetch(
 ) -> None:
     monkeypatch.setattr("holdfast.snapshot.arena.BACKED_BYTES", 1 << 20)
     preparer = Restorer(holdings(here), PeerClient(holdings(here), lambda: "token"), DirectoryStorage(here))
-    await preparer.make_room(SIZE, lambda: True)
+    await preparer.preallocate(SIZE, lambda: True)
     assert memory_limits.measure(here, 0).slots_bytes >= SIZE
     assert holdings(here).slots() == ()
     snapshot(here, 1, 1, size=SIZE - 4096)  # any other size takes the slot as well
@@ -70,12 +70,12 @@ async def test_memory_is_reserved_only_as_long_as_it_is_wanted(
     monkeypatch.setattr("holdfast.snapshot.arena.BACKED_BYTES", 1 << 20)
     answers = iter([True, True, False])
     preparer = Restorer(holdings(here), PeerClient(holdings(here), lambda: "token"), DirectoryStorage(here))
-    await preparer.make_room(SIZE, lambda: next(answers))
+    await preparer.preallocate(SIZE, lambda: next(answers))
     assert memory_limits.measure(here, 0).slots_bytes < SIZE
 
 
 async def test_a_slot_with_a_snapshot_is_not_touched(here: Path) -> None:
     records = [snapshot(here, 1, step, size=1000) for step in (1, 2)]
     preparer = Restorer(holdings(here), PeerClient(holdings(here), lambda: "token"), DirectoryStorage(here))
-    await preparer.make_room(SIZE, lambda: True)
+    await preparer.preallocate(SIZE, lambda: True)
     assert {slot.step for slot in holdings(here).slots()} == {record.step for record in records}

@@ -45,11 +45,11 @@ def order(*sources: StateSource, launch: Launch = LAUNCH, ranks: tuple[int, ...]
 async def prepared(
     here: Path,
     wanted: MemberOrder,
-    make_room: Callable[[], object] = lambda: None,
+    free_a_slot: Callable[[], object] = lambda: None,
     storage: Path = Path("/nowhere"),
 ) -> tuple[Launch, tuple[RankStart, ...]]:
     async with fetching(here) as fetcher:
-        return await Restorer(holdings(here), fetcher, DirectoryStorage(storage)).prepare(wanted, make_room)
+        return await Restorer(holdings(here), fetcher, DirectoryStorage(storage)).prepare(wanted, free_a_slot)
 
 
 async def test_a_start_from_the_beginning_needs_no_state(here: Path) -> None:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from holdfast import launch_commands
 from holdfast.protocol import environment
 from sidecar import config
 from supervisor.admission import pod_layout
 from supervisor.admission.injection import NotAsked, Refused, inject, json_patch, record_of
-from supervisor.local import process_specs
 from tests.unit.supervisor.admission.pods import (
     CONTEXT,
     Pod,
@@ -27,15 +27,11 @@ from tests.unit.supervisor.admission.pods import (
 )
 
 GUARANTEED = resources({"cpu": "8", "memory": "64Gi"}, {"cpu": "8", "memory": "64Gi"})
-LAUNCH = ["-c", pod_layout.LAUNCH, "/opt/holdfast/lib", "--warm"]
+LAUNCH = ["-c", launch_commands.START, "/opt/holdfast/lib", "--warm"]
 
 
 def training(given: Pod) -> Pod:
     return named(injected(given).pod["spec"]["containers"], "main")
-
-
-def test_the_launcher_is_started_as_in_a_local_run() -> None:
-    assert process_specs._LAUNCH == pod_layout.LAUNCH
 
 
 def test_a_pod_that_does_not_opt_in_is_not_changed() -> None:
@@ -608,7 +604,7 @@ def test_a_shell_around_the_command_is_kept() -> None:
     line = ("bash", "-lc", "cd /app && exec torchrun --nproc_per_node=2 train.py --lr $LR")
     found = injected(pod(container(line)))
     (trains,) = found.pod["spec"]["containers"]
-    start = f"cd /app && exec python3 -c '{pod_layout.LAUNCH}' /opt/holdfast/lib --warm auto --"
+    start = f"cd /app && exec python3 -c '{launch_commands.START}' /opt/holdfast/lib --warm auto --"
     assert trains["command"] == ["bash", "-lc", f"{start} python3 -u train.py --lr $LR"]
     assert injected(found.pod).patch == []
 

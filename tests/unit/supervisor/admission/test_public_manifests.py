@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from holdfast import launch_commands
 from supervisor.admission import manifest, pod_layout
 from supervisor.admission.injection import Injected, record_of
 from supervisor.admission.manifest import inject_manifest
@@ -34,7 +35,7 @@ SAMPLES = Path(__file__).parents[3].parent / "tests/samples/manifests"
 TABLE = _toml.loads(Path(__file__).with_name("public_manifests.toml").read_text())
 ROWS = TABLE["manifest"]
 NAMES = [row["file"] for row in ROWS]
-LAUNCH = ("-c", pod_layout.LAUNCH, pod_layout.LIBRARY, "--warm", "auto", "--")
+LAUNCH = ("-c", launch_commands.START, pod_layout.LIBRARY, "--warm", "auto", "--")
 LICENCES = ("(Apache-2.0)", "(MIT)", "(MIT-0)", "(BSD-3-Clause)")
 ABOUT_STORAGE = ("checkpoints are lost with the pod", "the sidecar requests")  # said of most of them
 ASKS = 'holdfast.dev/inject: "true"'

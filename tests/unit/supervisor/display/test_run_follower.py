@@ -115,12 +115,12 @@ def test_a_warning_already_printed_by_another_rank_or_generation_is_not_shown_ag
     warned = WarningFilter()
     shown = [LATE.format(0, 1), "holdfast: warning: AdamW steps but is not protected", "loss 3 at step 4"]
     jumps = [f"holdfast: warning: rank 0: loss {loss} at step 9" for loss in (50, 60)]
-    assert [line for line in (*shown, *jumps) if warned.new(line)] == [*shown, *jumps]
+    assert [line for line in (*shown, *jumps) if warned.admit(line)] == [*shown, *jumps]
     again = [LATE.format(1, 1), LATE.format(0, 77), shown[1], jumps[0]]
-    assert not [line for line in again if warned.new(line)]
-    assert warned.new(shown[2]), "what the script prints is shown as often as it is printed"
-    assert warned.new("holdfast: lost its peers (connection closed by peer)")
-    assert warned.new("holdfast: lost its peers (connection closed by peer)")
+    assert not [line for line in again if warned.admit(line)]
+    assert warned.admit(shown[2]), "what the script prints is shown as often as it is printed"
+    assert warned.admit("holdfast: lost its peers (connection closed by peer)")
+    assert warned.admit("holdfast: lost its peers (connection closed by peer)")
 
 
 def test_a_directory_that_refuses_files_is_reported_and_so_is_its_recovery(run: RunDir) -> None:

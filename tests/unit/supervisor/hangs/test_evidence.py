@@ -63,21 +63,21 @@ def seen(look: RankInspection = PLAIN, **given: Any) -> evidence.Findings:
         pytest.param(replace(PLAIN, cpu_s=0.2, moved=True), evidence.WORKS, evidence.COMPUTES, id="works"),
         pytest.param(replace(PLAIN, children=2), evidence.WORKS, evidence.CHILDREN, id="loader workers"),
         pytest.param(replace(PLAIN, io_bytes=9), evidence.WORKS, evidence.BYTES, id="saves"),
-        pytest.param(replace(PLAIN, process_state="D"), evidence.RESTS, evidence.FILE, id="a disk"),
-        pytest.param(replace(PLAIN, calls=("file",)), evidence.RESTS, evidence.FILE, id="a file"),
-        pytest.param(replace(PLAIN, calls=("poll",)), evidence.RESTS, evidence.NETWORK, id="a pipe"),
-        pytest.param(replace(PLAIN, calls=("network",)), evidence.RESTS, evidence.NETWORK, id="a download"),
-        pytest.param(replace(PLAIN, calls=("sleep",)), evidence.RESTS, evidence.SLEEP, id="sleeps"),
-        pytest.param(replace(PLAIN, calls=("child",)), evidence.RESTS, evidence.CHILD, id="a child"),
+        pytest.param(replace(PLAIN, process_state="D"), evidence.IDLE, evidence.FILE, id="a disk"),
+        pytest.param(replace(PLAIN, calls=("file",)), evidence.IDLE, evidence.FILE, id="a file"),
+        pytest.param(replace(PLAIN, calls=("poll",)), evidence.IDLE, evidence.NETWORK, id="a pipe"),
+        pytest.param(replace(PLAIN, calls=("network",)), evidence.IDLE, evidence.NETWORK, id="a download"),
+        pytest.param(replace(PLAIN, calls=("sleep",)), evidence.IDLE, evidence.SLEEP, id="sleeps"),
+        pytest.param(replace(PLAIN, calls=("child",)), evidence.IDLE, evidence.CHILD, id="a child"),
         pytest.param(
             replace(LOCKED, calls=("lock that a signal handler may release", "lock")),
-            *(evidence.RESTS, evidence.LOCK),
+            *(evidence.IDLE, evidence.LOCK),
             id="with a handler",
         ),
         pytest.param(
-            replace(PLAIN, calls=("shared lock",)), evidence.RESTS, evidence.LOCK, id="of another process"
+            replace(PLAIN, calls=("shared lock",)), evidence.IDLE, evidence.LOCK, id="of another process"
         ),
-        pytest.param(replace(PLAIN, calls=()), evidence.RESTS, evidence.UNKNOWN, id="nobody can say"),
+        pytest.param(replace(PLAIN, calls=()), evidence.IDLE, evidence.UNKNOWN, id="nobody can say"),
     ],
 )
 def test_each_inspection_has_its_role_and_kind_of_work(look: RankInspection, role: str, work: str) -> None:
@@ -86,12 +86,12 @@ def test_each_inspection_has_its_role_and_kind_of_work(look: RankInspection, rol
 
 
 def test_movement_is_evidence_of_work_even_where_others_are_waited_for() -> None:
-    assert seen(moved=True).evidence
-    assert seen(children=1).evidence
-    assert seen(io_bytes=1).evidence
-    assert seen(stack=REDUCING, cpu_s=0.2).evidence
-    assert not seen(cpu_s=0.2).evidence, "a loop that gets nowhere looks the same"
-    assert not seen().evidence
+    assert seen(moved=True).shows_progress
+    assert seen(children=1).shows_progress
+    assert seen(io_bytes=1).shows_progress
+    assert seen(stack=REDUCING, cpu_s=0.2).shows_progress
+    assert not seen(cpu_s=0.2).shows_progress, "a loop that gets nowhere looks the same"
+    assert not seen().shows_progress
 
 
 @pytest.mark.parametrize(

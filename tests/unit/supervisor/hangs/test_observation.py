@@ -15,7 +15,7 @@ from supervisor.view.model import (
     LearnedStall,
     MemberView,
     PendingException,
-    RestingRank,
+    RankAtRest,
     StallWatch,
     View,
 )
@@ -304,7 +304,7 @@ def test_a_stall_that_ended_is_learned_once_for_each_kind_of_work(
 
 
 def test_time_in_which_the_supervisor_did_not_run_is_not_counted() -> None:
-    rests = (RestingRank(0, 5, 7, 9, 1, 0, 9, 60.0, 3, "here"),)
+    rests = (RankAtRest(0, 5, 7, 9, 1, 0, 9, 60.0, 3, "here"),)
     late = replace(LATE, worked_ns=99 * S, apart_ns=97 * S)
     watch = ranks(late, hints=(PendingException(0, 60, 90 * S),), rests=rests, untold_ns=80 * S)
     moved = replace(late, since_ns=105 * S, worked_ns=106 * S, apart_ns=104 * S)
@@ -320,11 +320,11 @@ def test_time_in_which_the_supervisor_did_not_run_is_not_counted() -> None:
 def test_the_ranks_at_rest_in_full() -> None:
     def resting(
         members: tuple[MemberView, ...], before: Any = (), now_s: float = 100.0
-    ) -> tuple[RestingRank, ...]:
+    ) -> tuple[RankAtRest, ...]:
         now: View = view(*members, now_s=now_s, settled=True)
         return deadlock.update_resting(before, now)
 
-    backward = RestingRank(
+    backward = RankAtRest(
         *(0, 5, 7, 100 * S, 1, 3, 100 * S, 86_000.0, REDUCES.ends),
         "the backward pass, called by <module> (train.py:31)",
     )
@@ -349,8 +349,8 @@ def test_the_ranks_at_rest_in_full() -> None:
 
 
 def test_the_places_where_all_ranks_wait_in_words() -> None:
-    def waits(*places: str) -> tuple[RestingRank, ...]:
-        return tuple(RestingRank(n, 5, 7, 9, 1, 0, 9, 60.0, 3, place) for n, place in enumerate(places))
+    def waits(*places: str) -> tuple[RankAtRest, ...]:
+        return tuple(RankAtRest(n, 5, 7, 9, 1, 0, 9, 60.0, 3, place) for n, place in enumerate(places))
 
     begins = "all ranks wait for each other, and nothing is in transit: "
     ends = ". All ranks must enter the same collectives in the same order"

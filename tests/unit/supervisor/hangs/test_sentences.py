@@ -10,6 +10,7 @@ import pytest
 from holdfast.protocol.launcher_messages import Ending, RankInspection, StartTimes
 from supervisor.hangs import certain_hangs, detection, evidence, group_reports, sentences
 from supervisor.hangs.verdict import UNBEGUN, StallVerdict
+from supervisor.view import reports
 from supervisor.view.model import LateRank, MemberView, StallWatch, View
 from tests.unit.supervisor.hangs.test_detection import POLICY, SLEEPS, STOPPED, WAITS, WORKS, seen, there
 from tests.unit.supervisor.hangs.test_evidence import DEVICE, LOCKED, PLAIN, REDUCING
@@ -297,7 +298,7 @@ def test_the_groups_ranks_their_phases_and_inspections() -> None:
     )
     now = view(member("m0", told), placement=("m0",), nproc=5, world_size=5)
     assert group_reports.phases(now) == {0: "forward", 1: "eval", 2: "", 4: ""}
-    assert group_reports.inspections(now) == looks
+    assert reports.all_inspections(now) == looks
     found = group_reports.state(now, 2)
     assert found == rank(2)
     assert group_reports.state(now, 9) is None
@@ -343,9 +344,9 @@ BUSY = replace(PLAIN, cpu_s=0.02, window_s=0.25)
 @pytest.mark.parametrize(
     ("look", "role", "work", "moves"),
     [
-        (replace(BUSY, cpu_s=0.0125), evidence.RESTS, evidence.UNKNOWN, False),
+        (replace(BUSY, cpu_s=0.0125), evidence.IDLE, evidence.UNKNOWN, False),
         (BUSY, evidence.BUSY, evidence.COMPUTES, False),
-        (replace(BUSY, window_s=0.0), evidence.RESTS, evidence.UNKNOWN, False),
+        (replace(BUSY, window_s=0.0), evidence.IDLE, evidence.UNKNOWN, False),
         (replace(PLAIN, process_state="Z"), evidence.GONE, "", False),
         (replace(PLAIN, process_state="T (stopped)"), evidence.STOPPED, "", False),
         (replace(PLAIN, stack=REDUCING), evidence.WAITS, evidence.COLLECTIVE, False),
@@ -356,11 +357,11 @@ BUSY = replace(PLAIN, cpu_s=0.02, window_s=0.25)
         (replace(PLAIN, io_bytes=1), evidence.WORKS, evidence.BYTES, True),
         (LOCKED, evidence.LOCKED, evidence.LOCK, False),
         (replace(LOCKED, process_state="S (sleeping)"), evidence.LOCKED, evidence.LOCK, False),
-        (replace(PLAIN, process_state="D (disk)"), evidence.RESTS, evidence.FILE, False),
-        (replace(PLAIN, calls=("lock", "network")), evidence.RESTS, evidence.NETWORK, False),
-        (replace(PLAIN, calls=("sleep", "network")), evidence.RESTS, evidence.SLEEP, False),
-        (replace(PLAIN, calls=("lock for a time",)), evidence.RESTS, evidence.LOCK, False),
-        (replace(PLAIN, calls=("other",)), evidence.RESTS, evidence.UNKNOWN, False),
+        (replace(PLAIN, process_state="D (disk)"), evidence.IDLE, evidence.FILE, False),
+        (replace(PLAIN, calls=("lock", "network")), evidence.IDLE, evidence.NETWORK, False),
+        (replace(PLAIN, calls=("sleep", "network")), evidence.IDLE, evidence.SLEEP, False),
+        (replace(PLAIN, calls=("lock for a time",)), evidence.IDLE, evidence.LOCK, False),
+        (replace(PLAIN, calls=("other",)), evidence.IDLE, evidence.UNKNOWN, False),
     ],
 )
 def test_what_an_inspection_shows_in_full(look: RankInspection, role: str, work: str, moves: bool) -> None:

@@ -16,7 +16,7 @@ from holdfast.snapshot.arena import Arena
 from holdfast.snapshot.member_directory import OWNER, RESTORED, is_abandoned, restored_name
 from holdfast.snapshot.private_store import PrivateReader, PrivateStore
 from supervisor.local import memory_volume
-from supervisor.local.volume_repair import AGAIN_S, FAILURES, VolumeRepair
+from supervisor.local.volume_repair import FAILURES, LOG_GAP_S, VolumeRepair
 from tests.sandbox import memory_directory
 
 LAYOUT = plan([("w", "F32", (1024,))], {})
@@ -93,7 +93,7 @@ def test_the_folder_is_restored_each_time_and_reported_once_in_a_while(
         assert page.read_bytes() == b"here"
     assert len(said) == 1
     page.unlink()
-    assert upkeep.repair(1.0 + AGAIN_S)
+    assert upkeep.repair(1.0 + LOG_GAP_S)
 
 
 def test_files_that_the_runs_own_processes_replaced_or_created_are_not_touched(

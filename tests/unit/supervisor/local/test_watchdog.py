@@ -97,16 +97,20 @@ AT_9 = HeartbeatSilence(9.0)
 @pytest.mark.parametrize(
     ("before", "event", "expected"),
     [
-        (ALL, lambda it: it.born(9.0), Watchdog(AT_9, False, 0.0, "graceful", ALL.asked, ALL.answered, 2)),
+        (ALL, lambda it: it.born(9.0), Watchdog(AT_9, False, 0.0, "graceful", ALL.asked, ALL.unanswered, 2)),
         (ALL, lambda it: it.heard(9.0), Watchdog(AT_9, True, 2.0, "graceful", ALL.asked, AT_9, 2)),
         (Watchdog(), lambda it: it.heard(9.0), Watchdog(AT_9, True)),
-        (ALL, Watchdog.died, Watchdog(NEVER, True, 0.0, "graceful", ALL.asked, ALL.answered, 3)),
+        (ALL, Watchdog.died, Watchdog(NEVER, True, 0.0, "graceful", ALL.asked, ALL.unanswered, 3)),
         (Watchdog(AT_9), Watchdog.died, Watchdog()),
         (
             *(ALL, lambda it: it.killed(9.0)),
-            Watchdog(ALL.life, True, 9.0, "graceful", ALL.asked, ALL.answered, 2),
+            Watchdog(ALL.silence, True, 9.0, "graceful", ALL.asked, ALL.unanswered, 2),
         ),
-        (ALL, lambda it: it.stop_requested("now", 9.0), Watchdog(ALL.life, True, 2.0, "now", AT_9, AT_9, 0)),
+        (
+            ALL,
+            lambda it: it.stop_requested("now", 9.0),
+            Watchdog(ALL.silence, True, 2.0, "now", AT_9, AT_9, 0),
+        ),
         (ALL, lambda it: it.stop_requested("graceful", 9.0), ALL),
         (
             *(ALL, lambda it: it.later(9.0, 5.5)),

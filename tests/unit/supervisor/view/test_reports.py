@@ -9,7 +9,6 @@ import pytest
 
 from holdfast.protocol.launcher_messages import Ending, RankInspection
 from holdfast.protocol.member_messages import HeldPrivateState, HeldSnapshot, RankStall
-from supervisor.hangs import hung_rank
 from supervisor.view import reports
 from supervisor.view.model import JobState, is_recorded
 from tests.unit.supervisor.job_views import launcher, member, progress, rank, report, view
@@ -34,7 +33,7 @@ def test_evidence_is_that_of_the_present_generation() -> None:
     look = RankInspection(1, 5, 3, 0, "T", 0.0, "")
     old = member("m0", report("m0", launcher(), looks=(look,), looked_for=1))
     new = member("m1", report("m1", launcher(), looks=(look,), looked_for=2))
-    assert [each.rank for each in hung_rank.inspections(view(old, new, generation=2))] == [1]
+    assert [each.rank for each in reports.all_inspections(view(old, new, generation=2))] == [1]
 
 
 def test_the_most_expensive_copy_is_that_of_the_present_generation() -> None:

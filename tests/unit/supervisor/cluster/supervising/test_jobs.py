@@ -116,9 +116,9 @@ async def place(directory: Path) -> AsyncIterator[Place]:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "AGAIN_S", 0.02)
+    monkeypatch.setattr(jobs, "RETRY_S", 0.02)
     monkeypatch.setattr(jobs, "GATHER_S", 0.001)
-    monkeypatch.setattr(supervised_job, "AGAIN_S", 0.02)
+    monkeypatch.setattr(supervised_job, "RETRY_S", 0.02)
     monkeypatch.setattr(object_cache, "RETRY_S", 0.02)
 
 
@@ -392,7 +392,7 @@ async def test_an_elastic_owner_is_read_again_even_if_the_cluster_never_rests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(object_cache, "FRESH_S", 0.05)
-    monkeypatch.setattr(jobs, "AGAIN_S", 60.0)
+    monkeypatch.setattr(jobs, "RETRY_S", 60.0)
     async with place(tmp_path) as there:
         there.served.put("jobs", by := owner(completions=1))
         there.add(member(0, by))

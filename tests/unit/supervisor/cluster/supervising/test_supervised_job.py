@@ -150,7 +150,7 @@ async def place(directory: Path, policy: Policy = POLICY, key: JobKey = KEY) -> 
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("POLL_S", "SUMMARY_S", "SPACING_S", "AGAIN_S"):
+    for name in ("POLL_S", "SUMMARY_S", "SPACING_S", "RETRY_S"):
         monkeypatch.setattr(supervised_job, name, 0.02)
 
 
