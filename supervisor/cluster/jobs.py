@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -17,7 +18,7 @@ from supervisor.admission import pod_layout
 from supervisor.admission import settings as pod_settings
 from supervisor.cluster import job_membership, pod_facts, supervision
 from supervisor.cluster.job_membership import Adopted, JobKey, NotAdopted, OwnerReference
-from supervisor.cluster.pods import PodGroup, PodMember, read_pod
+from supervisor.cluster.pods import PodGroup, PodMember, read_pod, too_few_connected
 from supervisor.cluster.supervised_job import SupervisedJob
 from supervisor.cluster.untrusted_json import UnfitObject
 from supervisor.kubernetes.client import ApiServer, KubernetesObject, ResourceKind
@@ -31,6 +32,9 @@ PODS = ResourceKind("", "v1", "pods")
 MEMBERS = f"{pod_layout.MEMBER_LABEL}={pod_layout.IS_MEMBER}"  # a selector
 OWNER_S = 30.0  # an owner is read again after this time, because its number of pods may change
 AGAIN_S = 5.0  # until a failed request is retried, and between two rounds without a change
+REACH_S = (
+    1.0  # for which the count of the connected members stays valid: each job asks several times a second
+)
 GATHER_S = 0.05  # for collecting changes: a job's pods are created one after another
 MAX_OWNERS = 10_000
 # The default of the annotation: the kubelet takes up to 10 s to restart a sidecar that has ended twice.
@@ -115,10 +119,18 @@ class ClusterJobs:
         self._owners = OwnerCache(server, asyncio.get_running_loop().time)
         self.changed = asyncio.Event()
         self._by_uid: dict[str, SupervisedJob] = {}
+        self._cut_off = (-math.inf, False)  # when the connected members were counted, and the result
 
     def job_of(self, pod_uid: str) -> SupervisedJob | None:
         """Return the job of a pod; None if it has none, or none yet."""
         return self._by_uid.get(pod_uid)
+
+    def is_cut_off(self) -> bool:
+        """Return True if fewer than half of the running members of all jobs are connected."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._cut_off[0] >= REACH_S:
+            self._cut_off = now_s, too_few_connected(job.reach for job in self.jobs.values())
+        return self._cut_off[1]
 
     async def run(self) -> None:
         """Reconcile on every change and every `AGAIN_S` until cancelled; then end the tasks of all jobs."""

@@ -80,6 +80,7 @@ class ClusterSupervisor:
             _secret(authorities),
             self._measured.over_last_minute,
             self._evict,
+            lambda: self._jobs is not None and self._jobs.is_cut_off(),
         )
         changed = asyncio.Event()
         pods = Mirror(self._server, PODS, lambda *_: changed.set(), labels=MEMBERS)

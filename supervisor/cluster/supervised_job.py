@@ -29,7 +29,7 @@ from holdfast.protocol.drills import DRILLS
 from holdfast.protocol.member_messages import MemberOrder, MemberReport
 from supervisor.cluster import supervision
 from supervisor.cluster.job_membership import JobKey
-from supervisor.cluster.pods import PodBackend, PodGroup, PodMember
+from supervisor.cluster.pods import PodBackend, PodGroup, PodMember, Reach
 from supervisor.cluster.reported_storage import ReportedStorage
 from supervisor.cluster.supervision import (
     SupervisionRecords,
@@ -58,6 +58,8 @@ SPACING_S = 0.05
 READ_S = 5.0  # for reading incidents back from the local directory
 _INCIDENT = re.compile(r"i-[0-9]{1,19}")  # an id, which becomes the name of a file
 POLL_S = 1.0  # between two checks for pods of a new run
+_NOT_REACHED = "no pod is evicted: none of the job's members has connected to this supervisor"
+_CUT_OFF = "no pod is evicted: fewer than half of the members of all jobs are connected to this supervisor"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,7 @@ class ClusterContext:
     secret: bytes  # from which the secret of each job is derived
     lag: Callable[[], tuple[float, float]]
     delete: Callable[[str, PodMember], None]  # of a namespace
+    is_cut_off: Callable[[], bool] = lambda: False  # most members of all jobs are not connected
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +121,12 @@ class SupervisedJob:
         self.group = group
         self.was_seen = False  # whether the resource has existed: if it is missing then, it was deleted
         self.backend = PodBackend(
-            self._delete, self._dismiss, self._stop_requested, time.monotonic, responds=self._responds
+            self._delete,
+            self._dismiss,
+            self._stop_requested,
+            time.monotonic,
+            responds=self._responds,
+            blocked=self._evictions_blocked,
         )
         self.job: Job | None = None
         self._context = context
@@ -130,6 +138,7 @@ class SupervisedJob:
         self._spec: Mapping[str, Any] = {}
         self._records: SupervisionRecords | None = None  # of the present run
         self._summary_due = asyncio.Event()  # the phase has changed since the last summary
+        self._blocked = ""  # why no pod may be evicted, as last reported
         self._drilled = -1  # the number of the newest drill that this process has begun
 
     # -- what the registry reads and sets
@@ -159,6 +168,13 @@ class SupervisedJob:
             self.backend.asked = "now" if stop == "now" else "graceful"
             self._wake()
         self._drill(self._spec.get("drill"))
+
+    @property
+    def reach(self) -> Reach:
+        """How many members of the job are connected."""
+        running = [pod.member for pod in self.backend.pods.values() if pod.is_running and not pod.is_leaving]
+        lines = (self._server.connections.get(member) for member in running)
+        return Reach(len(running), sum(line is not None and line.connected for line in lines))
 
     async def close(self) -> None:
         """End all work on the job without changing it. Its pods continue to train.
@@ -415,6 +431,16 @@ class SupervisedJob:
             and report.launcher is not None
             and not report.launcher_silent
         )
+
+    def _evictions_blocked(self) -> bool:
+        """Return whether this supervisor, and not a member, may be what is unreachable. Report it once."""
+        why = "" if self._server.has_heard else _NOT_REACHED
+        why = why or (_CUT_OFF if self._context.is_cut_off() else "")
+        if why and why != self._blocked:
+            log.warning("evictions blocked", extra={"why": why})
+            self._event("EvictionBlocked", why, bad=True)
+        self._blocked = why
+        return bool(why)
 
     def _dismiss(self, member: str) -> None:
         if self.job is not None:

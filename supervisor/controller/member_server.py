@@ -52,6 +52,7 @@ class MemberServer:
         self._clock = hostclock.identity() if clock is None else clock
         self._changed = changed
         self.connections: dict[str, MemberConnection] = {}
+        self.has_heard = False  # whether any member has reported
         self._refused: set[str] = set()  # the causes of refusals that were logged
 
     def connection(self, member: str) -> MemberConnection:
@@ -119,6 +120,7 @@ class MemberServer:
             now_ns,
         )
         line.first_ns = line.first_ns or now_ns
+        self.has_heard = True
         if report.launcher is not None and not report.launcher_silent:
             line.well_ns = now_ns
 
