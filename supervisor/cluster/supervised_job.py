@@ -37,7 +37,7 @@ from supervisor.cluster.supervision import (
     Takeover,
 )
 from supervisor.controller.job import Job
-from supervisor.controller.member_server import MemberConnection, MemberServer
+from supervisor.controller.member_server import MemberConnection, MemberServer, largest_report
 from supervisor.decision import orders
 from supervisor.kubernetes.client import ApiServer
 from supervisor.kubernetes.errors import ApiError
@@ -158,6 +158,10 @@ class SupervisedJob:
         """Set the present pods."""
         if self.backend.update(pods):
             self._wake()
+        present = {pod.member for pod in self.backend.pods.values()}
+        if self.job is not None:  # a lost member is not needed any more
+            present |= {*self.job.memory.placement, *self.job.existed} - {*self.job.memory.lost}
+        self._server.keep(present)
 
     def update_spec(self, spec: object) -> None:
         """Carry out what users have requested in the resource's spec."""
@@ -186,7 +190,8 @@ class SupervisedJob:
 
     async def serve(self, request: web.Request, uid: str) -> web.StreamResponse:
         """Serve the connection of the pod `uid` under the name of its member."""
-        return await self._server.serve(request, lambda: self.backend.member_of(uid))
+        limit_bytes = largest_report(self.group.nproc)
+        return await self._server.serve(request, lambda: self.backend.member_of(uid), limit_bytes)
 
     # -- the run
 
