@@ -15,6 +15,7 @@ import logging
 import os
 import signal
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from supervisor.kubernetes.certificates import AuthoritySecret, ServerCertificat
 from supervisor.kubernetes.client import ApiServer, connect
 from supervisor.kubernetes.errors import ApiError, EvictionBlocked, NotFound
 from supervisor.kubernetes.events import EventRecorder
-from supervisor.kubernetes.identity import Caller, ReviewUnavailable, TokenReviewer
+from supervisor.kubernetes.identity import Caller, ReviewUnavailable, TokenRefused, TokenReviewer
 from supervisor.kubernetes.lease import Leadership, LeaseLock, LeaseLost, lead
 from supervisor.kubernetes.own_pod import OwnPod, certificate_for, service_names
 from supervisor.kubernetes.replicas import EPOCH, PATH, Replicas
@@ -43,6 +44,7 @@ log = logging.getLogger("supervisor")
 
 LEASE = "holdfast-supervisor"
 HEALTH_PORT = 8080
+REVIEWS_PER_ADDRESS = 16  # at once: pods in a node's network share its address
 SHUTDOWN_S = 1.0  # for disconnecting the members, which then connect to the next supervisor
 
 
@@ -53,6 +55,7 @@ class ClusterSupervisor:
         self.events = EventRecorder(server, "holdfast-supervisor", me.name)
         self._server, self._me, self._measured = server, me, measured
         self._reviewer = TokenReviewer(server)
+        self._reviewing: Counter[str] = Counter()  # requests whose token is being reviewed, by address
         self._jobs: ClusterJobs | None = None  # while this process leads
         self._term: Leadership | None = None  # of the same time
         self._deleting: set[asyncio.Task[None]] = set()
@@ -107,14 +110,14 @@ class ClusterSupervisor:
         if self._term is None or self._term.left_s <= 0:
             log.warning("pod not evicted: the lease is not renewed", extra={"pod": pod.name})
             return
-        task = asyncio.create_task(self._evict_now(namespace, pod))
+        task = asyncio.create_task(self._evict_now(namespace, pod, self._term))
         self._deleting.add(task)
         task.add_done_callback(self._deleting.discard)
 
-    async def _evict_now(self, namespace: str, pod: PodMember) -> None:
+    async def _evict_now(self, namespace: str, pod: PodMember, term: Leadership) -> None:
         """Evict the pod rather than delete it: its owner need not count an eviction as a failure.
 
-        An eviction also respects PodDisruptionBudgets.
+        An eviction also respects PodDisruptionBudgets. The request is given up when the term ends.
         """
         body = {
             "apiVersion": "policy/v1",
@@ -123,17 +126,18 @@ class ClusterSupervisor:
             "deleteOptions": {"preconditions": {"uid": pod.uid}},
         }
         try:
-            await self._server.create_subresource(PODS, pod.name, "eviction", body, namespace)
+            request = self._server.create_subresource(PODS, pod.name, "eviction", body, namespace)
+            await asyncio.wait_for(request, term.left_s)
         except NotFound:
             return
-        except (EvictionBlocked, ApiError, OSError) as error:
+        except (EvictionBlocked, ApiError, OSError, asyncio.TimeoutError) as error:
             log.warning("pod not evicted", extra={"pod": pod.name, "error": str(error)})
 
     # -- serving
 
     async def member(self, request: web.Request) -> web.StreamResponse:
         """Serve a member's connection under the identity that its token proves."""
-        caller = await self._reviewer.review(bearer_token(request.headers.get("Authorization", "")))
+        caller = await self._review(request)
         if isinstance(caller, ReviewUnavailable):
             raise web.HTTPServiceUnavailable(text=f"{caller.why}\n")
         if not isinstance(caller, Caller):
@@ -145,6 +149,22 @@ class ClusterSupervisor:
             self._jobs.changed.set()
             raise web.HTTPServiceUnavailable(text=f"pod {caller.pod} is not a member of a job, or not yet\n")
         return await job.serve(request, caller.pod_uid)
+
+    async def _review(self, request: web.Request) -> Caller | TokenRefused | ReviewUnavailable:
+        """Return whose token the request has.
+
+        The reviews of one address are few, so that the tokens that it invents do not delay those of members.
+        """
+        address = request.remote or ""
+        if self._reviewing[address] >= REVIEWS_PER_ADDRESS:
+            return ReviewUnavailable("the tokens of too many requests of this address are being reviewed")
+        self._reviewing[address] += 1
+        try:
+            return await self._reviewer.review(bearer_token(request.headers.get("Authorization", "")))
+        finally:
+            self._reviewing[address] -= 1
+            if not self._reviewing[address]:
+                del self._reviewing[address]
 
     async def leader(self, _: web.Request) -> web.Response:
         """Answer another replica with the epoch of the present term; 0 while this process does not lead."""
@@ -194,24 +214,33 @@ async def _listen_for_members(
 ) -> web.AppRunner:
     @web.middleware
     async def guard(request: web.Request, handler: Any) -> web.StreamResponse:
-        has_token = bool(bearer_token(request.headers.get("Authorization", "")))
-        with door.answering(request.protocol, trusted=has_token):
+        # No connection is trusted: that of a member is answering a request for as long as it lives.
+        with door.answering(request.protocol):
             answer: web.StreamResponse = await handler(request)
             return answer
 
+    listening: list[asyncio.Server] = []
+
+    async def close(_: web.Application) -> None:
+        for each in listening:
+            each.close()
+
     app = web.Application(middlewares=[guard], client_max_size=1024)
+    app.on_shutdown.append(close)
     app.router.add_get("/v1/member", supervisor.member)
     app.router.add_get(PATH, supervisor.leader)
     runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_S)
     await runner.setup()
     server = runner.server
     assert server is not None  # `setup` has set it
-    await asyncio.get_running_loop().create_server(
-        door.guarded(server),
-        host=None,
-        port=pod_layout.SUPERVISOR_PORT,
-        ssl=certificate.context,
-        backlog=SERVER_BACKLOG,
+    listening.append(
+        await asyncio.get_running_loop().create_server(
+            door.guarded(server),
+            host=None,
+            port=pod_layout.SUPERVISOR_PORT,
+            ssl=certificate.context,
+            backlog=SERVER_BACKLOG,
+        )
     )
     return runner
 
