@@ -5,6 +5,7 @@ This module also has the functions that read a pod as JSON and add to it.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -97,6 +98,7 @@ def additions(
     setup["volumeMounts"] = [code]
     sidecar["env"] += _sidecar_variables(context, asked, nproc)
     sidecar["volumeMounts"] = [memory, identity, checkpoints]
+    sidecar["livenessProbe"] = copy.deepcopy(pod_layout.ALIVE_PROBE)
     sidecar["restartPolicy"] = "Always"  # makes an init container a sidecar that runs as long as the pod
     return PodAdditions(
         (setup, sidecar),

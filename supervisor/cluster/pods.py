@@ -164,7 +164,7 @@ class PodBackend:
             self.dismiss(member)
 
     def renew(self, member: str) -> None:
-        """Do nothing: the kubelet restarts a sidecar that has ended or fails its probe."""
+        """Do nothing: the kubelet restarts a sidecar that has ended or is stuck for minutes."""
 
     def stop_asked(self, how: StopRequest) -> None:
         if self.asked != how:

@@ -179,6 +179,8 @@ def test_holdfasts_init_containers_come_last_and_the_sidecar_runs_as_long_as_the
         "holdfast-sidecar",
     ]
     assert found[3]["restartPolicy"] == "Always"
+    assert found[3]["livenessProbe"] == pod_layout.ALIVE_PROBE
+    assert "livenessProbe" not in found[2]
     assert "restartPolicy" not in found[2]
     assert [each["args"] for each in found[2:]] == [
         ["holdfast", "install-runtime", "/opt/holdfast"],
