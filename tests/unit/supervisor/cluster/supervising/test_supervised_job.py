@@ -405,3 +405,16 @@ async def test_no_pod_of_a_job_is_evicted_while_only_this_supervisor_may_be_unre
         assert capsys.readouterr().err.count("evictions blocked") == 2, "each reason once"
         there.is_cut_off = False
         assert request() != []
+
+
+async def test_the_connections_of_members_that_are_lost_and_gone_are_forgotten(tmp_path: Path) -> None:
+    """A job may run for months, and each restart of a container makes another member."""
+    async with place(tmp_path) as there:
+        await there.form()
+        job, server = there.job.job, there.job._server
+        assert job is not None
+        members = set(server.connections)
+        for number in range(50):
+            server.connection(f"w-0.{number}")
+        there.look()
+        assert set(server.connections) == members
