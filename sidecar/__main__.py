@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import threading
+from pathlib import Path
 
 from aiohttp import web
 
@@ -21,6 +22,7 @@ from sidecar.state import peers, snapshot_send
 
 log = logging.getLogger("sidecar")
 
+ALIVE_S = 5.0  # between two signs of life for the probe of a pod's container
 SHUTDOWN_S = 1.0  # how long peers' requests in progress may take at the end
 
 
@@ -65,6 +67,8 @@ async def serve(settings: config.Config, terminated: threading.Event, measured: 
             door.watch,
         )
     ]
+    if settings.is_pod:
+        services.append(asyncio.create_task(show_life(settings.directory / member_directory.ALIVE)))
     ending = asyncio.create_task(stop.wait())
     done, _ = await asyncio.wait({*services, ending}, return_when=asyncio.FIRST_COMPLETED)
     # When the parent dies, the signal arrives once for each of its threads. The next signal would kill this
@@ -77,6 +81,18 @@ async def serve(settings: config.Config, terminated: threading.Event, measured: 
     await runner.cleanup()
     for task in done - {ending}:
         raise RuntimeError(f"{task.get_name()} ended") from task.exception()
+
+
+async def show_life(file: Path) -> None:
+    """Touch `file` periodically, which stops when the event loop does. Never returns."""
+    while True:
+        _touch(file)
+        await asyncio.sleep(ALIVE_S)
+
+
+def _touch(file: Path) -> None:
+    with contextlib.suppress(OSError):  # of a volume without room: the probe accepts a missing file
+        file.touch()
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ RUN/                         the run's folder: one for each local run, one for e
     below-LOCAL              exists if `join` refused a process that the rank has started
     obeyed.json              the newest order that the sidecar has accepted
     told.json                the run's history, as received with the orders
+    alive                    touched by the sidecar of a pod while its event loop turns
     drilled                  the newest drill that the sidecar has carried out
     import/holdfast          as above
     arena/
@@ -46,6 +47,7 @@ LAUNCHER_SOCKET = "launcher.sock"
 OBEYED = "obeyed.json"
 TOLD = "told.json"
 DRILLED = "drilled"
+ALIVE = "alive"
 
 ARENA = "arena"
 RECORDS = "records"  # in `ARENA`

@@ -26,6 +26,8 @@ from supervisor.admission.training_command import NotUnderstood, TrainingCommand
 
 # Variables of the training container that keep the user's value if the user has set them.
 _USERS_OWN = (environment.LOGS, environment.BIND, environment.PY_SPY)
+MAX_WHY = 1000  # characters
+MAX_NOTED = 256 << 10  # bytes of annotations, above which the API server refuses a pod
 _IN_THE_WAY = "a name that Holdfast needs: rename it"
 
 
@@ -63,7 +65,7 @@ class Injected:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The user's pod, unchanged except for an annotation that says why it was not injected."""
+    """The pod, unchanged except for an annotation (if there is room) that says why it was not injected."""
 
     pod: PodObject
     patch: list[dict[str, Any]]
@@ -100,8 +102,13 @@ def inject(pod: PodObject, context: InjectionContext) -> Injected | Refused | No
         return _Injection(pod, context, annotations).result()
     except (_Unfit, MalformedPod, PodSettingsError) as error:
         after = copy.deepcopy(pod)
-        after["metadata"]["annotations"][pod_layout.NOT_INJECTED] = str(error)
-        return Refused(after, json_patch(pod, after), str(error))
+        why = str(error)
+        if len(why) > MAX_WHY:
+            why = f"{why[: MAX_WHY - 3]}..."
+        noted = {**annotations, pod_layout.NOT_INJECTED: why}
+        if sum(len(f"{key}{value}".encode(errors="replace")) for key, value in noted.items()) <= MAX_NOTED:
+            after["metadata"]["annotations"] = noted
+        return Refused(after, json_patch(pod, after), why)
 
 
 def record_of(annotations: Mapping[str, str]) -> InjectionRecord | None:

@@ -77,6 +77,19 @@ TRAINING_MOUNTS = {CODE_VOLUME: CODE, MEMORY_VOLUME: MEMORY, CHECKPOINT_VOLUME: 
 SETUP_ARGS = ("holdfast", "install-runtime", CODE)
 SIDECAR_ARGS = ("holdfast", "sidecar")
 
+# The sidecar touches this file every few seconds while its event loop turns. The probe fails once the file is
+# more than a minute old; the kubelet restarts the sidecar after a further minute or more: on a busy node a
+# healthy sidecar may be slow. It is a file and not a port, because pods in the host's network share ports,
+# and because the probe must not start a Python. A missing file is no failure: the sidecar may be starting.
+ALIVE = MEMORY + "/alive"
+ALIVE_PROBE = {
+    "exec": {"command": ["sh", "-c", f'test -z "$(find {ALIVE} -mmin +1)"']},
+    "initialDelaySeconds": 60,
+    "periodSeconds": 30,
+    "timeoutSeconds": 20,
+    "failureThreshold": 3,
+}
+
 # Variables that the kubelet fills in, with the fields of the pod that they hold. `HOLDFAST_*` variables are
 # in `holdfast.protocol.environment`.
 POD_NAME = "POD_NAME"

@@ -5,6 +5,7 @@ This module also has the functions that read a pod as JSON and add to it.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -99,6 +100,7 @@ def additions(
     sidecar["volumeMounts"] = [memory, identity, checkpoints]
     if asked.checkpoints_secret:  # a variable that is set above counts more than a key of the Secret
         sidecar["envFrom"] = [{"secretRef": {"name": asked.checkpoints_secret}}]
+    sidecar["livenessProbe"] = copy.deepcopy(pod_layout.ALIVE_PROBE)
     sidecar["restartPolicy"] = "Always"  # makes an init container a sidecar that runs as long as the pod
     return PodAdditions(
         (setup, sidecar),

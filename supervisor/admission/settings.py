@@ -11,6 +11,7 @@ import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -29,6 +30,11 @@ _WRITTEN_BY_US = (pod_layout.INJECT, pod_layout.INJECTED, pod_layout.NOT_INJECTE
 _LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
 _SUBDOMAIN = re.compile(rf"(?=.{{1,253}}\Z){_LABEL.pattern}(?:\.{_LABEL.pattern})*", re.ASCII)
 _FLAG = choice("true", "false")
+
+# A pod may have 256 KiB of annotations, and the supervisor reads those of all pods again and again.
+MAX_PROBLEMS = 8  # that are looked for: each may need a comparison with all known names
+MAX_VALUE = 4096  # characters, the longest path
+_SHOWN = 100  # characters of an invalid name or value; a longer one resembles no valid one
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +168,7 @@ def parse(annotations: Mapping[str, str]) -> PodSettings:
     """Return the settings in the annotations of a pod; annotations with another prefix are ignored.
 
     Raises:
-        PodSettingsError: Keys are unknown or values are invalid. It lists all of them.
+        PodSettingsError: Keys are unknown or values are invalid. It lists up to `MAX_PROBLEMS` of them.
     """
     values: dict[str, Any] = {}
     problems: list[str] = []
@@ -176,6 +182,8 @@ def parse(annotations: Mapping[str, str]) -> PodSettings:
             values[option.field] = _value(key, annotations[key], option)
         except ValueError as error:
             problems.append(str(error))
+            if len(problems) >= MAX_PROBLEMS:
+                raise PodSettingsError((*problems, "further annotations are not examined")) from None
     settings = PodSettings(**values)
     if settings.hang_floor_s > settings.first_step_timeout_s:
         problems.append(
@@ -196,22 +204,37 @@ def _value(key: str, text: object, option: Option) -> object:
     """Return the value of an annotation. Raises `ValueError` with a complete line for the user."""
     value_type = option.value or _FLAG
     if not isinstance(text, str):
-        raise ValueError(f"{key}: invalid value {text!r}: expected a text: put it in quotes")
+        raise ValueError(f"{key}: invalid value {_short(text)}: expected a text: put it in quotes")
+    if len(text) > MAX_VALUE:
+        raise ValueError(f"{key}: invalid value {_short(text)}: it has more than {MAX_VALUE} characters")
     try:
         value = value_type.read(text)
     except ValueError as error:
-        near = difflib.get_close_matches(text, value_type.words, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"{key}: invalid value {text!r}: {hint}expected {error}") from None
+        near = _nearest(text, value_type.words)
+        hint = f"did you mean {near!r}? " if near else ""
+        raise ValueError(f"{key}: invalid value {_short(text)}: {hint}expected {error}") from None
     return value == "true" if option.value is None else value
 
 
 def _unknown(key: str) -> str:
-    near = [_OTHER_NAMES[key]] if key in _OTHER_NAMES else []
-    near += difflib.get_close_matches(key.replace("_", "-"), [*ANNOTATIONS, *_WRITTEN_BY_US], n=1, cutoff=0.8)
+    near = _OTHER_NAMES.get(key) or _nearest(key.replace("_", "-"), (*ANNOTATIONS, *_WRITTEN_BY_US), 0.8)
+    shown = key if len(key) <= _SHOWN else f"{key[:_SHOWN]}..."
     if near:
-        return f"{key}: unknown annotation: did you mean {near[0]!r}?"
-    return f"{key}: unknown annotation; known are {', '.join(ANNOTATIONS)}"
+        return f"{shown}: unknown annotation: did you mean {near!r}?"
+    return f"{shown}: unknown annotation; known are {', '.join(ANNOTATIONS)}"
+
+
+@lru_cache(maxsize=1024)
+def _nearest(text: str, known: tuple[str, ...], cutoff: float = 0.6) -> str:
+    """Return the known word that is most like `text`; "" if none is."""
+    if len(text) > _SHOWN:
+        return ""
+    return next(iter(difflib.get_close_matches(text, known, n=1, cutoff=cutoff)), "")
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def policy(settings: PodSettings, members: int, nproc: int | None = None) -> Policy:

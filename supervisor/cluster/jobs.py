@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -17,7 +18,7 @@ from supervisor.admission import pod_layout
 from supervisor.admission import settings as pod_settings
 from supervisor.cluster import job_membership, pod_facts, supervision
 from supervisor.cluster.job_membership import Adopted, GroupFacts, JobKey, NotAdopted, OwnerChain
-from supervisor.cluster.pods import PodGroup, PodMember, read_pod
+from supervisor.cluster.pods import PodGroup, PodMember, read_pod, too_few_connected
 from supervisor.cluster.supervised_job import NOT_SUPERVISED, SupervisedJob
 from supervisor.cluster.untrusted_json import UnfitObject
 from supervisor.kubernetes.client import ApiServer, KubernetesObject, ResourceKind
@@ -33,6 +34,7 @@ CHANGE_IGNORED = "ChangeIgnored"  # of events about members of a job that exists
 PODS = ResourceKind("", "v1", "pods")
 MEMBERS = f"{pod_layout.MEMBER_LABEL}={pod_layout.IS_MEMBER}"  # a selector
 RETRY_S = 5.0  # between two rounds without a change
+REACH_S = 1.0  # for which a count of the connected members stays valid: each job asks several times a second
 GATHER_S = 0.05  # for collecting changes: a job's pods are created one after another
 REMIND_S = 3000.0  # between two events for one reason; the API server keeps events for an hour
 MAX_NOTICES = 20_000
@@ -120,10 +122,18 @@ class ClusterJobs:
         # Of the last round: reading 2,000 pods again takes a fifth of a second.
         self._sorted: dict[ObjectName, _SortedPod] = {}
         self._formed: dict[JobKey, _FormedGroup] = {}
+        self._cut_off = (-math.inf, False)  # when the connected members were counted, and the result
 
     def job_of(self, pod_uid: str) -> SupervisedJob | None:
         """Return the job of a pod; None if it has none, or none yet."""
         return self._by_uid.get(pod_uid)
+
+    def is_cut_off(self) -> bool:
+        """Return True if fewer than half of the running members of all jobs are connected."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._cut_off[0] >= REACH_S:
+            self._cut_off = now_s, too_few_connected(job.reach for job in self.jobs.values())
+        return self._cut_off[1]
 
     async def run(self) -> None:
         """Reconcile on every change and every `RETRY_S` until cancelled; then end the tasks of all jobs."""

@@ -15,6 +15,7 @@ import hashlib
 import logging
 import signal
 from asyncio import sslproto
+from collections import Counter
 from typing import Any
 
 from aiohttp import web
@@ -34,7 +35,7 @@ from supervisor.kubernetes.certificates import AuthoritySecret, ServerCertificat
 from supervisor.kubernetes.client import ApiServer, KubernetesObject, connect
 from supervisor.kubernetes.errors import ApiError, EvictionBlocked, NotFound
 from supervisor.kubernetes.events import EventRecorder
-from supervisor.kubernetes.identity import Caller, ReviewUnavailable, TokenReviewer
+from supervisor.kubernetes.identity import Caller, ReviewUnavailable, TokenRefused, TokenReviewer
 from supervisor.kubernetes.lease import Leadership, LeaseLock, LeaseLost, lead
 from supervisor.kubernetes.own_pod import OwnPod, certificate_for, service_names
 from supervisor.kubernetes.replicas import EPOCH, PATH, Replicas
@@ -52,6 +53,7 @@ GC_THRESHOLDS = (20_000, 20, 100)
 # a connection that is closed to make room for others costs another TLS handshake.
 MAX_IDLE = 1024
 BACKLOG = 128  # beyond which the kernel drops connections, and members wait for a second and longer
+REVIEWS_PER_ADDRESS = 16  # at once: pods in a node's network share its address
 SHUTDOWN_S = 1.0  # for disconnecting the members, which then connect to the next supervisor
 
 
@@ -62,6 +64,7 @@ class ClusterSupervisor:
         self.events = EventRecorder(server, "holdfast-supervisor", me.name)
         self._server, self._me, self._measured = server, me, measured
         self._reviewer = TokenReviewer(server)
+        self._reviewing: Counter[str] = Counter()  # requests whose token is being reviewed, by address
         self._jobs: ClusterJobs | None = None  # while this process leads
         self._term: Leadership | None = None  # of the same time
         self._deleting: set[asyncio.Task[None]] = set()
@@ -89,6 +92,7 @@ class ClusterSupervisor:
             _secret(authorities),
             self._measured.over_last_minute,
             self._evict,
+            lambda: self._jobs is not None and self._jobs.is_cut_off(),
         )
         changed = asyncio.Event()
         pods = Mirror(self._server, PODS, lambda *_: changed.set(), labels=MEMBERS)
@@ -121,14 +125,14 @@ class ClusterSupervisor:
         if self._term is None or self._term.left_s <= 0:
             log.warning("pod not evicted: the lease is not renewed", extra={"pod": pod.name})
             return
-        task = asyncio.create_task(self._evict_now(namespace, pod))
+        task = asyncio.create_task(self._evict_now(namespace, pod, self._term))
         self._deleting.add(task)
         task.add_done_callback(self._deleting.discard)
 
-    async def _evict_now(self, namespace: str, pod: PodMember) -> None:
+    async def _evict_now(self, namespace: str, pod: PodMember, term: Leadership) -> None:
         """Evict the pod instead of deleting it, because its owner may not count an eviction as a failure.
 
-        An eviction also respects PodDisruptionBudgets.
+        An eviction also respects PodDisruptionBudgets. The request is given up when the term ends.
         """
         body = {
             "apiVersion": "policy/v1",
@@ -137,17 +141,18 @@ class ClusterSupervisor:
             "deleteOptions": {"preconditions": {"uid": pod.uid}},
         }
         try:
-            await self._server.create_subresource(PODS, pod.name, "eviction", body, namespace)
+            request = self._server.create_subresource(PODS, pod.name, "eviction", body, namespace)
+            await asyncio.wait_for(request, term.left_s)
         except NotFound:
             return
-        except (EvictionBlocked, ApiError, OSError) as error:
+        except (EvictionBlocked, ApiError, OSError, asyncio.TimeoutError) as error:
             log.warning("pod not evicted", extra={"pod": pod.name, "error": str(error)})
 
     # -- serving
 
     async def member(self, request: web.Request) -> web.StreamResponse:
         """Serve a member's connection under the identity that its token proves."""
-        caller = await self._reviewer.review(bearer_token(request.headers.get("Authorization", "")))
+        caller = await self._review(request)
         if isinstance(caller, ReviewUnavailable):
             raise web.HTTPServiceUnavailable(text=f"{caller.why}\n")
         if not isinstance(caller, Caller):
@@ -159,6 +164,22 @@ class ClusterSupervisor:
             self._jobs.changed.set()
             raise web.HTTPServiceUnavailable(text=f"pod {caller.pod} is not a member of a job, or not yet\n")
         return await job.serve(request, caller.pod_uid)
+
+    async def _review(self, request: web.Request) -> Caller | TokenRefused | ReviewUnavailable:
+        """Return whose token the request has.
+
+        The reviews of one address are few, so that the tokens that it invents do not delay those of members.
+        """
+        address = request.remote or ""
+        if self._reviewing[address] >= REVIEWS_PER_ADDRESS:
+            return ReviewUnavailable("the tokens of too many requests of this address are being reviewed")
+        self._reviewing[address] += 1
+        try:
+            return await self._reviewer.review(bearer_token(request.headers.get("Authorization", "")))
+        finally:
+            self._reviewing[address] -= 1
+            if not self._reviewing[address]:
+                del self._reviewing[address]
 
     async def leader(self, _: web.Request) -> web.Response:
         """Respond to another replica with the current term's epoch; 0 while this process does not lead."""
@@ -216,8 +237,8 @@ def _guard(door: Door) -> Any:
 
     @web.middleware
     async def guard(request: web.Request, handler: Any) -> web.StreamResponse:
-        has_token = bool(bearer_token(request.headers.get("Authorization", "")))
-        with door.answering(request.protocol, trusted=has_token):
+        # No connection is trusted: that of a member is answering a request for as long as it lives.
+        with door.answering(request.protocol):
             try:
                 answer: web.StreamResponse = await handler(request)
             except ConnectionError:  # the client is gone, and aiohttp would log a traceback for each
@@ -230,19 +251,28 @@ def _guard(door: Door) -> Any:
 async def _listen_for_members(
     supervisor: ClusterSupervisor, certificate: ServerCertificate, door: Door
 ) -> web.AppRunner:
+    listening: list[asyncio.Server] = []
+
+    async def close(_: web.Application) -> None:
+        for each in listening:
+            each.close()
+
     app = web.Application(middlewares=[_guard(door)], client_max_size=1024)
+    app.on_shutdown.append(close)
     app.router.add_get("/v1/member", supervisor.member)
     app.router.add_get(PATH, supervisor.leader)
     runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_S)
     await runner.setup()
     server = runner.server
     assert server is not None  # `setup` has set it
-    await asyncio.get_running_loop().create_server(
-        door.guarded(server),
-        host=None,
-        port=pod_layout.SUPERVISOR_PORT,
-        ssl=certificate.context,
-        backlog=BACKLOG,
+    listening.append(
+        await asyncio.get_running_loop().create_server(
+            door.guarded(server),
+            host=None,
+            port=pod_layout.SUPERVISOR_PORT,
+            ssl=certificate.context,
+            backlog=BACKLOG,
+        )
     )
     return runner
 

@@ -61,6 +61,23 @@ class JobEnd:
     message: str
 
 
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How many members run and are not leaving, and how many of these are connected."""
+
+    running: int
+    connected: int
+
+
+def too_few_connected(reaches: Iterable[Reach]) -> bool:
+    """Return True if fewer than half of all running members are connected.
+
+    Then the supervisor's own network is more likely to be broken than the members are.
+    """
+    found = tuple(reaches)
+    return 2 * sum(each.connected for each in found) < sum(each.running for each in found)
+
+
 @dataclass(slots=True)
 class PodBackend:
     """The pods of one job. Implements the controller's `Backend`.
@@ -68,7 +85,8 @@ class PodBackend:
     `evict` is called with a pod that its owner must replace: the member is lost although its container seems
     to run. `dismiss` orders a lost member to end its ranks at once. `responds` returns whether a member's
     sidecar and launcher are connected. `stop_requested` records a user's request to stop where the next
-    supervisor finds it.
+    supervisor finds it. `blocked` returns True while no pod may be evicted, because a member that seems to be
+    lost may only be out of this supervisor's reach.
     """
 
     evict: Callable[[PodMember], None]
@@ -77,6 +95,7 @@ class PodBackend:
     now_s: Callable[[], float]
     ended: JobEnd | None = None
     responds: Callable[[str], bool] = lambda _: False
+    blocked: Callable[[], bool] = lambda: False
     asked: StopRequest = ""  # a user's request
     pods: Mapping[str, PodMember] = field(default_factory=dict)  # by uid
     _revived: dict[str, int] = field(default_factory=dict)  # by uid: how often the pod became another member
@@ -111,8 +130,9 @@ class PodBackend:
         """Have the pods of the members in `discard` replaced, unless their containers are being restarted.
 
         A pod whose sidecar and launcher respond is not replaced, because it may hold the only copy of the
-        state. It becomes another member, as after a restart of its container. `count` has no effect, because
-        the owner of the pods decides how many there are.
+        state. It becomes another member, as after a restart of its container. While evictions are `blocked`,
+        the time until one does not run either, so that members have time to connect again afterwards. `count`
+        has no effect, because the owner of the pods decides how many there are.
         """
         known = {pod.member: pod for pod in self.pods.values()}
         for member in discard:
@@ -126,7 +146,11 @@ class PodBackend:
                     self.update(
                         replace(each, member=each.first_name or each.member) for each in self.pods.values()
                     )
-            elif pod.is_running and self.now_s() - since_s >= RESTART_S:
+            elif not pod.is_running:
+                continue
+            elif self.blocked():
+                self._lost[member] = self.now_s()
+            elif self.now_s() - since_s >= RESTART_S:
                 self._lost[member] = self.now_s()
                 log.warning("evicting the pod of a lost member", extra={"pod": pod.name, "member": member})
                 self.evict(pod)
@@ -141,7 +165,7 @@ class PodBackend:
             self.dismiss(member)
 
     def renew(self, member: str) -> None:
-        """Do nothing, because the kubelet restarts a sidecar that has ended or fails its probe."""
+        """Do nothing, because the kubelet restarts a sidecar that has ended or is stuck for minutes."""
 
     def stop_asked(self, how: StopRequest) -> None:
         if self.asked != how:

@@ -27,7 +27,7 @@ from holdfast.protocol.drills import DRILLS
 from holdfast.protocol.member_messages import MemberOrder, MemberReport
 from supervisor.cluster import supervision
 from supervisor.cluster.job_membership import JobKey
-from supervisor.cluster.pods import PodBackend, PodGroup, PodMember, member_name
+from supervisor.cluster.pods import PodBackend, PodGroup, PodMember, Reach, member_name
 from supervisor.cluster.reported_storage import ReportedStorage
 from supervisor.cluster.supervision import (
     OwnerGone,
@@ -36,7 +36,7 @@ from supervisor.cluster.supervision import (
     Takeover,
 )
 from supervisor.controller.job import Job
-from supervisor.controller.member_server import MemberConnection, MemberServer
+from supervisor.controller.member_server import MemberConnection, MemberServer, largest_report
 from supervisor.controller.routine_reports import is_calm, is_routine
 from supervisor.decision import orders
 from supervisor.kubernetes.client import ApiServer
@@ -62,6 +62,8 @@ SPACING_S = 0.5  # between two statuses while members connect one after another
 CALM_S = 1.0  # between two rounds of a job without news: as often as its members report
 POLL_S = 1.0  # between two checks for pods of a new run
 REMOVAL_S = 60.0  # for the mirror to show that a request to stop was removed; one that is there later is new
+_NOT_REACHED = "no pod is evicted: none of the job's members has connected to this supervisor"
+_CUT_OFF = "no pod is evicted: fewer than half of the members of all jobs are connected to this supervisor"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,7 @@ class ClusterContext:
     secret: bytes  # from which the secret of each job is derived
     lag: Callable[[], tuple[float, float]]
     delete: Callable[[str, PodMember], None]  # of a namespace
+    is_cut_off: Callable[[], bool] = lambda: False  # most members of all jobs are not connected
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +135,12 @@ class SupervisedJob:
         self.was_seen = False  # the resource has existed, so if it is missing now, it was deleted
         self.has_ended = False  # the supervision has ended, because another supervisor has taken over the job
         self.backend = PodBackend(
-            self._delete, self._dismiss, self._stop_requested, time.monotonic, responds=self._responds
+            self._delete,
+            self._dismiss,
+            self._stop_requested,
+            time.monotonic,
+            responds=self._responds,
+            blocked=self._evictions_blocked,
         )
         self.job: Job | None = None
         self._context = context
@@ -146,6 +154,7 @@ class SupervisedJob:
         self._summary_due = asyncio.Event()  # the phase has changed since the last summary
         self._seen_uid: object = None  # of the resource
         self._problem = ""  # the last one that is recorded as an event
+        self._blocked = ""  # why no pod may be evicted, as last reported
         self._drilled = -1  # the number of the newest drill that this process has begun
         self._has_work = asyncio.Event()  # there is a pod that has not ended
         self._stop_removed_s: float | None = None  # when the request to stop an earlier run was removed
@@ -171,6 +180,10 @@ class SupervisedJob:
             self._has_work.clear()
         else:
             self._has_work.set()
+        present = {pod.member for pod in self.backend.pods.values()}
+        if self.job is not None:  # a lost member is not needed any more
+            present |= {*self.job.memory.placement, *self.job.existed} - {*self.job.memory.lost}
+        self._server.keep(present)
 
     def was_replaced(self, uid: object) -> bool:
         """Return True if the resource with this uid has replaced the one that was seen before.
@@ -196,6 +209,13 @@ class SupervisedJob:
             self._wake()
         self._drill(self._spec.get("drill"))
 
+    @property
+    def reach(self) -> Reach:
+        """How many members of the job are connected."""
+        running = [pod.member for pod in self.backend.pods.values() if pod.is_running and not pod.is_leaving]
+        lines = (self._server.connections.get(member) for member in running)
+        return Reach(len(running), sum(line is not None and line.connected for line in lines))
+
     async def close(self) -> None:
         """End all work on the job without changing it. Its pods continue to train.
 
@@ -206,7 +226,8 @@ class SupervisedJob:
 
     async def serve(self, request: web.Request, uid: str) -> web.StreamResponse:
         """Serve the connection of the pod `uid` under the name of its member."""
-        return await self._server.serve(request, lambda: self.backend.member_of(uid))
+        limit_bytes = largest_report(self.group.nproc)
+        return await self._server.serve(request, lambda: self.backend.member_of(uid), limit_bytes)
 
     # -- the run
 
@@ -544,6 +565,16 @@ class SupervisedJob:
             and report.launcher is not None
             and not report.launcher_silent
         )
+
+    def _evictions_blocked(self) -> bool:
+        """Return whether this supervisor, and not a member, may be what is unreachable. Report it once."""
+        why = "" if self._server.has_heard else _NOT_REACHED
+        why = why or (_CUT_OFF if self._context.is_cut_off() else "")
+        if why and why != self._blocked:
+            log.warning("evictions blocked", extra={"why": why})
+            self._event("EvictionBlocked", why, bad=True)
+        self._blocked = why
+        return bool(why)
 
     def _dismiss(self, member: str) -> None:
         if self.job is not None:

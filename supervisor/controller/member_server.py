@@ -1,14 +1,20 @@
-"""Serve the members' connections: receive each member's reports and send its orders."""
+"""Serve the members' connections: receive each member's reports and send its orders.
+
+Decoding takes up to 0.1 s for each megabyte, in which the process does nothing else. A member whose identity
+is proven may not be trusted by the other jobs that this process supervises, so it has one connection, whose
+reports are limited in size and rate before any is decoded.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import re
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field, replace
 
-from aiohttp import WSMsgType, web
+from aiohttp import WSCloseCode, WSMsgType, web
 
 from holdfast.process import clock as hostclock
 from holdfast.protocol import codec
@@ -23,6 +29,35 @@ log = logging.getLogger(__name__)
 HEARTBEAT_S = 5.0
 MAX_CAUSES = 64  # causes of refusals that are remembered, so that each is logged once
 _NUMBER = re.compile(r"\d+")
+_READ = (WSMsgType.TEXT, WSMsgType.PING, WSMsgType.PONG)
+
+# A report has 6 KB with 8 ranks and 40 KB with 64. With everything that is sent only after a fault (stacks,
+# last outputs, private states), it has up to about 1.2 MB, and 2.3 KB more for each rank.
+REPORT_BYTES = 2 << 20
+RANK_BYTES = 4 << 10
+RATE_BYTES = 2_000_000  # of a member's reports in a second
+BURST_BYTES = 4_000_000
+LEAST_BYTES = 256  # for which each message counts: an empty one takes time too
+
+
+def largest_report(nproc: int) -> int:
+    """Return a limit in bytes for the reports of a member with `nproc` ranks."""
+    return min(codec.MAX_MESSAGE_BYTES, REPORT_BYTES + nproc * RANK_BYTES)
+
+
+@dataclass(slots=True)
+class ByteBudget:
+    """Bytes that a member may send: `BURST_BYTES` at once, and `RATE_BYTES` a second on average."""
+
+    left_bytes: float = BURST_BYTES
+    at_s: float = 0.0  # when `left_bytes` was true
+
+    def spend(self, sent_bytes: int, now_s: float) -> float:
+        """Count a message; return the time in seconds after which it may be decoded."""
+        earned_bytes = max(0.0, now_s - self.at_s) * RATE_BYTES
+        left_bytes = min(BURST_BYTES, self.left_bytes + earned_bytes) - max(LEAST_BYTES, sent_bytes)
+        self.left_bytes, self.at_s = max(-BURST_BYTES, left_bytes), now_s
+        return max(0.0, -self.left_bytes / RATE_BYTES)
 
 
 @dataclass(slots=True)
@@ -42,6 +77,8 @@ class MemberConnection:
     received: tuple[LauncherState | None, int] | None = None  # with the last report, and the offset then
     launcher: LauncherState | None = None  # the same on this clock
     owner: object = None  # the newest socket of the member: older ones are ignored
+    transport: asyncio.Transport | None = None  # of `owner`, while it is open
+    budget: ByteBudget = field(default_factory=ByteBudget)
 
 
 class MemberServer:
@@ -58,6 +95,7 @@ class MemberServer:
         self._clock = hostclock.identity() if clock is None else clock
         self._changed = changed
         self.connections: dict[str, MemberConnection] = {}
+        self.has_heard = False  # whether any member has reported
         self._refused: set[str] = set()  # the causes of refusals that were logged
 
     def connection(self, member: str) -> MemberConnection:
@@ -77,36 +115,62 @@ class MemberServer:
             line.order = order
             line.changed.set()
 
+    def keep(self, members: Container[str]) -> None:
+        """Forget all other members that are not connected."""
+        self.connections = {
+            name: line for name, line in self.connections.items() if name in members or line.connected
+        }
+
     async def serve(
-        self, request: web.Request, name: Callable[[], str | None] | None = None
+        self,
+        request: web.Request,
+        name: Callable[[], str | None] | None = None,
+        max_bytes: int = codec.MAX_MESSAGE_BYTES,
     ) -> web.WebSocketResponse:
         """Serve one member until its connection ends. A second connection of a member replaces the first.
 
         `name` returns the name of a member whose identity is proven, which replaces the name in its reports.
-        The connection ends when that name changes, or when it is None.
+        The connection ends when that name changes, or when it is None, or when a report has more than
+        `max_bytes`. Reports that exceed the member's `ByteBudget` are read later.
         """
-        socket = web.WebSocketResponse(heartbeat=HEARTBEAT_S, max_msg_size=codec.MAX_MESSAGE_BYTES)
+        socket = web.WebSocketResponse(
+            heartbeat=HEARTBEAT_S, max_msg_size=max_bytes, compress=False, autoping=False
+        )
         await socket.prepare(request)
         line: MemberConnection | None = None
         sender: asyncio.Task[None] | None = None
         decoder = ReportDecoder()
+        known = name() if name is not None else None
+        if known is not None:
+            line = self._take_over(known, socket, request)
         try:
             async for message in socket:
-                if message.type is not WSMsgType.TEXT:
+                if message.type not in _READ:
+                    if getattr(message.data, "code", 0) == WSCloseCode.MESSAGE_TOO_BIG:
+                        self._refuse(f"a report of more than {max_bytes} bytes")
                     break
+                if name is not None:
+                    await _delay(line, len(message.data))
+                    if line is None or name() != line.member:
+                        break
+                if line is not None and line.owner is not socket:
+                    break
+                if message.type is WSMsgType.PING:
+                    await socket.pong(message.data)
+                    continue
+                if message.type is WSMsgType.PONG:
+                    continue
                 report = self._read(decoder, message.data)
                 if report is None:
                     break
-                member = report.member if name is None else name()
-                if member is None:
+                if name is None and line is None:
+                    line = self._take_over(report.member, socket, request)
+                assert line is not None  # with `name`, it was checked above
+                if name is None and report.member != line.member:
                     break
-                if line is None:
-                    line = self.connection(member)
-                    line.owner, line.sent = socket, None
+                if sender is None:
                     line.changed.set()
                     sender = asyncio.create_task(self._send(socket, line))
-                if line.owner is not socket or member != line.member:
-                    break
                 before = line.report if line.connected else None
                 accepted = self._accept(line, report)
                 if self.is_news(before, accepted):
@@ -115,9 +179,19 @@ class MemberServer:
             if sender is not None:
                 sender.cancel()
             if line is not None and line.owner is socket:
-                line.connected = False
+                line.connected, line.transport = False, None
                 self._changed()
         return socket
+
+    def _take_over(
+        self, member: str, socket: web.WebSocketResponse, request: web.Request
+    ) -> MemberConnection:
+        """Make `socket` the connection of `member`, and close the former one with what it has received."""
+        line = self.connection(member)
+        if line.transport is not None:
+            line.transport.abort()
+        line.owner, line.transport, line.sent = socket, request.transport, None
+        return line
 
     def is_news(self, before: MemberReport | None, report: MemberReport) -> bool:
         """Return True if `changed` must be called for a report; `before` is the one before it, if any."""
@@ -134,6 +208,7 @@ class MemberServer:
             report = replace(report, member=line.member, launcher=line.launcher)
         line.report, line.connected, line.heard_ns = report, True, now_ns
         line.first_ns = line.first_ns or now_ns
+        self.has_heard = True
         if report.launcher is not None and not report.launcher_silent:
             line.well_ns = now_ns
         return report
@@ -169,3 +244,11 @@ class MemberServer:
                     await socket.send_str(codec.encode(line.order).decode())
                 except ConnectionError:
                     return
+
+
+async def _delay(line: MemberConnection | None, sent_bytes: int) -> None:
+    """Wait until a message of a member may be decoded. Meanwhile its socket is not read."""
+    if line is not None:
+        wait_s = line.budget.spend(sent_bytes, time.monotonic())
+        if wait_s > 0:
+            await asyncio.sleep(wait_s)

@@ -6,7 +6,8 @@ and keeps for its whole life. An authority therefore lives for years. Its succes
 than the time in between never encounters a certificate that its bundle does not cover.
 
 The Secret's `ca.crt` has the certificates and its `ca.key` the private keys, the oldest authority first.
-To replace a key that has leaked, delete the Secret: the next check creates a new authority.
+To replace a key that has leaked, delete the Secret: the next check creates a new authority. Pods that run
+keep their bundle, so their sidecars cannot connect any more: they train unsupervised until they are replaced.
 """
 
 from __future__ import annotations

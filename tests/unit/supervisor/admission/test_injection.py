@@ -11,7 +11,7 @@ from holdfast import launch_commands
 from holdfast.protocol import environment
 from sidecar import config
 from supervisor.admission import pod_layout
-from supervisor.admission.injection import NotAsked, Refused, inject, json_patch, record_of
+from supervisor.admission.injection import MAX_WHY, NotAsked, Refused, inject, json_patch, record_of
 from tests.unit.supervisor.admission.pods import (
     CONTEXT,
     Pod,
@@ -175,6 +175,8 @@ def test_holdfasts_init_containers_come_last_and_the_sidecar_runs_as_long_as_the
         "holdfast-sidecar",
     ]
     assert found[3]["restartPolicy"] == "Always"
+    assert found[3]["livenessProbe"] == pod_layout.ALIVE_PROBE
+    assert "livenessProbe" not in found[2]
     assert "restartPolicy" not in found[2]
     assert [each["args"] for each in found[2:]] == [
         ["holdfast", "install-runtime", "/opt/holdfast"],
@@ -625,3 +627,25 @@ def test_a_patch_contains_only_differences() -> None:
         {"op": "add", "path": "/g", "value": None},
     ]
     assert patched(before, patch) == after
+
+
+@pytest.mark.parametrize(("filler", "is_noted"), [(100_000, True), ((256 << 10) - 700, False)])
+def test_the_reason_for_a_refusal_does_not_make_the_api_server_refuse_the_pod(
+    filler: int, is_noted: bool
+) -> None:
+    notes = {
+        pod_layout.INJECT: "true",
+        "filler": "x" * filler,
+        **{f"holdfast.dev/x{n}": "" for n in range(20)},
+    }
+    given = {
+        "metadata": {"annotations": notes},
+        "spec": {"containers": [{"name": "t", "command": ["python"]}]},
+    }
+    found = inject(given, CONTEXT)
+    assert isinstance(found, Refused)
+    assert len(found.why) == MAX_WHY
+    after = found.pod["metadata"]["annotations"]
+    assert after.get(pod_layout.NOT_INJECTED) == (found.why if is_noted else None)
+    assert sum(len(key) + len(value) for key, value in after.items()) <= 256 << 10
+    assert bool(found.patch) == is_noted

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import difflib
 from dataclasses import fields
 from typing import Any
 
@@ -211,3 +212,34 @@ def test_a_hang_floor_above_the_first_step_s_limit_is_refused_as_by_run() -> Non
     (problem,) = problems({"hang-floor": "20m"})
     assert problem.endswith("invalid value '20m': expected at most holdfast.dev/first-step-timeout (10m)")
     assert parse(hang_floor="20m", first_step_timeout="30m").hang_floor_s == 1200
+
+
+@pytest.mark.parametrize("like", ["x", "snapshot-every-", "y" * 300])
+def test_few_of_many_unknown_annotations_are_compared_with_the_known_ones(
+    like: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The supervisor reads the annotations of all pods, again and again."""
+    compared: list[str] = []
+
+    def compare(text: str, *_: object, **__: object) -> list[str]:
+        compared.append(text)
+        return []
+
+    monkeypatch.setattr(difflib, "get_close_matches", compare)
+    settings._nearest.cache_clear()
+    found = [problems({f"{like}{n:05}": "" for n in range(5000)}) for _ in range(2)]
+    settings._nearest.cache_clear()
+    assert found[0] == found[1]
+    assert len(found[0]) == settings.MAX_PROBLEMS + 1
+    assert found[0][-1] == "further annotations are not examined"
+    assert len(compared) == (settings.MAX_PROBLEMS if len(like) < 300 else 0)
+    assert all(len(text) <= 150 for text in compared)
+
+
+@pytest.mark.parametrize(
+    "key", ["group", "warm", "members", "state-size", "checkpoints", "hang-floor", "grace"]
+)
+def test_a_huge_value_is_refused_without_being_parsed_and_not_quoted_in_full(key: str) -> None:
+    (why,) = problems({key: "9" * 250_000})
+    assert "it has more than 4096 characters" in why
+    assert len(why) < 300

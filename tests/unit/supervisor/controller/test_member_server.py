@@ -13,13 +13,13 @@ from aiohttp import ClientSession, WSMsgType, web
 from aiohttp.test_utils import TestClient, TestServer
 
 from holdfast.process import clock
-from holdfast.protocol import codec
+from holdfast.protocol import codec, foreign_text
 from holdfast.protocol.launcher_messages import Ending
-from holdfast.protocol.member_messages import MemberOrder
+from holdfast.protocol.member_messages import HeldPrivateState, MemberOrder
 from supervisor.controller import member_server as lines_of
-from supervisor.controller.member_server import MemberServer
+from supervisor.controller.member_server import MemberServer, largest_report
 from supervisor.controller.report_decoder import ReportDecoder
-from tests.unit.supervisor.job_views import launcher, rank, report
+from tests.unit.supervisor.job_views import launcher, progress, rank, report
 
 LIMIT_S = 20.0
 RUN = MemberOrder("run", 3)
@@ -110,11 +110,13 @@ def test_a_report_that_is_refused_repeatedly_is_logged_once_for_each_cause(
 
 
 @asynccontextmanager
-async def proven(made: MemberServer, name: Callable[[], str | None]) -> AsyncIterator[TestClient[Any, Any]]:
+async def proven(
+    made: MemberServer, name: Callable[[], str | None], max_bytes: int = codec.MAX_MESSAGE_BYTES
+) -> AsyncIterator[TestClient[Any, Any]]:
     app = web.Application()
 
     async def serve(request: web.Request) -> web.StreamResponse:
-        return await made.serve(request, name)
+        return await made.serve(request, name, max_bytes)
 
     app.router.add_get("/v1/member", serve)
     async with TestClient(TestServer(app)) as client:
@@ -161,3 +163,100 @@ async def test_a_connection_without_a_member_is_ended_at_its_first_report() -> N
         await line.send_str(says("m7"))
         assert (await line.receive(timeout=LIMIT_S)).type in (WSMsgType.CLOSE, WSMsgType.CLOSED)
         assert made.connections == {}
+
+
+# -- members that other jobs need not trust
+
+
+async def test_a_new_connection_of_a_proven_member_closes_the_former_before_it_reports(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only one can be read, however many a pod opens."""
+    monkeypatch.setattr(lines_of, "HEARTBEAT_S", 3600.0)  # the server reads nothing else
+    made = connections()
+    async with proven(made, lambda: "m7") as client:
+        sockets = [await client.ws_connect("/v1/member") for _ in range(5)]
+        for socket in sockets[:-1]:
+            found = await socket.receive(timeout=LIMIT_S)
+            assert found.type in (WSMsgType.CLOSE, WSMsgType.CLOSED, WSMsgType.ERROR)
+        made.order("m7", RUN)
+        await sockets[-1].send_str(says("m7"))
+        assert codec.decode(MemberOrder, await sockets[-1].receive_str(timeout=LIMIT_S)) == RUN
+
+
+async def test_reports_that_wait_on_a_replaced_connection_are_never_decoded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = connections()
+    decoded: list[int] = []
+    monkeypatch.setattr(made, "_read", lambda data: decoded.append(len(data)))
+    made.connection("m7").budget = lines_of.ByteBudget(-lines_of.BURST_BYTES, 1e12)
+    async with proven(made, lambda: "m7") as client:
+        socket = await client.ws_connect("/v1/member")
+        await socket.send_str(says("m7"))
+        await socket.ping()
+        newer = await client.ws_connect("/v1/member")
+        assert (await socket.receive(timeout=LIMIT_S)).type is not WSMsgType.TEXT
+        made.connection("m7").budget = lines_of.ByteBudget()
+        await newer.send_str(says("m7") + " ")
+        await newer.receive(timeout=LIMIT_S)
+        assert decoded == [len(says("m7")) + 1]
+
+
+def test_a_member_may_send_a_burst_and_then_waits_as_long_as_its_rate_requires() -> None:
+    budget = lines_of.ByteBudget()
+    now_s, sent, limit = 1000.0, 0, largest_report(1)
+    for _ in range(100):
+        wait_s = budget.spend(limit, now_s)
+        assert wait_s <= 2.0, "a connection whose pings nobody answers ends"
+        now_s += wait_s
+        sent += limit
+    assert sent <= lines_of.BURST_BYTES + (now_s - 1000.0) * lines_of.RATE_BYTES + 1
+    before = now_s
+    for _ in range(20_000):
+        now_s += budget.spend(0, now_s)
+    assert now_s > before, "empty messages count too"
+
+
+@pytest.mark.parametrize("nproc", [1, 8, 64, codec.MAX_RANKS])
+def test_the_largest_report_of_a_member_is_within_its_limit_and_usual_ones_are_not_delayed(
+    nproc: int,
+) -> None:
+    usual = report("w-0.00000000", launcher(*(replace(rank(k), local_rank=k) for k in range(nproc))))
+    usual = replace(usual, progress=tuple(progress(k, 300_000) for k in range(nproc)))
+    privates = tuple(
+        HeldPrivateState(rank=k, generation=3, step=300_000 + n, final=True)
+        for k in range(nproc)
+        for n in range(30)
+    )
+    texts = foreign_text.ENDINGS_BYTES + foreign_text.LOOKS_BYTES + 3 * foreign_text.WORDS_BYTES
+    texts += 3 * foreign_text.WHOLE_BYTES
+    assert len(codec.encode(replace(usual, privates=privates))) + texts < largest_report(nproc)
+    budget, now_s, size = lines_of.ByteBudget(), 0.0, len(codec.encode(usual))
+    for _ in range(100):
+        now_s += 0.2
+        assert budget.spend(size, now_s) == 0.0
+
+
+async def test_a_report_above_the_limit_is_refused_without_being_decoded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: asyncio.Queue[str] = asyncio.Queue()
+    monkeypatch.setattr(lines_of.log, "warning", lambda _, extra: said.put_nowait(extra["error"]))
+    made = connections()
+    async with proven(made, lambda: "m7", 1000) as client, client.ws_connect("/v1/member") as socket:
+        await socket.send_str(says("m7") + " " * 1000)
+        assert (await socket.receive(timeout=LIMIT_S)).type is WSMsgType.CLOSE
+        assert await asyncio.wait_for(said.get(), LIMIT_S) == "a report of more than 1000 bytes"
+    assert not made.has_heard
+
+
+async def test_members_that_are_gone_are_forgotten_unless_they_are_connected() -> None:
+    made = connections()
+    for name in ("gone", "kept", "m7"):
+        made.order(name, RUN)
+    async with proven(made, lambda: "m7") as client, client.ws_connect("/v1/member") as socket:
+        await socket.send_str(says("m7"))
+        await socket.receive_str(timeout=LIMIT_S)
+        made.keep({"kept"})
+        assert set(made.connections) == {"kept", "m7"}

@@ -14,24 +14,27 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from aiohttp import ClientError, ClientSession, web
 from aiohttp.test_utils import TestClient, TestServer
+from yarl import URL
 
-from holdfast.process import event_loop
+from holdfast.process import event_loop, network
 from holdfast.process.network import Door
 from holdfast.protocol import codec
+from supervisor.admission import pod_layout
 from supervisor.cluster import jobs, main
 from supervisor.cluster.main import ClusterSupervisor
 from supervisor.cluster.pods import PodMember
 from supervisor.kubernetes import certificates
-from supervisor.kubernetes.identity import AUDIENCE
+from supervisor.kubernetes.identity import AUDIENCE, TokenRefused
 from supervisor.kubernetes.lease import Leadership, LeaseLock
 from supervisor.kubernetes.own_pod import OwnPod
 from supervisor.kubernetes.replicas import PATH
-from tests.unit.supervisor.cluster.supervising.api_server import ServedObjects
+from tests.unit.supervisor.cluster.supervising.api_server import LIMIT_S, NEVER, ServedObjects
 from tests.unit.supervisor.cluster.supervising.simulated_member import SimulatedPod
 from tests.unit.supervisor.cluster.supervising.test_jobs import LABELS, member, owner
 from tests.unit.supervisor.job_views import launcher, progress, rank, report
@@ -78,9 +81,9 @@ class Place:
 
 
 @asynccontextmanager
-async def place() -> AsyncIterator[Place]:
+async def place(request_s: float = 10.0) -> AsyncIterator[Place]:
     served = ServedObjects()
-    async with served.serving() as server:
+    async with served.serving(request_s) as server:
         supervisor = ClusterSupervisor(server, ME, event_loop.Lag())
         app = web.Application()
         app.router.add_get("/v1/member", supervisor.member)
@@ -148,7 +151,7 @@ async def test_a_pod_is_evicted_only_if_its_uid_is_unchanged(monkeypatch: pytest
         assert found["deleteOptions"]["preconditions"]["uid"] == "uid-9"
         for code in (404, 429, 500, 409):
             there.served.faults = [code]
-            await there.supervisor._evict_now("team", lost)
+            await there.supervisor._evict_now("team", lost, there.supervisor._term)
 
 
 def malformed_messages() -> list[str | bytes]:
@@ -263,3 +266,102 @@ async def test_connections_with_small_buffers_carry_large_messages(monkeypatch: 
         assert await reader.readexactly(len(message)) == message
         writer.close()
     assert buffers == [main.TLS_BUFFER_BYTES]
+
+
+async def test_an_eviction_is_given_up_when_the_term_ends() -> None:
+    """Soon after that another process may lead, and need the pod."""
+    lost = PodMember("uid-9", "w-0", "w-0.uid-9", "n0", "c", is_running=True)
+    async with place(request_s=3600.0) as there:
+        there.served.faults = [NEVER]
+        expires_s = asyncio.get_running_loop().time() + 0.2
+        there.supervisor._term = Leadership(there.lock, 7, expires_s)
+        there.supervisor._evict("team", lost)
+        await asyncio.wait_for(asyncio.wait(there.supervisor._deleting), LIMIT_S)
+
+
+# -- the members' port
+
+
+@asynccontextmanager
+async def port_of(there: Place, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[int, Door]]:
+    """Serve the members' port without TLS."""
+    with network.listen("127.0.0.1") as free:
+        port = free.getsockname()[1]
+    monkeypatch.setattr(pod_layout, "SUPERVISOR_PORT", port)
+    door, plain = Door(), SimpleNamespace(context=None)
+    runner = await main._listen_for_members(there.supervisor, plain, door)  # type: ignore[arg-type]
+    try:
+        yield port, door
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize("word", ["", "junk", TOKEN])
+async def test_a_connection_is_kept_for_no_word_that_is_presented_as_a_token(
+    word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    header = f"Authorization: Bearer {word}\r\n" if word else ""
+    async with place() as there, port_of(there, monkeypatch) as (port, door):
+        there.served.tokens[TOKEN] = vouched("a pod of no job")
+        opened = []
+        for _ in range(network.MOST + 8):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            opened.append((reader, writer))
+            writer.write(f"GET /v1/member HTTP/1.1\r\nHost: x\r\n{header}\r\n".encode())
+            answer = await asyncio.wait_for(reader.read(100), LIMIT_S)
+            assert answer.startswith((b"HTTP/1.1 401", b"HTTP/1.1 503"))
+            assert len(door._idle) <= network.MOST
+        door.sweep(1e12)
+        for reader, writer in opened:
+            with suppress(ConnectionError):
+                await asyncio.wait_for(reader.read(), LIMIT_S)
+            writer.close()
+
+
+async def test_a_members_connection_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(jobs, "GATHER_S", 0.001)
+    async with place() as there, port_of(there, monkeypatch) as (port, door):
+        leading = await there.lead()
+        await there.job_of_one_pod()
+        pod = SimulatedPod("w-0")
+        async with pod.connecting(URL(f"http://127.0.0.1:{port}/v1/member"), TOKEN):
+            await pod.until(lambda: pod.orders)
+            connected = pod.connected
+            door.sweep(1e12)
+            await pod.until_settled()
+            assert pod.connected == connected
+        await event_loop.end([leading])
+
+
+class SlowReviewer:
+    """Refuses every token, once it is told to."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.answer = asyncio.Event()
+
+    async def review(self, _: str) -> TokenRefused:
+        self.asked += 1
+        await self.answer.wait()
+        return TokenRefused("junk")
+
+
+async def test_few_tokens_of_one_address_are_reviewed_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise junk from one pod would delay the reviews of all members' tokens."""
+    async with place() as there:
+        reviewer = SlowReviewer()
+        monkeypatch.setattr(there.supervisor, "_reviewer", reviewer)
+        requests = {asyncio.create_task(there.connect(f"a.b.{n}")) for n in range(40)}
+        refused: list[int] = []
+        while len(refused) < 40 - main.REVIEWS_PER_ADDRESS:
+            done, requests = await asyncio.wait(
+                requests, timeout=LIMIT_S, return_when=asyncio.FIRST_COMPLETED
+            )
+            assert done, "the others wait for a review"
+            refused += [each.result() for each in done]
+        assert set(refused) == {503}
+        assert reviewer.asked == main.REVIEWS_PER_ADDRESS
+        reviewer.answer.set()
+        assert set(await asyncio.gather(*requests)) == {401}
+        assert not there.supervisor._reviewing

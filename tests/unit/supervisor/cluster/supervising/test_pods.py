@@ -9,7 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from supervisor.cluster.pods import RESTART_S, REVIVE_S, JobEnd, PodBackend, PodMember, member_name, read_pod
+from supervisor.cluster.pods import (
+    RESTART_S,
+    REVIVE_S,
+    JobEnd,
+    PodBackend,
+    PodMember,
+    Reach,
+    member_name,
+    read_pod,
+    too_few_connected,
+)
 from supervisor.controller.backend import Backend
 from supervisor.view.model import StopRequest
 
@@ -290,3 +300,40 @@ def test_a_revived_member_that_is_lost_again_is_a_third_one_or_its_pod_is_delete
     cluster.now_s += RESTART_S
     backend.want(1, tuple(lost))
     assert cluster.deleted == [f"{only.member}-2"]
+
+
+def test_no_pod_is_evicted_while_evictions_are_blocked_nor_soon_after() -> None:
+    """The supervisor may be what is cut off; once it is not any more, members need time to connect."""
+    there = Cluster()
+    blocked = [True]
+    there.backend.blocked = lambda: blocked[0]
+    lost = running(0)
+    there.backend.update([lost, running(1)])
+    there.backend.kill(lost.member)
+    for _ in range(20):
+        there.now_s += RESTART_S
+        there.backend.want(2, (lost.member,))
+    assert there.deleted == []
+    blocked[0] = False
+    for passed_s, deleted in ((0.0, 0), (RESTART_S - 0.1, 0), (0.1, 1)):
+        there.now_s += passed_s
+        there.backend.want(2, (lost.member,))
+        assert there.deleted == [lost.member] * deleted
+
+
+@pytest.mark.parametrize(
+    ("reaches", "expected"),
+    [
+        ([], False),
+        ([Reach(0, 0)], False),
+        ([Reach(2, 1)], False),
+        ([Reach(1, 0)], True),
+        ([Reach(3, 1)], True),
+        ([Reach(2, 0), Reach(8, 8)], False),
+        ([Reach(8, 0), Reach(2, 2)], True),
+    ],
+)
+def test_the_members_of_all_jobs_together_show_whether_the_supervisor_is_cut_off(
+    reaches: list[Reach], expected: bool
+) -> None:
+    assert too_few_connected(reaches) is expected

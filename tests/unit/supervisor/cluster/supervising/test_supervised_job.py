@@ -16,7 +16,7 @@ from aiohttp.test_utils import TestServer
 
 from holdfast.fileio.storage_thread import StorageThread
 from holdfast.protocol.member_messages import StorageListing
-from supervisor.cluster import supervised_job, supervision
+from supervisor.cluster import pods, supervised_job, supervision
 from supervisor.cluster.job_membership import JobKey
 from supervisor.cluster.pods import PodGroup, PodMember, member_name
 from supervisor.cluster.supervised_job import ClusterContext, SupervisedJob, job_secret
@@ -47,6 +47,7 @@ class Place:
     policy: Policy = POLICY
     key: JobKey = KEY
     pods: dict[str, PodMember] = field(default_factory=dict)
+    is_cut_off: bool = False
 
     def begin(self, epoch: int = 1) -> SupervisedJob:
         """Have a leader of this epoch supervise the job."""
@@ -58,6 +59,7 @@ class Place:
             b"secret",
             lambda: (0.0, 0.0),
             lambda namespace, pod: self.deleted.append(f"{namespace}/{pod.name}"),
+            lambda: self.is_cut_off,
         )
         self.job = SupervisedJob(self.context, self.group())
         self.job.start()
@@ -605,3 +607,41 @@ def test_every_leader_derives_the_same_secret_of_a_job() -> None:
     assert len(secrets) == 4
     assert job_secret(b"secret", replace(KEY, api_version="kubeflow.org/v2")) in secrets
     assert job_secret(b"another", KEY) not in secrets
+
+
+async def test_no_pod_of_a_job_is_evicted_while_only_this_supervisor_may_be_unreachable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All pods may train well: a broken network here, a NetworkPolicy or another CA looks the same."""
+    monkeypatch.setattr(pods, "RESTART_S", 0.0)
+    async with place(tmp_path) as there:
+        there.pods["lost"] = PodMember("lost", "w-9", "w-9.lost", "n9", "c", is_running=True)
+        backend = there.begin().backend
+
+        def request() -> list[str]:
+            for _ in range(3):
+                backend.want(2, ("w-9.lost",))
+            return there.deleted
+
+        assert request() == [], "no member of the job has connected"
+        other = await there.add(0)
+        await other.until(lambda: other.orders)
+        assert there.job.reach == pods.Reach(2, 1)
+        there.is_cut_off = True
+        assert request() == [], "most members of all jobs are not connected"
+        assert capsys.readouterr().err.count("evictions blocked") == 2, "each reason once"
+        there.is_cut_off = False
+        assert request() != []
+
+
+async def test_the_connections_of_members_that_are_lost_and_gone_are_forgotten(tmp_path: Path) -> None:
+    """A job may run for months, and each restart of a container makes another member."""
+    async with place(tmp_path) as there:
+        await there.form()
+        job, server = there.job.job, there.job._server
+        assert job is not None
+        members = set(server.connections)
+        for number in range(50):
+            server.connection(f"w-0.{number}")
+        there.look()
+        assert set(server.connections) == members
