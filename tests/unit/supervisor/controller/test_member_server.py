@@ -189,7 +189,7 @@ async def test_reports_that_wait_on_a_replaced_connection_are_never_decoded(
 ) -> None:
     made = connections()
     decoded: list[int] = []
-    monkeypatch.setattr(made, "_read", lambda data: decoded.append(len(data)))
+    monkeypatch.setattr(made, "_read", lambda _, data: decoded.append(len(data)))
     made.connection("m7").budget = lines_of.ByteBudget(-lines_of.BURST_BYTES, 1e12)
     async with proven(made, lambda: "m7") as client:
         socket = await client.ws_connect("/v1/member")
