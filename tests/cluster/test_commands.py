@@ -67,7 +67,7 @@ def test_a_drill_is_carried_out_and_explained(job: TrainingJob, named: tuple[str
 
 
 @pytest.mark.parametrize(
-    ("drill", "kind"), [("nan", "nan"), ("hang", "hang"), ("spin", "hang"), ("exit", "exit")]
+    ("drill", "kind"), [("nan", "nan"), ("hang", "hang"), ("spin", "hang"), ("exit", "crash")]
 )
 def test_each_fault_is_found_and_named_as_in_a_local_run(
     job: TrainingJob, named: tuple[str, str], drill: str, kind: str
@@ -81,7 +81,7 @@ def test_each_fault_is_found_and_named_as_in_a_local_run(
     if kind == "hang":
         ranks = {rank for group in incident["stacks"] for rank in group["ranks"]}
         assert ranks == {0, 1}, "the stacks of all ranks"
-        assert "gpt.py" in holdfast("explain", "last", *named)
+        assert "trainer/gpt/__main__.py" in holdfast("explain", "last", *named)
 
 
 @pytest.mark.parametrize(
