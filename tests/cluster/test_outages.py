@@ -155,24 +155,13 @@ def commands() -> tuple[list[str], list[str]]:
     return words[0], words[1]
 
 
-@pytest.fixture
-def lasting(installed: ClusterUnderTest, namespaces: Namespaces) -> TrainingJob:
-    """Give a job of two pods that trains for longer than the outage."""
-    found = example("statefulset.yaml", "--steps=1000000", "--pace=0.05")
-    job = TrainingJob(installed, namespaces.make(), found)
-    job.start()
-    job.trains()
-    job.supervised_by(0)
-    return job
-
-
 def test_a_rank_is_replaced_while_the_api_server_is_stopped(
-    lasting: TrainingJob, installed: ClusterUnderTest
+    job: TrainingJob, installed: ClusterUnderTest
 ) -> None:
     """The server is stopped and not killed, so that every connection to it is half open."""
     stop, cont = commands()
-    before = lasting.observe()
-    inside = ("exec", "-n", lasting.namespace, POD, "-c", lasting.container, "--", "python3", "-c")
+    before = job.observe()
+    inside = ("exec", "-n", job.namespace, POD, "-c", job.container, "--", "python3", "-c")
     installed.kubectl(*inside, _KILL_LATER, "1", str(KILLED_AFTER_S))
     subprocess.run(stop, check=True)
     stopped_s = time.time()
@@ -181,25 +170,25 @@ def test_a_rank_is_replaced_while_the_api_server_is_stopped(
     finally:
         subprocess.run(cont, check=True)
     back_s = time.time()
-    lasting.supervised_by(before.epoch - 1)
-    incident = lasting.recovered(before)
+    job.supervised_by(before.epoch - 1)
+    incident = job.recovered(before)
     assert (incident["kind"], incident["rank"]) == ("crash", 1), incident["why"]
-    after = lasting.observe()
+    after = job.observe()
     assert after.epoch == before.epoch, "the same leader"
     assert (after.pods, after.restarts) == (before.pods, before.restarts), "nobody was evicted"
     stamped = [
         (datetime.fromisoformat(stamp[:19] + "+00:00").timestamp(), int(step))
-        for stamp, step in _STAMPED.findall(lasting.printed(OTHER, "&timestamps=true"))
+        for stamp, step in _STAMPED.findall(job.printed(OTHER, "&timestamps=true"))
     ]
     away = [step for at_s, step in stamped if stopped_s + KILLED_AFTER_S + 10 < at_s < back_s - 2]
     assert len(away) > 20, f"few steps after the recovery and before the server was back: {away}"
     assert [step for _, step in stamped if step == away[0]] == away[:1]
-    assert restarts(lasting.pods()) == {}
+    assert restarts(job.pods()) == {}
 
 
-def test_the_api_server_that_is_back_is_used(lasting: TrainingJob) -> None:
+def test_the_api_server_that_is_back_is_used(job: TrainingJob) -> None:
     """A fault that needs the API: the pod is deleted, and its successor joins."""
-    before = lasting.observe()
-    lasting.signal_rank(1, signal.SIGKILL, POD)
-    lasting.recovered(before)
-    assert lasting.until(lambda: lasting.view() or None, "a status is published", SUMMARY_S)
+    before = job.observe()
+    job.signal_rank(1, signal.SIGKILL, POD)
+    job.recovered(before)
+    assert job.until(lambda: job.view() or None, "a status is published", SUMMARY_S)
