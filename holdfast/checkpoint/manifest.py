@@ -121,8 +121,8 @@ def unpack(raw: bytes) -> Manifest:
     """Return the manifest encoded in `raw`.
 
     Raises:
-        NewerFormat: The manifest is intact, but has a later format. InvalidCheckpoint: The data is damaged,
-        incomplete, or not a manifest.
+        NewerFormat: The manifest is intact, but has a later format.
+        InvalidCheckpoint: The data is damaged, incomplete, or not a manifest.
     """
     body = _checked(raw)
     version = body.get("format")

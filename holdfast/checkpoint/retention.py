@@ -23,11 +23,12 @@ class Retention:
     """Which checkpoints to keep: the newest `keep` that are not void, and the newest up to step `proven`.
 
     Attributes:
-        keep: How many of the newest checkpoints to keep, at least 1. lineage: The group's lineage. The
-        lineages stored in the checkpoints are added to it. proven: The last step at which the replicas are
-        known to have been equal; 0 if no such step is known yet, -1 if the replicas are not compared. epoch:
-        Fencing token of the supervisor that ordered the deletion. If a supervisor of a later epoch ordered
-        any of the checkpoints, nothing is deleted.
+        keep: How many of the newest checkpoints to keep, at least 1.
+        lineage: The group's lineage. The lineages stored in the checkpoints are added to it.
+        proven: The last step at which the replicas are known to have been equal; 0 if no such step is known
+            yet, -1 if the replicas are not compared.
+        epoch: Fencing token of the supervisor that ordered the deletion. If a supervisor of a later epoch
+            ordered any of the checkpoints, nothing is deleted.
     """
 
     keep: int = defaults.KEEP_CHECKPOINTS

@@ -153,8 +153,8 @@ def map_file(path: Path | str, writable: bool = False) -> tuple[Layout, mmap.mma
     The caller must close the mapping and ensure that the file does not shrink while it is in use.
 
     Raises:
-        Malformed: The file is not a safetensors file; the message starts with the path. OSError: The file
-        cannot be opened or mapped.
+        Malformed: The file is not a safetensors file; the message starts with the path.
+        OSError: The file cannot be opened or mapped.
     """
     with open(path, "r+b" if writable else "rb") as file:
         if file.seek(0, 2) == 0:

@@ -39,7 +39,7 @@ class WorkerGroup:
         self.dying: set[WorkerProcess] = set()
         self.securing = SurvivorSnapshot(settings.directory, 0, ())
         self._stops = Stops()
-        self._first_failed: Worker | None = None  # counts the workers that have ended
+        self._first_failed: Worker | None = None  # the worker whose failure explains the others
 
     @property
     def generation(self) -> int:

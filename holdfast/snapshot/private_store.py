@@ -197,9 +197,10 @@ class PrivateStore(PrivateReader):
             path: The file; its directory exists.
             rank: The rank to which the states belong.
             capacity_bytes: The size of the largest blob that fits without a new file.
-            every: If states are small, keep the last 4 multiples of this in addition to the ruler's steps; 0
-            keeps none. pins: Returns the steps of the one or two existing snapshots, whose states must be
-            kept. Each `put` calls it. The result may lack a snapshot that is less than three steps old.
+            every: If states are small, keep the last 4 multiples of this in addition to the ruler's steps;
+                0 keeps none.
+            pins: Returns the steps of the one or two existing snapshots, whose states must be kept. Each
+                `put` calls it. The result may lack a snapshot that is less than three steps old.
 
         Raises:
             OSError: There is no room (ENOSPC); an existing store is unchanged.

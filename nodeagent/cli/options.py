@@ -251,11 +251,10 @@ _COUNT = _number(int, 1, 100_000, "in whole numbers")
 def _address(text: str) -> str:
     host, _, port = text.rpartition(":")
     try:
-        ipaddress.ip_address(host.strip("[]"))
-        good = port.isdigit() and int(port) < 65536
+        is_host = host == "localhost" or bool(ipaddress.ip_address(host.strip("[]")))
     except ValueError:
-        good = host == "localhost" and port.isdigit() and int(port) < 65536
-    if not good:
+        is_host = False
+    if not (is_host and port.isascii() and port.isdecimal() and int(port[:6]) < 65536):
         raise argparse.ArgumentTypeError(f"{text!r}, expected an IP address and a port: {LISTEN}")
     return text
 

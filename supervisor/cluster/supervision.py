@@ -13,7 +13,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -261,7 +261,7 @@ class SupervisionLead(Lead):
             if time.monotonic() < self._failed_s + RAISE_AGAIN_S:
                 return
             try:
-                in_loop(self._claim(known + 1), self._loop, RAISE_S)
+                in_loop(lambda: self._claim(known + 1), self._loop, RAISE_S)
             except Deposed:
                 self.depose()
                 raise
@@ -310,7 +310,7 @@ class SupervisionLog:
         with self._lead.acting():
             values = _decided(after, ledger, type(action).__name__, str(getattr(action, "why", "")))
             try:
-                in_loop(self._lead.store(values), self._loop, SAVE_S)
+                in_loop(lambda: self._lead.store(values), self._loop, SAVE_S)
             except Deposed:
                 self._lead.depose()
                 raise
@@ -319,19 +319,48 @@ class SupervisionLog:
         """Do nothing, because each write is a separate request."""
 
 
-def in_loop(work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop, limit_s: float) -> None:
+def in_loop(
+    work: Callable[[], Coroutine[Any, Any, None]], loop: asyncio.AbstractEventLoop, limit_s: float
+) -> None:
     """Run `work` in `loop`, and wait for it in another thread.
 
-    Raises what it raises, and `OSError` instead of `ApiError` and if it takes longer than `limit_s`.
+    `work` is called in the loop: a coroutine that a loop which ends never starts would be reported as lost.
+
+    Raises what it raises, and `OSError` instead of `ApiError`, if it takes longer than `limit_s`, and if the
+    loop has ended.
     """
-    future = asyncio.run_coroutine_threadsafe(work, loop)
+    outcome: concurrent.futures.Future[None] = concurrent.futures.Future()
+    started: list[asyncio.Task[None]] = []
+
+    def finish(task: asyncio.Task[None]) -> None:
+        error = OSError("the request was cancelled") if task.cancelled() else task.exception()
+        if error is not None:
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(None)
+
+    def start() -> None:
+        task = loop.create_task(work())
+        task.add_done_callback(finish)
+        started.append(task)
+
+    def give_up() -> None:
+        for task in started:
+            task.cancel()
+
     try:
-        future.result(limit_s)
+        loop.call_soon_threadsafe(start)
+        outcome.result(limit_s)
     except concurrent.futures.TimeoutError:  # before Python 3.11, it is not the built-in one
-        future.cancel()
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(give_up)
         raise OSError(f"the API server has not responded for {limit_s:g} s") from None
     except ApiError as error:
         raise OSError(str(error)) from None
+    except RuntimeError:
+        if loop.is_closed():
+            raise OSError("this supervisor is ending") from None
+        raise
 
 
 class SupervisionRecords:

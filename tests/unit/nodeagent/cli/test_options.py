@@ -16,6 +16,7 @@ from nodeagent.cli import options
         (["explain", "xyd", "79"], "invalid choice: 'xyd'"),
         (["explain", "xid"], "code"),
         (["serve", "--listen", "9465"], "'9465', expected an IP address and a port: 127.0.0.1:9465"),
+        (["serve", "--listen", "localhost:²"], "expected an IP address and a port"),
         (["serve", "--listen", "127.0.0.1:99999"], "expected an IP address and a port"),
         (["check", "--for", "0"], "expected 0.1 to 3600 seconds"),
         (["check", "--for", "soon"], "'soon', expected 0.1 to 3600 seconds"),

@@ -505,3 +505,18 @@ def test_an_incident_with_thousands_of_entries_keeps_its_identifying_fields() ->
     endless = {"id": "i-0001", "kind": "crash", "evidence": ["line"] * 5_000}
     (kept,) = supervision.summary({}, [endless])["recent"]
     assert kept == {"id": "i-0001", "kind": "crash", "stacks": []}
+
+
+def test_a_decision_of_a_loop_that_has_ended_is_a_failure_of_storage_and_leaves_nothing_behind() -> None:
+    loop = asyncio.new_event_loop()
+    called: list[int] = []
+
+    async def work() -> None:
+        called.append(1)
+
+    with pytest.raises(OSError, match=r"not responded for 0\.05 s"):  # the loop does not run
+        supervision.in_loop(work, loop, 0.05)
+    loop.close()
+    with pytest.raises(OSError, match="this supervisor is ending"):
+        supervision.in_loop(work, loop, 5.0)
+    assert not called
