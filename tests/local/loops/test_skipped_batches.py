@@ -37,6 +37,7 @@ def test_a_step_that_a_lost_peer_spoiled_is_repeated(
         assert [(each["kind"], each["rank"]) for each in found] == kills, (
             "a batch that all ranks skip is no fault"
         )
-        assert [each["lost_steps"] for each in found] == [0] * len(kills)
+        # At most the step in flight: the survivor may have completed it when the other rank dies.
+        assert all(each["lost_steps"] <= 1 for each in found), found
         digests.append([(folder / f"digest.{rank}").read_text() for rank in range(2)])
     assert digests[0] == digests[1]
