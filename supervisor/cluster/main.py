@@ -47,8 +47,9 @@ LEASE = "holdfast-supervisor"
 HEALTH_PORT = 8080
 TLS_BUFFER_BYTES = 16 << 10  # a TLS record
 # Reports are freed when the next ones arrive, without the garbage collector. Its passes over the objects of
-# all members would find nothing to free, and the event loop waits for each.
-GC_THRESHOLDS = (20_000, 20, 100)
+# all members find next to nothing, and the event loop waits up to 0.3 s for each: longer than for a decision.
+COLLECT_S = 600.0  # between two passes
+MAX_NEW_OBJECTS = 1_000_000  # a pass is made earlier if more were created and not freed since the last one
 # Connections that have not sent a token yet. When a new leader starts, all members connect at the same time;
 # a connection that is closed to make room for others costs another TLS handshake.
 MAX_IDLE = 1024
@@ -211,6 +212,7 @@ async def serve(measured: event_loop.Lag) -> None:
                 supervisor.events.run(),
                 certificate.run(),
                 door.watch(),
+                collect_garbage(),
                 supervisor.lead(replicas),
                 stop.wait(),
             )
@@ -222,6 +224,17 @@ async def serve(measured: event_loop.Lag) -> None:
             await supervisor.events.flush(1.0)
             for runner in runners:
                 await runner.cleanup()
+
+
+async def collect_garbage() -> None:
+    """Free unreachable cycles of objects, rarely, in place of Python's automatic passes. Never returns."""
+    loop = asyncio.get_running_loop()
+    last_s = loop.time()
+    while True:
+        await asyncio.sleep(1.0)
+        if loop.time() - last_s >= COLLECT_S or gc.get_count()[0] >= MAX_NEW_OBJECTS:
+            gc.collect()
+            last_s = loop.time()
 
 
 def _limit_tls_buffers() -> None:
@@ -302,6 +315,6 @@ def _secret(authorities: tuple[certificates.Authority, ...]) -> bytes:
 def main() -> int:
     logs.setup()
     _limit_tls_buffers()
-    gc.set_threshold(*GC_THRESHOLDS)
+    gc.disable()
     event_loop.run(serve)
     return 0

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import random
 import ssl
 import sys
+import weakref
 from asyncio import sslproto
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -365,3 +367,30 @@ async def test_few_tokens_of_one_address_are_reviewed_at_a_time(monkeypatch: pyt
         reviewer.answer.set()
         assert set(await asyncio.gather(*requests)) == {401}
         assert not there.supervisor._reviewing
+
+
+class Cycle:
+    """An object that only the garbage collector frees."""
+
+    def __init__(self) -> None:
+        self.myself = self
+
+
+@pytest.mark.parametrize(
+    ("name", "limit"), [("COLLECT_S", 0.0), ("MAX_NEW_OBJECTS", 0)], ids=["in time", "in number"]
+)
+async def test_cycles_are_freed_although_automatic_passes_are_off(
+    name: str, limit: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(main, name, limit)
+    freed = asyncio.Event()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    collecting = asyncio.create_task(main.collect_garbage())
+    try:
+        weakref.finalize(Cycle(), freed.set)
+        await asyncio.wait_for(freed.wait(), LIMIT_S)
+    finally:
+        await event_loop.end([collecting])
+        if was_enabled:
+            gc.enable()
