@@ -28,7 +28,10 @@ LAUNCHER_RETRY_S = 0.02
 BACKOFF_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 _NUMBER = re.compile(r"\d+")
 CONNECT_S = 3.0  # the limit for connecting to the supervisor
-HEARTBEAT_S = 5.0  # between pings, which detect a half-open connection
+HEARTBEAT_S = 5.0  # between pings, which detect a half-open connection; the answer may take half of that
+# The same on a cluster, where the event loop of one process answers the members of all jobs. If it is late
+# and all members connect again because of that, their TLS handshakes make it later still.
+CLUSTER_HEARTBEAT_S = 10.0
 
 
 class LauncherClient:
@@ -128,7 +131,7 @@ class SupervisorClient:
                     async with session.ws_connect(
                         f"{self._url}/v1/member",
                         headers={"Authorization": f"Bearer {self._token()}"},
-                        heartbeat=HEARTBEAT_S,
+                        heartbeat=HEARTBEAT_S if self._tls is None else CLUSTER_HEARTBEAT_S,
                         max_msg_size=codec.MAX_MESSAGE_BYTES,
                         ssl=self._tls or True,
                     ) as socket:

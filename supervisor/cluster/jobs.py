@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from supervisor.admission import pod_layout
 from supervisor.admission import settings as pod_settings
@@ -38,6 +38,7 @@ REACH_S = 1.0  # for which a count of the connected members stays valid: each jo
 GATHER_S = 0.05  # for collecting changes: a job's pods are created one after another
 REMIND_S = 3000.0  # between two events for one reason; the API server keeps events for an hour
 MAX_NOTICES = 20_000
+SLICE = 50  # pods or jobs that a round considers before other work may run: about 1 ms
 # The default of the annotation: the kubelet takes up to 10 s to restart a sidecar that has ended twice.
 MEMBER_TIMEOUT_S = 30.0
 SCAN_S = 60.0  # between two searches for pods that the webhook has missed
@@ -46,6 +47,8 @@ _MISSED = (
     " did not respond: it trains unsupervised until it is recreated"
 )
 _KEPT = "the job keeps its pods, size and settings"
+
+_T = TypeVar("_T")
 
 
 class _OwnedPod(NamedTuple):
@@ -169,9 +172,12 @@ class ClusterJobs:
                     self._notices.record(pod, "NotInjected", _MISSED)
 
     async def reconcile(self) -> None:
-        """Bring the jobs up to date with the mirrors, and with what is known about owners."""
-        groups = self._groups()
-        for group in groups.values():
+        """Bring the jobs up to date with the mirrors, and with what is known about owners.
+
+        A round over 2,000 pods takes 30 to 120 ms. Decisions about jobs are made between its slices.
+        """
+        groups = await self._groups()
+        async for group in _in_slices(groups.values()):
             job = self.jobs.get(group.key)
             if job is None:
                 job = self.jobs[group.key] = self._make(group)
@@ -179,7 +185,7 @@ class ClusterJobs:
                 job.update(group)
             elif job.group is not group:
                 job.update(group)
-        for key, job in tuple(self.jobs.items()):
+        async for key, job in _in_slices(tuple(self.jobs.items())):
             found = self._supervision(key)
             if key not in groups:  # its last pod is gone
                 job.update_pods(())
@@ -209,13 +215,14 @@ class ClusterJobs:
         found = (self._supervisions.objects.get(place) for place in places)
         return next((each for each in found if each and supervision.belongs_to(each, key)), None)
 
-    def _groups(self) -> dict[JobKey, PodGroup]:
+    async def _groups(self) -> dict[JobKey, PodGroup]:
         """Return the groups of pods, and record events about pods that are not members.
 
         A pod stays with its job until it is gone, whatever is read about it or its owners later.
         """
         by_key: dict[JobKey, list[_OwnedPod]] = {}
-        self._sorted = {name: self._sort(name, pod) for name, pod in tuple(self._pods.objects.items())}
+        pods = tuple(self._pods.objects.items())
+        self._sorted = {name: self._sort(name, pod) async for name, pod in _in_slices(pods)}
         for pod, owners, key in self._sorted.values():
             job = self._by_uid.get(pod["metadata"]["uid"])
             if job is not None:
@@ -224,7 +231,7 @@ class ClusterJobs:
                 by_key.setdefault(key, []).append(_OwnedPod(pod, owners, ""))
             elif owners.unread is None or self._owners.refusal(owners.unread):  # otherwise it is being read
                 self._notices.record(pod, NOT_SUPERVISED, key.why)
-        self._formed = {job_key: self._form(job_key, found) for job_key, found in by_key.items()}
+        self._formed = {key: self._form(key, found) async for key, found in _in_slices(by_key.items())}
         for formed in self._formed.values():
             for each in formed.refusals:
                 self._notices.record(*each)
@@ -245,6 +252,14 @@ class ClusterJobs:
         if last is not None and last.group is before is not None and _are_same(last.found, found):
             return last
         return _FormedGroup(found, *form_group(key, found, before))
+
+
+async def _in_slices(items: Iterable[_T]) -> AsyncIterator[_T]:
+    """Yield `items`, and have the event loop do other work after each `SLICE` of them."""
+    for number, each in enumerate(items, 1):
+        yield each
+        if number % SLICE == 0:
+            await asyncio.sleep(0)
 
 
 def _are_same(one: Sequence[_OwnedPod], other: Sequence[_OwnedPod]) -> bool:

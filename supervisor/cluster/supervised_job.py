@@ -59,7 +59,7 @@ COME_S = 30.0  # for members to connect to a new supervisor
 SUMMARY_S = 5.0  # between two writes of the summary into the resource, if the phase stays the same
 SPREAD = 0.2  # of that time, by which it varies at random
 SPACING_S = 0.5  # between two statuses while members connect one after another
-CALM_S = 1.0  # between two rounds of a job without news: as often as its members report
+CALM_S = 2.0  # between two rounds of a job without news; its deadlines and all news come earlier
 POLL_S = 1.0  # between two checks for pods of a new run
 REMOVAL_S = 60.0  # for the mirror to show that a request to stop was removed; one that is there later is new
 _NOT_REACHED = "no pod is evicted: none of the job's members has connected to this supervisor"
@@ -94,6 +94,10 @@ class PodServer(MemberServer):
 
     Members need time to find a new supervisor, so their silence counts only after `COME_S`.
     """
+
+    # Twice as long as on one machine: the event loop serves all jobs, and if all members connect again
+    # because it is late, their TLS handshakes make it later still. Lost members are found by their silence.
+    heartbeat_s = 10.0
 
     def __init__(
         self, changed: Callable[[], None], secret: str, is_calm: Callable[[], bool] = lambda: False

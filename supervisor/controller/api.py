@@ -95,7 +95,7 @@ class _Api:
         return web.Response(text="ok\n")
 
     async def metrics(self, _: web.Request) -> web.Response:
-        content = generate_latest(self._job.publisher.metrics.registry)
+        content = generate_latest(self._job.publisher.measured().registry)
         return web.Response(body=content, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 

@@ -75,7 +75,8 @@ class StatusPublisher:
             published: Is called after each status.
         """
         self.run = run
-        self.metrics = Metrics()
+        self._metrics = Metrics()
+        self._measured: Mapping[str, Any] = {}  # the status that the metrics show
         self.published: Mapping[str, Any] = {}  # the last status; empty before the first
         self.journal_error = ""  # why the last decision is not on disk
         self.files = files or StorageThread("records")
@@ -121,11 +122,21 @@ class StatusPublisher:
         )
         newest = status.build(view, accounts, context)
         self.published = self._known = newest
-        self.metrics.update(newest)
         if self._last_incident is not None and not self._last_incident["open"]:
-            self.metrics.incident(self._last_incident)
+            self._metrics.incident(self._last_incident)
         self._write_soon(lambda: self._write_status(newest), "status")
         self._published()
+
+    def measured(self) -> Metrics:
+        """Return the metrics with the values of the last status.
+
+        They are set here and not in `publish`, because setting them takes as long as building the status, and
+        statuses are published more often than metrics are read.
+        """
+        if self._measured is not self.published:
+            self._measured = self.published
+            self._metrics.update(self._measured)
+        return self._metrics
 
     def incident(self, found: dict[str, Any]) -> None:
         """Write an incident's file, and include it as the last incident in the next status."""

@@ -61,7 +61,7 @@ def test_an_incident_is_counted_once_and_only_when_it_is_over(tmp_path: Path) ->
 
     def counted() -> float | None:
         publisher.publish(view(), Bookkeeping(0, None))
-        return publisher.metrics.registry.get_sample_value("holdfast_incidents_total", {"kind": "crash"})
+        return publisher.measured().registry.get_sample_value("holdfast_incidents_total", {"kind": "crash"})
 
     for open_, count in ((True, 0.0), (False, 1.0), (False, 1.0)):
         publisher.incident(incident(1, kind="crash", open=open_))

@@ -203,6 +203,32 @@ async def test_a_wrong_setting_on_a_pod_affects_only_its_job(tmp_path: Path) -> 
         assert [key.name for key in there.jobs.jobs] == ["gpt"]
 
 
+async def test_other_work_runs_between_the_slices_of_a_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "SLICE", 4)
+    async with place(tmp_path) as there:
+        there.served.put("jobs", by := owner(completions=20))
+        for index in range(20):
+            there.add(member(index, by))
+        await there.until(lambda: there.jobs.jobs and len(there.job("llama").backend.pods) == 20)
+        turns = 0
+
+        async def count() -> None:
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0)
+                turns += 1
+
+        counting = asyncio.create_task(count())
+        await asyncio.sleep(0)
+        before = turns
+        await there.jobs.reconcile()
+        made = turns - before
+        await event_loop.end([counting])
+        assert made >= 20 // 4
+
+
 async def test_a_user_stops_a_job_through_its_resource(tmp_path: Path) -> None:
     async with place(tmp_path) as there:
         there.served.put("jobs", by := owner())
