@@ -37,24 +37,24 @@ def what(incident: Mapping[str, Any], *, with_step: bool = True) -> str:
 
 def outcome(incident: Mapping[str, Any]) -> str:
     """Return how an incident ended, or that it is still open."""
-    recovered_s, lost = incident.get("recovered_s"), incident.get("lost_steps")
+    recovered_s, lost_steps = incident.get("recovered_s"), incident.get("lost_steps")
     if recovered_s is not None:
         end = f"back in {seconds(float(recovered_s))}"
-        if lost is None:
+        if lost_steps is None:
             return end + ", number of lost steps unknown" * is_cost_unknown(incident)
-        return f"{end}, {lost_in_words(incident, int(lost))}"
+        return f"{end}, {lost_in_words(incident, int(lost_steps))}"
     if incident.get("remedy") == "stop":
-        return "the run stopped" + (f", {lost_in_words(incident, int(lost))}" if lost else "")
+        return "the run stopped" + (f", {lost_in_words(incident, int(lost_steps))}" if lost_steps else "")
     if incident.get("overtaken_by"):
         return f"not recovered before {incident['overtaken_by']} began"
     return "not recovered yet" if incident.get("open", True) else "the run ended"
 
 
-def lost_in_words(incident: Mapping[str, Any], lost: int) -> str:
+def lost_in_words(incident: Mapping[str, Any], lost_steps: int) -> str:
     """Return how many steps must be repeated, and whether that is only a lower bound."""
     if not incident.get("lost_at_least"):
-        return f"{count(lost, 'step')} lost"
-    return f"at least {count(lost, 'step')} lost" if lost else "number of lost steps unknown"
+        return f"{count(lost_steps, 'step')} lost"
+    return f"at least {count(lost_steps, 'step')} lost" if lost_steps else "number of lost steps unknown"
 
 
 def is_cost_unknown(incident: Mapping[str, Any]) -> bool:

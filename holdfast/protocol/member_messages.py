@@ -20,6 +20,7 @@ from holdfast.protocol.launcher_messages import FirstSignal, Launch, LauncherSta
 from holdfast.protocol.lineage import Lineage
 
 PROTOCOL = 1
+PING_S = 5.0  # between the WebSocket pings of either side, which detect a half-open connection
 
 MemberAction: TypeAlias = Literal["idle", "run", "secure", "stop"]  # see `MemberOrder`
 

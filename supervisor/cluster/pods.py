@@ -9,18 +9,23 @@ restarts, and it changes as soon as the kubelet reports another container.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
+from holdfast.protocol.member_messages import MemberOrder, MemberReport
 from supervisor.cluster.job_membership import JobKey
+from supervisor.controller.member_server import MemberConnection, MemberServer
+from supervisor.controller.routine_reports import is_routine
 from supervisor.view.model import Completion, Policy, StopRequest
 
 log = logging.getLogger(__name__)
 
 REVIVE_S = 2.0  # after a member is lost, its pod becomes another member if it responds again
 RESTART_S = 20.0  # for the kubelet to report that it has restarted a dead container
+COME_S = 30.0  # for members to connect to a new supervisor
 _ENDED = ("Succeeded", "Failed")
 
 
@@ -96,7 +101,7 @@ class PodBackend:
     ended: JobEnd | None = None
     responds: Callable[[str], bool] = lambda _: False
     blocked: Callable[[], bool] = lambda: False
-    asked: StopRequest = ""  # a user's request
+    user_stop: StopRequest = ""  # a user's request
     pods: Mapping[str, PodMember] = field(default_factory=dict)  # by uid
     _revived: dict[str, int] = field(default_factory=dict)  # by uid: how often the pod became another member
     _lost: dict[str, float] = field(default_factory=dict)  # lost members, and when each was given up
@@ -119,7 +124,7 @@ class PodBackend:
     @property
     def stop(self) -> StopRequest:
         """A user's request to stop, or "". If all pods are being deleted, the run must save and end."""
-        return self.asked or ("terminate" if self.is_leaving else "")
+        return self.user_stop or ("terminate" if self.is_leaving else "")
 
     @property
     def volume_error(self) -> str:
@@ -168,8 +173,8 @@ class PodBackend:
         """Do nothing, because the kubelet restarts a sidecar that has ended or is stuck for minutes."""
 
     def stop_asked(self, how: StopRequest) -> None:
-        if self.asked != how:
-            self.asked = how
+        if self.user_stop != how:
+            self.user_stop = how
             self.stop_requested(how)
 
     def finish(self, exit_code: int, why: str, message: str, completion: Completion | None) -> None:
@@ -214,6 +219,43 @@ def read_pod(pod: Mapping[str, Any], container: str) -> PodMember:
         is_leaving=metadata.get("deletionTimestamp") is not None,
         has_ended=has_ended,
     )
+
+
+class PodServer(MemberServer):
+    """The connections of one job's members; each order carries the job's secret.
+
+    Members need time to find a new supervisor, so their silence counts only after `COME_S`.
+    """
+
+    def __init__(
+        self, changed: Callable[[], None], secret: str, is_calm: Callable[[], bool] = lambda: False
+    ) -> None:
+        """While `is_calm` returns True, `changed` is not called for routine reports."""
+        super().__init__(time.monotonic_ns, changed)
+        self._secret, self._is_calm = secret, is_calm
+        self._given: dict[str, MemberOrder] = {}  # the orders without the secret
+        self._open_ns = time.monotonic_ns() + int(COME_S * 1e9)
+
+    def connection(self, member: str) -> MemberConnection:
+        is_new = member not in self.connections
+        line = super().connection(member)
+        if is_new:
+            line.heard_ns = max(line.heard_ns, self._open_ns)
+        return line
+
+    def order(self, member: str, order: MemberOrder) -> None:
+        if self._given.get(member) != order:
+            self._given[member] = order
+            super().order(member, replace(order, secret=self._secret))
+
+    def is_news(self, before: MemberReport | None, report: MemberReport) -> bool:
+        return not (self._is_calm() and is_routine(before, report))
+
+    def reports(self) -> Iterable[MemberReport]:
+        """Return the newest report of each connected member."""
+        return [
+            each.report for each in self.connections.values() if each.connected and each.report is not None
+        ]
 
 
 def member_name(pod: str, uid: str, restarts: int) -> str:

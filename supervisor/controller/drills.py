@@ -38,9 +38,9 @@ class Drills:
     def ask(self, member: str, generation: int, what: str, rank: int) -> PendingDrill:
         """Request the drill `what` of `DRILLS`; the member's next order contains it."""
         self._newest = max(time.time_ns() // 1000, self._newest + 1)
-        asked = PendingDrill(member, generation, DrillOrder(self._newest, DRILLS[what].name, rank))
-        self._pending.append(asked)
-        return asked
+        pending = PendingDrill(member, generation, DrillOrder(self._newest, DRILLS[what].name, rank))
+        self._pending.append(pending)
+        return pending
 
     def update(self, carried_out: Mapping[str, int], generation: int) -> None:
         """Drop the drills that are carried out, and withdraw those for ranks from before `generation`.
@@ -61,22 +61,22 @@ class Drills:
         found = (each for each in self._pending if (each.member, each.generation) == (member, generation))
         return next((each.drill for each in found), None)
 
-    async def refusal(self, asked: PendingDrill, limit_s: float = LIMIT_S) -> str:
+    async def refusal(self, pending: PendingDrill, limit_s: float = LIMIT_S) -> str:
         """Wait until a drill is over; return "" if it was carried out, otherwise why it was withdrawn.
 
         After `limit_s`, or if the caller is cancelled, the drill is withdrawn.
         """
         try:
-            await asyncio.wait_for(asked.over.wait(), limit_s)
+            await asyncio.wait_for(pending.over.wait(), limit_s)
         except asyncio.TimeoutError:
             pass
         finally:
-            if asked in self._pending:
-                late = f"the sidecar of member {asked.member} has not carried it out within {limit_s:g} s"
-                self._end(asked, late)
-        return asked.refused
+            if pending in self._pending:
+                late = f"the sidecar of member {pending.member} has not carried it out within {limit_s:g} s"
+                self._end(pending, late)
+        return pending.refused
 
-    def _end(self, asked: PendingDrill, refused: str = "") -> None:
-        asked.refused = refused
-        asked.over.set()
-        self._pending.remove(asked)
+    def _end(self, pending: PendingDrill, refused: str = "") -> None:
+        pending.refused = refused
+        pending.over.set()
+        self._pending.remove(pending)

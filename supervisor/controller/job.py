@@ -238,10 +238,10 @@ class Job:
             self.backend.want(policy.members + policy.standby, self.memory.lost)
         drilled = {member.name: member.report.drilled for member in view.members if member.report}
         self.drills.update(drilled, self.memory.generation)
-        look = deadlock.inspection_request(view)
+        inspection = deadlock.inspection_request(view)
         for name in self._existed if self.memory.phase == "ended" else self.backend.members:
             given = self.drills.due(name, self.memory.generation)
-            order = orders.order_for(self.memory, name, policy, given, look=look)
+            order = orders.order_for(self.memory, name, policy, given, inspection=inspection)
             member = view.member(name)
             good, room_bytes = order.good, order.room_bytes
             if member is not None and order.do in ("run", "secure"):
@@ -378,10 +378,10 @@ class Job:
 def _accounts(started_ns: int, held: Any, policy: Policy) -> Bookkeeping:
     """Return the accounts from the journal; new ones, beginning at `started_ns`, if those cannot be read."""
     try:
-        return Bookkeeping(started_ns, held, queues=policy.foreign_members)
+        return Bookkeeping(started_ns, held, queues=policy.members_created_externally)
     except ValueError as error:
         log.warning("the ledger in the journal cannot be read", extra={"error": str(error)})
-        return Bookkeeping(started_ns, None, queues=policy.foreign_members)
+        return Bookkeeping(started_ns, None, queues=policy.members_created_externally)
 
 
 def _begin(policy: Policy, held: JobState | None, fresh: bool) -> JobState:

@@ -19,14 +19,13 @@ from aiohttp import WSCloseCode, WSMsgType, web
 from holdfast.process import clock as hostclock
 from holdfast.protocol import codec
 from holdfast.protocol.launcher_messages import LauncherState
-from holdfast.protocol.member_messages import PROTOCOL, MemberOrder, MemberReport
+from holdfast.protocol.member_messages import PING_S, PROTOCOL, MemberOrder, MemberReport
 from supervisor.controller.report_decoder import ReportDecoder
 from supervisor.view import member_clocks
 from supervisor.view.member_clocks import ClockOffset
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT_S = 5.0
 MAX_CAUSES = 64  # causes of refusals that are remembered, so that each is logged once
 _NUMBER = re.compile(r"\d+")
 _READ = (WSMsgType.TEXT, WSMsgType.PING, WSMsgType.PONG)
@@ -134,7 +133,7 @@ class MemberServer:
         `max_bytes`. Reports that exceed the member's `ByteBudget` are read later.
         """
         socket = web.WebSocketResponse(
-            heartbeat=HEARTBEAT_S, max_msg_size=max_bytes, compress=False, autoping=False
+            heartbeat=PING_S, max_msg_size=max_bytes, compress=False, autoping=False
         )
         await socket.prepare(request)
         line: MemberConnection | None = None

@@ -291,15 +291,15 @@ def saving(view: View, policy: Policy) -> Save | Wait | End:
             return _stop(memory, _STOPPED, f"; the last checkpoint failed: {durable.error}", memory.cut)
         confirm = _confirm_finished if memory.finished else _confirm_stopped
         return confirm(view, durable, deadline)
-    lost = member is None or members.is_lost(view, member, policy)
-    if lost and (another := _another(view)) is not None:
+    is_lost = member is None or members.is_lost(view, member, policy)
+    if is_lost and (another := _another(view)) is not None:
         return another
-    if lost and _may_hold_it(view, policy):
+    if is_lost and _may_hold_it(view, policy):
         until_ns = view.now_ns + int(members.next_timeout_s(view, policy, policy.member_timeout_s) * _S)
         return Wait(until_ns, f"member {memory.save_member} is lost: waiting for the others' reports")
-    if lost or view.now_ns >= deadline:
+    if is_lost or view.now_ns >= deadline:
         late = f"storage accepted no more data for {policy.save_s:g} s"
-        why = f"member {memory.save_member} is lost" if lost else late
+        why = f"member {memory.save_member} is lost" if is_lost else late
         if memory.finished:
             return end_finished(view, why)
         return _stop(memory, _STOPPED, f" without its last checkpoint: {why}", memory.cut)
@@ -334,8 +334,8 @@ def _another(view: View) -> Save | None:
     holders = tuple(name for name in found.holders if name != memory.save_member)
     if found.source != "slot" or not holders or (memory.finished and found.step != memory.save_step):
         return None
-    lost, left = memory.save_member, holders[0]
-    why = f"member {lost} is lost: member {left} saves the checkpoint of step {found.step}"
+    left = holders[0]
+    why = f"member {memory.save_member} is lost: member {left} saves the checkpoint of step {found.step}"
     return Save(left, found, why, memory.cut, memory.finished)
 
 

@@ -114,8 +114,8 @@ def follow_unknown_generation(case: _Case) -> Wait | Secure | None:
     patience_s = policy.secure_s - min(silent, default=policy.secure_s)
     if patience_s > 0:
         return Wait(view.now_ns + int(patience_s * _S) + 1, "the members run an unknown generation")
-    lost = unknown_generation.fault(view)
-    return Secure((lost,), True, lost.detail)
+    fault = unknown_generation.fault(view)
+    return Secure((fault,), True, fault.detail)
 
 
 def replace_standby(case: _Case) -> Replace | None:
@@ -193,7 +193,7 @@ def refuse_to_start_over(case: _Case) -> End | None:
 
 def _forming_deadline_ns(view: View, policy: Policy) -> int:
     """Return when the run ends if members are still missing. Pods may be pending for days: then never."""
-    limit_s = FOREVER_S if policy.foreign_members else policy.form_s
+    limit_s = FOREVER_S if policy.members_created_externally else policy.form_s
     return view.memory.since_ns + int(limit_s * _S)
 
 
@@ -370,8 +370,8 @@ def restart_unexplained(case: _Case) -> Secure | None:
     """Restart a group that was stopped for a fault that the reports no longer mention."""
     if case.faults:
         return None
-    lost = unknown_generation.unexplained(case.view)
-    return Secure((lost,), True, lost.detail)
+    fault = unknown_generation.unexplained(case.view)
+    return Secure((fault,), True, fault.detail)
 
 
 def await_cause(case: _Case) -> Wait | None:
@@ -399,7 +399,7 @@ def preserve(case: _Case) -> Preserve | None:
     The remaining members may be lost too before the replacement arrives.
     """
     view, policy, memory = case.view, case.policy, case.view.memory
-    if not policy.foreign_members or policy.checkpoint_every_s <= 0 or memory.incident is None:
+    if not policy.members_created_externally or policy.checkpoint_every_s <= 0 or memory.incident is None:
         return None
     if len(members.eligible_members(view, policy)) >= policy.members:
         return None
@@ -427,9 +427,9 @@ def await_members(case: _Case) -> Replace | Secure | End | Wait | None:
     for name in away:
         if name not in memory.lost and name not in hoped:
             return Replace(name, f"member {name} is lost and no standby is left")
-    lost = replace_standby(case)
-    if lost is not None:
-        return lost
+    replacement = replace_standby(case)
+    if replacement is not None:
+        return replacement
     end = remedy.startup_failure(view)
     if end is not None:
         return _give_up(view, end)
@@ -489,7 +489,7 @@ def _is_awaited(view: View, member: MemberView, policy: Policy) -> bool:
     """True if a member may hold state that the group needs but has not reported as secured.
 
     This includes disconnected members with ranks, which connect soon after a takeover (on Kubernetes within
-    `supervised_job.COME_S`).
+    `pods.COME_S`).
     """
     if not member.connected and member.name not in view.memory.placement:
         return False

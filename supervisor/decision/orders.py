@@ -20,12 +20,12 @@ BUSY_S = 10.0  # after this time, new members are created even if the generation
 
 
 def order_for(
-    memory: JobState, member: str, policy: Policy, drill: DrillOrder | None, look: int = 0
+    memory: JobState, member: str, policy: Policy, drill: DrillOrder | None, inspection: int = 0
 ) -> MemberOrder:
-    """Return the order for `member`, which holds until the job's state or `look` changes.
+    """Return the order for `member`. It stays valid until the job's state or `inspection` changes.
 
-    `look` is the result of `deadlock.inspection_request`. Every order specifies which checkpoints may be
-    deleted, because the member may still be writing one.
+    `inspection` is the result of `deadlock.inspection_request`. Every order specifies which checkpoints may
+    be deleted, because the member may still be writing one.
     """
     order = _order_for(memory, member, policy, drill)
     return replace(
@@ -33,7 +33,7 @@ def order_for(
         keep=policy.keep,
         lineage=_lineage(memory),
         proven=_proven(memory),
-        look=look if order.do == "run" else 0,
+        look=inspection if order.do == "run" else 0,
         void=cut_off_work.recorded_void_steps(memory),
     )
 

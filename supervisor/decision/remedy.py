@@ -251,7 +251,7 @@ def start_generation(
         else []
     )
     undone = cut_off_work.not_repeated(cuts, resumed.step)
-    lost = next(
+    unrepeatable = next(
         (
             fault
             for fault in (*found, *failed_start.raised_before(view.memory))
@@ -260,9 +260,12 @@ def start_generation(
         ),
         None,
     )
-    if lost is not None and cause is not None:  # a restart would skip the work that raised the exception
-        why = f"{lost.detail} after step {lost.step}, and no earlier state is left from which to repeat it"
-        return End(_exit_code(lost), why, lost.message, lost)
+    if (
+        unrepeatable is not None and cause is not None
+    ):  # a restart would skip the work that raised the exception
+        why = f"{unrepeatable.detail} after step {unrepeatable.step}, and no earlier state is left"
+        why += " from which to repeat it"
+        return End(_exit_code(unrepeatable), why, unrepeatable.message, unrepeatable)
     stored = resume_point.checkpoint_of(view, resumed)
     if stored is not None:
         if stored.world_size != view.memory.world_size:

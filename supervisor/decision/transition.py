@@ -360,7 +360,7 @@ def _decided(view: View, action: Start, policy: Policy) -> OpenIncident:
     incident, resumed = view.memory.incident, action.resume
     assert incident is not None
     reached = max(incident.reached, reports.furthest_step(view))
-    lost = max(0, reached - resumed.step)
+    lost_steps = max(0, reached - resumed.step)
     known = reached == 0 or not reports.script_keeps_own_state(view)
     if reached < 0 and view.memory.settled:  # the processes that knew how many steps were done are gone
         known = False
@@ -376,7 +376,7 @@ def _decided(view: View, action: Start, policy: Policy) -> OpenIncident:
         resume=resumed,
         evidence=(*incident.evidence, *action.evidence, *resumed.notes),
         reached=reached,
-        lost=lost if known else None,
+        lost=lost_steps if known else None,
         at_least=known and reached > 0 and not reports.is_furthest_step_reported(view),
         cut=action.cut,
     )
@@ -481,9 +481,9 @@ def _not_resumed(view: View, incident: OpenIncident, back: int | None) -> OpenIn
     newest = resume_point.newest_checkpoint(view)
     kept = [newest.step] if newest is not None else [0]
     kept += [back] if back is not None else []
-    lost = max(0, incident.reached - min(kept)) if incident.reached >= 0 else None
+    lost_steps = max(0, incident.reached - min(kept)) if incident.reached >= 0 else None
     unknown = incident.own_state or (incident.resume is not None and incident.lost is None)
-    return replace(incident, resume=None, lost=None if unknown else lost)
+    return replace(incident, resume=None, lost=None if unknown else lost_steps)
 
 
 def _cut_short(view: View, memory: JobState, action: End) -> tuple[UndoneWork, ...]:

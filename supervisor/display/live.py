@@ -36,7 +36,7 @@ class TextOutput(Protocol):
     def flush(self) -> None: ...
     def close(self) -> None: ...
     @property
-    def lost(self) -> str: ...
+    def write_error(self) -> str: ...
 
 
 class Display(Protocol):
@@ -166,7 +166,7 @@ class LiveDisplay:
     def close(self) -> str:
         self._draw(self._drawn_s)
         self._out.close()
-        return self._out.lost
+        return self._out.write_error
 
     def _draw(self, now_s: float) -> None:
         """Write the waiting lines, and the frame below them, in one call."""
@@ -255,7 +255,7 @@ class PlainDisplay:
         while len(self._lines):  # even if the output is busy: `Screen.close` waits, for a bounded time
             self._write()
         self._out.close()
-        return self._out.lost
+        return self._out.write_error
 
     def _flush(self) -> None:
         while len(self._lines) and not self._out.busy:

@@ -45,12 +45,13 @@ def style_of(stream: TextIO) -> Style:
 
 
 class Screen:
-    """An output stream, written by a thread. It is not an error if its reader has exited.
+    """An output stream, written by a thread.
 
-    `lost` says why the last text could not be written for another reason, such as a full disk, or is "".
+    `write_error` says why the last text could not be written, for example because the disk is full; "" if it
+    was written. A reader that has exited is not an error.
     """
 
-    lost: str = ""
+    write_error: str = ""
 
     def __init__(self, stream: TextIO, environment: Mapping[str, str] | None = None) -> None:
         environment = os.environ if environment is None else environment
@@ -121,10 +122,10 @@ class Screen:
                 self._waiting.clear()
             try:
                 self._write_all(raw)
-                self.lost = ""
+                self.write_error = ""
             except OSError as error:
                 if error.errno not in _GONE:  # a full disk may have room later
-                    self.lost = error.strerror or str(error)
+                    self.write_error = error.strerror or str(error)
                     self._done(len(raw))
                     continue
                 with self._changed:

@@ -39,12 +39,13 @@ from supervisor.local.keeper_messages import (
 )
 from supervisor.local.process_specs import PartSpec, RunSpec
 from supervisor.local.processes import PARTS_S, ForkServerClient, ManagedProcess, ProcessTable
-from supervisor.local.restarts import LOOP, Restarts, Watchdog
-from supervisor.local.volume_repair import RemovalWatcher, VolumeRepair
+from supervisor.local.removal_watcher import RemovalWatcher
+from supervisor.local.restarts import LOOP, Restarts
+from supervisor.local.volume_repair import VolumeRepair
+from supervisor.local.watchdog import Watchdog
 from supervisor.view.model import Completion, StopRequest
 
 STOP_S = 8.0  # time for a part to end after SIGTERM
-LATE_S = 0.1  # normal lateness of this process on a busy machine; not subtracted from any silence
 SEND_S = 0.5  # time for a supervisor to read a state; if it takes longer, it is stuck
 IDLE_S = 0.5  # a sidecar whose event loop runs polls its ranks twice in this time, which uses CPU time
 REPAIR_S = 0.25  # between two checks that the run's folder in memory is complete
@@ -134,7 +135,7 @@ class LocalKeeper:
 
     def poll(self, limit_s: float) -> None:
         """Wait for events up to `limit_s` and handle them."""
-        due_s = (self._polled_s or time.monotonic()) + limit_s + LATE_S
+        due_s = (self._polled_s or time.monotonic()) + limit_s + event_loop.NORMAL_LATENESS_S
         for key in event_loop.ready(self.selector, limit_s):
             key.data()
         for template in (self._parts, self._template):

@@ -10,7 +10,6 @@ still written to it.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
 import os
@@ -20,7 +19,7 @@ import shutil
 import stat
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -303,49 +302,3 @@ def _allow(path: str, status: os.stat_result, owner: int) -> None:
     """Restore those permissions of the owner, this user, that were removed."""
     if status.st_mode & owner != owner:
         os.chmod(path, stat.S_IMODE(status.st_mode) | owner)  # noqa: PTH101
-
-
-# Immediate notice of removals from a folder, through inotify.
-#
-# Periodic checks also find a removal, but a fault may occur before the next check. If inotify is missing or
-# its limits are reached, there is no notice and no error.
-
-
-_REMOVED = 0x0000_0200 | 0x0000_0400  # IN_DELETE, IN_DELETE_SELF: include/uapi/linux/inotify.h
-_OFFOLDERS = 0x0100_0000 | 0x0200_0000  # IN_ONLYDIR, IN_DONT_FOLLOW
-_READ_BYTES = 1 << 16
-
-
-@dataclass(slots=True)
-class RemovalWatcher:
-    """Watches folders for removals. `descriptor` becomes readable at each removal; -1 without inotify."""
-
-    descriptor: int = -1
-    _libc: ctypes.CDLL | None = field(default=None)
-
-    def open(self) -> None:
-        try:
-            self._libc = ctypes.CDLL(None)
-            self.descriptor = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-        except (OSError, AttributeError):
-            self.descriptor = -1
-
-    def watch(self, folders: Iterable[Path]) -> None:
-        """Watch `folders` for removals; they may include folders that are already watched."""
-        if self._libc is None or self.descriptor < 0:
-            return
-        for folder in folders:
-            self._libc.inotify_add_watch(self.descriptor, os.fsencode(folder), _REMOVED | _OFFOLDERS)
-
-    def drain(self) -> None:
-        """Discard the events, which show only when to check; `VolumeRepair` finds what was removed."""
-        try:
-            while os.read(self.descriptor, _READ_BYTES):
-                pass
-        except OSError:  # no more events
-            return
-
-    def close(self) -> None:
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-        self.descriptor = -1

@@ -429,8 +429,8 @@ class Policy:
     grace_s: float = defaults.GRACE_S
     storage_s: float = 60.0  # time for storage to respond or recover if no member holds a state
     from_scratch: bool = False  # begin at step 0, regardless of what is on storage
-    # another system creates the members, so the replacement of a lost one may take minutes
-    foreign_members: bool = field(default=False, metadata=UNRECORDED)
+    # a controller outside Holdfast creates the members, so the replacement of a lost one can take minutes
+    members_created_externally: bool = field(default=False, metadata=UNRECORDED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,7 +141,7 @@ class Terminal:
         pass
 
     @property
-    def lost(self) -> str:
+    def write_error(self) -> str:
         return ""
 
     def close(self) -> None:

@@ -172,7 +172,7 @@ async def test_a_new_connection_of_a_proven_member_closes_the_former_before_it_r
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Only one can be read, however many a pod opens."""
-    monkeypatch.setattr(lines_of, "HEARTBEAT_S", 3600.0)  # the server reads nothing else
+    monkeypatch.setattr(lines_of, "PING_S", 3600.0)  # the server reads nothing else
     made = connections()
     async with proven(made, lambda: "m7") as client:
         sockets = [await client.ws_connect("/v1/member") for _ in range(5)]
