@@ -80,7 +80,7 @@ def status(**changed: Any) -> dict[str, Any]:
 
 def incident(number: int = 1, **changed: Any) -> dict[str, Any]:
     detail = "rank 1 was killed by SIGKILL"
-    measure = "restart the processes where they are, from the snapshot of step 812"
+    measure = "restart the processes in place, from the snapshot of step 812"
     why = f"{detail}: {measure}"
     return {
         "id": f"i-{number:04d}",

@@ -135,7 +135,7 @@ def test_a_status_says_that_the_script_has_finished_only_once_it_has(tmp_path: P
         ended(why="all ranks have finished; work", completion=Completion(notes=("work",)))["finished"] is True
     )
     assert "finished" not in ended(why="all ranks have finished; work")
-    assert "finished" not in ended(why="stopped, as asked")
+    assert "finished" not in ended(why="stopped as requested")
 
 
 def test_a_member_whose_ranks_wait_for_warm_processes_is_marked(tmp_path: Path) -> None:
