@@ -163,7 +163,7 @@ def _give_up(view: View, end: End) -> Secure | End:
 
 def _is_finished(view: View) -> bool:
     """True if the script has run to its end on every rank."""
-    return sum(map(reports.ended_well, reports.ranks(view))) == view.memory.world_size
+    return sum(map(reports.has_finished, reports.ranks(view))) == view.memory.world_size
 
 
 # -- rules for `forming`: the first generation

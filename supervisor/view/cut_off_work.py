@@ -160,7 +160,7 @@ def find(view: View, found: tuple[Fault, ...]) -> tuple[CutOffWork, ...]:
     cuts: dict[int, CutOffWork] = {}
     ahead = max((at.step for _, _, at in _ranks(view)), default=-1)
     for member, rank, at in _in_tail(view):
-        done = reports.ended_well(rank)
+        done = reports.has_finished(rank)
         # If others are further than a lost member last reported, that member had passed the step too.
         declared = at.tail_declared and (members.is_reporting(member) or at.step == ahead)
         is_work = declared or _raised_in_pause(rank, at) or (_is_long(at) and rank.where != COLLECTIVE)

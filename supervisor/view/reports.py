@@ -117,7 +117,7 @@ def ranks(view: View) -> tuple[RankState, ...]:
     )
 
 
-def ended_well(rank: RankState) -> bool:
+def has_finished(rank: RankState) -> bool:
     """True if the rank's process is gone and its script ran to its end."""
     return rank.state == "exited" and rank.ending is not None and rank.ending.is_good
 

@@ -312,7 +312,7 @@ def test_a_stop_names_the_newer_state_that_it_does_not_use() -> None:
     )
 
 
-def test_a_rank_that_left_its_loop_early_is_named_when_the_run_ended_well() -> None:
+def test_a_rank_that_left_its_loop_early_is_named_when_the_run_has_finished() -> None:
     past = PastFault("crash", 1, "m1", 20, uneven_steps.EXITED_IN_LOOP, 90 * S, 3)
     found = view(history=(replace(past, signature="other"), past))
     end = closing.finished(found, POLICY)
