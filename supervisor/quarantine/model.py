@@ -164,9 +164,7 @@ QuarantineAction: TypeAlias = "Taint | Drain | Release | Forget | Hold"
 class NodePolicy:
     """The operator's settings. Raises a `ValueError` that lists all mistakes."""
 
-    max_share: float = (
-        0.1  # the share of nodes that may be out together; EKS auto repair stops at 0.2
-    )
+    max_share: float = 0.1  # the share of nodes that may be out together; EKS auto repair stops at 0.2
     min_out: int = 1  # the number of nodes that may be out even if `max_share` allows none
     min_serving: int = 1  # the number of nodes known to be healthy that must stay in service
     stale_s: float = 120.0  # an agent counts as silent after this time: four report intervals
