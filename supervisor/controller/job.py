@@ -359,8 +359,8 @@ class Job:
         """Cause the fault `what` on `rank` or its member.
 
         Returns the drill that the member's sidecar still has to carry out; None if the fault has already
-        happened. The drill "supervisor" kills this process. Raises `ValueError` if the group is not running or
-        has no such rank.
+        happened. The drill "supervisor" kills this process. Raises `ValueError` if the group is not running
+        or has no such rank.
         """
         if self.memory.phase != "running":
             raise ValueError(f"the run is {self.memory.phase}: a drill needs a running group")

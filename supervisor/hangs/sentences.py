@@ -85,7 +85,7 @@ def _describe_scattered(view: View) -> str:
     """Describe where the ranks wait if all are in collectives, at different places; otherwise return "".
 
     Different places alone do not prove that the ranks will never meet. One rank may have its result while the
-    result of another is still in transit, and process groups cannot be told apart from outside. The proof
+    result of another is still in transit, and process groups cannot be distinguished from outside. The proof
     requires that nothing is in transit (`supervisor.hangs.deadlock`).
     """
     places = {each.rank: group_reports.position(view, each) for each in view.watch.ranks}

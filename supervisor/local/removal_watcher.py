@@ -19,7 +19,7 @@ _READ_BYTES = 1 << 16
 
 @dataclass(slots=True)
 class RemovalWatcher:
-    """Watches folders for removals. `descriptor` becomes readable at each removal; -1 without inotify."""
+    """Watches folders for removals. `descriptor`, -1 without inotify, becomes readable at each removal."""
 
     descriptor: int = -1
     _libc: ctypes.CDLL | None = field(default=None)
@@ -32,14 +32,14 @@ class RemovalWatcher:
             self.descriptor = -1
 
     def watch(self, folders: Iterable[Path]) -> None:
-        """Watch `folders` for removals; they may include folders that are already watched."""
+        """Watch `folders` for removals. They may include folders that are already watched."""
         if self._libc is None or self.descriptor < 0:
             return
         for folder in folders:
             self._libc.inotify_add_watch(self.descriptor, os.fsencode(folder), _REMOVED | _OFFOLDERS)
 
     def drain(self) -> None:
-        """Discard the events, which show only when to check; `VolumeRepair` finds what was removed."""
+        """Discard the events. They only show when to check; `VolumeRepair` finds what was removed."""
         try:
             while os.read(self.descriptor, _READ_BYTES):
                 pass

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-YOUNG_S = 1.0  # shortest time between two starts of a part, so that it cannot fail in a tight loop
+YOUNG_S = 1.0  # the least time between two starts of a part, so that it cannot fail in a tight loop
 WELL_S = 10.0  # a part that lived this long did not fail at its start
-LONGEST_S = 30.0  # longest time between two starts of a part that fails each time
+LONGEST_S = 30.0  # the most time between two starts of a part that fails each time
 ROW_S = 4 * LONGEST_S  # failures further apart count as unrelated
-LOOP = 3  # failures in a row after which they are reported, because they are no longer a coincidence
+LOOP = 3  # the number of failures in a row that is no coincidence and is reported
 
 
 @dataclass(slots=True)
@@ -25,9 +25,10 @@ class Restarts:
     def died(self, part: str, born_s: float, now_s: float, failed: bool = False) -> float:
         """Schedule the next start of `part`, and return the seconds until then.
 
-        The next start is at least `YOUNG_S` after the last one. From the second failure in a row on, there is
-        a pause, which doubles with each failure up to `LONGEST_S`. A part's end counts as a failure if it was
-        within `WELL_S` of the start and `failed` is true, so the part was not killed from outside.
+        The next start is at least `YOUNG_S` after the last one. From the second failure in a row on, a pause
+        is added, which doubles with each failure up to `LONGEST_S`. The end of a part counts as a failure if
+        it came within `WELL_S` of the start and `failed` is true, that is, if the part was not killed from
+        outside.
         """
         before, last_s = self._failures.get(part, (0, now_s))
         in_a_row = before if now_s - last_s < ROW_S else 0

@@ -1,5 +1,6 @@
-"""Decide when the keeper kills a supervisor that no longer works, and when it ends the run itself. Pure: the
-clock, the process state and the keeper's lateness are arguments.
+"""Decide when the keeper kills a supervisor that no longer works, and when it ends the run itself.
+
+Pure: the clock, the process state and the keeper's lateness are arguments.
 
 The supervisor's event loop sends a heartbeat every second. If the heartbeats stop, the keeper kills the
 supervisor and starts another one. After Ctrl-C the supervisor must end the run. If no supervisor does, the
@@ -14,10 +15,11 @@ from holdfast.inspection import liveness
 from holdfast.inspection.liveness import HeartbeatSilence
 from supervisor.view.model import StopRequest
 
-# From Ctrl-C to a supervisor's next heartbeat: twice the silence that is allowed, enough for a successor.
+# The limit from Ctrl-C to the next heartbeat of a supervisor. It is twice the silence that is allowed, so
+# that a successor has enough time.
 ANSWER_S = 10.0
-NOW_S = 5.0  # limit from the second Ctrl-C to the end of the run: members take one second to end
-CRASHES = 3  # supervisors that died after Ctrl-C; another one would not end the run either
+NOW_S = 5.0  # the limit from the second Ctrl-C to the end of the run; members take one second to end
+CRASHES = 3  # if so many supervisors have died after Ctrl-C, another one would not end the run either
 GONE_S = 5.0  # a killed process is gone within milliseconds, unless the kernel cannot end it
 _STOPPED = ("T", "t")
 _NEVER = HeartbeatSilence()
@@ -25,12 +27,12 @@ _NEVER = HeartbeatSilence()
 
 @dataclass(frozen=True, slots=True)
 class Watchdog:
-    """What the keeper knows about its supervisors. Times are in seconds on one monotonic clock; 0: never."""
+    """What the keeper knows about its supervisors. Times are seconds on one monotonic clock; 0: never."""
 
     silence: HeartbeatSilence = _NEVER  # since the start or the last heartbeat of the current supervisor
     spoke: bool = False  # the current supervisor has sent a heartbeat
-    killed_s: float = 0.0  # when it was sent SIGKILL
-    stop: StopRequest = ""  # how the user asked the run to stop: see `JobState.stop`
+    killed_s: float = 0.0  # when SIGKILL was sent to it
+    stop: StopRequest = ""  # how the user asked the run to stop (`JobState.stop`)
     since_stop: HeartbeatSilence = _NEVER  # since `stop` last changed
     unanswered: HeartbeatSilence = (
         _NEVER  # since the later of `since_stop` and any supervisor's last heartbeat
@@ -42,7 +44,7 @@ class Watchdog:
         return replace(self, silence=HeartbeatSilence(now_s), spoke=False, killed_s=0.0)
 
     def heard(self, now_s: float) -> Watchdog:
-        """Return the state after a heartbeat of the supervisor."""
+        """Return the state after a heartbeat of the current supervisor."""
         return replace(
             self,
             silence=HeartbeatSilence(now_s),
@@ -55,11 +57,11 @@ class Watchdog:
         return replace(self, silence=_NEVER, killed_s=0.0, crashes=self.crashes + bool(self.stop))
 
     def killed(self, now_s: float) -> Watchdog:
-        """Return the state after the current supervisor was sent SIGKILL."""
+        """Return the state after SIGKILL was sent to the current supervisor."""
         return replace(self, killed_s=now_s)
 
     def stop_requested(self, how: StopRequest, now_s: float) -> Watchdog:
-        """Return the state after the user's request to stop the run; repeating it changes nothing."""
+        """Return the state after the user's request to stop the run. Repeating a request changes nothing."""
         if how == self.stop:
             return self
         return replace(
@@ -67,7 +69,7 @@ class Watchdog:
         )
 
     def later(self, now_s: float, late_s: float) -> Watchdog:
-        """Return the state at `now_s`, for a check that ran `late_s` too late; that time is not silence."""
+        """Return the state at `now_s`, for a check that is `late_s` late. That time is not silence."""
         moved = [
             each.later(each.heard_s, now_s, late_s)
             for each in (self.silence, self.since_stop, self.unanswered)
@@ -81,9 +83,9 @@ class Watchdog:
     def stuck(self, now_s: float, state: str) -> str:
         """Return why the current supervisor must be killed; "" if it need not be.
 
-        `state` is the letter of its process state. Until its first heartbeat, a supervisor imports modules
-        and reads its journal, which can take long on a busy machine or slow storage. It has the longer limit
-        of a process that waits for a disk, unless it is stopped.
+        `state` is the letter of its process state. Before its first heartbeat, a supervisor imports modules
+        and reads its journal, which can take long on a busy machine or slow storage. Until then, it has the
+        longer limit of a process that waits for a disk, unless it is stopped.
         """
         length_s = self.silence.length_s(now_s)
         patient = state if self.spoke or state in _STOPPED else "D"
@@ -92,11 +94,11 @@ class Watchdog:
         return f"the supervisor has sent no heartbeat for {length_s:.0f} s and is {liveness.doing(state)}"
 
     def unkillable(self, now_s: float) -> bool:
-        """True if SIGKILL has not ended the supervisor within `GONE_S`; its successor must wait for that."""
+        """True if SIGKILL has not ended the supervisor within `GONE_S`. Its successor must wait for this."""
         return bool(self.killed_s) and now_s - self.killed_s > GONE_S
 
     def overdue(self, now_s: float) -> str:
-        """Return why the keeper must end the run itself; "" while a supervisor may still do so."""
+        """Return why the keeper must end the run itself; "" while a supervisor can still do so."""
         if self.stop == "now" and self.since_stop.length_s(now_s) > NOW_S:
             return f"the supervisor has not ended the run within {NOW_S:g} s"
         if self.stop and self.unanswered.length_s(now_s) > ANSWER_S:
