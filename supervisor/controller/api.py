@@ -47,7 +47,7 @@ def _guard(token: str, door: Door) -> Any:
         known = has_token(request.headers.get("Authorization", ""), token)
         with door.answering(request.protocol, trusted=known):
             if not known and request.path not in _OPEN:
-                raise web.HTTPUnauthorized(text="the run's token is needed")
+                raise web.HTTPUnauthorized(text="this request requires the run's token")
             return await handler(request)
 
     return guard

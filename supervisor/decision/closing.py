@@ -132,7 +132,7 @@ def _last_checkpoint(view: View, policy: Policy) -> Save | Wait | str:
         return Save(found.holders[0], found, why, finished=True)
     patience_s = max((_QUIET * policy.member_timeout_s - each.silent_s for each in _quiet(view)), default=0.0)
     if patience_s > 0:
-        return Wait(view.now_ns + int(patience_s * _S), "a member does not report")
+        return Wait(view.now_ns + int(patience_s * _S), "waiting for a member to report")
     return resume_point.missing_private_state(view, step) or "no member holds a usable snapshot of it"
 
 

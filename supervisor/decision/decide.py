@@ -269,7 +269,7 @@ def settle(case: _Case) -> Settle | None:
     first_ns = None if memory.settled else _first_step(case.view)
     if first_ns is None:
         return None
-    return Settle(first_ns, f"generation {memory.generation} has done its first step")
+    return Settle(first_ns, f"generation {memory.generation} has completed its first step")
 
 
 def finish(case: _Case) -> Save | Wait | End | None:

@@ -89,7 +89,7 @@ class WarmPoolProblem:
         if self.awaited:
             limit = f"the run ends if none can be created within {GIVE_UP_S:g} s"
             return f"{self.why}; the ranks wait for them, and {limit}"
-        return f"{self.why}; a fault now requires a cold start; retried at intervals"
+        return f"{self.why}; a fault now requires a cold start; Holdfast retries at intervals"
 
 
 def warm_pool_problem(view: View, member: MemberView) -> WarmPoolProblem | None:
@@ -141,7 +141,7 @@ def reason_to_stop(view: View, policy: Policy, cause: Fault) -> End | None:
         limit = min(limit, MAX_PROGRAM_ERRORS)
     if kind_of(cause.kind).may_be_a_bug and not cause.work and same + 1 >= limit:
         where = f"at {reports.name_step(view, cause.step)}" if cause.step >= 0 else "before the first step"
-        why = f"{cause.detail}: the same failure {same + 1} times {where}; a bug, not a fault"
+        why = f"{cause.detail}: the same failure {same + 1} times {where}; this is a bug, not a fault"
         return End(code, why, cause.message, cause)
     recent = [p for p in history if view.now_ns - p.at_ns < policy.restart_window_s * _S]
     if len(recent) >= policy.max_restarts:

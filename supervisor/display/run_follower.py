@@ -100,7 +100,7 @@ class RunFollower:
             return ""
         before, self._reported = self._reported, state
         name = self._run.path
-        over = "can be written to again" if before == "refuses" else "is back"
+        over = "can be written to again" if before == "refuses" else "is available again"
         return {
             "hangs": f"the storage of the run directory {name} does not respond: training continues, but"
             " nothing in it can be read or written",

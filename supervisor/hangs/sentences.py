@@ -46,7 +46,7 @@ def describe_in_time(view: View, policy: Policy, rank: int, phase: str) -> str:
     until = f"which may take until --first-step-timeout ({policy.first_step_s:g} s)"
     state, meaning = group_reports.state(view, rank), meaning_of(phase)
     if phase and state is not None and reports.script_keeps_own_state(view) and not state.marks.first_step_ns:
-        return f"rank {rank} has done no optimizer step yet{_at(view, rank)}, {until}"
+        return f"rank {rank} has completed no optimizer step yet{_at(view, rank)}, {until}"
     if meaning is not None and meaning.kind is PhaseKind.START:
         return f"rank {rank} is {meaning.doing}{_at(view, rank)}, {until}"
     if not phase or state is None:

@@ -50,7 +50,7 @@ SEND_S = 0.5  # a supervisor that takes longer to read a state is stuck
 IDLE_S = 0.5  # in this time, a working sidecar polls its ranks twice, which uses CPU time
 REPAIR_S = 0.25  # between two checks of whether the run's folder in memory is complete
 NEW_S = 2.0  # the time for a sidecar to import its modules and connect
-SUPERVISOR, MEMBERS = "supervisor", "another member"  # names in `Restarts`, next to those of sidecars
+SUPERVISOR, MEMBERS = "supervisor", "another member"  # names in `Restarts`; a sidecar has its own name
 FREE_S = 30.0  # the time at the end for the kernel to release the memory of lost members
 MAX_REFUSALS = 16  # how many causes of refused requests are reported
 _READ_BYTES = 1 << 16
@@ -174,8 +174,8 @@ class LocalKeeper:
         elif self._watchdog.unkillable(now_s) and not self._reported_unkillable:
             self._reported_unkillable = True
             self.news.append(
-                f"process {pid}, a supervisor that was killed, does not end: the kernel waits for a device"
-                " or a file system. The ranks keep training, but no fault is recovered until it is gone"
+                f"process {pid}, a supervisor, was killed but does not end, because the kernel waits for a"
+                " device or a file system. The ranks keep training, but no fault is recovered until it ends"
             )
 
     def _repair_volume(self, now_s: float) -> None:

@@ -210,9 +210,9 @@ class VolumeRepair:
         except OSError as error:
             self._failures += 1
             self._error = (
-                f"{error.filename or self.runtime}: files of the run were removed or changed here by another"
-                f" program and cannot be restored: {error.strerror or error}; retrying. Until then"
-                " the ranks keep training, but no fault can be recovered"
+                f"{error.filename or self.runtime}: another program has removed or changed files of the run"
+                f" here, and they cannot be restored: {error.strerror or error}. Holdfast keeps retrying."
+                " Until then, the ranks keep training, but no fault can be recovered"
             )
             return [self._error] if self._failures == FAILURES else []
         self._failures = 0

@@ -26,7 +26,7 @@ STALLED_STEPS = 3.0  # no rate is shown after this many usual step times without
 
 @dataclass(frozen=True, slots=True)
 class StatusContext:
-    """The inputs of a status besides the view and the accounts."""
+    """The inputs of a status in addition to the view and the accounts."""
 
     run: str  # name of the run's directory
     updated_s: float  # the wall clock, for users
@@ -197,7 +197,7 @@ def _awaited_at_start(view: View) -> str:
     if not any(each is not None and each.parked for each in launchers):
         if len(launchers) < needed:
             return f"{len(launchers)} of {needed} members are running"
-        return "running the script's imports, and the script up to holdfast.join()"
+        return "importing modules and running the script up to holdfast.join()"
     return f"{min(ready, needed)} of {needed} members ready"
 
 

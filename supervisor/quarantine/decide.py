@@ -238,7 +238,7 @@ def _drain_or_hold(
     if not node.busy or not wanting:
         return Hold(node.name, f"out: {evidence.describe(bad)}")
     if held.drain_at_s is not None:
-        return Hold(node.name, "the work on it is being ended")
+        return Hold(node.name, "its work is being ended")
     if node.cordoned:
         return Hold(node.name, "cordoned by someone else, so its work is left alone")
     reason = storm.reason_for(node.name)

@@ -70,7 +70,7 @@ def cost_rank(action: str) -> int:
 
 
 def costliest_action(findings: tuple[NodeFinding, ...]) -> str:
-    """Return the costliest remedy among those of the findings."""
+    """Return the costliest remedy that the findings require."""
     return max((each.action for each in findings), key=cost_rank, default="none")
 
 

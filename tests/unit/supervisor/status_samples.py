@@ -70,7 +70,7 @@ def status(**changed: Any) -> dict[str, Any]:
         "checkpoint": {"step": 1200, "path": "step-00001200", "error": ""},
         "skip": [],
         "exit_code": None,
-        "message": "generation 3 has done its first step",
+        "message": "generation 3 has completed its first step",
         "updated": 1_000_000.0,
         "supervisor_pid": 77,
         "warm_ready": True,

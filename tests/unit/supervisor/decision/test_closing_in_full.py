@@ -374,7 +374,7 @@ def test_a_silent_member_is_waited_for_only_for_a_share_of_its_timeout() -> None
     first, second = at_the_end(9, 9).members
     for silent_s, until_s in ((2.0, 101.0), (1.5, 101.5)):
         now = replace(at_the_end(9, 9), members=(first, replace(second, silent_s=silent_s)))
-        assert closing.finished(now, POLICY) == Wait(int(until_s * S), "a member does not report")
+        assert closing.finished(now, POLICY) == Wait(int(until_s * S), "waiting for a member to report")
     for away in ({"silent_s": 3.0}, {"exists": False}):
         now = replace(at_the_end(9, 9), members=(first, replace(second, **away)))
         assert isinstance(closing.finished(now, POLICY), End)

@@ -56,7 +56,7 @@ AGAIN = "step 5 of rank 1 (batch position 64) produces a bad number again: rank 
 
 
 def bug(cause: Fault, times: int, code: int, where: str = "at step 5") -> End:
-    why = f"{cause.detail}: the same failure {times} times {where}; a bug, not a fault"
+    why = f"{cause.detail}: the same failure {times} times {where}; this is a bug, not a fault"
     return End(code, why, cause.message, cause)
 
 
@@ -304,7 +304,7 @@ def test_a_missing_member_does_not_end_the_run() -> None:
     assert remedy.startup_failure(view(gone, there, phase="forming")) is not None, "the next one"
 
 
-LATER = "; a fault now requires a cold start; retried at intervals"
+LATER = "; a fault now requires a cold start; Holdfast retries at intervals"
 NOW = "; the ranks wait for them, and the run ends if none can be created within 60 s"
 
 

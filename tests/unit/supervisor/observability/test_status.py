@@ -163,8 +163,8 @@ def test_a_start_shows_what_it_waits_for(tmp_path: Path) -> None:
         now = replace(view(*members), memory=memory(phase="forming", generation=0, placement=()))
         return str(told_by(StatusPublisher(RunDir(tmp_path)), now)["message"])
 
-    assert starting(None, None).startswith("running the script's imports")
-    assert starting(0, None).startswith("running the script's imports")
+    assert starting(None, None).startswith("importing modules")
+    assert starting(0, None).startswith("importing modules")
     assert starting(1, 0) == "1 of 2 members ready"
     assert starting(1, 1, 1) == "2 of 2 members ready"
 

@@ -231,7 +231,7 @@ ACTIONS: dict[str, tuple[View, RunAction]] = {
     ),
     "all ranks have done a step": (
         view(*STEPPED),
-        Settle(97 * S, "generation 1 has done its first step"),
+        Settle(97 * S, "generation 1 has completed its first step"),
     ),
     "one rank has done a step": (view(STEPPED[0], here(1), since_ns=95 * S), Wait(105 * S)),
     "a first step is awaited": (view(here(0), here(1), since_ns=91 * S), Wait(101 * S)),
