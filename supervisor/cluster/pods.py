@@ -1,4 +1,4 @@
-"""The members of one job on a cluster: its pods, which their owner creates and replaces.
+"""The members of one job on a cluster: the pods that its owner creates and replaces, and their connections.
 
 A member is one run of a pod's training container. If the kubelet restarts that container, its launcher has
 lost its ranks and all of its state, so the pod becomes another member, on the same node and with the same
@@ -8,6 +8,9 @@ restarts, and it changes as soon as the kubelet reports another container.
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import json
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -251,11 +254,28 @@ class PodServer(MemberServer):
     def is_news(self, before: MemberReport | None, report: MemberReport) -> bool:
         return not (self._is_calm() and is_routine(before, report))
 
+    def responds(self, member: str) -> bool:
+        """True if the member is connected and its launcher responds."""
+        line = self.connection(member)
+        report = line.report
+        return (
+            line.connected
+            and report is not None
+            and report.launcher is not None
+            and not report.launcher_silent
+        )
+
     def reports(self) -> Iterable[MemberReport]:
         """Return the newest report of each connected member."""
         return [
             each.report for each in self.connections.values() if each.connected and each.report is not None
         ]
+
+
+def job_secret(secret: bytes, key: JobKey) -> str:
+    """Return the secret of a job: the same for each leader, and different for every job."""
+    name = json.dumps([key.namespace, key.name, key.uid]).encode()
+    return hmac.new(secret, b"holdfast job " + name, hashlib.sha256).hexdigest()
 
 
 def member_name(pod: str, uid: str, restarts: int) -> str:

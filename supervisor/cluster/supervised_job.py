@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import hmac
 import json
 import logging
 import random
@@ -26,7 +25,7 @@ from holdfast.process import event_loop, logs
 from holdfast.protocol.member_messages import MemberOrder
 from supervisor.cluster import supervision
 from supervisor.cluster.job_membership import JobKey
-from supervisor.cluster.pods import PodBackend, PodGroup, PodMember, PodServer, Reach, member_name
+from supervisor.cluster.pods import PodBackend, PodGroup, PodMember, PodServer, Reach, job_secret, member_name
 from supervisor.cluster.requested_drills import RequestedDrills
 from supervisor.cluster.supervision import (
     OwnerGone,
@@ -87,18 +86,18 @@ class SupervisedJob:
         self.group = group
         self.was_seen = False  # the resource has existed, so if it is missing now, it was deleted
         self.has_ended = False  # the supervision has ended, because another supervisor has taken over the job
+        self._server = PodServer(self._wake, job_secret(context.secret, group.key), self._is_calm)
         self.backend = PodBackend(
             self._delete,
             self._dismiss,
             self._stop_requested,
             time.monotonic,
-            responds=self._responds,
+            responds=self._server.responds,
             blocked=self._evictions_blocked,
         )
         self.job: Job | None = None
         self._context = context
         self._resource: SupervisionResource | None = None
-        self._server = PodServer(self._wake, job_secret(context.secret, group.key), self._is_calm)
         self._tasks: set[asyncio.Task[None]] = set()
         self._over: frozenset[str] = frozenset()  # members of the run that has ended
         self._spec: Mapping[str, Any] = {}
@@ -459,16 +458,6 @@ class SupervisedJob:
     def _delete(self, pod: PodMember) -> None:
         self._context.delete(self.key.namespace, pod)
 
-    def _responds(self, member: str) -> bool:
-        line = self._server.connection(member)
-        report = line.report
-        return (
-            line.connected
-            and report is not None
-            and report.launcher is not None
-            and not report.launcher_silent
-        )
-
     def _evictions_blocked(self) -> bool:
         """Return whether this supervisor, and not a member, may be what is unreachable. Report it once."""
         why = "" if self._server.has_heard else _NOT_REACHED
@@ -501,12 +490,6 @@ class SupervisedJob:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.error("task failed", extra={"task": task.get_name()}, exc_info=task.exception())
-
-
-def job_secret(secret: bytes, key: JobKey) -> str:
-    """Return the secret of a job: the same for each leader, and different for every job."""
-    name = json.dumps([key.namespace, key.name, key.uid]).encode()
-    return hmac.new(secret, b"holdfast job " + name, hashlib.sha256).hexdigest()
 
 
 def _name(key: JobKey) -> str:

@@ -18,8 +18,8 @@ from holdfast.fileio.storage_thread import StorageThread
 from holdfast.protocol.member_messages import StorageListing
 from supervisor.cluster import pods, supervised_job, supervision
 from supervisor.cluster.job_membership import JobKey
-from supervisor.cluster.pods import PodGroup, PodMember, member_name
-from supervisor.cluster.supervised_job import ClusterContext, SupervisedJob, job_secret
+from supervisor.cluster.pods import PodGroup, PodMember, job_secret, member_name
+from supervisor.cluster.supervised_job import ClusterContext, SupervisedJob
 from supervisor.kubernetes.client import ApiServer
 from supervisor.kubernetes.errors import InvalidObject
 from supervisor.kubernetes.events import EventRecorder
