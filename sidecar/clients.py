@@ -18,7 +18,7 @@ from holdfast.process import event_loop
 from holdfast.process.clock import seconds_to_next_tick
 from holdfast.protocol import codec
 from holdfast.protocol.launcher_messages import LauncherOrder, LauncherState
-from holdfast.protocol.member_messages import MemberOrder, MemberReport
+from holdfast.protocol.member_messages import CLUSTER_PING_S, PING_S, MemberOrder, MemberReport
 
 log = logging.getLogger(__name__)
 
@@ -28,10 +28,6 @@ LAUNCHER_RETRY_S = 0.02
 BACKOFF_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 _NUMBER = re.compile(r"\d+")
 CONNECT_S = 3.0  # the limit for connecting to the supervisor
-HEARTBEAT_S = 5.0  # between pings, which detect a half-open connection; the answer may take half of that
-# The same on a cluster, where the event loop of one process answers the members of all jobs. If it is late
-# and all members connect again because of that, their TLS handshakes make it later still.
-CLUSTER_HEARTBEAT_S = 10.0
 
 
 class LauncherClient:
@@ -131,7 +127,7 @@ class SupervisorClient:
                     async with session.ws_connect(
                         f"{self._url}/v1/member",
                         headers={"Authorization": f"Bearer {self._token()}"},
-                        heartbeat=HEARTBEAT_S if self._tls is None else CLUSTER_HEARTBEAT_S,
+                        heartbeat=PING_S if self._tls is None else CLUSTER_PING_S,
                         max_msg_size=codec.MAX_MESSAGE_BYTES,
                         ssl=self._tls or True,
                     ) as socket:

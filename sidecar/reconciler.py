@@ -50,7 +50,6 @@ from sidecar.watch.member_watch import MemberWatch
 
 log = logging.getLogger(__name__)
 
-LATE_S = 0.1  # the normal lateness of this process, which extends no limit of the ranks and the launcher
 SOONEST_S = 0.01  # the shortest time between two polls
 ASK_ROUNDS = 50  # during work after a commit, ask the ranks for their activity once in this many polls
 RETRY_S = 1.0  # the pause before work that failed unexpectedly is retried
@@ -424,7 +423,7 @@ class Sidecar:
             due = time.monotonic() + wait_s
             await asyncio.sleep(wait_s)
             now = time.monotonic()
-            lateness_s = max(0.0, now - due - LATE_S)
+            lateness_s = max(0.0, now - due - event_loop.NORMAL_LATENESS_S)
             self._poll(now, lateness_s)
 
     def _poll(self, now_s: float, lateness_s: float) -> None:

@@ -14,7 +14,7 @@ from supervisor.display import screen
 
 
 def main(argv: Sequence[str]) -> int:
-    """Carry out one command line and return its exit code; for bad input, print one line on stderr."""
+    """Carry out one command line and return its exit code. Bad input prints one line to stderr."""
     if argv[:1] == ["serve"]:
         from supervisor.local import serve
 
@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def obey(command: commands.Command) -> int:
-    """Carry out one command and return the exit code. Each command imports only what it needs.
+    """Carry out one command and return its exit code. Each command imports only what it needs.
 
     Raises:
         BadInput: The command cannot be carried out; the message is one line.

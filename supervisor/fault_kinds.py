@@ -1,7 +1,7 @@
 """The kinds of faults that the supervisor detects.
 
-Decisions, metrics and texts read the properties of each kind from one table. The names are part of the format
-of journals, incident records, the API and the metrics' label `kind`.
+Decisions, metrics and texts read the properties of each kind from one table. The names are part of the
+formats of the journal, incident records and the API, and are values of the metrics' label `kind`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FaultName: TypeAlias = Literal[
     "bad_input",
     "lost_track",
 ]
-DOUBTFUL = 5  # precedence of bad input that a lost peer may have caused: ahead of victims only
+DOUBTFUL = 5  # the precedence of bad input that a lost peer may have caused: ahead only of victims
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +34,18 @@ class FaultKind:
     """The properties of a kind of fault.
 
     The fault with the lowest `precedence` explains the others, because causes precede symptoms.
-    `sentence` describes a fault without a detail; {rank} and {member} stand for the rank or member with the
-    fault.
+    `sentence` describes a fault that has no detail. It may contain {rank} and {member}, the rank and the
+    member that have the fault.
     """
 
     name: Literal[FaultName, "unknown"]
     precedence: int
     sentence: str
-    is_bad_number: bool = False  # the script computed a bad value, and may do so again from the same batch
+    is_bad_number: bool = False  # the script computed a bad value, perhaps because of the batch
     spoils_state: bool = False  # the survivors' state is spoiled too, so the group rolls back
     needs_stacks: bool = False  # only the stacks of all ranks show which rank has the fault
     may_be_a_bug: bool = False  # the run ends if the fault recurs at the same step
-    quotes_script: bool = False  # its detail consists of words of the script, such as an exception's message
+    quotes_script: bool = False  # its detail quotes the script, for example the message of an exception
 
 
 _ROWS = (
@@ -65,7 +65,7 @@ _ROWS = (
 )
 FAULT_KINDS: Mapping[str, FaultKind] = MappingProxyType({each.name: each for each in _ROWS})
 
-UNKNOWN = FaultKind("unknown", 3, "{rank} failed")  # for a kind in the journal of a newer version
+UNKNOWN = FaultKind("unknown", 3, "{rank} failed")  # a kind from the journal of a newer version
 
 
 def kind_of(name: object) -> FaultKind:

@@ -24,7 +24,7 @@ def sentence(incident: Mapping[str, Any]) -> str:
 
 
 def what(incident: Mapping[str, Any], *, with_step: bool = True) -> str:
-    """Return what failed and at which step, without the outcome."""
+    """Return what failed, and at which step, without the outcome."""
     step = incident.get("step")
     at = f" at {_step(incident, step)}" if with_step and isinstance(step, int) and step >= 0 else ""
     fault = _blamed(incident)
@@ -37,31 +37,31 @@ def what(incident: Mapping[str, Any], *, with_step: bool = True) -> str:
 
 def outcome(incident: Mapping[str, Any]) -> str:
     """Return how an incident ended, or that it is still open."""
-    recovered_s, lost = incident.get("recovered_s"), incident.get("lost_steps")
+    recovered_s, lost_steps = incident.get("recovered_s"), incident.get("lost_steps")
     if recovered_s is not None:
         end = f"back in {seconds(float(recovered_s))}"
-        if lost is None:
+        if lost_steps is None:
             return end + ", number of lost steps unknown" * is_cost_unknown(incident)
-        return f"{end}, {lost_in_words(incident, int(lost))}"
+        return f"{end}, {lost_in_words(incident, int(lost_steps))}"
     if incident.get("remedy") == "stop":
-        return "the run stopped" + (f", {lost_in_words(incident, int(lost))}" if lost else "")
+        return "the run stopped" + (f", {lost_in_words(incident, int(lost_steps))}" if lost_steps else "")
     if incident.get("overtaken_by"):
         return f"not recovered before {incident['overtaken_by']} began"
     return "not recovered yet" if incident.get("open", True) else "the run ended"
 
 
-def lost_in_words(incident: Mapping[str, Any], lost: int) -> str:
+def lost_in_words(incident: Mapping[str, Any], lost_steps: int) -> str:
     """Return how many steps must be repeated, and whether that is only a lower bound."""
     if not incident.get("lost_at_least"):
-        return f"{count(lost, 'step')} lost"
-    return f"at least {count(lost, 'step')} lost" if lost else "number of lost steps unknown"
+        return f"{count(lost_steps, 'step')} lost"
+    return f"at least {count(lost_steps, 'step')} lost" if lost_steps else "number of lost steps unknown"
 
 
 def is_cost_unknown(incident: Mapping[str, Any]) -> bool:
     """True if the group was restarted and the number of steps that it must repeat is unknown.
 
-    A script that keeps its own state does not report the number. For other scripts, it is unknown if all
-    processes that knew the step have died.
+    A script that keeps its own state does not report the number. For other scripts, the number is unknown if
+    all processes that knew the step have died.
     """
     resumed = incident.get("resume") or {}
     its_own = incident.get("own_state") or resumed.get("source") == "none"
@@ -77,14 +77,14 @@ def _step(incident: Mapping[str, Any], step: int) -> str:
 def step_in_words(step: int, *, own_state: bool, generation: int) -> str:
     """Return "step 12", or "optimizer step 12 since the restart" for a script that keeps its own state.
 
-    The reported steps of such a script begin at 0 after each restart, regardless of the step from which the
-    script itself resumes.
+    After each restart, the reported steps of such a script begin at 0, whatever step the script itself
+    resumes from.
     """
     return f"optimizer step {step} since the restart" if own_state and generation > 1 else f"step {step}"
 
 
 def place(traceback: str) -> str:
-    """Return the script's line in `traceback`, such as " (train.py, line 12)"; "" if it has none."""
+    """Return the position of the script in `traceback`, such as " (train.py, line 12)"; "" if it has none."""
     frames = _FRAME.findall(traceback)
     of_script = [each for each in frames if not each[0].startswith("<") and not _LIBRARY.search(each[0])]
     for name, line in (of_script or frames)[-1:]:
@@ -93,7 +93,7 @@ def place(traceback: str) -> str:
 
 
 def slowness(rank: Mapping[str, Any]) -> str:
-    """Return how slow a rank is and where its time goes, according to its entry in the status.
+    """Return how slow a rank is and where its time goes, from its entry in the status.
 
     For example: 84 ms of its own work per step, its peers 31 ms (median), since step 150: data 60 ms, forward
     24 ms.
@@ -113,7 +113,7 @@ def finish(missing: str, notes: Sequence[str], incidents: int = 0, progress: str
         missing: A clause that says why the last state has no checkpoint; "" if it has one.
         notes: Further clauses for the user.
         incidents: The number of incidents of the run.
-        progress: A clause about how far the script got and how much of that is saved; begins with a comma.
+        progress: A clause that says how far the script got and how much is saved. Begins with a comma.
     """
     after = f" after {count(incidents, 'incident')}" if incidents else ""
     but = f", but {missing}" if missing else ""
@@ -179,7 +179,7 @@ def size(number: int) -> str:
 
 
 def percent(share: float) -> str:
-    """Return a share with enough digits for an ETTR close to 1; "100.00 %" only for 1 and above."""
+    """Return a share with enough digits for an ETTR close to 1. Only 1 and above give "100.00 %"."""
     value = share * 100
     digits = 1 if value < 99 else 2
     rounded = f"{value:.{digits}f}"
@@ -207,7 +207,7 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], right: frozenset[int]) -> list[str]:
-    """Return the lines of a table. Columns in `right` are aligned to the right, all others to the left."""
+    """Return the lines of a table. The columns in `right` are right-aligned, all others left-aligned."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     lines = []
     for row in (head, *rows):

@@ -24,8 +24,8 @@ from bench.scale import cluster_objects
 from bench.scale.simulated_job import START_S, STEP_S, JobProgress, ReportText, SimulatedMember
 from holdfast.process import event_loop
 from holdfast.protocol import codec
-from holdfast.protocol.member_messages import MemberOrder
-from sidecar.clients import BACKOFF_S, CLUSTER_HEARTBEAT_S
+from holdfast.protocol.member_messages import CLUSTER_PING_S, MemberOrder
+from sidecar.clients import BACKOFF_S
 
 CONNECT_S = 10.0
 CALM_STEPS = 3  # that a job does between two faults
@@ -100,7 +100,7 @@ class MemberFleet:
                 async with session.ws_connect(
                     f"{url}/v1/member",
                     headers=headers,
-                    heartbeat=CLUSTER_HEARTBEAT_S,
+                    heartbeat=CLUSTER_PING_S,
                     max_msg_size=codec.MAX_MESSAGE_BYTES,
                     ssl=tls,
                     server_hostname="127.0.0.1",

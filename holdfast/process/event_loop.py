@@ -21,6 +21,9 @@ from typing import Any, TypeVar
 
 from holdfast.fileio.storage_thread import Unresponsive
 
+# How late a healthy loop can run on a busy machine. Only lateness beyond this counts as time in which the
+# process did not run.
+NORMAL_LATENESS_S = 0.1
 RETRY_S = 0.1  # between cancellations of a task that ignored the previous cancellation
 WINDOW_S = 60  # the period that the reported lag covers
 _BINS = 24  # powers of two of a microsecond; the last bin holds everything above 8 s

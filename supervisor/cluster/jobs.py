@@ -367,7 +367,7 @@ def _settings(pod: KubernetesObject, first: Adopted) -> tuple[Policy, dict[str, 
         policy = replace(policy, member_timeout_s=MEMBER_TIMEOUT_S)
     if not settings.checkpoints.is_durable:  # each pod would store its checkpoints separately
         policy = replace(policy, checkpoint_every_s=0.0)
-    return replace(policy, foreign_members=True), given  # the owner creates the pods
+    return replace(policy, members_created_externally=True), given  # the owner creates the pods
 
 
 def _member(pod: KubernetesObject, order: tuple[int, ...]) -> PodMember:

@@ -1,4 +1,4 @@
-"""The members of one job on a cluster: its pods, which their owner creates and replaces.
+"""The members of one job on a cluster: the pods that its owner creates and replaces, and their connections.
 
 A member is one run of a pod's training container. If the kubelet restarts that container, its launcher has
 lost its ranks and all of its state, so the pod becomes another member, on the same node and with the same
@@ -8,19 +8,27 @@ restarts, and it changes as soon as the kubelet reports another container.
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import json
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
+from holdfast.protocol.member_messages import CLUSTER_PING_S, MemberOrder, MemberReport
 from supervisor.cluster.job_membership import JobKey
+from supervisor.controller.member_server import MemberConnection, MemberServer
+from supervisor.controller.routine_reports import is_routine
 from supervisor.view.model import Completion, Policy, StopRequest
 
 log = logging.getLogger(__name__)
 
 REVIVE_S = 2.0  # after a member is lost, its pod becomes another member if it responds again
 RESTART_S = 20.0  # for the kubelet to report that it has restarted a dead container
+COME_S = 30.0  # for members to connect to a new supervisor
 _ENDED = ("Succeeded", "Failed")
 
 
@@ -96,7 +104,7 @@ class PodBackend:
     ended: JobEnd | None = None
     responds: Callable[[str], bool] = lambda _: False
     blocked: Callable[[], bool] = lambda: False
-    asked: StopRequest = ""  # a user's request
+    user_stop: StopRequest = ""  # a user's request
     pods: Mapping[str, PodMember] = field(default_factory=dict)  # by uid
     _revived: dict[str, int] = field(default_factory=dict)  # by uid: how often the pod became another member
     _lost: dict[str, float] = field(default_factory=dict)  # lost members, and when each was given up
@@ -119,7 +127,7 @@ class PodBackend:
     @property
     def stop(self) -> StopRequest:
         """A user's request to stop, or "". If all pods are being deleted, the run must save and end."""
-        return self.asked or ("terminate" if self.is_leaving else "")
+        return self.user_stop or ("terminate" if self.is_leaving else "")
 
     @property
     def volume_error(self) -> str:
@@ -168,8 +176,8 @@ class PodBackend:
         """Do nothing, because the kubelet restarts a sidecar that has ended or is stuck for minutes."""
 
     def stop_asked(self, how: StopRequest) -> None:
-        if self.asked != how:
-            self.asked = how
+        if self.user_stop != how:
+            self.user_stop = how
             self.stop_requested(how)
 
     def finish(self, exit_code: int, why: str, message: str, completion: Completion | None) -> None:
@@ -214,6 +222,62 @@ def read_pod(pod: Mapping[str, Any], container: str) -> PodMember:
         is_leaving=metadata.get("deletionTimestamp") is not None,
         has_ended=has_ended,
     )
+
+
+class PodServer(MemberServer):
+    """The connections of one job's members; each order carries the job's secret.
+
+    Members need time to find a new supervisor, so their silence counts only after `COME_S`.
+    """
+
+    heartbeat_s = CLUSTER_PING_S
+
+    def __init__(
+        self, changed: Callable[[], None], secret: str, is_calm: Callable[[], bool] = lambda: False
+    ) -> None:
+        """While `is_calm` returns True, `changed` is not called for routine reports."""
+        super().__init__(time.monotonic_ns, changed)
+        self._secret, self._is_calm = secret, is_calm
+        self._given: dict[str, MemberOrder] = {}  # the orders without the secret
+        self._open_ns = time.monotonic_ns() + int(COME_S * 1e9)
+
+    def connection(self, member: str) -> MemberConnection:
+        is_new = member not in self.connections
+        line = super().connection(member)
+        if is_new:
+            line.heard_ns = max(line.heard_ns, self._open_ns)
+        return line
+
+    def order(self, member: str, order: MemberOrder) -> None:
+        if self._given.get(member) != order:
+            self._given[member] = order
+            super().order(member, replace(order, secret=self._secret))
+
+    def is_news(self, before: MemberReport | None, report: MemberReport) -> bool:
+        return not (self._is_calm() and is_routine(before, report))
+
+    def responds(self, member: str) -> bool:
+        """True if the member is connected and its launcher responds."""
+        line = self.connection(member)
+        report = line.report
+        return (
+            line.connected
+            and report is not None
+            and report.launcher is not None
+            and not report.launcher_silent
+        )
+
+    def reports(self) -> Iterable[MemberReport]:
+        """Return the newest report of each connected member."""
+        return [
+            each.report for each in self.connections.values() if each.connected and each.report is not None
+        ]
+
+
+def job_secret(secret: bytes, key: JobKey) -> str:
+    """Return the secret of a job: the same for each leader, and different for every job."""
+    name = json.dumps([key.namespace, key.name, key.uid]).encode()
+    return hmac.new(secret, b"holdfast job " + name, hashlib.sha256).hexdigest()
 
 
 def member_name(pod: str, uid: str, restarts: int) -> str:

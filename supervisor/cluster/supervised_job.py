@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import hmac
 import json
 import logging
 import random
@@ -23,12 +22,11 @@ from aiohttp import web
 from holdfast import exit_codes
 from holdfast.fileio.storage_thread import StorageThread
 from holdfast.process import event_loop, logs
-from holdfast.protocol.drills import DRILLS
-from holdfast.protocol.member_messages import MemberOrder, MemberReport
+from holdfast.protocol.member_messages import MemberOrder
 from supervisor.cluster import supervision
 from supervisor.cluster.job_membership import JobKey
-from supervisor.cluster.pods import PodBackend, PodGroup, PodMember, Reach, member_name
-from supervisor.cluster.reported_storage import ReportedStorage
+from supervisor.cluster.pods import PodBackend, PodGroup, PodMember, PodServer, Reach, job_secret, member_name
+from supervisor.cluster.requested_drills import RequestedDrills
 from supervisor.cluster.supervision import (
     OwnerGone,
     SupervisionRecords,
@@ -36,8 +34,9 @@ from supervisor.cluster.supervision import (
     Takeover,
 )
 from supervisor.controller.job import Job
-from supervisor.controller.member_server import MemberConnection, MemberServer, largest_report
-from supervisor.controller.routine_reports import is_calm, is_routine
+from supervisor.controller.member_server import largest_report
+from supervisor.controller.reported_storage import ReportedStorage
+from supervisor.controller.routine_reports import is_calm
 from supervisor.decision import orders
 from supervisor.kubernetes.client import ApiServer
 from supervisor.kubernetes.errors import ApiError, InvalidObject
@@ -55,7 +54,6 @@ REFUSED_S = 5.0  # a refusal that lasts longer is recorded as an event
 COLLECT_S = 60.0  # the same for a name that a deleted owner still has: its resource is deleted soon
 NOT_SUPERVISED = "NotSupervised"  # the reason of events
 DISMISSED = 143  # exit code for a deleted pod, because a Kubernetes Job would count 0 as a success
-COME_S = 30.0  # for members to connect to a new supervisor
 SUMMARY_S = 5.0  # between two writes of the summary into the resource, if the phase stays the same
 SPREAD = 0.2  # of that time, by which it varies at random
 SPACING_S = 0.5  # between two statuses while members connect one after another
@@ -80,56 +78,6 @@ class ClusterContext:
     is_cut_off: Callable[[], bool] = lambda: False  # most members of all jobs are not connected
 
 
-@dataclass(frozen=True, slots=True)
-class RequestedDrill:
-    """A drill that a user has requested in the resource. A higher number is a newer request."""
-
-    number: int
-    what: str
-    rank: int
-
-
-class PodServer(MemberServer):
-    """The connections of one job's members; each order carries the job's secret.
-
-    Members need time to find a new supervisor, so their silence counts only after `COME_S`.
-    """
-
-    # Twice as long as on one machine: the event loop serves all jobs, and if all members connect again
-    # because it is late, their TLS handshakes make it later still. Lost members are found by their silence.
-    heartbeat_s = 10.0
-
-    def __init__(
-        self, changed: Callable[[], None], secret: str, is_calm: Callable[[], bool] = lambda: False
-    ) -> None:
-        """While `is_calm` returns True, `changed` is not called for routine reports."""
-        super().__init__(time.monotonic_ns, changed)
-        self._secret, self._is_calm = secret, is_calm
-        self._given: dict[str, MemberOrder] = {}  # the orders without the secret
-        self._open_ns = time.monotonic_ns() + int(COME_S * 1e9)
-
-    def connection(self, member: str) -> MemberConnection:
-        is_new = member not in self.connections
-        line = super().connection(member)
-        if is_new:
-            line.heard_ns = max(line.heard_ns, self._open_ns)
-        return line
-
-    def order(self, member: str, order: MemberOrder) -> None:
-        if self._given.get(member) != order:
-            self._given[member] = order
-            super().order(member, replace(order, secret=self._secret))
-
-    def is_news(self, before: MemberReport | None, report: MemberReport) -> bool:
-        return not (self._is_calm() and is_routine(before, report))
-
-    def reports(self) -> Iterable[MemberReport]:
-        """Return the newest report of each connected member."""
-        return [
-            each.report for each in self.connections.values() if each.connected and each.report is not None
-        ]
-
-
 class SupervisedJob:
     """Supervises one job until `close`. `backend` manages its pods."""
 
@@ -138,18 +86,18 @@ class SupervisedJob:
         self.group = group
         self.was_seen = False  # the resource has existed, so if it is missing now, it was deleted
         self.has_ended = False  # the supervision has ended, because another supervisor has taken over the job
+        self._server = PodServer(self._wake, job_secret(context.secret, group.key), self._is_calm)
         self.backend = PodBackend(
             self._delete,
             self._dismiss,
             self._stop_requested,
             time.monotonic,
-            responds=self._responds,
+            responds=self._server.responds,
             blocked=self._evictions_blocked,
         )
         self.job: Job | None = None
         self._context = context
         self._resource: SupervisionResource | None = None
-        self._server = PodServer(self._wake, job_secret(context.secret, group.key), self._is_calm)
         self._tasks: set[asyncio.Task[None]] = set()
         self._over: frozenset[str] = frozenset()  # members of the run that has ended
         self._spec: Mapping[str, Any] = {}
@@ -159,7 +107,7 @@ class SupervisedJob:
         self._seen_uid: object = None  # of the resource
         self._problem = ""  # the last one that is recorded as an event
         self._blocked = ""  # why no pod may be evicted, as last reported
-        self._drilled = -1  # the number of the newest drill that this process has begun
+        self._drills = RequestedDrills(context.server, lambda: self.job, self._delete_member)
         self._has_work = asyncio.Event()  # there is a pod that has not ended
         self._stop_removed_s: float | None = None  # when the request to stop an earlier run was removed
 
@@ -208,8 +156,8 @@ class SupervisedJob:
                 stop = None
             else:
                 self._stop_removed_s = None
-        if stop in ("graceful", "now") and self.backend.asked != stop:
-            self.backend.asked = "now" if stop == "now" else "graceful"
+        if stop in ("graceful", "now") and self.backend.user_stop != stop:
+            self.backend.user_stop = "now" if stop == "now" else "graceful"
             self._wake()
         self._drill(self._spec.get("drill"))
 
@@ -327,7 +275,7 @@ class SupervisedJob:
         """Remove the request to stop, which was for an earlier run."""
         assert self._resource is not None  # because the job is taken over
         await self._resource.request_stop(None)
-        self._stop_removed_s, self.backend.asked = time.monotonic(), ""
+        self._stop_removed_s, self.backend.user_stop = time.monotonic(), ""
 
     async def _run(self, found: Takeover, fresh: bool) -> None:
         """Supervise one run to its end. Raises `Deposed`."""
@@ -486,66 +434,16 @@ class SupervisedJob:
 
     def _drill(self, wanted: object) -> None:
         """Begin a drill that a user has requested in the resource, once for each number."""
-        asked = _read_drill(wanted)
-        if asked is None or asked.number <= self._drilled or self._records is None:
-            return  # without records, the job is not taken over yet, and the registry calls this again soon
-        self._drilled = asked.number
-        self._spawn(self._carry_out(asked, self._records), "drill")
+        if self._records is None or self._resource is None:
+            return  # the job is not taken over yet, and the registry calls this again soon
+        drill = self._drills.begin(wanted)
+        if drill is not None:
+            self._spawn(self._drills.carry_out(drill, self._resource, self._records), "drill")
 
-    async def _carry_out(self, asked: RequestedDrill, records: SupervisionRecords) -> None:
-        """Carry out a drill, and write the result into the resource.
-
-        The number is written first, so that no other process repeats the fault if this one dies.
-        """
-        try:
-            if not await self._claim(asked, records):
-                return
-            result = await self._inject(asked)
-            await self._write_drill(records, asked, result)
-        except Deposed:
-            records.lead.depose()
-        except (ApiError, OSError) as error:
-            log.warning("drill not recorded", extra={"error": str(error)})
-
-    async def _claim(self, asked: RequestedDrill, records: SupervisionRecords) -> bool:
-        """Write the number of a drill; return False if it was written before. Raises `Deposed`."""
-        assert self._resource is not None  # because there are records
-        try:
-            found = await self._context.server.get(
-                supervision.SUPERVISIONS, self._resource.name, self._resource.namespace
-            )
-            known = (found.get("status") or {}).get("drilled")
-            if type(known) is int and known >= asked.number:
-                return False
-            await self._write_drill(records, asked, "")
-        except (ApiError, OSError):
-            self._drilled = asked.number - 1  # the next round of the registry starts the drill again
-            raise
-        return True
-
-    async def _write_drill(self, records: SupervisionRecords, asked: RequestedDrill, result: str) -> None:
-        values = {"drilled": asked.number, "drillResult": result[: supervision.MAX_INCIDENT_BYTES]}
-        await records.write(values)
-
-    async def _inject(self, asked: RequestedDrill) -> str:
-        """Inject the fault; return `supervision.DRILL_DONE`, or why it was not injected."""
-        job = self.job
-        assert job is not None  # because there are records
-        if asked.what not in DRILLS:
-            return f"unknown drill {asked.what!r}: expected {', '.join(DRILLS)}"
-        if asked.what == "supervisor":
-            return "the supervisor of a cluster serves all of its jobs: delete its pod instead"
-        try:
-            pending = job.inject(asked.what, asked.rank)
-        except ValueError as error:
-            return str(error)
-        if asked.what == "member":
-            member = job.memory.placement[asked.rank // job.memory.nproc]
-            for pod in self.backend.pods.values():
-                if pod.member == member:
-                    self._delete(pod)
-        refused = "" if pending is None else await job.drills.refusal(pending)
-        return f"{refused}: the drill is withdrawn" if refused else supervision.DRILL_DONE
+    def _delete_member(self, member: str) -> None:
+        for pod in self.backend.pods.values():
+            if pod.member == member:
+                self._delete(pod)
 
     def _stop_requested(self, how: StopRequest) -> None:
         if self._resource is not None:
@@ -559,16 +457,6 @@ class SupervisedJob:
 
     def _delete(self, pod: PodMember) -> None:
         self._context.delete(self.key.namespace, pod)
-
-    def _responds(self, member: str) -> bool:
-        line = self._server.connection(member)
-        report = line.report
-        return (
-            line.connected
-            and report is not None
-            and report.launcher is not None
-            and not report.launcher_silent
-        )
 
     def _evictions_blocked(self) -> bool:
         """Return whether this supervisor, and not a member, may be what is unreachable. Report it once."""
@@ -602,22 +490,6 @@ class SupervisedJob:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.error("task failed", extra={"task": task.get_name()}, exc_info=task.exception())
-
-
-def _read_drill(wanted: object) -> RequestedDrill | None:
-    """Return the drill in a Supervision's spec; None if there is none or it is invalid."""
-    if not isinstance(wanted, Mapping):
-        return None
-    number, what, rank = wanted.get("number"), wanted.get("what"), wanted.get("rank", 0)
-    if type(number) is not int or type(rank) is not int or not isinstance(what, str):
-        return None
-    return RequestedDrill(number, what, rank)
-
-
-def job_secret(secret: bytes, key: JobKey) -> str:
-    """Return the secret of a job: the same for each leader, and different for every job."""
-    name = json.dumps([key.namespace, key.name, key.uid]).encode()
-    return hmac.new(secret, b"holdfast job " + name, hashlib.sha256).hexdigest()
 
 
 def _name(key: JobKey) -> str:

@@ -1,4 +1,4 @@
-"""The supervisor's HTTP API: health and metrics are open; all other paths require the run's token."""
+"""Serve the supervisor's HTTP API. Health and metrics are open; all other paths require the run's token."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from supervisor.controller.job import Job
 from supervisor.controller.member_server import MemberServer
 
 MAX_BODY_BYTES = 4096
-READ_S = 5.0  # limit for reading the incidents from the run directory
+READ_S = 5.0  # the time limit for reading the incidents from the run directory
 _OPEN = frozenset({"/healthz", "/readyz", "/metrics"})  # for probes and scrapers, which have no token
 
 _Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -25,7 +25,7 @@ _Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 def application(
     job: Job, connections: MemberServer, token: str, door: Door, *, drills: bool = True
 ) -> web.Application:
-    """Return the application; no request blocks its event loop. It refuses drills unless `drills` is set."""
+    """Return the application. No request blocks its event loop. Drills are refused unless `drills` is set."""
     api = _Api(job, drills)
     app = web.Application(middlewares=[_guard(token, door)], client_max_size=MAX_BODY_BYTES)
     app.router.add_get("/v1/status", api.status)
@@ -40,21 +40,21 @@ def application(
 
 
 def _guard(token: str, door: Door) -> Any:
-    """Return the middleware that answers only requests with `token`, except on open paths."""
+    """Return the middleware that refuses requests without `token`, except on the open paths."""
 
     @web.middleware
     async def guard(request: web.Request, handler: _Handler) -> web.StreamResponse:
         known = has_token(request.headers.get("Authorization", ""), token)
         with door.answering(request.protocol, trusted=known):
             if not known and request.path not in _OPEN:
-                raise web.HTTPUnauthorized(text="the run's token is needed")
+                raise web.HTTPUnauthorized(text="this request requires the run's token")
             return await handler(request)
 
     return guard
 
 
 class _Api:
-    """The handlers of the requests about one job."""
+    """Handles the requests about one job."""
 
     def __init__(self, job: Job, drills: bool) -> None:
         self._job = job
@@ -100,7 +100,7 @@ class _Api:
 
 
 async def _body(request: web.Request) -> dict[str, Any]:
-    """Return the JSON object in the body; an empty one if there is no body. Raises `HTTPBadRequest`."""
+    """Return the JSON object in the body, or an empty one if there is no body. Raises `HTTPBadRequest`."""
     try:
         found = json.loads(await request.text() or "{}")
     except ValueError:

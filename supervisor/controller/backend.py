@@ -1,4 +1,4 @@
-"""The interface to whatever creates a run's members: `holdfast run` on one machine, pods on a cluster."""
+"""The interface to whatever creates the members of a run: a keeper on one machine, pods on a cluster."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from supervisor.view.model import Completion, StopRequest
 class Backend(Protocol):
     """Maintains the requested number of members.
 
-    All calls are requests: they return before they are carried out, and may be repeated.
+    All calls are requests. They return before the request is carried out, and it is safe to repeat them.
     """
 
     @property
     def members(self) -> Mapping[str, str]:
-        """The members that exist, and the state of each ("running")."""
+        """The members that exist, with the state of each ("running")."""
 
     @property
     def stop(self) -> StopRequest:
@@ -24,13 +24,13 @@ class Backend(Protocol):
 
     @property
     def volume_error(self) -> str:
-        """Why the states in the members' memory cannot be used; "" if they can."""
+        """The reason why the states in the members' memory cannot be used; "" if they can."""
 
     def want(self, count: int, discard: tuple[str, ...]) -> None:
-        """Request `count` members in addition to those in `discard`, which are removed."""
+        """Request `count` members, not counting those in `discard`, which are removed."""
 
     def kill(self, member: str) -> None:
-        """Kill a member's processes and delete its memory, as a power loss would."""
+        """Kill a member's processes and delete its memory, with the same effect as a power loss."""
 
     def renew(self, member: str) -> None:
         """Inspect the sidecar of a member, and replace it if it is stopped or stuck."""
@@ -41,6 +41,6 @@ class Backend(Protocol):
     def finish(self, exit_code: int, why: str, message: str, completion: Completion | None) -> None:
         """Report how the run ended to the process that waits for it.
 
-        `why` is the whole sentence; `completion` contains its parts if the script has finished and they are
+        `why` is the whole sentence. `completion` contains its parts, if the script has finished and they are
         known.
         """

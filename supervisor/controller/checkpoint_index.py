@@ -1,8 +1,8 @@
-"""An index of the checkpoints on storage, updated in the background so that no decision waits for storage.
+"""Index the checkpoints on storage in the background, so that no decision waits for storage.
 
 A scan reads only manifests. A checkpoint is read in full only if it is about to be used and has not been
-verified. Members compare a checkpoint with their state while they write it, and verify it before they restore
-it.
+verified yet. Members also compare a checkpoint with their state while they write it, and verify what they
+restore.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from supervisor.view.model import UNREAD, Checkpoint, StorageContents, UnusableC
 
 log = logging.getLogger(__name__)
 
-RETRY_S = 2.0  # pause after a failed scan
+RETRY_S = 2.0  # the pause after a failed scan
 MAX_CHECKPOINTS = 256  # only the newest are indexed
-MAX_REPORTED = 64  # members' reports that are kept; few suffice, because a scan follows each report
+MAX_REPORTED = 64  # members' reports to keep; few are enough, because a scan follows each report
 
 _T = TypeVar("_T")
 
 
 class CheckpointIndex:
-    """The index of one run. `stored` is the result of the last scan, which `decide` reads."""
+    """The index of one run. `decide` reads `stored`, the result of the last scan."""
 
     def __init__(self, root: Path, changed: Callable[[], object]) -> None:
         """`changed` is called after every scan."""
@@ -42,7 +42,7 @@ class CheckpointIndex:
         self._changed = changed
         self._wanted = asyncio.Event()
         self._verified: set[tuple[str, float]] = set()  # (name, time of writing)
-        self._damaged: dict[tuple[str, float], str] = {}  # the same key -> what is wrong
+        self._damaged: dict[tuple[str, float], str] = {}  # by the same key: what is wrong with the checkpoint
         self._reader = ListingReader(root, MAX_CHECKPOINTS)
         self._reported: deque[CheckpointReport] = deque(maxlen=MAX_REPORTED)
         self._heard = 0  # the last save order that a member has answered
@@ -50,7 +50,7 @@ class CheckpointIndex:
         self.stored = StorageContents(error=UNREAD, failed_ns=time.monotonic_ns())
 
     async def run(self) -> None:
-        """Scan now, after every request, and every `RETRY_S` while scans fail. Never returns."""
+        """Scan now, after each request, and every `RETRY_S` while scans fail. Never returns."""
         self._wanted.set()
         while True:
             timeout_s = RETRY_S if self.stored.error else None
@@ -64,7 +64,7 @@ class CheckpointIndex:
                 self._changed()
 
     def request_rescan(self) -> None:
-        """Make `run` scan as soon as possible."""
+        """Have `run` scan as soon as possible."""
         self._wanted.set()
 
     def on_report(self, durable: CheckpointReport) -> None:
@@ -86,13 +86,13 @@ class CheckpointIndex:
         self._wanted.set()
 
     def verify(self, doubted: Checkpoint | None) -> None:
-        """Have `run` read the checkpoint `doubted` in full; with None, cancel an earlier request."""
+        """Have `run` read the checkpoint `doubted` in full. None cancels an earlier request."""
         if doubted is not None and doubted != self._doubted:
             self._wanted.set()
         self._doubted = doubted
 
     async def rescan(self) -> None:
-        """Read the manifests and update `stored`; if storage fails, only `stored.error` changes."""
+        """Read the manifests and update `stored`. If storage fails, only `stored.error` changes."""
         began_ns, heard = time.monotonic_ns(), self._heard
         try:
             found = await _in_thread(self._read)
@@ -129,7 +129,7 @@ class CheckpointIndex:
         return any((each.step, each.generation) == wanted for each in tuple(self._reported))
 
     async def _verify(self, doubted: Checkpoint) -> None:
-        """Read a checkpoint in full, and record it as verified or damaged until it is written again."""
+        """Read a checkpoint in full. Record it as verified or damaged until it is written again."""
 
         path = Path(doubted.path)
 
@@ -169,7 +169,7 @@ def _checkpoint(found: ListedCheckpoint, root: Path, verified: bool) -> Checkpoi
 async def _in_thread(work: Callable[[], _T]) -> _T:
     """Run `work` in a thread, and return its result or raise its exception.
 
-    The thread is a daemon, so a file system that hangs does not keep the process from exiting.
+    The thread is a daemon, so that a file system that hangs cannot keep the process from exiting.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[_T] = loop.create_future()

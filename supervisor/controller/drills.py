@@ -1,4 +1,4 @@
-"""The requested drills. A member's orders contain its drill until the drill is carried out or withdrawn."""
+"""Track requested drills. A member's orders contain its drill until it is carried out or withdrawn."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from holdfast.protocol.drills import DRILLS
 from holdfast.protocol.member_messages import DrillOrder
 
-_MAX_NUMBER = 1 << 62  # drills are numbered by the wall clock in microseconds; a higher number is invalid
-LIMIT_S = 10.0  # a sidecar that died is replaced within one second; a stalled disk can add a few seconds
+_MAX_NUMBER = 1 << 62  # a drill's number is the wall clock in microseconds; higher numbers are invalid
+LIMIT_S = 10.0  # a dead sidecar is replaced within one second; a stalled disk can add a few seconds
 
 
 @dataclass(slots=True, eq=False)
 class PendingDrill:
     """A drill for the ranks of `generation` on one member.
 
-    `over` is set once the drill is carried out or withdrawn; `refused` says why it was withdrawn.
+    `over` is set once the drill is carried out or withdrawn. `refused` says why it was withdrawn.
     """
 
     member: str
@@ -29,24 +29,24 @@ class PendingDrill:
 
 
 class Drills:
-    """The drills that no sidecar has reported as carried out yet. Each is carried out at most once."""
+    """The drills that no sidecar has reported as carried out. Each is carried out at most once."""
 
     def __init__(self) -> None:
         self._pending: list[PendingDrill] = []  # oldest first
         self._newest = 0
 
     def ask(self, member: str, generation: int, what: str, rank: int) -> PendingDrill:
-        """Request the drill `what` of `DRILLS`; the member's next order contains it."""
+        """Request `what`, a drill of `DRILLS`. The member's next order contains it."""
         self._newest = max(time.time_ns() // 1000, self._newest + 1)
-        asked = PendingDrill(member, generation, DrillOrder(self._newest, DRILLS[what].name, rank))
-        self._pending.append(asked)
-        return asked
+        pending = PendingDrill(member, generation, DrillOrder(self._newest, DRILLS[what].name, rank))
+        self._pending.append(pending)
+        return pending
 
     def update(self, carried_out: Mapping[str, int], generation: int) -> None:
         """Drop the drills that are carried out, and withdraw those for ranks from before `generation`.
 
-        `carried_out` maps each member to the number of the newest drill that its sidecar, or the sidecar's
-        predecessor, has carried out.
+        `carried_out` maps each member to the number of the newest drill that its sidecar or the predecessor
+        of this sidecar has carried out.
         """
         numbers = (number for number in carried_out.values() if number <= _MAX_NUMBER)
         self._newest = max(self._newest, *numbers, 0)  # the wall clock may have been set back
@@ -61,22 +61,22 @@ class Drills:
         found = (each for each in self._pending if (each.member, each.generation) == (member, generation))
         return next((each.drill for each in found), None)
 
-    async def refusal(self, asked: PendingDrill, limit_s: float = LIMIT_S) -> str:
-        """Wait until a drill is over; return "" if it was carried out, otherwise why it was withdrawn.
+    async def refusal(self, pending: PendingDrill, limit_s: float = LIMIT_S) -> str:
+        """Wait until a drill is over. Return "" if it was carried out, or the reason why it was withdrawn.
 
         After `limit_s`, or if the caller is cancelled, the drill is withdrawn.
         """
         try:
-            await asyncio.wait_for(asked.over.wait(), limit_s)
+            await asyncio.wait_for(pending.over.wait(), limit_s)
         except asyncio.TimeoutError:
             pass
         finally:
-            if asked in self._pending:
-                late = f"the sidecar of member {asked.member} has not carried it out within {limit_s:g} s"
-                self._end(asked, late)
-        return asked.refused
+            if pending in self._pending:
+                late = f"the sidecar of member {pending.member} has not carried it out within {limit_s:g} s"
+                self._end(pending, late)
+        return pending.refused
 
-    def _end(self, asked: PendingDrill, refused: str = "") -> None:
-        asked.refused = refused
-        asked.over.set()
-        self._pending.remove(asked)
+    def _end(self, pending: PendingDrill, refused: str = "") -> None:
+        pending.refused = refused
+        pending.over.set()
+        self._pending.remove(pending)

@@ -1,4 +1,4 @@
-"""The shell around `decide`: observe, decide, record, act. One `Job` supervises one run until it ends."""
+"""Supervise one run until it ends: observe, call `decide`, record the decision, and act on it."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ from supervisor.view.model import (
 
 log = logging.getLogger(__name__)
 
-LATE_NS = 500_000_000  # a wake-up that is late by more than this means that this process was stopped
-BEAT_S = 0.5  # longest sleep between decisions: short, so that a late wake-up measures such a stop
-LEAVE_S = 2.0  # limit for writing the last records of a run
-ROUNDS = 50  # decisions in a row; more would mean that a decision changes nothing and is repeated
+LATE_NS = 500_000_000  # a wake-up that is later than this shows that this process was stopped
+BEAT_S = 0.5  # the longest sleep between decisions; short, so that a late wake-up measures such a stop
+LEAVE_S = 2.0  # the time limit for writing the last records of a run
+ROUNDS = 50  # most decisions in a row; more would mean that a decision has no effect and is repeated
 
 
 class Job:
-    """The owner of the `JobState`. All actions are idempotent: the next supervisor may repeat them."""
+    """Owns the `JobState`. All actions are idempotent, because the next supervisor may repeat them."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Job:
         started_ns: int,
         beat_s: float = BEAT_S,
     ) -> None:
-        """Continue the run in `records` or, with `fresh`, begin a new one there at `started_ns`.
+        """Continue the run in `records`. If `fresh`, begin a new run there at `started_ns` instead.
 
         `beat_s` is the longest sleep between decisions.
         """
@@ -90,12 +90,12 @@ class Job:
         # Set when a sidecar has connected, disconnected or been replaced, which requires a new status.
         self.members_changed = asyncio.Event()
         self._sidecars: tuple[tuple[str, bool, int | None], ...] = ()
-        self._existed: tuple[str, ...] = ()  # members that the backend has reported and that are not lost
+        self._existed: tuple[str, ...] = ()  # members that the backend has ever reported, except lost ones
         self.drills = Drills()
         self._stop_request: StopRequest = ""  # received over the API
         self._deadline_ns = 0
         self._step_s = 0.0
-        self._room_bytes = 0  # size of the snapshot for which a standby reserves memory
+        self._room_bytes = 0  # the size of the snapshot for which a standby reserves memory
         self.watch = StallWatch()
         self._renewed_ns: dict[str, int] = {}  # by member: when its sidecar's replacement was last requested
 
@@ -104,7 +104,7 @@ class Job:
     async def run(self) -> None:
         """Decide at every event and deadline until the job has ended.
 
-        Raises `Deposed` when another supervisor has taken the run over.
+        Raises `Deposed` if another supervisor has taken over the run.
         """
         if self._last is not None:
             self._record(self._last.view, self._last.action, self._last.after)
@@ -121,7 +121,7 @@ class Job:
                 pass
             self.wake.clear()
             late_ns = time.monotonic_ns() - due_ns
-            if late_ns > LATE_NS:  # this process was stopped, and reports that arrived meanwhile are unread
+            if late_ns > LATE_NS:  # this process was stopped, and reports that arrived since then are unread
                 self.member_server.discount_own_pause(late_ns)
                 self.watch = observation.discount_pause(self.watch, late_ns)
         await self._leave()
@@ -165,10 +165,10 @@ class Job:
             self.members_changed.set()
 
     async def _stay_ahead(self) -> None:
-        """Take an epoch above those in members' reports and checkpoints.
+        """Take a higher epoch than all members' reports and checkpoints contain.
 
-        If that is not possible now, the orders keep the present epoch, and the next round tries again. Raises
-        `Deposed` if the higher epoch belongs to a supervisor that has taken the run over.
+        If this fails, orders keep the current epoch and the next round tries again. Raises `Deposed` if the
+        higher epoch belongs to a supervisor that has taken over the run.
         """
         connections = self.member_server.connections.values()
         reported = (each.report.epoch for each in connections if each.report is not None)
@@ -183,22 +183,24 @@ class Job:
             log.error("epoch not raised", extra={"error": str(error)})
 
     async def _commit(self, view: View, action: RunAction) -> None:
-        """Write the decision to the journal, then update the memory, which determines members' orders."""
+        """Write the decision to the journal. Then update the job's state, from which orders are derived."""
         before, after = self.memory, transition.after(view, action, self.policy)
         self._account(view, action, before, after)
         await self.journal.write(view, self.policy, action, after, self.bookkeeping.ledger.snapshot())
-        if after.since_ns == view.now_ns:  # members' time limits do not include the wait for the journal
+        if after.since_ns == view.now_ns:  # do not count the wait for the journal against members
             after = replace(after, since_ns=time.monotonic_ns())
         self.memory = after
         for name in set(after.lost) - set(before.lost):
             self.backend.kill(name)
         self._record(view, action, after)
-        if isinstance(action, End):  # the ranks' last values are not in any later view
+        if isinstance(action, End):  # no later view contains the ranks' last values
             self._publish(view)
         if isinstance(action, Secure):
             if any(fault.kind == "restore" for fault in action.faults):
                 self.checkpoints.doubt()
-            elif after.stop or after.end is not None:  # the final message names checkpoints, which must exist
+            elif (
+                after.stop or after.end is not None
+            ):  # the final message names checkpoints, so they must exist
                 self.checkpoints.request_rescan()
         if isinstance(action, Warn):
             log.warning("a rank holds up the others", extra={"why": action.why})
@@ -220,9 +222,9 @@ class Job:
             self.bookkeeping.stopped(view.now_ns, known, finished=closing.is_finish(action))
 
     def _record(self, view: View, action: RunAction, after: JobState) -> None:
-        """Write the incident's file at every decision about the incident, and in full when it is over.
+        """Write the incident's file at each decision about it, and in full when the incident is over.
 
-        The journal is written first, so a new supervisor can repeat this for the last decision.
+        The journal is written first, so that a new supervisor can repeat this for the last decision.
         """
         before = view.memory
         known = before.incident if isinstance(action, Settle) else after.incident
@@ -238,10 +240,10 @@ class Job:
             self.backend.want(policy.members + policy.standby, self.memory.lost)
         drilled = {member.name: member.report.drilled for member in view.members if member.report}
         self.drills.update(drilled, self.memory.generation)
-        look = deadlock.inspection_request(view)
+        inspection = deadlock.inspection_request(view)
         for name in self._existed if self.memory.phase == "ended" else self.backend.members:
             given = self.drills.due(name, self.memory.generation)
-            order = orders.order_for(self.memory, name, policy, given, look=look)
+            order = orders.order_for(self.memory, name, policy, given, inspection=inspection)
             member = view.member(name)
             good, room_bytes = order.good, order.room_bytes
             if member is not None and order.do in ("run", "secure"):
@@ -252,7 +254,7 @@ class Job:
             self.member_server.order(name, order)
 
     def _renew(self, view: View) -> None:
-        """Have the backend inspect silent sidecars, and replace them, before their members count as lost."""
+        """Have the backend inspect and replace silent sidecars before their members count as lost."""
         if self.memory.phase in ENDING_PHASES:
             return
         for name in members.silent_sidecars(view, self._renewed_ns):
@@ -260,9 +262,9 @@ class Job:
             self.backend.renew(name)
 
     def _state_bytes(self) -> int:
-        """Return the size of the largest snapshot, for which a standby reserves memory; 0 if not known yet.
+        """Return the size of the largest snapshot, for which a standby reserves memory; 0 if it is unknown.
 
-        While the group is not training, this is the last size that was seen.
+        While the group is not training, this is the last known size.
         """
         if self.memory.phase != "running" or not self.memory.settled:
             return self._room_bytes
@@ -296,7 +298,7 @@ class Job:
     # -- observing
 
     def _observe(self) -> View:
-        """Return the current view, and remember its existing members, new checkpoints and late ranks."""
+        """Return the current view. Remember its existing members, new checkpoints and late ranks."""
         view = self.view()
         if view.memory.phase != "ended":  # members that appear later are not part of this run
             self._existed = self._known_members()
@@ -307,7 +309,7 @@ class Job:
         return view
 
     def view(self) -> View:
-        """Return the current view of members, storage and memory, and change nothing."""
+        """Return the current view without changing anything."""
         now_ns = time.monotonic_ns()
         present = self.backend.members
         names = (*present, *self.memory.placement, *self._known_members())
@@ -319,16 +321,16 @@ class Job:
         return replace(view, memory=with_durable_facts(view), watch=observation.update(self.watch, view))
 
     def _known_members(self) -> tuple[str, ...]:
-        """Return the members that the backend has ever reported and that are not lost.
+        """Return the members that the backend has ever reported, except lost ones.
 
-        A sidecar can connect before the backend lists its member; such a member does not count as lost.
+        A sidecar can connect before the backend lists its member. Such a member must not count as lost.
         """
         known = dict.fromkeys((*self._existed, *self.backend.members))
         return tuple(name for name in known if name not in self.memory.lost)
 
     @property
     def existed(self) -> tuple[str, ...]:
-        """The members that existed when the run ended, without those that were lost earlier."""
+        """The members that existed when the run ended, except those that were already lost."""
         return self._existed
 
     def _member(self, name: str, exists: bool, now_ns: int) -> MemberView:
@@ -345,7 +347,7 @@ class Job:
     # -- requests from outside
 
     def stop(self, now: bool) -> None:
-        """Request the end of the run; `now` skips the last checkpoint.
+        """Request the end of the run. If `now`, skip the last checkpoint.
 
         The backend remembers the request in case this process dies before it is in the journal.
         """
@@ -354,11 +356,11 @@ class Job:
         self.wake.set()
 
     def inject(self, what: str, rank: int) -> PendingDrill | None:
-        """Cause the fault `what` on `rank`, or on its member.
+        """Cause the fault `what` on `rank` or its member.
 
-        Return the drill that the member's sidecar still has to carry out; None if the fault has already
-        happened. With "supervisor", this process kills itself. Raises `ValueError` when the group is not
-        running or has no such rank.
+        Returns the drill that the member's sidecar still has to carry out; None if the fault has already
+        happened. The drill "supervisor" kills this process. Raises `ValueError` if the group is not running
+        or has no such rank.
         """
         if self.memory.phase != "running":
             raise ValueError(f"the run is {self.memory.phase}: a drill needs a running group")
@@ -376,20 +378,20 @@ class Job:
 
 
 def _accounts(started_ns: int, held: Any, policy: Policy) -> Bookkeeping:
-    """Return the accounts from the journal; new ones, beginning at `started_ns`, if those cannot be read."""
+    """Return the accounts from the journal. If they cannot be read, begin new ones at `started_ns`."""
     try:
-        return Bookkeeping(started_ns, held, queues=policy.foreign_members)
+        return Bookkeeping(started_ns, held, queues=policy.members_created_externally)
     except ValueError as error:
         log.warning("the ledger in the journal cannot be read", extra={"error": str(error)})
-        return Bookkeeping(started_ns, None, queues=policy.foreign_members)
+        return Bookkeeping(started_ns, None, queues=policy.members_created_externally)
 
 
 def _begin(policy: Policy, held: JobState | None, fresh: bool) -> JobState:
-    """Return the initial memory: the predecessor's in a takeover, otherwise one for a new run.
+    """Return the initial state of the job: the predecessor's after a takeover, otherwise one for a new run.
 
-    A new run in an old directory keeps what invalidates older states (generation and lineage) and what
-    concerns the state on storage: the steps to skip, the newest step that was saved, the steps at which the
-    replicas were equal, and the work that was cut off and not repeated.
+    A new run in an old directory keeps the generation and the lineage, which make older states void. It also
+    keeps what concerns the state on storage: the steps to skip, the newest step that was saved, the steps at
+    which the replicas were equal, and the work that was cut off and not repeated.
     """
     world_size = policy.members * policy.nproc
     now_ns = time.monotonic_ns()
@@ -449,4 +451,4 @@ def _marks(view: View) -> StartTimes:
 
 
 def _nothing() -> None:
-    """Do nothing; a thread that has run this has finished the work submitted before it."""
+    """Do nothing. A thread that has run this has finished all work that was submitted before."""

@@ -1,7 +1,8 @@
 """Write a job's decisions to its log before they are carried out, without ever stopping the job.
 
-Storage that is full or does not respond must not keep the group from training. Therefore, a decision waits at
-most `JOURNAL_S` for its line. The next line that is written contains the whole state again.
+Storage that is full or does not respond must not keep the group from training, so a decision waits at most
+`JOURNAL_S` for its line to be written. A lost line does no harm later, because each line contains the whole
+state.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ JOURNAL_S = 2.0  # how long a decision waits for its line before it is carried o
 
 
 class DecisionLog(Protocol):
-    """Stores decisions for the next supervisor, which reads the newest one. `journal.Journal` is one.
+    """Stores decisions for the next supervisor, which reads the newest one. For example, `journal.Journal`.
 
-    Its methods may block; `JournalWriter` calls them in a thread.
+    Its methods may block, so `JournalWriter` calls them in a thread.
     """
 
     def write(self, view: View, policy: Policy, action: RunAction, after: JobState, ledger: Any) -> None:
-        """Store one decision. Raises `OSError` if it is not stored; `Deposed` if another supervisor leads."""
+        """Store one decision. Raises `OSError` if it is not stored, `Deposed` if another supervisor leads."""
 
     def close(self) -> None:
         """Release the resources of the log."""
@@ -45,7 +46,8 @@ class JournalWriter:
     def __init__(self, decisions: DecisionLog, held: JobState, failed: Callable[[str], None]) -> None:
         """Write to `decisions`, whose newest line holds the state `held`.
 
-        `failed` is called on the event loop with the reason why the newest line is not stored, or with "".
+        `failed` is called on the event loop with the reason why the newest line is not stored, or with "" if
+        it is stored.
         """
         self.thread = StorageThread("journal")
         self.decisions = decisions
@@ -58,9 +60,9 @@ class JournalWriter:
     async def write(
         self, view: View, policy: Policy, action: RunAction, after: JobState, ledger: Any
     ) -> None:
-        """Write a decision, and return within `JOURNAL_S` even if it is not written by then.
+        """Write a decision. Return within `JOURNAL_S`, even if it is not written by then.
 
-        The event loop continues to serve the members and the keeper meanwhile. Raises `Deposed` if another
+        Meanwhile, the event loop continues to serve the members and the keeper. Raises `Deposed` if another
         supervisor has taken over.
         """
         try:
@@ -84,9 +86,9 @@ class JournalWriter:
     ) -> None:
         """Submit a line if the log needs one although no decision is due. Does not block the event loop.
 
-        There are two such cases. When a member first holds a state, the log must say so: if the supervisor
-        and the members are lost, a successor that does not know of the state would start from scratch. A
-        failed write is retried every `journal.RETRY_S`, because the next decision may be hours away.
+        There are two such cases. When a member holds a state for the first time, the log must record this: if
+        the supervisor and the members were lost, a successor without this record would start from scratch.
+        And a failed write is retried every `journal.RETRY_S`, because the next decision may be hours away.
         """
         first_held = resume_point.has_saved_state(memory) and not resume_point.has_saved_state(self._written)
         retry = self._error and time.monotonic() - self._submitted_s >= journal.RETRY_S
@@ -97,8 +99,8 @@ class JournalWriter:
             work.add_done_callback(partial(_call_in_loop, asyncio.get_running_loop(), self._written_late))
 
     def close(self) -> None:
-        """Close the log once the lines that were submitted before are written."""
-        with suppress(OSError):  # no thread can be started: then there is nothing to wait for
+        """Close the log once all submitted lines are written."""
+        with suppress(OSError):  # no thread can be started, so there is nothing to wait for
             self.thread.submit(self.decisions.close)
 
     def _submit(
@@ -125,6 +127,6 @@ class JournalWriter:
 def _call_in_loop(
     loop: asyncio.AbstractEventLoop, call: Callable[[Future[None]], None], work: Future[None]
 ) -> None:
-    """Call `call(work)` in `loop`, from another thread. Does nothing if the loop is closed."""
+    """From another thread, call `call(work)` in `loop`. Does nothing if the loop is closed."""
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(call, work)

@@ -1,8 +1,8 @@
 """Serve the members' connections: receive each member's reports and send its orders.
 
-Decoding takes up to 0.1 s for each megabyte, in which the process does nothing else. A member whose identity
-is proven may not be trusted by the other jobs that this process supervises, so it has one connection, whose
-reports are limited in size and rate before any is decoded.
+Decoding a report takes up to 0.1 s per megabyte, during which the process does nothing else. Even a member
+whose identity is proven is not trusted by the other jobs that this process supervises. Each member therefore
+has only one connection, and the size and rate of its reports are limited before any is decoded.
 """
 
 from __future__ import annotations
@@ -19,25 +19,24 @@ from aiohttp import WSCloseCode, WSMsgType, web
 from holdfast.process import clock as hostclock
 from holdfast.protocol import codec
 from holdfast.protocol.launcher_messages import LauncherState
-from holdfast.protocol.member_messages import PROTOCOL, MemberOrder, MemberReport
+from holdfast.protocol.member_messages import PING_S, PROTOCOL, MemberOrder, MemberReport
 from supervisor.controller.report_decoder import ReportDecoder
 from supervisor.view import member_clocks
 from supervisor.view.member_clocks import ClockOffset
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT_S = 5.0
-MAX_CAUSES = 64  # causes of refusals that are remembered, so that each is logged once
+MAX_CAUSES = 64  # causes of refusals to remember, so that each is logged only once
 _NUMBER = re.compile(r"\d+")
 _READ = (WSMsgType.TEXT, WSMsgType.PING, WSMsgType.PONG)
 
-# A report has 6 KB with 8 ranks and 40 KB with 64. With everything that is sent only after a fault (stacks,
-# last outputs, private states), it has up to about 1.2 MB, and 2.3 KB more for each rank.
+# A report of 8 ranks has 6 KB, one of 64 ranks 40 KB. After a fault, it also contains stacks, the last output
+# and private states, and grows to about 1.2 MB plus 2.3 KB for each rank.
 REPORT_BYTES = 2 << 20
 RANK_BYTES = 4 << 10
-RATE_BYTES = 2_000_000  # of a member's reports in a second
+RATE_BYTES = 2_000_000  # of a member's reports per second
 BURST_BYTES = 4_000_000
-LEAST_BYTES = 256  # for which each message counts: an empty one takes time too
+LEAST_BYTES = 256  # the least that a message counts, because even an empty one takes time
 
 
 def largest_report(nproc: int) -> int:
@@ -47,13 +46,13 @@ def largest_report(nproc: int) -> int:
 
 @dataclass(slots=True)
 class ByteBudget:
-    """Bytes that a member may send: `BURST_BYTES` at once, and `RATE_BYTES` a second on average."""
+    """The bytes that a member may send: `BURST_BYTES` in a burst, `RATE_BYTES` per second on average."""
 
     left_bytes: float = BURST_BYTES
-    at_s: float = 0.0  # when `left_bytes` was true
+    at_s: float = 0.0  # when `left_bytes` was computed
 
     def spend(self, sent_bytes: int, now_s: float) -> float:
-        """Count a message; return the time in seconds after which it may be decoded."""
+        """Count a message. Return how many seconds to wait before it is decoded."""
         earned_bytes = max(0.0, now_s - self.at_s) * RATE_BYTES
         left_bytes = min(BURST_BYTES, self.left_bytes + earned_bytes) - max(LEAST_BYTES, sent_bytes)
         self.left_bytes, self.at_s = max(-BURST_BYTES, left_bytes), now_s
@@ -62,21 +61,21 @@ class ByteBudget:
 
 @dataclass(slots=True)
 class MemberConnection:
-    """The connection of one member, with its last values while it is broken."""
+    """The connection of one member. While it is broken, it keeps its last values."""
 
     member: str
-    report: MemberReport | None = None  # the newest one
+    report: MemberReport | None = None  # the newest report
     connected: bool = False
     heard_ns: int = 0  # when the last report arrived
-    first_ns: int = 0  # when the first report arrived; 0: there was none
+    first_ns: int = 0  # when the first report arrived; 0: none so far
     well_ns: int = 0  # when the member last reported a launcher that responds
-    order: MemberOrder | None = None  # the newest one
+    order: MemberOrder | None = None  # the newest order
     sent: MemberOrder | None = None  # the last order that was sent on the current socket
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    offset: ClockOffset = field(default_factory=ClockOffset)  # of the member's clock from the supervisor's
+    offset: ClockOffset = field(default_factory=ClockOffset)  # between the member's clock and this one
     received: tuple[LauncherState | None, int] | None = None  # with the last report, and the offset then
-    launcher: LauncherState | None = None  # the same on this clock
-    owner: object = None  # the newest socket of the member: older ones are ignored
+    launcher: LauncherState | None = None  # the launcher's state in `received`, with times on this clock
+    owner: object = None  # the newest socket of the member; older ones are ignored
     transport: asyncio.Transport | None = None  # of `owner`, while it is open
     budget: ByteBudget = field(default_factory=ByteBudget)
 
@@ -84,14 +83,14 @@ class MemberConnection:
 class MemberServer:
     """The connections of all members of one run."""
 
-    heartbeat_s = HEARTBEAT_S  # between pings; a connection ends if the answer takes more than half of that
+    heartbeat_s = PING_S  # a connection ends if the answer takes more than half of that
 
     def __init__(
         self, now_ns: Callable[[], int], changed: Callable[[], None], clock: str | None = None
     ) -> None:
         """`changed` is called after each report that is news, and after each disconnection.
 
-        `clock` identifies the clock of `now_ns`; by default, it is the clock of this host.
+        `clock` identifies the clock of `now_ns`. The default is the clock of this host.
         """
         self._now_ns = now_ns
         self._clock = hostclock.identity() if clock is None else clock
@@ -106,19 +105,19 @@ class MemberServer:
         return self.connections[member]
 
     def discount_own_pause(self, late_ns: int) -> None:
-        """Exclude from members' silence the `late_ns` during which this process did not run."""
+        """Do not count the last `late_ns`, during which this process did not run, as silence of members."""
         for line in self.connections.values():
             line.heard_ns = min(self._now_ns(), line.heard_ns + late_ns)
 
     def order(self, member: str, order: MemberOrder) -> None:
-        """Send `order` to a member, now or once it connects; an order that it already has is not repeated."""
+        """Send `order` to a member now, or once it connects. An order that it already has is not repeated."""
         line = self.connection(member)
         if line.order != order:
             line.order = order
             line.changed.set()
 
     def keep(self, members: Container[str]) -> None:
-        """Forget all other members that are not connected."""
+        """Forget all members that are neither in `members` nor connected."""
         self.connections = {
             name: line for name, line in self.connections.items() if name in members or line.connected
         }
@@ -131,9 +130,9 @@ class MemberServer:
     ) -> web.WebSocketResponse:
         """Serve one member until its connection ends. A second connection of a member replaces the first.
 
-        `name` returns the name of a member whose identity is proven, which replaces the name in its reports.
-        The connection ends when that name changes, or when it is None, or when a report has more than
-        `max_bytes`. Reports that exceed the member's `ByteBudget` are read later.
+        If the member's identity is proven, `name` returns its name, which replaces the name in its reports.
+        The connection ends if that name changes or becomes None, or if a report has more than `max_bytes`.
+        Reports that exceed the member's `ByteBudget` are read later.
         """
         socket = web.WebSocketResponse(
             heartbeat=self.heartbeat_s, max_msg_size=max_bytes, compress=False, autoping=False
@@ -171,7 +170,7 @@ class MemberServer:
                     break
                 if name is None and line is None:
                     line = self._take_over(report.member, socket, request)
-                assert line is not None  # with `name`, it was checked above
+                assert line is not None  # if there is a `name`, this was checked above
                 if name is None and report.member != line.member:
                     break
                 if sender is None:
@@ -192,7 +191,7 @@ class MemberServer:
     def _take_over(
         self, member: str, socket: web.WebSocketResponse, request: web.Request
     ) -> MemberConnection:
-        """Make `socket` the connection of `member`, and close the former one with what it has received."""
+        """Make `socket` the connection of `member`. Close the previous one and drop what it has received."""
         line = self.connection(member)
         if line.transport is not None:
             line.transport.abort()
@@ -200,14 +199,14 @@ class MemberServer:
         return line
 
     def is_news(self, before: MemberReport | None, report: MemberReport) -> bool:
-        """Return True if `changed` must be called for a report; `before` is the one before it, if any."""
+        """True if `changed` must be called for `report`. `before` is the previous report, if any."""
         return True
 
     def _accept(self, line: MemberConnection, report: MemberReport) -> MemberReport:
-        """Return `report` under the name of its member and with the times of this clock, and store it."""
+        """Store and return `report`, under the name of its member and with times on this clock."""
         now_ns = self._now_ns()
         line.offset = line.offset.heard(report, self._clock, now_ns)
-        if line.received != (report.launcher, line.offset.ns):  # mostly, only the ranks' progress has changed
+        if line.received != (report.launcher, line.offset.ns):  # usually only the ranks' progress has changed
             line.received = (report.launcher, line.offset.ns)
             line.launcher = member_clocks.on_supervisor_clock(report, line.offset).launcher
         if report.member != line.member or report.launcher is not line.launcher:
@@ -233,7 +232,7 @@ class MemberServer:
         return report
 
     def _refuse(self, why: str) -> None:
-        """Log a refusal, once for each cause, because a refused member reconnects many times a second."""
+        """Log a refusal once for each cause, because a refused member reconnects many times a second."""
         cause = _NUMBER.sub("", why)
         if cause not in self._refused:
             self._refused = {*self._refused, cause} if len(self._refused) < MAX_CAUSES else {cause}

@@ -1,4 +1,4 @@
-"""The records of a job: its decisions and the index of its checkpoints."""
+"""The interface to the records of a job: its decisions and the index of its checkpoints."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from supervisor.view.model import Checkpoint, StorageContents
 
 
 class CheckpointSource(Protocol):
-    """What is known about the checkpoints on storage. `CheckpointIndex` is one implementation."""
+    """The source of what is known about the checkpoints on storage, such as `CheckpointIndex`."""
 
     stored: StorageContents
 
@@ -34,7 +34,7 @@ class CheckpointSource(Protocol):
         """Mark all checkpoints as unverified."""
 
     def verify(self, doubted: Checkpoint | None) -> None:
-        """Have the checkpoint `doubted` read in full; with None, cancel an earlier request."""
+        """Have the checkpoint `doubted` read in full. None cancels an earlier request."""
 
 
 class JobRecords(Protocol):

@@ -1,9 +1,8 @@
-"""Decode the reports of one member, and the parts that it repeats only once. Pure.
+"""Decode the reports of one member without parsing the parts that repeat the previous report. Pure.
 
-Most of a report repeats the one before it: between two steps, only times and the ranks' progress change. A
-part of the text that equals the same part of the previous report is not parsed again; the values that were
-decoded from it are used again. Decoding a report in full takes most of what a supervisor of 2,000 members
-does.
+Most of a report repeats the previous one: between two steps, only times and the ranks' progress change. If a
+part of the text equals the same part of the previous report, it is not parsed again, and the values decoded
+from it are reused. A supervisor of 2,000 members would otherwise spend most of its time on decoding.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from holdfast.protocol.member_messages import MemberReport
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Consecutive fields of a report, from `first` up to the one before `end` ("" for the last field)."""
+    """Consecutive fields of a report, from `first` up to but excluding `end` ("": up to the last field)."""
 
     first: str
     end: str
@@ -28,7 +27,7 @@ class _Part:
         return tuple(names[names.index(self.first) : names.index(self.end) if self.end else None])
 
 
-# The fields between these parts change from report to report.
+# The fields between these parts change with each report.
 PARTS = (_Part("launcher", "peer_url"), _Part("stalls", "unmoved_s"), _Part("launcher_silent", ""))
 _MARKS = tuple((f',"{each.first}":', f',"{each.end}":' if each.end else "") for each in PARTS)
 _NAMES = tuple(each.names for each in PARTS)
@@ -36,7 +35,7 @@ _NAMES = tuple(each.names for each in PARTS)
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A part of the last report: its text, and the values that were decoded from it."""
+    """A part of the last report, as text and as the values decoded from it."""
 
     text: str
     values: dict[str, Any]
@@ -81,10 +80,11 @@ _ALL = sum(map(len, _NAMES))
 
 
 def _spans(text: str) -> tuple[tuple[int, int], ...]:
-    """Return where `PARTS` begin and end; () for a report that is not written as `codec.encode` writes it.
+    """Return where `PARTS` begin and end; () if the report is not in the form that `codec.encode` writes.
 
-    A quotation mark within a JSON text has a backslash before it, so these marks are names of fields. If a
-    sender wrote them elsewhere, the rest of the report would have unknown fields, as it has now.
+    In a JSON string, a backslash precedes each quotation mark, so the marks can only be names of fields. If a
+    sender wrote such a field in another place, the rest of the report would contain unknown fields, which the
+    decoder handles as usual.
     """
     found = []
     at = 0

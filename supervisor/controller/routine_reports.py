@@ -1,9 +1,9 @@
-"""Tell reports that only repeat that a member trains from those that a job must consider at once. Pure.
+"""Distinguish routine reports from reports that a job must consider immediately. Pure.
 
-2,000 members report once a second. Almost all of these reports differ from the one before only in times and
-in the progress of ranks that complete their steps, and no decision follows from that before the job's next
-round, which is at most a second away. Considering each of them at once, in a view
-of all members of its job, would cost more than a core.
+A routine report only repeats that a member trains: it differs from the previous one in times and in the
+progress of ranks that complete their steps. No decision follows from it before the job's next round, which is
+at most a second away. With 2,000 members that report once a second, it would take more than one core to build
+a view of the whole job for each report.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from operator import attrgetter
 from holdfast.protocol.member_messages import MemberReport, RankProgress
 from supervisor.view.model import JobState, StallWatch
 
-# The fields that change from report to report while a group trains. A change of any other field is news.
+# The fields that change with each report while a group trains. A change of any other field is news.
 PASSING = frozenset({"sequence", "now_ns", "progress", "room", "lag_s", "lag_p99_s", "unmoved_s"})
 PASSING_PROGRESS = frozenset(
     {
@@ -43,7 +43,7 @@ _lasting_progress = attrgetter(
 
 
 def is_routine(before: MemberReport | None, report: MemberReport) -> bool:
-    """True if `report` repeats the one `before` it, except for times and the progress of ranks."""
+    """True if `report` equals the previous one, `before`, except for times and the progress of ranks."""
     return (
         before is not None
         and _lasting(before) == _lasting(report)
@@ -56,7 +56,7 @@ def is_routine(before: MemberReport | None, report: MemberReport) -> bool:
 
 
 def is_calm(memory: JobState, watch: StallWatch) -> bool:
-    """True while a routine report cannot lead to a decision: the group trains well, or has no ranks yet."""
+    """True while routine reports cannot lead to a decision: the group trains well, or has no ranks yet."""
     if memory.stop:
         return False
     if memory.phase == "forming":

@@ -27,20 +27,21 @@ from supervisor.view.model import (
 )
 
 CONFIRM_S = 10.0  # limit for a scan of the checkpoints on storage
-_QUIET = 0.6  # part of `Policy.member_timeout_s` granted to a silent member after the run has finished
+# After the run has finished, a silent member has this fraction of `Policy.member_timeout_s` to report.
+_QUIET = 0.6
 _DONE = name_of(Phase.DONE)
 _S = 1_000_000_000
-IDLE_S = 60.0  # until the next decision if nothing has a deadline
-_SLACK_S = 10.0  # added to the members' grace period; then the keeper kills them
-_ASKED = "stopped, as asked"  # `why` of a completed stop
+IDLE_S = 60.0  # until the next decision if there is no deadline
+_SLACK_S = 10.0  # after the members' grace period, before the keeper kills them
+_AS_REQUESTED = "stopped as requested"  # `why` of a completed stop
 _STOPPED = "stopped"  # `why` of a stop whose checkpoint is missing
 
 
 def finished(view: View, policy: Policy) -> Save | Wait | End:
     """Return the next action for a run whose ranks have all finished.
 
-    The last state is first written to storage, so that repeating the command does nothing. The exit code is 0
-    only if all of the script's work was done.
+    The run first writes its last state to storage, so that a second run of the same command has nothing left
+    to do. The exit code is 0 only if all of the script's work was done.
     """
     missed = view.memory.missed
     if not missed:
@@ -54,8 +55,8 @@ def finished(view: View, policy: Policy) -> Save | Wait | End:
 def end_finished(view: View, unsaved: str) -> End:
     """Return the `End` of a run that has finished.
 
-    `unsaved` says why its last state is not on storage; it is "" if the state is there or no message is
-    needed.
+    `unsaved` says why the last state is not on storage. It is "" if storage has the state, or if the user
+    need not know.
     """
     code, unflushed = _unflushed(view)
     missing = ""
@@ -79,7 +80,7 @@ def _newest(view: View) -> str:
 
 
 def _last_step(view: View) -> int:
-    """Return the last step that the script has done."""
+    """Return the last step that the script has completed."""
     return max(
         (each.step for report in reports.reports(view) for each in reports.progress(view, report)),
         default=view.memory.save_step,
@@ -87,7 +88,7 @@ def _last_step(view: View) -> int:
 
 
 def _unflushed(view: View) -> tuple[int, str]:
-    """Return the exit code of a rank that could not write all of its output, and a note; otherwise 0, ""."""
+    """Return the exit code of a rank that could not write all of its output, and a note; else 0 and ""."""
     for rank in reports.ranks(view):
         ending = rank.ending
         if ending is not None and ending.fail == UNFLUSHED:
@@ -96,7 +97,7 @@ def _unflushed(view: View) -> tuple[int, str]:
 
 
 def _exit_in_loop(memory: JobState) -> str:
-    """Return a note about the first rank that was restarted because it alone left its loop; "" for none."""
+    """Return a note about the first rank that was restarted because it left its loop alone; "" for none."""
     past = next((each for each in memory.history if each.signature == uneven_steps.EXITED_IN_LOOP), None)
     if past is None:
         return ""
@@ -105,11 +106,11 @@ def _exit_in_loop(memory: JobState) -> str:
 
 
 def _last_checkpoint(view: View, policy: Policy) -> Save | Wait | str:
-    """Return the action that saves the script's last state, or why there is no checkpoint of it.
+    """Return the action that saves the script's last state, or the reason why it cannot be saved.
 
-    The reason is "" if the state is stored or no checkpoint is wanted. All ranks must have reported that the
-    state has not changed since the last commit (`progress.Phase.DONE`). A silent member gets time to report,
-    but less than `Policy.member_timeout_s`, because the run has finished.
+    The reason is "" if the state is already stored or the user wants no checkpoints. Every rank must have
+    reported that its state has not changed since the last commit (`progress.Phase.DONE`). Because the run has
+    finished, a silent member has less than `Policy.member_timeout_s` to report.
     """
     if policy.checkpoint_every_s <= 0 or not reports.has_protected_state(view):
         return ""
@@ -131,14 +132,12 @@ def _last_checkpoint(view: View, policy: Policy) -> Save | Wait | str:
         return Save(found.holders[0], found, why, finished=True)
     patience_s = max((_QUIET * policy.member_timeout_s - each.silent_s for each in _quiet(view)), default=0.0)
     if patience_s > 0:
-        return Wait(view.now_ns + int(patience_s * _S), "a member does not report")
-    return (
-        resume_point.missing_private_state(view, step) or "no member holds a snapshot of it that can be used"
-    )
+        return Wait(view.now_ns + int(patience_s * _S), "waiting for a member to report")
+    return resume_point.missing_private_state(view, step) or "no member holds a usable snapshot of it"
 
 
 def _unkept(view: View) -> str:
-    """Return why the ranks' final reports rule out saving the last state; "" if they do not."""
+    """Return why the last state cannot be saved, from the ranks' final reports; "" if it can."""
     ranks: dict[int, RankProgress] = {}
     reasons: dict[int, str] = {}
     for report in reports.reports(view):
@@ -151,7 +150,7 @@ def _unkept(view: View) -> str:
         if number in reasons:
             return reasons[number]
     if undone:
-        return f"rank {undone[0]} ended without a report, as with os._exit(), or within its loop"
+        return f"rank {undone[0]} ended without a report (for example through os._exit()) or inside its loop"
     steps = sorted({each.step for each in ranks.values()})
     return "" if len(steps) == 1 else f"the ranks ended with different steps, {steps[0]} and {steps[-1]}"
 
@@ -169,15 +168,15 @@ def _quiet(view: View) -> tuple[MemberView, ...]:
 
 
 def is_finish(end: End) -> bool:
-    """True if the script ran to its end, although some of its work may be missing."""
+    """True if the script ran to its end, even if some of its work was cut short."""
     return end.exit_code == 0 or end.completion is not None
 
 
 def completion_of(memory: JobState) -> Completion | None:
-    """Return the parts of the last sentence of a run whose script has finished; None for any other end.
+    """Return the parts of a run's last sentence if the script has finished; None for any other end.
 
-    The journal contains only the whole sentence. If the supervisor that decided the end has died since, the
-    result is therefore None, unless the sentence has only one part.
+    The journal contains only the whole sentence. If the supervisor that decided the end has since died, its
+    successor does not know the parts, so the result is None unless the sentence has only one part.
     """
     completion = memory.completion or (Completion() if memory.why == wording.FINISHED else None)
     if completion is None:
@@ -189,7 +188,7 @@ def completion_of(memory: JobState) -> Completion | None:
 
 
 def summary(memory: JobState) -> str:
-    """Return a sentence about the run's end, its incidents, and the work that a stop has cut short."""
+    """Return a sentence that states how the run ended, its incidents, and what work a stop cut short."""
     completion = completion_of(memory)
     if completion is not None:
         return wording.finish(completion.missing, completion.notes, completion.incidents)
@@ -199,7 +198,7 @@ def summary(memory: JobState) -> str:
 
 
 def _names_missed(memory: JobState) -> bool:
-    """True if the last sentence must name the work that was cut short, which `why` does not mention."""
+    """True if `why` does not mention the work that was cut short, so that the last sentence must name it."""
     return bool(memory.missed) and (memory.exit_code == exit_codes.INTERRUPTED or memory.end is not None)
 
 
@@ -207,18 +206,18 @@ def _names_missed(memory: JobState) -> bool:
 
 
 def save_and_end(view: View, found: tuple[Fault, ...]) -> Save | Wait | End:
-    """Return the action that writes the secured state to storage or, if it is there already, the end.
+    """Return the action that writes the secured state to storage, or the end if storage already has it.
 
-    If the stop cuts off work after a commit, the saved state precedes that work, as after a fault, so that
-    the next run repeats the work. The end names a checkpoint only if a scan of storage after the request has
-    found it.
+    If the stop cuts off work after a commit, the saved state precedes that work, so that the next run repeats
+    it, as after a fault. The end names a checkpoint only if a scan that began after the request to stop found
+    it on storage.
     """
     memory = view.memory
     cuts = cut_off_work.find(view, found)
     resumed = remedy.resume_before(view, cuts, remedy.last_good_step(found))
     cuts = (*cuts, *cut_off_work.lost_changes(view, resumed))
     if failed_start.is_from_scratch(memory, resumed.step):
-        return _stop(memory, _ASKED, ", before the first step", ())
+        return _stop(memory, _AS_REQUESTED, ", before the first step", ())
     if resumed.source == "slot":
         why = "stop requested: saving a checkpoint of the secured state"
         return Save(resumed.holders[0], resumed, why, cuts)
@@ -228,20 +227,20 @@ def save_and_end(view: View, found: tuple[Fault, ...]) -> Save | Wait | End:
         return Wait(deadline, "looking for checkpoints on storage")
     if is_unseen:
         why = view.stored.error or "it does not respond"
-        return _stop(memory, _ASKED, f", without a new checkpoint; storage: {why}", cuts)
+        return _stop(memory, _AS_REQUESTED, f", without a new checkpoint; storage: {why}", cuts)
     if resumed.source == "checkpoint":
         newest = f"; the newest checkpoint is from step {resumed.step}"
-        return _stop(memory, _ASKED, newest, cuts, resumed.step)
+        return _stop(memory, _AS_REQUESTED, newest, cuts, resumed.step)
     if reports.script_keeps_own_state(view):
-        return _stop(memory, _ASKED, "; the script keeps its own state", cuts)
-    return _stop(memory, _ASKED, "; no member holds a state to save", cuts)
+        return _stop(memory, _AS_REQUESTED, "; the script keeps its own state", cuts)
+    return _stop(memory, _AS_REQUESTED, "; no member holds a state to save", cuts)
 
 
 def first_signal(view: View, action: End) -> FirstSignal:
-    """Return the signal that ranks receive before SIGTERM (`LauncherOrder`); "" for none.
+    """Return the signal that the launchers send to their ranks before SIGTERM; "" for none.
 
-    A script that does not join may save its state when it is interrupted. After Ctrl-C it receives SIGINT, as
-    in a terminal. After `holdfast stop` it receives a signal for which it has a handler.
+    A script that never joins may save its state when it is interrupted. After Ctrl-C it receives SIGINT, as
+    in a terminal. After `holdfast stop` it receives a signal that it handles. See `LauncherOrder`.
     """
     if action.exit_code != exit_codes.INTERRUPTED or not reports.script_keeps_own_state(view):
         return ""
@@ -259,11 +258,12 @@ def _stop(
 ) -> End:
     """Return the `End` of a run that the user has stopped, or for which `JobState.end` was decided.
 
-    The sentence consists of a reason, `saved` (what is on storage) and `note`. The reason is `reason` if the
-    user has stopped the run; otherwise `JobState.end` contains the reason and the exit code.
+    The end's sentence consists of a reason, then `saved`, which says what is on storage, then `note`. If the
+    user has stopped the run, the reason is `reason`. Otherwise `JobState.end` contains the reason and the
+    exit code.
 
-    `stored` is the step of a valid checkpoint on storage, or None. The next run repeats work that was cut off
-    only if it resumes from before that work; states beyond that step must then not be used.
+    `stored` is the step of a valid checkpoint on storage, or None. If this checkpoint precedes work that was
+    cut off, the next run resumes from it to repeat the work, and must not use any later state.
     """
     again = tuple(each for each in cuts if stored is not None and stored <= each.at_most)
     back = None
@@ -291,15 +291,15 @@ def saving(view: View, policy: Policy) -> Save | Wait | End:
             return _stop(memory, _STOPPED, f"; the last checkpoint failed: {durable.error}", memory.cut)
         confirm = _confirm_finished if memory.finished else _confirm_stopped
         return confirm(view, durable, deadline)
-    lost = member is None or members.is_lost(view, member, policy)
-    if lost and (another := _another(view)) is not None:
+    is_lost = member is None or members.is_lost(view, member, policy)
+    if is_lost and (another := _another(view)) is not None:
         return another
-    if lost and _may_hold_it(view, policy):
+    if is_lost and _may_hold_it(view, policy):
         until_ns = view.now_ns + int(members.next_timeout_s(view, policy, policy.member_timeout_s) * _S)
         return Wait(until_ns, f"member {memory.save_member} is lost: waiting for the others' reports")
-    if lost or view.now_ns >= deadline:
+    if is_lost or view.now_ns >= deadline:
         late = f"storage accepted no more data for {policy.save_s:g} s"
-        why = f"member {memory.save_member} is lost" if lost else late
+        why = f"member {memory.save_member} is lost" if is_lost else late
         if memory.finished:
             return end_finished(view, why)
         return _stop(memory, _STOPPED, f" without its last checkpoint: {why}", memory.cut)
@@ -309,15 +309,15 @@ def saving(view: View, policy: Policy) -> Save | Wait | End:
 def _may_hold_it(view: View, policy: Policy) -> bool:
     """True while a silent member may still report that it holds the state.
 
-    A busy machine can keep the only other holder from reporting for longer than `members.QUIET_S`. If
-    the member that saves were lost at that moment, there would be no last checkpoint without this wait.
+    On a busy machine, the only other holder can be unable to report for longer than `members.QUIET_S`. If the
+    saving member is lost during that time, this wait is what makes a last checkpoint possible.
     """
     quiet = (each for each in _quiet(view) if each.name != view.memory.save_member)
     return any(not members.is_lost(view, each, policy) for each in quiet)
 
 
 def _moved_ns(view: View, member: MemberView | None) -> int:
-    """Return when the last checkpoint was requested or, if later, when storage last accepted some of it."""
+    """Return when storage last accepted a part of the last checkpoint; if never, when it was requested."""
     report = member.report if member is not None else None
     if member is None or report is None or report.unmoved_s < 0:
         return view.memory.since_ns
@@ -325,29 +325,30 @@ def _moved_ns(view: View, member: MemberView | None) -> int:
 
 
 def _another(view: View) -> Save | None:
-    """Return the order that makes another holder of the state save it; None if there is no other holder.
+    """Return the action that has another holder of the state save it; None if there is no other holder.
 
-    For a stop, an older state suffices if no newer one is left, because the next run repeats the steps.
+    After a request to stop, an older state is enough if no newer one is left, because the next run repeats
+    the steps. A finished run needs the state of its last step.
     """
     memory = view.memory
     found = resume_point.newest(view, memory.save_step, cut_off_work.void_states(view))
     holders = tuple(name for name in found.holders if name != memory.save_member)
     if found.source != "slot" or not holders or (memory.finished and found.step != memory.save_step):
         return None
-    lost, left = memory.save_member, holders[0]
-    why = f"member {lost} is lost: member {left} saves the checkpoint of step {found.step}"
+    left = holders[0]
+    why = f"member {memory.save_member} is lost: member {left} saves the checkpoint of step {found.step}"
     return Save(left, found, why, memory.cut, memory.finished)
 
 
 def _confirm_stopped(view: View, durable: CheckpointReport, deadline: int) -> Wait | End:
-    """Return the `End` of a stopped run, or a wait for the scan that shows whether its checkpoint exists."""
+    """Return the `End` of a stopped run, or wait for the scan that shows whether its checkpoint exists."""
     memory, stored = view.memory, view.stored
     named = f"checkpoint of step {durable.step}"
     if stored.heard >= memory.save and not stored.error:
         if resume_point.has_checkpoint(view, durable.generation, durable.step):
             passed = cut_off_work.describe_passed_over(view, durable.step)
             note = f"; {passed}" if passed else ""
-            return _stop(memory, _ASKED, f", with a {named}", memory.cut, durable.step, note)
+            return _stop(memory, _AS_REQUESTED, f", with a {named}", memory.cut, durable.step, note)
         return _stop(memory, _STOPPED, f"; the {named} was written but is no longer on storage", memory.cut)
     if view.now_ns < deadline:
         return Wait(deadline, f"checking whether the {named} is on storage")
@@ -357,7 +358,7 @@ def _confirm_stopped(view: View, durable: CheckpointReport, deadline: int) -> Wa
 
 
 def _confirm_finished(view: View, durable: CheckpointReport, deadline: int) -> Wait | End:
-    """Return the `End` of a finished run, or a wait for the scan that shows whether its checkpoint exists."""
+    """Return the `End` of a finished run, or wait for the scan that shows whether its checkpoint exists."""
     memory, stored = view.memory, view.stored
     is_read = stored.heard >= memory.save and not stored.error
     if is_read and resume_point.has_checkpoint(view, durable.generation, durable.step):
@@ -377,10 +378,10 @@ def stopping(view: View, policy: Policy) -> Done | Wait:
     _, kill_s = stop_delays_s(policy.grace_s, view.memory.first)
     deadline = view.memory.since_ns + int((kill_s + _SLACK_S) * _S)
     if view.now_ns >= deadline:
-        return Done(f"{len(there)} members did not stop in time")
+        return Done(f"{len(there)} members did not stop before the deadline")
     return Wait(deadline, f"{len(there)} members are stopping")
 
 
 def ended(view: View, policy: Policy) -> Wait:
-    """Return the next action in the phase `ended`, which is always to wait."""
+    """Return the next action in the phase `ended`: always a `Wait`."""
     return Wait(view.now_ns + int(IDLE_S * _S), "ended")

@@ -1,8 +1,8 @@
 """Decide the next action for a job. Pure: no clock, network, logging or randomness.
 
-The supervisor observes, calls `decide`, writes the view and the action to the journal, and carries the action
-out. Any decision can therefore be reproduced from its line in the journal. `RULES` lists the rules of each
-phase by urgency: the first rule that returns an action decides.
+The supervisor observes the job, calls `decide`, writes the view and the action to the journal, and carries
+out the action. Every decision can therefore be reproduced from its line in the journal. `RULES` lists the
+rules of each phase, most urgent first. The first rule that returns an action decides.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _S = 1_000_000_000
 RESTORE_RETRY_S = 1.0  # before another attempt to restore a state that could not be restored
 VOLUME_RETRY_S = 5.0  # before another attempt to restore if the memory volume had no room for the state
 FOREVER_S = 1e9
-MAX_WARNED = 24  # places and files to warn about: fewer than `transition.after` remembers
+MAX_WARNED = 24  # places and files to warn about; must be fewer than `transition.WARNED`
 
 
 class _Case:
@@ -58,7 +58,7 @@ class _Case:
 
     @cached_property
     def view(self) -> View:
-        """The view; in the phase `securing`, with a failed start undone."""
+        """The observed view. In the phase `securing`, a start that failed is undone in it."""
         if self.observed.memory.phase != "securing":
             return self.observed
         return replace(self.observed, memory=failed_start.without_failed_start(self.observed))
@@ -74,7 +74,7 @@ class _Case:
 
     @cached_property
     def cause(self) -> Fault:
-        """The fault that explains the others; the loss of a silent member if only victims are known."""
+        """The fault that explains the others. If only victims are known, the loss of a silent member."""
         cause = faults.root_cause(self.faults)
         if _is_only_victim(cause):
             return faults.first_silent_member(self.view) or cause
@@ -106,7 +106,7 @@ def stop_at_once(case: _Case) -> End | None:
 
 
 def follow_unknown_generation(case: _Case) -> Wait | Secure | None:
-    """Restart a group whose generation is not in the journal, once all members have had time to report."""
+    """Restart a group whose generation is not in the journal. First, give all members time to report."""
     view, policy = case.observed, case.policy
     if not unknown_generation.newest(view):
         return None
@@ -114,12 +114,12 @@ def follow_unknown_generation(case: _Case) -> Wait | Secure | None:
     patience_s = policy.secure_s - min(silent, default=policy.secure_s)
     if patience_s > 0:
         return Wait(view.now_ns + int(patience_s * _S) + 1, "the members run an unknown generation")
-    lost = unknown_generation.fault(view)
-    return Secure((lost,), True, lost.detail)
+    fault = unknown_generation.fault(view)
+    return Secure((fault,), True, fault.detail)
 
 
 def replace_standby(case: _Case) -> Replace | None:
-    """Request a new member in place of a lost one that had no ranks, so that there is a standby again."""
+    """Request a replacement for a lost member without ranks, so that the group has a standby again."""
     view = case.view
     for member in view.members:
         if member.name in view.memory.placement or member.name in view.memory.lost:
@@ -133,9 +133,9 @@ def replace_standby(case: _Case) -> Replace | None:
 
 
 def _unread(view: View, policy: Policy, resumed: ResumePoint) -> Wait | End | None:
-    """Return a wait while the resume point depends on storage that cannot be read yet; None otherwise.
+    """Return a `Wait` if the resume point depends on storage that cannot be read yet; None otherwise.
 
-    Returns an `End` if storage could not be read for `Policy.storage_s`.
+    Returns an `End` if storage has been unreadable for `Policy.storage_s`.
     """
     memory = view.memory
     if resumed.source == "slot" or (policy.from_scratch and memory.phase == "forming"):
@@ -155,7 +155,7 @@ def _unread(view: View, policy: Policy, resumed: ResumePoint) -> Wait | End | No
 
 
 def _give_up(view: View, end: End) -> Secure | End:
-    """Return `end` or, if members may hold a state to save, the action that secures that state first."""
+    """Return `end`, or an action that first secures the state if members may hold one worth saving."""
     if view.memory.end is not None or not remedy.has_worked(view) or reports.script_keeps_own_state(view):
         return end
     return Secure((), True, end.why, end)
@@ -163,7 +163,7 @@ def _give_up(view: View, end: End) -> Secure | End:
 
 def _is_finished(view: View) -> bool:
     """True if the script has run to its end on every rank."""
-    return sum(map(reports.ended_well, reports.ranks(view))) == view.memory.world_size
+    return sum(map(reports.has_finished, reports.ranks(view))) == view.memory.world_size
 
 
 # -- rules for `forming`: the first generation
@@ -192,8 +192,11 @@ def refuse_to_start_over(case: _Case) -> End | None:
 
 
 def _forming_deadline_ns(view: View, policy: Policy) -> int:
-    """Return when the run ends if members are still missing. Pods may be pending for days: then never."""
-    limit_s = FOREVER_S if policy.foreign_members else policy.form_s
+    """Return when the run ends if members are still missing.
+
+    If a controller creates the members, this is never, because pods can be pending for days.
+    """
+    limit_s = FOREVER_S if policy.members_created_externally else policy.form_s
     return view.memory.since_ns + int(limit_s * _S)
 
 
@@ -211,7 +214,7 @@ def await_first_members(case: _Case) -> Wait | End | None:
 
 
 def await_first_state(case: _Case) -> Wait | End | None:
-    """Wait for storage if the run begins with a state on storage."""
+    """Wait for storage if the run resumes from a checkpoint."""
     return _unread(case.view, case.policy, remedy.first_resume_point(case.view, case.policy))
 
 
@@ -228,7 +231,7 @@ def secure_after_faults(case: _Case) -> Secure | None:
 
 
 def act_on_stall(case: _Case) -> Secure | Warn | None:
-    """Restart a group that has made no step within its time limit, and warn the user in advance."""
+    """Warn the user about a group that completes no step, and restart it when its limit has passed."""
     stall, view = case.stall, case.view
     if stall is None:
         return None
@@ -266,7 +269,7 @@ def settle(case: _Case) -> Settle | None:
     first_ns = None if memory.settled else _first_step(case.view)
     if first_ns is None:
         return None
-    return Settle(first_ns, f"generation {memory.generation} has done its first step")
+    return Settle(first_ns, f"generation {memory.generation} has completed its first step")
 
 
 def finish(case: _Case) -> Save | Wait | End | None:
@@ -280,7 +283,7 @@ def secure_before_stop(case: _Case) -> Secure | None:
 
 
 def learn_from_stall(case: _Case) -> Learn | None:
-    """Remember a stall that ended without a restart, if it is the longest of its kind."""
+    """Remember a stall that ended without a restart if it was longer than all earlier ones of its kind."""
     view = case.view
     known = {each.work: each.seconds for each in view.memory.learned}
     fresh = tuple(each for each in view.watch.passed if each.seconds > known.get(each.work, 0.0))
@@ -290,7 +293,7 @@ def learn_from_stall(case: _Case) -> Learn | None:
 
 
 def await_first_step(case: _Case) -> Wait | None:
-    """Postpone the replacement of a standby, which costs CPU time, while a group is starting."""
+    """Delay the replacement of a standby while a group starts, because both need CPU time."""
     view = case.view
     busy_ns = view.memory.since_ns + int(orders.BUSY_S * _S)
     if view.memory.settled or view.now_ns >= busy_ns:
@@ -303,7 +306,7 @@ def await_next_event(case: _Case) -> Wait:
 
 
 def _next_look_ns(case: _Case) -> int:
-    """Return when another decision may be due even if no report arrives."""
+    """Return when the next decision is due if no report arrives before."""
     view, policy, stall = case.view, case.policy, case.stall
     until_ns = view.now_ns + int(members.next_timeout_s(view, policy, closing.IDLE_S) * _S)
     if stall is None:
@@ -314,12 +317,12 @@ def _next_look_ns(case: _Case) -> int:
 
 
 def _secure(found: tuple[Fault, ...]) -> Secure:
-    """Return the action that follows these faults. Survivors do not copy state that a bad number spoiled."""
+    """Return the response to these faults. Survivors do not copy a state that a bad number has spoiled."""
     return Secure(found, remedy.last_good_step(found) is None, faults.root_cause(found).detail)
 
 
 def _first_step(view: View) -> int | None:
-    """Return when the last rank did its first step; None if not all ranks have done one."""
+    """Return when the last rank completed its first step; None if some rank has not completed one."""
     marks = [rank.marks.first_step_ns for rank in reports.ranks(view)]
     if len(marks) < view.memory.world_size or not all(marks):
         return None
@@ -333,8 +336,8 @@ def await_secured_state(case: _Case) -> Wait | None:
     view, policy = case.view, case.policy
     waiting = [m for m in view.members if _is_awaited(view, m, policy)]
     limit_s = policy.secure_s + progress.COPIES * reports.snapshot_duration_s(view)
-    # After a takeover, a member's time to secure its state begins with its first report. Members without
-    # ranks have nothing to secure.
+    # After a takeover, the time limit for a member to secure its state starts at its first report. Members
+    # without ranks have nothing to secure.
     heard = (m.heard_ns for m in waiting if m.name in view.memory.placement)
     deadline = max((view.memory.since_ns, *heard)) + int(limit_s * _S)
     if not waiting or view.now_ns >= deadline:
@@ -367,15 +370,15 @@ def save_without_fault(case: _Case) -> Save | Wait | End | None:
 
 
 def restart_unexplained(case: _Case) -> Secure | None:
-    """Restart a group that was stopped for a fault that the reports no longer mention."""
+    """Restart a group that was stopped because of a fault that no report mentions any more."""
     if case.faults:
         return None
-    lost = unknown_generation.unexplained(case.view)
-    return Secure((lost,), True, lost.detail)
+    fault = unknown_generation.unexplained(case.view)
+    return Secure((fault,), True, fault.detail)
 
 
 def await_cause(case: _Case) -> Wait | None:
-    """Wait up to `Policy.victim_s` for the cause while only its victims are known."""
+    """While only victims are known, wait up to `Policy.victim_s` for the fault that caused them."""
     patience_ns = case.view.memory.since_ns + int(case.policy.victim_s * _S)
     if not _is_only_victim(faults.root_cause(case.faults)) or case.view.now_ns >= patience_ns:
         return None
@@ -394,12 +397,12 @@ def save_after_fault(case: _Case) -> Save | Wait | End | None:
 
 
 def preserve(case: _Case) -> Preserve | None:
-    """Save the secured state, once, while the group lacks a member whose replacement may take a long time.
+    """Save the secured state once while the group waits for a member that a controller must replace.
 
-    The remaining members may be lost too before the replacement arrives.
+    The replacement can take long, and the remaining members may be lost before it arrives.
     """
     view, policy, memory = case.view, case.policy, case.view.memory
-    if not policy.foreign_members or policy.checkpoint_every_s <= 0 or memory.incident is None:
+    if not policy.members_created_externally or policy.checkpoint_every_s <= 0 or memory.incident is None:
         return None
     if len(members.eligible_members(view, policy)) >= policy.members:
         return None
@@ -416,7 +419,7 @@ def preserve(case: _Case) -> Preserve | None:
 
 
 def await_members(case: _Case) -> Replace | Secure | End | Wait | None:
-    """Replace lost members until there are enough for the group, and wait for the new ones."""
+    """Replace lost members until the group has enough of them, and wait for the new ones."""
     view, policy, memory = case.view, case.policy, case.view.memory
     able = members.eligible_members(view, policy)
     if len(able) >= policy.members:
@@ -427,9 +430,9 @@ def await_members(case: _Case) -> Replace | Secure | End | Wait | None:
     for name in away:
         if name not in memory.lost and name not in hoped:
             return Replace(name, f"member {name} is lost and no standby is left")
-    lost = replace_standby(case)
-    if lost is not None:
-        return lost
+    replacement = replace_standby(case)
+    if replacement is not None:
+        return replacement
     end = remedy.startup_failure(view)
     if end is not None:
         return _give_up(view, end)
@@ -457,7 +460,7 @@ def pause_before_retry(case: _Case) -> Wait | None:
 
 
 def await_newer_state(case: _Case) -> Wait | None:
-    """Wait for members that may hold a newer state, because waiting is cheaper than repeating steps."""
+    """Wait for members that may hold a newer state. Waiting is cheaper than repeating steps."""
     view, policy, memory, resumed = case.view, case.policy, case.view.memory, case.resumed
     nothing = resumed.source == "none" and resume_point.has_saved_state(memory)
     if not nothing and not (
@@ -477,7 +480,7 @@ def await_newer_state(case: _Case) -> Wait | None:
 
 
 def await_stored_state(case: _Case) -> Wait | End | None:
-    """Wait for storage if the group resumes from a state on storage."""
+    """Wait for storage if the group resumes from a checkpoint."""
     return _unread(case.view, case.policy, case.resumed)
 
 
@@ -486,10 +489,10 @@ def start_next_generation(case: _Case) -> Start | End:
 
 
 def _is_awaited(view: View, member: MemberView, policy: Policy) -> bool:
-    """True if a member may hold state that the group needs but has not reported as secured.
+    """True if a member may hold state that the group needs, and has not reported this state as secured.
 
-    This includes disconnected members with ranks, which connect soon after a takeover (on Kubernetes within
-    `supervised_job.COME_S`).
+    A disconnected member with ranks counts too: after a takeover, it connects soon (on Kubernetes within
+    `pods.COME_S`).
     """
     if not member.connected and member.name not in view.memory.placement:
         return False
@@ -505,7 +508,7 @@ def _is_only_victim(cause: Fault) -> bool:
 
 
 def finish_at_once(case: _Case) -> End | None:
-    """End a finished run without its last checkpoint if the user has requested an immediate stop."""
+    """End a finished run without a last checkpoint if the user has requested an immediate stop."""
     memory = case.view.memory
     return closing.end_finished(case.view, "") if memory.stop == "now" and memory.finished else None
 

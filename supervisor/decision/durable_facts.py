@@ -1,10 +1,11 @@
 """Record in the job's state the facts that must outlive the members and storage that report them. Pure.
 
-The job's state (`View.memory`) changes with decisions and with these facts: a training state was held or
-saved, the group has reached a step, replicas were equal, members run a generation. The next line of the
-the journal records them. If the supervisor dies before it writes that line, storage and the members report
-the facts again to its successor. If the members die too, the last status contains the step that the group had
-reached. When a member first holds a state, a separate line is written (`supervisor.controller.job`).
+Besides decisions, the following facts change the job's state (`View.memory`): a member held a training state,
+storage has one, the group has reached a step, the replicas were equal, or members run a generation. The next
+line of the journal records these facts. If the supervisor dies before it writes that line, the members and
+storage report the facts again to its successor. If the members die too, the last status still contains the
+step that the group had reached. When a member holds a state for the first time, `supervisor.controller.job`
+writes a line for this fact alone.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from holdfast.protocol.member_messages import MemberReport
 from supervisor.view import replica_divergence, reports, unknown_generation
 from supervisor.view.model import JobState, View, VoidStep
 
-VOIDS = 128  # the newest void steps are kept; older ones only while a state of such a step exists
+# The number of newest void steps to keep. An older one is kept only while a state of its step exists.
+VOIDS = 128
 
 
 def with_durable_facts(view: View) -> JobState:
-    """Return the memory of `view` with the facts that the view adds; the same object if it adds none."""
+    """Return `view.memory` with the facts that the view adds; the same object if it adds none."""
     memory = view.memory
     reported = unknown_generation.reported_history(view)
     lineage = merged(reported.lineage if reported is not None else memory.lineage, view.stored.lineage)
@@ -45,10 +47,11 @@ def with_durable_facts(view: View) -> JobState:
 
 
 def with_last_status(memory: JobState, status: Mapping[str, Any] | None) -> JobState:
-    """Return `memory`, as read from the journal, updated from the predecessor's last `status`.
+    """Return `memory`, which was read from the journal, updated from the predecessor's last `status`.
 
-    The last line of the journal may be hours old. The status is newer, so the group had done at least the
-    steps in it. Without a status of the same generation, the step is unknown until members report.
+    The last line of the journal may be hours old. The status is newer, so it gives a lower bound for the
+    steps that the group has completed. Without a status of the same generation, the step is unknown until
+    members report.
     """
     if memory.phase != "running":
         return memory
@@ -62,7 +65,7 @@ def with_last_status(memory: JobState, status: Mapping[str, Any] | None) -> JobS
 
 
 def _steps(memory: JobState, status: Mapping[str, Any] | None) -> list[int]:
-    """Return the steps of the ranks from a status of the current generation; [] for any other status."""
+    """Return the steps of the ranks in `status`; [] if the status belongs to another generation."""
     if status is None or type(status.get("generation")) is not int:
         return []
     ranks = status.get("ranks")
@@ -73,7 +76,7 @@ def _steps(memory: JobState, status: Mapping[str, Any] | None) -> list[int]:
 
 
 def _generation(report: MemberReport) -> int:
-    """Return the newest generation that a member runs, knows of, or holds state of."""
+    """Return the newest generation that a member runs, knows about, or holds state of."""
     running = report.launcher.generation if report.launcher is not None else 0
     slots = (each.generation for each in report.slots)
     privates = (each.generation for each in report.privates)
@@ -81,9 +84,10 @@ def _generation(report: MemberReport) -> int:
 
 
 def _held(view: View) -> int:
-    """Return the newest step whose snapshot a member holds and that all ranks have passed; -1 for none.
+    """Return the newest step that all ranks have passed and whose snapshot a member holds; -1 for none.
 
-    Such a snapshot is complete: each rank has sent its private state of that step to another member.
+    Such a snapshot is complete, because each rank has by then sent its private state of that step to another
+    member.
     """
     memory = view.memory
     if memory.phase != "running" or not memory.settled:
@@ -96,10 +100,10 @@ def _held(view: View) -> int:
 
 
 def _void(view: View) -> tuple[VoidStep, ...]:
-    """Return the steps after whose commit a rank changed its state without updating the copies.
+    """Return the void steps: after such a step's commit, a rank changed its state but not the copies of it.
 
-    The memory keeps them after the rank's page and its member are gone, because another member may hold a
-    copy without the change.
+    They are kept even after the rank's page and its member are gone, because another member may hold a copy
+    that lacks the change.
     """
     generation, known = view.memory.generation, set(view.memory.void)
     for report in reports.reports(view):

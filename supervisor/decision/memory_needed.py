@@ -1,4 +1,4 @@
-"""Compare the memory that a run needs for its snapshots with the room on its memory volumes. Pure."""
+"""Check whether the memory volumes have room for the snapshots of a run. Pure."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from holdfast.protocol.member_messages import MemoryUse
 from supervisor.view import reports
 from supervisor.view.model import End, View
 
-STANDBY_SLOTS = 1  # a member without ranks needs room for one snapshot, which it will fetch
-EARLY_STEPS = 64  # the run may be refused during its first steps, when little work is lost
+STANDBY_SLOTS = 1  # a standby fetches one snapshot when it takes over ranks
+EARLY_STEPS = 64  # a run can be refused only during its first steps, while little work would be lost
 
 
 @dataclass(frozen=True, slots=True)
 class Volume:
-    """One memory volume: how much its members need in total, and how much is available to them."""
+    """One memory volume, with the total needs of its members and the memory available to them."""
 
     name: str
     members: tuple[str, ...]
@@ -33,7 +33,7 @@ class Volume:
 
 
 def volumes(view: View) -> tuple[Volume, ...]:
-    """Return the memory volumes of the run; none until the size of the state is known."""
+    """Return the memory volumes of the run; () until the size of the state is known."""
     state_bytes = max((room.state_bytes for _, room in _rooms(view)), default=0)
     if not state_bytes:
         return ()
@@ -63,9 +63,9 @@ def _rooms(view: View) -> list[tuple[str, MemoryUse]]:
 
 
 def reason_to_refuse(view: View) -> End | None:
-    """Return the `End` of the run if it is in its first steps and its snapshots do not fit; None otherwise.
+    """Return an `End` if the snapshots of a run that is in its first steps do not fit; None otherwise.
 
-    The end's message tells the user what to change.
+    The message tells the user what to change.
     """
     memory = view.memory
     launch = memory.launch
@@ -97,7 +97,7 @@ def _size(count: int) -> str:
 
 
 def as_status(view: View) -> dict[str, Any] | None:
-    """Return the status field `memory`, for the volume with the least room to spare.
+    """Return the status field `memory`, which describes the volume with the least room left.
 
     Returns None until the size of the state is known.
     """

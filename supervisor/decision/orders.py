@@ -1,6 +1,6 @@
-"""Derive the order for each member from the memory alone. Pure.
+"""Derive the order for each member from the job's state alone. Pure.
 
-An order describes the state to reach, not an event, so repeating it is harmless.
+An order describes the state that the member must reach, so repeating an order is harmless.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from supervisor.fault_kinds import kind_of
 from supervisor.view import cut_off_work
 from supervisor.view.model import JobState, Policy
 
-BUSY_S = 10.0  # after this time, new members are created even if the generation has not done a step
+BUSY_S = 10.0  # from a start, until members can be created even if the group has completed no step
 
 
 def order_for(
-    memory: JobState, member: str, policy: Policy, drill: DrillOrder | None, look: int = 0
+    memory: JobState, member: str, policy: Policy, drill: DrillOrder | None, inspection: int = 0
 ) -> MemberOrder:
-    """Return the order for `member`, which holds until the job's state or `look` changes.
+    """Return the order for `member`. It stays valid until the job's state or `inspection` changes.
 
-    `look` is the result of `deadlock.inspection_request`. Every order specifies which checkpoints may be
-    deleted, because the member may still be writing one.
+    `inspection` is the result of `deadlock.inspection_request`. Every order specifies which checkpoints may
+    be deleted, because the member may still be writing one.
     """
     order = _order_for(memory, member, policy, drill)
     return replace(
@@ -33,23 +33,23 @@ def order_for(
         keep=policy.keep,
         lineage=_lineage(memory),
         proven=_proven(memory),
-        look=look if order.do == "run" else 0,
+        look=inspection if order.do == "run" else 0,
         void=cut_off_work.recorded_void_steps(memory),
     )
 
 
 def _proven(memory: JobState) -> int:
-    """Return the last step with equal replicas; 0 if there is none yet, -1 if one member hosts all ranks."""
+    """Return the last step at which replicas were equal: 0 for none yet, -1 if one member hosts all ranks."""
     if memory.equal:
         return memory.equal[-1]
     return 0 if memory.world_size > memory.nproc else -1
 
 
 def _lineage(memory: JobState) -> tuple[Lineage, ...]:
-    """Return the lineage, extended already if the last checkpoint will make newer states void.
+    """Return the lineage. It is already extended if the last checkpoint will make newer states void.
 
-    The last checkpoint of a run may precede work that the stop cuts off. Newer checkpoints are then void, and
-    the lineage must show this. Otherwise a newer one could be kept and the last checkpoint deleted.
+    The last checkpoint of a run can precede work that the stop cuts off, and then makes newer checkpoints
+    void. If the lineage did not show this, a sidecar could keep a newer checkpoint and delete the last one.
     """
     if memory.phase != "saving" or not any(memory.save_step <= each.at_most for each in memory.cut):
         return memory.lineage
@@ -59,7 +59,7 @@ def _lineage(memory: JobState) -> tuple[Lineage, ...]:
 def _order_for(memory: JobState, member: str, policy: Policy, drill: DrillOrder | None) -> MemberOrder:
     if memory.phase in ("stopping", "ended"):
         grace_s = policy.grace_s if memory.stop != "now" else 0.0
-        # After a failure, a rank that is not already ending may wait forever for a failed rank.
+        # After a failure, a rank that is not already ending could wait forever for the failed one.
         ending_only = memory.exit_code not in (0, exit_codes.INTERRUPTED)
         return MemberOrder(
             "stop",
@@ -70,7 +70,7 @@ def _order_for(memory: JobState, member: str, policy: Policy, drill: DrillOrder 
             exit_code=memory.exit_code or 0,
         )
     if member not in memory.placement or memory.phase == "forming":
-        # `secure` makes standbys report their states too, because they may have had ranks before
+        # `secure` makes standbys report their states too: they may have hosted ranks before.
         do: MemberAction = "secure" if memory.phase in ("securing", "saving") else "idle"
         return MemberOrder(do, memory.generation, just_in_time=False, drill=drill)
     if memory.phase in ("securing", "saving"):
@@ -90,7 +90,7 @@ def _order_for(memory: JobState, member: str, policy: Policy, drill: DrillOrder 
 
 
 def _preserves(memory: JobState) -> bool:
-    """True if the last request to save was made while the group lacked a member (`Preserve`)."""
+    """True if the last request to save came from a `Preserve`, while the group lacked a member."""
     return memory.incident is not None and memory.incident.preserved == memory.save > 0
 
 
@@ -114,7 +114,7 @@ def _run(memory: JobState, member: str, policy: Policy, drill: DrillOrder | None
 
 
 def _suspects(memory: JobState) -> tuple[int, ...]:
-    """Return the ranks that are known to hang; none if all ranks hang."""
+    """Return the ranks that are known to hang; () if all ranks hang."""
     known = memory.incident
     if known is None or known.generation != memory.generation:
         return ()
@@ -129,9 +129,9 @@ def _survivors_are_good(memory: JobState) -> bool:
 
 
 def may_create_members(memory: JobState, now_ns: int) -> bool:
-    """True if members may be created, which takes seconds of CPU time that a recovery would need.
+    """True if no recovery needs the seconds of CPU time that the creation of a member takes.
 
-    If a script does no steps, its group never settles, so its standby is created after `BUSY_S`.
+    The group of a script that completes no steps never settles. Its standby is created after `BUSY_S`.
     """
     if memory.phase == "running":
         return memory.settled or now_ns >= memory.since_ns + int(BUSY_S * 1e9)

@@ -1,6 +1,6 @@
-"""End a run instead of starting over if a step was saved but no usable state is left. Pure.
+"""End a run that has saved a step but has no usable state left. Pure.
 
-A run starts over only at the user's request. The message says why each existing state is not used.
+Only the user can decide to start over. The message says why each existing state cannot be used.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from holdfast.protocol.member_messages import HeldSnapshot
 from supervisor.decision import resume_point
 from supervisor.view.model import End, Fault, MemberView, View
 
-LISTED = 4  # states listed in a message
+LISTED = 4  # the number of states that a message lists
 
 
 def no_state_left(view: View, cause: Fault | None, good: int | None) -> End | None:
-    """Return the `End` of a run that has no usable state although a step was saved; None if none was saved.
+    """Return the `End` of a run without a usable state; None if no step was ever saved.
 
-    `good` is the step beyond which states are bad; None if there is no such bound. `cause` is the fault after
-    which the group would resume; None at the start of a run, which can resume only from storage.
+    `good` is the last step whose state is good, or None if all are. `cause` is the fault after which the
+    group would resume. It is None at the start of a run, which can resume only from storage.
     """
     memory = view.memory
     listed = why_states_are_refused(view, good)
@@ -48,7 +48,7 @@ def no_state_left(view: View, cause: Fault | None, good: int | None) -> End | No
 
 
 def why_states_are_refused(view: View, good: int | None) -> tuple[str, ...]:
-    """Return, for each existing state, why the group cannot resume from it: checkpoints, then snapshots."""
+    """Return why the group cannot resume from each existing state: first checkpoints, then snapshots."""
     stored = [
         (each.step, each.path.rpartition("/")[2], resume_point.reason_unusable(view, each, good))
         for each in view.stored.checkpoints

@@ -27,23 +27,23 @@ from supervisor.wording import place
 
 _SYNTAX = re.compile(r"^(SyntaxError|IndentationError|TabError): ", re.MULTILINE)
 _FROM_OUTSIDE = (9, 15)  # SIGKILL and SIGTERM
-MAX_PROGRAM_ERRORS = 2  # the second occurrence proves that it is not a coincidence
-PROGRAM_ERRORS = frozenset(  # exceptions that only the program itself can cause
+MAX_PROGRAM_ERRORS = 2  # a second occurrence shows that the first was no coincidence
+PROGRAM_ERRORS = frozenset(  # exceptions that only an error in the program can cause
     {"TypeError", "AttributeError", "NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError"}
 )
-MAX_WARM_FAILURES = 3  # successive processes that died before they joined
-GIVE_UP_S = 60.0  # how long a run that has done steps tries to create processes before it ends
-WORKED_S = 60.0  # a generation that lived this long did some work, even if it reported no step
-VOLUME_TRIES = 3  # attempts to restore a state for which the memory volume has no room
+MAX_WARM_FAILURES = 3  # consecutive processes that died before they joined
+GIVE_UP_S = 60.0  # how long a run that has completed steps tries to create processes before it ends
+WORKED_S = 60.0  # a generation that lived this long counts as having worked, even without a step
+VOLUME_TRIES = 3  # attempts to restore a state that does not fit on the memory volume
 _S = 1_000_000_000
 
 
 def startup_failure(view: View) -> End | None:
     """Return an `End` if the script exits or keeps failing before it joins; None otherwise.
 
-    Training ranks continue even if no warm process can be created. If the run has done steps, the script has
-    worked before, and a file that it reads before it joins may be missing only temporarily. When such a run
-    needs processes, Holdfast therefore tries to create them for `GIVE_UP_S`.
+    Ranks that train continue even if no warm process can be created. In a run that has completed steps, the
+    script has worked before, so the failure may be temporary: for example, a file that the script reads
+    before it joins may be missing for a while. If such a run needs processes, it ends only after `GIVE_UP_S`.
     """
     forming = view.memory.phase == "forming"
     for member in view.members:
@@ -68,7 +68,7 @@ def startup_failure(view: View) -> End | None:
 
 
 def has_worked(view: View) -> bool:
-    """True if the run has done steps or has saved a state, so its script has joined before."""
+    """True if the run has completed steps or saved a state, which shows that its script can join."""
     memory = view.memory
     if memory.phase == "forming":  # a new run, perhaps with another script
         return False
@@ -79,7 +79,7 @@ def has_worked(view: View) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class WarmPoolProblem:
-    """Why no warm process can be created for a member. `awaited` is true if the group needs one now."""
+    """Says why no warm process can be created for a member. `awaited` is true if the group needs one now."""
 
     why: str
     awaited: bool
@@ -89,18 +89,18 @@ class WarmPoolProblem:
         if self.awaited:
             limit = f"the run ends if none can be created within {GIVE_UP_S:g} s"
             return f"{self.why}; the ranks wait for them, and {limit}"
-        return f"{self.why}; a fault now requires a cold start; retried at intervals"
+        return f"{self.why}; a fault now requires a cold start; Holdfast retries at intervals"
 
 
 def warm_pool_problem(view: View, member: MemberView) -> WarmPoolProblem | None:
-    """Return why no warm process can be created for `member`; None if one can or if that is not known yet."""
+    """Return why no warm process can be created for `member`; None if one can, or if that is unknown."""
     launcher = member.report.launcher if member.report is not None else None
     ending = launcher.warm_ending if launcher is not None else None
     if launcher is None or ending is None or ending.ours or launcher.strategy == "cold":
         return None
     if not members.is_controllable(member):
         return None
-    least = 1 if ending.signal is None else MAX_WARM_FAILURES  # one process that was killed proves nothing
+    least = 1 if ending.signal is None else MAX_WARM_FAILURES  # a single killed process proves nothing
     if launcher.warm_failures < least or len(launcher.parked) >= view.memory.nproc:
         return None
     where = place(ending.message) if ending.fail == "exception" else ""
@@ -118,7 +118,7 @@ def _is_in_need(view: View, name: str, launcher: LauncherState) -> bool:
 
 
 def reason_to_stop(view: View, policy: Policy, cause: Fault) -> End | None:
-    """Return an `End` if no restart can help, as after a deliberate exit, bad input or a repeated failure."""
+    """Return an `End` if no restart can help, for example after a deliberate exit or a repeated failure."""
     history = view.memory.history
     code = _exit_code(cause)
     if cause.kind == "bad_input":
@@ -141,7 +141,7 @@ def reason_to_stop(view: View, policy: Policy, cause: Fault) -> End | None:
         limit = min(limit, MAX_PROGRAM_ERRORS)
     if kind_of(cause.kind).may_be_a_bug and not cause.work and same + 1 >= limit:
         where = f"at {reports.name_step(view, cause.step)}" if cause.step >= 0 else "before the first step"
-        why = f"{cause.detail}: the same failure {same + 1} times {where}; a bug, not a fault"
+        why = f"{cause.detail}: the same failure {same + 1} times {where}; this is a bug, not a fault"
         return End(code, why, cause.message, cause)
     recent = [p for p in history if view.now_ns - p.at_ns < policy.restart_window_s * _S]
     if len(recent) >= policy.max_restarts:
@@ -153,7 +153,7 @@ def reason_to_stop(view: View, policy: Policy, cause: Fault) -> End | None:
 
 
 def _is_program_error(view: View, policy: Policy, cause: Fault) -> bool:
-    """True for an error in the program: an exception before any step, or the same one twice on all ranks."""
+    """True if the exception is due to the program: it came before any step, or twice on all ranks."""
     if cause.kind != "exception" or not PROGRAM_ERRORS.intersection(cause.signature.split(" ")[1:2]):
         return False
     if not (made_progress(view, cause) or any(past.worked for past in view.memory.history)):
@@ -178,7 +178,7 @@ def _exit_code(cause: Fault) -> int:
 
 
 def _refused_before(view: View) -> int:
-    """Return how many restores in a row, before this one, failed because the memory volume had no room."""
+    """Return how many consecutive restores before this one failed because the memory volume was full."""
     count = 0
     for past in reversed(view.memory.history):
         if past.signature != faults.VOLUME:
@@ -188,7 +188,7 @@ def _refused_before(view: View) -> int:
 
 
 def _count_identical(view: View, cause: Fault) -> int:
-    """Return how often this failure occurred at its step since the group last passed that step."""
+    """Return how often this failure has occurred at its step since the group last passed that step."""
     count = 0
     for past in reversed(view.memory.history):
         if past.step > cause.step:
@@ -202,13 +202,13 @@ def _is_same(view: View, past: PastFault, cause: Fault) -> bool:
         return False
     if cause.kind == "crash" and past.rank != cause.rank:
         return False
-    # Other processes send these signals, so the script is the cause only if it never makes progress.
+    # These signals come from other processes, so only a script that never makes progress is to blame.
     outside = cause.signal in _FROM_OUTSIDE and cause.signature != OUT_OF_MEMORY
     return not outside or not (past.worked or made_progress(view, cause))
 
 
 def made_progress(view: View, cause: Fault) -> bool:
-    """True if the failed generation had done a step or had lived for `WORKED_S`."""
+    """True if the failed generation had completed a step or had lived for `WORKED_S`."""
     launch = view.memory.launch
     began = launch.restore.step if launch and launch.restore else 0
     return cause.step > began or cause.at_ns - view.memory.started_ns > WORKED_S * _S
@@ -228,7 +228,7 @@ def _names_batch(view: View, cause: Fault) -> str:
 def last_good_step(found: tuple[Fault, ...]) -> int | None:
     """Return the last step whose state precedes the first bad number; None if all states are good.
 
-    A bad number counts even if the group is stopped for another fault.
+    A bad number counts even if another fault stopped the group.
     """
     return min((fault.step for fault in found if kind_of(fault.kind).spoils_state), default=None)
 
@@ -236,9 +236,9 @@ def last_good_step(found: tuple[Fault, ...]) -> int | None:
 def start_generation(
     view: View, policy: Policy, cause: Fault | None, found: tuple[Fault, ...]
 ) -> Start | End:
-    """Return the start of the next generation from the newest usable state, or the end if there is none.
+    """Return the `Start` of the next generation from the newest usable state; an `End` if there is none.
 
-    `found` contains all known faults. There must be enough eligible members.
+    `found` contains all known faults. The caller ensures that there are enough eligible members.
     """
     placement = members.eligible_members(view, policy)
     skip, evidence = _skipped(view, policy, cause)
@@ -251,7 +251,7 @@ def start_generation(
         else []
     )
     undone = cut_off_work.not_repeated(cuts, resumed.step)
-    lost = next(
+    unrepeatable = next(
         (
             fault
             for fault in (*found, *failed_start.raised_before(view.memory))
@@ -260,9 +260,11 @@ def start_generation(
         ),
         None,
     )
-    if lost is not None and cause is not None:  # a restart would skip the work that raised the exception
-        why = f"{lost.detail} after step {lost.step}, and no earlier state is left from which to repeat it"
-        return End(_exit_code(lost), why, lost.message, lost)
+    if unrepeatable is not None and cause is not None:
+        # A restart would skip the work that raised the exception.
+        why = f"{unrepeatable.detail} after step {unrepeatable.step}, and no earlier state is left"
+        why += " from which to repeat it"
+        return End(_exit_code(unrepeatable), why, unrepeatable.message, unrepeatable)
     stored = resume_point.checkpoint_of(view, resumed)
     if stored is not None:
         if stored.world_size != view.memory.world_size:
@@ -300,16 +302,16 @@ def start_generation(
 def next_resume_point(
     view: View, policy: Policy, cause: Fault | None, found: tuple[Fault, ...]
 ) -> ResumePoint:
-    """Return the resume point of the next generation; without a `cause`, the first of the run."""
+    """Return the resume point of the next generation, or of the first generation if `cause` is None."""
     if cause is None:
         return first_resume_point(view, policy)
     return resume_before(view, cut_off_work.find(view, found), last_good_step(found))
 
 
 def resume_before(view: View, cuts: tuple[CutOffWork, ...], bound: int | None) -> ResumePoint:
-    """Return a resume point from which the script repeats the work that was cut off, if there is one.
+    """Return the newest resume point from which the script repeats the work that was cut off.
 
-    Otherwise, return the newest resume point with no more than `bound` steps.
+    If there is none, return the newest resume point at or before step `bound`.
     """
     limit, void = cut_off_work.latest_resume_step(cuts, bound), cut_off_work.void_states(view)
     if limit == bound and not void:
@@ -326,15 +328,15 @@ def _name_cut_off(each: CutOffWork, undone: tuple[CutOffWork, ...]) -> str:
 
 
 def first_resume_point(view: View, policy: Policy) -> ResumePoint:
-    """Return the resume point of a new run: the newest checkpoint, unless the user wants to start over."""
+    """Return the newest checkpoint, or the beginning if there is none or the user wants to start over."""
     return resume_point.FROM_THE_BEGINNING if policy.from_scratch else resume_point.newest(view, None)
 
 
 def checkpoint_to_verify(view: View, policy: Policy) -> Checkpoint | None:
-    """Return the checkpoint that is about to be used and must first be read in full; None if there is none.
+    """Return the checkpoint that must be read in full before it is used; None if there is none.
 
-    This applies to the checkpoint with which a run begins or resumes after a failed restore. All others
-    were compared while they were written, and members verify the files that they restore.
+    Only two checkpoints need this: the one from which a run begins, and the one from which it resumes after a
+    failed restore. All others were compared while they were written. Members also verify what they restore.
     """
     memory = view.memory
     if memory.phase == "forming":
@@ -351,7 +353,7 @@ def checkpoint_to_verify(view: View, policy: Policy) -> Checkpoint | None:
 
 
 def _skipped(view: View, policy: Policy, cause: Fault | None) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Return the steps to skip from now on, and a line for the incident if one of them is new."""
+    """Return the steps to skip from now on, and a line for the incident if it adds a step."""
     skip = view.memory.skip
     is_bad = cause is not None and kind_of(cause.kind).is_bad_number
     if cause is None or not is_bad or not _is_repeated(view, cause) or not policy.skip_bad_batches:
@@ -361,7 +363,7 @@ def _skipped(view: View, policy: Policy, cause: Fault | None) -> tuple[tuple[int
 
 
 def is_retry(view: View, cause: Fault, resumed: ResumePoint) -> bool:
-    """True if `resumed` is the state that could not be restored, or if the memory volume was too full."""
+    """True if the group would restore the same state again, or if the memory volume had no room for it."""
     wanted = faults.restore_signature(resumed.source, resumed.generation, resumed.step)
     return cause.kind == "restore" and cause.signature in (wanted, faults.VOLUME)
 
@@ -379,8 +381,8 @@ def _trigger(cause: Fault | None) -> str:
 
 
 def _measure(view: View, policy: Policy, cause: Fault | None, resumed: ResumePoint, moved: list[str]) -> str:
-    """Describe the remedy, and the state from which the group resumes."""
-    reason = "as asked" if cause is None and policy.from_scratch else "as nothing has been saved yet"
+    """Describe the remedy and the state from which the group resumes."""
+    reason = "as requested" if cause is None and policy.from_scratch else "because nothing has been saved yet"
     beginning = f"from the beginning, {reason}"
     if reports.script_keeps_own_state(view):
         beginning = "from the script's first line, because it keeps its own state"
@@ -393,7 +395,7 @@ def _measure(view: View, policy: Policy, cause: Fault | None, resumed: ResumePoi
         return f"start {state}"
     if kind_of(cause.kind).spoils_state and not reports.script_keeps_own_state(view):
         return f"roll back and resume {state}"
-    where = f"on {', '.join(moved)}" if moved else "where they are"
+    where = f"on {', '.join(moved)}" if moved else "in place"
     return f"restart the processes {where}, {state}"
 
 

@@ -1,10 +1,11 @@
-"""Find the resume point of the group: the newest step of which a complete state exists. Pure.
+"""Find the resume point of the group: the newest step for which a complete state exists. Pure.
 
-A state is complete if a member holds the replicated state of its step and, for every rank, a member holds the
-rank's private state of that step. If a generation resumes from step s, the states of older generations beyond
-s become void. A state whose restore has failed `TRIES` times is not used.
+The state of a step is complete if some member holds its replicated part and, for every rank, some member
+holds the rank's private part. When a generation resumes from step s, older generations' states beyond s
+become void. A state whose restore has failed `TRIES` times is not used.
 
-The group resumes from the beginning only if nothing was saved; callers check `has_saved_state` for that.
+The functions return `FROM_THE_BEGINNING` if they find no state. Before a caller starts over, it must check
+`has_saved_state`, because a group may resume from the beginning only if nothing was ever saved.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ TRIES = 4  # attempts to restore the same state
 
 
 def newest(view: View, at_most: int | None, void: frozenset[tuple[int, int]] = frozenset()) -> ResumePoint:
-    """Return the newest resume point with no more than `at_most` steps (None: no bound).
+    """Return the newest resume point at or before step `at_most` (None: no bound).
 
-    `void` contains the generation and step of states that must not be used. All snapshots and all checkpoints
-    are considered; a snapshot in memory is preferred to a checkpoint of the same step. If there is neither,
-    the result is `FROM_THE_BEGINNING`.
+    `void` lists states that must not be used, as pairs of generation and step. If a snapshot and a checkpoint
+    have the same step, the snapshot wins, because it is already in memory. Returns `FROM_THE_BEGINNING` if
+    there is no usable state.
     """
     slot = _newest_slot(view, at_most, void)
     durable = _newest_checkpoint(view, at_most, void)
@@ -65,7 +66,7 @@ def _usable_reports(view: View) -> list[MemberReport]:
 
 
 def is_damaged(report: MemberReport, slot: HeldSnapshot) -> bool:
-    """True for a snapshot whose checksum was wrong when the member read it for a restore."""
+    """True if the snapshot's checksum did not match when the member read it for a restore."""
     return any((bad.generation, bad.step) == (slot.generation, slot.step) for bad in report.unusable)
 
 
@@ -85,10 +86,10 @@ def missing_private_state(view: View, step: int) -> str:
 
 
 def can_serve(view: View, member: MemberView) -> bool:
-    """True if the state that a member holds can be used.
+    """True if the group can use the state that a member holds.
 
-    A member that reports but cannot be controlled is ended when the group continues without it, so its state
-    can be used only for the last checkpoint of a run.
+    If a member reports but cannot be controlled, the group continues without it and the member is ended. Its
+    state can therefore serve only the last checkpoint of a run, after a request to stop.
     """
     return members.is_controllable(member) or (members.is_reporting(member) and bool(view.memory.stop))
 
@@ -139,7 +140,7 @@ def _newest_checkpoint(
 
 
 def checkpoint_of(view: View, resumed: ResumePoint) -> Checkpoint | None:
-    """Return the checkpoint from which `resumed` resumes; None for a snapshot or the beginning."""
+    """Return the checkpoint that `resumed` refers to; None if it is a snapshot or the beginning."""
     if resumed.source != "checkpoint":
         return None
     return next((each for each in view.stored.checkpoints if each.path == resumed.path), None)
@@ -151,7 +152,7 @@ def newest_checkpoint(view: View) -> Checkpoint | None:
 
 
 def has_checkpoint(view: View, generation: int, step: int) -> bool:
-    """True if this checkpoint was found on storage and is not void."""
+    """True if storage has a checkpoint of this generation and step that is not void."""
     return any(
         (each.generation, each.step) == (generation, step) and _is_valid(each, view.memory)
         for each in view.stored.checkpoints
@@ -163,12 +164,12 @@ def _is_valid(found: Checkpoint, memory: JobState) -> bool:
 
 
 def has_saved_state(memory: JobState) -> bool:
-    """True if any step was saved, which a restart from the beginning would lose."""
+    """True if any step was saved. A restart from the beginning would lose that step."""
     return memory.saved >= 0 or memory.held >= 0
 
 
 def reason_unusable(view: View, state: HeldSnapshot | Checkpoint, at_most: int | None) -> str:
-    """Return why a state must not be used; "" if it may be. A snapshot may still lack private states."""
+    """Return why a state must not be used; "" for no reason. A snapshot may still lack private states."""
     source = "slot" if isinstance(state, HeldSnapshot) else "checkpoint"
     if at_most is not None and state.step > at_most:
         return f"it is beyond step {at_most}"

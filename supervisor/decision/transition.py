@@ -1,7 +1,7 @@
 """Compute the job's state after an action. Pure: the result can be reproduced from the journal.
 
-`TRANSITIONS` is the job's state machine: the actions that are allowed in each phase, and the phases that
-follow. `docs/architecture.md` contains its diagram, the output of `mermaid`.
+`TRANSITIONS` is the job's state machine. It lists the actions that are allowed in each phase, and the phase
+that follows each. `mermaid` prints its diagram, which is part of `docs/architecture.md`.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ from supervisor.view.model import (
     Warn,
 )
 
-JUMPS = 64  # loss jumps that are remembered; a rank needs a jump only until it has passed that step
-HISTORY = 1000  # faults that are remembered
-WARNED = 32  # warnings that are remembered
-LOST = 256  # lost members that are remembered although they no longer exist and have no ranks
+JUMPS = 64  # loss jumps to remember; a rank needs a jump only until it has passed its step
+HISTORY = 1000  # faults to remember
+WARNED = 32  # warnings to remember
+LOST = 256  # lost members to remember after they no longer exist and have no ranks
 
 
 _RUNNING: Mapping[type[Any], JobPhase] = {
@@ -74,7 +74,7 @@ _RUNNING: Mapping[type[Any], JobPhase] = {
     Look: "running",
     Dismiss: "running",
 }
-# For each phase: the actions that are allowed, and the phase after each. `Wait` is allowed in any phase.
+# The actions that are allowed in each phase, and the phase after each. `Wait` is allowed in every phase.
 TRANSITIONS: Mapping[JobPhase, Mapping[type[Any], JobPhase]] = MappingProxyType(
     {
         "forming": {Start: "running", Replace: "forming", Secure: "securing", End: "stopping"},
@@ -162,7 +162,7 @@ def _save(view: View, action: Save, _: Policy) -> JobState:
 
 
 def _preserve(view: View, action: Preserve, _: Policy) -> JobState:
-    """Return the state with the request to save; `since_ns` stays because the group still waits."""
+    """Return the state with the request to save. `since_ns` stays, because the group is still waiting."""
     memory, incident = view.memory, view.memory.incident
     return replace(
         memory,
@@ -180,7 +180,7 @@ def _replace(view: View, action: Replace, _: Policy) -> JobState:
 
 
 def _lost(view: View, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the lost members with `names` added, and without old ones that no longer exist."""
+    """Return the lost members plus `names`, without old ones that no longer exist."""
     known = (*view.memory.lost, *names)
     there = {each.name for each in view.members if each.exists} | {*view.memory.placement}
     old = (name for name in known[:-LOST] if name in there)
@@ -252,7 +252,7 @@ class _Adopted(TypedDict, total=False):
 
 
 def _followed(view: View) -> _Adopted:
-    """Return the fields to adopt from members' reports if their generation is not in the journal."""
+    """Return the fields to adopt from the members' reports if the journal lacks their generation."""
     generation = unknown_generation.newest(view)
     if not generation:
         return {}
@@ -282,7 +282,7 @@ def _start(view: View, action: Start, policy: Policy) -> JobState:
     resumed, found = action.resume, faults.of_incident(view, policy)
     restore = None
     if resumed.source != "none":
-        # Only the name, because the path to the checkpoint may differ between members.
+        # Only the name: the path to the checkpoint can differ between members.
         name = resumed.path.rpartition("/")[2]
         restore = Restore(resumed.step, resumed.generation, resumed.source, name)
     launch = Launch(
@@ -337,7 +337,7 @@ def _start(view: View, action: Start, policy: Policy) -> JobState:
 
 
 def _jumped(memory: JobState, cause: Fault | None) -> tuple[LossJump, ...]:
-    """Return the loss jumps that were rolled back; if the same loss recurs, the data is the cause."""
+    """Return the loss jumps that were rolled back. If the same loss recurs, the data is the cause."""
     known = [(past.step, past.value) for past in memory.history if past.kind == "loss_jump"]
     if cause is not None and cause.kind == "loss_jump":
         known.append((cause.step, cause.value))
@@ -351,18 +351,18 @@ def _missed(memory: JobState, action: Start) -> tuple[UndoneWork, ...]:
 
 
 def _still_missed(memory: JobState, resumed: ResumePoint) -> tuple[UndoneWork, ...]:
-    """Return the earlier undone work that remains undone if the group resumes at `resumed`."""
+    """Return the work that was already undone and stays undone if the group resumes at `resumed`."""
     return tuple(each for each in memory.missed if resumed.step >= each.step + each.early)
 
 
 def _decided(view: View, action: Start, policy: Policy) -> OpenIncident:
-    """Return the open incident with its faults and the decision added."""
+    """Return the open incident with its faults and the decision."""
     incident, resumed = view.memory.incident, action.resume
     assert incident is not None
     reached = max(incident.reached, reports.furthest_step(view))
-    lost = max(0, reached - resumed.step)
+    lost_steps = max(0, reached - resumed.step)
     known = reached == 0 or not reports.script_keeps_own_state(view)
-    if reached < 0 and view.memory.settled:  # the processes that knew how many steps were done are gone
+    if reached < 0 and view.memory.settled:  # no process is left that knows how many steps were done
         known = False
     return replace(
         incident,
@@ -376,14 +376,14 @@ def _decided(view: View, action: Start, policy: Policy) -> OpenIncident:
         resume=resumed,
         evidence=(*incident.evidence, *action.evidence, *resumed.notes),
         reached=reached,
-        lost=lost if known else None,
+        lost=lost_steps if known else None,
         at_least=known and reached > 0 and not reports.is_furthest_step_reported(view),
         cut=action.cut,
     )
 
 
 def _members_to_end(view: View, action: Start, policy: Policy) -> tuple[str, ...]:
-    """Return the members to end, because others take over their ranks and no launcher can end them."""
+    """Return the members to end: others take over their ranks, and their launchers cannot end them."""
     return tuple(
         name
         for name in view.memory.placement
@@ -403,7 +403,7 @@ class _Saving(TypedDict, total=False):
 
 
 def _emergency(memory: JobState, action: Start) -> _Saving:
-    """Return the request to write the secured state to storage too, once the group trains again."""
+    """Return a request to write the secured state to storage once the group trains again."""
     resumed = action.resume
     able = [name for name in action.placement if name in resumed.holders]
     if action.cause is None or resumed.source != "slot" or not able:
@@ -448,7 +448,7 @@ def _end(view: View, action: End, policy: Policy) -> JobState:
     incident = memory.incident
     if incident is not None:
         incident = replace(incident, closed_ns=view.now_ns)
-        if action.exit_code or incident.resume is None:  # else the group resumed but had no step left to do
+        if action.exit_code or incident.resume is None:  # otherwise the group resumed and had no step left
             incident = replace(
                 incident,
                 faults=faults.of_incident(view, policy) or incident.faults,
@@ -477,20 +477,20 @@ def _end(view: View, action: End, policy: Policy) -> JobState:
 
 
 def _not_resumed(view: View, incident: OpenIncident, back: int | None) -> OpenIncident:
-    """Return `incident` for a run that ends before another step, when only the state on storage remains."""
+    """Return `incident` for a run that ends before its next step, so that only the stored state remains."""
     newest = resume_point.newest_checkpoint(view)
     kept = [newest.step] if newest is not None else [0]
     kept += [back] if back is not None else []
-    lost = max(0, incident.reached - min(kept)) if incident.reached >= 0 else None
+    lost_steps = max(0, incident.reached - min(kept)) if incident.reached >= 0 else None
     unknown = incident.own_state or (incident.resume is not None and incident.lost is None)
-    return replace(incident, resume=None, lost=None if unknown else lost)
+    return replace(incident, resume=None, lost=None if unknown else lost_steps)
 
 
 def _cut_short(view: View, memory: JobState, action: End) -> tuple[UndoneWork, ...]:
     """Return the work that a stop leaves undone and that the next run does not repeat.
 
-    The next run repeats the work after the step from which it resumes (`action.back`). If it repeats more
-    than that, it removes that work from the list itself (`_still_missed`).
+    The next run repeats the work after `action.back`, the step from which it resumes. If it resumes from an
+    earlier step, it repeats more work and removes that work from the list (`_still_missed`).
     """
     if failed_start.is_from_scratch(memory, 0):  # the next run repeats all work
         return ()
@@ -502,9 +502,9 @@ def _cut_short(view: View, memory: JobState, action: End) -> tuple[UndoneWork, .
 
 
 def _undone(number: int, cuts: tuple[CutOffWork, ...]) -> tuple[UndoneWork, ...]:
-    """Return `cuts` as undone work of the incident `number`, which is 0 for a stop.
+    """Return `cuts` as undone work of the incident `number`, or of a stop if `number` is 0.
 
-    Work that a group repeats even if it resumes at `step` itself belongs to the next step.
+    If a group that resumes at the work's own step still repeats the work, it counts as part of the next step.
     """
     return tuple(UndoneWork(number, each.rank, each.step, each.at_most >= each.step) for each in cuts)
 
@@ -512,8 +512,8 @@ def _undone(number: int, cuts: tuple[CutOffWork, ...]) -> tuple[UndoneWork, ...]
 def _barred(view: View, memory: JobState, policy: Policy, back: int | None) -> JobState:
     """Make the states beyond the last good step void, so that the next run in the directory ignores them.
 
-    The lineage is extended as if a generation had resumed from that step and done nothing. `back` is the step
-    from which the next run repeats work that was cut off; None if there is no such work.
+    The lineage is extended as if a generation had resumed from that step and completed no step. `back` is the
+    step from which the next run repeats work that was cut off; None if there is no such work.
     """
     bad = remedy.last_good_step(faults.of_incident(view, policy))
     good = min((each for each in (bad, back) if each is not None), default=None)
@@ -528,7 +528,7 @@ def _barred(view: View, memory: JobState, policy: Policy, back: int | None) -> J
     )
 
 
-# What each action changes in the state, except the phase.
+# How each action changes the state, apart from the phase.
 _EFFECTS: Mapping[type[Any], Callable[[View, Any, Policy], JobState]] = MappingProxyType(
     {
         Warn: _warn,
@@ -548,10 +548,10 @@ _EFFECTS: Mapping[type[Any], Callable[[View, Any, Policy], JobState]] = MappingP
 
 
 def taken_over(memory: JobState, now_ns: int) -> JobState:
-    """Return the memory for a supervisor that takes over at `now_ns`.
+    """Return the job's state for a supervisor that takes over at `now_ns`.
 
-    Its predecessor may have been stuck since the phase began. During that time, members may have received no
-    orders and been unable to report, so all waits for them start again now.
+    Its predecessor may have been stuck since the phase began. During that time, members may have been unable
+    to report or to receive orders, so all time limits for them start again now.
     """
     if memory.phase == "looking":  # an older version was inspecting late ranks
         memory = replace(memory, phase="running", incident=None)
@@ -559,7 +559,7 @@ def taken_over(memory: JobState, now_ns: int) -> JobState:
 
 
 def asked_to_stop(memory: JobState, how: StopRequest) -> JobState:
-    """Return the memory after a request to stop (`JobState.stop`); only "now" replaces an earlier request."""
+    """Return the state after a request to stop (`JobState.stop`). Only "now" replaces an earlier request."""
     if memory.stop == "now" or (memory.stop and how != "now"):
         return memory
     return replace(memory, stop=how)

@@ -1,1 +1,1 @@
-"""Shows a run in progress on a terminal or in a log."""
+"""Show a run in progress on a terminal or in a log."""

@@ -1,4 +1,4 @@
-"""Colours, signs and widths of text, according to the abilities of the terminal. Pure."""
+"""Format text with the colours, signs and width that the terminal supports. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SIGNS = "●○◐✕·─…█"
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """What an output supports: colours by escape sequences, and the Unicode signs of the display."""
+    """What an output supports: colours through escape sequences, and the display's Unicode signs."""
 
     colour: bool = False
     unicode: bool = False
@@ -27,7 +27,7 @@ class Style:
         return f"\x1b[{';'.join(codes)}m{text}\x1b[0m"
 
     def sign(self, name: str) -> str:
-        """Return a sign by its name; an ASCII substitute if the output does not support it."""
+        """Return the sign of this name, or an ASCII substitute if the output does not support it."""
         return _NAMED[name][0 if self.unicode else 1]
 
 
@@ -54,7 +54,7 @@ def style_for(*, terminal: bool, encoding: str | None, environment: Mapping[str,
 
 
 def width_of(text: str) -> int:
-    """Return the columns that `text` occupies, without escape sequences."""
+    """Return how many columns `text` occupies. Escape sequences do not count."""
     bare = SGR.sub("", text)
     if bare.isascii():
         return len(bare)
@@ -64,7 +64,7 @@ def width_of(text: str) -> int:
 
 
 def clip(text: str, width: int, style: Style) -> str:
-    """Shorten `text`, which has no escape sequences, to `width` columns."""
+    """Shorten `text` to `width` columns. It must not contain escape sequences."""
     if width_of(text) <= width:
         return text
     more = style.sign("more")
@@ -74,7 +74,7 @@ def clip(text: str, width: int, style: Style) -> str:
 
 
 def join(cells: Iterable[tuple[str, tuple[str, ...]]], width: int, style: Style, gap: str) -> str:
-    """Join cells, which are (text, codes), until `width` is reached; the first cell is clipped to fit."""
+    """Join cells of (text, codes) until `width` is reached. The first cell is clipped to fit."""
     line, used = "", 0
     for text, codes in cells:
         if not text:

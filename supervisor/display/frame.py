@@ -1,4 +1,4 @@
-"""Render the status of a run as text: as a frame for a terminal, and as single lines for a log. Pure."""
+"""Render the status of a run as a frame for a terminal or as single lines for a log. Pure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from supervisor.wording import count, number, outcome, percent, seconds, what
 
 RECOVERING = frozenset({"starting", "restarting", PHASES["looking"], PHASES["securing"]})
 STILL_S = 2.0  # shorter times without a step are not shown
-SILENT_S = 3.0  # the age of a status is shown if it is older than this
-MAX_WIDTH = 120  # a wider frame would be harder to read and would show no more
+SILENT_S = 3.0  # the age of a status is shown beyond this age
+MAX_WIDTH = 120  # a wider frame would be harder to read and show no more
 _SOURCES = {"slot": "snapshot", "none": "the beginning"}  # names of the state from which a group resumed
 _STATES = {"running": "on", "starting": "half", "failing": "bad", "exited": "bad"}
 _COLOURS = {"on": GREEN, "half": YELLOW, "bad": RED, "off": DIM}
@@ -20,7 +20,7 @@ StatusDocument = Mapping[str, Any]
 
 
 def frame(status: StatusDocument, width: int, style: Style, silent_s: float = 0.0) -> list[str]:
-    """Return the lines of the live display, none wider than `width`."""
+    """Return the lines of the live display. No line is wider than `width`."""
     width = max(1, min(width, MAX_WIDTH))
     lines = [
         style.paint(style.sign("rule") * width, DIM),
@@ -29,7 +29,7 @@ def frame(status: StatusDocument, width: int, style: Style, silent_s: float = 0.
         *([] if status.get("phase") == "ended" else [_members(status, width, style)]),
         _last(status, width, style),
     ]
-    # A terminal that is narrower than every word shows nothing.
+    # If the terminal is narrower than every word, the line is empty.
     return [line if width_of(line) <= width else "" for line in lines if line]
 
 
@@ -47,7 +47,7 @@ def phase(status: StatusDocument) -> str:
 
 
 def progress(status: StatusDocument) -> str:
-    """Return the periodic line for a log: the step, loss, rate and ETTR."""
+    """Return the periodic line of a log, with the step, loss, rate and ETTR."""
     parts = [_step(status) or phase(status)]
     if status.get("loss") is not None:
         parts.append(f"loss {number(status['loss'])}")
@@ -62,9 +62,10 @@ def progress(status: StatusDocument) -> str:
 
 
 def is_ettr_unknown(status: StatusDocument) -> bool:
-    """True if steps were repeated and their number is unknown.
+    """True if an unknown number of steps was repeated.
 
-    This is the case for a script that keeps its own state, and after all processes that knew the step died.
+    This is the case for a script that keeps its own state, or after all processes that knew the step have
+    died.
     """
     return "ettr" in status and status["ettr"] is None
 
@@ -74,7 +75,7 @@ def _ettr(status: StatusDocument) -> str:
 
 
 def _step(status: StatusDocument) -> str:
-    """Return the step and, if the script has declared it, the total; "" if the step is unknown."""
+    """Return the step, and the total if the script has declared it; "" if the step is unknown."""
     if status.get("step") is None:
         return ""
     total = status.get("total_steps")
@@ -92,7 +93,7 @@ def _remaining(status: StatusDocument) -> str:
 
 
 def stalled(status: StatusDocument) -> str:
-    """Return in words how long no step has ended, and the limit for it; "" while steps end regularly."""
+    """Return in words how long no step has ended, with the limit; "" while steps end regularly."""
     still_s = float(status.get("no_step_s") or 0.0)
     if still_s < STILL_S or status.get("phase") != "running":
         return ""
@@ -106,7 +107,7 @@ def _held_up(status: StatusDocument) -> str:
 
 
 def generation(status: StatusDocument) -> str:
-    """Return in words which group runs, and the step from which it started."""
+    """Return in words which group runs and from which step it started."""
     ranks = int(status.get("world_size") or 0)
     members = len([each for each in status.get("members") or [] if each.get("ranks")])
     where = f" on {count(members, 'member')}" if members else ""
@@ -118,7 +119,7 @@ def generation(status: StatusDocument) -> str:
 
 
 def has_run(status: StatusDocument) -> bool:
-    """True if a run is ending and its last group ran, perhaps too briefly for a status to show that."""
+    """True if the run is ending and its last group ran, even if too briefly for a status to show it."""
     name = status.get("phase")
     if name not in ENDING_PHASES:
         return False
@@ -128,7 +129,7 @@ def has_run(status: StatusDocument) -> bool:
 
 
 def station(status: StatusDocument) -> str:
-    """Return the line about the current phase, which a log shows whenever the phase changes."""
+    """Return the line about the current phase. A log shows it when the phase changes."""
     name = phase(status)
     if name == "running":
         return generation(status)
@@ -136,7 +137,7 @@ def station(status: StatusDocument) -> str:
     is_elsewhere = name in (
         "restarting",
         "stopping",
-    )  # the line of the incident, or the last line of the run, contains the message
+    )  # the line of the incident or the last line of the run has the message
     return f"{name}: {message}" if message and not is_elsewhere else name
 
 
@@ -163,7 +164,7 @@ def _headline(status: StatusDocument, width: int, style: Style, silent_s: float)
 
 
 def _numbers(status: StatusDocument, width: int, style: Style) -> str:
-    """Return the second line: the secured step, the checkpoint, and the rate in units of the data."""
+    """Return the second line, with the secured step, the checkpoint and the rate in units of the data."""
     cells: list[tuple[str, tuple[str, ...]]] = []
     if status.get("generation"):
         cells.append((f"generation {status['generation']}", (DIM,)))
@@ -206,7 +207,7 @@ def _role(member: Mapping[str, Any]) -> str:
 
 
 def _signs(member: Mapping[str, Any], states: Mapping[Any, str]) -> list[str]:
-    """Return a sign for each rank of the member, or for each of its warm processes."""
+    """Return a sign for each rank of the member, or for each warm process if it has no ranks."""
     if member.get("role") == "lost" or (member.get("ranks") and not member.get("connected")):
         return ["bad"] * max(1, len(member.get("ranks") or []))
     if member.get("ranks"):
@@ -215,7 +216,7 @@ def _signs(member: Mapping[str, Any], states: Mapping[Any, str]) -> list[str]:
 
 
 def _tally(shown: list[tuple[Mapping[str, Any], list[str]]], width: int, style: Style) -> str:
-    """Return the line about the members if there are too many to name each."""
+    """Return a summary of the members, for when there are too many to name each."""
     signs = [sign for _, each in shown for sign in each]
     words = (("on", "running"), ("half", "starting"), ("bad", "down"), ("off", "in reserve"))
     cells: list[tuple[str, tuple[str, ...]]] = [(f"  {count(len(shown), 'member')}", (DIM,))]

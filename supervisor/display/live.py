@@ -1,4 +1,4 @@
-"""Show a run in progress: redrawn in place on a terminal, plain lines elsewhere."""
+"""Show a run in progress, as a frame that is redrawn in place on a terminal and as plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from supervisor.display.screen import BUSY_BYTES, FULL_BYTES, Screen
 from supervisor.view.model import PHASES
 from supervisor.wording import count
 
-FRAME_S = 0.2  # between two frames: users cannot read faster changes
+FRAME_S = 0.2  # between two frames; users cannot read faster changes
 PROGRESS_S = 10.0
-LIVE_BYTES = 512 << 10  # of lines kept for a slow terminal: more than a user can read
-# The same for a file or a pipe: `Screen` accepts this much in addition to the text that it is writing.
+LIVE_BYTES = 512 << 10  # of lines to keep for a slow terminal: more than a user can read
+# Of lines to keep for a file or a pipe. `Screen` accepts this much on top of the text that it is writing.
 PLAIN_BYTES = FULL_BYTES - 4 * BUSY_BYTES
-PIECE_BYTES = BUSY_BYTES // 4  # written at a time, so that a burst is written while it arrives
-_BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"  # synchronized output: the text in between is drawn at once
+PIECE_BYTES = BUSY_BYTES // 4  # to write at a time, so that a burst is written while it arrives
+_BEGIN, _END = (
+    "\x1b[?2026h",
+    "\x1b[?2026l",
+)  # synchronized output, which the terminal draws in one step
 
 
 class TextOutput(Protocol):
@@ -36,17 +39,17 @@ class TextOutput(Protocol):
     def flush(self) -> None: ...
     def close(self) -> None: ...
     @property
-    def lost(self) -> str: ...
+    def write_error(self) -> str: ...
 
 
 class Display(Protocol):
-    """Shows what `run` passes to it. Only `flush` and `close` wait, for a bounded time; no method raises."""
+    """Shows a run to the user. Only `flush` and `close` wait, for a bounded time. No method raises."""
 
     def update(self, status: Mapping[str, Any], now_s: float) -> None:
-        """Show a new status; call this several times a second. `now_s` is on a monotonic clock."""
+        """Show a new status. Call this several times a second. `now_s` is on a monotonic clock."""
 
     def line(self, rank: int, text: str) -> None:
-        """Show a line that a rank has printed, by the next update at the latest."""
+        """Show a line that a rank has printed, no later than at the next update."""
 
     def say(self, text: str) -> None:
         """Show one of Holdfast's own lines immediately."""
@@ -55,7 +58,7 @@ class Display(Protocol):
         """Wait, for a bounded time, until everything is written."""
 
     def close(self) -> str:
-        """Draw the last state and end; return why it could not be written, or ""."""
+        """Draw the last state and end. Return why it could not be written; "" if it was."""
 
 
 def display(
@@ -73,7 +76,7 @@ def _output(out: TextIO | TextOutput) -> TextOutput:
 
 
 class _Lines:
-    """Lines waiting to be written; beyond `most_bytes`, the oldest are dropped.
+    """The lines that wait to be written. If they exceed `most_bytes`, the oldest are dropped.
 
     `size` is their length in bytes.
     """
@@ -104,7 +107,7 @@ class _Lines:
             self._dropped += 1
 
     def pop(self, most_bytes: int | None = None) -> list[str]:
-        """Return the oldest lines, all of them or about `most_bytes`, and a note if some were dropped."""
+        """Return all lines, or about `most_bytes` of the oldest, and a note if some were dropped."""
         lines = []
         if self._dropped:
             note = f"[{count(self._dropped, 'line')} not shown: the run's logs contain them]"
@@ -129,7 +132,7 @@ def _size(line: str) -> int:
 
 
 class LiveDisplay:
-    """A frame of a few lines at the bottom of a terminal; the output of the ranks scrolls above it."""
+    """A frame of a few lines at the bottom of a terminal. The output of the ranks scrolls above it."""
 
     def __init__(self, out: TextIO | TextOutput, incidents: IncidentRecords = NO_RECORDS) -> None:
         self._out = _output(out)
@@ -166,10 +169,10 @@ class LiveDisplay:
     def close(self) -> str:
         self._draw(self._drawn_s)
         self._out.close()
-        return self._out.lost
+        return self._out.write_error
 
     def _draw(self, now_s: float) -> None:
-        """Write the waiting lines, and the frame below them, in one call."""
+        """Write the waiting lines and the frame below them in one call."""
         if self._out.busy:
             return  # the last frame is not written yet, so a later call draws a newer one
         size = self._out.size()
@@ -190,14 +193,14 @@ class LiveDisplay:
 
 
 def _rows(lines: list[str], columns: int) -> int:
-    """Return the rows that lines occupy on a terminal that may have become narrower since they were drawn."""
+    """Return how many rows lines occupy. The terminal may have become narrower since they were drawn."""
     return sum(max(1, -(-width_of(line) // max(1, columns))) for line in lines)
 
 
 class PlainDisplay:
     """Plain lines for a log: one for each change, and a progress line every `PROGRESS_S`.
 
-    With `quiet`, it shows only the output of the ranks and the texts passed to `say`.
+    If `quiet`, it shows only the output of the ranks and the texts passed to `say`.
     """
 
     def __init__(
@@ -252,10 +255,10 @@ class PlainDisplay:
         self._out.flush()
 
     def close(self) -> str:
-        while len(self._lines):  # even if the output is busy: `Screen.close` waits, for a bounded time
+        while len(self._lines):  # even if the output is busy, because `Screen.close` waits for a bounded time
             self._write()
         self._out.close()
-        return self._out.lost
+        return self._out.write_error
 
     def _flush(self) -> None:
         while len(self._lines) and not self._out.busy:

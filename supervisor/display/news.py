@@ -1,4 +1,4 @@
-"""Describe the changes between one status of a run and the next, in lines. Pure except for `recall`."""
+"""Describe in lines what has changed between two statuses of a run. Pure except for `recall`."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 from supervisor.wording import sentence, slowness, what
 
 _TRACEBACK_LINES = 40
-_MAX_MISSED = 20  # incidents between two statuses that are still shown
+_MAX_MISSED = 20  # how many incidents between two statuses are shown
 
 
 @dataclass(frozen=True, slots=True)
 class IncidentRecords:
-    """Access to the records of incidents. A status contains only the newest, but several may be new.
+    """Gives access to the records of incidents. A status contains only the newest, but several may be new.
 
-    `recall` returns the record of an incident by its number; None if it cannot be read. Incidents numbered up
-    to `before` belong to an earlier run.
+    `recall` returns the record of the incident with a given number; None if it cannot be read. Incidents with
+    numbers up to `before` belong to an earlier run.
     """
 
     recall: Callable[[int], Mapping[str, Any] | None] = lambda _: None
@@ -35,7 +35,7 @@ class _SlowRanks:
         self._judge: tuple[object, object] = (None, None)
 
     def of(self, status: Mapping[str, Any]) -> list[str]:
-        """Return a line for each change; a new supervisor or generation starts with no slow ranks."""
+        """Return a line for each change. A new supervisor or generation begins without slow ranks."""
         judge = (status.get("supervisor_pid"), status.get("generation"))
         if judge != self._judge:
             self._judge, self._shown = judge, set()
@@ -54,8 +54,8 @@ class _WarmFailures:
     """Tracks which members were shown as unable to create warm processes."""
 
     def __init__(self) -> None:
-        # Name of the member -> whether ranks wait for its processes. The error text is not part of it,
-        # because it may differ each time.
+        # By name of the member: whether ranks wait for its processes. The error text is not stored, because
+        # it can differ each time.
         self._failing: dict[object, bool] = {}
 
     def of(self, status: Mapping[str, Any]) -> list[str]:
@@ -89,7 +89,7 @@ class StatusNews:
         self._storage_fails = False
 
     def of(self, status: Mapping[str, Any]) -> list[str]:
-        """Return a line for each change; only one for an incident that was over before it was first shown."""
+        """Return a line for each change, but only one for an incident that was over before it was shown."""
         news = [*self._slow.of(status), *self._warm.of(status), *self._storage(status)]
         warm = {each.get("warm_error") for each in status.get("members") or ()}
         for name in ("passed_over", "warnings"):
@@ -109,7 +109,7 @@ class StatusNews:
         return news
 
     def _before(self, number: int) -> list[str]:
-        """Return the lines of incidents that were over before incident `number` began and were not shown."""
+        """Return the lines of incidents that were over before incident `number` and were not shown yet."""
         lines: list[str] = []
         for each in range(max(self._over + 1, number - _MAX_MISSED), number):
             found = self._incidents.recall(each)
@@ -124,7 +124,7 @@ class StatusNews:
         return [found for number in numbers if (found := self._incidents.recall(number)) is not None]
 
     def _ended(self, found: Mapping[str, Any]) -> list[str]:
-        """Return the lines of an incident that is over; [] if they were shown."""
+        """Return the lines of an incident that is over; [] if they were already shown."""
         if _number(found) <= self._over:
             return []
         self._over = _number(found)
@@ -151,7 +151,7 @@ def _line(incident: Mapping[str, Any], words: str) -> list[str]:
 
 
 def _traceback(incident: Mapping[str, Any]) -> list[str]:
-    """Return the last lines of a rank that lost its peers although none failed; no log has them."""
+    """Return the last lines of a rank that lost its peers although none failed. No log has them."""
     if incident.get("kind") != "victim" or incident.get("remedy") == "stop":  # printed at the end of the run
         return []
     return str(incident.get("message") or "").strip("\n").splitlines()[-_TRACEBACK_LINES:]

@@ -1,7 +1,7 @@
-"""Follow the directory of a run in progress: its status, the output of its ranks, its incidents.
+"""Follow the directory of a run in progress: its status, its ranks' output and its incidents.
 
 A separate thread reads the files. The process that displays a run also restarts parts that die and handles
-Ctrl-C, and unresponsive storage must delay neither.
+Ctrl-C, and storage that does not respond must not delay either.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from supervisor.store.json_file import JsonFileReader
 from supervisor.store.run_directory import RunDir
 
 SOON_S = 0.05  # how long `poll` waits for a read, which usually takes one or two milliseconds
-HANGS_S = 5.0  # a read that takes longer is reported
-READ_S = 1.0  # for one small file
-END_S = 3.0  # for the last read
-OLD_S = 10.0  # a status is renewed every second; if it is older than this, `poll` attempts a write as a probe
+HANGS_S = 5.0  # a longer read is reported
+READ_S = 1.0  # the time limit for one small file
+END_S = 3.0  # the time limit for the last read
+OLD_S = 10.0  # if the status, renewed every second, is older than this, `poll` probes with a write
 
 RankLine = tuple[int, str]  # rank, text
 _WARNS = re.compile(r"holdfast: (?:(?P<of>warning: )(?:rank \d+: )?|rank \d+: )(?P<text>.*)")
@@ -31,17 +31,17 @@ _NUMBER = re.compile(r"\d+")
 
 
 class WarningFilter:
-    """Removes repeated warnings of Holdfast, which each rank prints, and prints again after a restart.
+    """Removes repeated warnings of Holdfast. Each rank prints a warning, and prints it again after a restart.
 
-    Two warnings about the script are equal even if numbers in them differ (the step, a time). Two warnings
-    about a value of the training (a loss jump) are different if their numbers differ.
+    Warnings about the script count as equal even if their numbers, such as the step, differ. Warnings about a
+    value of the training, such as a loss jump, count as different if their numbers differ.
     """
 
     def __init__(self) -> None:
         self._known: set[str] = set()
 
     def admit(self, text: str) -> bool:
-        """True if a line must be shown: it is not a warning, or it is the first of its kind."""
+        """True if a line must be shown, because it is not a warning or the first one of its kind."""
         found = _WARNS.match(text)
         if found is None:
             return True
@@ -61,7 +61,7 @@ class _Reading:
 
 
 class RunFollower:
-    """Reads new content of the directory. No method raises, or blocks for longer than its limit."""
+    """Reads new content of the directory. No method raises or blocks for longer than its limit."""
 
     def __init__(self, run: RunDir) -> None:
         self.status: Mapping[str, Any] = {}  # the newest
@@ -75,14 +75,14 @@ class RunFollower:
         self._gone = False
         self._refused = ""
         self._reported = ""
-        # The newest status, and when it was first read or the directory was last probed.
+        # The newest status, and when it was first read or, if later, when the directory was probed.
         self._renewed: tuple[object, float] = (None, 0.0)
         self._probed = ""
 
     def poll(self, now_s: float) -> list[RankLine]:
-        """Return the lines that ranks have printed since the last call, and renew `status`.
+        """Return the lines that ranks have printed since the last call. Update `status`.
 
-        Warnings that another rank or an earlier generation has printed before are omitted.
+        Warnings that another rank or an earlier generation has already printed are left out.
         """
         if self._pending is None:
             self._pending, self._since_s = self._files.submit(self._read_all), now_s
@@ -93,14 +93,14 @@ class RunFollower:
         return self._adopt(reading)
 
     def news(self, now_s: float) -> str:
-        """Return a message about the directory itself when its state has changed; "" otherwise."""
+        """Return a message about the directory itself if its state has changed; "" otherwise."""
         hangs = self._pending is not None and now_s - self._since_s > HANGS_S
         state = "hangs" if hangs else "gone" if self._gone else "refuses" if self._refused else ""
         if state == self._reported:
             return ""
         before, self._reported = self._reported, state
         name = self._run.path
-        over = "can be written to again" if before == "refuses" else "is back"
+        over = "can be written to again" if before == "refuses" else "is available again"
         return {
             "hangs": f"the storage of the run directory {name} does not respond: training continues, but"
             " nothing in it can be read or written",
@@ -113,13 +113,13 @@ class RunFollower:
         }[state]
 
     def incident(self, number: int) -> Mapping[str, Any] | None:
-        """Return one incident; None if it does not exist or cannot be read now."""
+        """Return one incident; None if it does not exist or cannot currently be read."""
         with suppress(OSError):
             return self._files.do(lambda: self._run.incident(number), READ_S)
         return None
 
     def close(self) -> list[RankLine]:
-        """Return the last lines, and renew `status`. A later `poll` does not return them again."""
+        """Return the last lines, and update `status`. A later `poll` does not return them again."""
         lines: list[RankLine] = []
         last: _Reading | None = None
         with suppress(OSError):
@@ -143,7 +143,7 @@ class RunFollower:
         return _Reading(lines, status or {}, gone, "" if gone else self._refusal(status, time.monotonic()))
 
     def _refusal(self, status: object, now_s: float) -> str:
-        """Return why nothing can be written; "" if a probe succeeds or the status is newer than `OLD_S`."""
+        """Return why nothing can be written; "" if the status is newer than `OLD_S` or a probe succeeds."""
         known, at_s = self._renewed
         if status is not known:
             self._renewed, self._probed = (status, now_s), ""

@@ -1,10 +1,10 @@
 """Write to a terminal or a pipe without blocking the caller.
 
-The reader may stop reading, because of Ctrl-S, a pager or a hung log collector. The process must keep
-restarting parts that die, so a thread writes, and text that cannot be written is dropped. At the end, a pipe
-receives a note of how much was dropped and the last lines, even if its reader is far behind: the pipe is
-enlarged for them if the system allows that. `say` and `say_json` are for commands that print once: they block
-and raise.
+The reader may stop reading because of Ctrl-S, a pager or a hung log collector. The process must nevertheless
+keep restarting parts that die, so a thread writes the text, and text that cannot be written is dropped. At
+the end, a pipe receives the last lines and a note of how much was dropped, even if its reader is far behind.
+The pipe is enlarged for them if the system allows it. `say` and `say_json` are for commands that print once.
+They block and raise.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from holdfast.protocol import foreign_text
 from supervisor.display.ansi import Style, style_for
 from supervisor.wording import count
 
-BUSY_BYTES = 256 << 10  # with more text waiting, `busy` is True: callers should write nothing new
-FULL_BYTES = 8 << 20  # with more text waiting, new text is dropped
-CLOSE_S = 2.0  # for a slow reader at the end
+BUSY_BYTES = 256 << 10  # if more text waits, `busy` is True and callers should not write more
+FULL_BYTES = 8 << 20  # if more text waits, new text is dropped
+CLOSE_S = 2.0  # the time limit for a slow reader at the end
 FLUSH_S = 0.5
-LAST_S = 0.5  # for the last lines, once there is room for them
-LAST_BYTES = 16 << 10  # of the last lines, which are never dropped: they describe how the run ended
+LAST_S = 0.5  # the time limit for the last lines, once there is room for them
+LAST_BYTES = 16 << 10  # of the last lines, which say how the run ended and are never dropped
 ROOM_BYTES = 64 << 10  # for these lines, a note, and the rest of a partly written line
 _AT_ONCE_BYTES = 4096  # what a pipe accepts without blocking when poll reports it as writable
 _POLL_MS = 100  # while a pipe is full
@@ -45,12 +45,13 @@ def style_of(stream: TextIO) -> Style:
 
 
 class Screen:
-    """An output stream, written by a thread. It is not an error if its reader has exited.
+    """An output stream, written by a thread.
 
-    `lost` says why the last text could not be written for another reason, such as a full disk, or is "".
+    `write_error` says why the last text could not be written, for example because the disk is full; "" if it
+    was written. A reader that has exited is not an error.
     """
 
-    lost: str = ""
+    write_error: str = ""
 
     def __init__(self, stream: TextIO, environment: Mapping[str, str] | None = None) -> None:
         environment = os.environ if environment is None else environment
@@ -71,11 +72,11 @@ class Screen:
 
     @property
     def busy(self) -> bool:
-        """True while the reader is behind."""
+        """True while the reader is too slow."""
         return self._waiting_bytes > BUSY_BYTES
 
     def size(self) -> tuple[int, int]:
-        """Return columns and lines."""
+        """Return the number of columns and lines."""
         try:
             found = os.get_terminal_size(self._descriptor)
         except OSError:
@@ -83,7 +84,7 @@ class Screen:
         return (found.columns or 80, found.lines or 24)
 
     def write(self, text: str) -> None:
-        """Queue `text` to be written, in full or not at all. Never blocks or raises."""
+        """Queue `text`, to be written in full or not at all. Never blocks or raises."""
         raw = text.encode(self._encoding, errors="replace")
         with self._changed:
             if self._ending or self._waiting_bytes + len(raw) > FULL_BYTES:
@@ -98,7 +99,7 @@ class Screen:
             self._changed.wait_for(lambda: not self._waiting_bytes, FLUSH_S)
 
     def close(self) -> None:
-        """Wait up to `CLOSE_S` until all is written; after that, write only the last lines to a slow pipe."""
+        """Wait up to `CLOSE_S` until all is written. After that, a slow pipe gets only the last lines."""
         with self._changed:
             self._ending = True
             self._changed.notify()
@@ -121,10 +122,10 @@ class Screen:
                 self._waiting.clear()
             try:
                 self._write_all(raw)
-                self.lost = ""
+                self.write_error = ""
             except OSError as error:
-                if error.errno not in _GONE:  # a full disk may have room later
-                    self.lost = error.strerror or str(error)
+                if error.errno not in _GONE:  # a full disk may have room again later
+                    self.write_error = error.strerror or str(error)
                     self._done(len(raw))
                     continue
                 with self._changed:
@@ -162,7 +163,7 @@ class Screen:
                 view = view[self._write_some(view[:_AT_ONCE_BYTES]) :]
 
     def _rest(self, view: memoryview) -> bytes:
-        """Return all text that is not written yet, and remove it from the queue."""
+        """Remove all unwritten text from the queue, and return it."""
         with self._changed:
             waiting = b"".join(self._waiting)
             self._waiting.clear()
@@ -199,7 +200,7 @@ class Unwritable(Exception):
 
 
 def say(*texts: str) -> None:
-    """Print texts, which may come from a script, without escape sequences other than colours.
+    """Print texts, which may come from a script. Escape sequences are removed, except colours.
 
     Characters that the locale cannot represent are replaced.
 
@@ -233,7 +234,7 @@ def say_json(value: object) -> None:
 
 
 def finite(value: object) -> object:
-    """Return `value` with each number that JSON cannot represent replaced by None."""
+    """Return `value` with None in place of each number that JSON cannot represent."""
     if isinstance(value, dict):
         return {key: finite(each) for key, each in value.items()}
     if isinstance(value, list):

@@ -1,1 +1,1 @@
-"""Decides whether a group that completes no steps hangs, and which rank holds it up. Pure."""
+"""Decide whether a group that completes no steps hangs, and which rank holds it up. Pure."""

@@ -1,7 +1,8 @@
-"""Recognize hangs that are certain without a time limit; the supervisor acts on them within seconds. Pure.
+"""Recognize certain hangs, which need no time limit. The supervisor acts on them within seconds. Pure.
 
-A hang is certain if a process is stopped or waits for locks that no other process can release, if its partner
-has left, if all ranks wait for each other, or if a rank exceeds the limit of its own phase.
+A hang is certain if a process is stopped, if it waits for locks that no other process can release, if a rank
+for which it waits has exited, if all ranks wait for each other, or if a rank exceeds the limit of its own
+phase.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from supervisor.hangs.verdict import StallVerdict, hang_fault
 from supervisor.view import reports, uneven_steps
 from supervisor.view.model import Fault, LateRank, Policy, RankAtRest, View
 
-SIDE_S = 0.3  # how long the supervisor waits for the other ranks' inspections, which have begun
-STOPPED_S = 1.0  # the same for a stopped rank that is not late, as its inspections have yet to begin
-LEFT_S = 5.0  # how long ranks that are not late must have waited for a rank that has left
+SIDE_S = 0.3  # how long to wait for the other ranks' inspections, which have begun
+STOPPED_S = 1.0  # how long to wait if a stopped rank is not late, because no inspection has begun yet
+LEFT_S = 5.0  # how long ranks that are not late must have waited for a rank that has exited
 _S = 1_000_000_000
 
 
 def certain(view: View, named: LateRank, why: str) -> StallVerdict:
-    """Return the verdict that `named` hangs for the reason `why`; if its rank is -1, the whole group does."""
+    """Return the verdict that `named` hangs because of `why`; if its number is -1, the whole group hangs."""
     place = group_reports.place(view, named)
     at = f", in {group_reports.position(view, named)}" if place and named.role == evidence.LOCKED else ""
     ranks = ", ".join(str(each.rank) for each in view.watch.ranks)
@@ -39,7 +40,7 @@ def certain(view: View, named: LateRank, why: str) -> StallVerdict:
 
 
 def stopped(view: View, ranks: frozenset[int]) -> StallVerdict:
-    """Return the verdict about `ranks`, which their launchers report as stopped, in any phase."""
+    """Return the verdict about `ranks`, which their launchers report as stopped, whatever their phase."""
     named = next(each for each in view.watch.ranks if each.rank in ranks)
     meaning = meaning_of(named.phase)
     is_in_step = meaning is not None and meaning.kind in (PhaseKind.STEP, PhaseKind.TAIL)
@@ -51,7 +52,7 @@ def stopped(view: View, ranks: frozenset[int]) -> StallVerdict:
 
 
 def exceeded(view: View, over: list[RankStall]) -> StallVerdict:
-    """Return the verdict about ranks that exceed the limit of a pause, of their exit, or of a first step."""
+    """Return the verdict about ranks that exceed the limit for a pause, their exit or a first step."""
     at_fault = [stall for stall in over if not _may_wait(stall)]
     stall = at_fault[0] if at_fault else over[0]
     watched = {each.rank: each for each in view.watch.ranks}
@@ -70,17 +71,17 @@ def exceeded(view: View, over: list[RankStall]) -> StallVerdict:
 
 
 def _may_wait(stall: RankStall) -> bool:
-    """Return True if the rank may have exceeded its limit because it waits for another rank."""
+    """True if the rank may have exceeded its limit because it waits for another rank."""
     meaning = meaning_of(stall.phase_name)
     return meaning is not None and meaning.may_wait
 
 
 def abandoned(view: View) -> StallVerdict | None:
-    """Return the verdict if a rank has ended well and all others wait in a collective; None otherwise.
+    """Return the verdict if a rank has finished while all others wait in a collective; None otherwise.
 
-    The waiting ranks need not be late: the rank that has ended will never join the collective.
+    The waiting ranks need not be late, because the rank that has finished will never join the collective.
     """
-    left = [rank for rank in reports.ranks(view) if reports.ended_well(rank)]
+    left = [rank for rank in reports.ranks(view) if reports.has_finished(rank)]
     here = {each.rank: each for each in view.watch.ranks}
     if not left or set(here) != set(group_reports.phases(view)):
         return None
@@ -91,7 +92,7 @@ def abandoned(view: View) -> StallVerdict | None:
 
 
 def partner_left(view: View, gone: RankState, waiting: list[LateRank]) -> StallVerdict:
-    """Return the verdict if `gone` has ended well while `waiting` wait for it in a collective."""
+    """Return the verdict if `gone` has finished while the ranks in `waiting` wait for it in a collective."""
     step = reports.step_of_rank(view, gone.rank)
     detail = (
         f"rank {gone.rank} exited with 0 at step {step} while rank {waiting[0].rank}"
@@ -109,8 +110,8 @@ def partner_left(view: View, gone: RankState, waiting: list[LateRank]) -> StallV
 def deadlocked(view: View, policy: Policy, resting: tuple[RankAtRest, ...]) -> StallVerdict:
     """Return the verdict if all ranks wait for each other and nothing can end the wait.
 
-    If the group was restarted at the same step and place before, the restart did not help. Then a limit
-    applies, which doubles with each such restart.
+    If the group has already been restarted at the same step and place, the restart did not help. In that case
+    a time limit applies, which doubles with each such restart.
     """
     place, why = deadlock.place(resting), deadlock.describe(resting)
     step = min(each.step for each in resting)
@@ -126,7 +127,7 @@ def deadlocked(view: View, policy: Policy, resting: tuple[RankAtRest, ...]) -> S
 
 
 def is_repeated(view: View, named: LateRank) -> bool:
-    """Return True if the group was restarted for a hang at this place and step, so a limit applies."""
+    """True if the group was already restarted for a hang at this place and step, so that a limit applies."""
     place = group_reports.place(view, named)
     return any(
         past.kind == "hang" and past.place == place and past.step == named.step

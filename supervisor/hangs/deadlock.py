@@ -1,13 +1,13 @@
 """Prove that all ranks wait for each other and that nothing in transit could end the wait. Pure.
 
-An inspection can show that a rank is at rest (`holdfast.inspection.blocked_ranks`): it waits in a collective,
-and until a given time only bytes on its connections would wake it. If all ranks are at rest at the same
-moment, and each connection leads from one of them to another, then no process is left that could send any
-bytes, so the ranks wait forever, regardless of which collectives they are in.
+An inspection can show that a rank is at rest (`holdfast.inspection.blocked_ranks`): the rank waits in a
+collective and, until a given time, only bytes on its connections would wake it. Suppose that all ranks are at
+rest at the same time and that each connection leads from one of them to another. Then no process is left that
+could send any bytes, and the ranks wait forever, regardless of which collectives they are in.
 
-The clocks of different hosts cannot establish such a moment. When inspections show all ranks at rest,
-the supervisor therefore requests another inspection of each, with the time of the request as its number. A
-rank whose mark is the same in both inspections was at rest at the time of that request.
+The clocks of different hosts cannot show that the ranks were at rest at the same time. When inspections show
+all ranks at rest, the supervisor therefore requests another inspection of each, and uses the time of the
+request as its number. A rank whose mark is the same in both inspections was at rest at that time.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from supervisor.hangs import evidence
 from supervisor.view import reports
 from supervisor.view.model import RankAtRest, View
 
-_LATE = 1  # the number of the request while a rank is late and not all ranks are at rest
+_LATE = 1  # the number of the request if a rank is late but not all ranks are at rest
 _S = 1_000_000_000
 _IN_WORDS = {"_engine_run_backward": "the backward pass"}
 
 
 def inspection_request(view: View) -> int:
-    """Return the number of the inspection that members must make; 0 if they need not inspect any rank."""
+    """Return the number of the inspection that members must make; 0 if they must make none."""
     if not view.watch.ranks:
         return 0
     return _all_resting_since_ns(view) or _LATE
 
 
 def update_resting(before: tuple[RankAtRest, ...], view: View) -> tuple[RankAtRest, ...]:
-    """Return the ranks that are at rest according to the newest inspections, and since when."""
+    """Return the ranks that are at rest by their newest inspections, and since when."""
     known = {each.rank: each for each in before}
     found: list[RankAtRest] = []
     for report in reports.reports(view):
@@ -73,10 +73,11 @@ def _wait_in_words(inspection: RankInspection) -> str:
 
 
 def deadlocked_ranks(view: View, horizon_s: float) -> tuple[RankAtRest, ...]:
-    """Return all ranks, with the places where they wait, if none of them will continue; () if not proven.
+    """Return all ranks and where they wait if it is proven that none will continue; () otherwise.
 
-    At the time limit of a collective, an exception is raised, which the script may handle. A wait counts as
-    endless if that limit is more than `horizon_s` away: the group would be restarted before then anyway.
+    When a collective reaches its time limit, it raises an exception that the script may handle. A wait
+    therefore counts as endless only if that limit is more than `horizon_s` away, because the group would be
+    restarted before then anyway.
     """
     since_ns, rests = _all_resting_since_ns(view), view.watch.rests
     if not since_ns or any(each.asked != since_ns for each in rests):
@@ -86,7 +87,7 @@ def deadlocked_ranks(view: View, horizon_s: float) -> tuple[RankAtRest, ...]:
 
 
 def _all_resting_since_ns(view: View) -> int:
-    """Return when all ranks were first known to be at rest among themselves; 0 if they are not."""
+    """Return since when all ranks have been at rest and wait only for each other; 0 if they do not."""
     rests = view.watch.rests
     if len(rests) < 2 or {each.rank for each in rests} != set(range(view.memory.world_size)):
         return 0
@@ -96,7 +97,7 @@ def _all_resting_since_ns(view: View) -> int:
 
 
 def describe(rests: tuple[RankAtRest, ...], most: int = 4) -> str:
-    """Return in words where each rank waits; if the places differ, for the first `most` ranks."""
+    """Return in words where each rank waits. If the places differ, name the first `most` ranks."""
     places = {each.place for each in rests}
     text = "all ranks wait for each other, and nothing is in transit: "
     if len(places) == 1:
@@ -108,5 +109,5 @@ def describe(rests: tuple[RankAtRest, ...], most: int = 4) -> str:
 
 
 def place(rests: tuple[RankAtRest, ...]) -> str:
-    """Return where the ranks wait, without line numbers, so that all lines of one function are equal."""
+    """Return where the ranks wait, without line numbers, so that all lines of a function compare equal."""
     return "; ".join(sorted({evidence.without_line(each.place) for each in rests}))

@@ -1,15 +1,18 @@
 """Decide whether a group that completes no steps hangs. Pure.
 
-Elapsed time alone proves nothing. A certain hang is acted on immediately (`supervisor.hangs.certain_hangs`):
-a process that is stopped, regardless of its activity; a rank that waits for locks that no other process can
-release; a partner that has left. Possible work (loading, compiling, saving, a file system, a network) has a
-limit, which is counted from the last sign of work and learned from stalls that ended without a restart
-(`supervisor.hangs.stall_limits`). While any rank is within its time limit, in a pause that the script
-declared or under a debugger, possible work does not count as a hang, because the other ranks may be waiting
-for that rank.
+Elapsed time alone proves nothing, so a stall belongs to one of two classes:
 
-Holdfast may never see a step of a script that does not join. Before the first step, everything that such a
-script does may be work, so the time for a first step is counted from the last sign of work.
+- A certain hang is acted on immediately (`supervisor.hangs.certain_hangs`): for example, a process is
+stopped,
+  or a rank waits for locks that no other process can release.
+- Possible work, such as loading, compiling or saving, has a time limit (`supervisor.hangs.stall_limits`). The
+  limit is counted from the last sign of work, and learned from stalls that ended without a restart.
+
+Possible work does not count as a hang while any rank is within its time limit, in a pause that the script
+declared, or under a debugger, because the other ranks may be waiting for that rank.
+
+Holdfast may never see a step of a script that does not join. Anything that such a script does before its
+first step may be work, so the limit for a first step is counted from the last sign of work.
 """
 
 from __future__ import annotations
@@ -29,14 +32,14 @@ from supervisor.hangs.verdict import StallVerdict
 from supervisor.view import reports
 from supervisor.view.model import LateRank, PendingException, Policy, View
 
-EXCEPTION_S = 5.0  # added to the time for `finally` blocks; then the rank itself reports the exception
+EXCEPTION_S = 5.0  # added to the time for `finally` blocks, for the rank to report the exception itself
 _PAUSES = names_of_kinds(PhaseKind.PAUSE, PhaseKind.COPY)
 _ENDS = names_of_kinds(PhaseKind.END)
 _S = 1_000_000_000
 
 
 def judge(view: View, policy: Policy) -> StallVerdict | None:
-    """Return the verdict about the group; None while no rank is late."""
+    """Return the verdict about the group; None if no rank is late."""
     watch = view.watch
     if not watch.ranks or watch.generation != view.memory.generation:
         return None
@@ -50,7 +53,7 @@ def judge(view: View, policy: Policy) -> StallVerdict | None:
 
 
 def _judge_pauses(view: View, policy: Policy) -> StallVerdict | None:
-    """Return the verdict if ranks are stopped or deadlocked, or a pause or exception is within its limit."""
+    """Return the verdict if ranks are stopped or deadlocked, or if a pause or exception has time left."""
     stalls, phases = group_reports.stalls(view), group_reports.phases(view)
     pausing = [rank for rank, phase in phases.items() if phase in _PAUSES and rank not in stalls]
     stopped = group_reports.stopped_ranks(view)
@@ -72,7 +75,7 @@ def _judge_pauses(view: View, policy: Policy) -> StallVerdict | None:
 
 
 def _judge_others(view: View, policy: Policy) -> StallVerdict:
-    """Return the verdict if no rank is in a pause or an exception that is within its limit."""
+    """Return the verdict if no rank has time left in a pause or for an exception."""
     watch, stalls, phases = view.watch, group_reports.stalls(view), group_reports.phases(view)
     over = [stall for rank, stall in sorted(stalls.items()) if stall.limited]
     if over:
@@ -96,7 +99,7 @@ def _judge_others(view: View, policy: Policy) -> StallVerdict:
 
 
 def deadline_ns(view: View, policy: Policy) -> int:
-    """Return the first moment at which the verdict no longer waits for missing inspections."""
+    """Return the time from which the verdict no longer waits for missing inspections."""
     return _inspected_by_ns(view, policy) + 1
 
 
@@ -106,26 +109,26 @@ def _inspected_by_ns(view: View, policy: Policy) -> int:
 
 
 def _pending_exceptions(view: View, policy: Policy) -> list[PendingException]:
-    """Return the exceptions that may be about to end their ranks and are within the time limit for that."""
+    """Return the exceptions that may be about to end their ranks and still have time to do so."""
     until_ns = view.now_ns - int((policy.unwind_s + EXCEPTION_S) * _S)
     return [each for each in view.watch.hints if each.since_ns > until_ns]
 
 
 def _standstill(view: View, policy: Policy) -> StallVerdict:
-    """Return the verdict if all ranks are late or ending, and were inspected or could have been."""
+    """Return the verdict if all ranks are late or ending, and there was time to inspect them."""
     watch = view.watch
     waiting = [each for each in watch.ranks if each.role == evidence.WAITS]
     rest = [each for each in watch.ranks if each.role != evidence.WAITS]
-    left = [rank for rank in reports.ranks(view) if reports.ended_well(rank)]
+    left = [rank for rank in reports.ranks(view) if reports.has_finished(rank)]
     if not rest and left:
         return certain_hangs.partner_left(view, left[0], waiting)
     ahead = _ranks_ahead(view, rest)
     holding = [each for each in rest if each.rank not in ahead]
-    # `holding` may contain a rank whose process is gone: its launcher has yet to report the exit.
+    # `holding` may contain a rank whose process is gone but whose launcher has not reported the exit yet.
     locked = [each for each in holding if each.role == evidence.LOCKED]
     if policy.hang_floor_s > 0 and all(each.begun for each in watch.ranks):
         return stall_limits.at_floor(view, holding or waiting)
-    # Before the first step, ranks need not wait for each other: a script may serve requests or do inference.
+    # Before the first step, ranks need not wait for each other: the script may serve requests, for example.
     apart = stall_limits.are_apart(view, policy) or not any(each.begun for each in watch.ranks)
     alone = len(watch.ranks) == 1 or (apart and not waiting)
     if locked and len(locked) == len(holding) and not certain_hangs.is_repeated(view, locked[0]):
@@ -137,7 +140,7 @@ def _standstill(view: View, policy: Policy) -> StallVerdict:
 
 
 def _ranks_ahead(view: View, rest: list[LateRank]) -> set[int]:
-    """Return the ranks that are ahead of the last rank and only compute or wait, perhaps for a device."""
+    """Return the ranks ahead of the last rank that only compute or wait, perhaps for a device."""
     inspected = {each.rank for each in reports.all_inspections(view)}
     places = {each.rank: (each.step, each.phase_seq) for each in rest if each.rank in inspected}
     first = min(places.values(), default=(0, 0))

@@ -1,4 +1,4 @@
-"""Classify what an inspection shows: a wait for other ranks, an endless wait, or possible work. Pure."""
+"""Classify the result of an inspection: a wait for other ranks, an endless wait, or possible work. Pure."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from holdfast.protocol.launcher_messages import RankInspection
 from supervisor.hangs import hung_rank
 
 # Roles
-STOPPED = "stopped"  # by a signal: it does nothing until it receives SIGCONT
+STOPPED = "stopped"  # by a signal; it does nothing until it receives SIGCONT
 TRACED = "traced"  # a debugger is attached
 GONE = "gone"  # its process has ended
 WAITS = "waits"  # in a collective, for other ranks
 LOCKED = "locked"  # all its threads wait for locks that no other process can release
-WORKS = "works"  # it, or one of its child processes, makes progress
-BUSY = "busy"  # it computes in one function: a long call, or an endless loop
-IDLE = "idle"  # it waits for an event that may still come: from a file, a peer or a timer
+WORKS = "works"  # it or one of its child processes makes progress
+BUSY = "busy"  # it computes in one function, which is a long call or an endless loop
+IDLE = "idle"  # it waits for an event that may still come, from a file, a peer or a timer
 
-# Kinds of work. Users read them in messages, and the durations of stalls are learned for each kind.
+# Kinds of work. Messages show them, and Holdfast learns the durations of stalls for each kind.
 COMPUTES, CHILDREN, BYTES = "computing", "work of its child processes", "reading or writing"
 FILE, NETWORK, SLEEP, CHILD = "a file system", "a network or a pipe", "sleep", "a child process"
 LOCK, COLLECTIVE, UNKNOWN = "a lock", "a collective", "unknown"
 
-_BUSY_SHARE = 0.05  # of a core; a thread that only wakes up occasionally uses less
+_BUSY_SHARE = 0.05  # of a core; a thread that only wakes up now and then uses less
 _LINE = re.compile(r":\d+\)$")
 _LOCKS = re.compile(r"\((threading|queue|concurrent/futures/\w+)\.py:\d+\)$")
 _ALL_LOCKS = (
@@ -73,25 +73,25 @@ def findings(inspection: RankInspection) -> Findings:
 
 
 def shows_work(inspection: RankInspection) -> bool:
-    """Return True for any sign of work, such as a long call, but not for a busy wait for other ranks."""
+    """True if there is any sign of work, such as a long call. A busy wait for other ranks is none."""
     found = findings(inspection)
     return inspection.moved or inspection.children > 0 or inspection.io_bytes > 0 or found.role == BUSY
 
 
 def waits_for_no_rank(inspection: RankInspection) -> bool:
-    """Return True if the inspection shows that the rank does not wait for another rank.
+    """True if the inspection shows that the rank does not wait for another rank.
 
-    The main thread is the evidence: it is running, in a timed sleep, or doing I/O on files that respond, and
-    it is outside of all functions in which ranks meet. A wait for a lock, a pipe, a connection or a child
-    process may be a wait for another rank, and so may an unknown wait. A device or a library
-    (`RankInspection.meets_unseen`) may also hide such a wait.
+    This is certain if the main thread is running, is in a timed sleep, or does I/O on files that respond, and
+    is in no function in which ranks meet. Any other wait, for example for a lock, a pipe, a connection or a
+    child process, can be a wait for another rank. So can the use of a device or library that hides its waits
+    (`RankInspection.meets_unseen`).
     """
     if inspection.meets_unseen or findings(inspection).role not in (WORKS, BUSY, IDLE):
         return False
     if hung_rank.classify_wait(inspection.stack) != hung_rank.NOT_WAITING:
         return False
     main = inspection.calls[0] if inspection.calls else ""
-    # A runnable thread that has no core at this moment is not reported as `thread_waits.RUNS`.
+    # A runnable thread without a core is not reported as `thread_waits.RUNS`.
     runs = main == thread_waits.RUNS or (main == thread_waits.OTHER and inspection.process_state[:1] == "R")
     return runs or main == thread_waits.SLEEP or (main == thread_waits.FILE and inspection.io_bytes > 0)
 
@@ -103,11 +103,13 @@ def _kind(inspection: RankInspection) -> str:
 
 
 def _is_locked(inspection: RankInspection) -> bool:
-    """Return True if all threads wait for locks without a time limit.
+    """True if all threads wait for locks without a time limit.
 
-    Three kinds of waits do not count: one with a time limit, because its thread will run again and may
-    release the others; one that a signal handler of the script may end (`thread_waits.SIGNALLED_LOCK`); and
-    one inside an extension, because threads that Python does not know may end it.
+    Three kinds of waits do not count:
+
+    - a wait with a time limit, because its thread will run again and may release the others;
+    - a wait that a signal handler of the script may end (`thread_waits.SIGNALLED_LOCK`);
+    - a wait inside an extension, because a thread that Python does not know may end it.
     """
     return (
         inspection.process_state[:1] == "S"
@@ -148,5 +150,5 @@ def describe(inspection: RankInspection) -> str:
 
 
 def without_line(position: str) -> str:
-    """Return a position in a script ("evaluate (train.py:42)") without its line number."""
+    """Return a position in a script, such as "evaluate (train.py:42)", without its line number."""
     return _LINE.sub(")", position)

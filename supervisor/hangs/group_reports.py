@@ -1,4 +1,4 @@
-"""The members' reports about a group that completes no steps, rank by rank. Pure."""
+"""Read the members' reports about the ranks of a group that completes no steps. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def stalls(view: View) -> dict[int, RankStall]:
 
 
 def longest_limit_s(stalled: dict[int, RankStall]) -> float:
-    """Return the longest of the limits after which these ranks counted as late."""
+    """Return the longest of the limits that these ranks exceeded when they became late."""
     return max((each.limit_s for each in stalled.values()), default=0.0)
 
 
@@ -28,7 +28,7 @@ def phases(view: View) -> dict[int, str]:
 
 
 def pause_label(view: View, rank: int, phase: str) -> str:
-    """Return the label of the pause that `rank` is in, if its phase is still `phase`; "" otherwise."""
+    """Return the label of the current pause of `rank`, if its phase is still `phase`; "" otherwise."""
     progress = (each for report in reports.reports(view) for each in report.progress)
     return next((each.label for each in progress if (each.rank, each.phase) == (rank, phase)), "")
 
@@ -39,7 +39,7 @@ def state(view: View, rank: int) -> RankState | None:
 
 
 def are_all_inspected(view: View) -> bool:
-    """Return True if all live ranks were inspected at their current steps."""
+    """True if all live ranks were inspected at their current steps."""
     inspected = {
         inspection.rank
         for inspection in reports.all_inspections(view)
@@ -58,7 +58,7 @@ def traced_rank(view: View) -> int | None:
 
 
 def waits_for_others(view: View, rank: int) -> bool:
-    """Return True if an inspection of `rank` at its current step showed that it waits for other ranks."""
+    """True if an inspection of `rank` at its current step showed that it waits for other ranks."""
     return any(
         inspection.rank == rank
         and inspection.step == reports.step_of_rank(view, rank)
@@ -68,13 +68,13 @@ def waits_for_others(view: View, rank: int) -> bool:
 
 
 def stopped_ranks(view: View) -> frozenset[int]:
-    """Return the ranks that both their launchers and the watch report as stopped, whether late or not."""
+    """Return the ranks that are stopped according to both their launchers and the watch, late or not."""
     watched = {each.rank for each in view.watch.ranks if each.role == evidence.STOPPED}
     return frozenset(each.rank for each in reports.ranks(view) if each.stopped and each.rank in watched)
 
 
 def position(view: View, late: LateRank) -> str:
-    """Return the script's function and line that a rank's newest inspection shows; "" if there is none."""
+    """Return the function and line of the script in a rank's newest inspection; "" if there is none."""
     inspection = next((each for each in reports.all_inspections(view) if each.rank == late.rank), None)
     return (inspection.where or inspection.at) if inspection is not None else ""
 

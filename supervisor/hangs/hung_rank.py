@@ -1,8 +1,8 @@
-"""Find the rank that hangs, from the ranks' progress pages, processes and stacks at one instant. Pure.
+"""Find the rank that hangs from the ranks' progress pages, processes and stacks at one instant. Pure.
 
-In a group that trains in step, one rank that stops makes all others wait for it in a collective. The waiting
-ranks are victims and look alike; the culprit is the rank that differs. The criteria are applied in order
-of reliability, each only to the ranks that earlier criteria could not clear.
+If one rank of a group stops, all others wait for it in a collective. The waiting ranks are victims and all
+show the same evidence. The culprit is the rank that differs. The criteria are applied in order of
+reliability, each only to the ranks that the previous criteria could not clear.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from supervisor.view.model import LateRank, View
 
 _STOPPED = frozenset("T")  # not "t" (traced): the debugger may be Holdfast's own stack reader
 _DEAD = frozenset("ZX")
-_SPIN_S = 0.05  # a rank with less CPU time in the window does not spin
+_SPIN_S = 0.05  # a rank that uses less CPU time during the inspection does not spin
 _SPIN_RATIO = 4.0
 
 _THREAD = re.compile(r'^Thread\s+\S+(?:\s+\([^)]*\))?(?::?\s*"(?P<name>[^"]*)")?')
@@ -26,8 +26,8 @@ _NATIVE_WAIT = re.compile(r"gloo::|nccl|c10d::|ProcessGroup", re.IGNORECASE)
 
 _EXCHANGE = ("holdfast/training/protection/private_exchange",)  # where Holdfast itself waits for another rank
 
-# How certainly a stack shows a victim's wait. BACKWARD is not certain: a rank that is stuck in C++ shows the
-# same Python frames as a rank that waits there for its peers' gradients.
+# How certainly a stack shows that a victim waits. BACKWARD is not certain: a rank that is stuck in C++ code
+# has the same Python frames as a rank that waits there for its peers' gradients.
 NOT_WAITING, UNKNOWN, BACKWARD, COLLECTIVE = range(4)
 
 
@@ -49,7 +49,7 @@ class StackGroup:
 
 
 def name_rank(view: View, holding: list[LateRank]) -> LateRank:
-    """Return the rank in `holding` that holds up the group; its number is -1 if the evidence is unclear."""
+    """Return the rank in `holding` that holds up the group. Its number is -1 if the evidence is unclear."""
     if len(holding) == 1:
         return holding[0]
     ranks = {each.rank for each in holding}
@@ -82,9 +82,9 @@ def find_hung_rank(inspected: tuple[RankInspection, ...]) -> HangVerdict:
 
 
 def group_stacks(inspected: tuple[RankInspection, ...]) -> tuple[StackGroup, ...]:
-    """Return the ranks grouped by their stacks without line numbers, smallest group first.
+    """Return the ranks in groups with equal stacks, apart from line numbers. The smallest group comes first.
 
-    A group shows the stack of its lowest rank, with the line numbers.
+    The stack of a group is the stack of its lowest rank, including the line numbers.
     """
     groups: dict[str, list[RankInspection]] = {}
     for each in sorted(inspected, key=lambda each: each.rank):
@@ -145,7 +145,7 @@ def _spinning(left: tuple[RankInspection, ...]) -> _Found:
 
 
 def _asleep(left: tuple[RankInspection, ...]) -> _Found:
-    """Return a rank that sleeps while the others spin: on GPUs, victims poll for the end of a kernel."""
+    """Return a rank that sleeps while the others spin. On GPUs, victims poll for the end of a kernel."""
     by_cpu = sorted(left, key=lambda e: e.cpu_s)
     least, next_s = by_cpu[0], by_cpu[1].cpu_s
     if len(left) < 3 or next_s < _SPIN_S or next_s < _SPIN_RATIO * least.cpu_s:
@@ -159,9 +159,9 @@ def _blocked(left: tuple[RankInspection, ...]) -> _Found:
 
 
 def classify_wait(stack: str) -> int:
-    """Return whether `stack` shows a wait for other ranks: one of `NOT_WAITING` to `COLLECTIVE`.
+    """Return how certainly `stack` shows a wait for other ranks, from `NOT_WAITING` to `COLLECTIVE`.
 
-    The innermost Python frame of the main thread decides, because C++ code below it has no frames here.
+    The innermost Python frame of the main thread decides. C++ code that it calls has no frames in the stack.
     """
     frames = _main_frames(stack)
     if not frames:
@@ -185,7 +185,7 @@ def classify_wait(stack: str) -> int:
 
 
 def is_meeting_point(at: str) -> bool:
-    """Return True if ranks meet in `at`, the innermost function of a rank that waits.
+    """True if ranks meet in `at`, the innermost function of a rank that waits.
 
     A wait for a device does not count, because the device may be computing.
     """
@@ -198,7 +198,7 @@ def is_meeting_point(at: str) -> bool:
 
 
 def _waits_for_device(function: str, file: str) -> bool:
-    """Return True for a wait for a GPU's queue, which ends only when the collectives in the queue end."""
+    """True for a wait for a GPU's queue. Such a wait ends only when the collectives in the queue end."""
     return file.startswith("holdfast/state/device") or (
         "torch/cuda/" in file and function.endswith("synchronize")
     )
@@ -231,7 +231,7 @@ def _threads(stack: str) -> list[tuple[str, tuple[tuple[str, str], ...]]]:
 
 
 def _shown(stack: str) -> str:
-    """Return a stack dump with the main thread first, without thread numbers, which readers cannot use."""
+    """Return a stack dump with the main thread first, and without thread numbers, which users cannot use."""
     parts = re.split(r"^(?=Thread )", stack.strip(), flags=re.MULTILINE)
     parts = [each.rstrip() for each in parts if each.startswith("Thread ")] or [stack.strip()]
     parts.sort(key=lambda part: '"MainThread"' not in part)

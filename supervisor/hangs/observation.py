@@ -1,8 +1,7 @@
 """Track a group that completes no steps: which ranks are late, since when, and what inspections showed. Pure.
 
 A single view has no history, so the supervisor updates its `StallWatch` with each view (`update`). A new
-supervisor rebuilds it from members' reports, which contain how long the ranks have waited and what they are
-doing.
+supervisor rebuilds it from the members' reports, which state how long each rank has waited and what it does.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from supervisor.hangs import deadlock, evidence
 from supervisor.view import reports
 from supervisor.view.model import LateRank, LearnedStall, MemberView, PendingException, StallWatch, View
 
-WORTH_S = 5.0  # shorter stalls are not remembered, because all limits are longer
+WORTH_S = 5.0  # shorter stalls are not remembered: all limits are longer
 _ENDS = names_of_kinds(PhaseKind.END)
 _IN_LOOP = names_of_kinds(PhaseKind.START, PhaseKind.STEP, PhaseKind.TAIL)
 
@@ -54,7 +53,7 @@ def update(watch: StallWatch, view: View) -> StallWatch:
 
 
 def discount_pause(watch: StallWatch, late_ns: int) -> StallWatch:
-    """Return `watch` with its times moved past the `late_ns` during which the supervisor did not run."""
+    """Return `watch` with its times moved forward by `late_ns`, while the supervisor did not run."""
     moved = tuple(
         replace(
             each,
@@ -70,7 +69,7 @@ def discount_pause(watch: StallWatch, late_ns: int) -> StallWatch:
 
 
 def _pending_exceptions(watch: StallWatch, view: View) -> tuple[PendingException, ...]:
-    """Return the exceptions that may be about to end their ranks, each with the time of its first report."""
+    """Return the exceptions that may be about to end their ranks, with the time of their first report."""
     known = {(each.rank, each.failed_ns): each for each in watch.hints}
     found: list[PendingException] = []
     for report in reports.reports(view):
@@ -89,7 +88,7 @@ def _late_rank(
     stall: RankStall,
     inspection: RankInspection | None,
 ) -> LateRank:
-    """Return the record of a rank that its sidecar reports as late, updated with a new inspection."""
+    """Return the record of a rank that its sidecar reports as late, updated with a new inspection if any."""
     if before is None or (before.step, before.phase) != (stall.step, stall.phase_name):
         since_ns = view.now_ns - int((member.silent_s + stall.stalled_s) * 1e9)
         is_same_step = before is not None and before.step == stall.step
@@ -104,8 +103,8 @@ def _late_rank(
 def _watched_in_time(before: dict[int, LateRank], view: View, late: frozenset[int]) -> list[LateRank]:
     """Return the ranks that are watched although they are not late.
 
-    These are live ranks that have left their loop while late ranks may wait for them, and ranks that are
-    still in their loop after another rank has ended.
+    While other ranks are late, these are the live ranks that have left their loop, because the late ranks may
+    wait for them. Once a rank has finished, they include the ranks that are still in their loop.
     """
     phases = (_ENDS if late else frozenset()) | (_IN_LOOP if _has_left(view) else frozenset())
     found: list[LateRank] = []
@@ -127,12 +126,12 @@ def _watched_in_time(before: dict[int, LateRank], view: View, late: frozenset[in
 
 
 def _has_left(view: View) -> bool:
-    """Return True if a rank of the group has ended well."""
-    return any(map(reports.ended_well, reports.ranks(view)))
+    """True if a rank of the group has run its script to the end."""
+    return any(map(reports.has_finished, reports.ranks(view)))
 
 
 def _with_stopped(late: list[LateRank], before: dict[int, LateRank], view: View) -> list[LateRank]:
-    """Return `late` and the ranks that launchers report as stopped, for which the others will soon wait."""
+    """Return `late` plus the ranks that launchers report as stopped. The others will soon wait for these."""
     known = {each.rank: each for each in late}
     for report in reports.reports(view):
         assert report.launcher is not None
@@ -177,7 +176,7 @@ def _inspected(before: LateRank, inspection: RankInspection, now_ns: int) -> Lat
 
 
 def _learned(watch: StallWatch, view: View) -> tuple[LearnedStall, ...]:
-    """Return the duration of a stall that ended without a restart, once for each kind of work seen in it."""
+    """Return how long a stall without a restart lasted, once for each kind of work seen during it."""
     lasted_s = (view.now_ns - watch.since_ns) / 1e9
     if lasted_s < WORTH_S or not all(each.begun for each in watch.ranks):
         return watch.passed

@@ -1,4 +1,4 @@
-"""User-facing texts about a group that completes no steps: a rank's activity, and the warning. Pure."""
+"""User-facing texts about a group that completes no steps. Pure."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from supervisor.hangs.verdict import UNBEGUN, StallVerdict
 from supervisor.view import reports
 from supervisor.view.model import LateRank, Policy, View
 
-_NAMED = 4  # ranks listed in one line
+_NAMED = 4  # the ranks that one line lists
 
 
 def warning(view: View, found: StallVerdict) -> str:
-    """Return the warning before any action: which rank stalls, where, how long, and the user's options."""
+    """Return the warning that precedes any action. It names the rank, place, duration and user's options."""
     waited_s = (view.now_ns - view.watch.since_ns) / 1e9
     if found.place == UNBEGUN:
         return _warning_unbegun(found, waited_s)
@@ -42,11 +42,11 @@ def _warning_unbegun(found: StallVerdict, waited_s: float) -> str:
 
 
 def describe_in_time(view: View, policy: Policy, rank: int, phase: str) -> str:
-    """Describe what `rank`, which is not late, is doing, and which option limits it."""
+    """Describe what a rank that is not late is doing, and which option sets its limit."""
     until = f"which may take until --first-step-timeout ({policy.first_step_s:g} s)"
     state, meaning = group_reports.state(view, rank), meaning_of(phase)
     if phase and state is not None and reports.script_keeps_own_state(view) and not state.marks.first_step_ns:
-        return f"rank {rank} has done no optimizer step yet{_at(view, rank)}, {until}"
+        return f"rank {rank} has completed no optimizer step yet{_at(view, rank)}, {until}"
     if meaning is not None and meaning.kind is PhaseKind.START:
         return f"rank {rank} is {meaning.doing}{_at(view, rank)}, {until}"
     if not phase or state is None:
@@ -57,7 +57,7 @@ def describe_in_time(view: View, policy: Policy, rank: int, phase: str) -> str:
 
 
 def describe_pause(view: View, rank: int, phase: str) -> str:
-    """Describe what `rank` is doing in a pause or a copy of its state that is within its limit."""
+    """Describe what a rank is doing during a pause or a copy of its state, within the limit."""
     meaning = meaning_of(phase)
     if meaning is None or meaning.kind is PhaseKind.COPY:
         return f"rank {rank} is copying its state for Holdfast"
@@ -71,7 +71,7 @@ def _at(view: View, rank: int) -> str:
 
 
 def describe_standstill(view: View, named: LateRank, is_unknown: bool) -> str:
-    """Describe which rank holds up the group, and where; with `is_unknown`, describe all candidates."""
+    """Describe which rank holds up the group, and where. If `is_unknown`, describe all candidates."""
     if is_unknown or named.rank < 0:
         scattered = _describe_scattered(view)
         if scattered:
@@ -82,11 +82,11 @@ def describe_standstill(view: View, named: LateRank, is_unknown: bool) -> str:
 
 
 def _describe_scattered(view: View) -> str:
-    """Describe where the ranks wait if all are in collectives at different places; otherwise return "".
+    """Describe where the ranks wait if all are in collectives, at different places; otherwise return "".
 
-    That alone does not prove that they will never meet: one rank may have its result before another, whose
-    part is still in transit, and process groups cannot be distinguished from outside. The proof is that
-    nothing is in transit: see `supervisor.hangs.deadlock`.
+    Different places alone do not prove that the ranks will never meet. One rank may have its result while the
+    result of another is still in transit, and process groups cannot be distinguished from outside. The proof
+    requires that nothing is in transit (`supervisor.hangs.deadlock`).
     """
     places = {each.rank: group_reports.position(view, each) for each in view.watch.ranks}
     if len(set(places.values())) < 2 or not all(each.role == evidence.WAITS for each in view.watch.ranks):
@@ -108,5 +108,5 @@ def describe_late_rank(view: View, late: LateRank) -> str:
 
 
 def name_activity(view: View, rank: int, phase: str) -> str:
-    """Return the label of the pause that a rank is in, or its phase in words."""
+    """Return the label of the rank's current pause, or its phase in words."""
     return group_reports.pause_label(view, rank, phase) or words_of(phase)

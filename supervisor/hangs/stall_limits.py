@@ -1,7 +1,7 @@
-"""Time limits for stalls that may be work, counted from the last sign of work. Pure.
+"""Compute the time limits for stalls that may be work, counted from the last sign of work. Pure.
 
-A limit grows with the signs of work, with the stalls of the same kind that ended without a restart, and with
-each restart at the same place. There is no limit if no rank was seen to wait for another rank.
+A limit grows with each sign of work, with stalls of the same kind that ended without a restart, and with each
+restart at the same place. There is no limit if no rank was seen to wait for another rank.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from supervisor.hangs.verdict import APART, UNBEGUN, StallVerdict, hang_fault
 from supervisor.view import reports
 from supervisor.view.model import LateRank, PastFault, Policy, View
 
-BUSY_FACTOR = 3  # times the limit, for a rank that computes without visible progress
-MOST_FACTOR = 10  # times the limit: signs of work cannot extend it further
-LEARNED_FACTOR = 3  # times the longest stall of the same kind that ended without a restart
-TWICE_S = 6.0  # longest time between two inspections, and longest wait for a missing second inspection
-PAUSE_SLACK_S = 1.0  # a process group's timeout may equal the limit of a pause: both default to 30 minutes
+BUSY_FACTOR = 3  # applied to the limit of a rank that computes without visible progress
+MOST_FACTOR = 10  # the most by which signs of work can extend a limit
+LEARNED_FACTOR = 3  # applied to the longest stall of the same kind that ended without a restart
+TWICE_S = 6.0  # the longest time between two inspections, and the longest wait for a second one
+PAUSE_SLACK_S = 1.0  # the limit of a pause may equal a process group's timeout: both default to 30 min
 _MOST_DOUBLINGS = 10
 _S = 1_000_000_000
 
 
 def limited(view: View, policy: Policy, holding: list[LateRank]) -> StallVerdict:
-    """Return the verdict if `holding` may be working: the group is restarted when their limit is exceeded."""
+    """Return the verdict if `holding` may be working. The group is restarted when their limit has passed."""
     named = hung_rank.name_rank(view, holding)
     begun, stalls, since_ns = (
         all(each.begun for each in holding),
@@ -29,7 +29,7 @@ def limited(view: View, policy: Policy, holding: list[LateRank]) -> StallVerdict
         view.watch.since_ns,
     )
     usual_s = policy.stall_limit_s if begun else policy.first_step_s
-    # If a rank counts as late only after minutes, its steps take minutes, and the limit must not be shorter.
+    # If a rank counts as late only after minutes, its steps take minutes. The limit must not be shorter.
     held_up = {each.rank: stalls[each.rank] for each in holding if each.rank in stalls}
     limit = max(usual_s, group_reports.longest_limit_s(held_up))
     worked_ns = max(each.worked_ns or since_ns for each in holding)
@@ -39,7 +39,7 @@ def limited(view: View, policy: Policy, holding: list[LateRank]) -> StallVerdict
         limit_s = max(limit_s, apart_s + BUSY_FACTOR * limit)
     if any(each.begun for each in view.watch.ranks):
         limit_s = min(limit_s, apart_s + MOST_FACTOR * limit)
-    if apart_s > 0:  # the wait may have begun at any time since the inspection that showed no wait
+    if apart_s > 0:  # the wait may have begun at any time since the last inspection that showed no wait
         limit_s = max(limit_s, apart_s + TWICE_S + policy.look_s)
     kinds = {work for each in holding for work in each.works}
     learned = [each.seconds for each in view.memory.learned if each.work in kinds]
@@ -55,7 +55,7 @@ def limited(view: View, policy: Policy, holding: list[LateRank]) -> StallVerdict
     work = named.work or evidence.UNKNOWN
     at = place or sentences.name_activity(view, named.rank, named.phase)
     fault = hang_fault(view, named, detail, f"stall at {at}", work)
-    if named.role == evidence.LOCKED:  # a certain hang, which has a limit only because it recurred
+    if named.role == evidence.LOCKED:  # a certain hang that has a limit only because it recurred
         fault = hang_fault(view, named, detail, signature(view, named), "")
     warn_s = apart_s + (limit_s - apart_s if begun else limit) / 2
     return StallVerdict(
@@ -71,7 +71,7 @@ def limited(view: View, policy: Policy, holding: list[LateRank]) -> StallVerdict
 
 
 def at_floor(view: View, holding: list[LateRank]) -> StallVerdict:
-    """Return the verdict if the limit that the user has set, `Policy.hang_floor_s`, is exceeded."""
+    """Return the verdict if the user's own limit (`Policy.hang_floor_s`) is exceeded."""
     named = hung_rank.name_rank(view, holding)
     place = group_reports.place(view, named)
     why = sentences.describe_standstill(view, named, named.rank < 0)
@@ -80,7 +80,7 @@ def at_floor(view: View, holding: list[LateRank]) -> StallVerdict:
 
 
 def unlimited(view: View, policy: Policy, only: LateRank) -> StallVerdict:
-    """Return the verdict if `only` may be working and no rank waits for it: a warning without a restart."""
+    """Return the verdict if `only` may be working and no rank waits for it: warn, but do not restart."""
     several = len(view.watch.ranks) > 1 and only.begun
     unaffected = "no rank waits for another" if several else "no other rank waits for it"
     doing = sentences.describe_late_rank(view, only)
@@ -91,14 +91,14 @@ def unlimited(view: View, policy: Policy, only: LateRank) -> StallVerdict:
 
 
 def are_apart(view: View, policy: Policy) -> bool:
-    """Return True if recent inspections of all live ranks showed that none of them waits for another rank."""
+    """True if recent inspections of all live ranks showed that none of them waits for another rank."""
     oldest_ns = view.now_ns - int((TWICE_S + policy.look_s) * _S)
     apart = {each.rank for each in view.watch.ranks if each.apart and each.apart_ns > oldest_ns}
     return set(group_reports.phases(view)) <= apart
 
 
 def horizon_s(view: View, policy: Policy) -> float:
-    """Return how long the group may stay in collectives before a limit or the end of a pause restarts it."""
+    """Return how long the group can stay in collectives before it exceeds a limit or a pause."""
     pauses = [each.pause_left_s for report in reports.reports(view) for each in report.progress]
     learned = [each.seconds for each in view.memory.learned if each.work == evidence.COLLECTIVE]
     most_s = max(policy.stall_limit_s, LEARNED_FACTOR * max(learned, default=0.0))
@@ -128,19 +128,19 @@ def signature(view: View, named: LateRank) -> str:
 
 
 def _apart_until_ns(view: View) -> int:
-    """Return when inspections last showed that no rank waited for another; limits are counted from then.
+    """Return when inspections last showed that no rank waits for another. Limits are counted from then.
 
-    If they have not shown this for every rank, return the time of the last progress.
+    If the inspections have not shown this for every rank, return the time of the last progress.
     """
     seen_ns = [each.apart_ns for each in view.watch.ranks]
     return max(view.watch.since_ns, min(seen_ns)) if all(seen_ns) else view.watch.since_ns
 
 
 def _is_same(past: PastFault, place: str, step: int) -> bool:
-    """Return True if `past` may have been the same stall: at this place or step, or at an unknown place.
+    """True if `past` may have been the same stall: at this place or step, or at an unknown place.
 
-    After a restart the script repeats the work that was cut off, and the next inspection may find it in
-    another function.
+    After a restart, the script repeats the work that was cut off. The next inspection may then find the work
+    in another function.
     """
     if past.kind != "hang":
         return False

@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from supervisor.hangs import group_reports
 from supervisor.view.model import Fault, LateRank, View
 
-# Used instead of a place in the script, so that the user is warned once, regardless of the place.
+# Used in place of a position in the script, so that the user is warned only once, whatever the position.
 APART = "no rank waits for another"
 UNBEGUN = "before the first step"
 
 
 @dataclass(frozen=True, slots=True)
 class StallVerdict:
-    """What holds up a group that completes no steps, and when the supervisor warns and acts."""
+    """What holds up a group that completes no steps, and when the supervisor warns the user and acts."""
 
     why: str  # in words: "rank 0 is in evaluate (train.py:42), waiting for a file system"
     rank: int = -1  # the rank that holds up the others; -1 if it is unknown
     place: str = ""
     work: str = ""  # the kind of work; "" for a certain hang
-    limit_s: float | None = None  # counted from `StallWatch.since_ns`; None: it never counts as a hang
+    limit_s: float | None = None  # counted from `StallWatch.since_ns`; None: the stall never counts as a hang
     act_ns: int | None = None  # when the supervisor acts on `fault`; None: never
     warn_ns: int | None = None  # when it warns the user; None: never
     fault: Fault | None = None

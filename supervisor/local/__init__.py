@@ -1,1 +1,1 @@
-"""A run on one machine: the keeper, the processes that it starts, and their folder in memory."""
+"""Run a job on one machine: the keeper, the processes that it starts, and their folder in memory."""

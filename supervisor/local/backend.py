@@ -1,4 +1,4 @@
-"""A local run's backend: the supervisor's connection to `holdfast run`, which creates the members."""
+"""The backend of a local run: the supervisor's connection to the keeper, which creates the members."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class LocalBackend:
         return self._state.volume_error
 
     async def run(self) -> None:
-        """Receive states until the keeper closes the connection. A supervisor without a keeper must end."""
+        """Receive states until the keeper closes the connection. The supervisor must then end."""
         reader, self._writer = await asyncio.open_connection(sock=self._connection)
         self._send(Hello())
         received = codec.LineBuffer()
@@ -65,7 +65,7 @@ class LocalBackend:
                 self._read_line(line)
 
     async def report_alive(self) -> None:
-        """Send `Alive`, which shows that this process's event loop runs, at each tick until cancelled."""
+        """Send `Alive` at each tick until cancelled, to show that this process's event loop runs."""
         while True:
             self._send(Alive())
             await asyncio.sleep(seconds_to_next_tick(ALIVE_S))

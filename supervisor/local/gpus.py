@@ -1,4 +1,4 @@
-"""Count the GPUs that the ranks could use, without importing torch or initializing CUDA."""
+"""Count the GPUs that the ranks can use, without importing torch or initializing CUDA."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ def gpus(
     dev: Path = Path("/dev"),
     driver: Path = Path("/proc/driver/nvidia/gpus"),
 ) -> int | None:
-    """Return how many GPUs a process with the environment `given` would see; None on a machine without GPUs.
+    """Return how many GPUs a process with the environment `given` would see; None if the machine has none.
 
-    Device nodes take precedence over the driver's list, because a container has nodes only for its own GPUs.
+    Device nodes take precedence over the driver's list, because a container has only the nodes of its own
+    GPUs.
     """
     present = _count(dev, _NODE) or _count(driver, re.compile(r".+"))
     if not present:
@@ -38,7 +39,7 @@ def _count(directory: Path, name: re.Pattern[str]) -> int:
 
 
 def _chosen(text: str, present: int) -> int:
-    """Count the devices in `text` as CUDA does: up to the first invalid or repeated entry."""
+    """Count the devices in `text`. Like CUDA, stop at the first invalid or repeated entry."""
     seen: list[str] = []
     for word in (each.strip() for each in text.split(",")):
         by_number = word.isdecimal() and int(word) < present
@@ -49,10 +50,10 @@ def _chosen(text: str, present: int) -> int:
 
 
 def dealt_out(given: Mapping[str, str], present: int | None) -> dict[str, str]:
-    """Return the environment variables with which launchers divide the machine's devices among the ranks.
+    """Return the environment variables from which launchers divide the machine's devices among the ranks.
 
-    Devices belong to ranks, so a standby has none until it takes over a lost member's ranks and devices.
-    Returns an empty mapping if there is no device.
+    Devices belong to ranks. A standby has none until it takes over the ranks of a lost member with their
+    devices. Returns an empty mapping if there is no device.
     """
     if not present:
         return {}

@@ -1,9 +1,9 @@
-"""The keeper of a local run: it starts the supervisor and the members, and restarts those that die.
+"""The keeper of a local run, which starts the supervisor and the members and restarts those that die.
 
-It does what Kubernetes does on a cluster. A member is a sidecar and a launcher. The keeper restarts a sidecar
-or a supervisor that dies, and replaces a supervisor whose heartbeats stop. If a launcher dies, the keeper
-kills the whole member. Orphans of the run become children of this process, which kills them. If this process
-is killed, the kernel signals each process of the run.
+The keeper does what Kubernetes does on a cluster. A member consists of a sidecar and a launcher. If a sidecar
+or supervisor dies, the keeper restarts it. If a supervisor's heartbeats stop, the keeper replaces it. If a
+launcher dies, the keeper kills the whole member. Orphans of the run become children of the keeper, which
+kills them. If the keeper itself is killed, the kernel signals each process of the run.
 """
 
 from __future__ import annotations
@@ -39,19 +39,20 @@ from supervisor.local.keeper_messages import (
 )
 from supervisor.local.process_specs import PartSpec, RunSpec
 from supervisor.local.processes import PARTS_S, ForkServerClient, ManagedProcess, ProcessTable
-from supervisor.local.restarts import LOOP, Restarts, Watchdog
-from supervisor.local.volume_repair import RemovalWatcher, VolumeRepair
+from supervisor.local.removal_watcher import RemovalWatcher
+from supervisor.local.restarts import LOOP, Restarts
+from supervisor.local.volume_repair import VolumeRepair
+from supervisor.local.watchdog import Watchdog
 from supervisor.view.model import Completion, StopRequest
 
-STOP_S = 8.0  # time for a part to end after SIGTERM
-LATE_S = 0.1  # normal lateness of this process on a busy machine; not subtracted from any silence
-SEND_S = 0.5  # time for a supervisor to read a state; if it takes longer, it is stuck
-IDLE_S = 0.5  # a sidecar whose event loop runs polls its ranks twice in this time, which uses CPU time
-REPAIR_S = 0.25  # between two checks that the run's folder in memory is complete
-NEW_S = 2.0  # time for a sidecar to import its modules and connect
-SUPERVISOR, MEMBERS = "supervisor", "another member"  # names in `Restarts`; sidecars have their own names
-FREE_S = 30.0  # time, at the end, for the kernel to release the memory of lost members
-MAX_REFUSALS = 16  # causes of refused requests that are reported
+STOP_S = 8.0  # the time for a part to end after SIGTERM
+SEND_S = 0.5  # a supervisor that takes longer to read a state is stuck
+IDLE_S = 0.5  # in this time, a working sidecar polls its ranks twice, which uses CPU time
+REPAIR_S = 0.25  # between two checks of whether the run's folder in memory is complete
+NEW_S = 2.0  # the time for a sidecar to import its modules and connect
+SUPERVISOR, MEMBERS = "supervisor", "another member"  # names in `Restarts`; a sidecar has its own name
+FREE_S = 30.0  # the time at the end for the kernel to release the memory of lost members
+MAX_REFUSALS = 16  # how many causes of refused requests are reported
 _READ_BYTES = 1 << 16
 
 
@@ -74,7 +75,7 @@ class Finished:
 
 @dataclass(slots=True)
 class LocalKeeper:
-    """The processes of one run. All work is done in `poll`, on one thread."""
+    """Owns the processes of one run. All work is done in `poll`, on one thread."""
 
     plan: RunSpec
     api: socket.socket
@@ -82,7 +83,7 @@ class LocalKeeper:
     members: dict[str, LocalMember] = field(default_factory=dict)
     stop: StopRequest = ""
     finished: Finished | None = None
-    news: list[str] = field(default_factory=list)  # lines to show to the user; the reader empties the list
+    news: list[str] = field(default_factory=list)  # lines for the user; the reader empties the list
     _supervisor: ManagedProcess | None = None
     _connection: socket.socket | None = None  # to the supervisor
     _received: codec.LineBuffer = field(default_factory=codec.LineBuffer)
@@ -123,7 +124,7 @@ class LocalKeeper:
         )
 
     def _watch_volume(self) -> None:
-        """Keep the run's folder complete from now on: check it at each removal and every `REPAIR_S`.
+        """Keep the run's folder complete from now on. It is checked at each removal and every `REPAIR_S`.
 
         Raises `OSError`.
         """
@@ -133,8 +134,8 @@ class LocalKeeper:
             self.selector.register(self._removals.descriptor, selectors.EVENT_READ, self._on_removal)
 
     def poll(self, limit_s: float) -> None:
-        """Wait for events up to `limit_s` and handle them."""
-        due_s = (self._polled_s or time.monotonic()) + limit_s + LATE_S
+        """Wait up to `limit_s` for events, and handle them."""
+        due_s = (self._polled_s or time.monotonic()) + limit_s + event_loop.NORMAL_LATENESS_S
         for key in event_loop.ready(self.selector, limit_s):
             key.data()
         for template in (self._parts, self._template):
@@ -153,7 +154,7 @@ class LocalKeeper:
     # -- the supervisor
 
     def _watch(self, now_s: float, late_s: float) -> None:
-        """Kill stuck supervisors and sidecars. If no supervisor ends a run that should stop, end it."""
+        """Kill stuck supervisors and sidecars. If no supervisor ends a run that should stop, end the run."""
         self._watchdog = self._watchdog.later(now_s, late_s)
         if self._supervisor is not None:
             self._check(self._supervisor, now_s)
@@ -173,12 +174,12 @@ class LocalKeeper:
         elif self._watchdog.unkillable(now_s) and not self._reported_unkillable:
             self._reported_unkillable = True
             self.news.append(
-                f"process {pid}, a supervisor that was killed, does not end: the kernel waits for a device"
-                " or a file system. The ranks keep training, but no fault is recovered until it is gone"
+                f"process {pid}, a supervisor, was killed but does not end, because the kernel waits for a"
+                " device or a file system. The ranks keep training, but no fault is recovered until it ends"
             )
 
     def _repair_volume(self, now_s: float) -> None:
-        """Restore what was removed from the run's folder, and report if that is not possible."""
+        """Restore what was removed from the run's folder. Tell the user if that is not possible."""
         before = self._repair.error
         self.news += self._repair.repair(now_s)
         self._removals.watch(self._repair.folders())
@@ -186,7 +187,7 @@ class LocalKeeper:
             self._send_state()
 
     def _on_removal(self) -> None:
-        """Restore at once what was removed, because a fault may occur before the next periodic check."""
+        """Restore what was removed immediately, because a fault can occur before the next periodic check."""
         self._removals.drain()
         if self._closing:
             return
@@ -195,10 +196,10 @@ class LocalKeeper:
         self._removals.watch(self._repair.folders())
 
     def _inspect_sidecars(self, now_s: float) -> None:
-        """Replace sidecars that are stopped, or neither report nor use CPU time; their ranks keep training.
+        """Replace sidecars that are stopped, or that neither report nor use CPU time. Ranks keep training.
 
-        A sidecar that waits for a core or a disk is left alone, and so is one whose launcher is also
-        stopped, because then the whole member or the machine was stopped.
+        A sidecar that waits for a core or a disk is left alone. If the launcher is stopped too, the whole
+        member or machine was stopped, and its sidecar is also left alone.
         """
         pids = {
             m.sidecar.process.pid: m
@@ -216,7 +217,7 @@ class LocalKeeper:
                 self._replace_sidecar(pids[pid], "it sends no reports and uses no CPU time")
 
     def _renew(self, name: str) -> None:
-        """Read the CPU time of a sidecar that sends no reports; `_inspect_sidecars` later compares it."""
+        """Read the CPU time of a sidecar that sends no reports, for `_inspect_sidecars` to compare later."""
         member, now_s = self.members.get(name), time.monotonic()
         if member is None or member.sidecar is None or now_s - member.sidecar.born_s < NEW_S:
             return
@@ -224,13 +225,13 @@ class LocalKeeper:
         self._silent[pid] = (process_stats.sample(pid).cpu_s, now_s)
 
     def _replace_sidecar(self, member: LocalMember, why: str) -> None:
-        """Kill a sidecar. The next one starts only after its end, so that two never report for one member."""
+        """Kill a sidecar. The next one starts only after its end, so that a member never has two."""
         assert member.sidecar is not None
         self.news.append(f"replacing {member.sidecar.name}: {why}. The ranks keep training")
         member.sidecar.process.kill()
 
     def end(self, why: str) -> None:
-        """End the run without a supervisor; `close` then ends the processes."""
+        """End the run without a supervisor. `close` then ends the processes."""
         self.finished = self.finished or Finished(exit_codes.INTERRUPTED, why, "")
 
     def _start_supervisor(self) -> None:
@@ -279,13 +280,13 @@ class LocalKeeper:
             self._connection = None
 
     def _refuse(self, why: str) -> None:
-        """Report a refused request, once for each cause. The run continues without it."""
+        """Tell the user about a refused request, once for each cause. The run continues without it."""
         if why not in self._refusals and len(self._refusals) < MAX_REFUSALS:
             self._refusals.add(why)
             self.news.append(f"a message from the supervisor was refused: {why}")
 
     def _handle(self, request: Request) -> None:
-        """Carry out a request from the supervisor and, except for `Alive`, reply with the state."""
+        """Carry out a request from the supervisor. Reply with the state, except to `Alive`."""
         match request:
             case Alive():
                 self._watchdog = self._watchdog.heard(time.monotonic())
@@ -311,13 +312,13 @@ class LocalKeeper:
             return
         alive = {name: "running" for name, member in self.members.items() if not (member.gone or member.lost)}
         state = KeeperState(alive, self.stop, self._repair.error)
-        with suppress(OSError):  # it died or is stuck; the next supervisor gets the state when it starts
+        with suppress(OSError):  # it is dead or stuck, and the next supervisor gets the state when it starts
             self._connection.sendall(codec.encode(state))
 
     def ask_stop(self, how: StopRequest) -> None:
-        """Ask the supervisor to end the run; if no supervisor does, `poll` ends it.
+        """Ask the supervisor to end the run. If no supervisor does, `poll` ends the run.
 
-        `how` is as in `JobState.stop`.
+        `how` has the same values as `JobState.stop`.
         """
         if how == "now" or not self.stop:
             self.stop = how
@@ -325,7 +326,7 @@ class LocalKeeper:
         self._send_state()
 
     def hurry(self) -> None:
-        """End the run now, and kill each process that does not end at once."""
+        """End the run now, and kill each process that does not end immediately."""
         self._hurry = True
         self.end("stopped immediately, as requested")
 
@@ -344,7 +345,7 @@ class LocalKeeper:
                 return
 
     def _create(self) -> None:
-        """Create one more member. If that raises `OSError`, the member does not exist."""
+        """Create one more member. If this raises `OSError`, the member does not exist."""
         name = f"m{self._count}"
         self._count += 1
         self._repair.put_back()
@@ -363,7 +364,7 @@ class LocalKeeper:
         self._start_sidecar(name)
 
     def _launch_waiting(self) -> None:
-        """Start the launchers that have waited for the template; their sidecars are already running."""
+        """Start the launchers that waited for the template. Their sidecars are already running."""
         if self._closing or self.stop == "now":
             return
         for member in self.members.values():
@@ -383,7 +384,7 @@ class LocalKeeper:
             member.launcher = self._children.spawn(name, start)
 
     def _start_sidecar(self, name: str) -> None:
-        self._repair.put_back()  # otherwise the sidecar would create new files in place of removed ones
+        self._repair.put_back()  # otherwise the sidecar would replace removed files with new ones
         start = process_specs.sidecar(self.plan, name, os.getpid())
         self.members[name].sidecar = self._start(f"sidecar {name}", start)
 
@@ -392,7 +393,7 @@ class LocalKeeper:
         return forked or self._children.spawn(name, start.alone(os.environ))
 
     def _kill(self, name: str) -> None:
-        """End a member as a power loss would: all its processes and its memory, at once."""
+        """End all processes of a member at once and remove its memory, like a power loss."""
         member = self.members.get(name)
         if member is None or member.gone:
             return
@@ -408,8 +409,9 @@ class LocalKeeper:
     def _on_exit(self, part: ManagedProcess) -> None:
         """Report the loss of a member as soon as its ranks are killed.
 
-        The kernel may need seconds to free their memory, and recovery need not wait for that. With GPUs, the
-        loss is reported only when the ranks are gone, because their replacements need the memory.
+        The kernel can take seconds to free their memory, and the recovery need not wait for that. With GPUs,
+        however, the loss is reported only once the ranks are gone, because their replacements need the
+        memory.
         """
         for member in self.members.values():
             if part is member.launcher and not member.gone and not self._closing and not self.plan.gpus:
@@ -432,19 +434,19 @@ class LocalKeeper:
                     self._restart(part)
             elif part is member.launcher and not member.gone:
                 self._kill(member.name)
-                # A launcher exits with 0 only if it was ordered to end.
+                # A launcher exits with code 0 only if it was ordered to end.
                 ordered = part.process.returncode == 0
                 if not self._closing and not ordered and _has_failed(part):
                     self._delay_members(part)
                 self._send_state()
 
     def _restart(self, part: ManagedProcess) -> None:
-        """Schedule the next start of a part. If the part keeps failing, delay it and inform the user."""
+        """Schedule the next start of a part. If the part keeps failing, delay the start and tell the user."""
         left_s = self._restarts.died(part.name, part.born_s, time.monotonic(), _has_failed(part))
         if self._restarts.failures(part.name) == LOOP:
             without = "no fault is recovered" if part.name == SUPERVISOR else "its member is not supervised"
             self._report_loop(part, part.name, left_s)
-            self.news.append(f"the ranks keep training without {part.name}, but meanwhile {without}")
+            self.news.append(f"the ranks keep training without {part.name}, but until it restarts, {without}")
 
     def _delay_members(self, launcher: ManagedProcess) -> None:
         """Schedule the next member after one has failed, as `_restart` does for other parts."""
@@ -515,7 +517,7 @@ class LocalKeeper:
         self.api.close()
 
     def _hurry_to(self, signum: int) -> bool:
-        """True when the next signal must be sent without waiting."""
+        """True if the next signal must be sent without waiting."""
         return self._hurry and signum != signal.SIGKILL
 
 
@@ -525,5 +527,5 @@ def _is_frozen(member: LocalMember) -> bool:
 
 
 def _has_failed(part: ManagedProcess) -> bool:
-    """True if a part crashed or exited, rather than being killed from outside."""
+    """True if a part crashed or exited and was not killed from outside."""
     return part.process.returncode not in (-signal.SIGKILL, -signal.SIGTERM)

@@ -1,9 +1,9 @@
-"""Messages between the keeper, which is `holdfast run`, and the supervisor of a local run.
+"""Messages between the keeper (`holdfast run`) and the supervisor of a local run.
 
-Each message is one JSON line on a socket pair. The supervisor sends requests, all of which may be repeated.
-The keeper sends its whole state to a new supervisor, at every change, and after every request but `Alive`.
-Each side ignores fields that it does not know, because an upgrade of Holdfast during a run may start a
-supervisor that is newer than the keeper.
+Each message is one JSON line on a socket pair. The supervisor sends requests, and it is safe to repeat each
+of them. The keeper sends its whole state to a new supervisor, at every change, and after every request except
+`Alive`. Each side ignores unknown fields, because an upgrade of Holdfast during a run can start a supervisor
+that is newer than the keeper.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from typing import TypeAlias
 from holdfast.protocol import codec, foreign_text
 from supervisor.view.model import Completion, StopRequest
 
-# Limit of each text in `Finish`. A keeper that refused the message would restart the supervisor endlessly.
+# The limit for each text in `Finish`. If the keeper refused the message, it would restart the supervisor
+# endlessly.
 MAX_TEXT_BYTES = 1 << 20
-_MAX_NAME = 60  # characters of an unknown name that are shown
+_MAX_NAME = 60  # how many characters of an unknown name are shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +29,12 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """The supervisor's event loop runs."""
+    """The event loop of the supervisor runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """Maintain `count` members, and end those in `discard`, which are not counted."""
+    """Maintain `count` members, not counting those in `discard`, and end the latter."""
 
     count: int
     discard: tuple[str, ...]
@@ -41,7 +42,7 @@ class Want:
 
 @dataclass(frozen=True, slots=True)
 class KillMember:
-    """End a member as a power loss would."""
+    """End a member, with the same effect as a power loss."""
 
     name: str
 
@@ -55,7 +56,7 @@ class Renew:
 
 @dataclass(frozen=True, slots=True)
 class StopRun:
-    """The user has asked the supervisor to end the run. `how` is as in `JobState.stop`."""
+    """The user has asked the supervisor to end the run. `how` has the same values as `JobState.stop`."""
 
     how: StopRequest
 
@@ -89,15 +90,15 @@ _NAMES = {kind: name for name, kind in REQUESTS.items()}
 
 @dataclass(frozen=True, slots=True)
 class KeeperState:
-    """Everything that the keeper knows and the supervisor needs."""
+    """All of the keeper's state that the supervisor needs."""
 
-    members: Mapping[str, str]  # name -> "running", for each that exists
+    members: Mapping[str, str]  # "running" for each existing member, by name
     stop: StopRequest  # how the user asked the run to stop: see `JobState.stop`
     volume_error: str = ""  # why the states in the members' memory cannot be used
 
 
 def encode_request(request: Request) -> bytes:
-    """Return one JSON line, newline included: the name of the request as `do`, and its fields."""
+    """Return a request as one JSON line with its newline. `do` is the name of the request."""
     if isinstance(request, Finish):
         request = _bounded(request)
     named = {"do": _NAMES[type(request)], **asdict(request)}
@@ -105,13 +106,13 @@ def encode_request(request: Request) -> bytes:
 
 
 def _bounded(finish: Finish) -> Finish:
-    """Return `finish` with its texts cut to the limit, and without `completion` if `why` was cut."""
+    """Return `finish` with its texts cut to the limit. If `why` is cut, `completion` is left out."""
     short = foreign_text.each(finish, MAX_TEXT_BYTES)
     return short if short.why == finish.why else replace(short, completion=None)
 
 
 def decode_request(line: bytes) -> Request:
-    """Return the request in `line`. Raises `InvalidMessage`, and nothing else."""
+    """Return the request in `line`. Raises only `InvalidMessage`."""
     value = codec.parse(line, "request")
     if not isinstance(value, dict):
         raise codec.InvalidMessage(f"request: {_short(value)} is not an object")
@@ -123,7 +124,7 @@ def decode_request(line: bytes) -> Request:
 
 
 def decode_state(line: bytes) -> KeeperState:
-    """Return the state in `line`. Raises `InvalidMessage`, and nothing else."""
+    """Return the state in `line`. Raises only `InvalidMessage`."""
     return codec.from_json(KeeperState, codec.parse(line, "KeeperState"), lenient=True)
 
 

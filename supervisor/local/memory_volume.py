@@ -1,4 +1,4 @@
-"""The folder in shared memory in which a local run keeps its sockets, progress pages and snapshots."""
+"""Manage the folder in shared memory where a local run keeps its sockets, progress pages and snapshots."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from pathlib import Path
 from holdfast.snapshot import member_directory
 from holdfast.snapshot.member_directory import OWNER
 
-HALF_MADE_S = 3600.0  # a folder that is still unfinished after this time was abandoned
+HALF_MADE_S = 3600.0  # a folder that is incomplete after this time was abandoned
 NICE = 19
 _ROOTS = (Path("/dev/shm"), Path("/tmp"))
 
 
 def create() -> tuple[Path, int]:
-    """Create a folder, and return it with the descriptor of the lock that marks it as in use.
+    """Create a folder. Return it with the descriptor of the lock that marks it as in use.
 
     Folders of runs whose keeper is gone are removed first. The new folder is locked before it receives its
-    name, so that no other run that starts now mistakes it for an abandoned one. Raises `OSError`.
+    name, so that no other run that starts now mistakes it for an abandoned folder. Raises `OSError`.
     """
     root = next(each for each in _ROOTS if os.access(each, os.W_OK))
     prefix = _prefix()
@@ -36,7 +36,7 @@ def create() -> tuple[Path, int]:
 def make_again(folder: Path) -> int:
     """Recreate the folder of a run, or only its lock file, and return the lock's descriptor.
 
-    Raises `OSError`, also if something else is in its place.
+    Raises `OSError`, for example if something else has taken its place.
     """
     if not folder.exists():
         return _made(folder)
@@ -51,7 +51,7 @@ def make_again(folder: Path) -> int:
 
 
 def _made(folder: Path) -> int:
-    """Create a folder that is locked before it has its name; return the lock's descriptor."""
+    """Create a folder that is locked before it gets its name. Return the lock's descriptor."""
     hidden = folder.with_name(f".{folder.name}")
     hidden.mkdir(mode=0o700)
     descriptor = -1
@@ -86,7 +86,7 @@ def identity(path: Path) -> tuple[int, int] | None:
 
 
 def of_run(named: object) -> Path | None:
-    """Return the folder that a run's description names; None if `create` did not make it or it is gone."""
+    """Return the folder named in a run's description; None if it is gone or `create` did not make it."""
     folder = Path(named) if isinstance(named, str) else None
     if folder is None or folder.parent not in _ROOTS or not folder.name.startswith(_prefix()):
         return None
@@ -101,16 +101,17 @@ def _remove_abandoned(root: Path, prefix: str) -> None:
     for old in root.glob(f"{prefix}*"):
         if member_directory.is_abandoned(old, without_owner=True):
             shutil.rmtree(old, ignore_errors=True)
-    for half in root.glob(f".{prefix}*"):  # its run is still creating it, or was killed while doing so
+    for half in root.glob(f".{prefix}*"):  # its run is still creating it or was killed meanwhile
         with suppress(OSError):
             if time.time() - half.stat().st_mtime > HALF_MADE_S:
                 shutil.rmtree(half, ignore_errors=True)
 
 
 def free(folder: Path, let_go: Callable[[], None] | None = None) -> threading.Thread:
-    """Remove a folder in a thread, which is returned: freeing gigabytes takes more than a second.
+    """Remove a folder in a thread, because freeing gigabytes takes more than a second. Return the thread.
 
-    The thread has the lowest priority, because a group may be recovering meanwhile. It calls `let_go` last.
+    The thread has the lowest priority, because a group may be recovering meanwhile. Finally, it calls
+    `let_go`.
     """
 
     def remove() -> None:

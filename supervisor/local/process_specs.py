@@ -1,4 +1,4 @@
-"""The command lines and environments with which the processes of a local run are started."""
+"""Build the command lines and environments for the processes of a local run."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from supervisor.store.run_directory import RunDir
 
 _PART_MODULES = ("supervisor.local.serve", "sidecar.reconciler", "sidecar.state.peers")
 
-# The parts of a local run speak plain HTTP on 127.0.0.1. aiohttp loads the system's certificates whenever it
-# is imported, which takes a fifth of a part's start time.
+# The parts of a local run use plain HTTP on 127.0.0.1. But aiohttp always loads the system's certificates
+# when it is imported, which takes a fifth of a part's start time.
 _NO_TLS = {"SSL_CERT_FILE": os.devnull, "SSL_CERT_DIR": os.devnull}
 
 
@@ -35,13 +35,13 @@ class RunSpec:
     warm: str
     runtime: Path
     run_dir: Path
-    settings: Mapping[str, str]  # environment of each sidecar
-    supervisor: tuple[str, ...]  # arguments of the supervisor's process
+    settings: Mapping[str, str]  # the environment of each sidecar
+    supervisor: tuple[str, ...]  # the arguments of the supervisor's process
     kept: script_source.ProgramSources | None = None  # the sources of `command` when the run began
 
     @property
     def sources_fd(self) -> int:
-        """The descriptor with the sources of the program, which members inherit; -1 if there is none."""
+        """The descriptor of the program's sources, which members inherit; -1 if there is none."""
         return self.kept.descriptor if self.kept is not None else -1
 
     @property
@@ -64,11 +64,11 @@ class ProcessSpec:
 
 @dataclass(frozen=True, slots=True)
 class PartSpec:
-    """How to start a supervisor or a sidecar, either as a fork or as a separate process."""
+    """How to start a supervisor or a sidecar, as a fork or as a separate process."""
 
     words: tuple[str, ...]  # the name of the part and its arguments
     settings: Mapping[str, str]  # environment variables
-    inherits: Mapping[str, int] = field(default_factory=dict)  # variable -> the descriptor that it names
+    inherits: Mapping[str, int] = field(default_factory=dict)  # descriptors by the variable that names them
 
     def order(self) -> WorkerOrder:
         return WorkerOrder("part", argv=self.words, settings=self.settings, inherits=tuple(self.inherits))
@@ -101,7 +101,7 @@ def member_fork_server(
 ) -> ProcessSpec | None:
     """Return how to start the fork server of the members; None if each member must import separately.
 
-    With GPUs, each member must, because if an import called CUDA, CUDA would not work in its forks.
+    With GPUs, each member must do so: if an import called CUDA, CUDA would not work in the forks.
     """
     parsed = plan.kept.program if plan.kept else program.parse(list(plan.command), Path.cwd())
     kept = plan.sources_fd
@@ -140,7 +140,7 @@ def sidecar(plan: RunSpec, member: str, parent: int) -> PartSpec:
 def supervisor(plan: RunSpec, parent: int, keeper: int, api: int) -> PartSpec:
     """Return how to start the supervisor.
 
-    It inherits `keeper`, its connection to the keeper, and `api`, the listening socket of the API.
+    The supervisor inherits `keeper`, its connection to the keeper, and `api`, the API's listening socket.
     """
     return PartSpec(
         ("supervisor", "serve", *plan.supervisor),

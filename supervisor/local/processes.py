@@ -1,4 +1,4 @@
-"""Start or adopt the keeper's processes, watch them until they end, and kill the processes they leave."""
+"""Start or adopt the keeper's processes, watch them until they end, and kill their orphans."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from holdfast.protocol import codec, rank_channel
 from holdfast.protocol.rank_channel import WorkerMessage, WorkerOrder
 from supervisor.local.process_specs import ProcessSpec
 
-GONE_S = 5.0  # time for killed processes to end; freeing gigabytes takes the kernel more than a second
+GONE_S = 5.0  # the time for killed processes to end; the kernel takes over a second to free gigabytes
 
 
 class AdoptedProcess:
-    """A child of this process that a fork server created, with the interface of `subprocess.Popen`."""
+    """A child process that a fork server created, with the interface of `subprocess.Popen`."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -35,7 +35,7 @@ class AdoptedProcess:
         return self.returncode
 
     def send_signal(self, signum: int) -> None:
-        if self.returncode is None:  # until it is collected, no other process can have its pid
+        if self.returncode is None:  # no other process can get its PID before it is collected
             os.kill(self.pid, signum)
 
     def kill(self) -> None:
@@ -56,8 +56,8 @@ class ManagedProcess:
 class ProcessTable:
     """Watches processes and calls back when they end.
 
-    When a process ends, its orphans are killed. Then `left` is called, while the kernel may still be freeing
-    them; once they are gone, `ended` is called. Both are called once for each process.
+    When a process ends, its orphans are killed. Then `left` is called, even if the kernel is still freeing
+    the orphans. Once they are gone, `ended` is called. Each is called once per process.
     """
 
     logs: Path
@@ -68,7 +68,7 @@ class ProcessTable:
     _held: set[int] = field(default_factory=set)  # killed processes that cannot be collected yet
 
     def spawn(self, name: str, start: ProcessSpec) -> ManagedProcess:
-        """Start and watch a process. If that raises `OSError`, no process is left."""
+        """Start and watch a process. If this raises `OSError`, no process is left."""
         with logfile.opened(self.log(name)) as log:
             process = subprocess.Popen(
                 start.argv,
@@ -77,12 +77,12 @@ class ProcessTable:
                 stdout=log,
                 stderr=log,
                 pass_fds=start.descriptors,
-                start_new_session=True,  # the keeper alone receives Ctrl-C, and decides what it means
+                start_new_session=True,  # only the keeper receives Ctrl-C and decides what it means
             )
         return self.watch(name, process)
 
     def watch(self, name: str, process: subprocess.Popen[bytes] | AdoptedProcess) -> ManagedProcess:
-        """Watch `process`. If that raises `OSError`, the process has been killed."""
+        """Watch `process`. If this raises `OSError`, the process has been killed."""
         try:
             pidfd = os.pidfd_open(process.pid)
         except OSError:
@@ -104,10 +104,13 @@ class ProcessTable:
     def sweep(self) -> None:
         """Kill and collect the orphans of dead processes, which have become children of this process.
 
-        Three kinds of processes cannot be collected now. They are left to `collect_held`, and later sweeps do
-        not wait for them: processes that the kernel does not release within `GONE_S`, because they wait for a
-        device or a file system; processes that a debugger must collect first; and processes whose main thread
-        has ended before their other threads, which already look dead.
+        Three kinds of processes cannot be collected yet. They are left to `collect_held`, and later sweeps do
+        not wait for them:
+
+        - processes that the kernel does not release within `GONE_S`, because they wait for a device or a file
+          system;
+        - processes that a debugger must collect first;
+        - processes that appear dead because their main thread has ended before their other threads.
         """
         mine = {part.process.pid for part in self.alive()}
         give_up_at = time.monotonic() + GONE_S
@@ -123,7 +126,7 @@ class ProcessTable:
             time.sleep(linux.PAUSE_S)
 
     def collect_held(self) -> None:
-        """Collect the processes left by sweeps that can be collected by now. Never waits."""
+        """Collect processes that sweeps left behind and that can now be collected. Never waits."""
         if not self._held:
             return
         self._held &= set(linux.children()) - {part.process.pid for part in self.alive()}
@@ -153,22 +156,20 @@ def _collect_return_code(process: subprocess.Popen[bytes] | AdoptedProcess) -> N
         process.returncode = -signal.SIGKILL if status is None else os.waitstatus_to_exitcode(status)
 
 
-# The keeper uses two fork servers: one for members, one for the supervisor and the sidecars.
+# The keeper uses two fork servers: one for the members, and one for the supervisor and the sidecars.
 
 
-# A fork server whose imports exceed a limit is killed, and each process then imports the modules separately.
-IMPORT_S = 120.0  # limit for the imports of a script
-PARTS_S = (
-    20.0  # limit for the imports of the supervisor and the sidecars; the supervisor starts only after them
-)
-BORN_S = 2.0  # limit for a fork, for which the keeper waits; it takes milliseconds
+# If the imports of a fork server exceed a limit, it is killed, and each process imports the modules itself.
+IMPORT_S = 120.0  # the time limit for the imports of a script
+PARTS_S = 20.0  # the time limit for the imports of the supervisor and the sidecars, which delay its start
+BORN_S = 2.0  # how long the keeper waits for a fork, which takes milliseconds
 
 
 class ForkServerClient:
     """The keeper's side of one fork server, which has imported the modules that its forks need.
 
-    `settled` is called once, when `importing` ends: from then on `fork` works, or returns None because the
-    fork server has failed and each process must be started separately.
+    `settled` is called once, when `importing` ends. From then on, `fork` works, or it returns None because
+    the fork server has failed. Each process must then be started separately.
     """
 
     def __init__(
@@ -184,9 +185,9 @@ class ForkServerClient:
         self._limit_s = 0.0
 
     def start(self, begin: Callable[[int], ProcessSpec | None], now_s: float) -> None:
-        """Start the process that `begin` describes; its argument is the descriptor of the connection to it.
+        """Start the process that `begin` returns. `begin` gets the descriptor of the connection to it.
 
-        If `begin` returns None, or the process cannot be started, `settled` is called at once.
+        If `begin` returns None or the process cannot be started, `settled` is called immediately.
         """
         own_end, other_end = rank_channel.pair()
         with other_end:
@@ -196,7 +197,7 @@ class ForkServerClient:
                 return self._settled()
             try:
                 self._part = self._children.spawn(self._name, start)
-            except OSError:  # no error yet, because processes can be started without a fork server
+            except OSError:  # not an error yet, because a fork server is not required
                 own_end.close()
                 return self._settled()
         self._line, self._limit_s, self.importing = own_end, now_s + self._import_s, True

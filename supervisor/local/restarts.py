@@ -1,22 +1,17 @@
-"""Decide when the keeper restarts a part that died, and when it acts without a supervisor. Pure: the clock is
-an argument.
+"""Decide when the keeper restarts a part that died. Pure: the clock is an argument.
 
 A part that died is restarted immediately, unless it died soon after its start or keeps failing.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from holdfast.inspection import liveness
-from holdfast.inspection.liveness import HeartbeatSilence
-from supervisor.view.model import StopRequest
-
-YOUNG_S = 1.0  # shortest time between two starts of a part, so that it cannot fail in a tight loop
+YOUNG_S = 1.0  # the least time between two starts of a part, so that it cannot fail in a tight loop
 WELL_S = 10.0  # a part that lived this long did not fail at its start
-LONGEST_S = 30.0  # longest time between two starts of a part that fails each time
+LONGEST_S = 30.0  # the most time between two starts of a part that fails each time
 ROW_S = 4 * LONGEST_S  # failures further apart count as unrelated
-LOOP = 3  # failures in a row after which they are reported, because they are no longer a coincidence
+LOOP = 3  # the number of failures in a row that is no coincidence and is reported
 
 
 @dataclass(slots=True)
@@ -30,9 +25,10 @@ class Restarts:
     def died(self, part: str, born_s: float, now_s: float, failed: bool = False) -> float:
         """Schedule the next start of `part`, and return the seconds until then.
 
-        The next start is at least `YOUNG_S` after the last one. From the second failure in a row on, there is
-        a pause, which doubles with each failure up to `LONGEST_S`. A part's end counts as a failure if it was
-        within `WELL_S` of the start and `failed` is true, so the part was not killed from outside.
+        The next start is at least `YOUNG_S` after the last one. From the second failure in a row on, a pause
+        is added, which doubles with each failure up to `LONGEST_S`. The end of a part counts as a failure if
+        it came within `WELL_S` of the start and `failed` is true, that is, if the part was not killed from
+        outside.
         """
         before, last_s = self._failures.get(part, (0, now_s))
         in_a_row = before if now_s - last_s < ROW_S else 0
@@ -56,99 +52,3 @@ class Restarts:
         ready = tuple(part for at_s, part in self._due if at_s <= now_s)
         self._due = [(at_s, part) for at_s, part in self._due if at_s > now_s]
         return ready
-
-
-# `Watchdog` decides when the keeper acts without a supervisor. The process state and the keeper's lateness
-# are arguments too.
-#
-# The supervisor's event loop sends a heartbeat every second. A supervisor that sends none is killed and
-# replaced. After Ctrl-C, the supervisor must end the run; if no supervisor does, the keeper ends it.
-
-
-# From Ctrl-C to a supervisor's next heartbeat: twice the silence that is allowed, enough for a successor.
-ANSWER_S = 10.0
-NOW_S = 5.0  # limit from the second Ctrl-C to the end of the run: members take one second to end
-CRASHES = 3  # supervisors that died after Ctrl-C; another one would not end the run either
-GONE_S = 5.0  # a killed process is gone within milliseconds, unless the kernel cannot end it
-_STOPPED = ("T", "t")
-_NEVER = HeartbeatSilence()
-
-
-@dataclass(frozen=True, slots=True)
-class Watchdog:
-    """What the keeper knows about its supervisors. Times are in seconds on one monotonic clock; 0: never."""
-
-    silence: HeartbeatSilence = _NEVER  # since the start or the last heartbeat of the current supervisor
-    spoke: bool = False  # the current supervisor has sent a heartbeat
-    killed_s: float = 0.0  # when it was sent SIGKILL
-    stop: StopRequest = ""  # how the user asked the run to stop: see `JobState.stop`
-    asked: HeartbeatSilence = _NEVER  # since `stop` last changed
-    unanswered: HeartbeatSilence = _NEVER  # since the later of `asked` and any supervisor's last heartbeat
-    crashes: int = 0  # supervisors that died since `stop` last changed
-
-    def born(self, now_s: float) -> Watchdog:
-        """Return the state after a supervisor was started."""
-        return replace(self, silence=HeartbeatSilence(now_s), spoke=False, killed_s=0.0)
-
-    def heard(self, now_s: float) -> Watchdog:
-        """Return the state after a heartbeat of the supervisor."""
-        return replace(
-            self,
-            silence=HeartbeatSilence(now_s),
-            spoke=True,
-            unanswered=HeartbeatSilence(now_s if self.stop else 0.0),
-        )
-
-    def died(self) -> Watchdog:
-        """Return the state after the end of the current supervisor."""
-        return replace(self, silence=_NEVER, killed_s=0.0, crashes=self.crashes + bool(self.stop))
-
-    def killed(self, now_s: float) -> Watchdog:
-        """Return the state after the current supervisor was sent SIGKILL."""
-        return replace(self, killed_s=now_s)
-
-    def stop_requested(self, how: StopRequest, now_s: float) -> Watchdog:
-        """Return the state after the user's request to stop the run; repeating it changes nothing."""
-        if how == self.stop:
-            return self
-        return replace(
-            self, stop=how, asked=HeartbeatSilence(now_s), unanswered=HeartbeatSilence(now_s), crashes=0
-        )
-
-    def later(self, now_s: float, late_s: float) -> Watchdog:
-        """Return the state at `now_s`, for a check that ran `late_s` too late; that time is not silence."""
-        moved = [
-            each.later(each.heard_s, now_s, late_s) for each in (self.silence, self.asked, self.unanswered)
-        ]
-        return replace(self, silence=moved[0], asked=moved[1], unanswered=moved[2])
-
-    def doubtful(self, now_s: float) -> bool:
-        """True if the current supervisor has been silent for so long that its process must be inspected."""
-        return not self.killed_s and self.silence.length_s(now_s) > liveness.LIMIT_S
-
-    def stuck(self, now_s: float, state: str) -> str:
-        """Return why the current supervisor must be killed; "" if it need not be.
-
-        `state` is the letter of its process state. Until its first heartbeat, a supervisor imports modules
-        and reads its journal, which can take long on a busy machine or slow storage. It has the longer limit
-        of a process that waits for a disk, unless it is stopped.
-        """
-        length_s = self.silence.length_s(now_s)
-        patient = state if self.spoke or state in _STOPPED else "D"
-        if self.killed_s or not liveness.verdict(length_s, patient):
-            return ""
-        return f"the supervisor has sent no heartbeat for {length_s:.0f} s and is {liveness.doing(state)}"
-
-    def unkillable(self, now_s: float) -> bool:
-        """True if SIGKILL has not ended the supervisor within `GONE_S`; its successor must wait for that."""
-        return bool(self.killed_s) and now_s - self.killed_s > GONE_S
-
-    def overdue(self, now_s: float) -> str:
-        """Return why the keeper must end the run itself; "" while a supervisor may still do so."""
-        if self.stop == "now" and self.asked.length_s(now_s) > NOW_S:
-            return f"the supervisor has not ended the run within {NOW_S:g} s"
-        if self.stop and self.unanswered.length_s(now_s) > ANSWER_S:
-            return f"no supervisor has answered for {ANSWER_S:g} s"
-        if self.stop and self.crashes >= CRASHES:
-            return f"the supervisor has died {self.crashes} times instead of ending the run"
-        return ""

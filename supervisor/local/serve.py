@@ -1,4 +1,4 @@
-"""The supervisor's process: `supervisor serve`, which `holdfast run` starts and restarts."""
+"""The process of a local supervisor (`supervisor serve`), which the keeper starts and restarts."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from supervisor.view.model import Policy
 log = logging.getLogger("supervisor")
 
 STATUS_S = 0.5
-# The minimum time between two statuses, because thousands of members may connect at a start and each status
-# lists all of them.
+# The minimum time between two statuses. Thousands of members can connect at a start, and each status lists
+# all of them.
 SPACING_S = 0.05
-SHUTDOWN_S = 1.0  # time for disconnecting the members, which reconnect to the next supervisor
-KEEPER_S = 30.0  # limit for receiving the keeper's first state
+SHUTDOWN_S = 1.0  # the time to disconnect the members, which then connect to the next supervisor
+KEEPER_S = 30.0  # the time limit for receiving the keeper's first state
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +47,9 @@ class Settings:
 
     run_dir: Path
     policy: Policy
-    started_ns: int  # when the run began: CLOCK_MONOTONIC
+    started_ns: int  # when the run began, on CLOCK_MONOTONIC
     drills: bool  # whether drills are allowed
-    journal_bytes: int  # size of the journal when the run began: these lines are from earlier runs
+    journal_bytes: int  # the size of the journal when the run began; earlier runs wrote these lines
 
 
 def load(run_dir: Path) -> Settings:
@@ -99,7 +99,7 @@ async def serve(
 
 
 def _stop_on_signals() -> asyncio.Event:
-    """Return an event that SIGTERM and SIGINT set from now on."""
+    """Return an event that SIGTERM or SIGINT sets."""
     stop = asyncio.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
@@ -109,7 +109,7 @@ def _stop_on_signals() -> asyncio.Event:
 def _make_job(
     settings: Settings, backend: LocalBackend, connections: MemberServer, measured: event_loop.Lag
 ) -> Job:
-    """Take the leadership of the run, and return its job."""
+    """Take the leadership of the run and return its job."""
     run = RunDir(settings.run_dir)
     lead = leadership.take_over(run.path / leadership.FILE)
     fresh = not journal.has_lines_since(run.journal, settings.journal_bytes)
@@ -121,7 +121,7 @@ def _make_job(
 async def _listen(
     settings: Settings, job: Job, connections: MemberServer, door: Door, api: socket.socket
 ) -> tuple[web.AppRunner, asyncio.Server]:
-    """Start serving requests on the socket `api`; the caller closes both returned objects at the end."""
+    """Start serving requests on the socket `api`. The caller must close both returned objects at the end."""
     runner = web.AppRunner(
         application(job, connections, RunDir(settings.run_dir).token(), door, drills=settings.drills),
         access_log=None,
@@ -130,7 +130,7 @@ async def _listen(
     )
     await runner.setup()
     server = runner.server
-    assert server is not None  # since `setup`
+    assert server is not None  # `setup` sets it
     listening = await asyncio.get_running_loop().create_server(
         door.guarded(server), sock=api, backlog=SERVER_BACKLOG
     )
@@ -138,7 +138,7 @@ async def _listen(
 
 
 def _raise_failure(done: Iterable[asyncio.Task[Any]]) -> None:
-    """Raise the exception that ended a service; `Deposed` is only logged, because this process then ends."""
+    """Raise the exception that ended a service. `Deposed` is only logged, because this process then ends."""
     try:
         for task in done:
             task.result()

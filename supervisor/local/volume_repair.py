@@ -1,16 +1,16 @@
 """Restore the files that other programs remove from a run's folder in the memory volume during the run.
 
 systemd removes a user's files in /dev/shm at the last logout (RemoveIPC=yes), cleaners remove old files in
-/tmp, and people remove files that look abandoned. The ranks have their files mapped and keep training, but a
-process that starts later could not open them, so no fault could be recovered. The keeper, which lives as long
-as the run, therefore keeps a descriptor of every file. An open file exists without a name, and a symbolic
-link to /proc/PID/fd/N gives it a new name, for the same memory with all that it contains and all that is
-still written to it.
+/tmp, and people remove files that look abandoned. The ranks have mapped their files and keep training. But a
+process that starts later could not open the files, so no fault could be recovered.
+
+The keeper lives as long as the run, so it keeps a descriptor of every file. An open file continues to exist
+without a name. A symbolic link to /proc/PID/fd/N gives it a new name, under which processes find the same
+memory with its present and future content.
 """
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
 import os
@@ -20,7 +20,7 @@ import shutil
 import stat
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,9 +29,9 @@ from typing import TypeAlias
 from holdfast.snapshot.member_directory import FOLDERS, MEMBER_FILE, OWNER, RESTORED, RUN_FILE
 from supervisor.local import memory_volume
 
-SPARED = 64  # descriptors that remain available to the process for other purposes
-LOG_GAP_S = 60.0  # minimum time between two lines about restored files
-FAILURES = 3  # failures in a row before a report, because the first may be due to a removal still under way
+SPARED = 64  # descriptors that the process keeps available for other purposes
+LOG_GAP_S = 60.0  # the minimum time between two lines about restored files
+FAILURES = 3  # failures in a row before a report; the first can be due to a removal still in progress
 
 
 Identity: TypeAlias = "tuple[int, int]"  # device and inode
@@ -45,16 +45,16 @@ class _File:
 
 @dataclass(slots=True)
 class RepairedFolder:
-    """One folder, with what is needed to restore it: descriptors of its files, its links and subfolders."""
+    """A folder and the data to restore it: the descriptors of its files, its links and its subfolders."""
 
     folder: Path
-    names: re.Pattern[str] = MEMBER_FILE  # matches the relative paths that are restored
+    names: re.Pattern[str] = MEMBER_FILE  # matches the relative paths to restore
     _files: dict[str, _File] = field(default_factory=dict)
     _links: dict[str, str] = field(default_factory=dict)
     _folders: set[str] = field(default_factory=set)
 
     def restore(self) -> list[Path]:
-        """Restore what was removed, and return the restored paths. Open new files, and close replaced ones.
+        """Restore what was removed and return the restored paths. Open new files and close replaced ones.
 
         A file that its sidecar has deleted is not restored.
 
@@ -97,7 +97,7 @@ class RepairedFolder:
             self._let_go(name)
 
     def _walk(self, within: str) -> Iterator[tuple[str, Identity | str]]:
-        """Yield the relative name of each file and link, with the file's identity or the link's target."""
+        """Yield the relative name of each file with its identity, and of each link with its target."""
         with os.scandir(self.folder / within) as entries:
             for entry in entries:
                 name = f"{within}/{entry.name}" if within else entry.name
@@ -116,7 +116,7 @@ class RepairedFolder:
                         yield from self._walk(name)
 
     def _led(self, path: str) -> Identity | str:
-        """Return the target of a link; for a restored file, the identity of that file instead."""
+        """Return the target of a link. If it is a restored file, return the identity of the file instead."""
         to = os.readlink(path)  # noqa: PTH115
         if not to.startswith(_ours()):
             return to
@@ -124,7 +124,7 @@ class RepairedFolder:
         return status.st_dev, status.st_ino
 
     def _hold(self, name: str, what: Identity | str) -> None:
-        if name in FOLDERS:  # a file or link is where a folder should be
+        if name in FOLDERS:  # a file or link has taken the place of a folder
             return
         if isinstance(what, str):
             self._links[name] = what
@@ -153,11 +153,11 @@ class RepairedFolder:
     def _put_back(self, folder: Path, name: str) -> None:
         known = self._files.get(name)
         to = self._links[name] if known is None else f"{_ours()}{known.descriptor}"
-        with suppress(FileExistsError):  # another process has created a new one, which takes precedence
+        with suppress(FileExistsError):  # another process has created a new file, which takes precedence
             (folder / name).symlink_to(to)
 
     def _make_again(self) -> None:
-        """Recreate the folder with its content, atomically, so that no process sees an incomplete folder."""
+        """Recreate the folder and its content atomically, so that no process sees an incomplete folder."""
         aside = self.folder.with_name(f".{self.folder.name}-{os.urandom(4).hex()}")
         aside.mkdir(mode=0o700)
         try:
@@ -178,41 +178,41 @@ class VolumeRepair:
     runtime: Path
     _members: dict[str, RepairedFolder] = field(default_factory=dict)
     _root: RepairedFolder = field(init=False)
-    _owner: Identity | None = None  # of the lock file that shows other runs that this one is alive
-    _lock: int = -1  # the descriptor of that file, if it was created again
+    _owner: Identity | None = None  # of the lock file, which shows other runs that this one is alive
+    _lock: int = -1  # the descriptor of that file if it was recreated
     _kept: int = -1  # the descriptor of the folder, locked against programs that remove old files
     _reported_s: float = -LOG_GAP_S
-    _back: list[Path] = field(default_factory=list)  # restored, and not reported yet
+    _back: list[Path] = field(default_factory=list)  # restored but not reported yet
     _error: str = ""
-    _failures: int = 0  # calls of `repair` in a row that could not restore everything
+    _failures: int = 0  # consecutive calls of `repair` that could not restore everything
 
     def __post_init__(self) -> None:
         self._root = RepairedFolder(self.runtime, RUN_FILE)
 
     def begin(self) -> None:
-        """Start keeping the run's folder complete, as it is now. Raises `OSError`."""
+        """From now on, keep everything that the run's folder contains. Raises `OSError`."""
         self._owner = memory_volume.identity(self.runtime / OWNER)
         self._keep_from_aging()
 
     @property
     def error(self) -> str:
-        """Why removed files could not be restored; "" if nothing is missing."""
+        """The reason why removed files could not be restored; "" if nothing is missing."""
         return self._error if self._failures >= FAILURES else ""
 
     def add(self, member: str) -> None:
-        """Keep the existing folder of a new member complete as well."""
+        """Keep the existing folder of a new member complete too."""
         self._members[member] = RepairedFolder(self.runtime / member)
 
     def repair(self, now_s: float) -> list[str]:
-        """Restore what was removed, and return lines for the user about it. Never raises."""
+        """Restore what was removed, and return lines about it for the user. Never raises."""
         try:
             self.put_back()
         except OSError as error:
             self._failures += 1
             self._error = (
-                f"{error.filename or self.runtime}: files of the run were removed or changed here by another"
-                f" program and cannot be restored: {error.strerror or error}; retrying. Until then"
-                " the ranks keep training, but no fault can be recovered"
+                f"{error.filename or self.runtime}: another program has removed or changed files of the run"
+                f" here, and they cannot be restored: {error.strerror or error}. Holdfast keeps retrying."
+                " Until then, the ranks keep training, but no fault can be recovered"
             )
             return [self._error] if self._failures == FAILURES else []
         self._failures = 0
@@ -228,7 +228,7 @@ class VolumeRepair:
         ]
 
     def put_back(self) -> None:
-        """Restore what was removed; the next `repair` reports it. Raises `OSError` if that fails."""
+        """Restore what was removed. The next `repair` reports it. Raises `OSError` on failure."""
         self._back += self._put_back_root()
         for tree in self._members.values():
             self._back += tree.restore()
@@ -239,7 +239,7 @@ class VolumeRepair:
         return [folder for tree in trees for folder in tree.folders()]
 
     def free(self, member: str) -> threading.Thread:
-        """Remove a member's folder in a thread, and return the thread: see `memory_volume.free`."""
+        """Remove a member's folder in a thread and return the thread. See `memory_volume.free`."""
         tree = self._members.pop(member, None)
         return memory_volume.free(self.runtime / member, tree.close if tree is not None else None)
 
@@ -267,7 +267,7 @@ class VolumeRepair:
         return [self.runtime] if gone else back
 
     def _keep_from_aging(self) -> None:
-        """Lock the folder, because systemd-tmpfiles skips a locked folder and all that it contains."""
+        """Lock the folder, because systemd-tmpfiles skips a locked folder and everything in it."""
         if self._kept >= 0:
             os.close(self._kept)
         self._kept = os.open(self.runtime, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -285,7 +285,7 @@ def _most_descriptors() -> int:
 
 
 def _is_folder(path: Path) -> bool:
-    """Return whether `path` exists; on return, this process has full access to it.
+    """True if the folder `path` exists. On return, this process has full access to it.
 
     Raises `OSError` if it is not a folder of this user.
     """
@@ -300,52 +300,6 @@ def _is_folder(path: Path) -> bool:
 
 
 def _allow(path: str, status: os.stat_result, owner: int) -> None:
-    """Restore those permissions of the owner, this user, that were removed."""
+    """Give the owner, who is this user, the permissions in `owner` again."""
     if status.st_mode & owner != owner:
         os.chmod(path, stat.S_IMODE(status.st_mode) | owner)  # noqa: PTH101
-
-
-# Immediate notice of removals from a folder, through inotify.
-#
-# Periodic checks also find a removal, but a fault may occur before the next check. If inotify is missing or
-# its limits are reached, there is no notice and no error.
-
-
-_REMOVED = 0x0000_0200 | 0x0000_0400  # IN_DELETE, IN_DELETE_SELF: include/uapi/linux/inotify.h
-_OFFOLDERS = 0x0100_0000 | 0x0200_0000  # IN_ONLYDIR, IN_DONT_FOLLOW
-_READ_BYTES = 1 << 16
-
-
-@dataclass(slots=True)
-class RemovalWatcher:
-    """Watches folders for removals. `descriptor` becomes readable at each removal; -1 without inotify."""
-
-    descriptor: int = -1
-    _libc: ctypes.CDLL | None = field(default=None)
-
-    def open(self) -> None:
-        try:
-            self._libc = ctypes.CDLL(None)
-            self.descriptor = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-        except (OSError, AttributeError):
-            self.descriptor = -1
-
-    def watch(self, folders: Iterable[Path]) -> None:
-        """Watch `folders` for removals; they may include folders that are already watched."""
-        if self._libc is None or self.descriptor < 0:
-            return
-        for folder in folders:
-            self._libc.inotify_add_watch(self.descriptor, os.fsencode(folder), _REMOVED | _OFFOLDERS)
-
-    def drain(self) -> None:
-        """Discard the events, which show only when to check; `VolumeRepair` finds what was removed."""
-        try:
-            while os.read(self.descriptor, _READ_BYTES):
-                pass
-        except OSError:  # no more events
-            return
-
-    def close(self) -> None:
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-        self.descriptor = -1

@@ -1,1 +1,1 @@
-"""What a run tells about itself: the ledger of its time, status, incidents and metrics."""
+"""What a run reports about itself: the ledger of its time, its status, incidents and metrics."""

@@ -1,7 +1,7 @@
-"""Book a run's time in the ledger, from the supervisor's views: steps, incidents, pauses and the end.
+"""Book a run's time in the ledger: its steps, incidents, pauses and end, as the supervisor's views show them.
 
-The time of an incident is divided among the buckets only when the incident closes, because the ranks' start
-times (`StartTimes`) are needed for that.
+The time of an incident is divided among the buckets only when the incident closes, because this requires the
+ranks' start times (`StartTimes`).
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ class Bookkeeping:
     """The ledger of one run."""
 
     def __init__(self, now_ns: int, held: Mapping[str, Any] | None, *, queues: bool = False) -> None:
-        """Continue the ledger `held`, or begin one at `now_ns`.
+        """Continue the ledger `held`, or begin a new one at `now_ns`.
 
-        With `queues`, another system creates the members: time without enough of them is booked as queued.
+        If `queues`, a system outside Holdfast creates the members, and time without enough of them is booked
+        as queued.
         """
         self._queues = queues
         self.ledger = Ledger.restore(held) if held else Ledger(now_ns, Bucket.START)
@@ -36,7 +37,7 @@ class Bookkeeping:
         self._fresh = True
 
     def observe(self, view: View) -> None:
-        """Book the steps that the whole group has done since the last call."""
+        """Book the steps that the whole group has completed since the last call."""
         memory = view.memory
         if self._queues and memory.phase in ("forming", "securing"):
             self._observe_queue(view)
@@ -60,7 +61,7 @@ class Bookkeeping:
             self.ledger.advance(now_ns)
 
     def _observe_queue(self, view: View) -> None:
-        """Book the time from now on as queued if members are missing, and no longer once they exist."""
+        """Book time as queued from now on if members are missing. Stop doing so once they exist."""
         memory, ledger = view.memory, self.ledger
         is_short = sum(each.exists for each in view.members) * memory.nproc < memory.world_size
         if is_short == (ledger.activity is Bucket.QUEUED):
@@ -71,14 +72,14 @@ class Bookkeeping:
         ledger.enter(Bucket.QUEUED if is_short else after, max(view.now_ns, ledger.at_ns))
 
     def caught_up(self, memory: JobState, now_ns: int) -> None:
-        """Book the steps that `memory` records as done, which a predecessor observed."""
+        """Book the completed steps that `memory` records, which a predecessor observed."""
         if memory.phase == "running" and memory.settled and memory.reached >= 0:
             self.ledger.caught_up(memory.reached, max(now_ns, self.ledger.at_ns))
 
     def opened(self, incident: OpenIncident, overtaken: OpenIncident | None = None) -> None:
         """Book the time from the first symptom of a fault as detection.
 
-        `overtaken` is the previous incident if the group had not done a new step when this one began.
+        `overtaken` is the previous incident, if the group had completed no new step when this one began.
         """
         if overtaken is not None:
             self._decided(overtaken)
@@ -106,12 +107,12 @@ class Bookkeeping:
         self._step = resumed + 1
 
     def saving(self, at_ns: int, incident: OpenIncident | None = None) -> None:
-        """Book the time from now on as saving, after all ranks have finished, possibly during `incident`."""
+        """Book the time from now on as saving: all ranks have finished, possibly during `incident`."""
         self._decided(incident)
         self.ledger.enter(Bucket.CHECKPOINT, max(at_ns, self.ledger.at_ns))
 
     def stopped(self, at_ns: int, incident: OpenIncident | None = None, *, finished: bool = False) -> None:
-        """Book the end of the run, possibly during `incident`; `finished` if the script ran to its end."""
+        """Book the end of the run, possibly during `incident`. `finished`: the script ran to its end."""
         self._decided(incident)
         self.ledger.enter(Bucket.STOP, max(at_ns, self.ledger.at_ns))
         if finished:
@@ -136,7 +137,7 @@ class Bookkeeping:
 
 
 def _progress(view: View) -> tuple[list[int], set[str]]:
-    """Return how many steps each rank has done, and the phases that the ranks are in."""
+    """Return how many steps each rank has completed, and the current phases of the ranks."""
     steps: list[int] = []
     phases: set[str] = set()
     for member in view.members:
@@ -149,6 +150,6 @@ def _progress(view: View) -> tuple[list[int], set[str]]:
 
 
 def _durable(view: View, step: int) -> int:
-    """Return the newest step up to `step` on storage, which is the only copy outside a single member."""
+    """Return the newest step up to `step` that storage has. For a single member, no other copy is safe."""
     found = [m.report.durable.step for m in view.members if m.report is not None]
     return min(step, max(found, default=-1))

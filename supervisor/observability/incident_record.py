@@ -1,4 +1,4 @@
-"""The record of one incident as JSON: the faults, the remedy with its reason, the times, and the cost."""
+"""Build the record of an incident as JSON: its faults, its remedy with the reason, its times and its cost."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 from holdfast.protocol.launcher_messages import StartTimes
 from supervisor.view.model import Fault, OpenIncident
 
-MAX_MESSAGE_CHARS = 4000  # recorded from the end of each fault's message
-# Version of status, incidents and checkpoints as JSON. Fields may be added, but never change their meaning.
+MAX_MESSAGE_CHARS = 4000  # how much of the end of each fault's message is recorded
+# The version of the JSON format of status, incidents and checkpoints. Fields may be added but never change.
 SCHEMA = 1
 
 
@@ -18,7 +18,7 @@ def incident_id(number: int) -> str:
 
 
 def record(incident: OpenIncident, marks: StartTimes | None) -> dict[str, Any]:
-    """Return the incident as JSON. `marks` are the times of the first new step; None before that step.
+    """Return the incident as JSON. `marks` has the start times up to the first new step; None before it.
 
     `lost_steps` is null if the number is not known yet, if the script keeps its own state, or if all members
     that knew the group's last step are gone.
@@ -57,7 +57,7 @@ def record(incident: OpenIncident, marks: StartTimes | None) -> dict[str, Any]:
 
 
 def superseded(incident: OpenIncident, by: OpenIncident) -> dict[str, Any]:
-    """Return the record of an incident that was overtaken by another one before its first new step."""
+    """Return the record of an incident after which another one began before the first new step."""
     found = record(incident, None)
     note = f"{incident_id(by.number)} began before the first new step"
     evidence = [*found["evidence"], note]
@@ -69,7 +69,7 @@ def _since(incident: OpenIncident, at_ns: int) -> float:
 
 
 def _cut_short(incident: OpenIncident) -> list[dict[str, Any]]:
-    """Return the work that the fault cut off; `again` is True if the group repeats it."""
+    """Return the work that the fault cut off. `again` is true if the group repeats it."""
     step = incident.resume.step if incident.resume is not None else None
     return [
         {

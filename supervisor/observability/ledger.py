@@ -1,12 +1,15 @@
-"""A run's wall clock time, divided into buckets without gaps or overlap. Pure.
+"""Divide a run's wall clock time into buckets without gaps or overlap. Pure.
 
-Three facts shape this module. Training time is *productive* only once its step is secured, because a fault
-turns unsecured steps into rework. Prometheus counters cannot go down. The buckets must add up to the clock
-exactly, so time is counted in whole nanoseconds.
+Three facts shape this module:
 
-Training time is therefore pending at first, recorded per step, and settles into exactly one bucket when its
-step is secured or rolled back. For a script that keeps its own state, it settles when the script is restarted
-or the run ends well. The time of the step in progress is pending too, and gets its step number when that step
+- Training time is *productive* only once its step is secured, because a fault turns unsecured steps into
+  rework.
+- Prometheus counters cannot go down.
+- The buckets must add up to the clock exactly, so time is counted in whole nanoseconds.
+
+Training time is therefore pending at first. It is recorded per step, and settles into exactly one bucket when
+its step is secured or rolled back. For a script that keeps its own state, it settles when the script is
+restarted or finishes. The time of the step in progress is pending too, and gets its step number when the step
 ends.
 """
 
@@ -19,23 +22,23 @@ from enum import Enum
 from typing import Any
 
 FORMAT = 1
-MAX_PENDING = 1024  # beyond this number, entries are merged; without snapshots, no entry would ever settle
+MAX_PENDING = 1024  # entries beyond this are merged; without snapshots, no entry would ever settle
 _S = 1_000_000_000
 HOUR_NS, DAY_NS = 3600 * _S, 86_400 * _S
 
 
 class Bucket(str, Enum):
     PRODUCTIVE = "productive"  # as an activity: training
-    LOST = "lost"  # trained, then rolled back; never an activity
+    LOST = "lost"  # trained and then rolled back; never an activity
     UNKNOWN = "unknown"  # trained before the restart of a script that keeps its own state; never an activity
-    CHECKPOINT = "checkpoint"  # training was blocked by a save
+    CHECKPOINT = "checkpoint"  # a save blocked the training
     DETECT = "detect"  # a fault had occurred but was not noticed yet
     DECIDE = "decide"
     STOP = "stop"
     START = "start"
     RENDEZVOUS = "rendezvous"
     RESTORE = "restore"
-    WARMUP = "warmup"  # how much longer than usual a generation's first step took
+    WARMUP = "warmup"  # by how much the first step of a generation took longer than usual
     QUEUED = "queued"  # waiting for capacity
     PAUSED = "paused"
 
@@ -74,7 +77,7 @@ class Ledger:
         self._hour, self._day = Window(60 * _S, 60), Window(900 * _S, 96)
 
     def enter(self, activity: Bucket, at_ns: int) -> None:
-        """Begin `activity` at `at_ns`; the time from then on is booked to it."""
+        """Begin `activity` at `at_ns`. Time from then on is booked to it."""
         _allowed(activity)
         self.advance(at_ns)
         if activity is not self._activity:
@@ -97,9 +100,9 @@ class Ledger:
     def trained(self, step: int, at_ns: int, usual_ns: int | None = None) -> None:
         """Book the training time since the last step to `step`, which ended at `at_ns`.
 
-        If `usual_ns` is given, for the first step of a generation, the time beyond it is booked as warm-up.
-        If `step` is not newer than the last known step, because it was reported twice, its time is added to
-        that step.
+        For the first step of a generation, `usual_ns` is given, and the time beyond it is booked as warm-up.
+        If `step` was already reported, and is therefore not newer than the last known step, the time is added
+        to that last step.
         """
         self.advance(at_ns)
         took_ns, self._tail_ns = self._tail_ns, 0
@@ -122,7 +125,7 @@ class Ledger:
     def caught_up(self, step: int, at_ns: int) -> None:
         """Divide the training time since the last known step evenly among the steps up to `step`.
 
-        A successor needs this for steps that ended under its predecessor, which did not record when.
+        A successor needs this for steps that ended under its predecessor, which did not record their times.
         """
         self.advance(at_ns)
         steps = (self._secured_step, self._pending[-1].last if self._pending else None)
@@ -135,7 +138,7 @@ class Ledger:
         self._pending.append(_Trained(known + 1, step, took_ns))
 
     def secured(self, step: int) -> None:
-        """Settle the time of steps <= `step`, which no single fault can lose, as productive."""
+        """Settle the time of steps <= `step` as productive, because no single fault can lose them now."""
         if self._secured_step is None or step > self._secured_step:
             self._secured_step = step
         self._settle(step, Bucket.PRODUCTIVE, keep_newer=True)
@@ -163,8 +166,8 @@ class Ledger:
     def noticed(self, since_ns: int, at_ns: int) -> None:
         """Book the time since the fault's first symptom at `since_ns` as detection, and enter DETECT.
 
-        Only the time of the step in progress can be rebooked. The symptom therefore counts as no earlier than
-        the end of the last step or the last change of activity.
+        Only the time of the step in progress can be rebooked. The symptom therefore never counts as earlier
+        than the end of the last step or the last change of activity.
         """
         self.advance(at_ns)
         if self._activity is Bucket.PRODUCTIVE:
@@ -183,7 +186,7 @@ class Ledger:
 
     @property
     def pending_ns(self) -> int:
-        """The training time that is not settled yet: neither secured nor lost."""
+        """The training time that is neither secured nor lost yet."""
         return self._pending_ns + self._tail_ns
 
     @property
@@ -193,7 +196,7 @@ class Ledger:
 
     @property
     def total_ns(self) -> int:
-        """The time since the ledger was opened, which is the sum of the buckets and the pending time."""
+        """The time since the ledger was opened: the sum of the buckets and the pending time."""
         return self._at_ns - self._opened_ns
 
     def buckets_ns(self) -> dict[Bucket, int]:
@@ -201,20 +204,20 @@ class Ledger:
         return dict(self._settled)
 
     def ettr(self, still_ns: int = 0) -> float | None:
-        """Return the effective training time ratio of the run, counting pending time as good.
+        """Return the effective training time ratio (ETTR) of the run. Pending time counts as good.
 
-        Returns None if it is not known how much work was repeated. The last `still_ns` of the step in
-        progress do not count, because a rank without progress may be hanging.
+        Returns None if it is unknown how much work was repeated. The last `still_ns` of the step in progress
+        do not count as good, because a rank without progress may be hanging.
         """
         if self._settled[Bucket.UNKNOWN]:
             return None
         return self._progress_ns(still_ns) / self.total_ns if self.total_ns else 0.0
 
     def ettr_over(self, window_s: float, now_ns: int, still_ns: int = 0) -> float | None:
-        """Return the ETTR of the last `window_s` seconds, at most a day, up to `now_ns`.
+        """Return the ETTR of the last `window_s` seconds before `now_ns`. The window is at most a day.
 
-        `still_ns` and None have the same meaning as in `ettr`. Books the time up to `now_ns`, so a call with
-        `now_ns` equal to `at_ns` changes nothing.
+        `still_ns` and None have the same meaning as in `ettr`. This call books the time up to `now_ns`, so it
+        changes nothing if `now_ns` equals `at_ns`.
         """
         if now_ns != self._at_ns:
             self.advance(now_ns)
@@ -295,7 +298,7 @@ class Ledger:
         self._pending, self._pending_ns, self._tail_ns = [], 0, 0
 
     def _merge(self) -> None:
-        """Merge the older half in pairs, so that recent steps, which may be rolled back, stay exact."""
+        """Merge the older half in pairs. Recent steps stay exact, because they may be rolled back."""
         half = MAX_PENDING // 4 * 2
         older, newer = self._pending[:half], self._pending[half:]
         self._pending = [
@@ -313,8 +316,8 @@ def _allowed(activity: Bucket) -> Bucket:
 class Window:
     """The good share of the last hour or day, computed from samples of the good time at fixed intervals.
 
-    Between samples the good time is interpolated linearly. It may decrease, when work that counted as good is
-    lost later, so the share is clamped to 0..1. Memory is bounded.
+    Between samples, the good time is interpolated linearly. It decreases when work that counted as good is
+    lost later, so the share is clamped to 0..1. The memory use is bounded.
     """
 
     def __init__(self, slot_ns: int, slots: int) -> None:
@@ -323,7 +326,7 @@ class Window:
         self._samples: deque[tuple[int, int]] = deque(maxlen=slots + 2)
 
     def advance(self, at_ns: int, to_ns: int, good_ns: int, grows: bool) -> None:
-        """Add the samples between `at_ns`, when the good time was `good_ns`, and `to_ns`.
+        """Add the samples from `at_ns` to `to_ns`. At `at_ns`, the good time was `good_ns`.
 
         `grows` is True if all of that time counts as good.
         """
@@ -337,7 +340,7 @@ class Window:
             self._samples.append((edge_ns, good_ns + (edge_ns - at_ns if grows else 0)))
 
     def share(self, width_ns: int, at_ns: int, good_ns: int) -> float:
-        """Return the good share of the `width_ns` before `at_ns`, or of the part that the samples cover."""
+        """Return the good share of the `width_ns` before `at_ns`, as far as samples cover that time."""
         if not self._samples:
             return 0.0
         start_ns = max(at_ns - width_ns, self._samples[0][0])
@@ -372,7 +375,7 @@ class Window:
 def integers(state: Mapping[str, Any], *keys: str) -> list[int]:
     """Return the values of `keys` in `state`.
 
-    Raises `ValueError`, which names the first value that is not an integer.
+    Raises `ValueError` if a value is not an integer. The message names the first such value.
     """
     for key in keys:
         if type(state.get(key)) is not int:

@@ -1,4 +1,4 @@
-"""All metrics of a run, set from its status. Names follow Prometheus conventions, and labels are bounded."""
+"""All metrics of a run, set from its status. Names follow Prometheus conventions. Labels are bounded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from supervisor.view.model import PHASES, ROLES
 
 @dataclass(frozen=True, slots=True)
 class MetricSpec:
-    """One metric. `name` is without the suffix `_total` that is added to counters on export."""
+    """One metric. `name` lacks the suffix `_total`, which is added to counters on export."""
 
     kind: type[Counter] | type[Gauge] | type[Histogram]
     name: str
@@ -25,12 +25,12 @@ class MetricSpec:
 
     @property
     def exported(self) -> str:
-        """The name with its labels, as the user guide lists it."""
+        """The name and labels, as the user guide lists them."""
         suffix = "_total" if self.kind is Counter else ""
         return f"{self.name}{suffix}" + (f"{{{','.join(self.labels)}}}" if self.labels else "")
 
     def register(self, registry: CollectorRegistry) -> Counter | Gauge | Histogram:
-        """Return the metric without values, registered in `registry`."""
+        """Register the metric in `registry`, and return it without values."""
         if self.buckets:
             return Histogram(self.name, self.help, self.labels, buckets=self.buckets, registry=registry)
         return self.kind(self.name, self.help, self.labels, registry=registry)
@@ -86,7 +86,7 @@ METRICS = (
     ),
 )
 
-# Gauges that are absent while their value is unknown, with the status fields that they show.
+# Gauges that are absent while their value is unknown, and the status fields that they show.
 _SINGLE_VALUES = {"ettr_ratio": "ettr", "step": "step", "loss": "loss", "step_seconds": "step_s"}
 _RANK_VALUES = {"rank_own_seconds": "own_s", "rank_slow_ratio": "slow"}
 
@@ -95,7 +95,7 @@ class Metrics:
     """The metrics of one process with their current values."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        """Register all metrics in `registry`, by default in a new one."""
+        """Register all metrics in `registry`, or in a new one if it is None."""
         self.registry = registry or CollectorRegistry()
         self._counters: dict[str, Counter] = {}  # these three are keyed by name, without "holdfast_"
         self._gauges: dict[str, Gauge] = {}
@@ -110,7 +110,7 @@ class Metrics:
                 self._histograms[name] = metric
         self._booked = dict.fromkeys((b.value for b in Bucket), 0.0)
         self._counted: set[str] = set()  # IDs of the incidents that were counted
-        self._hidden: set[str] = set()  # names of the gauges without a value
+        self._hidden: set[str] = set()  # the names of gauges without a value
         for name in (*_SINGLE_VALUES, "checkpoint_step"):
             self._show(name, None)
         for bucket in Bucket:  # zeros from the start, so that rate() includes the first event
@@ -119,7 +119,7 @@ class Metrics:
             self._counters["incidents"].labels(kind)
 
     def update(self, status: Mapping[str, Any]) -> None:
-        """Set every metric to its value in `status`; counters never decrease."""
+        """Set every metric to its value in `status`. Counters never decrease."""
         for bucket, seconds in status["buckets_s"].items():
             grown = seconds - self._booked[bucket]
             if grown > 0:
@@ -151,7 +151,7 @@ class Metrics:
         gauges["checkpoint_failing"].set(bool(saved.get("error")))
 
     def _show(self, name: str, value: float | None) -> None:
-        """Set a gauge. Without a value it is not exported, because 0 would look like a measured value."""
+        """Set a gauge. Without a value, it is not exported, because 0 would look like a measurement."""
         gauge = self._gauges[name]
         if name not in self._hidden and value is None:
             self.registry.unregister(gauge)

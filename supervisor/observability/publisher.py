@@ -1,7 +1,7 @@
-"""Publish a run's status and its incidents: to files in the run's directory, to the API and to the metrics.
+"""Publish a run's status and its incidents to files in the run's directory, to the API and to the metrics.
 
 A status is built and published once per tick, after every decision, and whenever a sidecar connects or
-disconnects. Clients of the API and readers of status.json get the last published status; reading changes
+disconnects. Clients of the API and readers of status.json get the last published status. Reading it changes
 nothing.
 """
 
@@ -24,14 +24,14 @@ from supervisor.view.stragglers import Straggler, find_stragglers
 
 log = logging.getLogger(__name__)
 
-MAX_UNWRITTEN = 64  # unwritten incidents that are kept for another attempt
+MAX_UNWRITTEN = 64  # unwritten incidents to keep for another attempt
 
-# The fields that are taken over from a predecessor's status, with their types in JSON.
+# The fields to take over from a predecessor's status, with their types in JSON.
 _CARRIED = {"step": int, "secured_step": int, "total_steps": int, "own_state": bool, "loss": float}
 
 
 class StatusStore(Protocol):
-    """Where statuses and incidents are written, and read by a successor. A `RunDir` is one."""
+    """Stores statuses and incidents, which a successor reads. For example, a `RunDir`."""
 
     @property
     def path(self) -> Path:
@@ -51,7 +51,7 @@ class StatusStore(Protocol):
 
 
 class StatusPublisher:
-    """Publishes statuses and incidents. A thread writes the files, so a full disk does not stop the run."""
+    """Publishes statuses and incidents. A thread writes the files, so a full disk cannot stop the run."""
 
     def __init__(
         self,
@@ -66,13 +66,14 @@ class StatusPublisher:
         """Publish for `run`.
 
         Args:
-            run: Usually the directory for status.json and the incidents' files.
-            lag: Returns the maximum and the p99 of the lag of the supervisor's event loop, in seconds.
+            run: The store for the status and incidents, usually the run's directory.
+            lag: Returns the maximum and p99 lag of the supervisor's event loop, in seconds.
             policy: The limits by which a group that completes no step is judged.
-            lead: Leadership of the run. Once another supervisor takes over, no more files are written, and
+            lead: The leadership of the run. Once another supervisor takes over, no more files are written,
+            and
                 `deposed` contains the reason.
-            files: The thread that writes the files, by default one of its own.
-            published: Is called after each status.
+            files: The thread that writes the files. By default, the publisher starts its own.
+            published: Called after each status is published.
         """
         self.run = run
         self._metrics = Metrics()
@@ -92,9 +93,9 @@ class StatusPublisher:
         self._status_error = ""  # why the last status could not be written
 
     def take_over(self) -> dict[str, Any] | None:
-        """Continue from the values of the predecessor's last status and return it; None if there is none.
+        """Return the predecessor's last status and continue from its values; return None if there is none.
 
-        Any program may have written the file, so only fields of the right type are taken over.
+        Any program may have written the file, so only fields with the right types are taken over.
         """
         found = self.run.status()
         if found is not None:
@@ -103,9 +104,9 @@ class StatusPublisher:
         return found
 
     def publish(self, view: View, accounts: Bookkeeping, volume_error: str = "") -> None:
-        """Build and publish a status: in the API and the metrics at once, and soon afterwards in the file.
+        """Build and publish a status. The API and metrics have it immediately, the file soon afterwards.
 
-        `volume_error` is the reason why the members' memory volume cannot be used; "" if it can.
+        `volume_error` says why the members' memory volume cannot be used; "" if it can.
         """
         self._stragglers = find_stragglers(self._stragglers, view)
         context = status.StatusContext(
@@ -139,7 +140,7 @@ class StatusPublisher:
         return self._metrics
 
     def incident(self, found: dict[str, Any]) -> None:
-        """Write an incident's file, and include it as the last incident in the next status."""
+        """Write an incident's file. The next status shows it as the last incident."""
         self._last_incident = found
         self._write_soon(lambda: self._write_incident(found), str(found["id"]))
 

@@ -1,7 +1,7 @@
-"""Fit a status of any number of ranks into an object of the API server. Pure.
+"""Shorten a status with any number of ranks to fit into an object of the API server. Pure.
 
-A Supervision is read and written as a whole, every few seconds. The status of a large job is therefore
-compressed there, and if that is not enough, it loses details of its ranks, and then its ranks.
+A Supervision is read and written as a whole every few seconds. The status of a large job is therefore
+compressed. If that is not enough, it first omits details of the ranks, and then the ranks themselves.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any
 from supervisor.store import packed_json
 
 MAX_BYTES = 64 << 10  # of the text
-_DIGITS = 3  # of times in a shortened status
+_DIGITS = 3  # decimal places of times in a shortened status
 _RANK = ("rank", "member", "state", "step", "phase", "label", "note", "slow", "slow_since", "peers_s")
 _RANK_TIMES = ("step_s", "p99_s", "own_s")
 _MEMBER = ("name", "node", "role", "connected", "parked", "warm_error", "ranks")
 
 
 def encode(status: Mapping[str, Any]) -> str:
-    """Return the most complete text for `status` that fits; "" if none does."""
+    """Return the most complete text of `status` that fits; "" if none does."""
     for form in (_whole, _with_short_ranks, _without_ranks):
         text = packed_json.pack(form(status), MAX_BYTES)
         if len(text) <= MAX_BYTES:
@@ -28,7 +28,7 @@ def encode(status: Mapping[str, Any]) -> str:
 
 
 def decode(text: object) -> dict[str, Any] | None:
-    """Return the status in a text that anybody may have written; None if there is none."""
+    """Return the status in `text`, which need not be trusted; None if there is none."""
     try:
         found = packed_json.unpack(text) if isinstance(text, str) and text else None
     except packed_json.UnreadableText:

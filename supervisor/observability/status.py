@@ -1,4 +1,4 @@
-"""Build a run's status: the contract of status.json, `holdfast status --json` and GET /v1/status. Pure.
+"""Build a run's status, the contract of status.json, `holdfast status --json` and GET /v1/status. Pure.
 
 `supervisor.observability.publisher` decides when a status is built and where it goes.
 """
@@ -21,20 +21,20 @@ from supervisor.view import reports
 from supervisor.view.model import ENDING_PHASES, UNREAD, Checkpoint, JobState, MemberView, Policy, View
 from supervisor.view.stragglers import Straggler
 
-STALLED_STEPS = 3.0  # after this many usual step times without a step, no rate is shown
+STALLED_STEPS = 3.0  # no rate is shown after this many usual step times without a step
 
 
 @dataclass(frozen=True, slots=True)
 class StatusContext:
-    """The inputs of a status besides the view and the accounts."""
+    """The inputs of a status in addition to the view and the accounts."""
 
     run: str  # name of the run's directory
-    updated_s: float  # wall clock, for people
+    updated_s: float  # the wall clock, for users
     supervisor_pid: int
     policy: Policy = field(default_factory=Policy)  # the limits by which a group without steps is judged
     last_incident: Mapping[str, Any] | None = None
     stragglers: tuple[Straggler, ...] = ()
-    lag: tuple[float, float] = (0.0, 0.0)  # of the supervisor's event loop: maximum and p99, in seconds
+    lag: tuple[float, float] = (0.0, 0.0)  # maximum and p99 lag of the supervisor's event loop, in seconds
     journal_error: str = ""  # why the last decision is not on disk
     volume_error: str = ""  # why the members' memory volume cannot be used
     # the previous status, or its known fields
@@ -42,7 +42,7 @@ class StatusContext:
 
 
 def build(view: View, accounts: Bookkeeping, context: StatusContext) -> dict[str, Any]:
-    """Return the status as JSON. Changes nothing, and returns equal statuses for equal arguments."""
+    """Return the status as JSON. Changes nothing. Equal arguments give equal statuses."""
     stall = _stall(view, context.policy)
     found = {
         "schema": incidents.SCHEMA,
@@ -76,14 +76,16 @@ def build(view: View, accounts: Bookkeeping, context: StatusContext) -> dict[str
 def _last_known(found: Mapping[str, Any], before: Mapping[str, Any], view: View) -> dict[str, Any]:
     """Return the values of the last status that replace unknown ones in `found`.
 
-    These are the loss, if rank 0 no longer reports progress, and the step with the fields that depend on it,
-    if no rank does.
+    If rank 0 no longer reports progress, the last loss is used. If no rank does, the last step is used too,
+    with the fields that depend on it.
     """
     kept: dict[str, Any] = {}
     if found["step"] is None:
         kept |= {name: before.get(name) for name in ("step", "secured_step")}
         kept["total_steps"] = found["total_steps"] or before.get("total_steps")
-        if view.memory.phase in ENDING_PHASES:  # a rank may have done one more step than it last reported
+        if (
+            view.memory.phase in ENDING_PHASES
+        ):  # a rank may have completed one more step than it last reported
             done = max((kept["step"] or 0, view.memory.save_step))
             kept |= {"step": done or None, "secured_step": done or None}
         kept["own_state"] = found["own_state"] or bool(before.get("own_state"))
@@ -119,7 +121,7 @@ def _training(view: View, stall: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _times(ledger: Ledger, still_ns: int) -> dict[str, Any]:
-    """Return how the time was spent; the last `still_ns`, without a step, do not count as training."""
+    """Return how the time was spent. The last `still_ns`, without a step, do not count as training."""
     return {
         "ettr": _rounded(ledger.ettr(still_ns)),
         "ettr_hour": _rounded(ledger.ettr_over(3600.0, ledger.at_ns, still_ns)),
@@ -139,7 +141,7 @@ def _incidents(memory: JobState, last: Mapping[str, Any] | None) -> dict[str, An
 
 
 def _saved_state(view: View) -> dict[str, Any]:
-    """Return which steps would survive a fault, and the state that the current generation resumed from."""
+    """Return which steps would survive a fault, and from which state the current generation resumed."""
     memory, progress = view.memory, _progress(view)
     own_state = reports.script_keeps_own_state(view)
     steps = [each.step for each in progress]
@@ -168,7 +170,7 @@ def _progress(view: View) -> list[RankProgress]:
 
 
 def _lags(view: View, own: tuple[float, float]) -> dict[str, dict[str, float]]:
-    """Return for how long the event loop of each process handled no event, over the last minute."""
+    """Return how long the event loop of each process was blocked during the last minute."""
     found = {"supervisor": own}
     found |= {m.name: (m.report.lag_s, m.report.lag_p99_s) for m in view.members if m.report is not None}
     return {name: {"max_s": round(most, 6), "p99_s": round(p99, 6)} for name, (most, p99) in found.items()}
@@ -195,7 +197,7 @@ def _awaited_at_start(view: View) -> str:
     if not any(each is not None and each.parked for each in launchers):
         if len(launchers) < needed:
             return f"{len(launchers)} of {needed} members are running"
-        return "running the script's imports, and the script up to holdfast.join()"
+        return "importing modules and running the script up to holdfast.join()"
     return f"{min(ready, needed)} of {needed} members ready"
 
 
@@ -207,7 +209,7 @@ def _goal(view: View) -> int | None:
 
 
 def _stall(view: View, policy: Policy) -> dict[str, Any]:
-    """Return how long no step has ended, which rank the group waits for, and when Holdfast intervenes."""
+    """Return how long no step has ended, which rank holds up the group, and when Holdfast intervenes."""
     found = detection.judge(view, policy) if view.memory.phase == "running" else None
     if found is None:
         return {"no_step_s": None, "hang_limit_s": None, "held_up_by": None, "waiting_for": ""}
@@ -225,7 +227,7 @@ def _base(view: View) -> int:
 
 
 def _per_step(progress: list[RankProgress], steps: list[int], base: int) -> tuple[float, float]:
-    """Return the samples and tokens per step, derived from the sums over the generation that ranks report."""
+    """Return the samples and tokens per step, from the ranks' reported sums over the generation."""
     if not progress:
         return 0.0, 0.0
     done = max(steps) - base
@@ -269,7 +271,7 @@ def _member(member: MemberView, view: View) -> dict[str, Any]:
 
 
 def _unmade(view: View) -> dict[str, WarmPoolProblem]:
-    """Return, by member, why it has no warm processes; empty in phases that do not need them."""
+    """Return why each member has no warm processes, by member. Empty in phases that need none."""
     if view.memory.phase not in ("running", "securing"):
         return {}
     found = ((m.name, remedy.warm_pool_problem(view, m)) for m in view.members if m.exists and m.connected)
@@ -321,7 +323,7 @@ def _rank(
 
 
 def _resumed(view: View) -> dict[str, Any] | None:
-    """Return the state that the current generation resumed from; None if it began at step 0."""
+    """Return the state from which the current generation resumed; None if it began at step 0."""
     found = view.memory.launch.restore if view.memory.launch is not None else None
     return {"step": found.step, "source": found.source} if found is not None else None
 
@@ -338,7 +340,7 @@ def _checkpoint(view: View, found: Checkpoint | None) -> dict[str, Any] | None:
 
 
 def _warm_ready(view: View) -> bool:
-    """True if every member can start its ranks at once: it has enough warm processes or starts them cold."""
+    """True if all members can start their ranks now, because these start cold or are already warm."""
     parked = [
         m.report is not None
         and m.report.launcher is not None

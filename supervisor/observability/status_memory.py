@@ -1,4 +1,4 @@
-"""The last status and incidents of a run in memory, where no file of them is needed."""
+"""Keep the last status and incidents of a run in memory, for a run without a directory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class StatusMemory:
         status: Mapping[str, Any] | None = None,
         recent: Iterable[Mapping[str, Any]] = (),
     ) -> None:
-        """Begin with what a predecessor has left; incidents without a valid ID are dropped."""
+        """Begin with the predecessor's data. Incidents without a valid ID are dropped."""
         self.path = Path(name)
         self._most = most
         self._status = None if status is None else dict(status)
@@ -40,7 +40,7 @@ class StatusMemory:
         return sorted(self._incidents.values(), key=_number)
 
     def write_incident(self, incident: Mapping[str, Any]) -> None:
-        """Keep the incident as JSON would: a reader finds no tuples in it."""
+        """Keep the incident in the form that JSON gives it, with lists instead of tuples."""
         self._incidents[str(incident["id"])] = json.loads(json.dumps(incident))
         if len(self._incidents) > self._most:
             oldest = min(self._incidents.values(), key=_number)

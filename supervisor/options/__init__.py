@@ -1,1 +1,1 @@
-"""The options of `holdfast run`, which are also annotations of pods, and the types of their values."""
+"""The options of `holdfast run` and the types of their values. Many are also annotations of pods."""

@@ -1,4 +1,4 @@
-"""The options of `holdfast run`: those that are a policy are also annotations of pods. Pure."""
+"""The options of `holdfast run`. Options that set a policy are also annotations of pods. Pure."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class Option:
     """One option.
 
     Attributes:
-        names: Its spellings; help shows the first one. Dashes and underscores are equivalent.
-        field: The field of the command's dataclass that gets the value.
+        names: Its spellings. The help shows the first one. Dashes and underscores are equivalent.
+        field: The field of the command's dataclass that receives the value.
         value: The type of its value; None for a flag.
         metavar: The name of the value in the help; "" for a flag.
         group: The heading under which the help lists it.
-        help: What it does, beginning with a verb or a noun.
-        default: The default value as on the command line, or a description if no value expresses it.
-        unit: The unit of a number, which is a word of `help`; "" for durations, whose text contains it.
-        launchers_own: Whether scripts hardly ever define such an option, as they do --port or --grace.
+        help: What it does. Begins with a verb or a noun.
+        default: The default value as on the command line, or a description if there is no such value.
+        unit: The unit of a number, as a word that `help` contains; "" for durations, whose text has a unit.
+        launchers_own: True if scripts hardly ever define an option of this name; false for --port or --grace.
     """
 
     names: tuple[str, ...]
@@ -51,8 +51,8 @@ class Option:
 class TorchrunOption:
     """An option of torchrun that is accepted but has no effect.
 
-    `note` explains to the user why. `check` returns "" for a value that can be ignored; for any other value,
-    which is refused, it returns what is expected instead.
+    `note` tells the user why. `check` returns "" for a value that can be ignored. Any other value is refused,
+    and `check` returns what is expected instead.
     """
 
     names: tuple[str, ...]
@@ -78,7 +78,7 @@ _GROUP = "holdfast forms the process group and chooses address and port"
 _OUTPUT = "the output of all ranks is shown, prefixed with the rank, and kept in the run directory"
 TORCHRUN_OPTIONS = (
     TorchrunOption(("--standalone",), False, ""),
-    TorchrunOption(("--no-python",), False, ""),  # a program that is not Python is started unchanged
+    TorchrunOption(("--no-python",), False, ""),  # any program that is not Python is started unchanged
     TorchrunOption(("--rdzv-backend",), True, _GROUP),
     TorchrunOption(("--rdzv-endpoint",), True, _GROUP, _local),
     TorchrunOption(("--rdzv-id",), True, _GROUP),
@@ -87,7 +87,7 @@ TORCHRUN_OPTIONS = (
     TorchrunOption(("--master-addr",), True, _GROUP, _local),
     TorchrunOption(("--master-port",), True, _GROUP),
     TorchrunOption(("--local-addr",), True, _GROUP, _local),
-    TorchrunOption(("--log-dir",), True, "logs are in the run directory, which --run-dir chooses"),
+    TorchrunOption(("--log-dir",), True, "logs are in the run directory (--run-dir)"),
     TorchrunOption(("--redirects", "-r"), True, _OUTPUT),
     TorchrunOption(("--tee", "-t"), True, _OUTPUT),
     TorchrunOption(("--local-ranks-filter",), True, _OUTPUT),
@@ -95,7 +95,7 @@ TORCHRUN_OPTIONS = (
     TorchrunOption(("--logs-specs",), True, _OUTPUT),
     TorchrunOption(("--run-path",), False, "a script is always run as __main__"),
     TorchrunOption(("--monitor-interval",), True, "an exit is noticed immediately, without polling"),
-    TorchrunOption(("--start-method",), True, "--warm chooses how processes are started"),
+    TorchrunOption(("--start-method",), True, "--warm selects how processes are started"),
     TorchrunOption(("--role",), True, "holdfast has no roles"),
     TorchrunOption(("--event-log-handler",), True, "events are in the journal in the run directory"),
     TorchrunOption(("--signals-to-handle",), True, "SIGINT and SIGTERM always end the run cleanly"),
@@ -115,13 +115,13 @@ RUN = (
            "ranks per member; gpu: one per GPU, cpu: one per core, auto: gpu if there are GPUs, else cpu",
            "1", "ranks", launchers_own=True),
     Option(("--members", "--nnodes"), "members", nodes, "M", _PROCESSES,
-           "members, each acting as one node; torchrun's M:M is accepted, a range is not", "1", "members",
+           "members, each acting as one node; accepts torchrun's M:M, but no range", "1", "members",
            launchers_own=True),
     Option(("--standby",), "standby", whole_number(0, 64), "S", _PROCESSES,
            "standbys: warm members without ranks, ready to replace a lost member", "0", "members",
            launchers_own=True),
     Option(("--warm",), "warm", choice(*defaults.WARM_STRATEGIES), "HOW", _PROCESSES,
-           "method of keeping replacement processes ready", defaults.WARM_STRATEGIES[0]),
+           "way to keep replacement processes ready", defaults.WARM_STRATEGIES[0]),
     Option(("--snapshot-every",), "snapshot_every",
            whole_number(0, 1_000_000_000, dict.fromkeys(("auto", "-1"), defaults.AUTOMATIC)), "K", _STATE,
            "steps between snapshots; auto: as often as --snapshot-budget allows, 0: only the first",
@@ -136,8 +136,8 @@ RUN = (
     Option(("--keep-checkpoints", "--keep"), "keep_checkpoints", whole_number(1, 100_000), "N",
            _STATE, "checkpoints to keep", str(defaults.KEEP_CHECKPOINTS), "checkpoints", launchers_own=True),
     Option(("--max-restarts",), "max_restarts", whole_number(0, 1_000_000), "N", _FAULTS,
-           "restarts within one hour after which the run stops", str(defaults.MAX_RESTARTS), "restarts",
-           launchers_own=True),
+           "number of restarts within one hour after which the run stops", str(defaults.MAX_RESTARTS),
+           "restarts", launchers_own=True),
     Option(("--skip-bad-batches",), "skip_bad_batches", None, "", _FAULTS,
            "skip a batch that produces NaN, Inf or a loss jump twice", launchers_own=True),
     Option(("--loss-jump",), "loss_jump", number(1.5, 1e12, "never"), "X", _FAULTS,
@@ -147,7 +147,7 @@ RUN = (
            f"examine a step that takes longer than X times the p99 of the other steps, plus {_FLOOR}",
            f"{defaults.HANG_FACTOR:g}", "times", launchers_own=True),
     Option(("--hang-floor",), "hang_floor_s", duration(0.05, 86_400), "TIME", _FAULTS,
-           f"replaces the {_FLOOR} of --hang-factor; a step that late counts as a hang without examination",
+           f"replaces the {_FLOOR} of --hang-factor; a step that late is a hang without any examination",
            "not given", launchers_own=True),
     Option(("--stall-limit",), "stall_limit_s", duration(1, 7 * 86_400), "TIME", _FAULTS,
            "time without a sign of work after which a late rank that may be working counts as hung",
@@ -164,7 +164,7 @@ RUN = (
     Option(("--grace",), "grace_s", duration(0, 86_400), "TIME", _FAULTS,
            "time for a script to finish on its own before it is killed", span(defaults.GRACE_S)),
     Option(("--run-dir",), "run_dir", directory, "DIR", _PLACE,
-           "directory of this run: new, empty, or that of an earlier run, which is resumed",
+           "directory of this run: a new or empty one, or an earlier run's to resume it",
            "holdfast-runs/DATE-TIME", launchers_own=True),
     Option(("--resume",), "resume", None, "", _PLACE,
            "refuse to start unless --run-dir holds a run to resume"),
@@ -175,5 +175,5 @@ RUN = (
     Option(("--no-drills",), "no_drills", None, "", _PLACE, "refuse `holdfast inject` in this run"),
     Option(("--plain",), "plain", None, "", _PLACE, "print plain lines instead of the live display"),
     Option(("--quiet",), "quiet", None, "", _PLACE,
-           "print only what the ranks print, and how the run ended"),
+           "print only the ranks' output and how the run ended"),
 )  # fmt: skip

@@ -1,6 +1,6 @@
-"""The types of the values of options, arguments and annotations: what each accepts, and how it is read. Pure.
+"""The types of the values of options, arguments and annotations. Each parses a text and says what it accepts.
 
-The type of a value contains the text about what it accepts, which the help and error messages share.
+Help and error messages use the same text about the accepted values. Pure.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _WHOLE = re.compile(r"[+-]?\d{1,18}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class ValueType:
-    """The type of an option's or argument's value: what it accepts, and how a text is parsed.
+    """The type of an option's or argument's value, which defines what it accepts and how it is parsed.
 
     Attributes:
         kind: "whole number", "number", "duration", "share", "word", "name" or "path".
-        expected: The words after "expected" in a message about a bad value.
-        parse: Returns the value of a text. Raises `ValueError` for a bad text; if the exception has a
-            message, it replaces `expected`.
-        accepts: A short form of the accepted values, for the help and the user guide; "" if any is accepted.
-        bounds: The smallest and the largest accepted number, in the unit of the parsed value.
+        expected: The words that follow "expected" in a message about a bad value.
+        parse: Returns the value of a text. Raises `ValueError` for a bad text. If the exception has a
+            message, the message replaces `expected`.
+        accepts: The accepted values in short form, for the help and the user guide; "" if all are accepted.
+        bounds: The smallest and largest accepted number, in the unit of the parsed value.
         words: The accepted words, for suggestions.
     """
 
@@ -39,7 +39,7 @@ class ValueType:
     words: tuple[str, ...] = ()
 
     def read(self, text: str) -> object:
-        """Return the value of `text`. Raises `ValueError` with what is expected as the message."""
+        """Return the value of `text`. Raises `ValueError`, whose message says what is expected."""
         try:
             return self.parse(text)
         except ValueError as error:
@@ -52,7 +52,7 @@ def listed(words: Sequence[str]) -> str:
 
 
 def whole_number(low: int, high: int, words: Mapping[str, int] | None = None) -> ValueType:
-    """Return a type for whole numbers, and for `words` that stand for numbers."""
+    """Return a type for whole numbers. `words` maps words to the numbers for which they stand."""
     named = words or {}
     expected = listed([f"{low}-{high}", *filter(str.isalpha, named)])
 
@@ -63,7 +63,7 @@ def whole_number(low: int, high: int, words: Mapping[str, int] | None = None) ->
 
 
 def number(low: float, high: float, zero: str = "") -> ValueType:
-    """Return a type for numbers from `low` to `high`; with `zero`, also for 0, which has that meaning."""
+    """Return a type for numbers from `low` to `high`. If `zero` is given, 0 is accepted with that meaning."""
     expected = f"{_plain(low)}-{_plain(high)}" + _also_zero(zero)
 
     def parse(text: str) -> float:
@@ -78,7 +78,7 @@ def number(low: float, high: float, zero: str = "") -> ValueType:
 
 
 def duration(low_s: float, high_s: float, zero: str = "") -> ValueType:
-    """Return a type for durations (30s, 5m, 250ms or plain seconds); with `zero`, 0 has that meaning."""
+    """Return a type for durations: 30s, 5m, 250ms or plain seconds. 0 has the meaning `zero`, if given."""
     spans, also = f"{span(low_s)}-{span(high_s)}", _also_zero(zero)
 
     def parse(text: str) -> float:
@@ -151,7 +151,7 @@ def _parse_word(text: str) -> str:
     return text
 
 
-_RANK_WORDS = ("auto", "cpu", "gpu")  # from torchrun: as many ranks as there are devices
+_RANK_WORDS = ("auto", "cpu", "gpu")  # torchrun's words for one rank per device
 _RANKS = listed([f"1-{codec.MAX_RANKS}", *_RANK_WORDS])
 _MOST_NODES = 4096
 _NODES = f"1-{_MOST_NODES}"
@@ -173,7 +173,7 @@ def _parse_nodes(text: str) -> int:
 def _whole(text: str, low: int, high: int, expected: str) -> int:
     if _WHOLE.fullmatch(text) and low <= int(text) <= high:
         return int(text)
-    # 1.5 is within the range, so a message with the range alone would not explain why it is refused.
+    # 1.5 is within the range, so the range alone would not explain why it is refused.
     raise ValueError(f"a whole number {expected}" if low <= _number(text) <= high else expected)
 
 

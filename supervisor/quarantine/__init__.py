@@ -1,1 +1,1 @@
-"""Decides which nodes to take out of service, and when to return them. Pure."""
+"""Decide which nodes to take out of service and when to return them. Pure."""

@@ -1,8 +1,8 @@
-"""The circuit breaker of a pool: how many more nodes may be taken out of service. Pure.
+"""The circuit breaker of a pool, which limits how many nodes are taken out of service. Pure.
 
-The breaker counts the nodes that are out now, not recent actions. It therefore also stops a slow cascade, and
-a restart of the deciding process does not reset it. It also counts the nodes that others took out, because
-their capacity is missing too.
+The breaker counts the nodes that are out now, not recent actions. It therefore stops even a slow cascade, and
+a restart of the deciding process does not reset it. Nodes that others took out count too, because their
+capacity is also missing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from supervisor.quarantine.model import NO_NEW_WORK, NodePolicy, NodeView
 
 @dataclass(frozen=True, slots=True)
 class Breaker:
-    """The state of a pool's breaker: `room` more nodes may be taken out now."""
+    """The state of a pool's breaker. `room` is the number of nodes that may still be taken out now."""
 
     total: int
     out: int
@@ -51,5 +51,5 @@ def is_out(node: NodeView) -> bool:
 
 
 def is_unknown(node: NodeView, policy: NodePolicy) -> bool:
-    """True if the node's agent has never reported, or not within the last `policy.stale_s`."""
+    """True if the node's agent has not reported within the last `policy.stale_s`, or never."""
     return node.report is None or node.silent_s > policy.stale_s

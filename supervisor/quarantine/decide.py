@@ -1,18 +1,19 @@
 """Decide which nodes to taint, drain or release. Pure: no clock, network or randomness.
 
-- A node whose agent is silent is unknown. No action is taken on it, whatever its agent reported before.
+- If a node's agent is silent, its state is unknown. No action is taken on it, whatever the agent reported
+  before.
 - A node that someone else has cordoned is left alone. A node that an operator has released stays in service
-  until a different fault is found.
+  until its agent reports a different fault.
 - An unhealthy node is tainted once its fault is confirmed (`evidence`), if there is no storm (`storms`) and
   the breaker has room (`breaker`). The worst nodes come first. A degraded node keeps its work.
 - A node is drained only if two witnesses report its fault, the fault does not end without a remedy, and the
   remedy requires an empty node.
-- A node is released once it has been healthy for long enough (`release`), according to the sensors that found
-  it unhealthy.
+- A node is released when the sensors that found it unhealthy have reported it as healthy for long enough
+  (`release`).
 
-One action may make the next one possible: a node can be drained only after its taint, and a release makes
-room for another taint. The pool reaches the same final state whether the actions are carried out at once or
-one by one, and by one process or by several in turn. No action is requested in that state.
+One action can make another possible: a node can be drained only after it was tainted, and a release makes
+room for another taint. The pool reaches the same final state whether the actions are carried out together or
+one by one, and by one process or by several in turn. In that state, no action is requested.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from supervisor.quarantine.storms import StormState
 
 
 def decide(pool: PoolView, policy: NodePolicy) -> tuple[QuarantineAction, ...]:
-    """Return the actions to take now, followed by the holds, each with the reason why no action is taken."""
+    """Return the actions to take now, followed by the holds. Each hold says why no action is taken."""
     candidates = _candidates(pool, policy)
     storm = storms.detect(pool, candidates, policy)
     actions: list[QuarantineAction] = []
@@ -61,7 +62,7 @@ def decide(pool: PoolView, policy: NodePolicy) -> tuple[QuarantineAction, ...]:
 
 
 def _candidates(pool: PoolView, policy: NodePolicy) -> list[NodeView]:
-    """Return the nodes that may need an action or a hold, usually a few of thousands."""
+    """Return the nodes that may need an action or a hold: usually a few out of thousands."""
     stale_s, memory_s = policy.stale_s, policy.memory_s
     return [
         node
@@ -78,7 +79,7 @@ def _candidates(pool: PoolView, policy: NodePolicy) -> list[NodeView]:
 
 
 def _is_free(node: NodeView, taint: Taint) -> bool:
-    """True if the taint does not reduce the nodes in service, so the breaker need not have room for it."""
+    """True if the taint takes no node out of service, so that it needs no room in the breaker."""
     return taint.effect != NO_NEW_WORK or breaker.is_out(node)
 
 
@@ -87,8 +88,8 @@ def _admitted(
 ) -> list[QuarantineAction]:
     """Return taints for as many nodes as the breaker has room for, and holds for the others.
 
-    The nodes of the `crowd` come last, and are tainted only if there is room for all `waiting` nodes of the
-    crowd.
+    The nodes of the `crowd` come last. They are tainted only if there is room for all of them; `waiting` is
+    the number of nodes in the crowd that still need a taint.
     """
     alone = _worst_first([each for each in wanted if each[0].name not in crowd])
     others = _worst_first([each for each in wanted if each[0].name in crowd])
@@ -121,7 +122,7 @@ def _severity(node: NodeView) -> tuple[bool, bool, int, float]:
 def node_action(
     node: NodeView, now_s: float, storm: StormState, policy: NodePolicy
 ) -> QuarantineAction | None:
-    """Return the action for one node, assuming that the breaker has room; None if the node needs none."""
+    """Return the action for one node if the breaker has room; None if the node needs no action."""
     report = node.report
     if report is None:
         return Hold(node.name, "unknown: no agent has reported")
@@ -142,7 +143,7 @@ def node_action(
 
 
 def is_waiting(node: NodeView) -> bool:
-    """True if the node is unhealthy and in service, and no cordon or waiver protects it."""
+    """True if the node is unhealthy and in service, and neither a cordon nor a waiver protects it."""
     if node.report is None or node.cordoned or _has_taint(node, NO_NEW_WORK):
         return False
     return bool(_not_waived(node, evidence.unhealthy(node.report)))
@@ -180,7 +181,7 @@ def _taint_or_hold(
     reason = storm.reason_for(node.name)
     if reason is not None:
         return Hold(node.name, reason.why, reason.until_s)
-    # The taint ends the waiver, so its evidence must include every confirmed finding, even the waived ones.
+    # The taint ends the waiver, so its evidence must include every confirmed finding, even a waived one.
     return _taint(node, report, _confirmed(evidence.unhealthy(report), policy), NO_NEW_WORK)
 
 
@@ -203,7 +204,7 @@ def _taint(node: NodeView, report: Report, found: tuple[NodeFinding, ...], effec
 def _updated_taint(
     node: NodeView, report: Report, held: Quarantine, storm: StormState, policy: NodePolicy
 ) -> Taint | None:
-    """Return the taint with the findings since the node was taken out; None if there are no new ones."""
+    """Return the taint updated with findings since the node was taken out; None if there are none."""
     confirmed = _confirmed(evidence.unhealthy(report), policy)
     costlier = evidence.cost_rank(evidence.costliest_action(confirmed)) > evidence.cost_rank(held.action)
     if (
@@ -220,7 +221,7 @@ def _updated_taint(
 
 
 def _merged(new: tuple[str, ...], old: tuple[str, ...]) -> tuple[str, ...]:
-    """Return all keys, sorted; if there are more than `MAX_EVIDENCE`, some of `old` are dropped."""
+    """Return all keys, sorted. If there are more than `MAX_EVIDENCE`, drop some of `old`."""
     kept = [key for key in old if key not in new][: MAX_EVIDENCE - len(new)]
     return tuple(sorted((*new, *kept)))
 
@@ -237,7 +238,7 @@ def _drain_or_hold(
     if not node.busy or not wanting:
         return Hold(node.name, f"out: {evidence.describe(bad)}")
     if held.drain_at_s is not None:
-        return Hold(node.name, "the work on it is being ended")
+        return Hold(node.name, "its work is being ended")
     if node.cordoned:
         return Hold(node.name, "cordoned by someone else, so its work is left alone")
     reason = storm.reason_for(node.name)

@@ -1,8 +1,8 @@
-"""Weigh findings: which sensors report them, for how long, and which actions they justify. Pure.
+"""Weigh findings by which sensors report them and for how long, to decide which actions they justify. Pure.
 
-A single sensor can be wrong for any length of time. Its report alone may keep new work off a node, which
-costs little and is easily undone, but it never ends running work. That requires a second witness: another
-sensor or the verdict of the driver.
+A single sensor can be wrong for any length of time. Its report alone can keep new work off a node, because
+this costs little and is easily undone. To end running work, a second witness is required: another sensor or
+the verdict of the driver.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ WITNESSES = 2
 
 
 def unhealthy(report: Report) -> tuple[NodeFinding, ...]:
-    """Return the unhealthy findings, at most as many as a node's annotations can hold."""
+    """Return the unhealthy findings, but no more than a node's annotations can hold."""
     return tuple(each for each in report.findings if each.level == UNHEALTHY)[:MAX_EVIDENCE]
 
 
 def is_corroborated(finding: NodeFinding) -> bool:
-    """True if the verdict is the driver's or if two sensors report the finding.
+    """True if the driver gave the verdict or if two sensors report the finding.
 
-    An operator's override does not count, because it defines what a code means and does not confirm that the
-    code occurred.
+    An operator's override does not count: it defines what a code means, but does not confirm that the code
+    occurred.
     """
     return finding.verdict_by == "driver" or len(set(finding.sources)) >= WITNESSES
 
@@ -34,7 +34,7 @@ def confirm_s(finding: NodeFinding, policy: NodePolicy) -> float:
 def unconfirmed_s(findings: tuple[NodeFinding, ...], policy: NodePolicy) -> float:
     """Return how many seconds until the first of `findings` is confirmed; 0 or less if one already is.
 
-    Ages are as of the report, so the report that confirms a finding is never the first one to contain it.
+    The ages refer to the time of the report, so a finding is never confirmed by the first report of it.
     """
     return min(confirm_s(each, policy) - each.held_s for each in findings)
 
@@ -70,7 +70,7 @@ def cost_rank(action: str) -> int:
 
 
 def costliest_action(findings: tuple[NodeFinding, ...]) -> str:
-    """Return the costliest remedy among those of the findings."""
+    """Return the costliest remedy that the findings require."""
     return max((each.action for each in findings), key=cost_rank, default="none")
 
 
@@ -83,7 +83,7 @@ def sources(findings: tuple[NodeFinding, ...]) -> tuple[str, ...]:
 
 
 def describe(findings: tuple[NodeFinding, ...]) -> str:
-    """Return one line with the worst finding, the sensors that report it, and how many others there are."""
+    """Return one line with the worst finding, the sensors that report it, and the number of others."""
     worst = max(findings, key=lambda each: (severity((each,)), each.key))
     by = "the driver" if worst.verdict_by == "driver" else ", ".join(worst.sources) or "an unnamed sensor"
     more = f", and {len(findings) - 1} more" if len(findings) > 1 else ""

@@ -1,11 +1,11 @@
 """The state of a pool of nodes at one instant, the actions on them, and the operator's policy. Data only.
 
-Everything that a decision depends on is stored on the nodes, as taints and annotations, so that the deciding
-process may die at any moment without losing what its successor needs.
+Everything on which a decision depends is stored on the nodes, as taints and annotations. The deciding process
+can therefore die at any time without losing anything that its successor needs.
 
-The times in a report are ages (`_s`) on the node's clock when it made the report, so a wrong clock cannot
-condemn a node. `_at_s` are seconds since the epoch on the clock of the deciding process, because data stored
-on a node outlives hosts and boots.
+The times in a report (`_s`) are ages at the time of the report, on the node's own clock, so a wrong clock
+cannot condemn a node. Names that end in `_at_s` are seconds since the epoch on the clock of the deciding
+process, because data stored on a node outlives hosts and boots.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ import math
 from dataclasses import dataclass
 from typing import TypeAlias
 
-# Levels and actions as the agent reports them; the actions are in ascending order of cost.
+# The levels and actions that agents report. Actions are in ascending order of cost.
 DEGRADED, UNHEALTHY = "degraded", "unhealthy"
 ACTIONS = ("none", "restart_app", "reset_gpu", "reboot_node", "replace", "contact_support")
 
 # Effects of Holdfast's taint, as Kubernetes names them.
 NO_NEW_WORK, PREFER_NOT = "NoSchedule", "PreferNoSchedule"
 
-MAX_HISTORY = 16  # incidents kept per node; older ones would no longer change how long it stays out
-MAX_EVIDENCE = 32  # keys kept per node, to bound the size of the annotation
+MAX_HISTORY = 16  # incidents kept per node; older ones no longer affect how long the node stays out
+MAX_EVIDENCE = 32  # keys kept per node, so that the size of the annotation is bounded
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFinding:
     """A fault of a node, as its agent reports it."""
 
-    key: str  # entity, check, code and action: the same whenever the same fault occurs
+    key: str  # entity, check, code and action; the same whenever the same fault occurs
     level: str  # "degraded" or "unhealthy"
     action: str
-    held_s: float  # how long it has been present without a break, as of the report
+    held_s: float  # how long it had been present without interruption at the time of the report
     sources: tuple[str, ...]  # the sensors that report it
-    verdict_by: str = ""  # "driver" or "operator" if their verdict replaces that of the table
-    lasting: bool = False  # only a remedy (a reset, a boot, another GPU) ends it, and none was seen yet
+    verdict_by: str = ""  # "driver" or "operator" if their verdict overrides the table
+    lasting: bool = False  # only a remedy (a reset, a boot, another GPU) can end it, and none was seen yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +45,10 @@ class Report:
     findings: tuple[NodeFinding, ...] = ()  # worst first
     clean_s: float = 0.0  # time without an unhealthy finding; 0 while there is one
     quiet_s: float = 0.0  # time without any finding
-    calmed_s: float = math.inf  # time since the last unhealthy finding ended; inf: none is known
+    calmed_s: float = math.inf  # time since the last unhealthy finding ended; inf if none is known
     boot_id: str = ""
-    agent: str = ""  # version of the agent and of its tables
-    blind: tuple[str, ...] = ()  # sensors that cannot measure at the moment
+    agent: str = ""  # the version of the agent and its tables
+    blind: tuple[str, ...] = ()  # sensors that currently cannot measure
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Quarantine:
 
 @dataclass(frozen=True, slots=True)
 class Waiver:
-    """An operator's removal of the taint: the findings known then no longer count against the node."""
+    """An operator's removal of the taint. Findings known at that time no longer count against the node."""
 
     evidence: tuple[str, ...]
     at_s: float
@@ -74,7 +74,7 @@ class Waiver:
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """One occasion on which the node was taken out. A relapse, soon after a release, has more weight."""
+    """One time that the node was taken out. A relapse, which follows soon after a release, weighs more."""
 
     at_s: float
     action: str
@@ -83,20 +83,20 @@ class Incident:
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """A node, its agent's report, and what is stored on the node."""
+    """A node, its agent's report, and the data stored on the node."""
 
     name: str
     report: Report | None = None
-    silent_s: float = math.inf  # age of the report
+    silent_s: float = math.inf  # the age of the report
     rack: str = ""
     quarantine: Quarantine | None = None
     waiver: Waiver | None = None
-    cordoned: bool = False  # by someone else, as this package never cordons
+    cordoned: bool = False  # by someone else: this package never cordons
     ready: bool = True  # as the kubelet reports it
     busy: bool = False  # jobs are running on it
     history: tuple[Incident, ...] = ()  # oldest first
     released_at_s: float | None = None  # when it was last released
-    version: str = ""  # resourceVersion of the node object; an action is valid for this version only
+    version: str = ""  # the node object's resourceVersion; an action is valid for this version only
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class PoolView:
 
 @dataclass(frozen=True, slots=True)
 class Taint:
-    """Keep new work off the node; if it is already out, record what has been found since."""
+    """Keep new work off the node. If it is already out, record what has been found since."""
 
     node: str
     effect: str
@@ -141,7 +141,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Remove an operator's waiver: the node has been healthy since, so the fault would be a new one."""
+    """Remove an operator's waiver, because the node has since been healthy and a fault would be a new one."""
 
     node: str
     why: str
@@ -164,26 +164,27 @@ QuarantineAction: TypeAlias = "Taint | Drain | Release | Forget | Hold"
 class NodePolicy:
     """The operator's settings. Raises a `ValueError` that lists all mistakes."""
 
-    max_share: float = 0.1  # the share of nodes that may be out at once; EKS auto repair stops at 0.2
+    max_share: float = 0.1  # the share of nodes that may be out together; EKS auto repair stops at 0.2
     min_out: int = 1  # the number of nodes that may be out even if `max_share` allows none
     min_serving: int = 1  # the number of nodes known to be healthy that must stay in service
-    stale_s: float = 120.0  # the agent counts as silent after this time, which is four report intervals
-    confirm_s: float = 60.0  # how long two witnesses must report a fault; a storm would show in that time
+    stale_s: float = 120.0  # an agent counts as silent after this time: four report intervals
+    confirm_s: float = 60.0  # how long two witnesses must report a fault: long enough for a storm to show
     confirm_alone_s: float = 300.0  # how long a single witness must report a fault; medik8s: 300 s
-    # A storm: at least this many nodes, and this share of all, have trouble within `storm_window_s`.
+    # A storm means that at least this many nodes, and this share of all, have trouble within
+    # `storm_window_s`.
     storm_nodes: int = 5
     storm_share: float = 0.01
     storm_window_s: float = 600.0
-    rack_nodes: int = 3  # the same number for one rack
-    cooldown_s: float = 1800.0  # a storm is over after this time without another node in trouble
+    rack_nodes: int = 3  # the number of nodes that makes a storm in one rack
+    cooldown_s: float = 1800.0  # a storm ends after this time without another node in trouble
     # If more than this share of the agents of one version report "unhealthy", that version is not trusted.
     cohort_share: float = 0.25
     cohort_s: float = 86400.0  # how long a node that is out still counts among the agents of its version
     clean_s: float = 3600.0  # how long a node must be healthy before its first release
     max_clean_s: float = 7 * 86400.0  # the longest time that a node must be healthy before any release
-    # that time is multiplied by this factor while there is no sign that the remedy was carried out
+    # multiplies the required healthy time while there is no sign that the remedy was carried out
     unremedied: float = 4.0
-    half_life_s: float = 14 * 86400.0  # after this time an incident counts half in the lemon score
+    half_life_s: float = 14 * 86400.0  # after this time, an incident counts half in the lemon score
     relapse_s: float = 86400.0  # an incident within this time after a release is a relapse
     prefer_away: bool = False  # place new work on degraded nodes only if no others are free
     # remedies that require an empty node
@@ -191,7 +192,7 @@ class NodePolicy:
 
     @property
     def memory_s(self) -> float:
-        """For how long after its recovery a node still counts as evidence of a storm."""
+        """How long after its recovery a node still counts as evidence of a storm."""
         return self.storm_window_s + self.cooldown_s
 
     def __post_init__(self) -> None:

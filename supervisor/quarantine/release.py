@@ -1,8 +1,8 @@
 """Release nodes that have been healthy for long enough. Pure.
 
 A few nodes cause many of the failures (Meta, arXiv 2410.21680). A node that has failed repeatedly is likely
-to fail again, and each failure costs a job more than the absence of the node does. The lemon score counts a
-node's incidents, and each incident doubles the time for which the node must be healthy.
+to fail again, and each failure costs a job more than the absence of the node does. The lemon score therefore
+counts a node's incidents, and each incident doubles the time for which the node must be healthy.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RELAPSE_WEIGHT = 2.0  # a relapse counts as two incidents, because the required 
 def release_quarantined(
     node: NodeView, report: Report, held: Quarantine, now_s: float, policy: NodePolicy
 ) -> QuarantineAction:
-    """Return a release if the node has been healthy for long enough since it was taken out, else a hold."""
+    """Return a release if the node has been healthy for long enough since it was taken out; else a hold."""
     needed_s = required_health_s(node, now_s, policy)
     clean_s = min(report.clean_s, max(0.0, now_s - held.at_s))
     blind = sorted({*report.blind} & {*held.sources})
@@ -44,7 +44,7 @@ def release_quarantined(
 
 
 def release_avoided(node: NodeView, report: Report, now_s: float, policy: NodePolicy) -> QuarantineAction:
-    """Return a release if the taint that only prefers other nodes is no longer needed, else a hold."""
+    """Return a release if the taint, which only makes work prefer other nodes, is obsolete; else a hold."""
     if not policy.prefer_away:
         return Release(node.name, "degraded nodes are no longer avoided", node.version)
     if report.findings:
@@ -56,7 +56,7 @@ def release_avoided(node: NodeView, report: Report, now_s: float, policy: NodePo
 
 
 def lemon_score(history: Sequence[Incident], now_s: float, policy: NodePolicy) -> float:
-    """Return the number of incidents, each weighted by 0.5 to the power of its age in half-lives."""
+    """Return the sum of the incidents, each weighted by 0.5 to the power of its age in half-lives."""
     return sum(
         (RELAPSE_WEIGHT if each.relapse else 1.0)
         * math.pow(0.5, max(0.0, now_s - each.at_s) / policy.half_life_s)  # a clock set back adds no weight
@@ -65,7 +65,7 @@ def lemon_score(history: Sequence[Incident], now_s: float, policy: NodePolicy) -
 
 
 def required_health_s(node: NodeView, now_s: float, policy: NodePolicy) -> float:
-    """Return how long a node must have been healthy: doubled by each incident, at most `max_clean_s`."""
+    """Return how long a node must have been healthy. Each incident doubles it, up to `max_clean_s`."""
     doublings = min(32.0, max(0.0, lemon_score(node.history, now_s, policy) - 1.0))
     needed_s = policy.clean_s * math.pow(2.0, doublings)
     if node.quarantine is not None and not is_remedied(node):
@@ -74,7 +74,10 @@ def required_health_s(node: NodeView, now_s: float, policy: NodePolicy) -> float
 
 
 def is_remedied(node: NodeView) -> bool:
-    """False if the remedy is a reboot and none was seen: a fault that ended without it is likely to recur."""
+    """True unless the remedy includes a reboot and none was seen.
+
+    A fault that ended without its remedy is likely to recur.
+    """
     held = node.quarantine
     if held is None or node.report is None or held.action not in NEEDS_BOOT:
         return True

@@ -1,14 +1,15 @@
-"""Detect storms: many nodes become unhealthy together, so the cause lies outside the nodes. Pure.
+"""Detect storms, in which many nodes become unhealthy together because of a cause outside the nodes. Pure.
 
 Taking such nodes out would not help. A storm is detected from the current state of the nodes, so a restart of
-the deciding process loses nothing. There are two signs:
+the deciding process loses nothing. There are two signs of a storm:
 
-- Many nodes of the pool, or several of one rack, had trouble within a short window. A switch, a file system
-  or a driver roll-out can cause that. No further action is taken there until a full cool-down has passed
-  without another such node. Nodes that are still unhealthy then are taken out only if the breaker has room
-  for all of them; otherwise an operator must find out what they have in common.
-- Too many agents of one version report "unhealthy", so that version's reports are not trusted. This includes
-  a version whose only agent reports "unhealthy", which may be the first node of a bad roll-out.
+- Many nodes of the pool, or several nodes of one rack, had trouble within a short window. The cause may be a
+  switch, a file system or a driver roll-out. No action is taken on the pool or rack until a full cool-down
+  has passed without another node in trouble. Nodes that are unhealthy after that are taken out only if the
+  breaker has room for all of them; otherwise an operator must find out what they have in common.
+- Too many agents of one version report "unhealthy". The reports of that version are then not trusted. This
+  also applies if the only agent of a version reports "unhealthy", because it may be the first of a bad
+  roll-out.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from supervisor.quarantine.model import NodePolicy, NodeView, PoolView
 
 
 class Reason(NamedTuple):
-    """Why no action is taken, and when to decide again."""
+    """The reason why no action is taken, and when to decide again."""
 
     until_s: float
     why: str
 
 
 class _Trouble(NamedTuple):
-    """A node that became unhealthy `ago_s` seconds ago or, if it is healthy now, recovered then."""
+    """A node that became unhealthy, or recovered if it is healthy now, `ago_s` seconds ago."""
 
     ago_s: float
     node: NodeView
@@ -41,10 +42,10 @@ class _Trouble(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StormState:
-    """The reasons to postpone actions: `everywhere` applies to all nodes, `nodes` to single nodes by name.
+    """The reasons to postpone actions: `everywhere` for all nodes, `nodes` for single nodes by name.
 
-    `crowd` contains the unhealthy nodes that became so together with many others. Either all of them are
-    taken out or none.
+    `crowd` contains the nodes that became unhealthy together with many others. Either all of them are taken
+    out or none.
     """
 
     everywhere: Reason | None = None
@@ -67,8 +68,8 @@ def detect(pool: PoolView, candidates: Sequence[NodeView], policy: NodePolicy) -
     for rack, here in sorted(_by_rack(troubles).items()):
         crowd = _together(here, policy.rack_nodes, policy)
         crowds += crowd
-        # A rack counts as one node of the pool, so trouble in many racks is a storm of the pool, but trouble
-        # in one rack is not.
+        # A rack counts as one node of the pool: trouble in many racks is a storm of the pool, but trouble in
+        # one rack is not.
         counted = {each.node.name for each in crowd[1:]}
         troubles = [each for each in troubles if each.node.name not in counted]
         storm = _storm(crowd, pool.now_s, policy, f"rack {rack}")
@@ -83,7 +84,7 @@ def detect(pool: PoolView, candidates: Sequence[NodeView], policy: NodePolicy) -
 
 
 def _troubles(candidates: Iterable[NodeView], policy: NodePolicy) -> Iterable[_Trouble]:
-    """Yield the nodes that are unhealthy or recently were, as brief trouble of many nodes is also a storm."""
+    """Yield the nodes that are or recently were unhealthy. Brief trouble of many nodes is a storm too."""
     for node in candidates:
         if node.report is None or node.cordoned or is_unknown(node, policy):
             continue  # someone is working on a cordoned node, so trouble is expected there
@@ -104,7 +105,7 @@ def _by_rack(troubles: Sequence[_Trouble]) -> dict[str, list[_Trouble]]:
 
 
 def _together(troubles: Sequence[_Trouble], need: int, policy: NodePolicy) -> list[_Trouble]:
-    """Return the nodes of all windows that contain at least `need` of `troubles`, which is newest first."""
+    """Return the nodes of all windows with at least `need` troubles. `troubles` is sorted, newest first."""
     found: dict[str, _Trouble] = {}
     for first, last in zip(range(len(troubles)), range(need - 1, len(troubles)), strict=False):
         if troubles[last].ago_s - troubles[first].ago_s <= policy.storm_window_s:
@@ -121,7 +122,7 @@ def _storm(together: Sequence[_Trouble], now_s: float, policy: NodePolicy, where
 
 
 def _suspects(pool: PoolView, bad: Sequence[NodeView], policy: NodePolicy) -> dict[str, Reason]:
-    """Return the unhealthy nodes whose agents are of a version that is not trusted."""
+    """Return the unhealthy nodes whose agents have a version that is not trusted."""
     unhealthy_by_version = Counter(_version(node) for node in bad if _counts(node, policy))
     if not unhealthy_by_version:
         return {}
@@ -146,9 +147,9 @@ def _version(node: NodeView) -> str:
 
 
 def _counts(node: NodeView, policy: NodePolicy) -> bool:
-    """True if the node's report counts for its agent's version.
+    """True if the node's report counts for or against its agent's version.
 
-    A node that has been out for a long time does not count.
+    The report of a node that has been out for a long time does not count.
     """
     if node.report is None or not is_out(node):
         return True

@@ -1,4 +1,4 @@
-"""Compute the state of a node after an action, which the shell writes with one patch of the node. Pure."""
+"""Compute the state of a node after an action. The shell writes it with one patch of the node. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from supervisor.quarantine.model import (
 
 
 def after(node: NodeView, action: QuarantineAction, now_s: float, policy: NodePolicy) -> NodeView:
-    """Return the node after `action`, which must be for this node. Applying it again changes nothing."""
+    """Return the node after `action`, which must concern this node. Applying it again changes nothing."""
     if isinstance(action, Taint):
         return _tainted(node, action, now_s, policy)
     if isinstance(action, Drain):
@@ -40,7 +40,7 @@ def after(node: NodeView, action: QuarantineAction, now_s: float, policy: NodePo
 
 
 def released_by_operator(node: NodeView, now_s: float) -> NodeView:
-    """Return the node after an operator has removed the taint by hand, which waives its evidence."""
+    """Return the node after an operator has removed the taint by hand. This waives the taint's evidence."""
     held = node.quarantine
     if held is None:
         return node

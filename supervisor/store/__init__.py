@@ -1,1 +1,1 @@
-"""The files of a run: its directory, the journal, and the lock by which one supervisor leads."""
+"""The files of a run: its directory, the journal, and the lock that makes one supervisor the leader."""

@@ -1,11 +1,11 @@
-"""The supervisor's journal on disk: one JSON line for each decision, with the view that it is based on.
+"""The supervisor's journal on disk. Each JSON line holds one decision and the view on which it is based.
 
-A decision is written before it is carried out; `supervisor.controller.journal_writer` limits the wait. A line
-is complete if it ends with a newline. Bytes after the last newline are left over from a write that a kill or
-a full disk interrupted, and are ignored.
+A decision is written before it is carried out, but does not wait long for the disk
+(`supervisor.controller.journal_writer`). A line is complete if it ends with a newline. Bytes after the last
+newline come from a write that a kill or a full disk interrupted, and are ignored.
 
-A complete line may be unreadable, because it is damaged or was written by a later version. It is skipped and
-the line before it is used, so the supervisor still starts. Fields that a later version added are ignored.
+A complete line is unreadable if it is damaged or if a later version wrote it. Such a line is skipped and the
+previous one is used, so that the supervisor still starts. Fields that a later version added are ignored.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class LastEntry:
-    """The newest readable line. `decision` is None if only the job's state in that line can be read."""
+    """The newest readable line. `decision` is None if only the job's state can be read from it."""
 
     memory: JobState
     ledger: Any
-    decision: Decision | None  # the supervisor that wrote it may not have carried it out completely
+    decision: Decision | None  # its author may not have carried it out completely
     epoch: int = 0  # of the supervisor that made the decision
 
 
 class Journal:
-    """Appends lines. There is one writer at a time: only the supervisor that holds `lead` can write."""
+    """Appends lines. Only the supervisor that holds `lead` can write, so there is one writer at a time."""
 
     def __init__(self, path: Path, lead: Lead | None = None) -> None:
         """Open or create the journal, and remove an incomplete last line.
 
-        If the journal cannot be opened, supervision continues, and each write tries to open it again.
+        If the journal cannot be opened, supervision continues and each write tries to open it again.
         """
         self._path = path
         self._descriptor = -1
@@ -84,15 +84,17 @@ class Journal:
     def write(self, view: View, policy: Policy, action: RunAction, after: JobState, ledger: Any) -> None:
         """Write one decision to disk.
 
-        Raises `OSError` if it cannot be written. The journal then lacks the decision, and the next one can
-        still be written. Raises `Deposed`, with the journal unchanged, if another supervisor has taken over.
+        Raises `OSError` if it cannot be written. The journal then lacks the decision, but the next one can
+        still be written. If another supervisor has taken over, raises `Deposed` and leaves the journal
+        unchanged.
         """
         with self._lead.acting():
             self._write(view, policy, action, after, ledger)
 
     def _write(self, view: View, policy: Policy, action: RunAction, after: JobState, ledger: Any) -> None:
         seen = recorded(view)
-        if view.memory.history == after.history:  # it can be half of the line, and is written only once
+        # The history can be half of the line, so it is written only once.
+        if view.memory.history == after.history:
             del seen["memory"]["history"]
         line = {
             "format": 1,
@@ -108,7 +110,7 @@ class Journal:
         data = json.dumps(line, separators=(",", ":")).encode() + b"\n"
         self._open()
         found = os.fstat(self._descriptor)
-        if not found.st_nlink:  # the file was removed, so its lines could not be found
+        if not found.st_nlink:  # the file was removed, so no reader could find its lines
             self._restore_name()
         if found.st_size != self._size:
             os.ftruncate(self._descriptor, self._size)
@@ -124,7 +126,7 @@ class Journal:
         self._size += len(data)
 
     def _restore_name(self) -> None:
-        """Copy the removed journal to a new file of the same name and continue there. Raises `OSError`."""
+        """Copy the removed journal to a new file of the same name, and continue there. Raises `OSError`."""
         with durable.replacement(self._path) as temporary:
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
             descriptor = os.open(temporary, flags, 0o600)
@@ -147,7 +149,7 @@ class Journal:
 
 
 def last(path: Path) -> LastEntry | None:
-    """Return the newest line in which the job's state can be read; None if there is no such line."""
+    """Return the newest line from which the job's state can be read; None if there is none."""
     unread: list[str] = []
     entry: LastEntry | None = None
     try:
@@ -160,7 +162,7 @@ def last(path: Path) -> LastEntry | None:
                 break
             except ValueError as error:
                 unread.append(str(error))
-    except OSError as error:  # the state can be derived without a journal, from members and storage
+    except OSError as error:  # the state can also be derived from members and storage
         unread.append(str(error))
     if unread:
         log.warning("unreadable journal lines skipped", extra={"lines": len(unread), "newest": unread[0]})
@@ -212,7 +214,7 @@ def _decision(found: dict[str, Any]) -> Decision:
 
 
 def _in_present_format(view: Any, after: Any) -> Any:
-    """Return `view` with its history and in the current format; older views have at most one checkpoint."""
+    """Return `view` in the current format and with its history. Older views have at most one checkpoint."""
     if not isinstance(view, dict):
         return view
     memory = view.get("memory")
@@ -225,7 +227,7 @@ def _in_present_format(view: Any, after: Any) -> Any:
 
 
 def size(path: Path) -> int:
-    """Return the size of the complete lines, beyond which the next writer truncates the file.
+    """Return the size of all complete lines. The next writer truncates the file to this size.
 
     Returns 0 if there is no journal. Raises `OSError`.
     """
@@ -250,7 +252,7 @@ def _complete_bytes(path: Path) -> int:
 
 
 def _backwards(path: Path) -> Iterator[bytes]:
-    """Yield the complete lines, newest first; memory use depends only on the longest line."""
+    """Yield the complete lines, newest first. Memory use depends only on the longest line."""
     try:
         end = _complete_bytes(path)
     except FileNotFoundError:
@@ -258,7 +260,7 @@ def _backwards(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
         later = b""
         while end > 0:
-            # for a long line, each read is twice as large as the one before
+            # for a long line, each read is twice as large as the previous one
             begin = max(0, end - max(_BLOCK_BYTES, len(later)))
             file.seek(begin)
             first, *whole = (file.read(end - begin) + later).split(b"\n")

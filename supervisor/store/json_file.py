@@ -1,6 +1,6 @@
-"""JSON files that are replaced as a whole, so that they can be read while another process replaces them.
+"""Read JSON files, and replace them as a whole so that other processes can read them at any time.
 
-Only their owner can read them, because they contain command lines and tracebacks, which may include secrets.
+Only the owner of a file can read it, because command lines and tracebacks may include secrets.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ MAX_BYTES = 16 << 20  # a larger file was not written by Holdfast
 
 
 def replace(path: Path, content: Mapping[str, Any], *, sync: bool) -> None:
-    """Replace a file atomically and, with `sync`, durably, so that it survives a power loss.
+    """Replace a file atomically. If `sync`, do so durably: the new file survives a power loss.
 
     Raises:
-        OSError: The file could not be written; the old one is unchanged.
+        OSError: The file could not be written. The old one is unchanged.
     """
     raw = json.dumps(content, indent=1).encode() + b"\n"
     if sync:
@@ -37,7 +37,7 @@ def replace(path: Path, content: Mapping[str, Any], *, sync: bool) -> None:
 
 
 def replace_secret(path: Path, text: str) -> None:
-    """Replace a file so that only its owner can read it at any time. Raises `OSError`."""
+    """Replace a file that only its owner can read at any time. Raises `OSError`."""
     temporary = durable.temporary_path(path.parent, path.name)
     try:
         with open(_create(temporary), "wb") as file:
@@ -54,7 +54,7 @@ def _create(path: Path) -> int:
 
 
 class JsonFileReader:
-    """Caches the content of a file and reads it again only after it was replaced."""
+    """Caches the content of a file, and reads it again only after it was replaced."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -62,7 +62,7 @@ class JsonFileReader:
         self._content: dict[str, Any] | None = None
 
     def read(self) -> dict[str, Any] | None:
-        """Return what `read` returns, from the cache if possible. The caller must not change the result."""
+        """Return the same as `read`, from the cache if possible. The caller must not change the result."""
         try:
             status = self._path.stat()
         except OSError:

@@ -1,8 +1,8 @@
-"""Leadership of a run: the supervisor with the highest epoch leads, and each successor takes a higher epoch.
+"""Leadership of a run. The supervisor with the highest epoch leads, and each successor takes a higher one.
 
 Members obey the highest epoch that they have received. A supervisor writes to the run directory only while it
-holds the lock of the epoch file and that file contains no higher number. A supervisor that was suspended,
-replaced and later resumed therefore cannot overwrite its successor's lines, and ends.
+holds the lock of the epoch file and that file contains no higher number. If a supervisor is suspended,
+replaced and later resumed, it therefore cannot overwrite the lines of its successor, and it ends.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 FILE = "epoch"
-MAX_EPOCH = 1 << 62  # a higher number is invalid: its successor might not fit into a message
-PATIENCE_S = 1.0  # for the lock, which its holder needs only to append a line or raise the number
+MAX_EPOCH = 1 << 62  # higher numbers are invalid: the next one might not fit into a message
+PATIENCE_S = 1.0  # how long to wait for the lock; it is held only to append a line or raise the number
 _DIGITS = 20
 _PAUSE_S = 0.005
 
 
 class Deposed(Exception):
-    """Another supervisor has taken over the run, so this one must not change anything."""
+    """Another supervisor has taken over the run. This one must not change anything."""
 
     def __init__(self, own: int, newer: int) -> None:
         super().__init__(f"a supervisor of epoch {newer} has taken over the run; this one has epoch {own}")
@@ -42,12 +42,12 @@ class Lead:
     def raise_above(self, known: int) -> None:
         """Take an epoch above `known`, which was found in the journal, a member's report or a checkpoint.
 
-        `known` may be above the epoch in the file if the file was lost, or if the member or checkpoint
-        belongs to another directory. Safe to repeat.
+        `known` can be above the epoch in the file if the file was lost, or if the member or checkpoint comes
+        from another directory. It is safe to repeat this.
 
         Raises:
             Deposed: Another supervisor has taken over the run.
-            Blocked: Another supervisor is in the middle of a write; the epoch is unchanged.
+            Blocked: Another supervisor is in the middle of a write. The epoch is unchanged.
         """
         if known < self.epoch or known > MAX_EPOCH or self.epoch == 0 == known:
             return
@@ -55,7 +55,7 @@ class Lead:
 
     @contextmanager
     def acting(self) -> Iterator[None]:
-        """Keep other supervisors from taking over the run while the block runs.
+        """Prevent other supervisors from taking over the run during the `with` block.
 
         Raises:
             Deposed: Another supervisor has taken over the run.
@@ -75,7 +75,7 @@ class Lead:
 
 
 def take_over(path: Path) -> Lead:
-    """Take over the run with a new highest epoch, after which earlier supervisors can no longer write.
+    """Take over the run with a new highest epoch. Earlier supervisors can no longer write after that.
 
     Raises:
         Blocked: Another supervisor is in the middle of a write.
@@ -84,7 +84,7 @@ def take_over(path: Path) -> Lead:
 
 
 class Blocked(OSError):
-    """Another process is holding the lock of the epoch file."""
+    """Another process holds the lock of the epoch file."""
 
     def __init__(self) -> None:
         text = f"another supervisor has held the lock of the epoch file for {PATIENCE_S:g} s"
@@ -94,7 +94,8 @@ class Blocked(OSError):
 def _higher(path: Path, known: int, own: int) -> int:
     """Return an unused epoch above `known`. Raises `Deposed` if the file contains one above `own`.
 
-    If the file cannot be written, supervision continues, and only the members and the journal know the epoch.
+    If the file cannot be written, supervision continues. Only the members and the journal then know the
+    epoch.
     """
     try:
         return _count_up(path, known, own)
@@ -113,8 +114,8 @@ def _count_up(path: Path, known: int, own: int) -> int:
         if found > own:
             raise Deposed(own, found)
         epoch = max(found, known) + 1
-        # Not synced, because hanging storage must not keep the next supervisor from starting. The deposed
-        # supervisor sees the number anyway, and after a power loss the epoch is in the journal, with every
+        # Not synced, because storage that hangs must not keep the next supervisor from starting. The deposed
+        # supervisor sees the number anyway, and after a power loss, the journal has the epoch of each
         # decision.
         os.pwrite(descriptor, b"%0*d\n" % (_DIGITS, epoch), 0)
     finally:
@@ -134,7 +135,7 @@ def _newest(path: Path) -> int:
 
 
 def _open(path: Path) -> int:
-    """Return a descriptor; -1 if the file cannot be opened, so that only the members know the leader."""
+    """Return a descriptor. If the file cannot be opened, return -1, and only the members know the leader."""
     try:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -152,7 +153,7 @@ def _read(descriptor: int) -> int:
 
 
 def _lock(descriptor: int, how: int) -> None:
-    """Take the lock, held until the descriptor is closed. Without file locks, the number alone decides.
+    """Take the lock until the descriptor is closed. Without file locks, the number alone decides.
 
     Raises `Blocked` if another process holds the lock for `PATIENCE_S`.
     """

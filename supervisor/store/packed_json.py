@@ -1,4 +1,4 @@
-"""JSON as a text for a field of an object in the API server, compressed if it is long. Pure."""
+"""Store JSON as text in a field of an API server's object, compressed if it is long. Pure."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import json
 import zlib
 from typing import Any
 
-MAX_BYTES = 4 << 20  # of a text after decompression; a longer one is rejected
+MAX_BYTES = 4 << 20  # the largest text after decompression; a larger one is rejected
 _COMPRESSED = "zlib:"
 
 
 class UnreadableText(ValueError):
-    """The text cannot be read; the message is the reason."""
+    """The text cannot be read, for the reason in the message."""
 
 
 def pack(value: Any, plain_bytes: int) -> str:
-    """Return the text for `value`: JSON, compressed if it is longer than `plain_bytes`."""
+    """Return `value` as JSON, compressed if it is longer than `plain_bytes`."""
     text = json.dumps(value, separators=(",", ":"))
     if len(text) <= plain_bytes:
         return text
@@ -25,7 +25,7 @@ def pack(value: Any, plain_bytes: int) -> str:
 
 
 def unpack(text: str) -> Any:
-    """Return the value in `text`, which anybody may have written. Raises `UnreadableText`."""
+    """Return the value in `text`, which need not be trusted. Raises `UnreadableText`."""
     try:
         if text.startswith(_COMPRESSED):
             packed = base64.b64decode(text.removeprefix(_COMPRESSED), validate=True)

@@ -1,4 +1,4 @@
-"""Convert decisions and their views to JSON, with only the fields that are recorded."""
+"""Convert decisions and their views to JSON. Only recorded fields are included."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from supervisor.view.model import is_recorded
 
 
 def recorded(value: Any) -> Any:
-    """Return `value` in a form that `json.dumps` accepts, with only the recorded fields of dataclasses."""
+    """Return `value` in a form that `json.dumps` accepts. Unrecorded fields of dataclasses are left out."""
     if is_dataclass(value):
         return {
             name: recorded(getattr(value, name)) for name in _recorded_names(cast("Hashable", type(value)))

@@ -18,23 +18,23 @@ from holdfast.fileio import durable
 from supervisor.store import json_file
 
 FORMAT = 1
-RUNS = "holdfast-runs"  # folder in the working directory for runs started without `--run-dir`
+RUNS = "holdfast-runs"  # the folder in the working directory for runs without `--run-dir`
 LATEST = "latest"
 STATUS_BEFORE = "status-before.json"
 PROBE_BYTES = 16 << 10  # larger than most statuses
-PATIENCE_S = 0.25  # wait for the lock, which a process that tests it holds for an instant
+PATIENCE_S = 0.25  # how long to wait for the lock; a process that only tests it holds it for an instant
 _PAUSE_S = 0.01
 _TOKEN_BYTES = 32
 
 
 class RunDir:
-    """The paths and the small files of one run. Creating an instance accesses no file."""
+    """The paths and small files of one run. Creating an instance does not access any file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        # If opened for a run, the last status of the newest earlier run in this directory that did a step.
+        # Set when opened for a run: the last status of the newest earlier run here that completed a step.
         self.before: dict[str, Any] | None = None
-        self._lock = -1  # descriptor that holds the lock, if this process opened the directory for a run
+        self._lock = -1  # the descriptor that holds the lock, if this process opened the directory for a run
 
     @property
     def journal(self) -> Path:
@@ -65,9 +65,9 @@ class RunDir:
         return self.token_file.read_text().strip()
 
     def write_status(self, status: Mapping[str, Any]) -> None:
-        """Replace status.json atomically. It is not synced because it is written often.
+        """Replace status.json atomically, but not durably, because it is written often.
 
-        Raises `OSError`; the old file is then unchanged.
+        Raises `OSError`. The old file is then unchanged.
         """
         json_file.replace(self.status_file, status, sync=False)
 
@@ -84,8 +84,8 @@ class RunDir:
     def write_incident(self, incident: Mapping[str, Any]) -> None:
         """Replace the file of one incident atomically, and durably once it is closed. Raises `OSError`.
 
-        An open incident is also in the journal, and two more fsyncs would delay the orders that follow from
-        the decision.
+        The journal also contains an open incident, so a durable write is not needed until then. Its two
+        fsyncs would delay the orders that follow from the decision.
         """
         path = self.path / "incidents" / f"{incident['id']}.json"
         json_file.replace(path, incident, sync=not incident.get("open"))
@@ -95,22 +95,22 @@ class RunDir:
         return json_file.read(self.status_file)
 
     def has_status(self) -> bool:
-        """True if there is a status, readable or not."""
+        """True if there is a status file, readable or not."""
         return self.status_file.exists()
 
     def has_checkpoints(self) -> bool:
-        """True if the folder contains a checkpoint, good or damaged, or cannot be read."""
+        """True if the folder contains a checkpoint, even a damaged one, or if it cannot be read."""
         try:
             return any(each.name.startswith("step-") for each in self.checkpoints.iterdir())
         except OSError:
             return True
 
     def run(self) -> dict[str, Any] | None:
-        """Return how the run was started (run.json); None if that cannot be read."""
+        """Return how the run was started (run.json); None if the file cannot be read."""
         return json_file.read(self.run_file)
 
     def incidents(self) -> list[dict[str, Any]]:
-        """Return the incidents in ascending order; files that contain none are ignored."""
+        """Return the incidents in ascending order. Files without an incident are ignored."""
         files = self._incident_files()
         found = [incident for path in files if (incident := json_file.read(path)) and incident.get("id")]
         return sorted(found, key=lambda incident: (len(str(incident["id"])), str(incident["id"])))
@@ -138,8 +138,8 @@ class RunDir:
         return is_held(self.path / "lock")
 
     def name_latest(self, directory: Path) -> None:
-        """Point `holdfast-runs/latest` in `directory` to this run. Call it only once the run has begun."""
-        with suppress(OSError):  # the link is a convenience: a read-only working directory is not an error
+        """Make `holdfast-runs/latest` in `directory` point to this run. Call this once the run has begun."""
+        with suppress(OSError):  # the link is only a convenience, so a read-only directory is not an error
             _point(directory / RUNS, self.path)
 
     def close(self) -> None:
@@ -184,7 +184,7 @@ def open_for_run(
 
 
 def find(path: Path | None, directory: Path) -> RunDir:
-    """Return the run at `path`, for reading; without `path`, the newest run of `directory`.
+    """Return the run at `path` for reading. If `path` is None, return the newest run of `directory`.
 
     Raises:
         BadInput: There is no run, or its format is newer than this version can read.
@@ -201,7 +201,7 @@ def find(path: Path | None, directory: Path) -> RunDir:
 
 
 def find_living(path: Path | None, directory: Path, command: str) -> RunDir:
-    """Return the run that `command` acts on, like `find`, but require `path` if several runs are active.
+    """Return the run for `command`, as `find` does, but require `path` if several runs are active.
 
     Raises:
         BadInput: As for `find`; also if several runs are active and `path` is None.
@@ -215,7 +215,7 @@ def find_living(path: Path | None, directory: Path, command: str) -> RunDir:
 
 
 def _runs(runs: Path) -> list[Path]:
-    """Return the directories of the runs in `runs`, including the latest one if it is elsewhere."""
+    """Return the directories of the runs in `runs`, and of the latest one even if it is elsewhere."""
     try:
         found = {each.resolve() for each in runs.iterdir() if _is_readable_run(each)}
     except OSError:
@@ -254,7 +254,7 @@ def _new_name(runs: Path, now: float) -> Path:
 
 
 def _make(path: Path) -> list[Path]:
-    """Create the directory and its parents; return the new ones, innermost first."""
+    """Create the directory and its parents. Return the new ones, innermost first."""
     if path.is_dir():
         return []
     if path.exists() or path.is_symlink():
@@ -290,10 +290,10 @@ def _claim(run: RunDir) -> None:
 
 
 def _set_aside(path: Path) -> dict[str, Any] | None:
-    """Move the earlier run's status out of the way, so that it is not mistaken for this run's, and return it.
+    """Move the earlier run's status aside, so that it is not mistaken for this run's, and return it.
 
-    The status of a run that did a step is kept under another name until a later run has done a step. If a run
-    is killed before its first step, the next run therefore still receives the older status.
+    The status of a run that completed a step is kept under another name until a later run completes one. If a
+    run is killed before its first step, the next run therefore still receives the older status.
     """
     last, kept = path / "status.json", path / STATUS_BEFORE
     found = json_file.read(last)
@@ -356,7 +356,7 @@ def _as_bad_input(path: Path) -> Iterator[None]:
 
 
 def _point(runs: Path, target: Path) -> None:
-    """Point `latest` to `target`, atomically."""
+    """Make `latest` point to `target`, atomically."""
     runs.mkdir(exist_ok=True)
     link = durable.temporary_path(runs, LATEST)
     inside = target.parent == runs
@@ -378,7 +378,7 @@ def lock(path: Path) -> int:
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        # A file of an earlier version was readable by others, and any user who can read it can lock it.
+        # Earlier versions made the file readable by others, and any user who can read it can lock it.
         if os.fstat(descriptor).st_mode & 0o077:
             os.fchmod(descriptor, 0o600)
         if not _try_for(descriptor, PATIENCE_S):

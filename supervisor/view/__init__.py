@@ -1,1 +1,1 @@
-"""What the supervisor knows of a job at one instant, and the faults that it shows. Pure."""
+"""What the supervisor knows about a job at one instant, and the faults that this reveals. Pure."""

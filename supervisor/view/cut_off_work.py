@@ -1,15 +1,15 @@
-"""Handle work outside of steps that a restart would cut off, such as saving or evaluating. Pure.
+"""Handle work outside steps that a restart would cut off, such as saving or evaluating. Pure.
 
-A group that resumes from the state of a committed step does not repeat that step's tail: the script's work
-between the commit and the next step. A tail usually takes microseconds. Survivors get time to finish a
-longer tail before their processes are ended. To repeat a tail that was cut off, the group resumes from an
-earlier step; if it cannot, the tail is reported as undone.
+The script's work between a commit and the next step is the tail of the committed step. A group that resumes
+from the state of that step does not repeat its tail. A tail usually takes microseconds; if one takes longer,
+the survivors get time to finish it before their processes are ended. To repeat a tail that was cut off, the
+group resumes from an earlier step. If no earlier state is left, the tail is reported as undone.
 
-The same applies to work within a step if other ranks have already committed that step and the group could
-resume from its state. No rank can commit a step before this rank has contributed to the backward pass, so
-this applies only to pauses and to work after the optimizer's writes.
+The same applies to work within a step if other ranks have already committed that step, because the group
+could resume from its state. No rank can commit a step before all ranks have contributed to the backward pass,
+so such work is either a pause or comes after the optimizer's writes.
 
-A step is void if the script changed its state after the commit; copies made before the change are not used.
+A step is void if the script changed its state after the commit. Copies made before the change are not used.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from supervisor.view.model import (
     Wait,
 )
 
-LONG_S = 0.25  # a brief load spike can stretch a tail of microseconds to a tenth of a second
+LONG_S = 0.25  # shorter tails do not count: a load spike can stretch microseconds to a tenth of a second
 USUAL_FACTOR = 5.0  # times the median duration
 MAX_PAUSE_WAIT_S = 600.0  # the longest wait for a declared pause, even if its own limit is higher
-_MAX_LISTED = 3  # places of cut-off work listed in one line
+_MAX_LISTED = 3  # the places of cut-off work that one line lists
 _S = 1_000_000_000
 
 
 def wait_for_survivors(view: View, policy: Policy) -> Wait | None:
-    """Return a bounded wait for survivors that are working outside of a step; None if there are none.
+    """Return a bounded wait for survivors that are working outside a step; None if there are none.
 
-    Such a rank is not blocked in a collective with a dead rank. If it enters one, it fails, which ends the
-    wait. While the run is stopping, the wait is at most `--grace`, the time that its ranks have to end.
+    Such a rank is not blocked in a collective with a dead rank. If it enters a collective, it fails, and the
+    wait ends. While the run is stopping, the wait is at most `--grace`, the time that its ranks have to end.
     """
     limits_s = {
         rank.rank: max(policy.tail_s, min(_pause_left_s(at), MAX_PAUSE_WAIT_S))
@@ -61,7 +61,7 @@ def wait_for_survivors(view: View, policy: Policy) -> Wait | None:
 
 
 def _ending_by_exception(view: View, policy: Policy) -> Iterator[int]:
-    """Yield the ranks that are ending because of an exception and still run their `finally` blocks."""
+    """Yield the ranks that raised an exception and are still running their `finally` blocks."""
     for member in view.members:
         report = member.report
         if report is None or report.launcher is None or members.is_lost(view, member, policy):
@@ -76,7 +76,7 @@ def _ending_by_exception(view: View, policy: Policy) -> Iterator[int]:
 
 
 def _working_survivors(view: View, policy: Policy) -> Iterator[tuple[MemberView, RankState, RankProgress]]:
-    """Yield the live ranks that are still working outside of a step and get time to finish."""
+    """Yield the live ranks that are working outside a step and get time to finish."""
     hung = _hung(view)
     for member, rank, at in (*_in_tail(view), *_at_early_work(view)):
         alive = (
@@ -89,20 +89,20 @@ def _working_survivors(view: View, policy: Policy) -> Iterator[tuple[MemberView,
 
 
 def _pause_left_s(at: RankProgress) -> float:
-    """Return how many seconds are left until the declared pause reaches its limit; 0 outside of a pause."""
+    """Return the seconds until the declared pause reaches its limit; 0 outside a pause."""
     return max(at.pause_left_s, at.early.left_s if at.early is not None else 0.0)
 
 
 def _in_tail(view: View) -> Iterator[tuple[MemberView, RankState, RankProgress]]:
-    """Yield the ranks of the current generation that last reported work after a commit."""
+    """Yield the ranks of the current generation whose last report shows work after a commit."""
     return (each for each in _ranks(view) if each[2].tail_s > 0)
 
 
 def _at_early_work(view: View) -> Iterator[tuple[MemberView, RankState, RankProgress]]:
-    """Yield the ranks that last reported work within a step that another rank has already snapshotted.
+    """Yield the ranks whose last report shows work in a step that another rank has already snapshotted.
 
-    A rank whose process ended there without a signal was not cut off. An exception in a pause is handled by
-    `_raised_in_pause`.
+    A rank whose process ended in that work without a signal was not cut off, so it is not included.
+    `_raised_in_pause` finds the ranks that raised an exception in a pause.
     """
     newest = max((slot.step for slot in _slots(view)), default=-1)
     for member, rank, at in _ranks(view):
@@ -122,7 +122,7 @@ def _slots(view: View) -> Iterator[HeldSnapshot]:
 
 
 def _ranks(view: View) -> Iterator[tuple[MemberView, RankState, RankProgress]]:
-    """Yield the ranks of the current generation with the last progress that each reported."""
+    """Yield the ranks of the current generation with their last reported progress."""
     for member in view.members:
         report = member.report
         if report is None or report.launcher is None or member.name not in view.memory.placement:
@@ -134,7 +134,7 @@ def _ranks(view: View) -> Iterator[tuple[MemberView, RankState, RankProgress]]:
 
 
 def _hung(view: View) -> frozenset[int]:
-    """Return the ranks that get no more time, because they hang or have exceeded their phase's limit."""
+    """Return the ranks that get no more time because they hang or have exceeded the limit of their phase."""
     incident = view.memory.incident
     same = incident is not None and incident.generation == view.memory.generation
     blamed = {fault.rank for fault in (incident.faults if incident and same else ()) if fault.kind == "hang"}
@@ -144,24 +144,24 @@ def _hung(view: View) -> frozenset[int]:
 
 
 def find(view: View, found: tuple[Fault, ...]) -> tuple[CutOffWork, ...]:
-    """Return the work that a restart at this moment would cut off.
+    """Return the work that a restart would cut off now.
 
-    Each piece is repeated only if the group resumes at or before its `at_most` step. Three kinds of work
+    Each piece is repeated only if the group resumes at or before its step `at_most`. Three kinds of work
     count:
 
-    - work in which the script raised an exception, in any phase;
-    - a declared pause of any length that a rank is still in or left by an exception;
-    - work before or after a commit that took longer than usual.
+    - work in any phase in which the script raised an exception;
+    - a declared pause of any length, if the rank is still in it or an exception ended it;
+    - work before or after a commit that takes longer than usual.
 
-    A rank that waits for its peers loses no work. A wait in a pause is the exception, because the rank's own
-    work in the pause may follow the wait.
+    A rank that waits for its peers loses no work. This does not apply to a wait in a pause, because the
+    rank's own work in the pause can follow the wait.
     """
     raised = {fault.rank: fault for fault in found if fault.kind == "exception"}
     cuts: dict[int, CutOffWork] = {}
     ahead = max((at.step for _, _, at in _ranks(view)), default=-1)
     for member, rank, at in _in_tail(view):
-        done = reports.ended_well(rank)
-        # If others are ahead of a lost member's last report, the member had passed that step too.
+        done = reports.has_finished(rank)
+        # If others are further than a lost member last reported, that member had passed the step too.
         declared = at.tail_declared and (members.is_reporting(member) or at.step == ahead)
         is_work = declared or _raised_in_pause(rank, at) or (_is_long(at) and rank.where != COLLECTIVE)
         if done or (rank.rank not in raised and not is_work):
@@ -191,11 +191,10 @@ def find(view: View, found: tuple[Fault, ...]) -> tuple[CutOffWork, ...]:
 
 
 def void_steps(view: View) -> frozenset[int]:
-    """Return the steps of the current generation that the script changed after their commit.
+    """Return the steps of the current generation whose state the script changed after the commit.
 
-    A change does not make a step void if the copies of every rank that still reports the step include it. If
-    one rank copied the step before its change, the step is void. A rank that is beyond the step no longer
-    reports it.
+    A step is not void if the copies of all ranks that still report the step contain the change. It is void if
+    one rank copied its state before the change. Ranks that have passed the step no longer report it.
     """
     ranks = [each for report in reports.reports(view) for each in reports.progress(view, report)]
     changed = {step for each in ranks for step in each.late} | set(recorded_void_steps(view.memory))
@@ -215,7 +214,7 @@ def recorded_void_steps(memory: JobState) -> tuple[int, ...]:
 
 
 def void_states(view: View) -> frozenset[tuple[int, int]]:
-    """Return the generation and step of each void state."""
+    """Return each void state as its generation and step."""
     now = view.memory.generation
     before = {(each.generation, each.step) for each in view.memory.void if each.generation != now}
     return frozenset(before | {(now, step) for step in void_steps(view)})
@@ -224,8 +223,8 @@ def void_states(view: View) -> frozenset[tuple[int, int]]:
 def publishable_step(view: View, member: MemberView) -> int:
     """Return the step whose checkpoint `member` may publish; -1 while a rank could still make the step void.
 
-    A rank checks for changes after one step before it commits the next, so once all ranks have committed the
-    next step, this one can no longer become void.
+    Before a rank commits a step, it checks whether its state has changed since the previous commit. Once all
+    ranks have committed the next step, this one can therefore no longer become void.
     """
     report = member.report
     if report is None or report.publishing < 0:
@@ -244,7 +243,7 @@ def describe_passed_over(view: View, step: int) -> str:
 
 
 def lost_changes(view: View, resumed: ResumePoint) -> tuple[CutOffWork, ...]:
-    """Return the changes after a commit that resuming from `resumed` would lose; none unless it is void."""
+    """Return the changes that resuming from `resumed` would lose; () if that state is not void."""
     state = (resumed.generation, resumed.step)
     if resumed.source == "none" or state not in void_states(view):
         return ()
@@ -259,7 +258,7 @@ def lost_changes(view: View, resumed: ResumePoint) -> tuple[CutOffWork, ...]:
 
 
 def _raised_in_pause(rank: RankState, at: RankProgress) -> bool:
-    """True if the rank is ending, or ended, because of an exception that the script raised in a pause."""
+    """True if the rank is ending or has ended because the script raised an exception in a pause."""
     return rank.ending is not None and not rank.ending.is_good and rank.ending.paused == at.step >= 0
 
 
@@ -268,17 +267,17 @@ def _is_long(at: RankProgress) -> bool:
 
 
 def _is_unusual(work: UncommittedWork) -> bool:
-    """True if the work takes longer than in other steps; work in a declared pause counts at any length."""
+    """True if the work takes longer than in other steps. In a declared pause, any duration counts."""
     return work.seconds > max(0.0 if work.declared else LONG_S, USUAL_FACTOR * work.usual_s)
 
 
 def _recorded_s(seconds: float) -> float:
-    """Return the duration of work as incidents record it: at least 1 ms, because 0 means unknown."""
+    """Return a duration as incidents record it: at least 1 ms, because 0 means that it is unknown."""
     return max(0.001, round(seconds, 3))
 
 
 def latest_resume_step(cuts: tuple[CutOffWork, ...], bound: int | None) -> int | None:
-    """Return the newest step, at most `bound`, from which all of `cuts` are repeated; None: any step."""
+    """Return the newest step up to `bound` from which all of `cuts` are repeated; None: any step."""
     limits = [each.at_most for each in cuts] + ([bound] if bound is not None else [])
     return min(limits, default=None)
 
@@ -301,7 +300,7 @@ def side_of_commit(cuts: tuple[CutOffWork, ...] | tuple[UndoneWork, ...]) -> str
 
 
 def list_places(cuts: tuple[CutOffWork, ...] | tuple[UndoneWork, ...], most: int) -> str:
-    """Return the places of the first `most` pieces of work and the number of remaining ones."""
+    """Return the places of the first `most` pieces of work, and how many more there are."""
     first = ", ".join(
         f"rank {each.rank} {'in' if each.early else 'after'} step {each.step}" for each in cuts[:most]
     )

@@ -1,7 +1,7 @@
-"""Classify how a rank's process ended: the kind of fault, its signature and a description. Pure.
+"""Classify how a rank's process ended, as a kind of fault, a signature and a description. Pure.
 
-When one rank dies, the others fail within milliseconds in the collective that it never joined. Their
-tracebacks are long and do not contain the cause, so a rank that failed in a collective counts as a victim.
+When a rank dies, the others fail within milliseconds in the collective that it never joined. Their tracebacks
+are long and do not contain the cause, so a rank that failed in a collective counts as a victim.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from holdfast.protocol.launcher_messages import OUT_OF_MEMORY, Ending
 from supervisor.fault_kinds import FaultName
 
 SYSTEM_EXIT, DISTRIBUTED = "system_exit", "distributed"
-SIGABRT = 6  # ends a C++ program that does not catch an exception
+SIGABRT = 6  # raised by a C++ program that does not catch an exception
 
-_EXIT_MESSAGE_BYTES = 1000  # limit for quoting the text passed to `sys.exit`
+_EXIT_MESSAGE_BYTES = 1000  # how much of the text passed to `sys.exit` is quoted
 _NAMES = (  # signal(7), on x86 and ARM
     "HUP INT QUIT ILL TRAP ABRT BUS FPE KILL USR1 SEGV USR2 PIPE ALRM TERM STKFLT CHLD CONT"
     " STOP TSTP TTIN TTOU URG XCPU XFSZ VTALRM PROF WINCH IO PWR SYS"
@@ -35,21 +35,21 @@ _KINDS: Mapping[str, FaultName] = MappingProxyType(  # key: the failure that the
 
 
 def kind_of_fault(ending: Ending) -> FaultName:
-    """Return the kind of fault for a process that failed with this ending."""
+    """Return the kind of fault of a process that failed in this way."""
     if is_victim(ending):
         return "victim"
     return _KINDS.get(ending.fail, "crash") if ending.signal is None else "crash"
 
 
 def is_victim(ending: Ending) -> bool:
-    """True if the rank failed because another rank did, according to its report or the end of its log."""
+    """True if, by its report or the end of its log, the rank failed because another rank did."""
     if ending.signal not in (None, SIGABRT) or ending.fail:
         return ending.fail == DISTRIBUTED
     return victims.in_log(ending.message)
 
 
 def signature(ending: Ending) -> str:
-    """Return a text that is the same whenever this failure recurs: it has no PIDs, times or addresses."""
+    """Return a text that is the same whenever this failure recurs. It has no PIDs, times or addresses."""
     if ending.signal is not None:
         return OUT_OF_MEMORY if is_out_of_memory(ending.message) else f"signal {ending.signal}"
     if ending.fail == SYSTEM_EXIT:
@@ -57,7 +57,7 @@ def signature(ending: Ending) -> str:
     kind = ending.fail or "exit"
     text = _last_traceback(ending.message)
     frames = list(tracebacks.FRAME.finditer(text))
-    if not frames:  # without a traceback, a line that looks like an exception's name may be any log line
+    if not frames:  # without a traceback, any log line can look like the name of an exception
         return f"{kind} {ending.code}"
     raised = _RAISED.search(text, frames[-1].end())
     name = raised["name"] if raised is not None else "unknown"
@@ -82,13 +82,13 @@ def describe(ending: Ending) -> str:
 
 
 def is_out_of_memory(message: str) -> bool:
-    """True if the process ran out of memory, according to the kernel's counters.
+    """True if the process ran out of memory.
 
-    The launcher reads the counters and starts the message with a line that says so.
+    The launcher reads the kernel's counters. If they show this, it puts a line about it before the message.
     """
     return message.startswith(f"{OUT_OF_MEMORY}: ")
 
 
 def _last_traceback(message: str) -> str:
-    """Return the end of the message after the last header of a traceback; all of it if there is none."""
+    """Return the end of the message, from its last traceback on; all of it if it has no traceback."""
     return tracebacks.end_of_log(message).rpartition(tracebacks.HEADER)[2]

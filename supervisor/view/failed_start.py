@@ -1,8 +1,8 @@
 """Undo what the start of a generation changed if the generation fails before its first step. Pure.
 
-Resuming from an older state makes all newer states void. This must not take effect before the group has done
-a step from the older state: if that state turns out to be damaged, or its holder dies, a newer one may be all
-that remains. The reason for going back still applies: a bad number limits the usable states as before, and
+Resuming from an older state makes all newer states void. This must not take effect before the group has
+completed a step from the older state: if that state is damaged or its holder dies, a newer state may be all
+that remains. The reason for going back still applies. A bad number limits the usable states as before, and
 work that was cut off is either repeated or reported.
 """
 
@@ -24,10 +24,10 @@ def pending_start(
     *,
     from_scratch: bool = False,
 ) -> PendingStart:
-    """Return the record of a start, which is kept until the group has done a step.
+    """Return the record of a start, which `JobState` keeps until the group completes a step.
 
     Args:
-        step: The step that the group resumes from.
+        step: The step from which the group resumes.
         bound: The newest step whose state may be good.
         cut: The work that the last fault cut off.
         raised: The exceptions among the faults before the start.
@@ -57,8 +57,8 @@ def pending_start(
 def state_for_next_run(memory: JobState) -> JobState:
     """Return the job's state as the next run in the directory should find it.
 
-    A run from scratch that ended before its first step has not made any state void. The user may have
-    requested a start at step 0 by mistake.
+    If a run from scratch ended before its first step, it has made no state void: the user may have requested
+    a start at step 0 by mistake.
     """
     aside = memory.unbegun.aside if memory.unbegun is not None and not memory.settled else None
     if aside is None:
@@ -67,16 +67,17 @@ def state_for_next_run(memory: JobState) -> JobState:
 
 
 def is_from_scratch(memory: JobState, step: int) -> bool:
-    """True if `step` is the first state of a run from scratch that has not done a step yet.
+    """True if `step` is the first state of a run from scratch that has not completed a step yet.
 
-    Saving that state would delete the older checkpoints, which the run makes void only with its first step.
+    Such a state must not be saved, because the checkpoint would replace the older ones. The run makes these
+    void only with its first step.
     """
     known = memory.unbegun
     return known is not None and known.aside is not None and not memory.settled and step <= known.step
 
 
 def without_failed_start(view: View) -> JobState:
-    """Return the job's state without the changes made by a start, if its generation has not done a step."""
+    """Return the job's state. If its generation has completed no step, undo what its start changed."""
     memory = view.memory
     known = memory.unbegun
     if known is None or known.failed or memory.settled or known.generation != memory.generation:

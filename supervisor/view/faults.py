@@ -1,4 +1,4 @@
-"""Find the faults in a view: which ranks and members failed, how, and which of them are victims. Pure."""
+"""Find the faults in a view: which ranks and members failed, how they failed, and which are victims. Pure."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from supervisor.fault_kinds import DOUBTFUL, kind_of
 from supervisor.view import endings, members, replica_divergence, reports, uneven_steps
 from supervisor.view.model import Fault, MemberView, Policy, View
 
-# Limit for all faults of an incident together, because each journal line about the incident contains them.
+# Limit for the messages of all faults of an incident together: each journal line about it contains them.
 _MESSAGES_BYTES = 1 << 20
 _MIN_MESSAGE_BYTES = 256
 
-# Signatures of failed restores whose cause does not cast doubt on the state, which stays usable.
+# Signatures of failed restores whose cause casts no doubt on the state, so that the state stays usable.
 OTHER_RESTORE = "restore"
-VOLUME = "restore: the memory volume"  # it was full; after a few more attempts the run ends
+VOLUME = "restore: the memory volume"  # the volume was full; the run ends after a few more attempts
 
 
 def find_faults(view: View, policy: Policy) -> tuple[Fault, ...]:
@@ -39,8 +39,8 @@ def find_faults(view: View, policy: Policy) -> tuple[Fault, ...]:
     differing = replica_divergence.find_divergence(view) if not faults else None
     if differing is not None:
         faults.append(differing)
-    # If the launchers of all members are unresponsive, replacing the members would lose the state. Waiting
-    # until another fault forces a restart costs less.
+    # If no launcher responds, replacing all members would lose the state. It costs less to wait until
+    # another fault forces a restart.
     return (
         with_bounded_messages((*faults, *unresponsive))
         if faults or len(unresponsive) < len(view.memory.placement)
@@ -49,10 +49,10 @@ def find_faults(view: View, policy: Policy) -> tuple[Fault, ...]:
 
 
 def with_bounded_messages(faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
-    """Return `faults` with messages of bounded total size: all but the cause's may be shortened.
+    """Return `faults` with messages of bounded total size. The message of the cause is never shortened.
 
-    This affects only faults of many ranks on many members, because each launcher already bounds the messages
-    of its own ranks.
+    Each launcher already bounds the messages of its own ranks, so this affects only faults of many ranks on
+    many members.
     """
     if sum(len(each.message) for each in faults) * 12 <= _MESSAGES_BYTES:
         return faults
@@ -65,9 +65,9 @@ def with_bounded_messages(faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
 
 
 def of_incident(view: View, policy: Policy) -> tuple[Fault, ...]:
-    """Return this generation's faults in the open incident and those found since then.
+    """Return all faults of this generation: those in the open incident, and those found since it opened.
 
-    The cause of a failure may be found after its victims.
+    The cause of a failure can appear after its victims.
     """
     incident = view.memory.incident
     known = incident.faults if incident and incident.generation == view.memory.generation else ()
@@ -80,7 +80,7 @@ def _is_known(fault: Fault, known: tuple[Fault, ...]) -> bool:
 
 
 def first_silent_member(view: View) -> Fault | None:
-    """Return the loss of the first member with ranks that is not reporting, even if it may come back."""
+    """Return the loss of the first member with ranks that does not report, even if it may come back."""
     for block, name in enumerate(view.memory.placement):
         member = view.member(name)
         if member is None or not members.is_reporting(member):
@@ -108,7 +108,7 @@ def _lost(view: View, block: int, name: str, member: MemberView | None) -> Fault
 def _unresponsive(view: View, block: int, member: MemberView) -> Fault:
     """Return the loss of a member whose launcher does not respond.
 
-    The fault begins now, because the member's ranks have been training until now and end with the member.
+    The fault begins now: the ranks have trained until now, and end together with the member.
     """
     gone = _lost(view, block, member.name, None)
     return replace(gone, detail=f"member {member.name} is lost: {members.unresponsive_launcher(member)}")
@@ -132,10 +132,10 @@ def _of_report(view: View, block: int, name: str, report: MemberReport, policy: 
 
 
 def _is_unready(view: View, report: MemberReport, limit_s: float) -> bool:
-    """Return whether a member has had `limit_s` to carry out the newest start, and did not read meanwhile.
+    """True if a member has had `limit_s` to carry out the newest start and is not reading a checkpoint.
 
-    The time begins at the start or, if a predecessor ordered it, when this supervisor took over. A member
-    that reads a large checkpoint from slow storage has the time from each part that arrives.
+    The time runs from the start, or from this supervisor's takeover if a predecessor ordered the start. While
+    a member reads a checkpoint, the time starts again at each part that arrives, because storage may be slow.
     """
     unready_s = (view.now_ns - max(view.memory.started_ns, view.memory.since_ns)) / 1e9
     return unready_s > limit_s and not 0 <= report.reading_s <= limit_s
@@ -144,7 +144,8 @@ def _is_unready(view: View, report: MemberReport, limit_s: float) -> bool:
 def _restarted(view: View, block: int, name: str) -> Fault:
     """Return the loss of a member whose launcher was restarted.
 
-    Its ranks have done a step in this generation, so a launcher that does not know the generation is new.
+    The member's ranks have completed a step in this generation, so a launcher that does not know the
+    generation must be a new process.
     """
     gone = _lost(view, block, name, None)
     return replace(gone, detail=f"the ranks of member {name} are lost: its launcher was restarted")
@@ -153,7 +154,7 @@ def _restarted(view: View, block: int, name: str) -> Fault:
 def _unprepared(view: View, name: str, why: str, other: str = "") -> Fault:
     """Return the fault of a member that cannot prepare the state.
 
-    `other` is the signature of a cause that does not cast doubt on the state; "" if the cause does.
+    `other` is the signature of the cause if it casts no doubt on the state, or "".
     """
     launch = view.memory.launch
     wanted = launch.restore if launch and not other else None
@@ -231,7 +232,7 @@ def _of_rank(view: View, name: str, report: MemberReport, rank: RankState) -> li
 
 
 def root_cause(faults: tuple[Fault, ...]) -> Fault:
-    """Return the fault that explains the others: a cause before its symptoms, then the earliest."""
+    """Return the fault that explains the others. Causes precede symptoms; among equals, the earliest wins."""
     return min(faults, key=lambda each: (_precedence(each), each.at_ns, each.rank))
 
 

@@ -1,8 +1,9 @@
 """Convert the times in members' reports to the supervisor's clock, because hosts' clocks are unrelated. Pure.
 
-Each report contains the time on its host's clock when it was sent. The supervisor's time of receipt minus
-that time is the offset of the clocks plus the time in transit, so the smallest difference is the best
-estimate. If both processes use the same clock, nothing is converted.
+Each report contains the time at which it was sent, on the clock of its host. If this is subtracted from the
+time of receipt on the supervisor's clock, the difference is the offset of the clocks plus the time in
+transit. The smallest difference is therefore the best estimate of the offset. If both processes use the same
+clock, nothing is converted.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from dataclasses import dataclass, replace
 from holdfast.protocol.launcher_messages import BadNumber, Ending, LauncherState, RankState, StartTimes
 from holdfast.protocol.member_messages import MemberReport
 
-WINDOW_NS = 60_000_000_000  # clocks drift apart by at most 50 us per second, so 3 ms per window
-STEADY_NS = 10_000_000  # smaller corrections are not applied, because events are identified by their times
+WINDOW_NS = 60_000_000_000  # clocks drift apart by at most 50 us per second, thus 3 ms per window
+STEADY_NS = 10_000_000  # smaller corrections are not applied, because times identify events
 
 
 @dataclass(frozen=True, slots=True)
 class ClockOffset:
-    """The offset that is added to a member's times, and the measurements that it is based on."""
+    """The offset to add to a member's times, and the measurements on which it is based."""
 
     ns: int = 0
     least_ns: int | None = None  # the smallest difference in this window
@@ -26,7 +27,7 @@ class ClockOffset:
     since_ns: int = 0  # when this window began
 
     def heard(self, report: MemberReport, clock: str, now_ns: int) -> ClockOffset:
-        """Return the offset updated with `report`, received at `now_ns` on the supervisor's `clock`."""
+        """Return the offset, updated with a report that arrived at `now_ns` on the supervisor's `clock`."""
         if not report.clock or not clock or report.clock == clock:
             return ClockOffset()
         difference_ns = now_ns - report.now_ns
@@ -79,5 +80,5 @@ def _marks(marks: StartTimes, ns: int) -> StartTimes:
 
 
 def _moved(at_ns: int, ns: int) -> int:
-    """Return `at_ns` plus `ns`; 0, which means no time, stays 0."""
+    """Return `at_ns` plus `ns`. If `at_ns` is 0, there is no time, and the result is 0."""
     return max(1, at_ns + ns) if at_ns else 0

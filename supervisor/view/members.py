@@ -1,4 +1,4 @@
-"""Classify members: which report, can be controlled, may come back, or can take ranks. Pure."""
+"""Classify members: which ones report, can be controlled, may come back, or can take ranks. Pure."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from supervisor.view.model import MemberView, Policy, View
 
 QUIET_S = 1.5  # a member reports every half second, and immediately on request
-MUTE_S = 2.5  # early enough for a new sidecar to report before the member counts as lost
-RENEW_AGAIN_S = 60.0  # if a new sidecar falls silent within this time, another replacement would not help
+MUTE_S = 2.5  # silence after which a new sidecar still has time to report before the member is lost
+RENEW_AGAIN_S = 60.0  # if a new sidecar falls silent within this time, another one would not help
 _S = 1_000_000_000
 
 
@@ -20,7 +20,7 @@ def is_reporting(member: MemberView) -> bool:
 def silent_sidecars(view: View, renewed_ns: Mapping[str, int]) -> tuple[str, ...]:
     """Return the members whose sidecars have stopped reporting and should be inspected and replaced.
 
-    `renewed_ns` contains, by member, when a replacement was last requested.
+    `renewed_ns` maps members to the time of the last request to replace their sidecar.
     """
     return tuple(
         member.name
@@ -31,15 +31,15 @@ def silent_sidecars(view: View, renewed_ns: Mapping[str, int]) -> tuple[str, ...
 
 
 def is_controllable(member: MemberView) -> bool:
-    """True if a member reports and can also end and start ranks."""
+    """True if a member reports, and can also end and start ranks."""
     return is_reporting(member) and not unresponsive_launcher(member)
 
 
 def unresponsive_launcher(member: MemberView) -> str:
     """Return why a member's launcher does not respond; "" if it responds.
 
-    The member may still report, its ranks continue to train, and the snapshots in its memory can be read, but
-    no process can stop its ranks or start others.
+    Such a member may still report, its ranks continue to train, and its snapshots can be read. But no process
+    can stop its ranks or start others.
     """
     return member.report.launcher_silent if member.report is not None else ""
 
@@ -55,9 +55,9 @@ def is_lost(view: View, member: MemberView, policy: Policy) -> bool:
 
 
 def timeout_left_s(view: View, member: MemberView, policy: Policy) -> float:
-    """Return how many more seconds a member may be silent before it counts as lost; 0 if it is gone.
+    """Return how many more seconds a member can be silent before it counts as lost; 0 if it is gone.
 
-    A new member that has never reported gets the time that the group may take to form.
+    A new member that has never reported has as long as the group has to form.
     """
     if not member.exists:
         return 0.0
@@ -67,7 +67,7 @@ def timeout_left_s(view: View, member: MemberView, policy: Policy) -> float:
 
 
 def is_ready(member: MemberView, nproc: int) -> bool:
-    """True if all ranks of the member could start at once."""
+    """True if all ranks of the member could start immediately."""
     launcher = member.report.launcher if member.report else None
     if not is_controllable(member) or launcher is None:
         return False
@@ -77,8 +77,8 @@ def is_ready(member: MemberView, nproc: int) -> bool:
 def eligible_members(view: View, policy: Policy) -> tuple[str, ...]:
     """Return the members for the next generation; fewer than requested if not enough are usable.
 
-    A member that had ranks keeps its place; a ready standby replaces a member that cannot be used or
-    whose ranks keep failing.
+    A member with ranks keeps them. A standby that is ready replaces a member that cannot be used or whose
+    ranks keep failing.
     """
     memory = view.memory
     usable = {m.name: m for m in view.members if _is_usable(view, m, policy)}
@@ -103,7 +103,7 @@ def _is_usable(view: View, member: MemberView, policy: Policy) -> bool:
 
 
 def _keeps_failing(view: View, name: str) -> bool:
-    """True if this member's ranks crashed twice in a row without a step of the group in between."""
+    """True if this member's ranks crashed twice in a row, and the group completed no step in between."""
     memory = view.memory
     cause = memory.incident.faults[0] if memory.incident and memory.incident.faults else None
     last = memory.history[-1] if memory.history else None
@@ -113,11 +113,11 @@ def _keeps_failing(view: View, name: str) -> bool:
 
 
 def recoverable_members(view: View, policy: Policy, patience_s: float) -> dict[str, int]:
-    """Return the unusable members with ranks that may still return with their snapshots, and their deadlines.
+    """Return the deadlines of unusable members with ranks that may still return with their snapshots.
 
-    Each deadline is `patience_s` after the member was last well, so that a sidecar that restarts late in a
-    long recovery gets as much time as one that restarts early. A member that has been silent for
-    `--member-timeout` is lost earlier and is not included.
+    Each deadline is `patience_s` after the member was last well. A sidecar that restarts late in a long
+    recovery therefore has as much time as one that restarts early. Members that have been silent for
+    `--member-timeout` are lost and are not included.
     """
     return {
         member.name: max(view.memory.since_ns, member.heard_ns, member.well_ns) + int(patience_s * _S)
@@ -132,7 +132,7 @@ def recoverable_members(view: View, policy: Policy, patience_s: float) -> dict[s
 def unheard_members(view: View, policy: Policy) -> tuple[str, ...]:
     """Return the members with ranks that have not reported to this supervisor yet and are not lost.
 
-    A supervisor that has taken over decides nothing without them, because no other process knows which
+    After a takeover, the supervisor waits for them before it decides, because no other process knows which
     snapshots they hold.
     """
     return tuple(
@@ -145,6 +145,6 @@ def unheard_members(view: View, policy: Policy) -> tuple[str, ...]:
 
 
 def next_timeout_s(view: View, policy: Policy, at_most_s: float) -> float:
-    """Return how many seconds until the next silent member counts as lost; at most `at_most_s`."""
+    """Return the seconds until the next silent member counts as lost, but at most `at_most_s`."""
     timeouts_s = [timeout_left_s(view, m, policy) for m in view.members]
     return max(0.01, min([at_most_s, *(each for each in timeouts_s if each > 0)]))

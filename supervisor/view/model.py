@@ -1,11 +1,11 @@
 """The state of a job at one instant, the user's policy, and the actions of the supervisor. Data only.
 
-`JobState` outlives the supervisor: every line of the journal contains it. `View` adds the members' current
-reports. Both are immutable, so a decision can be repeated from its journal line.
+`JobState` outlives the supervisor, because every line of the journal contains it. `View` adds the members'
+current reports. Both are immutable, so a decision can be repeated from its line in the journal.
 
-An `UNRECORDED` field holds a part of a sentence that another field contains in full. Displays use the part
-instead of parsing the sentence, and show the whole sentence if the part is missing (docs/adr/0013). Two
-others are used only on a cluster, which has no journal. The journal omits all of these fields.
+The journal omits the `UNRECORDED` fields. Most of them hold a part of a sentence that another field contains
+in full: displays use the part instead of parsing the sentence, and show the whole sentence if the part is
+missing (docs/adr/0013). The other two are used only on a cluster, which has no journal.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from holdfast.protocol.member_messages import MemberReport, StateSource
 from supervisor.fault_kinds import FaultName
 
 JobPhase: TypeAlias = Literal["forming", "running", "looking", "securing", "saving", "stopping", "ended"]
-# The phases of a job, with the text that users see. The names are data in journal, status and metrics.
+# The phases of a job and the text that users see. The journal, status and metrics contain the names.
 PHASES: Mapping[str, str] = MappingProxyType(
     {
         "forming": "starting",
@@ -34,11 +34,11 @@ PHASES: Mapping[str, str] = MappingProxyType(
         "ended": "ended",
     }
 )
-ENDING_PHASES = frozenset({"saving", "stopping", "ended"})  # the run ends, or has ended
+ENDING_PHASES = frozenset({"saving", "stopping", "ended"})  # the run is ending or has ended
 ROLES = ("active", "standby", "lost", "new", "left")
 # How a user stops the run: not at all, by a command, with Ctrl-C, by another signal, or without delay.
 StopRequest: TypeAlias = Literal["", "graceful", "interrupt", "terminate", "now"]
-UNRECORDED: Mapping[str, bool] = MappingProxyType({"in_journal": False})  # metadata of a field
+UNRECORDED: Mapping[str, bool] = MappingProxyType({"in_journal": False})  # metadata of a dataclass field
 
 
 def is_recorded(declared: Field[Any]) -> bool:
@@ -62,9 +62,9 @@ class Fault:
     signal: int | None = None
     position: int = -1
     value: str = ""  # the bad number
-    place: str = ""  # for a hang: the line of the script that the rank is at
+    place: str = ""  # for a hang: the line of the script at which the rank hangs
     work: str = ""  # for a hang that may have been work: the kind of work
-    doubtful: bool = False  # for bad input: another rank's fault may have caused it, as with a victim
+    doubtful: bool = False  # for bad input: another rank's fault may have caused it
     # for a hang: the part of `detail` after "rank 1 hangs: "
     hung: str = field(default="", compare=False, metadata=UNRECORDED)
 
@@ -80,7 +80,7 @@ class PastFault:
     signature: str
     at_ns: int
     generation: int
-    worked: bool = False  # before the fault, the generation had done a step or run for a while
+    worked: bool = False  # before the fault, the generation had completed a step or run for a while
     value: str = ""  # the bad number
     place: str = ""
     work: str = ""
@@ -89,7 +89,7 @@ class PastFault:
 
 @dataclass(frozen=True, slots=True)
 class LearnedStall:
-    """A stall of `seconds` that was caused by work of this kind and ended without intervention."""
+    """A stall of `seconds` that work of this kind caused and that ended without intervention."""
 
     work: str
     seconds: float
@@ -105,7 +105,7 @@ class PastWarning:
 
 @dataclass(frozen=True, slots=True)
 class CutOffWork:
-    """The script's work that a fault cut off: work outside of a step, or work that raised an exception."""
+    """The script's work that a fault cut off: work outside a step, or work that raised an exception."""
 
     rank: int
     step: int  # the last step that the rank had committed
@@ -127,7 +127,7 @@ class UndoneWork:
 
 @dataclass(frozen=True, slots=True)
 class VoidStep:
-    """A step whose private state a rank changed after the commit, so that no copy has the changed state."""
+    """A step after whose commit a rank changed its private state, so that no copy contains the change."""
 
     generation: int
     step: int
@@ -136,7 +136,7 @@ class VoidStep:
 
 @dataclass(frozen=True, slots=True)
 class SetAsideState:
-    """The fields of `JobState` that the first step of a run from scratch overwrites, as they were before."""
+    """The old values of the `JobState` fields that the first step of a run from scratch overwrites."""
 
     lineage: tuple[Lineage, ...] = ()
     missed: tuple[UndoneWork, ...] = ()
@@ -146,7 +146,7 @@ class SetAsideState:
 
 @dataclass(frozen=True, slots=True)
 class PendingStart:
-    """What the start of a generation changed, so that a failure before its first step can undo it."""
+    """What the start of a generation changed, to be undone if it fails before its first step."""
 
     generation: int
     step: int  # the step that it resumes from
@@ -157,7 +157,7 @@ class PendingStart:
     cut: tuple[CutOffWork, ...] = ()  # the work that the fault before the start cut off
     raised: tuple[Fault, ...] = ()  # the exceptions before the start
     failed: bool = False  # the start failed, and its changes were undone
-    aside: SetAsideState | None = None  # for a run from scratch that has not done a step in any generation
+    aside: SetAsideState | None = None  # for a run from scratch that has not completed a step yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,13 +191,13 @@ class OpenIncident:
     cause: Fault | None = None
     remedy: str = ""
     why: str = ""
-    reached: int = -1  # how many steps the group had done
+    reached: int = -1  # how many steps the group had completed
     resume: ResumePoint | None = None
-    lost: int | None = None  # how many steps are repeated; None while undecided or if not known
-    at_least: bool = False  # `lost` is a lower bound: the member that knew the last steps is lost
-    closed_ns: int = 0  # when it was closed without a first new step, because the run ended
-    cut: tuple[CutOffWork, ...] = ()  # work that it cut off; not repeated if `resume` is beyond it
-    own_state: bool = False  # the script keeps its own state, so its steps are counted from its last start
+    lost: int | None = None  # how many steps are repeated; None if undecided or unknown
+    at_least: bool = False  # `lost` is a lower bound, because the member that knew the last steps is lost
+    closed_ns: int = 0  # when the end of the run closed it before a first new step
+    cut: tuple[CutOffWork, ...] = ()  # work that it cut off; not repeated if `resume` is later
+    own_state: bool = False  # the script keeps its own state, so steps are counted from its last start
     measure: str = field(default="", compare=False, metadata=UNRECORDED)  # the part of `why` after the cause
     # the number of the last request to save the state while the group lacks a member (`Preserve`)
     preserved: int = field(default=0, compare=False, metadata=UNRECORDED)
@@ -222,7 +222,7 @@ class JobState:
     skip: tuple[int, ...] = ()
     incident: OpenIncident | None = None
     incidents: int = 0
-    looks: int = 0  # inspections of stacks, for hangs and for stalls that ended before they counted as hangs
+    looks: int = 0  # inspections of stacks, including those of stalls that did not become hangs
     settled: bool = False
     stop: StopRequest = ""
     first: FirstSignal = ""  # the signal or request that ranks receive before SIGTERM: see `LauncherOrder`
@@ -236,18 +236,18 @@ class JobState:
     lost: tuple[str, ...] = ()
     missed: tuple[UndoneWork, ...] = ()  # work around commits that was cut off and not repeated
     cut: tuple[CutOffWork, ...] = ()  # work that a stop cuts off
-    before: int = 0  # number of incidents of earlier runs in the same directory
+    before: int = 0  # the number of incidents of earlier runs in the same directory
     learned: tuple[LearnedStall, ...] = ()
     warned: tuple[PastWarning, ...] = ()
-    seen: int = 0  # the newest generation that storage or a member reports, if it is beyond `generation`
+    seen: int = 0  # the newest generation that storage or a member reports, if newer than `generation`
     saved: int = -1  # the newest step that is not void and was on storage
     held: int = -1  # the newest step that the group has passed and whose snapshot a member held
-    reached: int = -1  # the most steps that any rank of the current generation has done; -1: not known
+    reached: int = -1  # the most steps that any rank of the current generation has completed; -1: unknown
     equal: tuple[int, ...] = ()  # the last steps at which the replicas were equal on all members
     void: tuple[VoidStep, ...] = ()  # oldest first
-    unbegun: PendingStart | None = None  # set while the current generation has not done a step
-    finished: bool = False  # the script has ended well, and the state to save is its last one
-    end: End | None = None  # an end that no user requested, to be carried out once the state is saved
+    unbegun: PendingStart | None = None  # set until the current generation completes a step
+    finished: bool = False  # the script ran to its end, and the state to save is its last one
+    end: End | None = None  # an end that no user requested, carried out once the state is saved
     # `End.completion` of the end that was decided
     completion: Completion | None = field(default=None, compare=False, metadata=UNRECORDED)
 
@@ -262,7 +262,7 @@ class MemberView:
     silent_s: float  # since its last report
     report: MemberReport | None = None
     heard_ns: int = 0  # when this supervisor received the member's first report
-    well_ns: int = 0  # when the member last reported while its launcher responded
+    well_ns: int = 0  # when the member last reported that its launcher responds
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +274,7 @@ class Checkpoint:
     world_size: int
     path: str
     skip: tuple[int, ...] = ()
-    verified: bool = False  # its content was read back or was compared by its writer
+    verified: bool = False  # it was read back, or its writer compared it
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,8 +297,8 @@ UNREAD = "it has not been read yet"
 class StorageContents:
     """The contents of storage as of the last successful listing.
 
-    Void checkpoints are included, because the lineage decides which ones are void. `error` says why the
-    latest listing failed; "" if it did not.
+    The list includes void checkpoints: only the lineage decides which ones are void. `error` says why the
+    latest listing failed; "" if it succeeded.
     """
 
     checkpoints: tuple[Checkpoint, ...] = ()  # newest first
@@ -306,15 +306,15 @@ class StorageContents:
     lineage: tuple[Lineage, ...] = ()  # according to the manifests
     generation: int = 0  # the newest in the manifests
     error: str = ""
-    failed_ns: int = 0  # when the listings began to fail
-    looked_ns: int = 0  # when the listing began; 0: there was none yet
+    failed_ns: int = 0  # when listings began to fail
+    looked_ns: int = 0  # when the listing began; 0: none so far
     heard: int = 0  # the last request for a checkpoint that was answered before the listing began
     epoch: int = 0  # the highest in the manifests
 
 
 @dataclass(frozen=True, slots=True)
 class LateRank:
-    """A rank that is late, and what inspections of it have shown."""
+    """A rank that is late, and what its inspections have shown."""
 
     rank: int
     step: int
@@ -324,14 +324,14 @@ class LateRank:
     role: str = ""
     work: str = ""  # the kind of its work
     worked_ns: int = 0  # when a sign of work was last seen; 0: never
-    busy: bool = False  # it computes, without visible progress
+    busy: bool = False  # it computes without visible progress
     look: int = 0  # number of the newest inspection
     phase_seq: int = -1
     at: str = ""  # its innermost function, without the line number
-    works: tuple[str, ...] = ()  # the kinds of work that were seen
+    works: tuple[str, ...] = ()  # the kinds of work seen so far
     begun: bool = True  # see `RankStall`; if False, Holdfast may never see a step of this rank
-    looks: int = 0  # how many inspections this supervisor has seen: two show whether the rank has moved
-    # The newest inspection shows that it does not wait for another rank: `evidence.waits_for_no_rank`.
+    looks: int = 0  # how many inspections this supervisor has seen; two show whether the rank has moved
+    # The newest inspection shows that it does not wait for another rank (`evidence.waits_for_no_rank`).
     apart: bool = False
     apart_ns: int = 0  # when an inspection last showed that; 0: never
 
@@ -347,8 +347,8 @@ class RankAtRest:
     look: int  # number of the newest inspection
     asked: int  # the number of the request for that inspection
     heard_ns: int  # when the supervisor received that inspection
-    rests_s: float  # for this long after that inspection, none of the rank's waits can time out
-    ends: int  # checksum of its connections: the XOR over all ranks is 0 if they wait only for each other
+    rests_s: float  # how long after that inspection none of the rank's waits can time out
+    ends: int  # checksum of its connections; the XOR over all ranks is 0 if they wait only for each other
     place: str  # for example "barrier, called by evaluate (train.py:42)"
 
 
@@ -363,14 +363,14 @@ class PendingException:
 
 @dataclass(frozen=True, slots=True)
 class StallWatch:
-    """What the supervisor has observed of a group that completes no steps. Each view updates it."""
+    """What the supervisor has observed about a group that completes no steps. Each view updates it."""
 
     generation: int = 0
     ranks: tuple[LateRank, ...] = ()  # ranks that are late, or watched for another reason
     # from the last stall of this generation that ended without a restart
     passed: tuple[LearnedStall, ...] = ()
     hints: tuple[PendingException, ...] = ()
-    rests: tuple[RankAtRest, ...] = ()  # ranks at rest, whether late or not, while any rank is late
+    rests: tuple[RankAtRest, ...] = ()  # while any rank is late: all ranks at rest, late or not
     untold_ns: int = 0  # when a member's report on its ranks was first found missing; 0 if none is missing
 
     @property
@@ -381,7 +381,7 @@ class StallWatch:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Everything known at `now_ns` (CLOCK_MONOTONIC of the supervisor's host)."""
+    """Everything that is known at `now_ns`, on CLOCK_MONOTONIC of the supervisor's host."""
 
     now_ns: int
     wall_s: float
@@ -423,19 +423,19 @@ class Policy:
     secure_s: float = 2.0
     victim_s: float = 0.3
     form_s: float = 600.0
-    save_s: float = 120.0  # the write of the last checkpoint is abandoned after this time without progress
+    save_s: float = 120.0  # after this time without progress, the last checkpoint is abandoned
     tail_s: float = 60.0  # time for a survivor to finish its tail, the work after a commit
     unwind_s: float = 30.0  # time for the `finally` blocks of a script that ends because of an exception
     grace_s: float = defaults.GRACE_S
     storage_s: float = 60.0  # time for storage to respond or recover if no member holds a state
     from_scratch: bool = False  # begin at step 0, regardless of what is on storage
-    # another system creates the members, so the replacement of a lost one may take minutes
-    foreign_members: bool = field(default=False, metadata=UNRECORDED)
+    # a controller outside Holdfast creates the members, so the replacement of a lost one can take minutes
+    members_created_externally: bool = field(default=False, metadata=UNRECORDED)
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Take no action; decide again by `until_ns`."""
+    """Take no action, and decide again by `until_ns`."""
 
     until_ns: int
     why: str = ""
@@ -458,7 +458,7 @@ class Dismiss:
 
 @dataclass(frozen=True, slots=True)
 class Warn:
-    """Report the place where a rank holds up the others, and what the script can do about it."""
+    """Tell the user where a rank holds up the others, and what the script can do about it."""
 
     place: str
     why: str
@@ -479,7 +479,7 @@ class Secure:
     faults: tuple[Fault, ...]
     just_in_time: bool
     why: str
-    end: End | None = None  # the end of the run, once the secured state is on storage
+    end: End | None = None  # how the run ends once the secured state is on storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -501,7 +501,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """Record the first step of the generation, which closes the open incident, if any."""
+    """Record the first step of the generation. This closes the open incident, if there is one."""
 
     first_step_ns: int
     why: str
@@ -539,7 +539,7 @@ class Replace:
 class Completion:
     """The parts of the last sentence of a run whose script has finished (`wording.finish`)."""
 
-    missing: str = ""  # says why the last state has no checkpoint; "" if it has one
+    missing: str = ""  # why the last state has no checkpoint; "" if it has one
     notes: tuple[str, ...] = ()  # what else the user should know
     incidents: int = 0  # the number in this run, as counted by `closing.completion_of`
 
@@ -553,7 +553,7 @@ class End:
     message: str = ""
     cause: Fault | None = None
     cut: tuple[CutOffWork, ...] = ()  # work that the stop cuts off
-    back: int | None = None  # steps beyond this step become void; storage has a checkpoint of this step
+    back: int | None = None  # later states become void; storage has a checkpoint of this step
     warning: str = ""  # for the status
     # the parts of `why` if the script has finished
     completion: Completion | None = field(default=None, compare=False, metadata=UNRECORDED)

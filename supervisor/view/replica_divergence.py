@@ -1,13 +1,14 @@
 """Detect silent data corruption by comparing the replicas of the state, which must stay equal. Pure.
 
 The ranks of a DDP group compute bitwise equal parameters and optimizer state from the same sums. Each member
-computes a checksum of its snapshots anyway (it seals them), at steps that are multiples of a power of two, so
-that members seal the same steps. If the seals of one step differ, the members outside the majority are
-corrupt. A majority is more than half of the whole group, so with two members, neither can be blamed.
+seals its snapshots, which means that it computes their checksums. It does so at steps that are multiples of a
+power of two, so that all members seal the same steps. If the seals of one step differ, the members outside
+the majority are corrupt. A majority is more than half of the whole group, so of two members neither can be
+blamed.
 
-Members are blamed only if the replicas were equal before, at `AGREED` steps and on all members, because a
-script may by design have protected state that differs from rank to rank. If the replicas still differ after
-`TRIES` roll-backs, the cause is the script's computation, not corruption, and no more faults are reported.
+The protected state of a script may differ from rank to rank by design. Members are therefore blamed only if
+the replicas have been equal on all members at `AGREED` earlier steps. If the replicas still differ after
+`TRIES` roll-backs, the cause is the script's computation and not corruption, and no more faults are reported.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from typing import Final
 from supervisor.view.model import Fault, View
 
 KIND: Final = "diverged"
-AGREED = 2  # steps with equal replicas
-TRIES = 3  # roll-backs
+AGREED = 2  # steps at which the replicas must have been equal
+TRIES = 3  # roll-backs before no more faults are reported
 
 
 def find_divergence(view: View) -> Fault | None:
-    """Return the fault of replicas that used to be equal and now differ; None if there is none.
+    """Return the fault if replicas that used to be equal now differ; None otherwise.
 
-    The fault's step is the newest step at which the replicas were equal. All later states are unusable on
-    every member, because corrupt values have entered the sums that all members share.
+    The fault's step is the newest step at which the replicas were equal. On every member, all later states
+    are unusable, because corrupt values have entered the sums that all members share.
     """
     if sum(past.kind == KIND for past in view.memory.history) >= TRIES:
         return None
@@ -45,13 +46,13 @@ def find_divergence(view: View) -> Fault | None:
 def equal_steps(view: View) -> tuple[int, ...]:
     """Return the last steps at which all replicas are known to have been equal, oldest first.
 
-    A roll-back removes the steps beyond the one that the group resumes from (`rolled_back`).
+    A roll-back removes the steps beyond the resume point (`rolled_back`).
     """
     return tuple(sorted({*view.memory.equal, *_equal_now(view)}))[-AGREED:]
 
 
 def rolled_back(equal: tuple[int, ...], step: int) -> tuple[int, ...]:
-    """Return `equal` after a resume from `step`: later steps become `step`, which all replicas load."""
+    """Return `equal` after a resume from `step`. Later steps become `step`, because all replicas load it."""
     return tuple(sorted({min(each, step) for each in equal}))
 
 
@@ -76,9 +77,9 @@ def _checksums(view: View) -> dict[tuple[int, int], dict[str, int]]:
 
 
 def minority(crcs: Mapping[str, int], members: int) -> tuple[str, ...]:
-    """Return the members whose checksums differ from the majority's, which more than half of `members` have.
+    """Return the members whose checksums differ from the majority's; () if there is no majority.
 
-    Returns () if there is no such majority.
+    A majority is more than half of `members`, the size of the whole group.
     """
     (majority, count), *_ = Counter(crcs.values()).most_common()
     return tuple(name for name in crcs if crcs[name] != majority) if 2 * count > members else ()

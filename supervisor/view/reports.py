@@ -13,12 +13,12 @@ from supervisor.wording import step_in_words
 
 
 def inspections(view: View, report: MemberReport) -> tuple[RankInspection, ...]:
-    """Return the newest inspections of the member's ranks; none if they are of an older generation."""
+    """Return the newest inspections of the member's ranks; () if they belong to another generation."""
     return report.looks if report.looked_for == view.memory.generation else ()
 
 
 def all_inspections(view: View) -> tuple[RankInspection, ...]:
-    """Return the newest inspections of the group's ranks, including those of members without a launcher."""
+    """Return the newest inspections of all ranks, even of members whose launcher has not reported."""
     return tuple(
         inspection
         for member in view.members
@@ -28,9 +28,9 @@ def all_inspections(view: View) -> tuple[RankInspection, ...]:
 
 
 def members_without_rank_report(view: View) -> tuple[str, ...]:
-    """Return the members whose ranks are not known yet, because the supervisor or a sidecar has just started.
+    """Return the members whose ranks are unknown because the supervisor or a sidecar has just started.
 
-    Members whose launcher does not respond are excluded, because that is a fault in itself.
+    Members whose launcher does not respond are not included, because that is a fault in itself.
     """
     return tuple(
         member.name
@@ -42,13 +42,13 @@ def members_without_rank_report(view: View) -> tuple[str, ...]:
 
 
 def progress(view: View, report: MemberReport) -> tuple[RankProgress, ...]:
-    """Return the progress of the member's ranks; none unless its launcher runs the current generation."""
+    """Return the progress of the member's ranks; () if its launcher runs another generation."""
     launcher = report.launcher
     return report.progress if launcher is not None and launcher.generation == view.memory.generation else ()
 
 
 def stalls(view: View, report: MemberReport) -> tuple[RankStall, ...]:
-    """Return the stalls of the current generation that no later step of the rank has ended."""
+    """Return the stalls of the current generation that have not ended with a later step."""
     return tuple(
         stall
         for stall in report.stalls
@@ -57,12 +57,12 @@ def stalls(view: View, report: MemberReport) -> tuple[RankStall, ...]:
 
 
 def step_of(report: MemberReport, rank: int) -> int:
-    """Return how many steps the rank has done according to `report`; -1 if `report` lacks the rank."""
+    """Return how many steps the rank has completed by this report; -1 if the report lacks the rank."""
     return next((each.step for each in report.progress if each.rank == rank), -1)
 
 
 def is_unwinding(report: MemberReport, rank: RankState) -> bool:
-    """True while an exception may be ending the rank: its `finally` blocks run, and no step has ended."""
+    """True while an exception may be ending the rank: its `finally` blocks run and it completes no step."""
     hint = rank.ending
     if hint is None or not hint.unwinding or rank.state == "exited":
         return False
@@ -70,26 +70,26 @@ def is_unwinding(report: MemberReport, rank: RankState) -> bool:
 
 
 def pause_left_s(report: MemberReport, rank: int) -> float:
-    """Return the seconds until the rank's current pause reaches its limit; 0 outside of a pause."""
+    """Return the seconds until the rank's current pause reaches its limit; 0 outside a pause."""
     return next((each.pause_left_s for each in report.progress if each.rank == rank), 0.0)
 
 
 def step_of_rank(view: View, rank: int) -> int:
-    """Return how many steps the rank has done in the current generation; -1 if unknown."""
+    """Return how many steps the rank has completed in the current generation; -1 if unknown."""
     return max((step_of(report, rank) for report in reports(view)), default=-1)
 
 
 def furthest_step(view: View) -> int:
-    """Return the most steps that any rank of the current generation has done; -1 if unknown."""
+    """Return the most steps that any rank of the current generation has completed; -1 if unknown."""
     reported = max((each.step for report in reports(view) for each in report.progress), default=-1)
     return reported if unknown_generation.newest(view) else max(reported, view.memory.reached)
 
 
 def is_furthest_step_reported(view: View) -> bool:
-    """True if a member that still exists reports how far the current generation has come.
+    """True if a member that still exists reports the progress of the current generation.
 
-    Otherwise `furthest_step` comes from the journal or from the last reports of members that no longer exist,
-    and may be too low.
+    Otherwise `furthest_step` relies on the journal or on the last reports of members that no longer exist,
+    and can be too low.
     """
     present = replace(view, members=tuple(each for each in view.members if each.exists))
     return any(report.progress for report in reports(present))
@@ -117,7 +117,7 @@ def ranks(view: View) -> tuple[RankState, ...]:
     )
 
 
-def ended_well(rank: RankState) -> bool:
+def has_finished(rank: RankState) -> bool:
     """True if the rank's process is gone and its script ran to its end."""
     return rank.state == "exited" and rank.ending is not None and rank.ending.is_good
 
@@ -131,7 +131,7 @@ def has_protected_state(view: View) -> bool:
 
 
 def script_keeps_own_state(view: View) -> bool:
-    """True if the script does not join, so only the script knows where it resumes after a restart."""
+    """True if the script does not join, so that only the script knows where it resumes after a restart."""
     launchers = (member.report.launcher for member in view.members if member.report is not None)
     return any(
         launcher is not None and not launcher.joins for launcher in launchers
@@ -149,7 +149,7 @@ def snapshot_duration_s(view: View) -> float:
 
 
 def finite(text: str) -> float | None:
-    """Return a number that a member reports as text; None if it is not finite, or not a number at all."""
+    """Return the number that `text` contains; None if it is not finite or not a number."""
     try:
         value = float(text)
     except ValueError:

@@ -1,14 +1,15 @@
 """Find slow ranks, how slow they are, and since when. Slow ranks are reported, not restarted. Pure.
 
-Each rank's own time is compared with the median of the other ranks', over the window that its sidecar keeps
-(`sidecar.watch.compute_time`). A rank counts as slow if even the fastest part of its window takes more than
-`FACTOR` times that median and the difference is large enough to matter. It stays slow until its average falls
-below `END_FACTOR` times the median. While the times of a rank or of its peers are unknown, nothing changes.
+Each sidecar measures its ranks' own times over a window (`sidecar.watch.compute_time`). The time of each rank
+is compared with the median of the other ranks. A rank counts as slow if even the fastest part of its window
+takes more than `FACTOR` times that median and the difference is large enough to matter. It stays slow until
+its average falls below `END_FACTOR` times the median. While the times of a rank or of its peers are unknown,
+nothing changes.
 
-If step times are distributed evenly between 1x and 5x, about one window of two ranks in 10^11 raises a false
-alarm; if one step in five takes 5x and all others take 1x, about one in 30,000 does. The more a rank's steps
-vary, the slower it must be to be found in its first window: 2.5 times as slow as its peers in the first of
-these cases, and 1.5 times if all steps take equally long.
+False alarms are rare. With two ranks whose step times are distributed evenly between 1x and 5x, about one
+window in 10^11 raises one. If one step in five takes 5x and all others take 1x, about one in 30,000 does. The
+more the step times of a rank vary, the slower the rank must be to be found in its first window: 2.5 times as
+slow as its peers in the first of these cases, and 1.5 times if all steps take equally long.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ class Straggler:
     generation: int
     rank: int
     own_s: float
-    data_s: float  # the part of `own_s` before the forward pass; the remainder is the forward pass
-    peers_s: float  # median of the other ranks' own times
+    data_s: float  # the part of `own_s` before the forward pass; the rest is the forward pass
+    peers_s: float  # the median of the other ranks' own times
     since: int  # the step at which the rank became slow
 
     @property
@@ -42,7 +43,7 @@ class Straggler:
 
 
 def find_stragglers(before: tuple[Straggler, ...], view: View) -> tuple[Straggler, ...]:
-    """Return the slow ranks in ascending order; `before` is the result of the previous call."""
+    """Return the slow ranks in ascending order. `before` is the result of the previous call."""
     generation = view.memory.generation
     known = _with_whole_window(view)
     own_times_s = sorted(each.own_s for each in known)
@@ -85,6 +86,6 @@ def _min_difference_s(rank: RankProgress) -> float:
 
 
 def _median_without(ordered: list[float], at: int) -> float:
-    """Return the median of two or more sorted numbers excluding the number at index `at`."""
+    """Return the median of two or more sorted numbers, without the one at index `at`."""
     low, high = (len(ordered) - 2) // 2, (len(ordered) - 1) // 2
     return (ordered[low + (low >= at)] + ordered[high + (high >= at)]) / 2

@@ -1,7 +1,8 @@
 """Find a rank that did fewer steps than its peers and thereby caused their connection errors. Pure.
 
-An exit with code 0 is not a fault in itself, but the rank's peers fail in a collective if they still need
-it. Its last progress then explains the failure: it had finished its loop, or it exited in mid-step.
+A rank that exits with code 0 is not a fault in itself. But if its peers still need it, they fail in a
+collective. The last progress of the rank then explains the failure: either it had finished its loop, or it
+exited in the middle of a step.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from holdfast.protocol.progress import Phase, PhaseKind, name_of, names_of_kinds
 from supervisor.view import reports
 from supervisor.view.model import Fault, View
 
-EXITED_IN_LOOP = "exit 0"  # signature: a rank exited with code 0 in the middle of its loop
+EXITED_IN_LOOP = "exit 0"  # the signature if a rank exited with code 0 in the middle of its loop
 _IDLE = name_of(Phase.IDLE)
 _STEPS = names_of_kinds(PhaseKind.STEP)
 
 
 def find_uneven_steps(view: View) -> tuple[Fault, ...]:
-    """Return the fault of the lowest rank that exited with code 0 while a peer's step still needed it."""
+    """Return the fault of the lowest rank that exited with code 0 while a peer still needed it for a step."""
     launch = view.memory.launch
     began = launch.restore.step if launch is not None and launch.restore is not None else -1
     exited: list[tuple[str, RankState, RankProgress]] = []
@@ -51,7 +52,7 @@ def find_uneven_steps(view: View) -> tuple[Fault, ...]:
                 f"{waits.step + 1}: all ranks must do the same number of steps"
             )
             return (Fault("bad_input", *common, "uneven steps", what, what, 2),)
-        # In this case, the report does not show whether the rank was in a step or past its loop.
+        # Here the report does not show whether the rank was in a step or had finished its loop.
         if failed and last.step == began:
             what = (
                 f"rank {rank.rank} exited with code 0 at step {last.step} while rank {failed[0]} waited"
@@ -64,7 +65,7 @@ def find_uneven_steps(view: View) -> tuple[Fault, ...]:
 def _in_step(at: RankProgress, began: int) -> bool:
     """True if the rank was in a step at its last report.
 
-    An exception in a step also ends the loop, after which the rank's progress page shows idle. The page also
-    shows idle for a rank that had no step to do in this generation, which resumed from step `began`.
+    If an exception in a step ends the loop, the rank's progress page shows idle afterwards. The page also
+    shows idle if the rank had no step to do in this generation, which resumed from step `began`.
     """
     return at.phase in _STEPS or (at.phase == _IDLE and at.tail_s == 0 and at.step > began)

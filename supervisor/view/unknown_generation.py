@@ -1,4 +1,4 @@
-"""Detect generations that members run but the journal lacks, because a decision was not recorded. Pure."""
+"""Detect generations that members run but that the journal lacks: a decision was not recorded. Pure."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from supervisor.view.model import Fault, View
 
 
 def newest(view: View) -> int:
-    """Return the newest generation that any member runs if the journal does not contain it yet, else 0."""
+    """Return the newest generation that any member runs; 0 if the journal already contains it."""
     launchers = [m.report.launcher for m in view.members if m.exists and m.report is not None]
     found = max((state.generation for state in launchers if state is not None), default=0)
     return found if found > view.memory.generation else 0
 
 
 def reported_history(view: View) -> KnownHistory | None:
-    """Return the run's history as members received it if it is newer than the recorded one, else None.
+    """Return the run's history as members received it; None if the journal has the same or a newer one.
 
-    Members of an older version, and members whose folder was lost, do not know the history. One thing is then
-    certain once the running generation has done a step: it resumed from that step or an earlier one.
+    Members of an older version do not know the history, nor do members whose folder was lost. If no member
+    knows it, the history is derived from a step that the running generation has completed: the generation
+    resumed from that step or an earlier one. If it has completed no step, the result is None.
     """
     reports = [m.report for m in view.members if m.exists and m.report is not None]
     found = max((each.told for each in reports), key=lambda each: each.generation, default=KnownHistory())
@@ -52,9 +53,9 @@ def unexplained(view: View) -> Fault:
 
 
 def claimed_placement(view: View, generation: int) -> tuple[str, ...]:
-    """Return the members that report ranks of `generation`, in the order of the ranks.
+    """Return the members that report ranks of `generation`, in the order of their ranks.
 
-    A block of ranks that no member reports is assigned to a member that has not reported yet.
+    If no member reports a block of ranks, the block is assigned to a member that has not reported yet.
     """
     claimed = {
         rank.rank // view.memory.nproc: member.name

@@ -86,7 +86,7 @@ def test_a_programming_error_on_all_ranks_is_retried_once_and_on_one_rank_twice(
     run = start(options, "missing_name.py", who)
     ended = run.finish()
     assert ended.code == 1
-    assert f"the same failure {times} times at step 7; a bug, not a fault" in ended.lines[-1]
+    assert f"the same failure {times} times at step 7; this is a bug, not a fault" in ended.lines[-1]
     assert len(run.incidents()) == times
 
 

@@ -75,7 +75,7 @@ def test_ranks_that_ignore_all_signals_are_killed_after_the_grace(start: Start) 
     ended = run.finish()
     assert ended.code == 130, ended.output
     assert "saved on" not in ended.output
-    assert ended.lines[-1].startswith("holdfast: stopped, as asked; the script keeps its own state")
+    assert ended.lines[-1].startswith("holdfast: stopped as requested; the script keeps its own state")
 
 
 def test_ranks_that_do_not_wait_for_each_other_are_never_declared_hung(start: Start) -> None:

@@ -219,7 +219,7 @@ def test_a_programming_error_before_any_step_is_retried_once(start: Start, tmp_p
     ended = run.finish()
     assert ended.code == 1
     assert len(run.incidents()) == 2
-    assert "the same failure 2 times at step 0; a bug, not a fault" in ended.output
+    assert "the same failure 2 times at step 0; this is a bug, not a fault" in ended.output
 
 
 def test_exceptions_that_the_script_handles_are_no_incidents(start: Start) -> None:

@@ -99,7 +99,7 @@ def test_closing_the_terminal_costs_no_step(run: AtTerminal) -> None:
         text=True,
         check=True,
     )
-    assert re.search(r"stopped, as asked, with a checkpoint of step \d+", shown.stdout), shown.stdout
+    assert re.search(r"stopped as requested, with a checkpoint of step \d+", shown.stdout), shown.stdout
     until(lambda: None if run.marked.alive() else True, lambda: f"left: {run.marked.named()}", WAIT_S)
 
 

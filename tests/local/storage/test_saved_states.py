@@ -83,7 +83,7 @@ def test_a_run_from_scratch_that_is_stopped_before_its_first_step_keeps_older_ch
         anew.wait(lambda s: s["phase"] == "running" and s["step"] == 0, "the first step")
         stop(anew)
         if stop is Run.interrupt:
-            assert anew.finish().lines[-1].startswith("holdfast: stopped, as asked, before the first step")
+            assert anew.finish().lines[-1].startswith("holdfast: stopped as requested, before the first step")
         assert scan(run.run_dir / "checkpoints") == before
     again = start(f"{SAVING} --resume", "steady.py", ENDLESS)
     resumed = again.wait(lambda s: s["resumed"], "a generation that has resumed")["resumed"]

@@ -121,7 +121,7 @@ def test_another_member_writes_the_last_checkpoint_if_its_writer_is_lost(
         storage.answer()
     ended = run.finish()
     assert ended.code == 130
-    assert "stopped, as asked, with a checkpoint of step" in ended.lines[-1]
+    assert "stopped as requested, with a checkpoint of step" in ended.lines[-1]
     [(_, found)] = each_checkpoint(run.run_dir / "checkpoints")
     assert isinstance(found, StoredCheckpoint)
     assert found.meta["member"] == left

@@ -35,7 +35,7 @@ from holdfast.protocol.member_messages import (
 )
 from holdfast.protocol.progress_writer import Page
 from sidecar.config import Config
-from sidecar.reconciler import LATE_S, SOONEST_S, Sidecar
+from sidecar.reconciler import SOONEST_S, Sidecar
 from tests.unit.sidecar.fake_launcher import LIMIT_S, Launcher
 from tests.unit.sidecar.memory import flip, holdings, member, private, snapshot
 from tests.unit.supervisor.job_views import launcher, rank
@@ -414,7 +414,8 @@ def test_lateness_of_the_watch_is_only_the_time_beyond_its_own_wait(
     config = Config("m0", "n0", 1, here, here / "checkpoints", "", token, poll_s=POLL_S)
     sidecar = Sidecar(config)
     sidecar.observed.pages.left_s = left_s
-    clock = iter((100.0, 100.0, 100.0 + waits_s + LATE_S, 200.0, 200.0, 200.0 + waits_s + LATE_S + 0.3))
+    most_s = waits_s + event_loop.NORMAL_LATENESS_S
+    clock = iter((100.0, 100.0, 100.0 + most_s, 200.0, 200.0, 200.0 + most_s + 0.3))
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     waited: list[float] = []
     late: list[float] = []

@@ -70,7 +70,7 @@ def status(**changed: Any) -> dict[str, Any]:
         "checkpoint": {"step": 1200, "path": "step-00001200", "error": ""},
         "skip": [],
         "exit_code": None,
-        "message": "generation 3 has done its first step",
+        "message": "generation 3 has completed its first step",
         "updated": 1_000_000.0,
         "supervisor_pid": 77,
         "warm_ready": True,
@@ -80,7 +80,7 @@ def status(**changed: Any) -> dict[str, Any]:
 
 def incident(number: int = 1, **changed: Any) -> dict[str, Any]:
     detail = "rank 1 was killed by SIGKILL"
-    measure = "restart the processes where they are, from the snapshot of step 812"
+    measure = "restart the processes in place, from the snapshot of step 812"
     why = f"{detail}: {measure}"
     return {
         "id": f"i-{number:04d}",
@@ -141,7 +141,7 @@ class Terminal:
         pass
 
     @property
-    def lost(self) -> str:
+    def write_error(self) -> str:
         return ""
 
     def close(self) -> None:

@@ -23,7 +23,7 @@ from supervisor.store.recorded import recorded
 from supervisor.view.model import Policy, View, Wait
 from tests.unit.supervisor.job_views import S, fault, member, memory, view
 
-POLICY = Policy(members=2, foreign_members=True)
+POLICY = Policy(members=2, members_created_externally=True)
 PHASES = ("forming", "running", "securing", "saving", "stopping", "ended")
 # Numbers near those of the job are of more interest than any number at all.
 NUMBERS = st.one_of(st.integers(-2, 12), st.integers(-(1 << 62), 1 << 62))

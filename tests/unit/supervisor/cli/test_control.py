@@ -57,7 +57,7 @@ def test_stop_requests_the_end_and_waits_until_the_run_has_ended(
 
         def __call__(self, _: float) -> None:
             phase = next(self.phases, None)
-            run.write_status(status(phase=phase or "ended", message="stopped, as asked\nmore"))
+            run.write_status(status(phase=phase or "ended", message="stopped as requested\nmore"))
             if phase is None:
                 run.close()
 
@@ -69,7 +69,7 @@ def test_stop_requests_the_end_and_waits_until_the_run_has_ended(
         "stopping run a-run",
         "saving a checkpoint",
         "stopping",
-        "ended: stopped, as asked",
+        "ended: stopped as requested",
     ]
 
 

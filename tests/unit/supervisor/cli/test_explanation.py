@@ -22,7 +22,7 @@ def test_an_incident_is_explained_from_evidence_to_the_first_new_step() -> None:
         "rank 0 is only a victim",
     ]
     assert section(lines, "What was decided") == [
-        "restart the processes where they are, from the snapshot of step 812",
+        "restart the processes in place, from the snapshot of step 812",
         "resumed at step 812, from a snapshot in memory, taken by the group that failed (generation 2)",
         "0 steps lost",
     ]

@@ -31,7 +31,7 @@ def test_the_status_shows_the_phase_what_is_safe_and_where_the_time_went() -> No
         "  ETTR        99.21 % of 100 s; 99.00 % of the last hour",
         "  incidents   1; last i-0001: rank 1 was killed by SIGKILL at step 812; back in 0.13 s,"
         " 0 steps lost",
-        "  message     generation 3 has done its first step",
+        "  message     generation 3 has completed its first step",
         "  directory   runs/a",
         "",
         "Ranks",

@@ -100,7 +100,7 @@ def test_a_stop_requested_while_the_supervisor_was_stuck_still_saves_the_last_st
         world.at(700, ask("graceful")).run()
         step = world.group.reached[1]
         assert world.ended is not None
-        assert world.ended.why == f"stopped, as asked, with a checkpoint of step {step}"
+        assert world.ended.why == f"stopped as requested, with a checkpoint of step {step}"
 
 
 def test_every_wait_starts_over_when_a_supervisor_takes_over() -> None:

@@ -68,7 +68,7 @@ def asked(stored: StorageContents, now_s: float = 100.0) -> Any:
 
 def test_a_state_on_storage_is_not_saved_again() -> None:
     action = asked(on_storage(Checkpoint(9, 1, 2, "p")))
-    assert action == End(exit_codes.INTERRUPTED, "stopped, as asked; the newest checkpoint is from step 9")
+    assert action == End(exit_codes.INTERRUPTED, "stopped as requested; the newest checkpoint is from step 9")
 
 
 def test_a_checkpoint_is_named_only_if_storage_was_read_after_the_stop() -> None:
@@ -78,7 +78,7 @@ def test_a_checkpoint_is_named_only_if_storage_was_read_after_the_stop() -> None
     assert isinstance(asked(away), Wait)
     late = asked(away, now_s=110.0)
     assert late == End(
-        exit_codes.INTERRUPTED, "stopped, as asked, without a new checkpoint; storage: Stale file handle"
+        exit_codes.INTERRUPTED, "stopped as requested, without a new checkpoint; storage: Stale file handle"
     )
     silent = asked(old, now_s=110.0)
     assert isinstance(silent, End)
@@ -97,7 +97,7 @@ def saving(
 @pytest.mark.parametrize(
     ("durable", "why"),
     [
-        (CheckpointReport(9, 1, "p", 0.1, "", 2), "stopped, as asked, with a checkpoint of step 9"),
+        (CheckpointReport(9, 1, "p", 0.1, "", 2), "stopped as requested, with a checkpoint of step 9"),
         (CheckpointReport(7, 1, "p", 0.0, "disk full", 2), "stopped; the last checkpoint failed: disk full"),
     ],
 )
@@ -125,7 +125,7 @@ def test_a_missing_checkpoint_is_not_named(there: tuple[Checkpoint, ...]) -> Non
 
 def test_a_reading_of_storage_since_the_save_request_is_recent_enough() -> None:
     found = saving(WRITTEN, stored=on_storage(Checkpoint(9, 1, 2, "p"), heard=2))
-    assert found == End(exit_codes.INTERRUPTED, "stopped, as asked, with a checkpoint of step 9")
+    assert found == End(exit_codes.INTERRUPTED, "stopped as requested, with a checkpoint of step 9")
 
 
 def test_a_void_checkpoint_is_not_named() -> None:
@@ -253,7 +253,7 @@ def test_once_the_older_state_is_on_storage_the_states_containing_the_cut_step_a
     seen = replace(seen, members=(replace(first, report=told), seen.members[1]), stored=both)
     action = closing.saving(seen, POLICY)
     assert isinstance(action, End)
-    assert action.why == f"stopped, as asked, with a checkpoint of step 7{AGAIN}"
+    assert action.why == f"stopped as requested, with a checkpoint of step 7{AGAIN}"
     memory = transition.after(seen, action, POLICY)
     assert (memory.lineage, memory.missed) == ((Lineage(2, 7),), ())
     failed = replace(told, durable=CheckpointReport(9, 1, "k", 0.0, "disk full", 2))
@@ -268,7 +268,7 @@ def test_an_older_checkpoint_serves_if_no_older_snapshot_exists() -> None:
     assert isinstance(action, End)
     assert (action.back, action.why) == (
         6,
-        f"stopped, as asked; the newest checkpoint is from step 6{AGAIN}",
+        f"stopped as requested; the newest checkpoint is from step 6{AGAIN}",
     )
 
 
@@ -288,7 +288,7 @@ def test_without_an_older_state_the_lost_work_is_reported_now_and_by_the_next_ru
     ended = transition.after(over, closing.saving(over, POLICY), POLICY)
     assert (ended.exit_code, ended.lineage, ended.missed) == (130, (), (UndoneWork(0, 0, 9),))
     assert closing.summary(ended) == (
-        "stopped, as asked, with a checkpoint of step 9; "
+        "stopped as requested, with a checkpoint of step 9; "
         "work after commit was cut short 1 time: rank 0 after step 9"
     )
     found = closing.finished(view(missed=ended.missed), POLICY)
@@ -307,12 +307,12 @@ def test_a_stop_names_the_newer_state_that_it_does_not_use() -> None:
     seen = replace(seen, stored=on_storage(Checkpoint(7, 1, 2, "p")))
     assert closing.saving(seen, POLICY) == End(
         exit_codes.INTERRUPTED,
-        "stopped, as asked, with a checkpoint of step 7; "
+        "stopped as requested, with a checkpoint of step 7; "
         "the state of step 9 was changed after its commit and is not used",
     )
 
 
-def test_a_rank_that_left_its_loop_early_is_named_when_the_run_ended_well() -> None:
+def test_a_rank_that_left_its_loop_early_is_named_when_the_run_has_finished() -> None:
     past = PastFault("crash", 1, "m1", 20, uneven_steps.EXITED_IN_LOOP, 90 * S, 3)
     found = view(history=(replace(past, signature="other"), past))
     end = closing.finished(found, POLICY)
@@ -352,7 +352,7 @@ def test_a_finished_run_saves_its_last_state_before_it_ends() -> None:
 DONE = "all ranks have finished"
 NONE = "no checkpoint of step 9 could be written: "
 NEWEST = "; the newest is from step 4"
-SILENT = "rank 0 ended without a report, as with os._exit(), or within its loop"
+SILENT = "rank 0 ended without a report (for example through os._exit()) or inside its loop"
 
 
 def missing(why: str) -> End:
@@ -394,7 +394,7 @@ def test_a_last_state_that_is_stored_or_unwanted_delays_no_end_and_needs_no_note
         ),
         pytest.param(
             at_the_end(9, 9, void=(VoidStep(1, 9, 0),)),
-            f"no member holds a snapshot of it that can be used{NEWEST}",
+            f"no member holds a usable snapshot of it{NEWEST}",
             id="void",
         ),
         pytest.param(

@@ -87,25 +87,25 @@ SCRATCH = PendingStart(1, 0, aside=SetAsideState())
         ),
         (
             ending(stored=on_storage(error="it is away"), now_s=109.0),
-            stopped("stopped, as asked, without a new checkpoint; storage: it is away"),
+            stopped("stopped as requested, without a new checkpoint; storage: it is away"),
         ),
         (
             ending(now_s=109.0),
-            stopped("stopped, as asked, without a new checkpoint; storage: it does not respond"),
+            stopped("stopped as requested, without a new checkpoint; storage: it does not respond"),
         ),
         (
             ending(stored=on_storage(NINE, looked_s=99.0)),
-            stopped("stopped, as asked; the newest checkpoint is from step 9"),
+            stopped("stopped as requested; the newest checkpoint is from step 9"),
         ),
         (
             ending(stored=on_storage(NINE), end=End(7, "a bug", "text", fault("crash"))),
             End(7, "a bug; the newest checkpoint is from step 9", "text", fault("crash")),
         ),
-        (ending(stored=on_storage()), stopped("stopped, as asked; no member holds a state to save")),
-        (ending(OWN, stored=on_storage()), stopped("stopped, as asked; the script keeps its own state")),
+        (ending(stored=on_storage()), stopped("stopped as requested; no member holds a state to save")),
+        (ending(OWN, stored=on_storage()), stopped("stopped as requested; the script keeps its own state")),
         (
             ending(unbegun=SCRATCH, stored=on_storage()),
-            stopped("stopped, as asked, before the first step"),
+            stopped("stopped as requested, before the first step"),
         ),
     ],
 )
@@ -121,7 +121,7 @@ def test_a_stop_in_work_that_the_newest_checkpoint_precedes() -> None:
         again = (
             "; it precedes the interrupted work after a commit (rank 1 after step 20), which will be repeated"
         )
-        why = f"stopped, as asked; the newest checkpoint is from step {step}{again if back else ''}"
+        why = f"stopped as requested; the newest checkpoint is from step {step}{again if back else ''}"
         assert closing.save_and_end(now, ()) == stopped(why, *cuts, back=back)
     bad = replace(none, stored=on_storage(Checkpoint(18, 1, 2, "p"), Checkpoint(9, 1, 2, "q")))
     ended = closing.save_and_end(bad, (fault("nan", 0, 12),))
@@ -207,12 +207,13 @@ CHECKING = "checking whether the checkpoint of step 9 is on storage"
         ),
         (
             saving(holder("m0", durable=written()), stored=on_storage(NINE)),
-            stopped("stopped, as asked, with a checkpoint of step 9", *CUT),
+            stopped("stopped as requested, with a checkpoint of step 9", *CUT),
         ),
         (
             saving(holder("m0", durable=written(step=8)), stored=on_storage(replace(NINE, step=8))),
             stopped(
-                f"stopped, as asked, with a checkpoint of step 8; it precedes the interrupted {AFTER_NINE}",
+                "stopped as requested, with a checkpoint of step 8; "
+                f"it precedes the interrupted {AFTER_NINE}",
                 *CUT,
                 back=8,
             ),
@@ -373,7 +374,7 @@ def test_a_silent_member_is_waited_for_only_for_a_share_of_its_timeout() -> None
     first, second = at_the_end(9, 9).members
     for silent_s, until_s in ((2.0, 101.0), (1.5, 101.5)):
         now = replace(at_the_end(9, 9), members=(first, replace(second, silent_s=silent_s)))
-        assert closing.finished(now, POLICY) == Wait(int(until_s * S), "a member does not report")
+        assert closing.finished(now, POLICY) == Wait(int(until_s * S), "waiting for a member to report")
     for away in ({"silent_s": 3.0}, {"exists": False}):
         now = replace(at_the_end(9, 9), members=(first, replace(second, **away)))
         assert isinstance(closing.finished(now, POLICY), End)
@@ -392,7 +393,7 @@ def test_why_the_last_state_of_a_rank_is_not_kept() -> None:
         return found.warning.removeprefix("no checkpoint of step 9 could be written: ")
 
     done, idle = (replace(progress(0, 9), phase=phase) for phase in ("done", "idle"))
-    silent = "ended without a report, as with os._exit(), or within its loop; there is no other"
+    silent = "ended without a report (for example through os._exit()) or inside its loop; there is no other"
     assert why(done, replace(idle, rank=1)) == f"rank 1 {silent}"
     assert (
         why(done, replace(idle, rank=1), left="it was interrupted") == "it was interrupted; there is no other"
@@ -416,7 +417,7 @@ def test_why_the_last_state_of_a_rank_is_not_kept() -> None:
             view(member("m0"), member("m1"), since_ns=90 * S, first="handled"),
             Wait(110 * S, "2 members are stopping"),
         ),
-        (view(member("m0"), since_ns=85 * S), Done("1 members did not stop in time")),
+        (view(member("m0"), since_ns=85 * S), Done("1 members did not stop before the deadline")),
         (view(member("m0", exists=False)), Done("no member is left")),
         (
             view(member("m0", report("m0", launcher(), launcher_silent="it is stopped"))),

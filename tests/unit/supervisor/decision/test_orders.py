@@ -98,10 +98,10 @@ def test_a_state_secured_in_a_recovery_is_saved_once_the_group_trains_again() ->
 
 
 def test_ranks_are_looked_at_while_one_is_late() -> None:
-    found = order_for(memory(), "m0", POLICY, None, look=True)
+    found = order_for(memory(), "m0", POLICY, None, inspection=True)
     assert (found.do, found.generation, found.look) == ("run", 1, 1)
     assert order("m0").look == 0
-    assert order_for(memory(phase="securing"), "m0", POLICY, None, look=True).look == 0
+    assert order_for(memory(phase="securing"), "m0", POLICY, None, inspection=True).look == 0
 
 
 @pytest.mark.parametrize(

@@ -335,7 +335,7 @@ def test_the_first_start_is_from_the_beginning_with_rank_0s_member_in_the_middle
     action = started(None)
     assert (action.remedy, action.resume.source) == ("start", "none")
     assert (action.master_addr, action.master_port) == ("http://m0"[7:], 4000)
-    assert action.why == "all members are ready: start from the beginning, as nothing has been saved yet"
+    assert action.why == "all members are ready: start from the beginning, because nothing has been saved yet"
 
 
 def test_a_bad_number_limits_the_state_even_if_the_cause_is_another_fault() -> None:
@@ -394,9 +394,7 @@ def test_a_script_that_keeps_its_own_state_starts_from_its_first_line_and_skips_
     two, cause = (its_own("m0"), its_own("m1")), fault("nan")
     action = remedy.start_generation(view(*two), POLICY, cause, (cause,))
     assert isinstance(action, Start)
-    first = (
-        "restart the processes where they are, from the script's first line, because it keeps its own state"
-    )
+    first = "restart the processes in place, from the script's first line, because it keeps its own state"
     assert action.why == f"{cause.detail}: {first}"
     seen = view(*two, history=(past(cause),))
     ended = remedy.reason_to_stop(seen, POLICY, cause)

@@ -56,7 +56,7 @@ AGAIN = "step 5 of rank 1 (batch position 64) produces a bad number again: rank 
 
 
 def bug(cause: Fault, times: int, code: int, where: str = "at step 5") -> End:
-    why = f"{cause.detail}: the same failure {times} times {where}; a bug, not a fault"
+    why = f"{cause.detail}: the same failure {times} times {where}; this is a bug, not a fault"
     return End(code, why, cause.message, cause)
 
 
@@ -304,7 +304,7 @@ def test_a_missing_member_does_not_end_the_run() -> None:
     assert remedy.startup_failure(view(gone, there, phase="forming")) is not None, "the next one"
 
 
-LATER = "; a fault now requires a cold start; retried at intervals"
+LATER = "; a fault now requires a cold start; Holdfast retries at intervals"
 NOW = "; the ranks wait for them, and the run ends if none can be created within 60 s"
 
 
@@ -420,7 +420,7 @@ def test_a_restart_on_another_member_from_a_checkpoint_in_full() -> None:
 
 
 def test_the_first_start_from_scratch_in_full() -> None:
-    measure = "start from the beginning, as asked"
+    measure = "start from the beginning, as requested"
     now = replace(view(*two(), phase="forming"), stored=StorageContents((Checkpoint(7, 1, 2, "p"),)))
     action = next_start(now, None, policy=replace(POLICY, from_scratch=True))
     assert isinstance(action, Start)
@@ -437,9 +437,7 @@ def test_a_script_that_keeps_its_own_state_in_full() -> None:
     own = tuple(
         member(f"m{n}", report(f"m{n}", launcher(rank(n), joins=False), peer_url="nonsense")) for n in (0, 1)
     )
-    measure = (
-        "restart the processes where they are, from the script's first line, because it keeps its own state"
-    )
+    measure = "restart the processes in place, from the script's first line, because it keeps its own state"
     for cause, remedied in ((CRASH, "restart"), (NAN, "rollback")):
         action = next_start(view(*own), cause, cause)
         assert isinstance(action, Start)

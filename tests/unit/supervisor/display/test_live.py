@@ -182,7 +182,7 @@ RUNS = "holdfast: generation 3 runs: 2 ranks on 2 members, from step 40 (checkpo
             {"phase": "running"},
             {"phase": "ended", "finished": True},
         ],
-        [{"phase": "stopping", "message": "stopped, as asked"}],
+        [{"phase": "stopping", "message": "stopped as requested"}],
     ],
 )
 def test_a_group_whose_run_ended_before_it_was_shown_is_named_once(seen: list[dict[str, Any]]) -> None:

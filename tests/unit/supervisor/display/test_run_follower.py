@@ -69,7 +69,7 @@ def test_unresponsive_storage_blocks_nothing_and_is_reported_once(
     answers.set()
     following._files.do(lambda: None, 30.0)
     following.poll(20.0)
-    assert following.news(20.0).endswith("is back")
+    assert following.news(20.0).endswith("is available again")
 
 
 def test_results_of_a_slow_poll_are_returned_once_and_before_the_last_lines(

@@ -163,9 +163,9 @@ def test_a_full_disk_is_reported_and_one_with_space_again_is_not(pipe: tuple[int
         screen_ = Screen(full, {})
         screen_.write("lost\n")
         screen_.flush()
-        assert screen_.lost == "No space left on device"
+        assert screen_.write_error == "No space left on device"
         os.dup2(pipe[1].fileno(), full.fileno())
         screen_.write("whole\n")
         screen_.close()
     assert os.read(pipe[0], 100) == b"whole\n"
-    assert screen_.lost == ""
+    assert screen_.write_error == ""

@@ -186,7 +186,9 @@ def test_a_script_that_does_not_join_is_reported_to_have_done_no_optimizer_step(
     given |= {"launcher": launcher(rank(1, marks=StartTimes()), joins=False), "progress": (own,)}
     found = judged(there(0, WAITS, progress=(others,)), there(1, SLEEPS, **given))
     assert found is not None
-    assert found.why.startswith("rank 1 has done no optimizer step yet, in evaluate (train.py:42), which may")
+    assert found.why.startswith(
+        "rank 1 has completed no optimizer step yet, in evaluate (train.py:42), which may"
+    )
 
 
 def test_ranks_in_a_first_step_that_wait_for_one_that_has_left_do_not_get_its_full_limit() -> None:

@@ -132,7 +132,7 @@ def raised() -> View:
         ),
         (
             seen(STARTS, its_own(1, SLEEPS)),
-            StallVerdict(f"rank 1 has done no optimizer step yet, in {HERE}, {UNTIL}"),
+            StallVerdict(f"rank 1 has completed no optimizer step yet, in {HERE}, {UNTIL}"),
         ),
         (
             seen(STARTS, its_own(1, SLEEPS, 7)),

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from holdfast.inspection.liveness import HELD_UP_S, LIMIT_S, HeartbeatSilence
-from supervisor.local.restarts import ANSWER_S, CRASHES, GONE_S, NOW_S, Watchdog
+from supervisor.local.watchdog import ANSWER_S, CRASHES, GONE_S, NOW_S, Watchdog
 
 ALIVE = Watchdog().born(100.0).heard(101.0)
 
@@ -97,14 +97,18 @@ AT_9 = HeartbeatSilence(9.0)
 @pytest.mark.parametrize(
     ("before", "event", "expected"),
     [
-        (ALL, lambda it: it.born(9.0), Watchdog(AT_9, False, 0.0, "graceful", ALL.asked, ALL.unanswered, 2)),
-        (ALL, lambda it: it.heard(9.0), Watchdog(AT_9, True, 2.0, "graceful", ALL.asked, AT_9, 2)),
+        (
+            ALL,
+            lambda it: it.born(9.0),
+            Watchdog(AT_9, False, 0.0, "graceful", ALL.since_stop, ALL.unanswered, 2),
+        ),
+        (ALL, lambda it: it.heard(9.0), Watchdog(AT_9, True, 2.0, "graceful", ALL.since_stop, AT_9, 2)),
         (Watchdog(), lambda it: it.heard(9.0), Watchdog(AT_9, True)),
-        (ALL, Watchdog.died, Watchdog(NEVER, True, 0.0, "graceful", ALL.asked, ALL.unanswered, 3)),
+        (ALL, Watchdog.died, Watchdog(NEVER, True, 0.0, "graceful", ALL.since_stop, ALL.unanswered, 3)),
         (Watchdog(AT_9), Watchdog.died, Watchdog()),
         (
             *(ALL, lambda it: it.killed(9.0)),
-            Watchdog(ALL.silence, True, 9.0, "graceful", ALL.asked, ALL.unanswered, 2),
+            Watchdog(ALL.silence, True, 9.0, "graceful", ALL.since_stop, ALL.unanswered, 2),
         ),
         (
             ALL,

@@ -51,7 +51,7 @@ def queue(accounts: Bookkeeping, now_s: float, phase: str, *exist: bool, **given
     accounts.observe(view(*there, now_s=now_s, phase=phase, **given))
 
 
-def test_time_without_enough_foreign_members_is_queued_until_they_exist() -> None:
+def test_time_without_enough_externally_created_members_is_queued_until_they_exist() -> None:
     accounts = Bookkeeping(0, None, queues=True)
     queue(accounts, 1.0, "forming")
     queue(accounts, 20.0, "forming", True, False)

@@ -55,7 +55,7 @@ def test_an_incident_is_over_with_the_first_new_step() -> None:
     ]
 
 
-def test_a_run_that_ended_well_without_another_step_has_recovered() -> None:
+def test_a_run_that_has_finished_without_another_step_has_recovered() -> None:
     found = incident_record.record(replace(DECIDED, closed_ns=98 * S), None)
     assert outcome(found) == (False, 8.0, 1, "restart")
 

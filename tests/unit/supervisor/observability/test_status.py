@@ -135,7 +135,7 @@ def test_a_status_says_that_the_script_has_finished_only_once_it_has(tmp_path: P
         ended(why="all ranks have finished; work", completion=Completion(notes=("work",)))["finished"] is True
     )
     assert "finished" not in ended(why="all ranks have finished; work")
-    assert "finished" not in ended(why="stopped, as asked")
+    assert "finished" not in ended(why="stopped as requested")
 
 
 def test_a_member_whose_ranks_wait_for_warm_processes_is_marked(tmp_path: Path) -> None:
@@ -163,8 +163,8 @@ def test_a_start_shows_what_it_waits_for(tmp_path: Path) -> None:
         now = replace(view(*members), memory=memory(phase="forming", generation=0, placement=()))
         return str(told_by(StatusPublisher(RunDir(tmp_path)), now)["message"])
 
-    assert starting(None, None).startswith("running the script's imports")
-    assert starting(0, None).startswith("running the script's imports")
+    assert starting(None, None).startswith("importing modules")
+    assert starting(0, None).startswith("importing modules")
     assert starting(1, 0) == "1 of 2 members ready"
     assert starting(1, 1, 1) == "2 of 2 members ready"
 

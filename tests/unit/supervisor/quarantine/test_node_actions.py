@@ -135,7 +135,7 @@ NO_POLICY_OR_STORM: dict[str, tuple[NodeView, QuarantineAction | None]] = {
     ),
     "out, and its work is ending": (
         out(finding(), drain_at_s=NOW_S),
-        hold("the work on it is being ended"),
+        hold("its work is being ended"),
     ),
     "out, and cordoned": (
         out(finding(), cordoned=True),

@@ -631,7 +631,7 @@ def apply_once(cause: Fault) -> JobState:
             "all ranks have finished after 3 incidents; work",
         ),
         ("all ranks have finished; work", None, 1, "all ranks have finished; work (1 incident)"),
-        ("stopped, as asked", None, 2, "stopped, as asked (2 incidents)"),
+        ("stopped as requested", None, 2, "stopped as requested (2 incidents)"),
     ],
 )
 def test_the_last_line_states_the_number_of_incidents(
@@ -658,9 +658,9 @@ def test_a_stopping_run_waits_at_most_its_grace_and_reports_what_it_interrupted(
     assert decide(asked, POLICY) == Wait(130 * S, "waiting for rank 0 to finish work outside of a step")
     assert cut_off_work.wait_for_survivors(later(asked, 31), POLICY) is None
     ended = transition.after(
-        later(asked, 31), End(130, "stopped, as asked, with a checkpoint of step 20"), POLICY
+        later(asked, 31), End(130, "stopped as requested, with a checkpoint of step 20"), POLICY
     )
     assert closing.summary(replace(ended, incidents=0)) == (
-        "stopped, as asked, with a checkpoint of step 20; work after commit was cut short 1 time: "
+        "stopped as requested, with a checkpoint of step 20; work after commit was cut short 1 time: "
         "rank 0 after step 20"
     )

@@ -245,7 +245,7 @@ def test_a_run_from_scratch_that_is_stopped_before_its_first_step_saves_nothing(
         assert isinstance(action, Save if step else End)
         if not step:
             ended = transition.after(stopped, action, ANEW)
-            assert (ended.exit_code, ended.why) == (130, "stopped, as asked, before the first step")
+            assert (ended.exit_code, ended.why) == (130, "stopped as requested, before the first step")
             assert (ended.lineage, ended.missed) == ((Lineage(1, 9),), ())
 
 

@@ -122,10 +122,10 @@ def test_which_scripts_keep_their_own_state_and_how_their_steps_are_named() -> N
 
 
 def test_ranks_end_well_if_their_processes_are_gone_and_did_all_their_work() -> None:
-    assert reports.ended_well(rank(0, Ending(1, 0)))
-    assert not reports.ended_well(rank(0, Ending(1, 1)))
-    assert not reports.ended_well(rank(0, state="exited"))
-    assert not reports.ended_well(replace(rank(0, Ending(1, 0)), state="failing"))
+    assert reports.has_finished(rank(0, Ending(1, 0)))
+    assert not reports.has_finished(rank(0, Ending(1, 1)))
+    assert not reports.has_finished(rank(0, state="exited"))
+    assert not reports.has_finished(replace(rank(0, Ending(1, 0)), state="failing"))
     assert reports.ranks(view(member("m0", report("m0", launcher(rank(0), rank(1, generation=0)))))) == (
         rank(0),
     )

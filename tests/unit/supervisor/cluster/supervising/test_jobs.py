@@ -235,7 +235,7 @@ async def test_a_user_stops_a_job_through_its_resource(tmp_path: Path) -> None:
         there.add(member(0, by))
         await there.served.until(lambda: there.served.objects.get(("supervisions", "team", "llama")))
         there.served.change(spec={"stop": "graceful"})
-        await there.until(lambda: there.job("llama").backend.asked == "graceful")
+        await there.until(lambda: there.job("llama").backend.user_stop == "graceful")
 
 
 async def test_the_resource_of_a_deleted_owner_does_not_affect_the_next_owner_of_that_name(
@@ -250,12 +250,12 @@ async def test_the_resource_of_a_deleted_owner_does_not_affect_the_next_owner_of
         await there.until(lambda: there.jobs.jobs)
         await there.jobs.reconcile()
         job = there.job("llama")
-        assert (job.backend.asked, job.was_seen) == ("", False)
+        assert (job.backend.user_stop, job.was_seen) == ("", False)
         there.served.remove("supervisions", "team", "llama")
         await there.served.until(lambda: there.served.objects.get(("supervisions", "team", "llama")))
         await there.until(lambda: job.was_seen)
         assert there.job("llama") is job, "the deletion was not that of its own resource"
-        assert not job.backend.asked
+        assert not job.backend.user_stop
 
 
 async def test_owners_of_two_kinds_with_one_name_are_two_jobs_with_two_resources(tmp_path: Path) -> None:
@@ -267,9 +267,9 @@ async def test_owners_of_two_kinds_with_one_name_are_two_jobs_with_two_resources
         await there.served.until(lambda: there.served.objects.get(("supervisions", "team", "llama-job")))
         job = there.job("llama")
         await there.until(lambda: job.was_seen)
-        assert not job.backend.asked
+        assert not job.backend.user_stop
         there.served.change("llama-job", spec={"stop": "graceful"})
-        await there.until(lambda: job.backend.asked == "graceful")
+        await there.until(lambda: job.backend.user_stop == "graceful")
 
 
 async def test_a_job_whose_resource_is_deleted_is_supervised_from_the_start(tmp_path: Path) -> None:

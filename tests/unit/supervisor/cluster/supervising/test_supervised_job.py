@@ -18,8 +18,8 @@ from holdfast.fileio.storage_thread import StorageThread
 from holdfast.protocol.member_messages import StorageListing
 from supervisor.cluster import pods, supervised_job, supervision
 from supervisor.cluster.job_membership import JobKey
-from supervisor.cluster.pods import PodGroup, PodMember, member_name
-from supervisor.cluster.supervised_job import ClusterContext, SupervisedJob, job_secret
+from supervisor.cluster.pods import PodGroup, PodMember, job_secret, member_name
+from supervisor.cluster.supervised_job import ClusterContext, SupervisedJob
 from supervisor.kubernetes.client import ApiServer
 from supervisor.kubernetes.errors import InvalidObject
 from supervisor.kubernetes.events import EventRecorder
@@ -469,7 +469,7 @@ async def test_a_request_to_stop_that_the_mirror_still_shows_does_not_stop_the_n
         asked = []
         for spec in ({"stop": "graceful"}, {}, {"stop": "graceful"}):
             there.job.update_spec(spec)
-            asked.append(there.job.backend.asked)
+            asked.append(there.job.backend.user_stop)
         assert asked == ["", "", "graceful"]
 
 
@@ -597,7 +597,7 @@ async def test_a_malformed_drill_is_ignored(tmp_path: Path, wrong: object) -> No
     async with place(tmp_path) as there:
         there.begin()
         there.job.update_spec({"drill": wrong, "stop": "nonsense"})
-        assert not there.job.backend.asked
+        assert not there.job.backend.user_stop
         there.job.update_spec(wrong)
 
 

@@ -14,7 +14,6 @@ import pytest
 
 from supervisor.cluster import supervision
 from supervisor.cluster.job_membership import JobKey
-from supervisor.cluster.reported_storage import ReportedStorage
 from supervisor.cluster.supervision import (
     MAX_INCIDENT_BYTES,
     TAKE_OVER_TRIES,
@@ -23,6 +22,7 @@ from supervisor.cluster.supervision import (
     SupervisionResource,
     Takeover,
 )
+from supervisor.controller.reported_storage import ReportedStorage
 from supervisor.kubernetes.client import ApiServer
 from supervisor.kubernetes.errors import ApiError, Conflict, NotFound, ServerUnreachable
 from supervisor.observability import short_status

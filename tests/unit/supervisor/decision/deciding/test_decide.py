@@ -298,4 +298,4 @@ def test_members_that_do_not_stop_in_time_are_left_to_their_keeper() -> None:
     memory = JobState(1, 1, phase="stopping", since_ns=0)
     member = World(Policy(), STEPS).run().journal[-2][0].members[0]
     late = View(41_000_000_000, 0.0, memory, (replace(member, exists=True),))
-    assert decide(late, Policy()) == Done("1 members did not stop in time")
+    assert decide(late, Policy()) == Done("1 members did not stop before the deadline")

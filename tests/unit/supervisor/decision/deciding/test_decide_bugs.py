@@ -17,7 +17,7 @@ def test_the_same_exception_at_the_same_step_ends_the_run_at_the_third_time() ->
     assert world.ended.cause is not None
     assert world.ended.cause.rank == 1
     assert "ValueError" in world.ended.message
-    assert "the same failure 3 times at step 5; a bug, not a fault" in world.ended.why
+    assert "the same failure 3 times at step 5; this is a bug, not a fault" in world.ended.why
     assert world.closed == {1: "overtaken", 2: "overtaken", 3: "ended"}
 
 

@@ -91,7 +91,7 @@ def test_starting_from_scratch_makes_existing_states_void(stored: StorageContent
     assert isinstance(started, Start)
     assert (started.resume.source, started.why) == (
         "none",
-        "all members are ready: start from the beginning, as asked",
+        "all members are ready: start from the beginning, as requested",
     )
     after = transition.after(
         replace(view(phase="forming", generation=0, seen=7), stored=known), started, policy

@@ -25,7 +25,7 @@ def test_a_graceful_stop_leaves_a_checkpoint_of_the_last_step() -> None:
     newest = world.store.newest()
     assert newest is not None
     assert newest.step == world.group.reached[1]
-    assert world.ended.why == f"stopped, as asked, with a checkpoint of step {newest.step}"
+    assert world.ended.why == f"stopped as requested, with a checkpoint of step {newest.step}"
 
 
 @pytest.mark.parametrize("when_ms", [100, 510, 700])
@@ -80,7 +80,7 @@ def test_a_script_that_does_not_join_is_stopped_by_the_signal_of_a_terminal(
     world = World(TWO, STEPS, keeps_itself=True).at(700, ask(how)).run()
     assert world.ended is not None
     if how != "now":
-        assert world.ended.why == "stopped, as asked; the script keeps its own state"
+        assert world.ended.why == "stopped as requested; the script keeps its own state"
     stopped = order_for(world.memory, "m0", Policy(grace_s=7.0), None)
     assert (stopped.do, stopped.first, stopped.grace_s) == ("stop", first, 0.0 if how == "now" else 7.0)
     joined = World(TWO, STEPS).at(700, ask(how)).run()

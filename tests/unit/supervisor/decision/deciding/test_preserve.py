@@ -32,7 +32,7 @@ from tests.unit.supervisor.decision.deciding.test_whole_actions import (
 )
 from tests.unit.supervisor.job_views import S, fault
 
-ON_CLUSTER = Policy(members=2, foreign_members=True)
+ON_CLUSTER = Policy(members=2, members_created_externally=True)
 WHY = "saving a checkpoint of step 9 while the group lacks a member"
 
 
@@ -100,7 +100,7 @@ def test_another_holder_saves_if_the_first_one_is_lost() -> None:
 @pytest.mark.parametrize(
     ("view", "policy"),
     [
-        (without_m1(), replace(ON_CLUSTER, foreign_members=False)),
+        (without_m1(), replace(ON_CLUSTER, members_created_externally=False)),
         (without_m1(), replace(ON_CLUSTER, checkpoint_every_s=0.0)),
         (without_m1(stored=stored(9)), ON_CLUSTER),
         (securing(here(0), here(1)), ON_CLUSTER),

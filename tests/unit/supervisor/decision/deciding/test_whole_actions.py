@@ -147,7 +147,7 @@ GONE_FAULT = Fault(
 WARMLESS = replace(launcher(), warm_ending=Ending(1, 7), warm_failures=3, warm_tries=3)
 WARMLESS_POOL = replace(WARMLESS, parked=(), generation=0)
 STARTS = rank(1, state="starting", pid=0)
-PROCESSES = "where they are, from the snapshot of step 9"
+PROCESSES = "in place, from the snapshot of step 9"
 
 
 ACTIONS: dict[str, tuple[View, RunAction]] = {
@@ -202,8 +202,8 @@ ACTIONS: dict[str, tuple[View, RunAction]] = {
         forming(ready(0), ready(1)),
         Start(
             *(("m0", "m1"), ResumePoint(0, 0, "none"), (), "m0", 4000, None, "start", ()),
-            why="all members are ready: start from the beginning, as nothing has been saved yet",
-            measure="start from the beginning, as nothing has been saved yet",
+            why="all members are ready: start from the beginning, because nothing has been saved yet",
+            measure="start from the beginning, because nothing has been saved yet",
         ),
     ),
     "the first start from a checkpoint": (
@@ -231,7 +231,7 @@ ACTIONS: dict[str, tuple[View, RunAction]] = {
     ),
     "all ranks have done a step": (
         view(*STEPPED),
-        Settle(97 * S, "generation 1 has done its first step"),
+        Settle(97 * S, "generation 1 has completed its first step"),
     ),
     "one rank has done a step": (view(STEPPED[0], here(1), since_ns=95 * S), Wait(105 * S)),
     "a first step is awaited": (view(here(0), here(1), since_ns=91 * S), Wait(101 * S)),

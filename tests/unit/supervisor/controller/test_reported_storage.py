@@ -16,9 +16,9 @@ from holdfast.protocol.member_messages import (
     RefusedCheckpoint,
     StorageListing,
 )
-from supervisor.cluster import reported_storage
-from supervisor.cluster.reported_storage import ReportedStorage
+from supervisor.controller import reported_storage
 from supervisor.controller.records import CheckpointSource
+from supervisor.controller.reported_storage import ReportedStorage
 from supervisor.view.model import UNREAD, Checkpoint, UnusableCheckpoint
 from tests.unit.supervisor.job_views import report
 
