@@ -47,7 +47,10 @@ class ScriptPosition(Enum):
 
 
 class CallOrder:
-    """Tracks the script's position; an out-of-order call raises `BadInput` and changes nothing."""
+    """Tracks the script's position, and refuses calls that are out of order.
+
+    A call that is refused raises `BadInput` (or its subclass `Uncommitted`) and changes nothing.
+    """
 
     def __init__(self) -> None:
         self.place = ScriptPosition.OUTSIDE
@@ -70,14 +73,14 @@ class CallOrder:
         Raises Uncommitted if the step has already begun `TRIES` times without a commit.
         """
         again = step == self._step and self.place is ScriptPosition.IN_STEP
-        self._begun = self._begun + 1 if again else 1
-        if self._begun > TRIES:
+        begun = self._begun + 1 if again else 1
+        if begun > TRIES:
             raise Uncommitted(
                 f"step {step} began {TRIES} times without a commit: call state.commit(loss=...) at the "
                 "end of each step, and do not catch exceptions that torch.distributed raises in it. To skip "
                 "batches that produce bad numbers, use --skip-bad-batches"
             )
-        self.place, self._step = ScriptPosition.IN_STEP, step
+        self.place, self._step, self._begun = ScriptPosition.IN_STEP, step, begun
 
     def commit(self) -> None:
         """Check that the script may commit now. Raises BadInput outside a step, and on a second commit."""

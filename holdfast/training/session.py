@@ -265,12 +265,13 @@ os.register_at_fork(after_in_child=_forked)
 def join() -> Session:
     """Become a rank of the group, and return the session. A second call returns the same session.
 
-    Under holdfast, a warm process waits here until it is given a rank. Under torchrun, the rank comes from
-    torchrun's environment variables. Otherwise the session is a group of one rank. On return
-    torch.distributed is initialised.
+    Under holdfast, a warm process waits here until the launcher assigns it a rank. Under torchrun, the rank
+    comes from torchrun's environment variables. Without either, the group consists of this one rank. On
+    return, torch.distributed is initialized.
 
     Raises:
-        BadInput: called in a process that a rank's script has forked or started.
+        BadInput: this process was forked or started by a rank's script.
+        Fenced: the launcher started this process without assigning it a rank.
     """
     global _joined
     if _joined is not None and _joined.process == os.getpid():
