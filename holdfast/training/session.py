@@ -267,7 +267,7 @@ def join() -> Session:
 
     Under holdfast, a warm process waits here until the launcher assigns it a rank. Under torchrun, the rank
     comes from torchrun's environment variables. Without either, the group consists of this one rank. On
-    return, torch.distributed is initialized.
+    return, torch.distributed is initialised.
 
     Raises:
         BadInput: this process was forked or started by a rank's script.
