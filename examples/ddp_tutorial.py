@@ -1,10 +1,10 @@
-"""An ordinary DDP script for torchrun, which does not use holdfast and writes its own checkpoint.
+"""An ordinary DDP script for torchrun. It does not import holdfast, and writes its own checkpoint.
 
     torchrun --nproc-per-node 2 examples/ddp_tutorial.py --steps 200 --fake-data
     holdfast run --nproc-per-node 2 -- python examples/ddp_tutorial.py --steps 200 --fake-data
 
-With `--checkpoint FILE` it saves its state every `--save-every` steps, and resumes from the file when it is
-started again. The file is a NumPy archive, so reading it cannot run code.
+With `--checkpoint FILE`, it saves its state every `--save-every` steps, and resumes from that file when it
+starts again. The file is a NumPy archive, so reading it cannot run code.
 """
 
 import argparse
@@ -85,7 +85,7 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     for step in range(start, args.steps):
         generator = torch.Generator().manual_seed(step)  # all ranks draw the same order
         chosen = torch.randperm(len(data), generator=generator)[: args.batch_size * world_size]
-        images, labels = data[chosen[rank::world_size]]  # and each rank takes its share
+        images, labels = data[chosen[rank::world_size]]  # each rank takes its share
         loss = cross_entropy(replica(images.to(device)), labels.to(device))
         optimizer.zero_grad()
         loss.backward()
@@ -102,7 +102,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200, help="total number of optimizer steps")
     parser.add_argument("--batch-size", type=int, default=32, help="images per rank and step")
     parser.add_argument("--lr", type=float, default=0.02, help="learning rate")
-    parser.add_argument("--fake-data", action="store_true", help="generate images, without scikit-learn")
+    parser.add_argument("--fake-data", action="store_true", help="generate images; needs no scikit-learn")
     parser.add_argument("--checkpoint", type=Path, metavar="FILE", help="resume from and save to this file")
     parser.add_argument("--save-every", type=int, default=20, help="steps between saves")
     parser.add_argument("--log-every", type=int, default=10, help="steps between log lines; 0: no lines")

@@ -1,7 +1,7 @@
-"""Trains for several epochs over a dataset, and evaluates and saves the model after each.
+"""Train for several epochs over a dataset, and evaluate and save the model after each epoch.
 
-Run it with `holdfast run --nproc-per-node 2 -- python examples/epochs.py 50` (50 epochs; the default is 5),
-and kill a rank meanwhile with `holdfast inject kill --rank 1`. The results equal those of an undisturbed run.
+Run it with `holdfast run --nproc-per-node 2 -- python examples/epochs.py 50` (50 epochs; the default is 5).
+While it runs, kill a rank with `holdfast inject kill --rank 1`: the results are the same as without the kill.
 """
 
 import os
@@ -20,7 +20,7 @@ BATCH = 32
 
 
 class Circles(Dataset):
-    """Points labelled by whether they are inside a circle; each access adds a different random jitter."""
+    """Points labelled by whether they are inside a circle. Each access adds random jitter to the point."""
 
     def __init__(self, size: int, seed: int, jitter: float = 0.02) -> None:
         self.points = torch.rand(size, 2, generator=torch.Generator().manual_seed(seed)) * 2 - 1
@@ -40,7 +40,7 @@ def evaluate(model: nn.Module, data: Circles) -> float:
 
 
 def save(model: nn.Module, path: Path) -> None:
-    """Save the model atomically: the file is complete or unchanged."""
+    """Save the model atomically: if this process is killed, the file is either complete or unchanged."""
     torch.save(model.state_dict(), scratch := path.with_suffix(".new"))
     os.replace(scratch, path)
 
@@ -65,7 +65,7 @@ def main() -> None:
         optimizer.step()
         state.commit(loss=loss, position=batches.position(step))
         if batches.ends_epoch(step) and session.rank == 0:
-            with state.pause("eval", limit_s=600):  # tells Holdfast that this is not a hang
+            with state.pause("eval", limit_s=600):  # so that this does not count as a hang
                 right = evaluate(model, test)
                 save(model, Path("model.pt"))
             print(f"epoch {batches.epoch(step)}  loss {loss.item():.4f}  accuracy {right:.3f}", flush=True)  # noqa: T201

@@ -1,11 +1,11 @@
-"""The shortest script with holdfast: `holdfast run --nproc-per-node 2 -- python examples/minimal.py`."""
+"""A minimal script for holdfast: `holdfast run --nproc-per-node 2 -- python examples/minimal.py`."""
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import holdfast
 
-torch.manual_seed(0)  # so that all ranks build the same model; a warm process does this ahead of time
+torch.manual_seed(0)  # all ranks must build the same model; a warm process has already done this
 model = torch.nn.Linear(8, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 session = holdfast.join()  # a warm process waits here until it is needed

@@ -1,4 +1,4 @@
-"""Computes a digest of the training state, to compare two runs bit for bit.
+"""Compute a digest of the training state, to compare two runs bit for bit.
 
 Two states have equal digests if and only if the names, types, shapes and bytes of all tensors, the
 optimizer's settings and the random states are equal. Nothing is pickled.
@@ -29,7 +29,7 @@ DIGEST_BYTES = 32
 
 
 def digests(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, str]:
-    """Return the sha256, in hex, of each of `PARTS` of this process's state."""
+    """Return the SHA-256 of each of `PARTS` of this process's state, in hex."""
     device = next(model.parameters()).device
     return {
         "parameters": _tensors(model.named_parameters()),
@@ -40,14 +40,17 @@ def digests(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, str
 
 
 def combined(parts: dict[str, str]) -> str:
-    """Return one digest for all parts."""
+    """Return a single digest of all parts."""
     return hashlib.sha256("".join(parts[name] for name in PARTS).encode()).hexdigest()
 
 
 def report(
     model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device, path: Path | None
 ) -> None:
-    """Print `digest <hex>` of rank 0's state; write all ranks' digests to `path`, if given. A collective."""
+    """Print `digest <hex>` of rank 0's state. If `path` is given, write all ranks' digests to it.
+
+    This is a collective: all ranks must call it.
+    """
     ranks = gather(digests(model, optimizer), device)
     if dist.get_rank() == 0:
         if path is not None:
@@ -56,7 +59,7 @@ def report(
 
 
 def gather(parts: dict[str, str], device: torch.device) -> list[dict[str, str]]:
-    """Return the digests of each rank's parts, by rank. A collective: all ranks must call it."""
+    """Return the digests of each rank's parts, by rank. This is a collective: all ranks must call it."""
     text = "".join(parts[name] for name in PARTS)
     row = torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
     rows = [torch.empty_like(row, device=device) for _ in range(dist.get_world_size())]
@@ -84,7 +87,7 @@ def _tensors(named: Iterable[tuple[str, Tensor]]) -> str:
 
 
 def _optimizer(optimizer: torch.optim.Optimizer) -> str:
-    """Return a digest of the settings and state, in the order of the optimizer's parameters."""
+    """Return a digest of the optimizer's settings, and of its state in the order of its parameters."""
     total = hashlib.sha256()
     for at, group in enumerate(optimizer.param_groups):
         for key in sorted(group.keys() - {"params"}):
@@ -114,5 +117,5 @@ def _add(total: _Hash, name: str, value: object) -> None:
         return
     tensor = value.detach().cpu().contiguous()
     total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-    if tensor.nbytes:  # reading the memory directly works for every type, and without NumPy
+    if tensor.nbytes:  # read the memory directly, which works for every type and needs no NumPy
         total.update((ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr()))

@@ -1,4 +1,4 @@
-"""Helpers for two peculiarities of DDP and torch's process group."""
+"""Work around two peculiarities of DDP and torch's process group."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def settle(replica: DistributedDataParallel, inputs: Tensor) -> None:
-    """Run a throwaway backward pass, so that gradients are added in the same order in every later step.
+    """Run a throwaway backward pass, so that all later steps add up gradients in the same order.
 
-    After its first backward pass, DDP rearranges its buckets in the order in which gradients became ready.
-    The arrangement determines the order in which the ranks' gradients are added. The first step of a process
-    therefore rounds differently from later steps, and a resumed run would not be bit-identical to an
-    uninterrupted run. With two ranks only one order is possible, so this does nothing.
+    After its first backward pass, DDP rearranges its buckets into the order in which gradients became ready.
+    The arrangement determines the order in which DDP adds up the ranks' gradients. The first step of a
+    process would therefore round differently from later steps, and a resumed run would not be bit-identical
+    to an uninterrupted run. With two ranks, only one order is possible, so this does nothing.
 
-    The pass runs in evaluation mode, so it draws no random numbers and changes no buffers. A collective.
+    The pass runs in evaluation mode, so it draws no random numbers and changes no buffers. This is a
+    collective: all ranks must call it.
     """
     if dist.get_world_size() < 3:
         return
@@ -30,9 +31,10 @@ def settle(replica: DistributedDataParallel, inputs: Tensor) -> None:
 def leave() -> None:
     """Destroy the process group. Call this once no `DistributedDataParallel` is in use.
 
-    A replica that outlives its group ends the group's threads while it holds the interpreter lock, for which
-    those threads may be waiting. About one process in a hundred then hangs, or aborts if the interpreter is
-    exiting (torch 2.13, gloo). A garbage collection therefore first frees replicas in reference cycles.
+    If a replica outlives its group, its destructor ends the group's threads while it holds the interpreter
+    lock, and those threads may be waiting for that lock. About one process in a hundred then hangs, or aborts
+    if the interpreter is exiting (torch 2.13, gloo). So this first runs a garbage collection, which frees
+    replicas in reference cycles.
     """
     gc.collect()
     dist.destroy_process_group()

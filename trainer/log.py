@@ -1,4 +1,4 @@
-"""Prints the trainer's progress on rank 0, line by line and unbuffered."""
+"""Print the trainer's progress on rank 0, one unbuffered line at a time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from torch import Tensor
 
 
 class Log:
-    """Reports every `every` steps (0: never) and at the last step, with a rate in `unit` per second."""
+    """Prints a line every `every` steps and after the last step; none if `every` is 0.
+
+    Each line includes the rate, in `unit` per second.
+    """
 
     def __init__(self, *, rank: int, every: int, steps: int, unit: str) -> None:
         self._speaks, self._every, self._steps, self._unit = rank == 0, every, steps, unit
@@ -21,7 +24,7 @@ class Log:
             print(text, flush=True)  # noqa: T201 - a trainer reports on stdout
 
     def step(self, step: int, *, loss: Tensor, norm: Tensor, lr: float, done: int) -> None:
-        """Report `step`, in which all ranks together did `done` units. Loss and norm are those of rank 0."""
+        """Report `step`, with rank 0's loss and norm. All ranks together processed `done` units in it."""
         self._done += done
         if self._every == 0 or (step % self._every and step != self._steps - 1):
             return

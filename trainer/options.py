@@ -1,4 +1,4 @@
-"""Parses the options that both trainers accept, and reports a mistake in one line."""
+"""Parse the options that both trainers accept, and report a mistake in one line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 
 class BadValue(ValueError):
-    """An option has an invalid value. The message contains the option, the value and the accepted values."""
+    """An option has an invalid value. The message names the option, its value, and what is accepted."""
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
@@ -28,7 +28,7 @@ class Parser(argparse.ArgumentParser):
     """Refuses a bad command line with one line on stderr and exit code 2."""
 
     def __init__(self, prog: str, description: str, tiny: dict[str, Any]) -> None:
-        """`tiny` contains the defaults that `--tiny` sets in place of the usual defaults."""
+        """Define the common options. `tiny` contains the defaults that apply with `--tiny`."""
         super().__init__(
             prog=prog,
             usage=f"python -m {prog} [options]",
@@ -38,7 +38,7 @@ class Parser(argparse.ArgumentParser):
         )
         self._tiny = tiny
         add = self.add_argument
-        add("--tiny", action="store_true", help="a model with steps of a few ms, for drills")
+        add("--tiny", action="store_true", help="use a tiny model with steps of a few ms, for drills")
         add("--steps", metavar="N", type=whole(0), default=200, help="total number of optimizer steps")
         add("--batch", metavar="N", type=whole(1), default=8, help="samples per rank and backward pass")
         add("--accumulate", metavar="N", type=whole(1), default=1, help="backward passes per optimizer step")

@@ -1,4 +1,4 @@
-"""Gradient accumulation: several forward and backward passes for one optimizer step."""
+"""Accumulate gradients: run several forward and backward passes for one optimizer step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def accumulate(
 ) -> Tensor:
     """Run one pass for each row of `passes`; return this rank's mean loss, on its device.
 
-    On return, the gradients are those of the mean loss over all passes and ranks.
+    On return, the parameters have the gradients of the mean loss over all passes and ranks.
     """
     total = torch.zeros((), device=replica.device)
     last = len(passes) - 1
@@ -29,9 +29,10 @@ def accumulate(
 
 
 def autocast(device: torch.device, bf16: bool | None) -> torch.autocast:
-    """Return the context in which to compute a loss. None means bfloat16 only on a GPU that supports it.
+    """Return the context in which to compute a loss.
 
-    A CPU without matrix units for bfloat16 is slower with bfloat16 than with float32.
+    If `bf16` is None, bfloat16 is used only on a GPU that supports it. A CPU without matrix units for
+    bfloat16 computes more slowly in bfloat16 than in float32.
     """
     if bf16 is None:
         bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported()

@@ -1,4 +1,4 @@
-"""Makes two runs of a trainer bit-identical, and a resumed run identical to both."""
+"""Make all runs of a trainer bit-identical, including resumed runs."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ import torch
 
 
 def deterministic() -> None:
-    """Make torch use deterministic kernels, and raise if an operation has none. Call before using CUDA."""
-    # CuBLAS reads this variable once, when it starts.
+    """Make torch use deterministic kernels, and raise an error for operations that have none.
+
+    Call this before using CUDA, because cuBLAS reads its variable only once, when it starts.
+    """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
-    # The default reveals bugs, but writes each new tensor an additional time.
+    # Filling uninitialized memory, the default, helps to find bugs but writes each new tensor twice.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    torch.backends.cudnn.benchmark = False  # a benchmark may select another kernel in every run
+    torch.backends.cudnn.benchmark = False  # benchmarking may select a different kernel in each run
 
 
 def mix(*words: int) -> int:
-    """Return a seed derived from `words`, such as a seed and a rank. Similar words yield unrelated seeds."""
+    """Return a seed derived from `words`, such as a seed and a rank; similar words yield unrelated seeds."""
     text = ",".join(map(str, words)).encode()
     return int.from_bytes(hashlib.sha256(text).digest()[:4], "big")  # 32 bits, the maximum for NumPy
 

@@ -1,8 +1,8 @@
-"""Determines each rank's samples of a step by a pure function, so that a resumed run uses the same samples.
+"""Choose each rank's samples in a step with a pure function, so that a resumed run uses the same samples.
 
-All ranks follow one endless sequence of samples. Each epoch is a permutation of the data set drawn from
-(seed, epoch), and a step takes the next `accumulate * world_size * batch` samples. The sampler draws nothing
-from torch's global random state, which is for the model.
+All ranks follow one endless sequence of samples. In each epoch, the sequence is a permutation of the dataset
+that depends only on (seed, epoch). A step takes the next `accumulate * world_size * batch` samples of the
+sequence. The sampler does not use torch's global random state, which is reserved for the model.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from trainer.repeatable import mix
 
 
 class Sampler:
-    """The samples of one rank. `position` is the place in the sequence at which the next step begins."""
+    """Selects the samples of one rank. `position` is the place in the sequence where the next step begins."""
 
     def __init__(
         self, size: int, batch: int, *, rank: int, world_size: int, seed: int, accumulate: int = 1
     ) -> None:
-        """Draw from samples 0 to `size` - 1, in `accumulate` batches of `batch` samples per step."""
+        """Select from samples 0 to `size` - 1. A step has `accumulate` batches of `batch` samples."""
         self.size, self.batch_size, self.seed = size, batch, seed
         self.step_size = accumulate * world_size * batch  # the samples of all ranks together
         passes = torch.arange(accumulate).unsqueeze(1) * (world_size * batch)
@@ -48,7 +48,7 @@ class Sampler:
         return {"position": self.position, "seed": self.seed}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Restore the position from `state`. Raises `ValueError` if the data order in it has another seed."""
+        """Restore the position from `state`. Raises `ValueError` if `state` has a different seed."""
         if state["seed"] != self.seed:
             raise ValueError(
                 f"the saved data order has seed {state['seed']}, but this run has --seed {self.seed}"

@@ -1,4 +1,4 @@
-"""The learning rate over a run: linear warm-up, then half a cosine."""
+"""Compute the learning rate over a run: a linear warm-up, then half a period of a cosine."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ FLOOR = 0.1  # the factor at the end of the run
 
 
 def warmup_cosine(warmup: int, steps: int) -> Callable[[int], float]:
-    """Return a function for `LambdaLR`, from the step to the factor of the peak learning rate.
+    """Return a function for `LambdaLR` that maps a step to a factor of the peak learning rate.
 
-    The factor rises linearly to 1 in `warmup` steps, starting above 0, then falls to `FLOOR` at `steps` and
+    The factor starts above 0, rises linearly to 1 in `warmup` steps, falls to `FLOOR` at `steps`, and then
     stays there. The function is pure, so a resumed run has the same schedule.
     """
 

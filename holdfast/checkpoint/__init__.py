@@ -1,1 +1,1 @@
-"""Checkpoints on durable storage: written, listed, verified and removed."""
+"""Write, list, verify and remove checkpoints on durable storage."""

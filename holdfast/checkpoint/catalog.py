@@ -36,7 +36,7 @@ class Unreadable(InvalidCheckpoint):
 
 @dataclass(frozen=True, slots=True)
 class StoredCheckpoint:
-    """A checkpoint with a valid manifest, whose files have the right sizes."""
+    """A checkpoint that has a valid manifest and files of the right sizes."""
 
     path: Path
     step: int
@@ -46,9 +46,9 @@ class StoredCheckpoint:
     files: tuple[FileEntry, ...]
     meta: Mapping[str, object]
     bytes: int
-    lineage: tuple[Lineage, ...] = ()  # of the run, as known to the writer
-    epoch: int = 0  # of the supervisor that ordered it
-    objects: ObjectLayout | None = None  # in object storage
+    lineage: tuple[Lineage, ...] = ()  # the run's lineage when the checkpoint was written
+    epoch: int = 0  # the epoch of the supervisor that ordered the checkpoint
+    objects: ObjectLayout | None = None  # None in a directory
 
 
 def load(path: Path | str) -> StoredCheckpoint:
@@ -57,7 +57,7 @@ def load(path: Path | str) -> StoredCheckpoint:
     Raises:
         NewerFormat: A later version of holdfast wrote it.
         Unreadable: Storage failed.
-        InvalidCheckpoint: The directory is not a valid checkpoint; the message is the reason, in one line.
+        InvalidCheckpoint: The directory is not a valid checkpoint. The message gives the reason in one line.
     """
     path = Path(path)
     return described(path, lambda: _read_manifest(path / MANIFEST), lambda _, entry: _size_fault(path, entry))
@@ -66,9 +66,13 @@ def load(path: Path | str) -> StoredCheckpoint:
 def described(
     path: Path, read: Callable[[], bytes], fault: Callable[[Manifest, FileEntry], str | None]
 ) -> StoredCheckpoint:
-    """Return the checkpoint `path`, whose manifest is that from `read`; `fault` tells a file's defect.
+    """Return the checkpoint at `path`, using its storage's functions to access it.
 
-    Raises what `load` raises. `read` raises `InvalidCheckpoint` with words that follow the manifest's name.
+    `read` returns the bytes of the manifest. If it fails, it raises `InvalidCheckpoint` with a message that
+    continues "manifest.json ...". `fault` describes what is wrong with a file; None if nothing is.
+
+    Raises:
+        NewerFormat, Unreadable, InvalidCheckpoint: as `load` does.
     """
     try:
         manifest = unpack(read())
@@ -106,15 +110,15 @@ def name_of(step: int) -> str:
 
 
 def step_in(name: str) -> int | None:
-    """Return the step in the name of a checkpoint; None if it is not such a name."""
+    """Return the step in a checkpoint's name; None if `name` is not the name of a checkpoint."""
     match = _NAME.fullmatch(name)
     return int(match[1]) if match is not None else None
 
 
 def verify(found: StoredCheckpoint) -> str | None:
-    """Read the whole checkpoint; return None if it is intact, or else a one-line description of the defect.
+    """Read the whole checkpoint; return None if it is intact, otherwise describe the defect in one line.
 
-    A storage error is not raised but also returned as such a line.
+    If storage fails, this returns the error as the description instead of raising it.
     """
     try:
         return content_fault(found)
@@ -123,7 +127,7 @@ def verify(found: StoredCheckpoint) -> str | None:
 
 
 def content_fault(found: StoredCheckpoint) -> str | None:
-    """Like `verify`, but raise `Unreadable` if storage failed, because the content may be intact."""
+    """Do the same as `verify`, but raise `Unreadable` if storage fails: the content may still be intact."""
     for entry in found.files:
         fault = _size_fault(found.path, entry) or _content_fault(found.path, entry)
         if fault is not None:
@@ -132,7 +136,7 @@ def content_fault(found: StoredCheckpoint) -> str | None:
 
 
 def each_checkpoint(root: Path) -> Iterator[tuple[Path, StoredCheckpoint | InvalidCheckpoint]]:
-    """Yield each directory with a checkpoint's name, newest first, and its checkpoint or its defect."""
+    """Yield each directory named like a checkpoint, newest first, with its checkpoint or its defect."""
     try:
         names = [path.name for path in root.iterdir()]
     except (FileNotFoundError, NotADirectoryError):
@@ -151,7 +155,10 @@ def _load_or_why(path: Path) -> StoredCheckpoint | InvalidCheckpoint:
 
 
 def _open_regular(path: Path) -> int:
-    """Return a descriptor of a regular file. Raises OSError for other kinds of files too. Never blocks."""
+    """Open a regular file and return its descriptor, without blocking.
+
+    Raises OSError, including when `path` is another kind of file.
+    """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(path, flags)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):

@@ -1,7 +1,7 @@
-"""Checkpoints in a directory, each of which appears under its name only when it is complete.
+"""Store checkpoints in a directory, where each appears under its name only once it is complete.
 
-A checkpoint is written under a temporary name, made durable, and renamed. `latest` is written for people and
-scripts, and never read.
+A checkpoint is written under a temporary name, made durable, and then renamed. The file `latest` names the
+newest checkpoint for people and scripts; Holdfast never reads it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)
 
 
 class DirectoryStorage:
-    """The checkpoints in the directory `root`, which is created when the first one is written."""
+    """The checkpoints in the directory `root`. Writing the first checkpoint creates the directory."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -46,7 +46,7 @@ class DirectoryStorage:
         return found.path, catalog.verify(found)
 
     def forget_copies(self, but: str = "") -> None:
-        """Do nothing: the ranks read the checkpoint itself."""
+        """Do nothing: there are no copies, because the ranks read the checkpoint itself."""
 
     def prepare(self) -> None:
         if not self._root.is_dir():
@@ -95,7 +95,7 @@ class DirectoryStorage:
 
 
 class StagedDirectory:
-    """A checkpoint under a temporary name, with the file that will be `latest` beside it."""
+    """A checkpoint that still has a temporary name. The file that will replace `latest` is beside it."""
 
     objects = None
 
@@ -126,10 +126,10 @@ class StagedDirectory:
         return True
 
     def replace(self) -> bool:
-        """Rename it to its final name. The one that it replaces is deleted on return."""
+        """Move the checkpoint to its final name. On return, the checkpoint that it replaced is deleted."""
         try:
             durable.exchange(self._temporary, self.path)
-            durable.sync_directory(self.path.parent)  # before the caller deletes the replaced one
+            durable.sync_directory(self.path.parent)  # before the caller deletes the replaced checkpoint
         except OSError as error:
             if error.errno not in _NO_EXCHANGE:
                 raise

@@ -1,4 +1,4 @@
-"""List the checkpoints on storage, with what a supervisor needs to know about each. Reads only manifests."""
+"""List the checkpoints on storage for the supervisor. Only the manifests are read."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from holdfast.checkpoint.storage import CheckpointStorage
 from holdfast.protocol.lineage import Lineage, merged
 from holdfast.protocol.member_messages import ListedCheckpoint, RefusedCheckpoint, StorageListing
 
-PATIENCE = 5  # how many reads of one checkpoint, over all listings, may fail before it counts as damaged
+PATIENCE = 5  # a checkpoint counts as damaged once this many reads of it, over all listings, have failed
 
 
 class ListingReader:
-    """Reads the newest `most` checkpoints in `storage`. Its calls block while storage does."""
+    """Reads the newest `most` checkpoints in `storage`. Its calls block for as long as storage blocks."""
 
     def __init__(self, storage: Path | CheckpointStorage, most: int) -> None:
         self._storage = DirectoryStorage(storage) if isinstance(storage, Path) else storage
@@ -26,10 +26,10 @@ class ListingReader:
         self._unread: Counter[str] = Counter()  # how many reads have failed, by name
 
     def read(self) -> StorageListing:
-        """List the checkpoints on storage. The caller sets the number of the listing.
+        """Return the checkpoints on storage as a listing, whose number the caller sets.
 
-        Raises `OSError` if the folder cannot be read, or if a manifest cannot be read and fewer than
-        `PATIENCE` reads of it have failed.
+        Raises `OSError` if the folder cannot be read. Also raises it if a manifest cannot be read, until
+        `PATIENCE` reads of that manifest have failed; from then on, the checkpoint is listed as damaged.
         """
         checkpoints: list[ListedCheckpoint] = []
         refused: list[RefusedCheckpoint] = []
@@ -54,7 +54,7 @@ class ListingReader:
         )
 
     def count_failed_read(self, name: str, error: catalog.Unreadable) -> None:
-        """Raise `OSError` until `PATIENCE` reads have failed; later, the checkpoint counts as damaged."""
+        """Count a failed read of the checkpoint `name`. Raises `OSError` if fewer than `PATIENCE` failed."""
         self._unread[name] += 1
         if self._unread[name] < PATIENCE:
             raise OSError(f"checkpoint {name}: {error}")

@@ -1,7 +1,7 @@
-"""Encode and decode the manifest of a checkpoint. Decoding is safe on damaged or hostile bytes.
+"""Encode and decode the manifest of a checkpoint. Decoding is safe even if the bytes are damaged or hostile.
 
-A manifest is one line of JSON. Its last member is the CRC32 of all preceding bytes, so that flipped bits are
-detected before the JSON is parsed.
+A manifest is one line of JSON. Its last member is the CRC32 of all preceding bytes, so damage is detected
+before the JSON is parsed.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class NewerFormat(InvalidCheckpoint):
 
 @dataclass(frozen=True, slots=True)
 class ObjectLayout:
-    """How the files of a checkpoint are divided into objects, in object storage.
+    """Describes how object storage divides the files of a checkpoint into objects.
 
-    A file is the objects `folder`/FILE/00000, 00001 and so on, of `part_bytes` each but the last one. An
-    empty file is one empty object.
+    A file is stored as the objects `folder`/FILE/00000, 00001 and so on. Each has `part_bytes` bytes, except
+    that the last one may be shorter. An empty file is stored as one empty object.
     """
 
     folder: str
@@ -55,7 +55,8 @@ class ObjectLayout:
 class Manifest:
     """The contents of a checkpoint. `created` is in seconds since the epoch.
 
-    `lineage` is the run's lineage when the checkpoint was written. It shows which other checkpoints are void.
+    `lineage` is the run's lineage when the checkpoint was written. Readers derive from it which other
+    checkpoints are void.
     """
 
     generation: int
@@ -65,17 +66,20 @@ class Manifest:
     files: tuple[FileEntry, ...]
     meta: Mapping[str, object]
     lineage: tuple[Lineage, ...] = ()
-    epoch: int = 0  # of the supervisor that ordered it
-    objects: ObjectLayout | None = None  # None: each file is one file, or one object, beside the manifest
+    epoch: int = 0  # the epoch of the supervisor that ordered the checkpoint
+    objects: ObjectLayout | None = None  # None: each file is stored whole, beside the manifest
 
 
 def private_name(rank: int) -> str:
-    """Return the name of the file with the private state of a rank."""
+    """Return the name of the file that contains a rank's private state."""
     return f"rank-{rank:05d}.bin"
 
 
 def is_file_name(name: str) -> bool:
-    """Return whether a checkpoint may contain a file `name`: not a path, not hidden, not the manifest."""
+    """Return whether a checkpoint may contain a file of this name.
+
+    Paths, names with a leading dot and the manifest's own name are not allowed.
+    """
     return _NAME.fullmatch(name) is not None and name != "manifest.json"
 
 
@@ -150,7 +154,11 @@ def unpack(raw: bytes) -> Manifest:
 
 
 def _objects(value: object, files: tuple[FileEntry, ...]) -> ObjectLayout:
-    """Return the layout. Parts are whole chunks, so there are not more of them than checksums."""
+    """Return the layout that `value` describes.
+
+    A part must consist of whole chunks. A file then has at most as many parts as checksums, so a hostile
+    manifest cannot announce an unlimited number of parts.
+    """
     if not isinstance(value, dict):
         raise InvalidCheckpoint(f"has objects {brief(value)}, expected an object")
     folder = value.get("folder")
@@ -159,12 +167,14 @@ def _objects(value: object, files: tuple[FileEntry, ...]) -> ObjectLayout:
     part_bytes = _number(value, "part_bytes", MIN_CHUNK_BYTES, MAX_PART_BYTES)
     for entry in files:
         if part_bytes % entry.chunk_bytes:
-            raise InvalidCheckpoint(f"has part_bytes {part_bytes}, but {entry.chunk_bytes} in a chunk")
+            raise InvalidCheckpoint(
+                f"has part_bytes {part_bytes}, expected a multiple of the chunk size {entry.chunk_bytes}"
+            )
     return ObjectLayout(folder, part_bytes)
 
 
 def _lineage(value: object) -> tuple[Lineage, ...]:
-    """Return the lineage in a manifest; it is empty if the writer's version had no lineages."""
+    """Return the lineage in a manifest. Early versions wrote none; the result is then empty."""
     if not isinstance(value, list) or len(value) > MOST:
         raise InvalidCheckpoint(f"has lineage {brief(value)}, expected a list of at most {MOST}")
     for each in value:
@@ -180,10 +190,10 @@ def _checked(raw: bytes) -> dict[str, object]:
     at = raw.rfind(b',"crc32":', max(0, len(raw) - _TAIL_BYTES))
     tail = _TAIL.fullmatch(raw, max(at, 0))
     if at < 0 or tail is None:
-        raise InvalidCheckpoint("is cut short or damaged: it does not end in its checksum")
+        raise InvalidCheckpoint("is truncated or damaged: it does not end with its checksum")
     head = raw[:at]
     if zlib.crc32(head) != int(tail[1]):
-        raise InvalidCheckpoint("is damaged: its checksum differs")
+        raise InvalidCheckpoint("is damaged: its checksum does not match")
     try:
         body = loads(head + b"}", max_values=MAX_VALUES)
     except RejectedJson as error:
@@ -211,5 +221,5 @@ def _file(name: str, value: object) -> FileEntry:
     if not isinstance(crcs, list) or len(crcs) != -(-size // chunk_bytes):
         raise InvalidCheckpoint(f"has a file {name} without one checksum for each chunk")
     if any(type(crc) is not int or not 0 <= crc < 2**32 for crc in crcs):
-        raise InvalidCheckpoint(f"has a file {name} with a checksum that is not 32 bits")
+        raise InvalidCheckpoint(f"has a file {name} with a checksum that is not a 32-bit number")
     return FileEntry(name, size, chunk_bytes, tuple(crcs))

@@ -1,7 +1,7 @@
-"""The place of checkpoints in object storage, as a URL: `s3://BUCKET/PREFIX`, `gs://...` or `az://...`. Pure.
+"""Parse the URL of checkpoints in object storage: `s3://BUCKET/PREFIX`, `gs://...` or `az://...`. Pure.
 
-Only names that all three kinds of storage accept without escaping are allowed, so a key is the same text in
-a URL, in a request and in a listing.
+A name is allowed only if all three kinds of storage accept it without escaping. A key is therefore the same
+text in a URL, in a request and in a listing.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 EXPECTED = "s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX"
-MAX_PREFIX_BYTES = 512  # a key has at most 1024 bytes, and a checkpoint's part of it less than 300
+MAX_PREFIX_BYTES = 512  # a key may have 1024 bytes, and its part after the prefix needs fewer than 300
 
 _S3 = re.compile(r"(?=.{3,63}\Z)[a-z0-9](?:[a-z0-9-]|\.(?!\.))*[a-z0-9]", re.ASCII)
 _GS = re.compile(r"(?=.{3,222}\Z)[a-z0-9](?:[a-z0-9_-]|\.(?!\.))*[a-z0-9]", re.ASCII)
@@ -18,7 +18,7 @@ _AZ = re.compile(r"(?=.{3,63}\Z)[a-z0-9](?:[a-z0-9]|-(?!-))*[a-z0-9]", re.ASCII)
 _ADDRESS = re.compile(r"\d+\.\d+\.\d+\.\d+", re.ASCII)  # no bucket may look like an IPv4 address
 _SEGMENT = re.compile(r"[A-Za-z0-9_=@+-][A-Za-z0-9._=@+-]*", re.ASCII)
 
-BUCKETS = {  # scheme: the names that it allows, and how to say that
+BUCKETS = {  # by scheme: the pattern of a valid name, and its description for error messages
     "s3": (_S3, "a bucket of 3-63 lower-case letters, digits, dots and dashes"),
     "gs": (_GS, "a bucket of 3-222 lower-case letters, digits, dots, dashes and underscores"),
     "az": (_AZ, "a container of 3-63 lower-case letters, digits and single dashes"),
@@ -27,7 +27,7 @@ BUCKETS = {  # scheme: the names that it allows, and how to say that
 
 @dataclass(frozen=True, slots=True)
 class ObjectLocation:
-    """Where the checkpoints of one job are. `prefix` has no slash at either end and is never empty."""
+    """The location of one job's checkpoints. `prefix` is not empty and has no slash at either end."""
 
     scheme: str
     bucket: str
@@ -38,15 +38,16 @@ class ObjectLocation:
 
 
 def is_object_url(text: str) -> bool:
-    """Return whether `text` begins with the scheme of an object storage, valid or not."""
+    """Return whether `text` begins with the scheme of an object storage. The rest may be invalid."""
     return text.partition("://")[0] in BUCKETS and "://" in text
 
 
 def parse(text: str) -> ObjectLocation:
-    """Return the location that `text` names. Slashes at the end of it are dropped.
+    """Return the location that `text` names. Trailing slashes are ignored.
 
     Raises:
-        ValueError: It names none. The message is what was expected, without the value.
+        ValueError: `text` is not a valid location. The message describes what was expected; the caller adds
+            the value.
     """
     scheme, separator, place = text.partition("://")
     if not separator or scheme not in BUCKETS:
@@ -57,10 +58,10 @@ def parse(text: str) -> ObjectLocation:
         raise ValueError(f"{scheme}:// followed by {rule}")
     prefix = prefix.rstrip("/")
     if not prefix:
-        raise ValueError(f"{scheme}://{bucket}/PREFIX: each job needs a prefix of its own")
+        raise ValueError(f"{scheme}://{bucket}/PREFIX: each job needs its own prefix")
     if len(prefix) > MAX_PREFIX_BYTES or not all(map(_SEGMENT.fullmatch, prefix.split("/"))):
         raise ValueError(
-            f"a prefix of at most {MAX_PREFIX_BYTES} letters, digits and . _ = @ + - between single slashes,"
-            " no part of which begins with a dot"
+            f"a prefix of at most {MAX_PREFIX_BYTES} letters, digits and . _ = @ + -, in parts that are"
+            " separated by single slashes and do not begin with a dot"
         )
     return ObjectLocation(scheme, bucket, prefix)

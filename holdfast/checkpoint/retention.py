@@ -20,13 +20,13 @@ _Found: TypeAlias = tuple[Path, StoredCheckpoint | InvalidCheckpoint]
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Which checkpoints to keep: the newest `keep` that are not void, and the newest up to step `proven`.
+    """Specifies which checkpoints to keep: the newest `keep` that are not void, and one for `proven`.
 
     Attributes:
         keep: How many of the newest checkpoints to keep, at least 1.
         lineage: The group's lineage. The lineages stored in the checkpoints are added to it.
-        proven: The last step at which the replicas are known to have been equal; 0 if no such step is known
-            yet, -1 if the replicas are not compared.
+        proven: The last step at which the replicas are known to have been equal. The newest checkpoint at or
+            below this step is kept too. 0 if no such step is known yet, -1 if the replicas are not compared.
         epoch: Fencing token of the supervisor that ordered the deletion. If a supervisor of a later epoch
             ordered any of the checkpoints, nothing is deleted.
     """
@@ -39,9 +39,10 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """Data in object storage that no checkpoint names: of a writer that is at work, or of one that died.
+    """Data in object storage that belongs to no checkpoint. Its writer may still be at work, or has died.
 
-    `epoch` is that of its writer, and `written_s` when storage accepted the last of it, on storage's clock.
+    `epoch` is the epoch that the writer obeyed. `written_s` is the time, on storage's clock, at which storage
+    accepted the last of the data.
     """
 
     epoch: int
@@ -49,11 +50,12 @@ class Leftover:
 
 
 def is_abandoned(left: Leftover, epoch: int, newest_epoch: int, newest_s: float) -> bool:
-    """Return whether a member that obeys `epoch` may delete `left`, which must be older than all checkpoints.
+    """Return whether a member that obeys `epoch` may delete `left`.
 
-    `newest_epoch` is the latest epoch of the checkpoints, and `newest_s` when the newest one was published. A
-    writer of an older epoch than that is not allowed to publish any more. Any other is dead if it has written
-    nothing for an hour, because a live one writes continuously.
+    `newest_epoch` is the highest epoch of all checkpoints, and `newest_s` is the time at which the newest
+    checkpoint was published. Only data that was written before that time may be deleted. If its writer obeys
+    an epoch below `newest_epoch`, the writer may not publish any more. Any other writer counts as dead if it
+    has written nothing for an hour, because a live writer writes continuously.
     """
     if newest_epoch > epoch or left.epoch > epoch or left.written_s >= newest_s:
         return False
@@ -63,18 +65,21 @@ def is_abandoned(left: Leftover, epoch: int, newest_epoch: int, newest_s: float)
 def retain(
     root: Path | str | CheckpointStorage, wanted: Retention, whole: frozenset[Path] = frozenset()
 ) -> tuple[Path, ...]:
-    """Delete void checkpoints, the oldest beyond `wanted.keep`, and files of dead writers.
+    """Delete void checkpoints, the oldest ones beyond `wanted.keep`, and what dead writers have left behind.
 
-    Return the deleted checkpoints. The newest intact checkpoint that is not void is kept, however many newer
-    checkpoints are damaged. If no intact checkpoint exists, none is deleted. The newest checkpoint at or
-    below the step `wanted.proven` is kept too, or the oldest if none is that old: if the replicas differ
-    later, that checkpoint may date from before they began to differ. Void checkpoints do not count, and
-    checkpoints of a newer format are kept. Safe to call again.
+    Returns the deleted checkpoints. The newest intact checkpoint that is not void is always kept, even if
+    many newer checkpoints are damaged. If no checkpoint is intact, none is deleted.
+
+    The newest checkpoint at or below the step `wanted.proven` is kept too, or the oldest checkpoint if none
+    is that old. If the replicas turn out to differ, that checkpoint may date from before they diverged.
+
+    Void checkpoints do not count towards `wanted.keep`. Checkpoints of a newer format are never deleted. A
+    retry is safe.
 
     Args:
-        root: The directory of checkpoints, or another storage.
-        wanted: Which checkpoints are kept.
-        whole: Directories that the caller knows to be intact, so that they need not be read.
+        root: The directory of the checkpoints, or another storage.
+        wanted: Which checkpoints to keep.
+        whole: Directories that the caller knows to be intact, so that they are not read again.
 
     Raises:
         ValueError: `wanted.keep` is below 1.
@@ -118,7 +123,10 @@ def _void(found: tuple[_Found, ...], known: tuple[Lineage, ...]) -> tuple[Path, 
 def _deletable(
     found: tuple[_Found, ...], count: int, intact: Callable[[Path, StoredCheckpoint], bool], proven: int
 ) -> tuple[Path, ...] | None:
-    """Return the checkpoints of `found`, newest first, that may be deleted; None if none is intact."""
+    """Return the checkpoints that may be deleted; None if no checkpoint is intact.
+
+    `found` and the result are sorted newest first.
+    """
     kept: list[int] = []  # steps
     safe = False
     older: list[_Found] = []
@@ -137,6 +145,9 @@ def _deletable(
 
 
 def _newest_proven(older: list[StoredCheckpoint], proven: int) -> Path | None:
-    """Return the newest checkpoint up to step `proven`, else the oldest. `older` is sorted newest first."""
+    """Return the newest checkpoint at or below step `proven`, or the oldest one if none is that old.
+
+    `older` is sorted newest first. The result is None if it is empty.
+    """
     equal = (found.path for found in older if found.step <= proven)
     return next(equal, older[-1].path if older else None)

@@ -1,7 +1,7 @@
-"""What a checkpoint needs of its storage, whether that is a directory or an object storage.
+"""Define the interface of checkpoint storage, which directories and object storage implement.
 
-The implementations only move data. What may be published is decided in `writer`, and what may be deleted in
-`retention`, for every kind of storage.
+The implementations only move data. For every kind of storage, `writer` decides which checkpoints may be
+published, and `retention` decides which may be deleted.
 """
 
 from __future__ import annotations
@@ -17,62 +17,72 @@ from holdfast.fileio.checksum import FileEntry
 
 
 class StagedCheckpoint(Protocol):
-    """The files of a checkpoint on storage, which nobody takes for a checkpoint yet."""
+    """The files of a checkpoint that are on storage but not published yet, so no reader sees them."""
 
     @property
     def entries(self) -> tuple[FileEntry, ...]: ...
 
     @property
     def path(self) -> Path:
-        """The path that the published checkpoint has."""
+        """The path of the checkpoint once it is published."""
 
     @property
     def objects(self) -> ObjectLayout | None: ...
 
     def seal(self, manifest: bytes) -> None:
-        """Make everything durable, so that only publishing it is left."""
+        """Write the manifest and make all files durable. The checkpoint can then be published."""
 
     def publish(self) -> bool:
-        """Make it the checkpoint of its step; return False, without a change, if there already is one."""
+        """Publish the files as the checkpoint of their step.
+
+        If that step already has a checkpoint, return False and change nothing.
+        """
 
     def replace(self) -> bool:
-        """Put it in the place of the checkpoint because of which `publish` returned False.
+        """Publish the files in place of the checkpoint that made `publish` return False.
 
-        Return False, without a change, if that one has been replaced or removed meanwhile.
+        If that checkpoint has been replaced or removed in the meantime, return False and change nothing.
         """
 
 
 class CheckpointStorage(Protocol):
-    """A place for the checkpoints of one job. All methods block; all raise `OSError` if storage fails."""
+    """Stores the checkpoints of one job. All methods block, and raise `OSError` if storage fails."""
 
     def each_checkpoint(self) -> Iterator[tuple[Path, StoredCheckpoint | InvalidCheckpoint]]:
-        """Yield each checkpoint, newest first, or its defect. The name of the path is the checkpoint's."""
+        """Yield the path of each checkpoint, newest first, with the checkpoint or its defect.
+
+        The last part of the path is the checkpoint's name.
+        """
 
     def load(self, name: str) -> StoredCheckpoint:
-        """Return one checkpoint, or raise what `catalog.load` raises."""
+        """Return the checkpoint `name`. Raises the same errors as `catalog.load`."""
 
     def content_fault(self, found: StoredCheckpoint) -> str | None:
-        """Read the whole checkpoint; return its defect, or None. Raises `catalog.Unreadable` as well."""
+        """Read the whole checkpoint; describe its defect, or return None if it is intact.
+
+        Raises `catalog.Unreadable` if storage fails, because the content may still be intact.
+        """
 
     def local_copy(
         self, found: StoredCheckpoint, names: Iterable[str], moved: Callable[[], object]
     ) -> tuple[Path, str | None]:
-        """Return a directory in which the files `names` are whole, or else their defect.
+        """Return a local directory with the files `names`, and their defect or None.
 
-        A directory verifies all files of the checkpoint. Safe to repeat: what is there is not read again.
+        Object storage downloads only these files. A directory returns the checkpoint itself, after verifying
+        all of its files. A retry is safe, and does not download complete files again.
         """
 
     def forget_copies(self, but: str = "") -> None:
-        """Remove all local copies but that of one checkpoint."""
+        """Remove the local copies of all checkpoints except the checkpoint `but`."""
 
     def prepare(self) -> None:
-        """Make the place usable; raise `OSError` if it lacks what a writer relies on."""
+        """Prepare storage for a writer. Raises `OSError` if it lacks a feature that a writer relies on."""
 
     def check_room(self, files: Mapping[str, Path | bytes]) -> None:
-        """Raise ENOSPC if it is certain that the files cannot fit."""
+        """Raise `OSError` (ENOSPC) if the files certainly do not fit."""
 
     def acknowledge(self, name: str) -> Path:
-        """Make the checkpoint that is there durable and the latest one; return its path."""
+        """Make the existing checkpoint `name` durable, and make it the latest one; return its path."""
 
     def staged(
         self,
@@ -82,13 +92,14 @@ class CheckpointStorage(Protocol):
         generation: int,
         moved: Callable[[], object],
     ) -> AbstractContextManager[StagedCheckpoint]:
-        """Write the files of a new checkpoint. At the end, remove them unless they were published."""
+        """Write the files of a new checkpoint. When the context ends, remove them if they are unpublished."""
 
     def remove(self, path: Path, what: StoredCheckpoint | InvalidCheckpoint) -> None:
-        """Remove what `each_checkpoint` has yielded; nobody ever sees a part of it.
+        """Remove a checkpoint that `each_checkpoint` has yielded. No reader ever sees a part of it.
 
-        Where one step may have several writers, what another one has put in its place meanwhile stays.
+        If storage allows several writers of one step, and another writer has replaced the checkpoint in the
+        meantime, the replacement is kept.
         """
 
     def remove_leftovers(self, epoch: int) -> None:
-        """Remove what writers that are certainly dead, or of an older epoch, have left unpublished."""
+        """Remove unpublished data of writers that are certainly dead or obey an older epoch."""

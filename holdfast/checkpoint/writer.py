@@ -1,7 +1,10 @@
-"""Write checkpoints, and decide which of several writers of one step is right.
+"""Write checkpoints, and decide which one is kept if several writers write the same step.
 
-The same rules hold for every kind of storage: a checkpoint appears only when it is complete, an intact one of
-this or a newer generation is kept, and a member that obeys an older supervisor publishes nothing.
+The same rules hold for every kind of storage:
+
+- A checkpoint appears only once it is complete.
+- An intact checkpoint of the same or a newer generation is kept, not replaced.
+- A member that obeys an older supervisor publishes nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from holdfast.checkpoint.manifest import (
 from holdfast.checkpoint.storage import CheckpointStorage, StagedCheckpoint
 from holdfast.protocol.lineage import Lineage
 
-PUBLISH_TRIES = 5  # each fails only because another writer published the same step in that moment
+PUBLISH_TRIES = 5  # a try fails only if another writer publishes the same step at the same moment
 
 
 def write(
@@ -39,26 +42,28 @@ def write(
     epoch: int = 0,
     moved: Callable[[], object] = lambda: None,
 ) -> Path:
-    """Write a checkpoint and return its path, which is durable and, in a directory, named by `latest`.
+    """Write a checkpoint and return its path.
 
-    If an intact checkpoint of this step exists, of this or a newer generation, it is kept instead. Safe to
-    call again after any error.
+    On return, the checkpoint is durable and, in a directory, `latest` names it. If storage already has an
+    intact checkpoint of this step and of this or a newer generation, that checkpoint is kept instead. A retry
+    is safe after any error.
 
     Args:
-        root: The directory of checkpoints, created if missing, or another storage.
+        root: The directory of the checkpoints, created if missing, or another storage.
         generation: Fencing token of the state.
-        step: The number of steps that the state includes.
-        world_size: Ranks of the group.
-        files: Content by file name. A path's file is copied, and must not change during the call.
+        step: The number of steps that the state contains.
+        world_size: The number of ranks in the group.
+        files: The content of each file, by name. If it is a path, that file is copied, and must not change
+            during the call.
         meta: JSON that describes the state.
         created_at: Seconds since the epoch.
-        known: The lineage of the group, which is stored in the checkpoint.
+        known: The group's lineage, which is stored in the checkpoint.
         epoch: Fencing token of the supervisor that ordered the checkpoint.
-        moved: Called, on any thread, whenever storage has accepted a piece of data.
+        moved: Called by any thread each time storage has accepted a piece of data.
 
     Raises:
-        ValueError: A file name is not allowed, `meta` is not JSON, or `root` has a checkpoint that a
-            supervisor of a later epoch ordered.
+        ValueError: A file name is not allowed, `meta` is not JSON, or a supervisor of a later epoch has
+            ordered one of the checkpoints in `root`.
         OSError: Storage failed or is full. Existing checkpoints are unchanged.
     """
     storage = DirectoryStorage(Path(root)) if isinstance(root, str | Path) else root
@@ -109,7 +114,8 @@ def _check_epoch(storage: CheckpointStorage, epoch: int) -> None:
 def _has_intact(storage: CheckpointStorage, name: str, generation: int) -> bool:
     """Return whether `name` is an intact checkpoint of this or a newer generation.
 
-    It may be void, but then the caller's checkpoint, whose generation is not newer, is void too.
+    The existing checkpoint may be void. In that case the caller's checkpoint is void too, because its
+    generation is not newer.
     """
     try:
         found = storage.load(name)
@@ -121,7 +127,7 @@ def _has_intact(storage: CheckpointStorage, name: str, generation: int) -> bool:
 
 
 def _publish(storage: CheckpointStorage, staged: StagedCheckpoint, name: str, generation: int) -> None:
-    """Make a finished checkpoint that of its step, unless another writer of it was faster and is right."""
+    """Publish a complete checkpoint, unless another writer has published one that must be kept."""
     for _ in range(PUBLISH_TRIES):
         if staged.publish() or _has_intact(storage, name, generation) or staged.replace():
             return

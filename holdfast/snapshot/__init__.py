@@ -1,1 +1,1 @@
-"""Copies of the training state in shared memory: the arena with the snapshots, and the private states."""
+"""Keep copies of the training state in shared memory: snapshots in the arena, and private states."""

@@ -1,8 +1,8 @@
-"""Store a member's snapshots in shared memory, in two slots. One of them always has a complete state.
+"""Store a member's snapshots in two slots of shared memory, one of which always has a complete state.
 
 A writer claims an empty slot or, if no slot is empty, the slot with the older snapshot. It invalidates the
-slot's record, fills the slot, and writes the new record last. If a writer dies at any point, the other slot
-stays intact.
+slot's record, fills the slot, and writes the new record last. Whenever a writer dies, the other slot is
+intact.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from holdfast.protocol.defaults import SNAPSHOT_SLOTS
 from holdfast.snapshot.commit_records import CommitRecord, CommitRecords
 from holdfast.snapshot.slot_file import Slot, lock_shared, unlock
 
-# A writer holds the lock of a slot with a valid record only for microseconds, unless it is stopped just then.
+# While a slot has a valid record, a writer holds its lock only for microseconds, unless a signal stops the
+# writer at that moment.
 PIN_PATIENCE_S = 1.0
 PIN_PAUSE_S = 0.0005
-# How much one call of `back` allocates, so that a writer waits less than 20 ms for the slot.
+# One call of `back` allocates this much. With more, a writer would wait longer than 20 ms for the slot.
 BACKED_BYTES = 32 << 20
 
 
@@ -34,11 +35,11 @@ class SnapshotGone(Exception):
 
 
 class ArenaBusy(Exception):
-    """No slot is free, because readers or a writer hold the slots or their snapshots must be kept."""
+    """No slot is free: readers or a writer hold the slots, or their snapshots must be kept."""
 
 
 class CorruptSnapshot(ValueError):
-    """The received bytes are not the announced snapshot."""
+    """The received bytes are not the snapshot that was announced."""
 
 
 class Arena:
@@ -74,21 +75,21 @@ class Arena:
     ) -> SlotWriter | None:
         """Return a writer for the free slot, or None.
 
-        The result is None if no slot is free, because readers or a writer hold it or its snapshot must be
-        kept, and also if the other slot already has this state. If the layout is the same as last time, this
-        takes only a few system calls.
+        The result is None if no slot is free: readers or a writer hold it, or its snapshot must be kept. It
+        is also None if the other slot already has this state. If the layout is the same as for the slot's
+        previous snapshot, this takes only a few system calls.
 
         Args:
             layout: The layout of the new snapshot.
             generation: Fencing token of the state.
-            step: The number of completed steps of the state.
+            step: The number of steps that the state contains.
             world_size: The number of ranks in the group to which the state belongs.
-            keep: The (generation, step) of snapshots that must not be overwritten. If it is None, or no slot
-                has any of them, the newest complete snapshot is kept.
+            keep: The (generation, step) pairs of snapshots that must not be overwritten. If this is None, or
+                if no slot has one of these snapshots, the newest complete snapshot is kept.
 
         Raises:
-            OSError: There is no room (ENOSPC); the other slot is unchanged.
-            ValueError: A number is too large for a record; nothing has changed.
+            OSError: There is no room (ENOSPC). The other slot is unchanged.
+            ValueError: A number is too large for a record. Nothing has changed.
         """
         _check(generation, step, world_size)
         claimed = self._claim(keep, (generation, step))
@@ -106,26 +107,26 @@ class Arena:
 
     @contextmanager
     def pin(self, record: CommitRecord) -> Iterator[Path]:
-        """Yield the path of a snapshot, and prevent it from being overwritten while the context is open.
+        """Yield the path of a snapshot. No writer can overwrite the snapshot while the context is open.
 
         Raises:
-            SnapshotGone: The slot now has another snapshot, or a writer is filling it.
+            SnapshotGone: The slot has another snapshot by now, or a writer is filling it.
         """
         descriptor = self._lock(record)
         try:
             if self._page.read(record.slot) != record:
                 raise SnapshotGone(f"{_title(record)} was overwritten")
             if os.fstat(descriptor).st_size != record.total_bytes:
-                raise SnapshotGone(f"{_title(record)} has lost its file")
+                raise SnapshotGone(f"{_title(record)}: its file has the wrong size")
             yield record.path
         finally:
             unlock(descriptor)
 
     def seal(self, record: CommitRecord, threads: int = THREADS) -> int:
-        """Compute, store and return the snapshot's content checksum. Raises SnapshotGone, OSError.
+        """Compute, store and return the checksum of the snapshot's content. Raises SnapshotGone, OSError.
 
-        The slot is not pinned meanwhile, because computing the checksum may be slow and a writer that needs
-        the slot takes precedence.
+        The slot is not pinned during the computation, which may be slow: a writer that needs the slot takes
+        precedence.
         """
         with open(record.path, "rb") as file:
             found = combine(file_crcs(file.fileno(), record.total_bytes, CHUNK_BYTES, threads))
@@ -135,7 +136,7 @@ class Arena:
         return found
 
     def sealed(self, record: CommitRecord) -> bool:
-        """Return whether the snapshot has a checksum."""
+        """Return whether the snapshot was sealed with a checksum."""
         return self._page.sealed(record) is not None
 
     def checksum(self, record: CommitRecord) -> int | None:
@@ -143,9 +144,9 @@ class Arena:
         return self._page.sealed(record)
 
     def verify(self, record: CommitRecord) -> bool:
-        """Return whether the content matches the snapshot's checksum. A snapshot that has none is sealed.
+        """Return whether the content matches the snapshot's checksum. Raises SnapshotGone.
 
-        Raises SnapshotGone.
+        If the snapshot has no checksum yet, this seals it and returns True.
         """
         with self.pin(record) as path:
             expected = self._page.sealed(record)
@@ -155,7 +156,7 @@ class Arena:
             return expected is None or found == expected
 
     def forget(self, record: CommitRecord) -> None:
-        """Discard a damaged snapshot. No-op if its slot is in use or already has another snapshot."""
+        """Discard a snapshot. Does nothing if its slot is in use or already has another snapshot."""
         slot = self._slots[record.slot]
         if not slot.acquire():
             return
@@ -173,13 +174,14 @@ class Arena:
         total_bytes: int,
         keep: frozenset[tuple[int, int]] | None = None,
     ) -> IncomingSnapshot:
-        """Claim a slot for another member's snapshot, which several threads may fill part by part.
+        """Claim a slot for another member's snapshot; several threads may fill it part by part.
+
+        This does not allocate memory yet. `IncomingSnapshot.back` does, and can still fail for lack of room.
 
         Raises:
             ArenaBusy: No slot is free.
-            CorruptSnapshot: The announced numbers are impossible for a snapshot; nothing has changed.
-            OSError: The slot cannot be mapped, or there is no room. `IncomingSnapshot.back` allocates the
-                memory and can still fail.
+            CorruptSnapshot: No snapshot can have the announced numbers. Nothing has changed.
+            OSError: The slot cannot be mapped, or there is certainly not enough room.
         """
         if not 8 <= total_bytes < 2**63:
             raise CorruptSnapshot(f"a snapshot of {total_bytes} bytes was announced")
@@ -200,10 +202,10 @@ class Arena:
             raise
 
     def being_read(self) -> CommitRecord | None:
-        """Return the older of two snapshots if readers hold its slot; None if it is free or being written.
+        """Return the older of two snapshots if readers hold its slot; otherwise None.
 
-        A reader may hold the slot for as long as a checkpoint takes to be written to storage. During this
-        time the snapshot stays intact.
+        A reader may hold the slot for as long as it takes to write a checkpoint to storage. The snapshot
+        stays intact during this time.
         """
         records = self.records()
         older = records[-1] if len(records) == SNAPSHOT_SLOTS else None
@@ -225,16 +227,16 @@ class Arena:
             unlock(descriptor)
 
     def back(self, total_bytes: int, begin: int) -> int:
-        """Allocate memory for one part of an empty slot, from `begin` on, for a snapshot of `total_bytes`.
+        """Allocate memory in an empty slot for the part at `begin` of a snapshot of `total_bytes`.
 
-        Returns the start of the next part, or -1 if no slot is empty and free. Raises OSError if there is no
-        room.
+        Returns the start of the next part, or -1 if there is no slot that is both empty and free. Raises
+        OSError if there is no room.
         """
         slot = next((slot for slot in range(SNAPSHOT_SLOTS) if self._page.read(slot) is None), -1)
         if slot < 0 or not self._slots[slot].acquire():
             return -1
         try:
-            if self._page.read(slot) is not None:  # a writer was faster
+            if self._page.read(slot) is not None:  # a writer has filled the slot in the meantime
                 return -1
             end = min(begin + BACKED_BYTES, total_bytes)
             self._slots[slot].stretch(total_bytes)
@@ -244,7 +246,7 @@ class Arena:
             self._slots[slot].release()
 
     def whole(self, total_bytes: int) -> tuple[mmap.mmap, ...]:
-        """Return the mappings of the slots whose files have the size for a snapshot of exactly `total_bytes`.
+        """Return the mappings of the slots whose files have exactly the size `total_bytes`.
 
         No other thread may use this arena during the call. Raises OSError.
         """
@@ -256,11 +258,11 @@ class Arena:
         self._page.note_cost(total_bytes, seconds)
 
     def cost_s(self, total_bytes: int) -> float:
-        """Return how many seconds a copy of `total_bytes` should take; 0 if no copy was made here before."""
+        """Return the expected duration of a copy of `total_bytes` in seconds; 0 before the first copy."""
         return self._page.cost_s(total_bytes)
 
     def close(self) -> None:
-        """Drop mappings and descriptors; existing views remain valid."""
+        """Release the mappings and descriptors. Existing views remain valid."""
         for slot in self._slots:
             slot.close()
 
@@ -282,10 +284,10 @@ class Arena:
     def _claim(
         self, keep: frozenset[tuple[int, int]] | None, new: tuple[int, int] | None = None
     ) -> tuple[int, CommitRecord | None] | None:
-        """Lock the free slot, invalidate its record, and return the slot with its previous snapshot.
+        """Lock the free slot and invalidate its record; return the slot and its previous snapshot.
 
-        The result is None if no slot is free. It is also None if the other slot already has the state `new`,
-        because all ranks of a member may try to write the same state.
+        The result is None if no slot is free. It is also None if the other slot already has the state `new`:
+        all ranks of a member may try to write the same state, and one copy is enough.
         """
         before = self._page.raw()
         records = self.records()
@@ -293,7 +295,7 @@ class Arena:
         if slot is None or not self._slots[slot].acquire():
             return None
         held = any(_age(record) == new for record in records if record.slot != slot)
-        # If the records have changed, another writer has committed a snapshot, perhaps to this slot.
+        # If the records have changed, another writer has committed a snapshot, possibly to this slot.
         if held or self._page.raw() != before:
             self._slots[slot].release()
             return None
@@ -315,11 +317,11 @@ class Arena:
 
 
 def _free(records: tuple[CommitRecord, ...], keep: frozenset[tuple[int, int]] | None) -> int | None:
-    """Return the slot to overwrite: an empty slot, or else the oldest that need not be kept, or None."""
+    """Return the slot to write to: an empty one, otherwise the oldest one that need not be kept, or None."""
     if len(records) < SNAPSHOT_SLOTS:
         taken = {record.slot for record in records}
         return next(slot for slot in range(SNAPSHOT_SLOTS) if slot not in taken)
-    # If both slots have the same state, keeping one of them is enough.
+    # If both slots have the same state, it is enough to keep one of them.
     by_age = {_age(record): record.slot for record in records if keep and _age(record) in keep}
     kept = set(by_age.values()) or {records[0].slot}
     return next((record.slot for record in reversed(records) if record.slot not in kept), None)
@@ -351,28 +353,28 @@ def _content_checksum(path: Path) -> int:
 
 
 class _ClaimedSlot:
-    """A slot without a record, which is locked from `Arena._claim` until `abandon`."""
+    """A slot that `Arena._claim` has locked and whose record it has invalidated. `abandon` unlocks it."""
 
     __slots__ = ("_page", "_slot", "record")
 
     def __init__(self, page: CommitRecords, slot: Slot, record: CommitRecord) -> None:
         self._page = page
         self._slot: Slot | None = slot
-        self.record = record  # written by `commit` and `finish_with`
+        self.record = record  # `commit` or `finish_with` will write it
 
     def abandon(self) -> None:
-        """Release the slot, which stays empty unless a record was written. No-op if already released."""
+        """Release the slot; does nothing if it is already released. Without a new record, it is empty."""
         slot, self._slot = self._slot, None
         if slot is not None:
             slot.release()
 
 
 class SlotWriter(_ClaimedSlot):
-    """A slot that this process fills until `commit` or `abandon`; leaving the context abandons it.
+    """A slot that this process fills until it calls `commit` or `abandon`. Leaving the context abandons it.
 
-    `data` is the writable data area: the tensors' bytes belong at the offsets of `layout`'s entries. As long
-    as the mapping stays the same, successive writers have the same `data` object, so views of it may be
-    cached by its identity. Write to such views only while a writer is open.
+    `data` is the writable data area. The bytes of each tensor belong at the offset of its entry in `layout`.
+    As long as the mapping stays the same, successive writers have the same `data` object, so callers may
+    cache views of it by its identity. Such views may be written only while a writer is open.
     """
 
     __slots__ = ("before", "data", "layout")
@@ -388,7 +390,7 @@ class SlotWriter(_ClaimedSlot):
     ) -> None:
         """Take over a claimed slot.
 
-        `before` is the slot's previous snapshot. If the layout is the same, `data` still has its content.
+        `before` is the slot's previous snapshot. If it has the same layout, `data` still has its content.
         """
         super().__init__(page, slot, record)
         self.layout = layout
@@ -422,11 +424,11 @@ class IncomingSnapshot(_ClaimedSlot):
 
     def __init__(self, page: CommitRecords, slot: Slot, record: CommitRecord, mapping: mmap.mmap) -> None:
         super().__init__(page, slot, record)
-        self.memory = mapping  # call `back` for a range before writing to it
+        self.memory = mapping  # call `back` for a range before writing to that range
 
     @property
     def total_bytes(self) -> int:
-        """The announced size of the snapshot."""
+        """The size of the snapshot, as announced by the sender."""
         return self.record.total_bytes
 
     def back(self, begin: int, end: int) -> None:
@@ -436,11 +438,13 @@ class IncomingSnapshot(_ClaimedSlot):
         self._slot.back(begin, end)
 
     def finish_with(self, crcs: Sequence[int], seal: int | None) -> CommitRecord:
-        """Commit and seal the snapshot when all bytes are written. `crcs` are the checksums of its chunks.
+        """Commit and seal the snapshot. Call this when all bytes are written.
+
+        `crcs` are the checksums of the chunks. `seal` is the sender's checksum, or None if it has none.
 
         Raises:
-            CorruptSnapshot: The checksum differs from the sender's `seal`; nothing was committed.
-            Malformed: The bytes are not a safetensors file; nothing was committed.
+            CorruptSnapshot: The checksum differs from `seal`. Nothing was committed.
+            Malformed: The bytes are not a safetensors file. Nothing was committed.
         """
         if self._slot is None:
             raise RuntimeError("the transfer has ended")

@@ -1,7 +1,8 @@
-"""Record which slot of an arena has which complete snapshot, and the snapshot's checksum.
+"""Record which complete snapshot each slot of an arena has, and the snapshot's checksum.
 
-All processes of a member map one page, which has two commit records and two seals, each with its own CRC32.
-A torn or foreign record fails its CRC check and counts as missing, so no other recovery is needed.
+All processes of a member map one page. It contains two commit records and two seals, each with its own CRC32.
+A record that is torn or was not written by Holdfast fails its CRC check and counts as missing, so no other
+recovery is needed.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ RECORD_MAGIC = b"HFSNAP01"
 SEAL_MAGIC = b"HFSEAL01"
 # magic, generation, step, total bytes, sequence, world size, slot
 _RECORD = struct.Struct("<8sQQQQII76x")
-_SEQUENCE = struct.Struct(f"<32xQ{RECORD_BYTES - 40}x32xQ")  # the sequences of both records
+_SEQUENCE = struct.Struct(f"<32xQ{RECORD_BYTES - 40}x32xQ")  # the sequence numbers of both records
 # magic, generation, step, total bytes, sequence, checksum
 _SEAL = struct.Struct("<8sQQQQI16x")
 _CRC = struct.Struct("<I")
@@ -33,8 +34,8 @@ _COST = struct.Struct("<8sQd")  # magic, bytes, seconds
 COST_MAGIC = b"HFCOST01"
 
 
-class CommitRecord(NamedTuple):  # constructed in each snapshot, and five times as fast as a frozen dataclass
-    """One complete snapshot. `sequence` differs between any two commits to the same slot."""
+class CommitRecord(NamedTuple):  # each snapshot constructs one, five times as fast as a frozen dataclass
+    """Identifies one complete snapshot. No two commits to the same slot have the same `sequence`."""
 
     slot: int
     generation: int
@@ -46,10 +47,10 @@ class CommitRecord(NamedTuple):  # constructed in each snapshot, and five times 
 
 
 class CommitRecords:
-    """The mapped page. A writer must hold the lock of the slot; readers need no lock."""
+    """Accesses the mapped page. A writer must hold the slot's lock; readers need no lock."""
 
     def __init__(self, directory: Path) -> None:
-        """Map the page, creating it if missing. Raises OSError, including when there is no room."""
+        """Map the page, creating it if it is missing. Raises OSError, for example if there is no room."""
         self._paths = tuple(directory / member_directory.slot_name(slot) for slot in range(SNAPSHOT_SLOTS))
         path = directory / member_directory.RECORDS
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -58,7 +59,7 @@ class CommitRecords:
             self._page = mmap.mmap(descriptor, PAGE_BYTES)
         finally:
             os.close(descriptor)
-        # the last result of `read` for each slot, with the bytes from which it was read
+        # For each slot, the last result of `read` and the bytes from which it was decoded.
         self._seen: list[tuple[bytes, CommitRecord | None]] = [(b"", None)] * SNAPSHOT_SLOTS
 
     @property
@@ -67,7 +68,7 @@ class CommitRecords:
         return self._paths
 
     def raw(self) -> bytes:
-        """Return the records' bytes, which differ after a commit."""
+        """Return the bytes of both records. Each commit changes them."""
         return self._page[:_SEALS_OFFSET]
 
     def read(self, slot: int) -> CommitRecord | None:
@@ -88,12 +89,12 @@ class CommitRecords:
         return CommitRecord(slot, generation, step, world_size, total, self._paths[slot], sequence)
 
     def next_sequence(self) -> int:
-        """Return a higher number than any commit so far has had, discarded or not."""
+        """Return a sequence number higher than those of all earlier commits, including discarded ones."""
         first, second = _SEQUENCE.unpack_from(self._page)
         return int((max(first, second) + 1) % 2**64)
 
     def write(self, record: CommitRecord) -> None:
-        """Write a record. The content of its slot must already be complete."""
+        """Write a record. The content of its slot must be complete by now."""
         body = _RECORD.pack(
             RECORD_MAGIC,
             record.generation,
@@ -109,14 +110,14 @@ class CommitRecords:
         self._seen[record.slot] = whole, record
 
     def forget(self, slot: int) -> None:
-        """Invalidate the slot's record and seal. Only their CRCs change."""
+        """Invalidate the slot's record and seal by changing only their CRCs."""
         for begin, size in ((slot * RECORD_BYTES, RECORD_BYTES), (_seal(slot), SEAL_BYTES)):
             end = begin + size
             wrong = zlib.crc32(self._page[begin : end - _CRC.size]) ^ 0xFFFFFFFF
             self._page[end - _CRC.size : end] = _CRC.pack(wrong)
 
     def sealed(self, record: CommitRecord) -> int | None:
-        """Return the content checksum that belongs to exactly this record; None if there is none."""
+        """Return the checksum with which exactly this record was sealed; None if it was not sealed."""
         begin = _seal(record.slot)
         body = _checked(self._page[begin : begin + SEAL_BYTES])
         if body is None:
@@ -125,9 +126,9 @@ class CommitRecords:
         return int(checksum) if tuple(bound) == _bound(record) else None
 
     def seal(self, record: CommitRecord, checksum: int) -> None:
-        """Write the checksum of `record`.
+        """Seal `record` with a checksum.
 
-        If the write is interrupted, or the slot has another record by now, the slot has no valid seal.
+        If the write is interrupted, or if the slot has another record by now, the slot has no valid seal.
         """
         body = _SEAL.pack(*_bound(record), checksum)
         begin = _seal(record.slot)
@@ -139,9 +140,10 @@ class CommitRecords:
         self._page[_COST_OFFSET : _COST_OFFSET + _COST.size + _CRC.size] = body + _CRC.pack(zlib.crc32(body))
 
     def cost_s(self, total_bytes: int) -> float:
-        """Return how many seconds a copy of `total_bytes` should take, from the last copy; 0 if unknown.
+        """Estimate how many seconds a copy of `total_bytes` takes; 0 if no copy has been recorded.
 
-        A copy of fewer bytes is expected to take as long as the last copy.
+        The estimate is proportional to the last copy's duration. A copy of fewer bytes is expected to take as
+        long as the last copy.
         """
         body = _checked(self._page[_COST_OFFSET : _COST_OFFSET + _COST.size + _CRC.size])
         if body is None:

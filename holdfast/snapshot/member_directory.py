@@ -1,31 +1,31 @@
-"""Name the files of a member's folder in the memory volume, and remove the folder when its run has ended.
+"""Name the files in a member's folder in the memory volume, and remove the folder after its run has ended.
 
 ```text
 RUN/                         the run's folder: one for each local run, one for each pod
-  owner                      locked by the keeper (`holdfast run`) while it lives
-  import/holdfast            a link to this package, the only entry of the folder on the scripts' path
-  device-NAME                the process that uses that GPU (`holdfast.process.gpu_assignment`)
+  owner                      the keeper (`holdfast run`) holds a lock on it for as long as it lives
+  import/holdfast            a link to this package; scripts have the folder `import` on their path
+  device-NAME                the process that uses this GPU (`holdfast.process.gpu_assignment`)
   MEMBER/
-    launcher.sock            the launcher listens here for its sidecar
+    launcher.sock            the socket on which the launcher listens for its sidecar
     page-LOCAL.bin           the progress page of a rank
     below-LOCAL              exists if `join` refused a process that the rank has started
     obeyed.json              the newest order that the sidecar has accepted
     told.json                the run's history, as received with the orders
-    alive                    touched by the sidecar of a pod while its event loop turns
+    alive                    a pod's sidecar touches it while its event loop runs
     drilled                  the newest drill that the sidecar has carried out
-    import/holdfast          as above
+    import/holdfast          the same link as above
     arena/
       records                which slot has which snapshot
       slot-N.safetensors     a snapshot
       private-RANK.bin       the private states of a rank of this member
       kept-RANK.bin          the private states of a rank of the previous member in the ring
-    restore/                 the private states that the ranks were started from
+    restore/                 the private states from which the ranks started
       RANK-GENERATION-STEP-CHECKSUM.bin
 ```
 
-If the keeper of a local run was killed, the members remove the run's folder: each process of a member calls
-`leave_member` when it ends, which removes the member's folder if the keeper has ended. The last member finds
-no other member's folder and removes the run's folder too.
+If the keeper of a local run is killed, the members remove the run's folder. Each process of a member calls
+`leave_member` when it ends; if the keeper has ended, this call removes the member's folder. The last member
+finds no other member's folder, and removes the run's folder as well.
 """
 
 from __future__ import annotations
@@ -59,23 +59,23 @@ _PACKAGE = "holdfast"  # the link in `IMPORT`, which `holdfast.parts.import_root
 _SLOT_PREFIX = "slot-"
 
 PRIVATE_STORE = re.compile(r"(?:private|kept)-(\d{5,})\.bin")
-"""Names of private and kept states, in `ARENA`; the group is the rank."""
+"""Matches the names of the private and kept states in `ARENA`. The group is the rank."""
 RESTORED_STATE = re.compile(r"(\d{5,})-(\d{8,})-(\d{12,})-[0-9a-f]{8}\.bin")
-"""Names of the files in `RESTORED`; the groups are rank, generation and step."""
+"""Matches the names of the files in `RESTORED`. The groups are rank, generation and step."""
 MEMBER_FILE = re.compile(
     rf"{ARENA}(/({RECORDS}|{_SLOT_PREFIX}\d+\.safetensors|{PRIVATE_STORE.pattern}))?|{IMPORT}(/{_PACKAGE})?"
     rf"|{RESTORED}(/{RESTORED_STATE.pattern})?|page-\d+\.bin"
     rf"|{re.escape(OBEYED)}|{re.escape(TOLD)}|{DRILLED}"
 )
-"""Paths below a member's folder that are restored if they are removed while the member lives.
+"""Matches the paths in a member's folder that the keeper restores if they are removed while the member lives.
 
-`LAUNCHER_SOCKET` is excluded, because it is useful only while a launcher listens on it. So are the files of
-`below_name`.
+It does not match `LAUNCHER_SOCKET`, which is useful only while a launcher listens on it, or the files named
+by `below_name`.
 """
 RUN_FILE = re.compile(rf"{IMPORT}(/{_PACKAGE})?|{TURN_PREFIX}[^/]+")
-"""Paths below the run's folder that are restored as well, except the members' folders and `OWNER`."""
+"""Matches the other paths in the run's folder that are restored: all except `OWNER` and members' folders."""
 
-KEEPER_EXIT_S = 5.0  # the limit of the wait for a dead keeper's last thread
+KEEPER_EXIT_S = 5.0  # how long to wait for the last thread of a dead keeper
 POLL_S = 0.002
 
 
@@ -85,7 +85,7 @@ def page_name(local_rank: int) -> str:
 
 
 def below_name(local_rank: int) -> str:
-    """Return the name of the file that exists if `join` refused a process that a rank has started."""
+    """Return the name of the file that marks that `join` refused a process started by this rank."""
     return f"below-{local_rank}"
 
 
@@ -100,22 +100,22 @@ def is_slot(name: str) -> bool:
 
 
 def private_name(rank: int) -> str:
-    """Return the name in `ARENA` of the private states of a rank of this member."""
+    """Return the name, in `ARENA`, of the file with the private states of one of this member's ranks."""
     return f"private-{rank:05d}.bin"
 
 
 def kept_name(rank: int) -> str:
-    """Return the name in `ARENA` of the private states that this member keeps for another member's rank."""
+    """Return the name, in `ARENA`, of the file with the private states of another member's rank."""
     return f"kept-{rank:05d}.bin"
 
 
 def restored_stem(rank: int, generation: int, step: int) -> str:
-    """Return how the name, in `RESTORED`, of the private state from which a rank was started begins."""
+    """Return the beginning of the name that `restored_name` returns: everything before the checksum."""
     return f"{rank:05d}-{generation:08d}-{step:012d}"
 
 
 def restored_name(rank: int, generation: int, step: int, checksum: int) -> str:
-    """Return the name, in `RESTORED`, of the private state from which a rank was started.
+    """Return the name, in `RESTORED`, of the file with the private state from which a rank started.
 
     `checksum` is the CRC-32 of the content.
     """
@@ -123,11 +123,11 @@ def restored_name(rank: int, generation: int, step: int, checksum: int) -> str:
 
 
 def leave_member(member: Path, keeper: int) -> None:
-    """Call `remove_if_abandoned` if `keeper`, the parent of this process at its start, has ended.
+    """Remove the folders of an abandoned run if `keeper`, the original parent of this process, has ended.
 
-    The kernel signals the parent's death to a child as soon as the thread that started the child ends. Until
-    its other threads have ended too, the keeper remains the parent and holds its lock. So this waits up to
-    `KEEPER_EXIT_S` for them.
+    When the thread that started a child ends, the kernel already signals the death of the parent to the
+    child. Until the keeper's other threads have ended, the keeper is still the parent and still holds its
+    lock. So this waits up to `KEEPER_EXIT_S` for them, and then calls `remove_if_abandoned`.
     """
     deadline = time.monotonic() + KEEPER_EXIT_S
     while os.getppid() == keeper:
@@ -138,9 +138,9 @@ def leave_member(member: Path, keeper: int) -> None:
 
 
 def remove_if_abandoned(member: Path) -> None:
-    """If the run is abandoned, remove a member's folder and, after the last of these, the run's folder.
+    """Remove a member's folder if its run is abandoned, and the run's folder if no other member is left.
 
-    Never raises. A retry is safe.
+    This never raises an exception. A retry is safe.
     """
     run = member.parent
     if not is_abandoned(run):
@@ -155,10 +155,10 @@ def remove_if_abandoned(member: Path) -> None:
 
 
 def is_abandoned(run: Path, *, without_owner: bool = False) -> bool:
-    """Return whether the run's keeper has ended, so that no process holds its lock.
+    """Return whether the run's keeper has ended. In that case, no process holds the lock on `OWNER`.
 
-    `without_owner` is the result for a folder without the file `OWNER`. A member does not remove such a
-    folder, because it may not belong to a run; code that finds folders by the name pattern of runs does.
+    `without_owner` is the result for a folder that does not contain `OWNER`. Members use False, because such
+    a folder may not belong to a run. Code that finds folders by the name pattern of runs uses True.
     """
     try:
         descriptor = os.open(run / OWNER, os.O_RDWR | os.O_CLOEXEC)
@@ -167,7 +167,7 @@ def is_abandoned(run: Path, *, without_owner: bool = False) -> bool:
     except OSError:  # another user owns the folder
         return False
     try:
-        # Shared, because several processes may check at once.
+        # A shared lock, because several processes may check at the same time.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return False

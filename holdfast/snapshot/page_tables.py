@@ -1,9 +1,10 @@
-"""Enter the pages of the slots into this process's page tables before a copy needs them.
+"""Map the pages of the slots into this process's page tables before a copy needs them.
 
 A process's first write to each page of a mapped file causes a page fault, even if the page is in memory. For
-a large state, these faults take twice as long as the copy, and a recovery may wait for a new process's first
-copy. So a thread populates the page tables during the first steps. It works in small pieces, because threads
-that map or unmap memory wait for a piece to end. It neither reads nor changes the content of the slots.
+a large state, these faults take twice as long as the copy itself, and a recovery may have to wait for the
+first copy of a new process. So a thread populates the page tables during the first steps. It works in small
+pieces, because other threads cannot map or unmap memory until the current piece is done. The thread neither
+reads nor changes the content of the slots.
 """
 
 from __future__ import annotations
@@ -20,15 +21,16 @@ if TYPE_CHECKING:
 
     from holdfast.snapshot.arena import Arena
 
-LEAST_BYTES = 64 << 20  # for smaller states, the faults take a negligible part of a recovery
+LEAST_BYTES = 64 << 20  # for smaller states, the time for the faults is negligible in a recovery
 PIECE_BYTES = 1 << 20  # takes about 0.3 ms
-PAUSES = 2.0  # a pause lasts this many times as long as the piece before it
+PAUSES = 2.0  # after each piece, the thread pauses this many times as long as the piece took
 
 
 def populate_ahead(arena: Arena, total_bytes: int) -> threading.Thread | None:
-    """Start and return a thread that populates the slots of exactly `total_bytes`; None if there are none.
+    """Start and return a thread that populates the slots whose size is exactly `total_bytes`.
 
-    No other thread may use `arena` during the call. Afterwards any thread may, because the new thread uses
+    The result is None if there is no such slot, or if the state is smaller than `LEAST_BYTES`. No other
+    thread may use `arena` during the call. After the call any thread may use it, because the new thread uses
     only the mappings. Raises OSError.
     """
     found = arena.whole(total_bytes) if total_bytes >= LEAST_BYTES else ()

@@ -1,13 +1,13 @@
-"""Store one rank's private state (random generators, data position) of recent steps in a mapped file.
+"""Store one rank's private states (random generators, data position) of recent steps in a mapped file.
 
-The rank writes an entry in every step, without a system call. The sidecar, and the process that takes over
-the rank, can read the file at any time, even during a write or after the writer was killed, because an entry
-whose record fails its CRC counts as missing.
+The rank writes an entry in every step, without a system call. The sidecar, or a process that takes over the
+rank, can read the file at any time, even during a write or after the writer was killed. An entry whose record
+fails its CRC check counts as missing.
 
 The file consists of a header page and one entry for each place of the ruler (`holdfast.protocol.kept_steps`).
-An entry has a record of 64 bytes and room for `capacity` bytes. States of more than 1 MiB have only a few
-places, so the file is at most about nine times as large as one state. Before the entry of a pinned step is
-overwritten, it is moved to one of the last places.
+An entry has a record of 64 bytes and room for `capacity` bytes. For states of more than 1 MiB there are only
+a few places, so the file is at most about nine times as large as one state. Before the entry of a pinned step
+is overwritten, it is moved to one of the last places.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HEADER_BYTES = 4096
 RECORD_BYTES = 64
 DEFAULT_CAPACITY_BYTES = 32 << 10  # random states take about 8 KiB, and data positions less than 1 KiB
 MAX_CAPACITY_BYTES = 1 << 30  # this is also the limit for states that members exchange
-FEW_BYTES = 1 << 20  # larger states have only a few places
+FEW_BYTES = 1 << 20  # for larger states, the file has only a few places
 _MAGIC = b"HFPRIV03"
 _HEADER = struct.Struct("<8sIIQ")  # magic, rank, every, capacity
 _RECORD = struct.Struct("<IIQQQI24x")  # magic, flags, generation, step, length, CRC32 of the blob
@@ -39,7 +39,7 @@ _NONE = bytes(RECORD_BYTES)
 
 @dataclass(frozen=True, slots=True)
 class StoredEntry:
-    """An entry with an intact record. `final` is a flag that the writer passes on to readers."""
+    """Describes an entry with an intact record. `final` has the value that the writer passed to `put`."""
 
     generation: int
     step: int
@@ -49,7 +49,7 @@ class StoredEntry:
 
 @dataclass(frozen=True, slots=True)
 class PrivateBlob:
-    """A private state with the arguments of its `put`."""
+    """A private state, with the arguments that were passed to `put`."""
 
     generation: int
     step: int
@@ -59,7 +59,7 @@ class PrivateBlob:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """The content of the header, on which all positions in the file depend."""
+    """The content of the header. It determines all positions in the file."""
 
     rank: int
     every: int
@@ -83,7 +83,7 @@ class _Shape:
 
 
 class PrivateReader:
-    """Reads a rank's store, in any process and at any time. A missing store has no entries."""
+    """Reads a rank's store, in any process and at any time. A store whose file is missing has no entries."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
@@ -99,7 +99,7 @@ class PrivateReader:
     def get(self, step: int, generation: int | None = None) -> PrivateBlob | None:
         """Return the state of `step`, or None if it is missing or damaged.
 
-        Without `generation`, return the intact state of the highest generation.
+        Without `generation`, this returns the intact state of the highest generation.
         """
         found: list[PrivateBlob] = []
         for held, offset in self._entries():
@@ -113,8 +113,9 @@ class PrivateReader:
     def stored(self, generation: int, step: int) -> StoredEntry | None:
         """Return the entry in the place of `step` if it has this `generation` and this or a later step.
 
-        If the entry exists, this reads only one record and makes no system call, so it can be called in every
-        step. Otherwise it maps the file again if the file was replaced.
+        Otherwise the result is None. If there is such an entry, the call only reads one record and makes no
+        system call, so it is cheap enough for every step. If there is none, the call first checks whether the
+        file was replaced, and maps the new file.
         """
         found = self._in_place_of(generation, step)
         if found is None:
@@ -133,13 +134,13 @@ class PrivateReader:
         return record[0]
 
     def close(self) -> None:
-        """Drop the mapping; the next call maps the file again."""
+        """Release the mapping. The next call of another method maps the file again."""
         if self._map is not None:
             self._map.close()
             self._map = None
 
     def _entries(self) -> Iterator[tuple[StoredEntry, int]]:
-        """Yield each entry with an intact record, and the record's offset in the mapping."""
+        """Yield each entry that has an intact record, with the record's offset in the mapping."""
         self._look_again()
         content, shape = self._map, self._shape
         if content is None:
@@ -158,7 +159,7 @@ class PrivateReader:
         return data if record == (held, zlib.crc32(data)) else None
 
     def _look_again(self) -> None:
-        """Map the file again if it was replaced, as it is when the store grows."""
+        """Map the file again if it was replaced. The writer replaces it when the store must grow."""
         try:
             status = self.path.stat()
             if self._map is not None and (status.st_dev, status.st_ino) == self._inode:
@@ -178,7 +179,7 @@ class PrivateReader:
 
 
 class PrivateStore(PrivateReader):
-    """Writes a rank's store, in one process at a time. It also reads the entries of earlier writers."""
+    """Writes a rank's store. Only one process may write at a time; it also reads earlier writers' entries."""
 
     def __init__(
         self,
@@ -196,14 +197,14 @@ class PrivateStore(PrivateReader):
         Args:
             path: The file; its directory exists.
             rank: The rank to which the states belong.
-            capacity_bytes: The size of the largest blob that fits without a new file.
-            every: If states are small, keep the last 4 multiples of this in addition to the ruler's steps;
-                0 keeps none.
+            capacity_bytes: The size of the largest blob that fits without a larger file.
+            every: If states are small, the last four steps that are multiples of this number are kept in
+                addition to the ruler's steps. 0 keeps no additional steps.
             pins: Returns the steps of the one or two existing snapshots, whose states must be kept. Each
-                `put` calls it. The result may lack a snapshot that is less than three steps old.
+                `put` calls this function. The result may omit a snapshot that is less than three steps old.
 
         Raises:
-            OSError: There is no room (ENOSPC); an existing store is unchanged.
+            OSError: There is no room (ENOSPC). An existing store is unchanged.
         """
         super().__init__(path)
         self._pins = pins
@@ -220,15 +221,17 @@ class PrivateStore(PrivateReader):
 
     @property
     def capacity_bytes(self) -> int:
-        """The size of the largest blob that fits without a new file."""
+        """The size of the largest blob that fits without a larger file."""
         return self._shape.capacity_bytes
 
     def put(self, generation: int, step: int, blob: bytes, final: bool = True) -> None:
-        """Store `blob` as the state of `step` >= 0, without a system call unless the file must grow.
+        """Store `blob` as the state of `step`, which is at least 0.
+
+        This makes no system call unless the file must grow.
 
         Raises:
-            OSError: The file must grow, but there is no room; its entries are unchanged.
-            ValueError: The blob exceeds `MAX_CAPACITY_BYTES`; the entries are unchanged.
+            OSError: The file must grow, but there is no room. The entries are unchanged.
+            ValueError: The blob exceeds `MAX_CAPACITY_BYTES`. The entries are unchanged.
         """
         length = len(blob)
         shape = self._shape
@@ -245,12 +248,12 @@ class PrivateStore(PrivateReader):
         for place in places:
             begin = HEADER_BYTES + place * shape.stride_bytes
             after = begin + RECORD_BYTES
-            content[begin:after] = _NONE  # so that a writer killed during the copy leaves no mixed entry
+            content[begin:after] = _NONE  # a writer that is killed during the copy leaves an invalid entry
             content[after : after + length] = blob
             content[begin:after] = record
 
     def _save_pinned(self, begin: int, generation: int, step: int) -> None:
-        """Move the entry at `begin` if its step is pinned and is not the step about to be written."""
+        """Move the entry at `begin` if its step is pinned, unless the same state is about to be written."""
         content, shape = self._map, self._shape
         assert content is not None
         pinned = self._pins()
@@ -267,7 +270,7 @@ class PrivateStore(PrivateReader):
         content[there : there + RECORD_BYTES] = content[begin : begin + RECORD_BYTES]
 
     def _worth(self, begin: int, new: int, pinned: Collection[int]) -> tuple[bool, bool, int, int]:
-        """Return a sort key for the entry at `begin`. An entry of step `new` replaces the lowest entry."""
+        """Return a sort key for the entry at `begin`. An entry of the step `new` replaces the lowest one."""
         assert self._map is not None
         found = _unpack(self._map[begin : begin + RECORD_BYTES])
         if found is None:
@@ -276,9 +279,9 @@ class PrivateStore(PrivateReader):
         return held.step != new, held.step in pinned, held.generation, held.step
 
     def _rebuild(self, shape: _Shape, copied: bool) -> None:
-        """Atomically replace the file with a file of `shape`; keep its entries if `copied`."""
+        """Atomically replace the file with one of `shape`. If `copied`, the new file has the old entries."""
         entries = list(self._entries()) if copied else []
-        # Oldest first, so that the newest of several entries for one place remains.
+        # Copy the oldest entries first, so that the newest of several entries for one place is kept.
         entries.sort(key=lambda entry: (entry[0].generation, entry[0].step))
         temporary = self.path.with_name(f".{self.path.name}.new")
         try:
@@ -302,7 +305,7 @@ class PrivateStore(PrivateReader):
         self._map_writable()
 
     def _look_again(self) -> None:
-        """Map the file if it is not mapped. The mapping stays valid: only this store replaces the file."""
+        """Map the file if it is not mapped. Only this store replaces the file, so a mapping stays valid."""
         if self._map is None:
             super()._look_again()
 
@@ -315,12 +318,15 @@ class PrivateStore(PrivateReader):
 
 
 def _with_room(length: int) -> int:
-    """Return a capacity with some room for a state of `length` bytes to grow."""
+    """Return a capacity that leaves a state of `length` bytes some room to grow."""
     return max(length, min(length + min(length // 4, FEW_BYTES), MAX_CAPACITY_BYTES))
 
 
 def _rounded(capacity_bytes: int) -> int:
-    """Return the capacity rounded up, so that records are aligned to cache lines. Raises ValueError."""
+    """Round the capacity up, so that records are aligned to cache lines.
+
+    Raises ValueError if it is not from 1 to `MAX_CAPACITY_BYTES`.
+    """
     if not 0 < capacity_bytes <= MAX_CAPACITY_BYTES:
         raise ValueError(f"a private state of {capacity_bytes} bytes, expected 1 to 2^30")
     return -(-capacity_bytes // RECORD_BYTES) * RECORD_BYTES

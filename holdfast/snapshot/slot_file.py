@@ -1,12 +1,13 @@
 """Lock, allocate and map one slot file of an arena.
 
 A process that accesses the content holds the file's flock: exclusive to write, shared to read. The kernel
-releases the lock when the process ends, so a dead writer blocks no other process. The lock also prevents a
-file from shrinking while it is read, which would cause a SIGBUS.
+releases the lock when the process ends, so a dead writer blocks no other process. The lock also ensures that
+no file shrinks while it is being read, which would cause a SIGBUS.
 
-A forked child, such as a DataLoader worker, would share the open file and so the lock, and would keep the
-lock after its parent's death. So a child closes the files that its parent has locked. A mapping has its own
-descriptor, which cannot be closed separately, so each mapping uses a second open of the file.
+A forked child, such as a DataLoader worker, would share its parent's open file and thus the lock, and would
+still hold the lock after the parent's death. So a child closes the files that its parent has locked. A
+mapping contains its own descriptor, which a child cannot close. So the file is opened a second time for each
+mapping.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ BLOCK_BYTES = 512  # the unit of st_blocks
 
 
 class Slot:
-    """Writes a slot. Only one thread of one process can hold it at a time."""
+    """Gives a writer access to a slot. Only one thread of one process can hold the slot at a time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -38,7 +39,7 @@ class Slot:
         _slots.add(self)
 
     def acquire(self) -> bool:
-        """Try to take the exclusive lock; return False at once if a reader or another writer holds it."""
+        """Take the exclusive lock; return False, without waiting, if a reader or another writer holds it."""
         if not self._held.acquire(blocking=False):
             return False
         try:
@@ -53,7 +54,7 @@ class Slot:
         return True
 
     def release(self) -> None:
-        """Release the lock."""
+        """Release the exclusive lock."""
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         finally:
@@ -62,11 +63,11 @@ class Slot:
     def fit(self, total_bytes: int) -> mmap.mmap:
         """Return a mapping of exactly `total_bytes`, all of it backed by memory.
 
-        This takes one system call if the size has not changed. The caller must hold the lock.
+        After this call, no write to the mapping can cause a SIGBUS. If the size has not changed, the call
+        makes only one system call. The caller must hold the lock.
 
         Raises:
-            OSError: There is no room (ENOSPC); the content is undefined. If this succeeds, no later write can
-                cause a SIGBUS.
+            OSError: There is no room (ENOSPC). The content is undefined.
         """
         status = os.fstat(self._descriptor)
         if status.st_size != total_bytes or status.st_blocks * BLOCK_BYTES < total_bytes:
@@ -74,8 +75,8 @@ class Slot:
                 self._unmap()
             if status.st_size > total_bytes:
                 os.ftruncate(self._descriptor, total_bytes)
-            # One call both extends and allocates, so that a killed writer never leaves a sparse file of full
-            # size.
+            # A single call both extends the file and allocates its memory, so that a killed writer never
+            # leaves a sparse file of full size.
             os.posix_fallocate(self._descriptor, 0, total_bytes)
         if self._mapping is None or len(self._mapping) != total_bytes:
             self._unmap()
@@ -83,10 +84,13 @@ class Slot:
         return self._mapping
 
     def stretch(self, total_bytes: int) -> mmap.mmap:
-        """Return a mapping of exactly `total_bytes`, for which `back` must still allocate memory.
+        """Return a mapping of exactly `total_bytes`. `back` must allocate its memory before it is written.
 
-        The caller must hold the lock. A killed writer may leave a sparse file without a record, whose holes
-        `fit` allocates later.
+        The caller must hold the lock. A killed writer may leave a sparse file without a record. When that
+        slot is used again, `fit` allocates the missing memory.
+
+        Raises:
+            OSError: There is certainly not enough room (ENOSPC), or the file cannot be mapped.
         """
         status = os.fstat(self._descriptor)
         self._backed = status.st_size == total_bytes and status.st_blocks * BLOCK_BYTES >= total_bytes
@@ -103,12 +107,13 @@ class Slot:
         return self._mapping
 
     def back(self, begin: int, end: int) -> None:
-        """Allocate memory for a range, which is necessary before a write to it.
+        """Allocate memory for a range, which is necessary before a write to that range.
 
-        The caller must hold the lock; several of its threads may call this at the same time.
+        After this call, no write to the range can cause a SIGBUS. The caller must hold the lock; several of
+        its threads may call this at the same time.
 
         Raises:
-            OSError: There is no room (ENOSPC). If this succeeds, no later write can cause a SIGBUS.
+            OSError: There is no room (ENOSPC).
         """
         if not self._backed:
             os.posix_fallocate(self._descriptor, begin, end - begin)
@@ -116,10 +121,10 @@ class Slot:
             populate(address_of(self._mapping) + begin, end - begin)
 
     def whole(self, total_bytes: int) -> mmap.mmap | None:
-        """Return the mapping that `fit` will return, or None if `fit` would have to change the file first.
+        """Return the mapping that `fit` would return, or None if `fit` would have to change the file first.
 
-        This needs no lock, because it neither reads nor writes the content. No other thread may use this slot
-        during the call.
+        The caller need not hold the lock, because this neither reads nor writes the content. No other thread
+        may use this slot during the call.
 
         Raises:
             OSError: The file cannot be mapped.
@@ -139,10 +144,10 @@ class Slot:
         return self._mapping
 
     def put_header(self, header: bytes) -> memoryview:
-        """Write `header` if it differs from the existing one; return the data area after it.
+        """Write `header` unless the file already begins with it; return the data area after the header.
 
-        The view is the same object as long as the mapping and the header's size stay the same. The caller
-        must hold the lock and have called `fit`.
+        The returned view is the same object as long as the mapping and the header's size stay the same. The
+        caller must hold the lock and must have called `fit`.
         """
         mapping = self._mapping
         assert mapping is not None
@@ -153,15 +158,18 @@ class Slot:
         return self._data
 
     def size_bytes(self) -> int:
-        """Return the size of the file, without a lock. Raises OSError, for example if the file is missing."""
+        """Return the size of the file. The caller need not hold the lock.
+
+        Raises OSError, for example if the file is missing.
+        """
         if self._is_open():
-            status = os.fstat(self._descriptor)  # takes half as long as a `stat` by path
+            status = os.fstat(self._descriptor)  # this takes half as long as a `stat` by path
             if status.st_nlink:
                 return status.st_size
         return os.stat(self._path).st_size  # noqa: PTH116  # faster than Path.stat; called in every snapshot
 
     def close(self) -> None:
-        """Drop mapping and descriptor; existing views remain valid."""
+        """Release the mapping and the descriptor. Existing views remain valid."""
         self._unmap()
         if self._descriptor >= 0:
             os.close(self._descriptor)
@@ -176,10 +184,10 @@ class Slot:
         self._opened_by = os.getpid()
 
     def _is_reachable(self) -> bool:
-        """Return whether other processes can still open the same file.
+        """Return whether other processes can still open the same file by its path.
 
-        A removed file cannot be opened unless the keeper has restored it. A restored file still has no hard
-        link, but the path is a symbolic link to it.
+        After a file was removed, this is possible only if the keeper has restored it. A restored file still
+        has no hard link; the path is then a symbolic link to it.
         """
         ours = os.fstat(self._descriptor)
         if ours.st_nlink:
@@ -191,26 +199,30 @@ class Slot:
         return (found.st_dev, found.st_ino) == (ours.st_dev, ours.st_ino)
 
     def _is_open(self) -> bool:
-        """Return whether this process, and not its parent, opened the file: a child would share that lock."""
+        """Return whether the file is open and was opened by this process.
+
+        A descriptor that was inherited from the parent does not count, because its lock is shared.
+        """
         return self._descriptor >= 0 and self._opened_by == os.getpid()
 
     def close_inherited(self) -> None:
-        """Close the inherited descriptor in a forked child, so that only the parent has the lock."""
+        """In a forked child, close the inherited descriptor, so that only the parent holds the lock."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
         self._held = threading.Lock()
 
     def _unmap(self) -> None:
-        # Do not close the mapping, because tensors may still use it. It is unmapped with the last of them.
+        # Do not close the mapping, because tensors may still use it. It is unmapped when the last of them is
+        # freed.
         self._data = None
         self._mapping = None
 
 
 def lock_shared(path: Path) -> int | None:
-    """Return a descriptor of `path` with a shared lock, or None if a writer holds the exclusive lock.
+    """Return a descriptor of `path` that holds a shared lock, or None if a writer holds the exclusive lock.
 
-    `unlock` releases it. Raises FileNotFoundError, OSError.
+    Pass the descriptor to `unlock` to release the lock. Raises FileNotFoundError, OSError.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

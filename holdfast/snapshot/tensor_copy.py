@@ -1,10 +1,10 @@
 """Copy many tensors at the bandwidth of main memory.
 
-One thread that copies pieces of a few megabytes reaches only half the bandwidth, because below a size near
-that of the cache, memcpy reads each target line before it writes the line. Several threads reach the full
-bandwidth. Ordinary threads suffice, because the interpreter's lock (GIL) is free during the copy of a piece.
-With many small pieces, however, the threads would spend more time waiting for that lock than copying. So
-small tensors with adjacent targets are copied with one call of `torch.cat`.
+A single thread that copies pieces of a few megabytes reaches only half the bandwidth: for copies smaller than
+about the size of the cache, memcpy reads each line of the target before it writes it. Several threads reach
+the full bandwidth. Ordinary Python threads suffice, because the interpreter's lock (GIL) is released while a
+piece is copied. With many small pieces, however, the threads would wait for that lock longer than they would
+copy. So small tensors with adjacent targets are copied with one call of `torch.cat`.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ if TYPE_CHECKING:
     import torch
 
 THREADS = min(4, os.cpu_count() or 1)  # more threads do not help, because memory bandwidth is the limit
-ALONE_BYTES = 4 << 20  # one thread copies this much before another thread could wake up
+ALONE_BYTES = 4 << 20  # up to this size, one thread copies alone, because other threads wake up too late
 AHEAD_BYTES = 1 << 20  # the calling thread copies this much before the other threads have woken up
-SMALL_BYTES = 128 << 10  # a piece whose copy takes about as long as a handover of the interpreter's lock
-# How much new memory is populated at once, so that it is still in the cache when it is written.
+SMALL_BYTES = 128 << 10  # copying this much takes about as long as passing on the interpreter's lock
+# New memory is populated in pieces of this size, so that a piece is still in the cache when it is written.
 FRESH_BYTES = 1 << 20
-# How much is compared at once, so that a difference is still in the cache when it is copied.
+# Memory is compared in pieces of this size, so that a piece is still in the cache when it must be copied.
 COMPARED_BYTES = 1 << 20
-# Between two reports of progress; with longer intervals, a copy would appear to be stuck.
+# Progress is reported after each piece of this size. With larger pieces, a copy would appear to be stuck.
 PIECE_BYTES = 64 << 20
 
 
-_Memory = ctypes.c_ubyte * (1 << 47)  # one type for all sizes, because creating a type takes long
+_Memory = ctypes.c_ubyte * (1 << 47)  # one type for all sizes, because creating a type is slow
 _memcmp = ctypes.CDLL(None).memcmp
 _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _memcmp.restype = ctypes.c_int
 _madvise = ctypes.CDLL(None).madvise  # mmap.madvise holds the interpreter's lock during the call
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _madvise.restype = ctypes.c_int
-_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, which replaces a fault per page by one call
+_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE: one call instead of one fault per page
 
 
 def _nothing() -> None:
@@ -54,7 +54,7 @@ _Piece = tuple[int, int, int]  # target, source, bytes
 
 
 class ParallelCopy:
-    """A copy of many tensors, which can be repeated as long as the tensors keep their addresses."""
+    """Copies many tensors. The copy can be repeated as long as the tensors keep their addresses."""
 
     def __init__(
         self,
@@ -66,11 +66,10 @@ class ParallelCopy:
     ) -> None:
         """Prepare to copy each source into its target. Both are on the CPU and have the same type and shape.
 
-        Set `sparing` if the targets are probably equal to the sources, so that all bytes are compared and
-        only pieces that differ are written. Set `fresh` if the targets' memory may not have been written
-        before.
+        Set `sparing` if the targets are probably equal to the sources: the copy then compares all bytes, and
+        writes only pieces that differ. Set `fresh` if the targets' memory may never have been written.
         """
-        # The addresses of the sources' stretches that a sparing copy had to write.
+        # The addresses, in the sources, of the pieces that a sparing copy had to write.
         self.differed: list[int] = []
         self._held = list(zip(targets, sources, strict=True))  # keeps the memory of all pieces alive
         dense = [(t, s) for t, s in self._held if t.is_contiguous() and s.is_contiguous()]
@@ -84,9 +83,9 @@ class ParallelCopy:
         self._own_work, *self._other_work = map(work, shares)
 
     def run(self, moved: Callable[[], None] = _nothing) -> None:
-        """Copy all tensors. When this returns or raises, no thread is still copying.
+        """Copy all tensors. Once this has returned or raised an exception, no thread is copying any more.
 
-        Each thread calls `moved` to report progress after it has copied a piece.
+        Each thread calls `moved` after each piece, to report progress.
         """
         import torch
 
@@ -105,7 +104,7 @@ class ParallelCopy:
 
 
 class _Turn:
-    """A task for another thread. It uses a bare lock, because a Future takes twice as long."""
+    """A task for another thread. It uses a plain lock, because a Future takes twice as long."""
 
     __slots__ = ("_done", "_work", "error")
 
@@ -118,7 +117,7 @@ class _Turn:
     def work(self) -> None:
         try:
             self._work()
-        except BaseException as error:  # `ParallelCopy.run` raises it again
+        except BaseException as error:  # `ParallelCopy.run` raises it in the calling thread
             self.error = error
         finally:
             self._done.release()
@@ -133,15 +132,18 @@ os.register_at_fork(after_in_child=_threads.clear)  # a forked child does not in
 
 
 def same_bytes(one: int | bytes, other: int | bytes, size: int) -> bool:
-    """Compare `size` bytes at two addresses, or of bytes objects, without holding the interpreter's lock."""
+    """Return whether `size` bytes are equal. The interpreter's lock is released during the comparison.
+
+    `one` and `other` are addresses or bytes objects.
+    """
     return bool(_memcmp(one, other, size) == 0)
 
 
 def populate(address: int, size: int) -> bool:
-    """Allocate memory for a range in one call instead of one fault per page, without changing its content.
+    """Allocate memory for a range in one call, without changing its content.
 
-    Returns False if there is no room or the kernel is older than 5.14. The first write to each page then
-    causes a fault, as usual.
+    This replaces the page fault that the first write to each page would cause. Returns False if there is no
+    room, or if the kernel is older than 5.14. Those page faults then occur as usual.
     """
     begin = address // mmap.PAGESIZE * mmap.PAGESIZE
     return bool(_madvise(begin, address + size - begin, _POPULATE_WRITE) == 0)
@@ -153,13 +155,13 @@ def address_of(mapping: mmap.mmap) -> int:
 
 
 def sampled_bytes(address: int, size: int, step: int) -> list[int]:
-    """Return every `step`-th of the `size` bytes at an address, starting with the first."""
+    """Return every `step`-th of the `size` bytes at `address`, starting with the first."""
     found: list[int] = _Memory.from_address(address)[:size:step]
     return found
 
 
 def _queue(work: Callable[[], None]) -> _Turn:
-    """Queue `work` for the copying threads, which the first call starts."""
+    """Queue `work` for the copying threads. The first call starts them."""
     turn = _Turn(work)
     _queued.put(turn)
     if not _threads:
@@ -175,9 +177,9 @@ def _take_turns() -> None:
 
 
 def _shares(pairs: Sequence[_Pair], first: int, most: int) -> list[list[_Pair]]:
-    """Distribute all bytes, in order, to shares of `most` bytes; the first share has `first` bytes.
+    """Divide all bytes, in order, into a first share of `first` bytes and further shares of `most` bytes.
 
-    A tensor that does not fit into the remainder of a share is split.
+    A tensor that does not fit into the rest of a share is split.
     """
     shares: list[list[_Pair]] = [[]]
     room = first
@@ -227,7 +229,7 @@ def _pieces(share: list[_Pair]) -> list[_Piece]:
 
 
 def _bytes_at(address: int, size: int) -> torch.Tensor:
-    """Return a view of `size` bytes at `address`, whose memory the caller must keep alive."""
+    """Return a view of the `size` bytes at `address`. The caller must keep that memory alive."""
     import torch
 
     return torch.frombuffer((ctypes.c_ubyte * size).from_address(address), dtype=torch.uint8)

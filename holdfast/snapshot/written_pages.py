@@ -1,21 +1,26 @@
-"""Determine, with the kernel's help, which pages of this process's memory were written since a watch began.
+"""Determine which pages of this process's memory were written since a watch began. The kernel tracks them.
 
-Linux 6.7 and later can write-protect pages so that the first write to a page causes a fault, which the kernel
-resolves and records. This is userfaultfd with UFFD_FEATURE_WP_ASYNC. The PAGEMAP_SCAN ioctl lists the pages
-that are no longer protected (Documentation/admin-guide/mm/userfaultfd.rst and pagemap.rst;
-include/uapi/linux/userfaultfd.h and fs.h). The kernel records writes from every source: all threads and
-libraries, read(2), and other processes that use process_vm_writev or ptrace. A page is protected only once,
-so a written page remains listed, and writes cause at most one fault per page.
+Linux 6.7 and later can write-protect pages, so that the first write to a page causes a fault. The kernel
+resolves the fault and records the write. This is the feature UFFD_FEATURE_WP_ASYNC of userfaultfd. The ioctl
+PAGEMAP_SCAN lists the pages that are no longer protected (see Documentation/admin-guide/mm/userfaultfd.rst
+and pagemap.rst, and include/uapi/linux/userfaultfd.h and fs.h). The kernel records writes from every source:
+all threads and libraries, read(2), and other processes that use process_vm_writev or ptrace. A page is
+protected only once, so a written page remains listed, and writes cause at most one fault per page.
 
-Memory is not watched if writes could be missed. This applies to shared memory and mapped files, which other
-processes may write; to all memory if any is pinned when the watch begins (VmPin), because a device writes to
-it without a fault; and to a child's memory after a fork. One case remains undetected: a read with O_DIRECT
-that another thread began before the watch and that ends after the watch has begun.
+Memory is not watched if the kernel could miss writes to it:
+
+- shared memory and mapped files, because other processes may write them;
+- all memory, if any memory is pinned when the watch begins (VmPin), because a device can write to pinned
+  memory without a fault;
+- a child's memory after a fork.
+
+One case remains undetected: a read with O_DIRECT that another thread has started before the watch begins, and
+that ends after the watch has begun.
 
 Memory that is unmapped, moved or mapped again loses its registration, and a scan of it fails with EPERM. The
-kernel has one defect: after a whole page table was dropped (MADV_DONTNEED of 2 MiB), the scan reports no
-writes there until a page is touched ("fs/proc/task_mmu: fix PAGEMAP_SCAN written state for PMD holes", July
-2026). So one byte for each page table is read before a scan.
+kernel has one defect: after a whole page table was dropped (MADV_DONTNEED of 2 MiB), a scan reports no writes
+in its range until one of the pages is touched ("fs/proc/task_mmu: fix PAGEMAP_SCAN written state for PMD
+holes", July 2026). So one byte for each page table is read before a scan.
 """
 
 from __future__ import annotations
@@ -32,12 +37,12 @@ from pathlib import Path
 
 from holdfast.snapshot import tensor_copy
 
-# Each range may split a mapping in three, and a process may have only some 65,000 mappings.
+# Each range may split a mapping into three, and a process may have only about 65,000 mappings.
 MOST_RANGES = 4096
-MOST_STRETCHES = 128  # how many stretches of a range are listed; the range after them counts as written
+MOST_STRETCHES = 128  # a scan lists at most this many stretches; the rest of the range counts as written
 
 _SYSCALL = {"x86_64": 323, "aarch64": 282}  # userfaultfd
-_USER_MODE_ONLY = 1  # sufficient because the kernel resolves all faults, and needs no privilege
+_USER_MODE_ONLY = 1  # this needs no privilege, and suffices because the kernel resolves all faults
 _NEW = 0xAA00  # USERFAULTFD_IOC_NEW of /dev/userfaultfd
 _API = 0xC018AA3F  # UFFDIO_API: struct uffdio_api {api, features, ioctls}
 _REGISTER = 0xC020AA00  # UFFDIO_REGISTER: struct uffdio_register {start, len, mode, ioctls}
@@ -49,7 +54,7 @@ _CHECKED = 2  # PM_SCAN_CHECK_WPASYNC: fail if a page is not registered
 _WRITTEN = 2  # PAGE_IS_WRITTEN; if no other category is requested, the kernel uses a faster path
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_TABLE = 2 << 20  # the least number of bytes that a page table maps
+_TABLE = 2 << 20  # a page table maps at least this many bytes
 
 Range = tuple[int, int]  # address, bytes
 Stretch = tuple[int, int]  # first byte and end byte of a stretch within a range
@@ -58,10 +63,10 @@ _log = logging.getLogger(__name__)
 
 
 class WrittenPages:
-    """Watches ranges of this process's memory for writes from its construction on."""
+    """Watches ranges of this process's memory for writes. The watch begins when the object is constructed."""
 
     def __init__(self, ranges: Iterable[Range]) -> None:
-        """Watch the `MOST_RANGES` largest of the ranges, except those that cannot be watched.
+        """Start to watch the `MOST_RANGES` largest ranges, except those that cannot be watched.
 
         Raises `OSError` if the kernel does not support this.
         """
@@ -79,7 +84,7 @@ class WrittenPages:
                 each for each in largest if _is_within(own, each) and self._register(each)
             )
             for each in self._watched:
-                self._scan(*_pages(each), 1)  # fails on an old kernel
+                self._scan(*_pages(each), 1)  # raises OSError on an old kernel
         except BaseException:
             self.close()
             raise
@@ -97,8 +102,8 @@ class WrittenPages:
     def written(self, what: Range) -> tuple[Stretch, ...]:
         """Return, in order, the stretches of a range that may have been written since the watch began.
 
-        Writes during or after this call may appear only in the next result. The result is the whole range if
-        the range is not watched, or no longer watched. Any thread may call this.
+        If the range is not watched, or no longer watched, the result is the whole range. A write during the
+        call may appear only in the next result. Any thread may call this.
         """
         address, size = what
         if not self._files or os.getpid() != self._pid or what not in self._watched:
@@ -121,12 +126,12 @@ class WrittenPages:
         return found if stopped >= end else [*found, (stopped, end)]
 
     def close(self) -> None:
-        """End the watch and release it in the kernel; from then on, every range counts as written."""
+        """End the watch and release the kernel's resources. From now on, every range counts as written."""
         _close(self._files)
 
 
 def watch(ranges: Iterable[Range]) -> WrittenPages | None:
-    """Start watching `ranges`; return None, and log the error at debug level, if that is not possible."""
+    """Start to watch `ranges`. If that is not possible, return None and log the error at debug level."""
     try:
         if _pinned():
             return None
@@ -145,7 +150,7 @@ _living: weakref.WeakSet[WrittenPages] = weakref.WeakSet()
 
 
 def _close_in_child() -> None:
-    """Close the inherited descriptors in a child, because they refer to its parent's memory."""
+    """In a forked child, close the inherited descriptors, because they refer to the parent's memory."""
     for each in list(_living):
         each.close()
 
@@ -156,8 +161,9 @@ os.register_at_fork(after_in_child=_close_in_child)
 def _userfaultfd() -> int:
     """Return a new userfaultfd.
 
-    The system call is avoided if a seccomp filter is active, because some filters kill a process that makes a
-    call unknown to them. The device /dev/userfaultfd needs only open(2) and ioctl(2), which filters permit.
+    If a seccomp filter is active, this opens the device /dev/userfaultfd instead of making the system call of
+    that name. Some filters kill a process that makes a system call unknown to them, but filters permit
+    open(2) and ioctl(2), which is all that the device needs.
     """
     if _status("Seccomp") == 0 and (number := _SYSCALL.get(platform.machine())) is not None:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -178,7 +184,7 @@ def _pinned() -> bool:
 
 
 def _status(name: str) -> int:
-    """Return the number called `name` in /proc/self/status; -1 if it is missing."""
+    """Return the number in the field `name` of /proc/self/status; -1 if the field is missing."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1])
@@ -186,7 +192,7 @@ def _status(name: str) -> int:
 
 
 def _anonymous() -> Iterator[Stretch]:
-    """Yield (begin, end) of this process's private anonymous memory, with adjacent mappings merged."""
+    """Yield the (begin, end) of this process's private anonymous memory. Adjacent mappings are merged."""
     begin = until = 0
     for line in Path("/proc/self/maps").read_text().splitlines():
         span, modes, _, _, inode, *name = line.split(maxsplit=5)
@@ -212,13 +218,13 @@ def _is_within(spans: list[Stretch], what: Range) -> bool:
 
 
 def _pages(what: Range) -> Stretch:
-    """Return the start and the end of the pages that the range overlaps."""
+    """Return the start and the end of the pages that a range overlaps."""
     address, size = what
     return address // _PAGE * _PAGE, -(-(address + size) // _PAGE) * _PAGE
 
 
 def _touch(what: Range) -> None:
-    """Read one byte per page table, including tables that map only the start or the end of the range."""
+    """Read at least one byte in each page table that maps a part of the range."""
     address, size = what
     tensor_copy.sampled_bytes(address, size, size)
     ahead = -address % _TABLE

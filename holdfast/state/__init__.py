@@ -1,1 +1,1 @@
-"""The state of live objects: collecting it, restoring it, and detecting changes and mistakes."""
+"""Collect and restore the state of live objects, and detect changes to it and mistakes in its use."""

@@ -1,8 +1,8 @@
-"""Collect the replicated state for each snapshot, reusing the last result until a tensor moves.
+"""Collect the replicated state for each snapshot, and reuse the last result until a tensor moves.
 
 From one snapshot to the next, the tensors are nearly always the same objects at the same addresses, and only
-numbers such as learning rates differ. So the last result remains valid as long as its sources are unchanged:
-the entries of the modules' and optimizers' tables, and the memory address of each tensor.
+numbers such as learning rates differ. So the last result remains valid as long as its sources are unchanged.
+The sources are the entries in the tables of modules and optimizers, and the memory address of each tensor.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
 dumps = json.JSONEncoder(separators=(",", ":")).encode
 _FIXED = (bool, int, float, str, type(None))  # immutable types
-# None of the data is in a CPU cache, so each access waits for memory. The code therefore reads as little as
+# The data is not in a CPU cache, so each access waits for memory. The code therefore reads as little as
 # possible, and these helpers iterate without running Python code for each item.
 _values, _flat = methodcaller("values"), chain.from_iterable
 
 
 class CachedCollector:
-    """Returns the result of `capture.collect` for `objects`, from a cache while its sources are unchanged."""
+    """Returns what `capture.collect` returns for `objects`, from a cache while its sources are unchanged."""
 
     def __init__(self, objects: Mapping[str, Any], more: Callable[[], Mapping[str, Any]] = dict) -> None:
-        """Prepare to collect `objects`; `more` returns additional entries of the document."""
+        """Prepare to collect `objects`. `more` returns additional entries for the document."""
         self._objects = objects
         self._more = more
         # The tables of parameters, submodules and averaged models' buffers.
         self._tables: list[Mapping[str, Any]] = []
-        # The sources are kept alive, so that no new object can get the same identity.
+        # These references keep the sources alive, so that no new object can get the same identity.
         self._sources: list[Any] = []
         self._tensors: list[tuple[str, torch.Tensor]] = []
         self._live_tensors: list[torch.Tensor] = []
@@ -45,12 +45,12 @@ class CachedCollector:
         self._groups: dict[str, ParamGroupJson] = {}
 
     def collect(self) -> tuple[list[tuple[str, torch.Tensor]], str]:
-        """Return the live tensors by name, and the document as JSON.
+        """Return the live tensors with their names, and the document as JSON.
 
-        While no tensor has moved, the list is the same object as in the last call.
+        As long as no tensor moves, each call returns the same list object.
 
         Raises:
-            BadInput: a state contains a value that is neither a tensor nor JSON; the message names the value.
+            BadInput: a state contains a value that is neither a tensor nor JSON. The message names the value.
         """
         text = self._text() if self._is_unchanged() else None
         return self._collect_all() if text is None else (self._tensors, text)
@@ -65,8 +65,7 @@ class CachedCollector:
         averages = torch.optim.swa_utils.AveragedModel
         self._tables += [m._buffers for top in modules for m in top.modules() if isinstance(m, averages)]
         found = self._found()
-        # Values of other types, such as lists and mappings, may change although their identity stays the
-        # same.
+        # Values of other types, such as lists and mappings, can change while their identity stays the same.
         fixed = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, str, int, float, type(None))
         self._live_tensors = [tensor for _, tensor in tree.tensors]
         self._tensors, self._addresses = tree.tensors, _addresses(self._live_tensors)
@@ -92,7 +91,7 @@ class CachedCollector:
         )
 
     def _found(self) -> list[Any]:
-        """Return the objects that determine which tensors the modules and the optimizers have."""
+        """Return the objects that determine which tensors belong to the modules and optimizers."""
         import torch
 
         found = [*_flat(self._tables), *_flat(map(_values, self._tables))]
@@ -102,7 +101,7 @@ class CachedCollector:
         return found
 
     def _text(self) -> str | None:
-        """Return the current document, or None if it refers to tensors that the cache does not know."""
+        """Return the current document, or None if it refers to tensors that are not in the cache."""
         import torch
 
         parts, rest = [], CollectedState()
@@ -131,7 +130,7 @@ def _look_into(optimizer: torch.optim.Optimizer, found: list[Any]) -> None:
 
 
 def _changes(document: Mapping[str, Any]) -> bool:
-    """Return whether an optimizer's document may change in every step, apart from its groups."""
+    """Return whether parts of an optimizer's document other than its groups may change in every step."""
     inner = document.get("inner", {}).values()
     return "own" in document or "other" in document or any("param_groups" in d or _changes(d) for d in inner)
 
@@ -139,7 +138,7 @@ def _changes(document: Mapping[str, Any]) -> bool:
 def _addresses(tensors: list[torch.Tensor]) -> tuple[list[Any], ...]:
     """Return the address and layout of each tensor.
 
-    They can change while the object stays the same, as in `weight.data = weight.data.t()`.
+    Both can change while the tensor remains the same object, as after `weight.data = weight.data.t()`.
     """
     import torch
 
@@ -148,22 +147,26 @@ def _addresses(tensors: list[torch.Tensor]) -> tuple[list[Any], ...]:
 
 
 class ParamGroupJson:
-    """Encodes the groups of the optimizer `name` as JSON, reusing the text of values that are unchanged.
+    """Encodes the groups of the optimizer `name` as JSON, and reuses the text of unchanged values.
 
-    Of a group's roughly twenty values, only one or two, such as the learning rate, change between snapshots.
+    A group has about twenty values. Only one or two of them, such as the learning rate, change between
+    snapshots.
     """
 
     def __init__(self, name: str, optimizer: torch.optim.Optimizer) -> None:
         self._name = name
         self._optimizer = optimizer
         self._sizes: list[int] = []
-        self._known: list[dict[str, tuple[object, str]]] = []  # value and JSON by key, for each group
+        self._known: list[dict[str, tuple[object, str]]] = []  # for each group: value and JSON, by key
 
     def text(self, rest: CollectedState) -> str:
-        """Return the result of `capture.param_groups` as JSON; tensors among the values go into `rest`.
+        """Return what `capture.param_groups` returns, as JSON. Adds tensors among the values to `rest`.
 
-        The parameters are numbered again only if the size of a group has changed. If no size has changed, the
-        optimizer must still have the same parameters in the same order. Raises BadInput.
+        The parameters are numbered again only if the size of a group has changed. As long as all sizes stay
+        the same, the optimizer must have the same parameters in the same order.
+
+        Raises:
+            BadInput: a value is neither a tensor nor JSON.
         """
         groups = self._optimizer.param_groups
         sizes = [len(group["params"]) for group in groups]
@@ -187,7 +190,7 @@ class ParamGroupJson:
                 if _is_fixed(value):
                     known[key] = held
             parts.append(held[1])
-        # This key comes last, as in `capture.param_groups`, because members compare the JSON as text.
+        # Put this key last, as `capture.param_groups` does, because members compare the JSON as text.
         parts.append(known["params"][1])
         return f"{{{','.join(parts)}}}"
 

@@ -1,10 +1,10 @@
-"""Collect the replicated state of live objects, and refuse objects whose state cannot be kept in a snapshot.
+"""Collect the replicated state of live objects, and refuse objects whose state a snapshot cannot hold.
 
 `holdfast.state.restore` does the reverse.
 
-Replicated state is the same on every rank of a DDP group: parameters, the state of optimizers and schedulers,
-and any other object whose state has tensors. Tensors are named after the objects (`model.blocks.0.weight`,
-`optimizer.state.3.exp_avg`). All other values are stored in one JSON document.
+Replicated state is the same on every rank of a DDP group. It consists of parameters, the states of optimizers
+and schedulers, and the state of any other object that contains tensors. Each tensor is named after its object
+(`model.blocks.0.weight`, `optimizer.state.3.exp_avg`). All other values are stored in one JSON document.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ JSON_ENTRY = "holdfast.json"
 # The document is padded to a multiple of this size, so that the layout seldom changes.
 _JSON_STEP_BYTES = 4096
 TENSOR = "holdfast.tensor"  # {"holdfast.tensor": name} represents a tensor in the document
-STRIDE = "stride"  # an additional key for a tensor that is not in row-major order
-HOST = "host"  # an additional key for a tensor in main memory whose parameter is on a device
+STRIDE = "stride"  # this additional key is used if the tensor is not in row-major order
+HOST = "host"  # this additional key is used if the tensor is in main memory and its parameter on a device
 TUPLE = "holdfast.tuple"  # marks a tuple, such as an optimizer's betas, which JSON would turn into a list
 PAIRS = "holdfast.pairs"  # marks a mapping whose keys are not all strings
 _counter = attrgetter("_version")
@@ -39,14 +39,17 @@ _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, s
 
 @dataclass(slots=True)
 class CollectedState:
-    """Tensors by name, and the document that refers to them."""
+    """Tensors with their names, and the document that refers to them."""
 
     tensors: list[tuple[str, torch.Tensor]] = field(default_factory=list)
     document: dict[str, Any] = field(default_factory=dict)
     _names: dict[int, str] = field(default_factory=dict)  # by the tensor's identity
 
     def add(self, name: str, tensor: torch.Tensor) -> str:
-        """Add `tensor` unless it is already listed; return the name under which it is listed."""
+        """Add `tensor` unless it is listed already; return the name under which it is listed.
+
+        Raises BadInput if a snapshot cannot hold the tensor.
+        """
         known = self._names.setdefault(id(tensor), name)
         if known == name:
             refuse_tensor(name, tensor)
@@ -66,12 +69,13 @@ def unwrap(value: Any) -> Any:
 
 
 def collect(objects: Mapping[str, Any]) -> CollectedState:
-    """Return the current replicated state of `objects`, with the live tensors rather than copies.
+    """Return the current replicated state of `objects`. The result refers to the live tensors, not copies.
 
-    A tensor that occurs in several places, such as a step count that parameters share, is listed once.
+    A tensor that occurs in several places, such as a step count that parameters share, is listed once. A
+    parameter that several modules share is an exception: it is listed for each of them.
 
     Raises:
-        BadInput: a state has a value that is neither a tensor nor JSON; the message names it.
+        BadInput: a state contains a value that is neither a tensor nor JSON. The message names the value.
     """
     import torch
 
@@ -80,9 +84,7 @@ def collect(objects: Mapping[str, Any]) -> CollectedState:
     for name, value in values.items():
         if isinstance(value, torch.nn.Module):
             for key, parameter in value.named_parameters():
-                if (
-                    tree.add(f"{name}.{key}", parameter) != f"{name}.{key}"
-                ):  # a parameter that two modules share is listed for each of them
+                if tree.add(f"{name}.{key}", parameter) != f"{name}.{key}":  # another module shares it
                     tree.tensors.append((f"{name}.{key}", parameter))
             for key, count in average_counts(name, value):
                 tree.add(key, count)
@@ -113,10 +115,10 @@ def refuse_dtypes(objects: Mapping[str, Any]) -> None:
 
 
 def average_counts(name: str, module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Return the number of updates of each averaged model in `module`, by name.
+    """Return each averaged model's number of updates in `module`, with its name.
 
-    Unlike other buffers, they are replicated, because they change together with the averaged parameters,
-    after the optimizer's write.
+    These numbers are buffers. Unlike other buffers they are replicated state, because they change together
+    with the averaged parameters, after the optimizer's write.
     """
     return [
         (f"{name}.{path}.n_averaged" if path else f"{name}.n_averaged", each.n_averaged)
@@ -126,7 +128,7 @@ def average_counts(name: str, module: torch.nn.Module) -> list[tuple[str, torch.
 
 
 def is_average_count(module: torch.nn.Module, key: str) -> bool:
-    """Return whether the module's buffer `key` counts the updates of an averaged model."""
+    """Return whether the buffer `key` of `module` counts the updates of an averaged model."""
     import torch
 
     average = key == "n_averaged" and isinstance(module, torch.optim.swa_utils.AveragedModel)
@@ -150,9 +152,10 @@ def _data_of(state: Any) -> Any:
 def _optimizer(
     name: str, optimizer: torch.optim.Optimizer, tree: CollectedState, kept: frozenset[int]
 ) -> Any:
-    """Describe an optimizer by its tables, because its state_dict may round or omit values.
+    """Return the document of an optimizer, and add its tensors to `tree`.
 
-    `kept` are the identities of the parameters that belong to a protected module. Other parameters, such as
+    The document is built from the optimizer's tables, because its state_dict may round or omit values. `kept`
+    contains the identities of the parameters that belong to a protected module. Other parameters, such as the
     float32 masters of a bfloat16 model, exist only in their optimizer and are stored with it.
     """
     import torch
@@ -178,8 +181,8 @@ def _optimizer(
     found |= {"inner": inner} if inner else {}
     rest = extra_state(optimizer)
     found |= {"own": flatten(f"{name}.own", rest, tree)} if rest else {}
-    # A script may add groups during the run. `homes` names their parameters, so that the groups can be
-    # recreated.
+    # A script may add groups during the run. `homes` names their parameters, so that `restore` can recreate
+    # the groups.
     homes = [
         [tree.name_of(p) if id(p) in kept else None for p in group["params"]]
         for group in optimizer.param_groups[1:]
@@ -206,9 +209,9 @@ def _inner(
 
 
 def wrapped_optimizers(optimizer: torch.optim.Optimizer) -> dict[str, torch.optim.Optimizer]:
-    """Return the optimizers that `optimizer` wraps, as SAM and Lookahead do, by their attribute names.
+    """Return the optimizers that `optimizer` wraps, by attribute name. SAM and Lookahead wrap optimizers.
 
-    An inner optimizer that shares its state object with the outer optimizer is omitted, because that state is
+    The result omits an inner optimizer that shares its state object with the outer one, because that state is
     saved with the outer optimizer.
     """
     import torch
@@ -223,7 +226,7 @@ def wrapped_optimizers(optimizer: torch.optim.Optimizer) -> dict[str, torch.opti
 
 
 def extra_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return the entries of the optimizer's state_dict that its class adds to state and groups."""
+    """Return the entries that the optimizer's class adds to the state_dict besides state and groups."""
     import torch
 
     if type(optimizer).state_dict is torch.optim.Optimizer.state_dict:
@@ -233,7 +236,7 @@ def extra_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def param_groups(name: str, optimizer: torch.optim.Optimizer, tree: CollectedState) -> list[dict[str, Any]]:
-    """Return the optimizer's groups for the document; tensors among their values go into `tree`."""
+    """Return the optimizer's groups as the document represents them. Adds their tensors to `tree`."""
     numbers = parameter_numbers(optimizer)
     return [
         {
@@ -245,21 +248,21 @@ def param_groups(name: str, optimizer: torch.optim.Optimizer, tree: CollectedSta
 
 
 def parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    """Yield the parameters of all groups, in the order in which they are numbered."""
+    """Yield the parameters of all groups in the order of their numbers."""
     for group in optimizer.param_groups:
         yield from group["params"]
 
 
 def parameter_numbers(optimizer: torch.optim.Optimizer) -> dict[int, int]:
-    """Number the parameters across all groups; return the numbers by the parameters' identity."""
+    """Return the number of each parameter by its identity. Numbers run across all groups."""
     return {id(p): n for n, p in enumerate(parameters(optimizer))}
 
 
 def flatten(name: str, value: Any, tree: CollectedState, beside: torch.device | None = None) -> Any:
-    """Return `value` as the document represents it; its tensors are added to `tree`.
+    """Return `value` as the document represents it, and add its tensors to `tree`.
 
-    `beside` is the device of the parameter to which the value belongs. A tensor on the host whose parameter
-    is on a device is marked with `HOST`. Raises BadInput for a value that is neither a tensor nor JSON.
+    `beside` is the device of the parameter to which the value belongs, if any. If it is not the CPU, tensors
+    on the CPU are marked with `HOST`. Raises BadInput for a value that is neither a tensor nor JSON.
     """
     import torch
 
@@ -293,8 +296,8 @@ def _reference(name: str, tensor: torch.Tensor, beside: torch.device | None) -> 
 def version(value: object) -> int | None:
     """Return how often torch's operators have written to a tensor, or None if `value` is not a tensor.
 
-    The result is -1 for a tensor that was made in `torch.inference_mode()`, because it has no counter and can
-    be written only in that mode.
+    The result is -1 for a tensor that was created in `torch.inference_mode()`. Such a tensor has no counter,
+    and can be written only in that mode.
     """
     try:
         found: int | None = getattr(value, "_version", None)
@@ -304,7 +307,7 @@ def version(value: object) -> int | None:
 
 
 def versions(tensors: Sequence[torch.Tensor]) -> list[int | None]:
-    """Return the `version` of each tensor; much faster than separate calls if all tensors have a counter."""
+    """Return the `version` of each tensor. If all have a counter, this is much faster than separate calls."""
     try:
         return list(map(_counter, tensors))
     except RuntimeError:
@@ -312,7 +315,7 @@ def versions(tensors: Sequence[torch.Tensor]) -> list[int | None]:
 
 
 def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Return whether a tensor of this shape and stride has no holes and no overlaps in memory."""
+    """Return whether a tensor with this shape and stride has neither holes nor overlaps in memory."""
     expected = 1
     for step, size in sorted((t, s) for s, t in zip(shape, stride, strict=True) if s != 1):
         if step != expected:
@@ -322,23 +325,25 @@ def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
 
 
 def padded(text: str, reserve: int = 0) -> bytes:
-    """Return a document's JSON, padded with blanks to a multiple of 4 KiB and at least `reserve` bytes."""
+    """Return a document's JSON, padded with spaces to a multiple of 4 KiB and to at least `reserve` bytes."""
     raw = text.encode()
     size = max(reserve, -(-len(raw) // _JSON_STEP_BYTES) * _JSON_STEP_BYTES)
     return raw + b" " * (size - len(raw))
 
 
 def layout_of(tensors: list[tuple[str, torch.Tensor]], json_bytes: int) -> Layout:
-    """Return the snapshot's layout, which depends only on names, types, shapes and `json_bytes`."""
+    """Return the layout of a snapshot. It depends only on names, types, shapes and `json_bytes`."""
     described = [(name, dtype_of(name, t), tuple(t.shape)) for name, t in tensors]
     return plan([*described, (JSON_ENTRY, "U8", (json_bytes,))], {"holdfast": "1"})
 
 
 def views(layout: Layout, data: memoryview | mmap.mmap, offset: int = 0) -> dict[str, torch.Tensor]:
-    """Return a snapshot's tensors by name; they share the memory of its data area.
+    """Return a snapshot's tensors by name. They share the memory of `data`.
+
+    The data area of the snapshot begins at `offset` in `data`.
 
     Raises:
-        BadInput: A tensor has a data type that Holdfast does not support.
+        BadInput: a tensor has a data type that Holdfast does not support.
     """
     return {e.name: _view(e, data, offset + e.begin) for e in layout.entries}
 
@@ -356,7 +361,7 @@ def _view(entry: Entry, data: memoryview | mmap.mmap, at: int) -> torch.Tensor:
 
 
 def dtypes() -> dict[str, torch.dtype]:
-    """Return the supported data types, by their names in safetensors."""
+    """Return the supported data types by their safetensors names."""
     import torch
 
     return {
@@ -379,7 +384,7 @@ _names: dict[torch.dtype, str] = {}
 
 
 def dtype_of(name: str, tensor: torch.Tensor) -> str:
-    """Return the name of the tensor's data type. Raises BadInput for an unsupported one."""
+    """Return the safetensors name of the tensor's data type. Raises BadInput if it is not supported."""
     if not _names:
         _names.update({kind: text for text, kind in dtypes().items()})
     try:
@@ -393,8 +398,9 @@ def dtype_of(name: str, tensor: torch.Tensor) -> str:
 
 _SPREAD = "spreads its state over the ranks"
 _APART = "lets the replicas differ between two averages"
-# By the prefix of a class's full name: why a snapshot cannot hold its state. The names of all base classes
-# are compared, because importing FSDP or DeepSpeed just for `isinstance` would cost each rank seconds.
+# The prefix of a class's full name, and the reason why a snapshot cannot hold its state. The prefixes are
+# compared with the names of all base classes, because importing FSDP or DeepSpeed only for `isinstance` would
+# cost each rank several seconds.
 _CLASSES = (
     ("torch.distributed.fsdp.", _SPREAD),
     ("torch.distributed._composable.fsdp.", _SPREAD),
@@ -420,10 +426,10 @@ _ADVICE = (
 
 
 def refuse_unkeepable(objects: Mapping[str, Any]) -> None:
-    """Raise BadInput for the first of `objects` whose state a snapshot of one rank cannot hold.
+    """Raise BadInput for the first of `objects` whose state a snapshot cannot hold.
 
-    Such a snapshot cannot hold state that is spread over the ranks, or tensors whose content is not in plain
-    memory.
+    One rank writes the snapshot, so it cannot hold state that is spread over the ranks. It also cannot hold
+    tensors whose content is not in plain memory.
     """
     for name, value in objects.items():
         for part in _parts(value):
@@ -433,7 +439,7 @@ def refuse_unkeepable(objects: Mapping[str, Any]) -> None:
 
 
 def refuse_tensor(name: str, tensor: torch.Tensor) -> None:
-    """Raise BadInput unless the tensor is strided and has its whole content in its own memory."""
+    """Raise BadInput unless the tensor is strided and its whole content is in its own memory."""
     import torch
     from torch.nn.parameter import is_lazy
     from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -447,10 +453,10 @@ def refuse_tensor(name: str, tensor: torch.Tensor) -> None:
     if is_lazy(tensor):
         raise BadInput(f"{name} has no shape yet: run one forward pass of the module before protect")
     if tensor.layout != torch.strided:
-        raise BadInput(f"{name} is a sparse tensor ({tensor.layout}): only dense ones can be kept")
+        raise BadInput(f"{name} is a sparse tensor ({tensor.layout}): only dense tensors can be kept")
     if is_traceable_wrapper_subclass(tensor):
         raise BadInput(
-            f"{name} is {type_with_article(tensor)}, a tensor made of others: only plain tensors can be kept"
+            f"{name} is {type_with_article(tensor)}, which wraps other tensors: only plain ones can be kept"
         )
 
 

@@ -1,18 +1,22 @@
 """Detect whether the replicated state has changed since the last commit.
 
-A copy that is made after the commit contains whatever is in memory at that time. Without calling Holdfast, a
-script may meanwhile have swapped in averaged weights for an evaluation, merged adapters, or moved the weights
-temporarily (SAM). So each commit takes a footprint of the state, which costs a few microseconds. The
-footprint consists of the version counters of all parameters and of the tensors in the optimizers' states, the
-addresses of some of these, a few words of their content, the options of the optimizers, and the state_dict of
-other objects. It is compared with the state before and after each copy.
+A copy that is made after the commit contains whatever is in memory at that time. Between the commit and the
+copy, a script may have swapped in averaged weights for an evaluation, merged adapters, or moved the weights
+temporarily (SAM), all without calling Holdfast. So each commit takes a footprint of the state, which costs a
+few microseconds, and the footprint is compared with the state before and after each copy. It consists of:
 
-Version counters count every write by torch's operators, but not writes through `.data`. These are detected by
-the words of content: a write that leaves all of them unchanged is not a swap of weights. Words on a device
-are not read, because that would wait for the device.
+- the version counters of all parameters and of the tensors in the optimizers' states;
+- the addresses of some of these tensors, and a few words of their content;
+- the options of the optimizers;
+- the state_dict of other objects.
 
-Writes to an object whose state_dict returns copies of its tensors cannot be detected; `ChangeDetector.unseen`
-names such objects. Iterable objects are ignored, because they are data, which the script may load in advance.
+A version counter counts every write by torch's operators, but not writes through `.data`. The words of
+content reveal such writes: a swap of the weights would change at least one of the words. Words on a device
+are not read, because reading them would wait for the device.
+
+Writes to an object whose state_dict returns copies of its tensors cannot be detected. Such objects are listed
+in `ChangeDetector.unseen`. Iterable objects are ignored, because they are data, which the script may load in
+advance.
 """
 
 from __future__ import annotations
@@ -29,9 +33,9 @@ from holdfast.state import capture
 if TYPE_CHECKING:
     import torch
 
-SAMPLED = 16  # how many tensors of each kind (trained, frozen) have their address and content compared
-FEW = 32  # a state_dict that makes more new tensor objects than this is not called for each comparison
-WORDS = 32  # the minimum number of compared words, if the sampled tensors are large enough
+SAMPLED = 16  # the number of tensors of each kind (trained, frozen) whose address and content are compared
+FEW = 32  # a state_dict that creates more tensor objects than this is not called for each comparison
+WORDS = 32  # at least this many words are compared, if the sampled tensors are large enough
 
 _content = attrgetter("value")
 _values, _flat = methodcaller("values"), chain.from_iterable
@@ -40,7 +44,7 @@ _FIXED = (bool, int, float, str, type(None))  # immutable types
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
-    """The tensors of modules and optimizers that one walk found, and a sample that is quick to compare."""
+    """The tensors that one walk over modules and optimizers found, and a sample that is fast to compare."""
 
     names: list[str]
     tensors: list[torch.Tensor]
@@ -49,9 +53,9 @@ class _Walk:
     sampled_places: list[int]
     held: list[torch.Tensor]  # keeps the memory of `words` alive
     words: list[Any]
-    # The parameters whose optimizer states are compared.
+    # The parameters whose optimizer states are compared, with their optimizers.
     kept: list[tuple[torch.optim.Optimizer, torch.Tensor]]
-    lists: list[torch.Tensor]  # of objects with more than `FEW` tensors, whose version counters are compared
+    lists: list[torch.Tensor]  # tensors of objects with more than `FEW` tensors; only versions are compared
     called: dict[str, Any]  # objects whose state_dict is called for each comparison
 
 
@@ -63,19 +67,19 @@ class Footprint:
     walk: _Walk
     versions: list[int | None]
     words: list[int]
-    plain: list[Any]  # attributes of schedulers and scalers
-    options: list[Any]  # values of the optimizers' groups
+    plain: list[Any]  # the attributes of schedulers and scalers
+    options: list[Any]  # the values in the optimizers' groups
     states: _States
-    shown: dict[str, list[Any]]  # the content of the state_dict of each other object
+    shown: dict[str, list[Any]]  # the content of each other object's state_dict
 
 
 @dataclass(frozen=True, slots=True)
 class _States:
-    """The optimizers' states of some parameters."""
+    """The optimizers' states for some of the parameters."""
 
-    counts: list[int]  # for each optimizer, how many parameters have a state
-    tensors: list[int]  # identities
-    rest: list[Any]  # the tensors' versions, and the values that are not tensors
+    counts: list[int]  # for each optimizer, the number of parameters that have a state
+    tensors: list[int]  # the identities of the tensors in the states
+    rest: list[Any]  # the versions of these tensors, and the values that are not tensors
 
 
 class ChangeDetector:
@@ -87,21 +91,22 @@ class ChangeDetector:
     def __init__(
         self, objects: Mapping[str, Any], elsewhere: Callable[[torch.Tensor], bool] = lambda _: False
     ) -> None:
-        """Prepare to watch `objects`; `elsewhere` returns whether a tensor is on a device."""
+        """Prepare to watch `objects`. `elsewhere` returns whether a tensor is on a device."""
         self._objects = objects
         self._elsewhere = elsewhere
         self._plain = {name: value for name, value in objects.items() if _is_plain(value)}
         self._optimizers = [value for value in map(capture.unwrap, objects.values()) if _has_groups(value)]
         self._others = {name: value for name, value in objects.items() if _is_other(value)}
         self._walk: _Walk | None = None
-        self._walked_states: _States | None = None  # their addresses at the time of the walk
+        self._walked_states: _States | None = None  # the optimizers' states at the time of the walk
         self._replaced = -1  # the last step in which tensors of an optimizer's state were replaced
-        # Every step replaces these tensors, so references would keep the old ones in memory.
+        # True if every step replaces the tensors in the optimizers' states. The walk then holds no references
+        # to them, because these would keep the old tensors in memory.
         self._loose = False
         self.unseen: list[str] = []  # objects whose changes cannot be detected
 
     def footprint(self, step: int, walk: bool = False) -> Footprint:
-        """Return a footprint of the current state; with `walk`, list the parameters again first."""
+        """Return a footprint of the current state. With `walk`, first list the parameters again."""
         import torch
 
         known = self._walk
@@ -118,7 +123,7 @@ class ChangeDetector:
     def _replaced_tensors(self, now: _States, step: int) -> bool:
         """Return whether tensors in the optimizers' states were replaced since the last walk.
 
-        If two consecutive steps replace tensors, `_loose` is set, and replacements are ignored from then on.
+        If two consecutive steps replace tensors, this sets `_loose`, and ignores replacements from then on.
         """
         then = self._walked_states
         if then is None or self._loose or (now.counts, now.tensors) == (then.counts, then.tensors):
@@ -129,11 +134,11 @@ class ChangeDetector:
         return True
 
     def moved(self, since: Footprint) -> str | None:
-        """Return a description of the first change since `since`, or None."""
+        """Describe the first change since `since`; return None if nothing has changed."""
         return self.written(since) or self._differs(since)
 
     def written(self, since: Footprint) -> str | None:
-        """Like `moved`, but only for writes by torch's operators to the tensors that `since` lists."""
+        """Do the same as `moved`, but only for writes by torch's operators to the tensors in `since`."""
         walk = since.walk
         versions = _versions(walk)
         if versions != since.versions:
@@ -143,7 +148,10 @@ class ChangeDetector:
         return None
 
     def quickly_moved(self, since: Footprint) -> str | None:
-        """Like `moved`, but fast enough for every step: only a sample is checked for replaced parameters."""
+        """Do the same as `moved`, but check only a sample for replaced parameters.
+
+        This is fast enough for every step.
+        """
         walk = since.walk
         if (what := self.written(since)) is not None:
             return what
@@ -152,7 +160,10 @@ class ChangeDetector:
         return self._contents_differ(since)
 
     def plain_moved(self, since: Footprint) -> str | None:
-        """Like `moved`, but only for objects other than modules and optimizers; takes a few microseconds."""
+        """Do the same as `moved`, but only for objects other than modules and optimizers.
+
+        This takes a few microseconds.
+        """
         values = self._values()
         if len(values) != len(since.plain) or any(map(_differ, values, since.plain)):
             return f"{' or '.join(self._plain)} was changed"
@@ -160,10 +171,10 @@ class ChangeDetector:
         return next((f"{name} was changed" for name, was in since.shown.items() if shown[name] != was), None)
 
     def returned(self, since: Footprint) -> Footprint | None:
-        """Return a footprint of the current state for the step of `since`, or None if the state differs.
+        """Return a new footprint for the step of `since`, or None if the state differs from that footprint.
 
-        Only content and addresses are compared. Version counters are ignored, because they stay changed after
-        a script has swapped its weights for others and back.
+        Only content and addresses are compared. Version counters are ignored, because they remain changed
+        after a script has swapped other weights in and its own weights back.
         """
         if self._differs(since) is not None:
             return None
@@ -171,10 +182,10 @@ class ChangeDetector:
         return Footprint(since.step, since.walk, *contents, since.plain, since.options, states, since.shown)
 
     def late(self, since: Footprint) -> str | None:
-        """Like `plain_moved`, but compare the optimizers' options too. Call this only at the end of the tail.
+        """Do the same as `plain_moved`, and compare the optimizers' options as well.
 
-        For a later copy this check would be too strict, because many scripts set the learning rate at the
-        beginning of each step.
+        Call this only at the end of the tail. For later copies the check would be too strict, because many
+        scripts set the learning rate at the beginning of each step.
         """
         if (what := self.plain_moved(since)) is not None:
             return what
@@ -185,14 +196,14 @@ class ChangeDetector:
     def _options_changed(self, since: Footprint) -> bool:
         now, then = self._options(), since.options
         try:
-            return now != then  # comparing lists does not call `==` for identical items
-        except RuntimeError:  # two items are different tensors, and `==` of tensors has no single truth value
+            return now != then  # for identical items, the comparison of lists does not call `==`
+        except RuntimeError:  # two items are different tensors, and their `==` has no single truth value
             return len(now) != len(then) or any(map(_differ, now, then))
 
     def _differs(self, since: Footprint) -> str | None:
         walk = since.walk
         now = dict(self._tensors())
-        for name, tensor in zip(walk.names, walk.tensors, strict=False):  # the names of `lists` are appended
+        for name, tensor in zip(walk.names, walk.tensors, strict=False):  # `names` also has those of `lists`
             if now.pop(name, None) is not tensor:
                 return f"{name} was replaced"
         if now:
@@ -208,18 +219,18 @@ class ChangeDetector:
         return self.plain_moved(since)
 
     def _values(self) -> list[Any]:
-        """Return the attributes of the schedulers and scalers, and the versions of tensors among them."""
+        """Return the attributes of the schedulers and scalers, and the versions of their tensors."""
         found: list[Any] = list(chain.from_iterable(map(_attributes, self._plain.values())))
         return [*found, *map(capture.version, found)]
 
     def _options(self) -> list[Any]:
-        """Return the values of the optimizers' groups; for learning rates in tensors, also the versions."""
+        """Return the values in the optimizers' groups, and the version of each learning rate in a tensor."""
         groups = [group for each in self._optimizers for group in each.param_groups]
         rates = [group.get("lr") for group in groups]
         return [*_flat(map(_values, groups)), *map(capture.version, rates)]
 
     def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the watched tensors of modules and optimizers, by name."""
+        """Yield the watched tensors of modules and optimizers, with their names."""
         yield from _parameters(self._objects)
         if not self._loose:
             yield from _kept_by_optimizers(self._objects)
@@ -247,10 +258,10 @@ class ChangeDetector:
         return _Walk(names, tensors, places, sampled, _places(sampled), held, words, kept, lists, called)
 
     def _look_at_others(self, names: list[str]) -> tuple[list[torch.Tensor], dict[str, Any]]:
-        """Determine how to watch each object of the script's own classes.
+        """Decide how to watch each object of the script's own classes.
 
-        Returns the tensors to watch and the objects whose state_dict is to be called. Appends the tensors'
-        names to `names`, and sets `unseen`.
+        Returns the tensors whose versions are compared, and the objects whose state_dict is called. Appends
+        the names of those tensors to `names`, and sets `unseen`.
         """
         lists: list[torch.Tensor] = []
         called: dict[str, Any] = {}
@@ -268,7 +279,7 @@ class ChangeDetector:
         return lists, called
 
     def _states(self, walk: _Walk) -> _States:
-        """Return the optimizers' states of the sampled parameters; takes a few microseconds."""
+        """Return the optimizers' states for the sampled parameters. This takes a few microseconds."""
         import torch
 
         found = list(_flat(optimizer.state.get(own, {}).values() for optimizer, own in walk.kept))
@@ -298,7 +309,7 @@ def _first(names: list[str], now: Sequence[int | None], then: Sequence[int | Non
 
 
 def _parameters(objects: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the parameters of modules, then those that only optimizers have."""
+    """Yield the parameters of the modules, and then the parameters that only an optimizer has."""
     import torch
 
     seen: set[int] = set()
@@ -331,7 +342,7 @@ def _kept_by_optimizers(objects: Mapping[str, Any]) -> Iterator[tuple[str, torch
 
 
 def _state_tensors(name: str, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors in the states of one optimizer's parameters; `name` prefixes their names."""
+    """Yield the tensors in one optimizer's state. Their names begin with `name`."""
     for n, parameter in enumerate(capture.parameters(optimizer)):
         for key, value in optimizer.state.get(parameter, {}).items():
             if _is_tensor(value):
@@ -351,7 +362,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _shown(objects: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Return the plain values in the objects' states, and the address and version of each tensor."""
+    """Return the plain values in each object's state, and the address and version of each of its tensors."""
     return {name: list(map(_leaf_value, _leaves(value.state_dict()))) for name, value in objects.items()}
 
 
@@ -366,7 +377,7 @@ def _is_tensor(value: Any) -> TypeGuard[torch.Tensor]:
 
 
 def _is_other(value: Any) -> bool:
-    """Return whether `value` is an object of the script's own class and not iterable, as data would be."""
+    """Return whether `value` is an object of the script's own class, but not iterable, as data would be."""
     import torch
 
     ours = (torch.nn.Module, torch.optim.Optimizer)
@@ -383,8 +394,8 @@ def _is_plain(value: Any) -> bool:
 def _attributes(value: Any) -> list[Any]:
     """Return the attributes of a scheduler or a scaler.
 
-    A tensor that the scaler's first `scale()` made is represented by None until it changes, because its
-    creation does not change the state.
+    The first call of a scaler's `scale()` creates tensors. Until such a tensor changes, None represents it,
+    because creating it does not change the state.
     """
     import torch
 
@@ -396,7 +407,7 @@ def _attributes(value: Any) -> list[Any]:
 
 
 def _is_just(value: Any, initial: Any) -> bool:
-    """Return whether `value` is a tensor that was created as `initial` and not written since.
+    """Return whether `value` is a tensor that was created with the value `initial` and not written since.
 
     The content of a tensor on a device is not checked, because reading it would wait for the device.
     """
@@ -412,7 +423,7 @@ def _has_groups(value: Any) -> bool:
 
 
 def _differ(now: Any, then: Any) -> bool:
-    """Return whether two values differ; mutable values are compared by identity."""
+    """Return whether two values differ. Values that are not immutable are compared by identity."""
     plain = isinstance(now, _FIXED) and isinstance(then, _FIXED)
     compare: Callable[[Any, Any], bool] = ne if plain else is_not
     return compare(now, then)
@@ -425,7 +436,10 @@ def _sample(tensors: list[torch.Tensor], most: int) -> list[torch.Tensor]:
 
 
 def _word_views(tensor: torch.Tensor, count: int) -> list[Any]:
-    """Return live views of up to `count` words of a tensor's memory; none if it is on a device."""
+    """Return live views of up to `count` words of a tensor's memory.
+
+    The result is empty if the tensor is on a device or not dense.
+    """
     if tensor.device.type != "cpu" or not capture.is_dense(tensor.shape, tensor.stride()):
         return []
     kind = ctypes.c_uint64 if tensor.nbytes >= 8 else ctypes.c_uint8

@@ -1,11 +1,11 @@
 """Track the work that the host has queued on a rank's device, and copy tensors to the host.
 
-On a CPU, the work is done when a call returns. A GPU works off queues: the host launches a step in
-milliseconds and runs far ahead of the kernels. So code that depends on the order of work puts a mark into the
-device's queue and checks later whether the device has reached the mark.
+On a CPU, the work is done when a call returns. A GPU executes work from queues: the host queues a step within
+milliseconds, and then runs far ahead of the kernels. So code that depends on the order of work puts a mark
+into the device's queue, and later checks whether the device has reached that mark.
 
-Copies to the host have their own queue. It never waits for the training's queue, which may be blocked forever
-in a collective with a dead peer.
+Copies to the host have their own queue. It never waits for the queue of the training, which may be blocked
+forever in a collective with a dead peer.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 from holdfast.errors import BadInput
 
 Pair = tuple["torch.Tensor", "torch.Tensor"]  # target on the host, source on the device
-POLL_S = 0.0005  # between two checks of a mark in a wait with a limit
-PIECE_BYTES = 256 << 20  # the size of a piece; a mark after each piece shows the copy's progress
-NUMBERS = 4  # the most numbers that one call of `bring` copies to the host
-BATCHES = 4  # the most `bring` calls in progress; the host never runs further ahead of the device
+POLL_S = 0.0005  # the interval at which a wait with a limit checks its mark
+PIECE_BYTES = 256 << 20  # a copy puts a mark after each piece of this size, to show its progress
+NUMBERS = 4  # one call of `bring` copies at most this many numbers to the host
+BATCHES = 4  # at most this many `bring` calls are in progress: the host never runs further ahead
 
 
 class Broken(RuntimeError):
-    """Every call to the device fails, as after an illegal access or an uncorrectable memory error."""
+    """The device has failed, for example after an illegal access, so every further call fails as well."""
 
 
 class QueueMark(Protocol):
@@ -40,14 +40,14 @@ class DeviceCopy(Protocol):
 
     @property
     def marks(self) -> Sequence[QueueMark]:
-        """The marks at the ends of the pieces, in the queue of copies; the last one ends the copy."""
+        """The marks after each piece, in the queue of copies. At the last mark, the copy is complete."""
 
     def seconds(self) -> float:
-        """Return how long the device took. Call this after the last mark is reached."""
+        """Return how many seconds the copy took. Call this after the device has reached the last mark."""
 
 
 class PinnedMemory(Protocol):
-    """Page-locked host memory, which the device's copy engine reads and writes directly."""
+    """Page-locked host memory. The device's copy engine can read and write it directly."""
 
     def release(self) -> None: ...
 
@@ -55,38 +55,38 @@ class PinnedMemory(Protocol):
 class Device(Protocol):
     """A rank's device.
 
-    All methods except `wait` and `pin` return at once. All methods raise `Broken` if the device has failed.
+    Only `wait` and `pin` may block. All methods raise `Broken` if the device has failed.
     """
 
     queues: bool  # if False, all work is done when a call returns, so neither marks nor copies are needed
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Return whether the tensor is on this device, so that its content depends on the queue."""
+        """Return whether the tensor is on this device, and its content therefore depends on the queue."""
 
     def mark(self) -> QueueMark:
-        """Put a mark after all work that the calling thread has queued, and return it."""
+        """Put a mark behind all work that the calling thread has queued so far, and return the mark."""
 
     def reached(self, mark: QueueMark) -> bool:
-        """Return whether all work before the mark is done."""
+        """Return whether the device has done all work before the mark."""
 
     def wait(self, mark: QueueMark, limit_s: float | None = None) -> bool:
-        """Wait until the mark is reached or `limit_s` has passed; return whether it is reached."""
+        """Wait until the device reaches the mark, for at most `limit_s`. Return whether it has reached it."""
 
     def copy(self, pairs: Sequence[Pair]) -> DeviceCopy:
-        """Start copying flat, contiguous tensors to the host. The copy waits only for earlier copies.
+        """Start to copy flat, contiguous tensors to the host. The copy waits only for earlier copies.
 
-        The sources must already have their content, and the caller must keep sources and targets alive until
-        the copy has ended.
+        The device must already have computed the sources. The caller must keep sources and targets alive
+        until the copy has ended.
         """
 
     def hold_back(self, copy: DeviceCopy) -> None:
-        """Delay the work that the calling thread queues after this call until `copy` has ended."""
+        """Delay all work that the calling thread queues from now on until `copy` has ended."""
 
     def bring(self, numbers: Sequence[torch.Tensor]) -> PendingNumbers:
-        """Start copying up to `NUMBERS` one-element tensors to the host."""
+        """Start to copy up to `NUMBERS` one-element tensors to the host."""
 
     def pin(self, memory: memoryview) -> PinnedMemory | None:
-        """Page-lock host memory for copies until `release` is called; return None if that is not possible.
+        """Page-lock host memory until `release` is called; return None if that is not possible.
 
         This may wait for all queued work, so do not call it on a rank whose peers have failed.
         """
@@ -97,10 +97,10 @@ class PendingNumbers(Protocol):
 
     @property
     def mark(self) -> QueueMark:
-        """The mark that the device reaches once the numbers are on the host."""
+        """The mark that the device reaches when the numbers are on the host."""
 
     def values(self) -> list[float]:
-        """Return the numbers. Call this after the mark is reached."""
+        """Return the numbers. Call this after the device has reached the mark."""
 
 
 class HostDevice:
@@ -141,7 +141,7 @@ class CudaDevice:
     queues = True
 
     def __init__(self, device: torch.device) -> None:
-        """Allocate all memory and streams now, because an allocation later might wait for a dead peer.
+        """Allocate all memory and streams now, because a later allocation might wait for a dead peer.
 
         Raises `Broken`.
         """
@@ -149,7 +149,8 @@ class CudaDevice:
 
         self._device = device
         with self._asked():
-            # A priority of its own keeps the stream out of the hardware queue of a blocked collective.
+            # The separate priority prevents this stream from sharing a hardware queue with a blocked
+            # collective.
             self._stream = torch.cuda.Stream(device, priority=-1)
             self._room = torch.zeros((BATCHES, NUMBERS, 8), dtype=torch.uint8, pin_memory=True)
         self._next = 0
@@ -161,7 +162,7 @@ class CudaDevice:
         import torch
 
         with self._asked():
-            # `blocking` lets a waiting thread sleep. A spinning thread would appear to make progress.
+            # With `blocking`, a waiting thread sleeps. A spinning thread would appear to make progress.
             event = torch.cuda.Event(blocking=True)
             event.record(torch.cuda.current_stream(self._device))
         return event
@@ -229,7 +230,7 @@ class CudaDevice:
         return None
 
     def _forget_error(self) -> None:
-        """Clear a failed call's error from the CUDA runtime, or the script's next kernel would report it."""
+        """Clear the error of a failed call, because the script's next kernel would report it otherwise."""
         import torch
 
         with contextlib.suppress(RuntimeError):
@@ -269,7 +270,7 @@ class _Numbers:
 
 
 class _Registered:
-    """Keeps the mapping alive, because memory that is unmapped while registered stays locked forever."""
+    """Page-locked memory. Keeps its mapping alive, because memory unmapped before `release` stays locked."""
 
     def __init__(self, view: torch.Tensor) -> None:
         self._view: torch.Tensor | None = view

@@ -1,13 +1,13 @@
 """Check that gradients are finite before the optimizer's first write, while the state is still intact.
 
-If a loss is NaN, the backward pass makes every gradient that it computes NaN, because sums over the batch
-spread the NaN, and DDP's all-reduce carries it to all ranks. So it is enough to check two small gradients,
-which takes microseconds. A NaN in another branch of the model, which these two do not show, appears in the
-loss at the commit, after the write.
+If a loss is NaN, the backward pass computes NaN for every gradient, because sums over the batch spread the
+NaN. DDP's all-reduce spreads it to all ranks. So it is enough to check two small gradients, which takes
+microseconds. These two may belong to a different branch of the model than the NaN. In that case, the NaN is
+detected in the loss at the commit, after the optimizer's write.
 
-Gradients that are not finite are a fault only if they reach the state: an optimizer with its own loss scale
-skips such a step, and a script may clean the gradients first. So the whole state is checked after a step with
-such gradients, and only then.
+Gradients that are not finite are a fault only if they reach the state. They do not if the optimizer has its
+own loss scale and skips such a step, or if the script cleans the gradients first. So after a step with such
+gradients, and only then, the whole state is checked.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 
 PROBED_TENSORS = 2
-# The most elements of a probed gradient; if all gradients of a model are larger, none is checked.
+# Gradients with more elements are not probed. If all gradients of a model are larger, none is checked.
 MAX_ELEMENTS = 1 << 16
 
 
 class GradientProbe:
     """Checks a few of the gradients that the optimizers are about to use.
 
-    On a GPU, reading them would wait for the backward pass and delay the launch of further kernels. Instead,
-    the device sums them in its queue, and the host checks the sum together with the step's loss.
+    On a GPU, reading the gradients would wait for the backward pass and delay the launch of further kernels.
+    So the device computes their sum in its queue, and the host checks the sum together with the step's loss.
     """
 
     def __init__(self, optimizers: Iterable[torch.optim.Optimizer], device: Device | None = None) -> None:
@@ -41,10 +41,10 @@ class GradientProbe:
         self._chosen: list[torch.Tensor] = []
 
     def finite(self) -> bool:
-        """Return False if a probed gradient is not finite.
+        """Return whether all probed gradients are finite.
 
-        The result is True if no gradient can be probed, or if a gradient scaler checks them and skips the
-        step itself.
+        The result is also True if no gradient can be probed, or if a gradient scaler checks the gradients and
+        skips the step itself.
         """
         if self._scaler_checks():
             return True
@@ -52,10 +52,10 @@ class GradientProbe:
         return all(math.isfinite(_sum(each)) for each in self._chosen)
 
     def probe(self) -> torch.Tensor | None:
-        """Return a tensor on the device with one number, which is finite if the probed gradients are finite.
+        """Return a one-element tensor on the device. It is finite if the probed gradients are finite.
 
-        The result is None if no gradient can be probed, or if a gradient scaler checks them and skips the
-        step itself.
+        The result is None if no gradient can be probed, or if a gradient scaler checks the gradients and
+        skips the step itself.
         """
         import torch
 
@@ -85,7 +85,7 @@ class GradientProbe:
 
 
 def _sum(parameter: torch.Tensor) -> float:
-    """Return the sum of the gradient's elements. Unless it overflows, it is finite if all elements are."""
+    """Return the sum of the gradient's elements. Unless the sum overflows, it is finite if they all are."""
     grad = parameter.grad
     if grad is None or grad.is_sparse:
         return 0.0
@@ -93,9 +93,9 @@ def _sum(parameter: torch.Tensor) -> float:
 
 
 def state_is_spoilt(modules: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer]) -> bool:
-    """Return whether a parameter, an optimizer state or a buffer contains a number that is not finite.
+    """Return whether a parameter, an optimizer's state or a buffer contains a number that is not finite.
 
-    This reads the whole state. In a buffer, only NaN counts, because a mask may contain infinities by design.
+    This reads the whole state. In buffers, only NaN counts, because a mask may contain infinities by design.
     """
     import torch
 
@@ -132,7 +132,7 @@ def _is_float(tensor: torch.Tensor) -> bool:
 
 
 def _testable(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the values in a type that supports `isfinite`, which not all one-byte types do."""
+    """Return the tensor's values in a type that supports `isfinite`; some one-byte types do not."""
     values = tensor.detach()
     if values.is_sparse:
         values = values.coalesce().values()
@@ -142,9 +142,10 @@ def _testable(tensor: torch.Tensor) -> torch.Tensor:
 class StepNumbers:
     """One step's loss, gradient norm and gradient probe, which may still be on the device.
 
-    On a device, the numbers are available when the step's kernels are done. The host does not wait for the
-    kernels: it queues a copy and checks the numbers when it commits the next step. `waited` is True if the
-    script passed one of them as a number on the host, because it must have waited for the device to read it.
+    On a device, the numbers are available once the step's kernels are done. The host does not wait for the
+    kernels: it queues a copy, and checks the numbers when it commits the next step. `waited` is True if the
+    script passed at least one of the numbers as a number on the host. To read that number, the script must
+    have waited for the device.
     """
 
     def __init__(
@@ -156,7 +157,7 @@ class StepNumbers:
         probe: torch.Tensor | None = None,
         position: int = -1,
     ) -> None:
-        """Start copying the numbers that are on the device.
+        """Start to copy the numbers that are on the device.
 
         `probe` is the result of `GradientProbe.probe`, or None if the gradients were not probed.
         """
@@ -195,7 +196,10 @@ class StepNumbers:
         return math.isfinite(self._known.get("probe", 0.0))
 
     def spoilt(self) -> str:
-        """Return a message about the first number that arrived and is not finite, or "". Does not wait."""
+        """Describe the first number that is not finite; return "" if all are finite or have not arrived.
+
+        This does not wait for the device.
+        """
         known, brought = dict(self._known), self._brought
         if brought is not None:
             if not self._device.reached(brought.mark):

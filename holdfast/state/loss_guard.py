@@ -1,14 +1,15 @@
 """Distinguish a loss that has diverged from one that is merely noisy. Pure.
 
-A false alarm costs a rollback and perhaps the run, because the same batch then produces the same loss again.
-So a loss counts as a jump only if its rise above the median exceeds four limits at once:
+A false alarm costs a rollback, and possibly the whole run, because the same batch would produce the same loss
+again. So a loss counts as a jump only if its rise above the median of recent losses exceeds all four of these
+limits:
 
-* a multiple of the usual spread, measured as the MAD, which outliers do not affect;
+* a multiple of the usual spread, which is measured as the MAD because outliers do not affect the MAD;
 * a multiple of 2% of the median;
-* a multiple of the distance from the median to the highest loss of the window, because batch losses have
-  heavy tails;
-* the loss of the untrained model, because a converged model has tiny losses, and a single hard sample can
-  have a loss a hundred times as large.
+* a multiple of the distance from the median to the highest loss in the window, because the losses of batches
+  have a heavy-tailed distribution;
+* the loss of the untrained model, because a converged model has tiny losses, and the loss of a single hard
+  sample can be a hundred times as large.
 """
 
 from __future__ import annotations
@@ -24,15 +25,16 @@ from holdfast.protocol.launcher_messages import INF, JUMP, NAN, BadNumberKind
 
 NumberVerdict: TypeAlias = Literal["ok", BadNumberKind]
 OK: Final = "ok"
-MAD_TO_SIGMA = 1.4826  # for a normal distribution
+MAD_TO_SIGMA = 1.4826  # converts the MAD of a normal distribution to its standard deviation
 RELATIVE_SPREAD = 0.02
-# Times the distance from the median to the highest loss; exceeded once in 10^7 steps with a tail of e^-x.
+# A multiple of the distance from the median to the highest loss. If the tail of the distribution falls as
+# e^-x, one step in 10^7 exceeds this limit.
 ABOVE_HIGHEST = 4.0
 MIN_RISE = 0.5  # in units of the loss
 
 
 def finiteness(*values: float | None) -> NumberVerdict:
-    """Return "nan" or "inf" for the first of the values that is not finite; "ok" if all are finite."""
+    """Return "nan" or "inf" for the first value that is not finite; "ok" if all are finite."""
     for value in values:
         if value is not None and not math.isfinite(value):
             return NAN if math.isnan(value) else INF
@@ -40,10 +42,10 @@ def finiteness(*values: float | None) -> NumberVerdict:
 
 
 class LossGuard:
-    """Compares each step's loss and gradient norm with those of the steps before it.
+    """Compares each step's loss and gradient norm with the values of recent steps.
 
     Only values that pass the check are added to the window, so a series of bad values never becomes normal.
-    With a `factor_grad` of 0, gradient norms are only checked for NaN and Inf.
+    If `factor_grad` is 0, gradient norms are checked only for NaN and Inf.
     """
 
     def __init__(
@@ -60,10 +62,10 @@ class LossGuard:
         self._factor, self._factor_grad, self._min_rise = factor, factor_grad, min_rise
         self._losses = _Window(window)
         self._norms = _Window(window)
-        self._first: list[float] = []  # the first losses of the run, from the untrained model
+        self._first: list[float] = []  # the first losses of the run, when the model was untrained
 
     def check(self, loss: float, grad_norm: float | None) -> NumberVerdict:
-        """Return the verdict; add the values to the window if it is "ok"."""
+        """Return the verdict on a step. If it is "ok", add the values to the window."""
         judged = grad_norm is not None and self._factor_grad > 0
         verdict = finiteness(loss, grad_norm)
         if verdict != OK:
@@ -81,11 +83,11 @@ class LossGuard:
         return OK
 
     def accept(self, loss: float) -> None:
-        """Add a loss that jumped to the window: no remedy follows, and the data may explain the jump."""
+        """Add a loss that jumped to the window, because the run continues with it."""
         self._losses.learn(loss)
 
     def usual(self) -> str:
-        """Describe the losses in the window and the limit above which a loss is a jump."""
+        """Describe the losses in the window, and the limit above which a loss counts as a jump."""
         ordered = self._losses.ordered
         if not ordered:
             return "no losses yet"
@@ -103,13 +105,13 @@ class LossGuard:
         )
 
     def learned(self) -> dict[str, Collection[float]]:
-        """Return the live collections of recorded values; the caller must copy them before the next check."""
+        """Return the recorded values. These are live collections: copy them before the next check."""
         return {"losses": self._losses.recent, "grad_norms": self._norms.recent, "first": self._first}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the result of `learned`, converted to lists.
+        """Restore a result of `learned` whose collections were converted to lists.
 
-        Raises `ValueError`, and changes nothing, if `state` lacks one of the lists or has an invalid number.
+        Raises `ValueError`, and changes nothing, if a list is missing or contains an invalid number.
         """
         losses, norms = _numbers(state, "losses"), _numbers(state, "grad_norms")
         first = _numbers(state, "first")
@@ -123,7 +125,7 @@ class LossGuard:
         median = seen.median()
         rise = value - median
         if rise <= max(least, factor * RELATIVE_SPREAD * abs(median)):
-            return False  # in the usual case the spread need not be computed
+            return False  # the usual case, in which the spread need not be computed
         highest = seen.ordered[-1] - median
         return rise > ABOVE_HIGHEST * highest and rise > factor * MAD_TO_SIGMA * seen.mad(median)
 
@@ -157,7 +159,7 @@ def _middle(ordered: Sequence[float]) -> float:
     half = len(ordered) // 2
     if len(ordered) % 2:
         return ordered[half]
-    return ordered[half - 1] / 2 + ordered[half] / 2  # halved first, because the sum may overflow
+    return ordered[half - 1] / 2 + ordered[half] / 2  # divide first, because the sum may overflow
 
 
 def _numbers(state: Mapping[str, Any], key: str) -> list[float]:

@@ -1,8 +1,8 @@
 """Detect mistakes in a script's use of the API, such as calling `steps` and `commit` out of order.
 
-Without these checks, such a call would silently count a step that was not trained, or train a step that is
-not counted. So it raises an exception that says what to do instead. A call that is merely likely to be a
-mistake causes one warning.
+Without these checks, such a mistake would silently count a step that was not trained, or train a step without
+counting it. So it raises an exception, whose message says what to do instead. A call that is only likely to
+be a mistake causes a single warning.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 _TRAINING = str(Path(__file__).parents[1] / "training") + os.sep
 
 _R = TypeVar("_R")
-WATCHED = 4  # how many gradients to watch: as many numbers as one call of `Device.bring` can copy
-# How often a script may begin the same step, because using `continue` to skip a bad batch is not a mistake.
+WATCHED = 4  # the number of gradients to watch; one call of `Device.bring` can copy this many numbers
+# A script may begin the same step this often, because it is not a mistake to skip a bad batch by `continue`.
 TRIES = 3
 
 
@@ -47,7 +47,10 @@ class ScriptPosition(Enum):
 
 
 class CallOrder:
-    """Tracks the script's position; an out-of-order call raises `BadInput` and changes nothing."""
+    """Tracks the script's position, and refuses calls that are out of order.
+
+    A call that is refused raises `BadInput` (or its subclass `Uncommitted`) and changes nothing.
+    """
 
     def __init__(self) -> None:
         self.place = ScriptPosition.OUTSIDE
@@ -55,7 +58,7 @@ class CallOrder:
         self._begun = 0
 
     def enter(self) -> None:
-        """Record that a loop is starting. Raises BadInput inside another loop."""
+        """Record that a loop is starting. Raises BadInput if it is inside another loop."""
         if self.place is not ScriptPosition.OUTSIDE:
             raise BadInput(
                 f"steps() {self.place.value} {self._step}: one loop over state.steps() cannot be inside "
@@ -70,17 +73,17 @@ class CallOrder:
         Raises Uncommitted if the step has already begun `TRIES` times without a commit.
         """
         again = step == self._step and self.place is ScriptPosition.IN_STEP
-        self._begun = self._begun + 1 if again else 1
-        if self._begun > TRIES:
+        begun = self._begun + 1 if again else 1
+        if begun > TRIES:
             raise Uncommitted(
                 f"step {step} began {TRIES} times without a commit: call state.commit(loss=...) at the "
                 "end of each step, and do not catch exceptions that torch.distributed raises in it. To skip "
                 "batches that produce bad numbers, use --skip-bad-batches"
             )
-        self.place, self._step = ScriptPosition.IN_STEP, step
+        self.place, self._step, self._begun = ScriptPosition.IN_STEP, step, begun
 
     def commit(self) -> None:
-        """Check that the script may commit now. Raises BadInput outside a step, and on a second commit."""
+        """Check that the script may commit now. Raises BadInput outside a step and after its commit."""
         if self.place is ScriptPosition.OUTSIDE:
             raise BadInput(
                 "commit() outside a step: call it once in each step of `for step in state.steps(n):`, "
@@ -109,7 +112,10 @@ class CallOrder:
 
 
 def step_count(value: Any) -> int:
-    """Return the number of steps that `steps(value)` requests. Raises BadInput unless it is an int >= 0."""
+    """Return the number of steps that `steps(value)` requests.
+
+    Raises BadInput unless `value` is an integer that is not negative.
+    """
     wrong = f"steps({value!r}): expected the number of steps of the whole training, such as steps(1000)"
     try:
         count = operator.index(value)
@@ -121,21 +127,21 @@ def step_count(value: Any) -> int:
 
 
 def require_names(call: str, given: tuple[Any, ...]) -> None:
-    """Raise BadInput if positional arguments were `given` to a `call` that accepts none."""
+    """Raise BadInput if `given`, the positional arguments of a `call` that accepts none, is not empty."""
     if given:
         kinds = ", ".join(type(each).__name__ for each in given)
         raise BadInput(f"{call.partition('(')[0]}() was given {kinds} without a name: write {call}")
 
 
 def require_known(call: str, unknown: Iterable[str]) -> None:
-    """Raise BadInput if `call` was given arguments that it does not accept; `unknown` are their names."""
+    """Raise BadInput if `unknown`, the names of arguments that `call` does not accept, is not empty."""
     names = ", ".join(unknown)
     if names:
         raise BadInput(f"{call.partition('(')[0]}() has no argument {names}: write {call}")
 
 
 def require_scalar(name: str, value: Any) -> None:
-    """Raise BadInput unless `value` is None, a number or a one-element tensor. The tensor is not read."""
+    """Raise BadInput unless `value` is None, a number or a one-element tensor. Does not read the tensor."""
     if value is None or isinstance(value, (int, float)):
         return
     if hasattr(value, "numel"):
@@ -156,7 +162,7 @@ def require_counts(**values: Any) -> None:
 
 
 def check_pause(label: Any, limit_s: Any) -> None:
-    """Raise BadInput unless `label` is a string and `limit_s` a number of seconds, at least 0."""
+    """Raise BadInput unless `label` is a string and `limit_s` is a number of seconds, at least 0."""
     if not isinstance(label, str):
         raise BadInput(f'pause({label!r}): expected a label first, as in state.pause("eval", limit_s=600)')
     if isinstance(limit_s, bool) or not isinstance(limit_s, (int, float)) or not limit_s >= 0:
@@ -164,12 +170,12 @@ def check_pause(label: Any, limit_s: Any) -> None:
 
 
 class Pause:
-    """The result of `state.pause`, usable as a context manager and as a decorator of functions.
+    """The result of `state.pause`. It can be used as a context manager or as a decorator of functions.
 
-    A pause that is used in neither way has no effect. When it is garbage-collected, `unused` is called with a
+    A pause that is used in neither way has no effect. When it is garbage-collected, it calls `unused` with a
     warning that names the line of the `state.pause` call. Decorating an `async def` or a generator function
-    raises `BadInput`, because its body runs after the call has returned, when the pause would already be
-    over.
+    raises `BadInput`: the body of such a function runs after the call has returned, when the pause would
+    already be over.
     """
 
     def __init__(
@@ -214,7 +220,10 @@ class Pause:
 
 
 def _deferred_kind(function: Callable[..., object]) -> str:
-    """Return the kind of a function whose body runs after its call has returned; "" for other functions."""
+    """Return the kind of `function` if its body runs after its call has returned; otherwise "".
+
+    The kind is a phrase for a message.
+    """
     if inspect.iscoroutinefunction(function):
         return "an async function"
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
@@ -223,7 +232,7 @@ def _deferred_kind(function: Callable[..., object]) -> str:
 
 
 def unkeepable_advice(name: str, value: Any) -> str:
-    """Return a message that says what to pass to `protect` instead of `value`, which has no state."""
+    """Return a message that says what to pass to `protect` instead of `value`, which it cannot protect."""
     name_of = type(value).__name__
     if name_of in ("DistributedSampler", "DataLoader"):
         return (
@@ -238,9 +247,10 @@ def unkeepable_advice(name: str, value: Any) -> str:
 
 
 def shared_generator_advice(name: str) -> str:
-    """Return a warning about an object whose state has tensors and a generator's state.
+    """Return a warning about the object `name`, whose state contains both tensors and a generator's state.
 
-    The object is treated as the same on all ranks, which is wrong if each rank has its own generator.
+    Holdfast assumes that such an object is the same on all ranks. This is wrong if each rank has its own
+    generator.
     """
     return (
         f"{name} has the state of a torch.Generator as well as tensors, so Holdfast assumes that it is the"
@@ -262,7 +272,7 @@ def frozen_advice(names: list[str], step: int) -> str:
 
 
 def not_json_advice(states: Mapping[str, Any]) -> str:
-    """Return a message with the path of the first value that JSON cannot represent."""
+    """Return a message that names the first value in `states` that JSON cannot represent."""
     for name, state in states.items():
         found = _first_not_json(state, name)
         if found is not None:
@@ -297,7 +307,7 @@ ADDED_GROUP_ADVICE = (
 
 
 class AddedGroups:
-    """Warns of parameter groups that were added to an optimizer during the run and cannot be recreated."""
+    """Warns of parameter groups that the script adds during the run and that a restart cannot recreate."""
 
     def __init__(
         self, modules: Iterable[Any], optimizers: Iterable[torch.optim.Optimizer], say: Callable[[str], None]
@@ -308,7 +318,10 @@ class AddedGroups:
         self._counts = [len(each.param_groups) for each in self._optimizers]
 
     def check(self, step: int) -> None:
-        """Warn once if an added group cannot be recreated, because a fault would end the run."""
+        """Warn if the script has added a group that cannot be recreated, so that a fault would end the run.
+
+        Each added group causes at most one warning.
+        """
         counts = [len(each.param_groups) for each in self._optimizers]
         if counts == self._counts:
             return
@@ -324,9 +337,9 @@ class AddedGroups:
 
 
 class UnprotectedTraining:
-    """Warns of optimizers that step, and parameters that are trained, without being protected.
+    """Warns of unprotected optimizers that step, and of unprotected parameters that are trained.
 
-    A global torch hook watches the first step of each optimizer. It is removed at the first commit.
+    A global torch hook watches the first step of each optimizer. `finish` removes it at the first commit.
     """
 
     def __init__(self, modules: Iterable[Any], optimizers: Iterable[Any], say: Callable[[str], None]) -> None:
@@ -339,7 +352,7 @@ class UnprotectedTraining:
         self._hook = optimizer.register_optimizer_step_pre_hook(self._before)
 
     def finish(self) -> bool:
-        """Remove the hook after the first step, issue the warnings, and return whether there were any."""
+        """After the first step, remove the hook and issue the warnings. Return whether there were any."""
         self._hook.remove()
         for text in self._found:
             self._say(text)
@@ -359,7 +372,7 @@ class UnprotectedTraining:
         held = [p for module in self._modules for p in module.parameters()]
         if mine & {id(p) for p in held} or any(p.grad is not None for p in held):
             return
-        what = "which are in no protected module, and none of the protected ones has a gradient"
+        what = "which belong to no protected module, and no protected parameter has a gradient"
         self._found[
             f"{kind} trains {len(mine)} parameters, {what}, so a fault resets them: protect(model=...) "
             "with the model that is trained"
@@ -369,9 +382,10 @@ class UnprotectedTraining:
 class AccumulatedGradients:
     """Warns of gradients that the script accumulates across a commit, because snapshots do not contain them.
 
-    A commit without an optimizer step is not a mistake in itself: a gradient scaler skips steps, and a step
-    may only evaluate. After such a commit, a few gradients are watched until the next backward pass reaches
-    them. If they are then unchanged and not zero, the backward pass adds to them.
+    A commit without an optimizer step is not a mistake in itself: a gradient scaler may have skipped the
+    step, or the step may only evaluate. After such a commit, this class watches a few gradients until the
+    next backward pass reaches them. If a gradient is then unchanged and not zero, the backward pass is about
+    to add to it.
     """
 
     def __init__(self, modules: Iterable[Any], device: Device, say: Callable[[str], None]) -> None:
@@ -382,7 +396,7 @@ class AccumulatedGradients:
         self._added = self._warned = False
 
     def watch(self) -> None:
-        """Start watching a few gradients, because no optimizer stepped in the step being committed."""
+        """Start to watch a few gradients, because no optimizer has stepped in the step being committed."""
         found = [] if self._warned else list(islice(self._candidates(), WATCHED))
         for parameter, grad in found:
             same = grad.data_ptr(), capture.version(grad)
@@ -392,7 +406,7 @@ class AccumulatedGradients:
             self._brought = self._device.bring(counts)
 
     def check(self) -> None:
-        """At the commit of the following step, warn once if that step has added to a watched gradient."""
+        """At the commit of the next step, warn once if that step has added to a watched gradient."""
         if not self._hooks:
             return
         for hook in self._hooks:
@@ -412,17 +426,16 @@ class AccumulatedGradients:
         self._say(
             f"gradients are accumulated across commit() ({name}, line {line}), which does not save "
             "them: a fault between two optimizer steps loses the gradients since the last optimizer step, "
-            "and the weights differ from then on. Make one optimizer.step() per step: loop over the "
+            "and the weights differ from then on. Call optimizer.step() once per step: loop over the "
             "micro-batches within the step, and call commit() once, after it "
             '(see "Gradient accumulation" in the user guide)'
         )
 
     def _before(self, parameter: torch.Tensor, same: tuple[int, int | None], _: torch.Tensor) -> None:
-        """Record whether the backward pass is about to add to `parameter.grad`, not replace it."""
+        """Record whether the backward pass is about to add to `parameter.grad` instead of replacing it."""
         grad = parameter.grad
-        # It was cleared or replaced in the meantime.
         if grad is None or (grad.data_ptr(), capture.version(grad)) != same:
-            return
+            return  # the script has cleared or replaced the gradient since the commit
         self._added = self._added or self._device.queues or bool(grad.detach().any())
 
     def _candidates(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -441,16 +454,16 @@ def _parameters(optimizers: Iterable[torch.optim.Optimizer]) -> Iterable[torch.T
 
 
 def warn(rank: int, text: str) -> None:
-    """Print a warning on rank 0 only, because all ranks would print the same warning."""
+    """Print a warning if this is rank 0. The other ranks would print the same warning."""
     if rank == 0:
         with suppress(ValueError, OSError):  # the script may have closed stderr
             print(f"holdfast: warning: {text}", file=sys.stderr, flush=True)
 
 
-_DEPTH = 4  # levels of attributes, enough for a scheduler in a list of schedulers in a wrapper
-# Attributes of bound methods and of functools.partial.
+_DEPTH = 4  # a search follows this many levels of attributes: a wrapper, a list of schedulers, a scheduler
+# These are attributes of bound methods and of functools.partial.
 _CALL_ATTRIBUTES = ("__self__", "func", "args", "keywords")
-_MAX_VISITED = 10_000  # how many objects one search may visit
+_MAX_VISITED = 10_000  # a search visits at most about this many objects
 
 
 def _caller_of_commit() -> FrameType:
@@ -462,12 +475,12 @@ def _caller_of_commit() -> FrameType:
 
 
 class UnprotectedSchedulers:
-    """Warns when a scheduler that is not protected changes a learning rate.
+    """Warns when an unprotected scheduler changes a learning rate.
 
-    If the optimizer is restored but its scheduler is not, the scheduler starts again at its first step and
-    sets outdated rates. An optimizer has a scheduler if its groups contain `initial_lr`, which torch's
-    schedulers add. The scheduler counts as protected if a protected object refers to the optimizer: that
-    object either is the scheduler or steps it.
+    If a restart restores the optimizer but not its scheduler, the scheduler starts again at its first step
+    and sets outdated rates. An optimizer has a scheduler if its groups contain `initial_lr`, which torch's
+    schedulers add. The scheduler counts as protected if a protected object refers to the optimizer, because
+    that object either is the scheduler or steps it.
     """
 
     def __init__(
@@ -480,7 +493,10 @@ class UnprotectedSchedulers:
         self._rates = [_rates(each) for each in self._optimizers]
 
     def check(self) -> None:
-        """At a commit, warn once for each optimizer whose rates an unprotected scheduler has changed."""
+        """At a commit, warn of each optimizer whose rates an unprotected scheduler has changed.
+
+        Each optimizer causes at most one warning.
+        """
         for at in reversed(range(len(self._optimizers))):
             optimizer = self._optimizers[at]
             if _rates(optimizer) == self._rates[at]:
@@ -491,7 +507,7 @@ class UnprotectedSchedulers:
                 kind = type(optimizer).__name__
                 self._say(
                     f"a scheduler sets the learning rate of {kind} and is not protected: after a fault or a "
-                    "resume it starts again at its first step and sets the wrong rate. Protect it as well: "
+                    "resume, it starts again at its first step and sets the wrong rate. Protect it as well: "
                     "state = session.protect(..., scheduler=scheduler)"
                 )
 
@@ -499,12 +515,12 @@ class UnprotectedSchedulers:
 def _cell_content(cell: Any) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # the cell is still empty
+    except ValueError:  # the cell is empty
         return None
 
 
 def _rates(optimizer: torch.optim.Optimizer) -> list[Any]:
-    """Return a list that differs from earlier results if a learning rate has changed.
+    """Return a list that is different from earlier results if a learning rate has changed.
 
     A tensor is represented by its identity and version. Its value is not read, because it may be on a device.
     """
@@ -517,10 +533,10 @@ def _rates(optimizer: torch.optim.Optimizer) -> list[Any]:
 
 
 def _is_known(optimizer: torch.optim.Optimizer, objects: Any) -> bool:
-    """Return whether an object other than an optimizer or a module refers to `optimizer`.
+    """Return whether one of `objects` that is neither an optimizer nor a module refers to `optimizer`.
 
-    A reference to another optimizer with some of the same parameters also counts, because one of the two
-    wraps the other.
+    A reference to another optimizer that shares parameters with it counts too, because one of the two wraps
+    the other.
     """
     import torch
 
@@ -531,12 +547,12 @@ def _is_known(optimizer: torch.optim.Optimizer, objects: Any) -> bool:
 
 
 def _reached(values: list[Any]) -> Iterator[Any]:
-    """Yield `values` and the objects to which they refer through attributes and containers.
+    """Yield `values`, and the objects that they refer to directly or through attributes and containers.
 
-    The search does not descend into modules, optimizers and tensors.
+    The search does not descend into modules, optimizers or tensors.
     """
     seen: set[int] = set()
-    for _ in range(2 * _DEPTH + 1):  # a level may take two rounds: the attribute, then the container's items
+    for _ in range(2 * _DEPTH + 1):  # one level can take two rounds: an attribute, and a container's items
         further: list[Any] = []
         for value in values:
             if id(value) in seen or len(seen) > _MAX_VISITED:
@@ -548,7 +564,7 @@ def _reached(values: list[Any]) -> Iterator[Any]:
 
 
 def _referred_by(value: Any) -> Iterator[Any]:
-    """Yield the objects that `value` refers to directly; none for plain values, modules and tensors."""
+    """Yield the objects that `value` refers to directly; none if it is plain, a module or a tensor."""
     import torch
 
     ends = (str, bytes, int, float, type, torch.Tensor, torch.nn.Module, torch.optim.Optimizer)

@@ -1,12 +1,13 @@
 """Save and restore the flags that a script changes in a model during training.
 
-The flags are `requires_grad` of each parameter, and the mode of each submodule whose mode differs from that
-of the whole model, as after `bn.eval()` in a model in training mode. A script sets its initial flags whenever
-it starts, but after a restart it does not repeat the changes that it made in earlier steps. So the flags that
-have changed since the loop began are saved, with their values at the last commit.
+The flags are each parameter's `requires_grad`, and the mode of each submodule whose mode differs from the
+mode of the whole model, for example after `bn.eval()` in a model in training mode. A script sets its initial
+flags whenever it starts. After a restart, however, it does not repeat the changes that it made in earlier
+steps. So every flag that has changed since the loop began is saved, with its value at the last commit.
 
 The mode of the whole model is not saved, because scripts set it before each pass. If the model is in `eval()`
-mode at a commit, the script is evaluating it, so the submodules' modes of the previous commit are kept.
+mode at a commit, the script is evaluating the model, so the submodules' modes at the previous commit are
+kept.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from holdfast.state.capture import unwrap
 if TYPE_CHECKING:
     import torch
 
-FLAGS_KEY = "holdfast.flags"  # the key in the document; absent while no flag has changed
+FLAGS_KEY = "holdfast.flags"  # the key in a snapshot's document; absent as long as no flag has changed
 _LEARNS, _TRAINS = "requires_grad", "training"
 _learns, _trains = attrgetter(_LEARNS), attrgetter(_TRAINS)
 
@@ -38,7 +39,10 @@ class ModuleFlags:
         self._document: dict[str, Any] = {}
 
     def document(self) -> Mapping[str, Any]:
-        """Return the entry `FLAGS_KEY` as of the last commit, or nothing. Any thread may call it."""
+        """Return the document's entry `FLAGS_KEY` as of the last commit; empty if no flag has changed.
+
+        Any thread may call this.
+        """
         return self._document
 
     def restore(self, document: Mapping[str, Any]) -> None:
@@ -53,11 +57,11 @@ class ModuleFlags:
         self._document = {FLAGS_KEY: found} if found else {}
 
     def begin(self) -> list[str]:
-        """Replace the flags that the script has set with the restored ones, when its loop begins.
+        """At the beginning of the loop, replace the flags that the script has set with the restored ones.
 
         Only the first call has an effect. Returns the parameters that remain frozen although they were
-        trainable in the snapshot. The script has already constructed DDP, which does not reduce the gradients
-        of parameters that were frozen at that time.
+        trainable in the snapshot. They remain frozen because the script has already constructed DDP, which
+        does not reduce the gradients of parameters that were frozen at that time.
         """
         if self._trackers is not None:
             return []
@@ -72,7 +76,8 @@ class ModuleFlags:
 
     def commit(self) -> None:
         """Add the flags that changed in this step to the state that is being committed."""
-        # A list, because with a generator `any` would stop at the first change and skip the other trackers.
+        # This is a list because with a generator, `any` would stop at the first change and skip the other
+        # trackers.
         changes = [tracker.record_changes() for tracker in (self._trackers or {}).values()]
         if any(changes):
             self._describe()
@@ -85,7 +90,7 @@ class ModuleFlags:
 
 
 class _FlagTracker:
-    """The flags of one module: their values when the loop began, and those that have changed since."""
+    """Tracks the flags of one module: their values when the loop began, and the changes since then."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._top = module
@@ -98,7 +103,7 @@ class _FlagTracker:
         self._training: _Known = {}
 
     def put_back(self, learning: Mapping[str, bool], training: Mapping[str, bool]) -> list[str]:
-        """Apply saved flags; return the parameters that are frozen now but were not when saved."""
+        """Apply saved flags; return the parameters that are frozen now but were not when they were saved."""
         left = []
         for name, parameter in zip(self._names, self._parameters, strict=True):
             if name in learning:
@@ -113,11 +118,11 @@ class _FlagTracker:
                 self._training[path] = training[path]
                 if self._top.training:
                     part.training = training[path]
-        self._last_trained = []  # so that the next commit compares the modes, which may change until then
+        self._last_trained = []  # so that the next commit records the modes, even if none has changed
         return left
 
     def record_changes(self) -> bool:
-        """Record the flags that changed since the last call, and return whether there are any."""
+        """Record the flags that have changed since the last call. Return whether any have changed."""
         changed = False
         if (now := list(map(_learns, self._parameters))) != self._last_learned:
             self._last_learned, changed = now, True
@@ -128,7 +133,7 @@ class _FlagTracker:
         return changed
 
     def known(self) -> dict[str, _Known]:
-        """Return copies of the changed flags, by kind; another thread may encode them."""
+        """Return the changed flags by kind. These are copies, because another thread may encode them."""
         both = {_LEARNS: self._learning, _TRAINS: self._training}
         return {kind: dict(found) for kind, found in both.items() if found}
 
@@ -139,7 +144,7 @@ def _split(pairs: Any) -> tuple[list[str], list[Any]]:
 
 
 def _update(known: _Known, names: list[str], now: list[bool], then: list[bool]) -> None:
-    """Update `known` with the current flags that differ from `then` or that `known` already contains."""
+    """Update `known` with those current flags that differ from `then` or that it already contains."""
     known.update(
         {name: is_ for name, is_, was in zip(names, now, then, strict=True) if is_ != was or name in known}
     )

@@ -1,8 +1,8 @@
 """Collect a rank's private state (random generators, module buffers, data position) in one small blob.
 
-The blob is stored before every optimizer step and sent to another member, so it must be cheap to build. It
-therefore has few names, and no arrays of numbers are encoded as JSON. Buffers, such as batch norm's
-statistics, are private because each forward pass changes them differently on each rank of a DDP group.
+Before every optimizer step, the blob is stored and sent to another member, so it must be cheap to build. It
+therefore contains few names, and no arrays of numbers as JSON. Buffers, such as batch norm's statistics, are
+private state because each forward pass changes them differently on each rank of a DDP group.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _MAGIC = b"HFPS\x01"
 _SECTION = struct.Struct("<HQ")  # length of the name, length of the content
 GENERATOR = "holdfast.generator"  # {"holdfast.generator": base64} is the state of a torch.Generator
-# The first steps of a generation; an unsaved buffer should be the same after each of them.
+# An unsaved buffer should be the same after each of these steps of a generation.
 COMPARED_STEPS = (2, 4)
 _PLAIN = {int, str, type(None)}  # immutable types whose equal values have the same JSON
 _SCALARS = {bool, int, float, str, type(None)}
@@ -44,15 +44,16 @@ _TEXT = {str}
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 _Table = dict[str, "torch.Tensor | None"]
-_Look = tuple[int, "int | None"]  # identity and version of a tensor
+_Look = tuple[int, "int | None"]  # the identity and version of a tensor
 _Place = tuple[str, _Table, str]  # a buffer's name, its module's table of buffers, its key in that table
 
 
 class PrivateState:
     """Collects and restores the private state of this rank.
 
-    It consists of the random generators, the state of `objects`, which must be JSON, the buffers of `modules`
-    and the recent losses of `guard`, so that a resumed run judges a loss as an uninterrupted run would.
+    It consists of the random generators, the states of `objects`, which must be JSON, and the buffers of
+    `modules`. It also contains the recent losses of `guard`, so that a resumed run judges losses in the same
+    way as an uninterrupted run.
     """
 
     def __init__(
@@ -63,23 +64,23 @@ class PrivateState:
         guard: LossGuard | None = None,
         moved: Mapping[str, Any] | None = None,
     ) -> None:
-        """Set up the collection for these modules and objects.
+        """Prepare to collect the state of these modules and objects.
 
-        `moved` are replicated objects whose state was stored in the blob by earlier versions.
+        `moved` contains the replicated objects whose state earlier versions stored in the blob.
         """
         self._guard = guard
         self.moved = dict(moved or {})
         self._modules = modules
         self._objects = dict(objects)
-        self._plain: dict[str, dict[str, Any]] | None = None  # the states that `_text` encodes
+        self._plain: dict[str, dict[str, Any]] | None = None  # the states that are encoded in `_text`
         self._text = b""
         self._device = device
         self._generators = RandomGenerators(device)
         # These are places in a module, not tensors, because a module may replace the tensor of a buffer.
         self._buffers: list[_Place] = []
-        self._transient: list[_Place] = []  # non-persistent buffers are not saved
-        self._counts: list[_Place] = []  # replicated; earlier versions stored them in the blob
-        # From a further place of a buffer to its place in `_buffers`.
+        self._transient: list[_Place] = []  # the non-persistent buffers, which are not saved
+        self._counts: list[_Place] = []  # replicated state that earlier versions stored in the blob
+        # Each further place of a buffer, with its place in `_buffers`.
         self._aliases: list[tuple[_Place, _Place]] = []
         first: dict[int, _Place] = {}
         for name, module in modules.items():
@@ -95,25 +96,25 @@ class PrivateState:
                     self._aliases.append((place, known))
         self._tied = _tied(modules, self._buffers)
         everywhere = [*self._buffers, *(place for place, _ in self._aliases)]
-        # From a section to the section from which each optimizer step copies it.
+        # Sections that each optimizer step turns into a copy of another section, with that other section.
         self._copies: dict[str, str] = {}
-        self._no_copies: set[str] = set()  # sections that once were not the copy that was expected
+        self._no_copies: set[str] = set()  # sections that once differed from the expected copy
         self._started = {name: _shape(table[key]) for name, table, key in everywhere}
-        self._looks: dict[int, list[_Look]] = {}  # of the transient buffers, by step
+        self._looks: dict[int, list[_Look]] = {}  # the looks of the transient buffers, by step
 
     def collect(self) -> bytes:
         """Return the blob of the current state."""
         return self.blob(self.core())
 
     def blob(self, core: list[Section]) -> bytes:
-        """Return a blob with the sections of `core` and the guard's current losses."""
+        """Return a blob that contains the sections of `core` and the guard's current losses."""
         return b"".join([_MAGIC, *_framed(core), *_framed(self._learned())])
 
     def core(self, expected: bool = False) -> list[Section]:
         """Return the sections that must not change between the optimizer's first write and the commit.
 
-        With `expected`, a buffer that the optimizer's step turns into a copy of another buffer (see
-        `learn_copies`) has the content that it will have at the commit.
+        If `expected` is True, and the optimizer's step turns a buffer into a copy of another buffer (see
+        `learn_copies`), the result has the content that this buffer will have at the commit.
         """
         sections = [*self.quick(), *self._buffer_sections()]
         if not expected or not self._copies:
@@ -122,11 +123,13 @@ class PrivateState:
         return [(key, there.get(self._copies.get(key, key), content)) for key, content in sections]
 
     def learn_copies(self, core: list[Section]) -> bool:
-        """Record the buffers that became copies of others since `core`; return False if more has changed.
+        """Record the buffers that have become copies of other buffers since `core`.
 
         For example, an averaged model copies the buffers of its model. Later calls of `core(expected=True)`
-        expect the same copies. If a buffer was not the expected copy at a commit, no copy is expected of it
-        again; this does not make the result False.
+        expect the same copies. If a buffer differs from the expected copy at a commit, it is never expected
+        to be a copy again.
+
+        Returns whether these two cases explain all changes since `core`.
         """
         before, now = dict(core), dict(self.core())
         changed = {key for key in (*before, *now) if before.get(key) != now.get(key)}
@@ -146,7 +149,7 @@ class PrivateState:
         return explained
 
     def quick(self) -> list[Section]:
-        """Return the first sections of `core`, which can change without a forward pass."""
+        """Return the first sections of `core`. They can change even without a forward pass."""
         sections = self.random()
         if self._objects:
             sections.append(("objects", self._described()))
@@ -159,8 +162,8 @@ class PrivateState:
     def changed_after(self, core: list[Section]) -> str | None:
         """Return the name of a buffer that differs from `core`, or None.
 
-        A buffer that is now a copy of an unchanged buffer does not count, because the script would make that
-        copy again after a restart.
+        A buffer that is now a copy of an unchanged buffer does not count, because the script would make the
+        same copy after a restart.
         """
         before, now = dict(core), dict(self._buffer_sections())
         changed = {key: content for key, content in now.items() if before.get(key) != content}
@@ -173,7 +176,7 @@ class PrivateState:
         """Return whether nothing has changed since `core`.
 
         Buffers are compared byte by byte, because writes through `.data` do not change a version counter.
-        Buffers on a device are compared only if `closely`, because reading them waits for the device.
+        Buffers on a device are compared only if `closely` is True, because reading them waits for the device.
         """
         found = self.quick()
         if found != core[: len(found)]:
@@ -199,15 +202,15 @@ class PrivateState:
         return sorted(sizes, key=lambda each: -each[1])[:count]
 
     def versions(self) -> list[_Look]:
-        """Return a list that changes whenever a buffer is written or replaced. Reads no content."""
+        """Return a list that changes whenever a buffer is written or replaced. This reads no content."""
         return _looked_at(self._buffers)
 
     def transient(self, done: int) -> str | None:
         """Return the name of an unsaved buffer that changes from step to step, or None.
 
-        Call this at the end of each step; `done` is the number of steps that this generation has completed.
-        The first steps are ignored, because a buffer that is filled in the first step, such as a lookup
-        table, does not change afterwards.
+        Call this at the end of each step. `done` is the number of steps that this generation has completed.
+        The first step is ignored, because a script may fill a buffer in it, such as a lookup table, and not
+        change the buffer afterwards.
         """
         if done > COMPARED_STEPS[1] or done not in COMPARED_STEPS or not self._transient:
             return None
@@ -234,7 +237,7 @@ class PrivateState:
         return None
 
     def objects(self) -> bytes:
-        """Return the objects' states as JSON, or empty bytes if there are no objects."""
+        """Return the private objects' states as JSON; empty if there are no private objects."""
         return self._described() if self._objects else b""
 
     @property
@@ -243,12 +246,12 @@ class PrivateState:
         return self._objects
 
     def no_data(self, names: set[str]) -> list[str]:
-        """Return the sorted names of the objects that are not iterable and so are not data loaders."""
+        """Return those of `names`, sorted, whose objects are not iterable and therefore not data loaders."""
         data = ("__iter__", "__next__")
         return [n for n in sorted(names) if not any(hasattr(type(self._objects[n]), each) for each in data)]
 
     def _described(self) -> bytes:
-        """Return the objects' states as JSON; the last result is reused if they have not changed."""
+        """Return the objects' states as JSON. If they have not changed, reuse the last result."""
         states = {name: value.state_dict() for name, value in self._objects.items()}
         plain = all(map(_is_plain, states.values()))
         if not plain or states != self._plain:
@@ -272,10 +275,12 @@ class PrivateState:
     def restore(self, blob: bytes) -> dict[str, bytes]:
         """Restore buffers, objects and the guard; return the sections, for a later call of `restore_random`.
 
-        Call this after the parameters are restored, because a buffer that shares a parameter's memory is
-        restored with the parameter. A buffer is replaced by a tensor with its own memory if it cannot be
-        written in place, or if it shares memory now but did not when the blob was made. Raises `BadInput` if
-        the blob is from another model.
+        Call this after the parameters are restored: a buffer that shares a parameter's memory is restored
+        together with the parameter. A buffer is replaced by a tensor with its own memory in two cases: if it
+        cannot be written in place, or if it shares memory now but did not when the blob was made.
+
+        Raises:
+            BadInput: the blob is from another model.
         """
         sections = parse_sections(blob)
         held = {name: content for name, content in sections.items() if name.startswith("buffer:")}
@@ -313,8 +318,8 @@ class PrivateState:
     ) -> None:
         """Restore a buffer that was the same tensor as the buffer at `known` when the script started.
 
-        It becomes that tensor again, unless the blob has different `content` for it. In that case it was a
-        separate tensor when the blob was made, so it gets its own memory.
+        The buffer becomes that tensor again, unless the blob has different `content` for it. In that case it
+        was a separate tensor when the blob was made, so it gets its own memory.
         """
         name, table, key = place
         one: torch.Tensor | None = known[1][known[2]]
@@ -364,7 +369,7 @@ class PrivateState:
         self._generators.restore(sections)
 
     def _distinct_buffers(self) -> Iterator[_Place]:
-        """Yield the buffers whose memory is shared with no parameter and no earlier buffer."""
+        """Yield the buffers that do not share memory with a parameter or with an earlier buffer."""
         for place in self._buffers:
             if place[0] not in self._tied or not _is_tied(place, self._tied[place[0]]):
                 yield place
@@ -385,7 +390,7 @@ class PrivateState:
 
 
 def first_changed(before: list[Section], now: list[Section]) -> str:
-    """Return a name, for a message, of the first part that differs between two private states."""
+    """Return a phrase for a message that names the first difference between two private states."""
     then = dict(before)
     name = next((key for key, content in now if then.get(key) != content), "")
     kind, _, rest = name.partition(":")
@@ -397,7 +402,7 @@ def first_changed(before: list[Section], now: list[Section]) -> str:
 
 
 def changed_objects(before: list[Section], now: list[Section]) -> set[str]:
-    """Return the names of the objects whose state differs between two private states."""
+    """Return the names of the objects whose states differ between two private states."""
     was, is_ = (dict(each).get("objects") or b"{}" for each in (before, now))
     if was == is_:
         return set()
@@ -410,13 +415,13 @@ def _is_buffer(name: str) -> bool:
 
 
 def _common_end(one: str, other: str) -> int:
-    """Return how many trailing parts two dotted names have in common."""
+    """Return the number of trailing parts that two dotted names have in common."""
     pairs = zip(reversed(one.split(".")), reversed(other.split(".")), strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _fill(buffer: torch.Tensor, content: bytes) -> None:
-    """Write `content` to the buffer; return False if that is not possible.
+    """Write `content` to the buffer. If that is not possible, leave the buffer unchanged.
 
     It is not possible if elements of an expanded buffer share memory but differ in `content`, or if the
     buffer is an inference tensor.
@@ -437,7 +442,7 @@ def _fill(buffer: torch.Tensor, content: bytes) -> None:
 
 
 def _fresh(like: torch.Tensor, content: bytes) -> torch.Tensor:
-    """Return a tensor like `like`, with its own memory, that has `content`."""
+    """Return a new tensor like `like` that has its own memory and this `content`."""
     import torch
 
     with torch.no_grad():
@@ -464,11 +469,10 @@ def _is_plain(state: object) -> bool:
 
 
 def _tagged(value: Any) -> Any:
-    """Return `value` with tagged objects for values that JSON cannot represent.
+    """Return a copy of `value` in which tagged objects represent values that JSON cannot represent.
 
-    These are tuples, mappings with keys that are not strings, and states of generators.
-
-    Raises TypeError for a key that is not a scalar.
+    These are tuples, mappings with keys that are not strings, and states of generators. Raises TypeError for
+    a key that is not a scalar.
     """
     if isinstance(value, dict):
         pairs = value.items()
@@ -487,7 +491,7 @@ def _tagged(value: Any) -> Any:
 
 
 def _untagged(value: Any) -> Any:
-    """Return the value that `_tagged` encoded. May raise ValueError or TypeError for any other input."""
+    """Return the value that `_tagged` encoded. Any other input may raise ValueError or TypeError."""
     if isinstance(value, list):
         return value if _SCALARS.issuperset(map(type, value)) else [_untagged(each) for each in value]
     if not isinstance(value, dict):
@@ -515,18 +519,18 @@ def _framed(sections: list[Section]) -> list[bytes]:
 
 
 def parse_sections(blob: bytes) -> dict[str, bytes]:
-    """Return the sections of a blob, by name. Raises `BadInput` if `blob` is not a complete blob."""
+    """Return the sections of a blob by name. Raises `BadInput` if the blob is invalid or incomplete."""
     if not blob.startswith(_MAGIC):
         raise BadInput("private state: not written by holdfast")
     at, found = len(_MAGIC), {}
     while at < len(blob):
         if at + _SECTION.size > len(blob):
-            raise BadInput("private state: cut short")
+            raise BadInput("private state: truncated")
         name_bytes, content_bytes = _SECTION.unpack_from(blob, at)
         at += _SECTION.size
         end = at + name_bytes + content_bytes
         if end > len(blob):
-            raise BadInput("private state: cut short")
+            raise BadInput("private state: truncated")
         name = blob[at : at + name_bytes].decode(errors="replace")
         found[name] = blob[at + name_bytes : end]
         at = end
@@ -543,7 +547,7 @@ def _buffers(module: torch.nn.Module) -> Iterator[tuple[str, _Table, str, str]]:
 
 
 def _tied(modules: Mapping[str, Any], places: list[_Place]) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Return each buffer that shares a parameter's memory, with that parameter, by the buffer's name."""
+    """Return the buffers that share a parameter's memory, each with that parameter, by buffer name."""
     homes: dict[int, list[torch.Tensor]] = {}
     for module in modules.values():
         for parameter in module.parameters():
@@ -564,7 +568,7 @@ def _is_tied(place: _Place, pair: tuple[torch.Tensor, torch.Tensor]) -> bool:
 def _lies_in(buffer: torch.Tensor, parameter: torch.Tensor) -> bool:
     """Return whether all of the buffer's memory belongs to the parameter.
 
-    Sharing a storage is not enough, because the storage may contain both side by side.
+    It is not enough that both use the same storage, because the storage may contain them side by side.
     """
     if not buffer.nbytes or not capture.is_dense(parameter.shape, parameter.stride()):
         return False
@@ -584,9 +588,9 @@ def _shape(buffer: torch.Tensor | None) -> list[Any] | None:
 
 
 def _made(name: str, text: bytes, content: bytes, device: torch.device) -> torch.Tensor:
-    """Return an uninitialized buffer on `device` with the data type and shape in `text`.
+    """Return an uninitialised buffer on `device` with the data type and shape in `text`.
 
-    Raises BadInput if `text` is invalid or does not fit the size of `content`.
+    Raises BadInput if `text` is invalid or does not match the size of `content`.
     """
     import torch
 

@@ -1,8 +1,8 @@
 """Read and set the state of every random generator that a script may use.
 
-The state is read several times per step, each time with cold CPU caches. Python returns it as a tuple of 625
-integers and NumPy as a copy, both of which are slow to build. So the generator's words are first compared in
-place, and the result is built again only if they have changed.
+The states are read several times per step, each time with cold CPU caches. Python returns a state as a tuple
+of 625 integers, and NumPy returns a copy. Both are slow to build. So the generator's words are first compared
+in place with those of the last result, and a new result is built only if they have changed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PYTHON = struct.Struct("<625I?d")
 
 
 class RandomGenerators:
-    """Reads the generators of this process and, on a GPU, of `device`."""
+    """Reads and restores the generators of this process and, if `device` is a GPU, that GPU's generator."""
 
     def __init__(self, device: torch.device) -> None:
         import torch
@@ -42,7 +42,7 @@ class RandomGenerators:
 
     def read(self) -> list[Section]:
         """Return the name and state of each generator."""
-        # These are contiguous and on the CPU, so the checks of `tensor_bytes` are not needed.
+        # This tensor is contiguous and on the CPU, so it does not need the checks in `tensor_bytes`.
         state = self._get_torch()
         words = ctypes.string_at(state.data_ptr(), state.nbytes)
         found = [("torch", words), ("python", self._python.read())]
@@ -88,7 +88,7 @@ class _Python:
         at = _words_of(self._instance)
         self._words = words_at(at) if at else None
         self._seen = memoryview(b"")
-        self._kept: object = None  # the second Gaussian that `random` has stored for its next call
+        self._kept: object = None  # the second Gaussian, which `random` stores for its next call
         self._packed = b""
 
     def read(self) -> bytes:
@@ -109,8 +109,8 @@ def _packed_python() -> bytes:
 def _words_of(generator: Any) -> int:
     """Return the address of the state of a `random.Random`; 0 if it is not known.
 
-    In CPython 3.10 to 3.13, the object's header is followed by the position and 624 words. Other versions may
-    use another layout, so the address is returned only if these words equal those of `getstate()`.
+    In CPython 3.10 to 3.13, the position and 624 words follow the object's header. Other versions may use
+    another layout, so the address is returned only if the words there are the same as those of `getstate()`.
     """
     if sys.implementation.name != "cpython" or not isinstance(generator, random.Random):
         return 0
@@ -139,14 +139,14 @@ def _host_bytes() -> int:
 
 
 def generator_state(content: bytes) -> torch.Tensor:
-    """Return the state of a torch generator from its `tensor_bytes`. Raises ValueError if they are empty."""
+    """Return a torch generator's state, given its `tensor_bytes`. Raises ValueError if they are empty."""
     return _tensor(content)
 
 
 def tensor_bytes(tensor: torch.Tensor) -> bytes:
     """Return the bytes of a tensor's elements, in row-major order."""
     tensor = tensor.detach()
-    # Its memory still has the values from before a lazy conjugation or negation.
+    # Conjugation and negation are lazy: the memory still contains the original values.
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
     if tensor.device.type != "cpu":
@@ -168,11 +168,11 @@ _TAIL = struct.Struct("<q?d")  # the position, whether a second Gaussian is stor
 
 
 class NumpyGenerator:
-    """Reads NumPy's global generator, which `numpy.random.rand()` and the like use.
+    """Reads NumPy's global generator, which functions such as `numpy.random.rand()` use.
 
-    It is a Mersenne twister unless the program has replaced it with `numpy.random.set_bit_generator`. A
-    twister's state is encoded as the bytes of its words, its position, and the second Gaussian that NumPy has
-    stored for the next call. The state of any other generator is encoded as JSON.
+    It is a Mersenne twister, unless the program has replaced it with `numpy.random.set_bit_generator`. A
+    twister's state is encoded as the bytes of its words, its position, and the second Gaussian, which NumPy
+    stores for its next call. The state of any other generator is encoded as JSON.
     """
 
     def __init__(self, numpy: Any) -> None:
@@ -185,10 +185,10 @@ class NumpyGenerator:
         self._settled = False
 
     def read(self) -> tuple[str, bytes]:
-        """Return the section's name and the state.
+        """Return the name of the section and the state.
 
-        Raises `BadInput` for a generator whose state has values other than numbers, strings and arrays of
-        unsigned integers.
+        Raises `BadInput` if the state contains values other than numbers, strings and arrays of unsigned
+        integers.
         """
         words = self._view()
         if not self._is_twister:
@@ -201,7 +201,7 @@ class NumpyGenerator:
         return TWISTER, self._packed
 
     def _view(self) -> memoryview:
-        """Return a live view of the words, empty if they are not accessible."""
+        """Return a live view of the generator's words. It is empty if the words are not accessible."""
         generator = _current(self._numpy)
         if generator is not self._generator:
             self._generator, self._is_twister = generator, _is_twister(generator)
@@ -212,7 +212,7 @@ class NumpyGenerator:
 def restore_numpy(numpy: Any, sections: Mapping[str, bytes]) -> None:
     """Set NumPy's global generator to its saved state.
 
-    Raises ValueError or TypeError for a state that does not fit the current generator.
+    Raises ValueError or TypeError if the state does not fit the current generator.
     """
     if TWISTER in sections:
         content = sections[TWISTER]
@@ -227,7 +227,10 @@ def restore_numpy(numpy: Any, sections: Mapping[str, bytes]) -> None:
 
 
 def _require(numpy: Any, kind: Any) -> None:
-    """Raise ValueError unless the global generator is a `kind`. NumPy's message may name the wrong type."""
+    """Raise ValueError unless the global generator is of this `kind`.
+
+    NumPy makes the same check, but its message may name the wrong type.
+    """
     here = type(_current(numpy) or numpy.random.MT19937()).__name__
     if here != kind:
         raise ValueError(f"NumPy's global generator is {here} now, but was {kind}")
@@ -243,7 +246,7 @@ def reseed_numpy(numpy: Any) -> None:
 
 
 def _current(numpy: Any) -> Any:
-    """Return the bit generator, or None before NumPy 1.24, where it is always a twister."""
+    """Return the bit generator; None before NumPy 1.24, where it is always a twister."""
     show = getattr(numpy.random, "get_bit_generator", None)
     return None if show is None else show()
 
@@ -262,7 +265,7 @@ def _described(numpy: Any) -> bytes:
             return {str(found.dtype): found.tolist()}
         where = f"NumPy's global generator {state.get('bit_generator')!r}"
         raise BadInput(
-            f"private state: {where} has {type_with_article(found)} in its state, not only numbers"
+            f"private state: the state of {where} contains {type_with_article(found)}, which cannot be saved"
         )
 
     return json.dumps(state, default=plain).encode()
@@ -274,12 +277,12 @@ def _array(numpy: Any, found: dict[str, Any]) -> Any:
     return numpy.array(found[dtype], dtype=dtype) if dtype in _ARRAYS else found
 
 
-# Comparing a twister's words in place takes a microsecond.
+# The functions below compare a twister's words in place, which takes a microsecond.
 WORDS = 625  # 624 words of state and a position
 
 
 def words_at(address: int) -> memoryview:
-    """Return a live view of the words at `address`; the caller must keep the generator alive."""
+    """Return a live view of the words at `address`. The caller must keep the generator alive."""
     return memoryview((ctypes.c_uint32 * WORDS).from_address(address)).cast("B").cast("I")
 
 

@@ -1,9 +1,9 @@
 """Restore a snapshot's replicated state into live objects, bit for bit.
 
 The state of optimizers is written directly into their tables, because `load_state_dict` would convert it to
-the type of the parameter: float32 moments of a bfloat16 parameter would become bfloat16. Each tensor is
-copied from the mapped snapshot straight into the live tensor, or into a new tensor if type, shape or stride
-differ.
+the type of the parameter. For example, float32 moments of a bfloat16 parameter would become bfloat16. Each
+tensor is copied from the mapped snapshot directly into the live tensor, or into a new tensor if the type,
+shape or stride differs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ _ONE_FOR_ALL = (
     "was saved only once for all ranks, so every rank starts with that state, even if their states"
     " differed; from now on, the state of each rank is saved"
 )
-_LARGE_BYTES = 1 << 20  # a tensor of this size probably has fresh memory, which a single thread fills slowly
+# A tensor of at least this size probably has memory that was never written. A single thread fills it slowly.
+_LARGE_BYTES = 1 << 20
 
 
 def restore(
@@ -52,15 +53,22 @@ def restore(
 ) -> list[str]:
     """Copy the snapshot in `data` into the live objects, which do not refer to `data` afterwards.
 
-    The objects named in `private` may be missing from the snapshot, because earlier versions stored them as
-    private state. `own` are private objects. Earlier versions saved private objects with a generator's state
-    in the snapshot, so these are restored from there. `flags` are taken from the snapshot.
+    Args:
+        objects: the replicated objects.
+        layout: the layout of the snapshot.
+        data: the mapped file of the snapshot.
+        private: names of objects that the snapshot may lack, because earlier versions stored these objects as
+            private state.
+        own: the private objects. Earlier versions stored a private object with a generator's state in the
+            snapshot; such an object is restored from there.
+        flags: receives the flags in the snapshot.
 
-    Returns a warning for each object whose state differs from the saved state after its `load_state_dict`,
-    for each object of `own` that was restored, and for each wrapped optimizer that the snapshot lacks.
+    Returns:
+        A warning for each object whose state differs from the saved state after its `load_state_dict`, for
+        each object of `own` that was restored, and for each wrapped optimizer that the snapshot lacks.
 
     Raises:
-        BadInput: the snapshot is from different objects; the message names the first difference.
+        BadInput: the snapshot is from different objects. The message names the first difference.
     """
     import torch
 
@@ -98,35 +106,35 @@ def _restored(name: str, value: Any, saved: Any, held: _SnapshotTensors) -> list
 
 
 class _SnapshotTensors:
-    """The snapshot's tensors and the live tensor into which each of them was copied.
+    """Copies the snapshot's tensors, and records the live tensor into which it has copied each one.
 
-    Large tensors are copied together, with several threads, by `copy_postponed`. Call it before their content
-    is used.
+    Copies of large tensors are postponed. `copy_postponed` makes them all together, with several threads, and
+    must be called before the content of these tensors is used.
     """
 
     def __init__(self, layout: Layout, views: Mapping[str, torch.Tensor]) -> None:
         self.layout = layout
         self.views = views
         self._placed: dict[str, torch.Tensor] = {}
-        self._filled_ids: set[int] = set()  # identities of the tensors in `_placed`
+        self._filled_ids: set[int] = set()  # the identities of the tensors in `_placed`
         self._postponed: list[tuple[torch.Tensor, torch.Tensor]] = []  # target, source
 
     def fill(self, name: str, tensor: torch.Tensor) -> None:
-        """Copy the snapshot's `name` into `tensor`, which has the same type and shape."""
+        """Copy the snapshot's tensor `name` into `tensor`, which has the same type and shape."""
         import torch
 
         target, view = tensor.detach(), self.views[name]
         with torch.no_grad():
             if _plain(tensor) and view.nbytes >= _LARGE_BYTES:
                 self._postponed.append((target, view))
-                target.view(-1)[:0].copy_(view.view(-1)[:0])  # copies nothing, but torch counts it as a write
+                target.view(-1)[:0].copy_(view.view(-1)[:0])  # this copies nothing, but counts as a write
             else:
                 target.copy_(view)
         self._placed[name] = tensor
         self._filled_ids.add(id(tensor))
 
     def copy_postponed(self) -> None:
-        """Make all postponed copies, so that every filled tensor has its content."""
+        """Make all postponed copies. On return, every filled tensor has its content."""
         postponed_copies, self._postponed = self._postponed, []
         if postponed_copies:
             tensor_copy.ParallelCopy(
@@ -134,18 +142,18 @@ class _SnapshotTensors:
             ).run()
 
     def live(self, name: str | None) -> torch.Tensor | None:
-        """Return the live tensor into which the snapshot's `name` was copied, or None."""
+        """Return the live tensor into which the snapshot's tensor `name` was copied, or None."""
         return self._placed.get(name) if name is not None else None
 
     def filled(self, tensor: torch.Tensor) -> bool:
-        """Return whether this tensor object was already filled from the snapshot."""
+        """Return whether this tensor object has already been filled from the snapshot."""
         return id(tensor) in self._filled_ids
 
     def put(self, reference: Mapping[str, Any], old: object, device: torch.device | None) -> torch.Tensor:
         """Return the live tensor for `reference`, filled from the snapshot.
 
-        The result is the tensor that was already filled for this reference if there is one, otherwise `old`
-        if it is suitable, otherwise a new tensor.
+        If a tensor was already filled for this reference, the result is that tensor. Otherwise it is `old` if
+        that is suitable, or else a new tensor.
         """
         import torch
 
@@ -164,7 +172,7 @@ class _SnapshotTensors:
         return found
 
     def value(self, flat: Any, old: object = None, device: torch.device | None = None) -> Any:
-        """Return the value that `flat` describes, reusing suitable tensors of `old`, the current value."""
+        """Return the value that `flat` describes. Reuse suitable tensors of `old`, the current value."""
         if isinstance(flat, list):
             return [self.value(each, _item(old, n), device) for n, each in enumerate(flat)]
         if not isinstance(flat, dict):
@@ -217,7 +225,7 @@ def _document(layout: Layout, data: mmap.mmap) -> dict[str, Any]:
 
 def _restore_module(name: str, module: torch.nn.Module, held: _SnapshotTensors) -> None:
     mine: list[tuple[str, torch.Tensor]] = [(f"{name}.{key}", p) for key, p in module.named_parameters()]
-    # Earlier versions stored the counts in the private state.
+    # A snapshot of an earlier version lacks the counts, which were private state at that time.
     mine += [(key, count) for key, count in capture.average_counts(name, module) if key in held.layout]
     wrong = model_difference(CollectedState(mine), held.layout)
     if wrong is None:
@@ -229,7 +237,7 @@ def _restore_module(name: str, module: torch.nn.Module, held: _SnapshotTensors) 
 
 
 def model_difference(tree: CollectedState, layout: Layout) -> str | None:
-    """Return the first difference between the model's tensors and those in `layout`, or None."""
+    """Describe the first tensor of the model that `layout` lacks or has in a different form; None if none."""
     held = {entry.name: entry for entry in layout.entries}
     for name, tensor in tree.tensors:
         found = held.get(name)
@@ -245,7 +253,7 @@ def model_difference(tree: CollectedState, layout: Layout) -> str | None:
 
 
 def _missing_in_model(name: str, mine: set[str], layout: Layout) -> str | None:
-    """Return a message about a tensor of the snapshot that the module lacks, or None."""
+    """Return a message about a tensor in the snapshot that the module lacks, or None."""
     for entry in layout.entries:
         if entry.name.startswith(f"{name}.") and entry.name not in mine:
             return f"{entry.name} is not in the script's model"
@@ -279,8 +287,8 @@ def _state_warnings(name: str, value: Any, saved: Any, held: _SnapshotTensors) -
         if key in wanted and view is not None and not _same_bits(tensor, view):
             kind = type(value).__name__
             return [
-                f"{key} differs from its saved state after {kind}.load_state_dict: the run may differ from"
-                " one without a restart"
+                f"after {kind}.load_state_dict, {key} differs from its saved state: the run may differ from"
+                " a run without a restart"
             ]
     return []
 
@@ -306,11 +314,11 @@ def _same_bits(tensor: torch.Tensor, view: torch.Tensor) -> bool:
 
 
 def _add_groups(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], held: _SnapshotTensors) -> None:
-    """Recreate parameter groups that the script added during training, as in gradual unfreezing.
+    """Recreate parameter groups that the script has added during training, for example to unfreeze layers.
 
-    This is done only if all their parameters belong to protected modules and require a gradient now. DDP does
-    not reduce the gradients of other parameters, and the script may have unfrozen those in ways that cannot
-    be repeated here.
+    This is done only if all parameters of these groups belong to protected modules and require a gradient
+    now. DDP does not reduce the gradients of other parameters, and the script may have unfrozen them in ways
+    that cannot be repeated here.
     """
     here, there = len(optimizer.param_groups), len(saved.get("param_groups", ()))
     missing = [[held.live(name) for name in names] for names in saved.get("homes", [])[here - 1 :]]
@@ -320,7 +328,7 @@ def _add_groups(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], held
         for group, known in zip(missing, saved["param_groups"][here:], strict=True):
             optimizer.add_param_group({"params": group})
             made = optimizer.param_groups[-1]
-            # Use the snapshot's order of keys; `_restore_optimizer` sets the values.
+            # Put the keys into the snapshot's order. `_restore_optimizer` sets their values.
             made.update({key: made.pop(key, None) for key in known if key != "params"})
 
 
@@ -344,7 +352,7 @@ def _check_optimizer(name: str, optimizer: torch.optim.Optimizer, saved: Mapping
 def _restore_optimizer(
     name: str, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], held: _SnapshotTensors
 ) -> list[str]:
-    """Restore the optimizer's tables, after `load_state_dict` has restored any extra state of its class."""
+    """Restore the optimizer's tables; before that, let `load_state_dict` restore extra state of its class."""
     if "own" in saved:
         own = held.value(saved["own"])
         held.copy_postponed()
@@ -369,17 +377,17 @@ def _restore_optimizer(
 
 
 def _restore_parameters(name: str, parameters: list[torch.Tensor], held: _SnapshotTensors) -> None:
-    """Fill parameters outside protected modules, such as float32 masters of a bfloat16 model."""
+    """Fill the parameters that belong to no protected module, such as float32 masters of a bfloat16 model."""
     for n, parameter in enumerate(parameters):
         if not held.filled(parameter):
             wrong = model_difference(CollectedState([(f"{name}.param.{n}", parameter)]), held.layout)
             if wrong is not None:
-                raise BadInput(f"{name}: {wrong}; this parameter is in no protected module")
+                raise BadInput(f"{name}: {wrong}; this parameter belongs to no protected module")
             held.fill(f"{name}.param.{n}", parameter)
 
 
 def _steps_on_host(optimizer: torch.optim.Optimizer) -> set[int]:
-    """Return the identities of those parameters on a device whose step count torch keeps on the host."""
+    """Return the identities of the parameters on a device whose step counts torch keeps on the host."""
     return {
         id(p)
         for group in optimizer.param_groups
@@ -396,7 +404,7 @@ def _restore_inner(
     there = saved.get("inner", {})
     for key, inner in capture.wrapped_optimizers(optimizer).items():
         if key not in there:  # the snapshot is from a version that did not save wrapped optimizers
-            warnings.append(f"{name}.{key} is not in the snapshot, so it starts without its state")
+            warnings.append(f"{name}.{key} is not in the snapshot, so it starts with an empty state")
             continue
         _check_optimizer(f"{name}.{key}", inner, there[key])
         warnings += _restore_optimizer(f"{name}.{key}", inner, there[key], held)

@@ -1,10 +1,9 @@
 """Classify protected objects as replicated or private, and observe the parts of a step with torch's hooks.
 
-The hooks are attached to the script's own objects. Copies, saved files and compiled forms of an object have
-no hooks. If a script saves its whole model (`torch.save(model)`), copies it, or compiles it with
-`torch.jit.script`, the result must be the same as without Holdfast and must load where Holdfast is not
-installed. Torch's global module hooks would meet these requirements too, but would take time in every module
-of a model in every pass.
+The hooks are attached to the script's own objects, but not to copies, saved files or compiled forms of them.
+If a script saves its whole model (`torch.save(model)`), copies it, or compiles it with `torch.jit.script`,
+the result must be the same as without Holdfast, and must load where Holdfast is not installed. Torch's global
+module hooks would meet these requirements too, but would take time in every module of a model in every pass.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class StepObserver(Protocol):
-    """Receives the events of a step; `should_poison` returns whether a drill corrupts the gradients."""
+    """Receives the events of a step. `should_poison` returns whether a drill must corrupt the gradients."""
 
     def forward(self) -> None: ...
     def backward(self) -> None: ...
@@ -41,12 +40,12 @@ class StepObserver(Protocol):
 def classify(
     objects: Mapping[str, Any],
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Return modules, private objects, and replicated objects (modules included), by name.
+    """Return the modules, the private objects, and the replicated objects (including modules), by name.
 
-    An object is private if its state has no tensors other than states of generators, and it is not an
-    optimizer, scheduler or scaler. Examples are a sampler, a data loader and a counter. Schedulers of any
-    class are replicated (see `is_custom_scheduler`). An attribute `holdfast_private` (bool) of the object
-    takes precedence over these rules.
+    An object is private if it is not an optimizer, scheduler or scaler, and its state contains no tensors
+    other than states of generators. Examples are a sampler, a data loader and a counter. Schedulers of any
+    class are replicated (see `is_custom_scheduler`). If an object has the attribute `holdfast_private`
+    (bool), that attribute takes precedence over these rules.
 
     Raises:
         BadInput: an object lacks state_dict or load_state_dict, or its state is spread over the ranks.
@@ -71,14 +70,16 @@ def classify(
 
 
 def is_custom_scheduler(value: Any, objects: Mapping[str, Any]) -> bool:
-    """Return whether `value` is a scheduler whose class is not torch's; such a scheduler is replicated.
+    """Return whether `value` is a scheduler of a class that is not torch's. Such a scheduler is replicated.
 
-    Such a scheduler has a `step` method and refers to one of the optimizers among `objects`. Its other
-    attributes are plain values, torch's schedulers and functions, because an object that also refers to a
-    model or to data may have state that is private to a rank. Its code sets the optimizer's options but does
-    not step the optimizer, because an object that clips, skips or scales gradients and then steps may count
-    events of a single rank. The result is False for an object whose state has tensors, because such an object
-    is replicated anyway.
+    An object counts as such a scheduler under these conditions:
+
+    - It has a `step` method, and refers to at least one of the optimizers among `objects`.
+    - Its other attributes are plain values, torch's schedulers and functions. An object that also refers to a
+      model or to data may have state that is private to a rank.
+    - Its code sets the optimizer's options but does not step the optimizer. An object that clips, skips or
+      scales gradients and then steps the optimizer may count events of a single rank.
+    - Its state contains no tensors. An object whose state contains tensors is replicated anyway.
     """
     import torch
 
@@ -98,7 +99,7 @@ def is_custom_scheduler(value: Any, objects: Mapping[str, Any]) -> bool:
 
 
 def _only_sets_options(value: Any) -> bool:
-    """Return whether the code of `value` uses an optimizer's groups and steps only schedulers."""
+    """Return whether the code of `value` uses an optimizer's groups, and steps nothing but schedulers."""
     sets = False
     for code in _codes(type(value)):
         receiver = ""
@@ -119,7 +120,7 @@ def _is_scheduler(value: Any) -> bool:
 
 
 def _codes(kind: type) -> Iterator[CodeType]:
-    """Yield the code of the methods of a class and of its base classes."""
+    """Yield the code of all methods of a class and its base classes."""
     for each in kind.__mro__:
         for method in vars(each).values():
             code = getattr(inspect.unwrap(method) if callable(method) else method, "__code__", None)
@@ -167,9 +168,9 @@ def _is_private(value: Any, objects: Mapping[str, Any]) -> bool:
 
 
 def shared_with_generators(replicated: Mapping[str, Any]) -> list[str]:
-    """Return the names of objects that hold generator states but are replicated because of their tensors.
+    """Return the names of objects that contain generator states but are replicated because of other tensors.
 
-    A generator's state usually differs between ranks. Objects with the attribute `holdfast_private` are
+    A generator's state is usually different on each rank. Objects with the attribute `holdfast_private` are
     omitted.
     """
     import torch
@@ -209,16 +210,16 @@ def attach_hooks(
     to: StepObserver,
     after_write: Callable[..., None] | None = None,
 ) -> None:
-    """Report the beginning of forward and backward passes and of optimizers' writes to `to`.
+    """Report to `to` when a forward pass, a backward pass, or the writes of an optimizer begin.
 
-    The backward pass is reported as soon as a differentiable forward pass has ended. It therefore includes
-    the computation of the loss, which takes little time. A hook on the output would report the exact moment
-    but take more time than all other hooks together.
+    The backward pass is reported when a differentiable forward pass has ended, so it includes the computation
+    of the loss, which takes little time. A hook on the output would report the exact moment, but it would
+    take more time than all other hooks together.
 
     A DDP wrapper first waits for rank 0's buffers. After this wait, the wrapped module reports the forward
     pass again, so that the wait does not count as the rank's own time.
 
-    `after_write`, if given, is called when an optimizer has queued its writes.
+    If `after_write` is given, it is called when an optimizer has queued its writes.
     """
     import torch
 
@@ -236,7 +237,7 @@ def attach_hooks(
         if _waits_for_buffers(module):
             _before_forward(module.module, to)
     for optimizer in optimizers:
-        # Wrapped optimizers need hooks too, because a script never calls the `step` of SAM itself.
+        # Wrapped optimizers need hooks too: a script that uses SAM never calls SAM's own `step`.
         for each in (optimizer, *capture.wrapped_optimizers(optimizer).values()):
             each.register_step_pre_hook(Hook(lambda *_: to.before_write()))
             hide_from_copies(getattr(each, "_optimizer_step_pre_hooks", {}))
@@ -262,7 +263,7 @@ def _waits_for_buffers(module: torch.nn.Module) -> bool:
 
 
 def _differentiable(value: Any, tensor: type[torch.Tensor]) -> torch.Tensor | None:
-    """Return the first tensor of a model's output at which a backward pass can begin, or None."""
+    """Return the first tensor in a model's output that requires a gradient, or None."""
     if isinstance(value, tensor):
         return value if value.requires_grad else None
     if isinstance(value, Mapping):
@@ -273,7 +274,7 @@ def _differentiable(value: Any, tensor: type[torch.Tensor]) -> torch.Tensor | No
 
 
 def poison(optimizers: Iterable[torch.optim.Optimizer]) -> None:
-    """Write a NaN into one parameter, to simulate silent corruption."""
+    """Write NaN into one element of a parameter, to simulate silent corruption."""
     import torch
 
     parameters = (p for o in optimizers for group in o.param_groups for p in group["params"])
@@ -283,7 +284,7 @@ def poison(optimizers: Iterable[torch.optim.Optimizer]) -> None:
 
 
 class Hook:
-    """Calls `report` with the arguments of a torch hook. Copies of it do nothing and do not need Holdfast."""
+    """Passes the arguments of a torch hook to `report`. A copy does nothing, and does not need Holdfast."""
 
     def __init__(self, report: Callable[..., None]) -> None:
         self._report = report
@@ -292,26 +293,26 @@ class Hook:
         self._report(*given)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """Pickle a function of the standard library that accepts any arguments and returns None."""
+        """Pickle this as a function of the standard library that accepts any arguments and returns None."""
         return getattr, (nullcontext(), "__exit__")
 
 
 def hide_from_copies(hooks: dict[int, Any]) -> None:
     """Omit Holdfast's hooks from copies of `hooks`, a table that torch stores as an attribute of an object.
 
-    The table is changed in place, because the handles that remove a hook refer to it.
+    The table is changed in place, because the handles that remove hooks refer to it.
     """
-    if type(hooks) is not OrderedDict:  # other types accept no attributes, and copied hooks are harmless
+    if type(hooks) is not OrderedDict:  # other types do not accept attributes, and copied hooks do no harm
         return
-    given: Any = hooks  # pickle and copy look up this attribute in the object before its class
+    given: Any = hooks  # pickle and copy look for `__reduce_ex__` in the object before its class
     given.__reduce_ex__ = lambda _: (OrderedDict, (), None, None, iter(_others(hooks)))
 
 
 def hide_from_script(hooks: dict[int, Any]) -> None:
     """Prevent `torch.jit.script` from compiling Holdfast's hooks in `hooks`, a table of a module.
 
-    `torch.jit.script`, and code that moves hooks between modules, use the `values()` of the table, whereas a
-    call of the module uses `items()`.
+    This omits the hooks from the table's `values()`, which `torch.jit.script` and code that moves hooks
+    between modules use. A call of the module uses `items()` instead.
     """
     if type(hooks) is OrderedDict:
         given: Any = hooks

@@ -1,1 +1,1 @@
-"""What a training script uses: the session, the protected state, its steps and its batches."""
+"""Provide what a training script uses: the session, the protected state, its steps and its batches."""

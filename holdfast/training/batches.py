@@ -1,8 +1,8 @@
-"""Batches of a dataset that are the same after a fault; they replace `DataLoader` and its samplers.
+"""Load batches of a dataset that are the same after a fault. This replaces `DataLoader` and its samplers.
 
-The samples of a step, and the random numbers that a dataset draws to augment them, depend only on (seed,
-step, rank, world size), not on the process that loads them. So no position has to be saved: a loop that
-resumes at step n begins with the batch of step n, and batches that had been prefetched are loaded again.
+The samples of a step, and the random numbers with which a dataset augments them, depend only on (seed, step,
+rank, world size), not on the process that loads them. So no position has to be saved. A loop that resumes at
+step n begins with the batch of step n, and loads batches again that were prefetched before the fault.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _SECOND_BATCH = (
 class Batches:
     """A rank's batches of a map-style dataset, in a different random order in each epoch.
 
-    `batch_size` is the number of samples per rank and step, and `len()` returns the number of steps in an
-    epoch. `steps` yields each step with its batch; iterating yields the batch of the loop's current step.
-    Other options are passed to torch's `DataLoader`: `num_workers`, `pin_memory`, `collate_fn`,
-    `worker_init_fn`...
+    `batch_size` is the number of samples per rank and step. `len()` returns the number of steps in an epoch.
+    `steps` yields each step with its batch. Iterating over the object yields the batch of the loop's current
+    step. Other options, such as `num_workers`, `pin_memory`, `collate_fn` and `worker_init_fn`, are passed to
+    torch's `DataLoader`.
     """
 
     def __init__(
@@ -53,10 +53,10 @@ class Batches:
         """Check the options and the size of the dataset.
 
         With `drop_last`, the last samples of an epoch are dropped if they do not fill a batch on every rank.
-        Otherwise, the last batches are filled up with samples from the beginning of the epoch.
+        Otherwise, the last batches are completed with samples from the beginning of the epoch.
 
         Raises:
-            BadInput: the dataset has no length, or too few samples for a step; an option is not allowed.
+            BadInput: the dataset has no length or too few samples for a step, or an option is not allowed.
         """
         self.dataset, self.batch_size = dataset, _positive("batch_size", batch_size)
         self._session, self._state, self.seed, self.shuffle = session, state, seed, shuffle
@@ -77,7 +77,7 @@ class Batches:
             )
         self._epoch = -1
         self._order: Sequence[int] = ()
-        try:  # lets torch refuse invalid options here instead of in the first step
+        try:  # so that torch refuses invalid options here instead of in the first step
             self._loader(_SamplePlan(self, 0, 0))
         except (TypeError, ValueError) as error:
             raise BadInput(f"Batches({', '.join(f'{name}=...' for name in options)}): {error}") from None
@@ -87,11 +87,11 @@ class Batches:
         return self._per_epoch
 
     def epoch(self, step: int) -> int:
-        """Return the number, from 0, of the epoch to which `step` belongs."""
+        """Return the number of the epoch to which `step` belongs, from 0."""
         return step // self._per_epoch
 
     def ends_epoch(self, step: int) -> bool:
-        """Return True if `step` is the last one of its epoch."""
+        """Return True if `step` is the last step of its epoch."""
         return (step + 1) % self._per_epoch == 0
 
     def position(self, step: int) -> int:
@@ -109,16 +109,17 @@ class Batches:
     def steps(self, count: int) -> Iterator[tuple[int, Any]]:
         """Yield each step of `state.steps(count)` with its batch.
 
-        A step that is yielded again, because it was not committed, has the same batch.
+        If a step was not committed, it is yielded again with the same batch.
         """
         feed = _BatchFeed(self, operator.index(count))
         for step in self._state.steps(count):
             yield step, feed.batch(step)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batch of the current step or, between steps, of the next one; the iterator never ends.
+        """Yield the batch of the current step or, between two steps, the batch of the next step.
 
-        Use it in `zip` with `state.steps(n)`, in either order. A step that begins again has the same batch.
+        The iterator never ends. Use it in `zip` with `state.steps(n)`, in either order. A step that begins
+        again gets the same batch.
 
         Raises:
             BadInput: the script requested a second batch in one step.
@@ -131,7 +132,7 @@ class Batches:
             yield feed.batch(self._following(self._state.step))
 
     def _following(self, step: int) -> int:
-        """Return the first step, starting with `step`, that is not skipped."""
+        """Return the first step from `step` on that is not skipped."""
         while step in self._session._rank.skip:
             step += 1
         return step
@@ -156,10 +157,10 @@ class Batches:
         options = dict(self._options)
         source = _SeededDataset(self.dataset, options.pop("collate_fn", None), self.seed, self._session.rank)
         return DataLoader(
-            source,  # type: ignore[arg-type]  # it has `__getitems__`, all that the loader calls
+            source,  # type: ignore[arg-type]  # it has `__getitems__`, and the loader calls nothing else
             batch_sampler=plan,
             collate_fn=_identity,
-            # Otherwise each iterator would draw from the generator of the training.
+            # With the default, each iterator would draw from the generator that the training uses.
             generator=torch.Generator(),
             **options,
         )
@@ -177,7 +178,7 @@ def _check_names(options: Mapping[str, Any]) -> None:
 
 
 class _BatchFeed:
-    """The batches of a loop's steps, prefetched in the order of the steps."""
+    """Provides the batches of a loop's steps. Prefetches them in the order of the steps."""
 
     def __init__(self, batches: Batches, count: int) -> None:
         self._batches, self._count = batches, count
@@ -188,7 +189,7 @@ class _BatchFeed:
 
     def batch(self, step: int) -> Any:
         if step != self._at:
-            if step != self._next:  # this is the first call, or the loop did a step without using its batch
+            if step != self._next:  # this is the first call, or the loop did not use the batch of a step
                 self._loaded = self._batches._batches_from(step, self._count)
             self._batch = next(self._loaded)
             self._at, self._next = step, self._batches._following(step + 1)
@@ -196,7 +197,7 @@ class _BatchFeed:
 
 
 class _SamplePlan:
-    """The keys (step and sample indices) of the batches of a range of steps, except skipped ones."""
+    """Yields the key of each batch in a range of steps: the step and its samples. Omits skipped steps."""
 
     def __init__(self, batches: Batches, first: int, count: int) -> None:
         self._batches, self._first, self._count = batches, first, count
@@ -208,7 +209,7 @@ class _SamplePlan:
 
 
 class _SeededDataset:
-    """Loads whole batches, and seeds the random generators for each batch. Each loader worker has a copy."""
+    """Loads whole batches, and seeds the random generators for each. Each worker of the loader has a copy."""
 
     def __init__(
         self, dataset: Any, collate: Callable[[list[Any]], Any] | None, seed: int, rank: int
@@ -247,7 +248,7 @@ class _SeededDataset:
 
 
 class _RandomStateKept:
-    """A context that restores the training's random generators when it ends."""
+    """A context that, when it ends, restores the states of this process's random generators."""
 
     def __enter__(self) -> None:
         import torch
@@ -270,7 +271,7 @@ def _identity(batch: Any) -> Any:
 
 
 def _seed_of(*what: object) -> int:
-    """Return a 63-bit hash of the arguments, to use as a seed."""
+    """Return a 63-bit hash of the arguments for use as a seed."""
     return int.from_bytes(hashlib.blake2b(repr(what).encode(), digest_size=8).digest(), "little") >> 1
 
 

@@ -1,11 +1,12 @@
 """Refuse a step in which the script caught an exception that a lost peer caused.
 
 Many scripts catch exceptions in a step to skip a batch that does not fit into memory. When a peer is lost,
-such a script commits the step without an update, or updates with gradients that lack the peer's contribution.
-Python does not report an exception that was caught. So a step is suspect if its optimizers wrote nothing, if
-a backward pass or a collective failed in it, or if it had fewer backward passes than the previous step. A
-script may do any of these on purpose, so a suspect step normally counts. It is refused only if a connection
-to a peer is closed as well, because then the group cannot have completed the step.
+such a script commits the step without an update, or with gradients that lack the peer's contribution. Python
+does not report exceptions that a script catches. So a step is suspect if its optimizers wrote nothing, if one
+of its backward passes or collectives failed, or if it had fewer backward passes than the previous step.
+
+A script may do any of these things on purpose, so a suspect step normally counts. It is refused only if a
+connection to a peer is closed as well, because the group then cannot have completed the step.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ from typing import Any
 
 from holdfast.errors import PeerLost
 
-# How long to wait for the group to be stopped if a connection is closed but no failure was seen.
+# If a connection is closed but nothing failed, wait this long for the group to be stopped.
 HOLD_S = 20.0
 POLL_S = 0.01
 _GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR | select.POLLNVAL
 
 
 class PeerConnections:
-    """This process's connections to its peers, which stay open while the peers live.
+    """This process's connections to its peers, which stay open as long as the peers live.
 
-    Only their state is checked: no socket is read or kept open.
+    Only the state of the sockets is checked. They are neither read nor kept open.
     """
 
     def __init__(self, inodes: dict[int, int]) -> None:
-        # By descriptor; the inode reveals a descriptor that was reused for another file.
+        # The sockets' inodes by descriptor. A different inode shows that the descriptor was reused.
         self._inodes = inodes
 
     @classmethod
@@ -46,12 +47,12 @@ class PeerConnections:
         return cls({fd: inode for fd, inode in open_sockets().items() if fd not in known})
 
     def forget_closed(self) -> None:
-        """Forget the connections that are already closed, such as those used only to form the group."""
+        """Forget the connections that are closed by now, such as those that only served to form the group."""
         gone = self._gone()
         self._inodes = {fd: inode for fd, inode in self._inodes.items() if fd not in gone}
 
     def lost(self) -> bool:
-        """Return True if a connection was closed, by either side, or is broken."""
+        """Return True if a connection is broken or was closed by either side."""
         return bool(self._gone())
 
     def _gone(self) -> set[int]:
@@ -63,7 +64,7 @@ class PeerConnections:
 
 
 def open_sockets() -> dict[int, int]:
-    """Return the inodes of this process's sockets by descriptor; {} if /proc cannot be read."""
+    """Return the inodes of this process's sockets by descriptor; empty if /proc cannot be read."""
     try:
         fds = [int(each.name) for each in Path("/proc/self/fd").iterdir()]
     except OSError:
@@ -80,7 +81,7 @@ def _socket_inode(fd: int) -> int | None:
 
 
 class _TorchActivity:
-    """Counts the backward passes and failed collectives of this process since `watch` was called.
+    """Counts this process's backward passes and failed collectives from the first call of `watch` on.
 
     The counts only grow.
     """
@@ -107,14 +108,14 @@ class _TorchActivity:
             inner(*args, **kwargs)
             self.ended += 1
 
-        # Let torch.compile skip this frame, as it skips torch's own function.
+        # Make torch.compile skip this frame, because it skips torch's own function too.
         skip = getattr(sys.modules.get("torch._dynamo.eval_frame"), "skip_code", None)
         if skip is not None:
             skip(backward.__code__)
         torch.autograd.backward = wraps(inner)(backward)
 
     def _watch_collectives(self) -> None:
-        """Count failed collectives: torch logs the exception of a collective while it is being handled."""
+        """Count failed collectives. Torch writes a log record while it handles a collective's exception."""
         activity = self
 
         class Handler(logging.Handler):
@@ -130,11 +131,11 @@ _activity = _TorchActivity()
 
 
 class CaughtErrorCheck:
-    """Checks one rank's steps. It checks the connections to `peers` only in a suspect step.
+    """Checks each step of one rank. It checks the connections to `peers` only if the step is suspect.
 
-    `frozen` returns True once the group has been stopped. If a connection is closed but no failure was seen,
-    the step is not refused; the check only waits up to `hold_s` for the stop. The connection may not lead to
-    a peer, or the peer may have ended after its last step.
+    `frozen` returns True once the group has been stopped. If a connection is closed but nothing failed in the
+    step, the step is not refused: the connection may not lead to a peer, or the peer may have ended after its
+    last step. The check then only waits up to `hold_s` for the group to be stopped.
     """
 
     def __init__(self, peers: PeerConnections, frozen: Callable[[], bool], hold_s: float = HOLD_S) -> None:
@@ -145,7 +146,7 @@ class CaughtErrorCheck:
         self._count()
 
     def writes(self, step: int) -> None:
-        """Check the step before an optimizer writes. Raises `PeerLost`."""
+        """Check the step before an optimizer writes. Raises `PeerLost` if the step must be refused."""
         failed = self._pass_failed() or _activity.failed != self._failed
         if failed or _activity.ended - self._ended < self._usual:
             self._refuse_if_peer_is_lost(
@@ -154,9 +155,10 @@ class CaughtErrorCheck:
             )
 
     def commits(self, step: int, *, written: bool) -> None:
-        """Check the step before it is counted. Raises `PeerLost`.
+        """Check the step before it is counted. Raises `PeerLost` if the step must be refused.
 
-        A collective that failed after the optimizer's writes is ignored: it may have exchanged only metrics.
+        A collective that failed after the optimizer's writes is ignored, because it may have exchanged only
+        metrics.
         """
         failed = self._pass_failed() or (not written and _activity.failed != self._failed)
         if failed or not written:
@@ -165,7 +167,7 @@ class CaughtErrorCheck:
             )
 
     def committed(self) -> None:
-        """Record the counts at the end of a step, as the baseline for the next step."""
+        """Record the counts at the end of a step. They are the baseline for the next step."""
         self._usual = _activity.ended - self._ended
         self._count()
 

@@ -27,10 +27,10 @@ _IN_WORDS: Mapping[BadNumberKind, str] = {
 
 
 class NumberCheck:
-    """Checks one rank's steps, from the gradients before the optimizer's write to the verdict.
+    """Checks the numbers of one rank's steps, from the gradients before the optimizer's write to the verdict.
 
-    On a GPU the numbers of a step may reach the host after its commit. They are judged when the next step is
-    committed, before the script pauses, or at the end of its loop, whichever comes first.
+    On a GPU, a step's numbers may reach the host only after the step's commit. They are judged when the next
+    step is committed, before the script pauses, or at the end of its loop, whichever comes first.
     """
 
     def __init__(
@@ -42,14 +42,14 @@ class NumberCheck:
         gate: WriteGate,
         guard: LossGuard | None,
     ) -> None:
-        """`guard` detects a loss that has jumped. Without it, only numbers that are not finite are bad."""
+        """Prepare the checks. Without a `guard`, a loss is bad only if it is not finite, not if it jumps."""
         self._rank, self._device, self._gate, self._guard = rank, device, gate, guard
         self._modules, self._optimizers = modules, optimizers
         self._gradients = GradientProbe(optimizers, device)
         self._probe: torch.Tensor | None = None  # a number computed from this step's gradients, on the device
         self._has_bad_gradient = False
         self._is_scaled = False  # a GradScaler decides whether the optimizer writes
-        self._unjudged: StepNumbers | None = None  # the previous step's numbers, which may not have arrived
+        self._unjudged: StepNumbers | None = None  # the last step's numbers, if they are not judged yet
         self.judged: StepNumbers | None = None  # the numbers that were judged last
         self.poison_step: int | None = None  # the step in which a drill requested a bad number
         self.is_poisoned = False  # a drill has made a forward pass produce a bad gradient
@@ -59,10 +59,10 @@ class NumberCheck:
     def probe_gradients(self) -> bool:
         """Check the gradients that the optimizer is about to use; return True if they are known to be bad.
 
-        On a device their values are not known yet, so the device reduces them to one number, which is judged
-        together with the loss. Whether bad gradients have reached the state is known only at the end of the
-        step (`_judge`). If a GradScaler lets the optimizer's kernel skip a step with bad gradients, as with
-        fused optimizers, bad gradients are not a fault: the scaler uses them to adjust its scale.
+        On a device, their values are not known yet. So the device reduces them to one number, which is judged
+        together with the loss. Only at the end of the step is it known whether bad gradients have reached the
+        state (see `_judge`). With fused optimizers, a GradScaler makes the optimizer's kernel skip a step
+        that has bad gradients. Bad gradients are then not a fault: the scaler uses them to adjust its scale.
         """
         self._is_scaled = any(getattr(each, "found_inf", None) is not None for each in self._optimizers)
         if self._is_scaled:
@@ -76,11 +76,11 @@ class NumberCheck:
         return True
 
     def receive(self, step: int, loss: Any, norm: Any, position: int) -> StepNumbers:
-        """Accept the numbers with which the script commits `step`, and judge those that have arrived.
+        """Accept the numbers with which the script commits `step`, and judge them if they have arrived.
 
-        On a device, first wait for the previous step's numbers and judge them. The gradient norm is judged
-        only if the optimizer used the gradients, because a GradScaler skips a step in which they overflow by
-        design. Raises the same errors as `_judge`.
+        On a device, this first waits for the previous step's numbers and judges them. The gradient norm is
+        judged only if the optimizer used the gradients: a GradScaler deliberately lets gradients overflow,
+        and skips such steps. Raises the same errors as `_judge`.
         """
         loss = self._poisoned_loss(step, loss)
         if not self._gate.writing or self._is_scaled:
@@ -97,7 +97,7 @@ class NumberCheck:
         return numbers
 
     def judge_pending(self, step: int) -> None:
-        """Wait for the unjudged numbers, if any, and judge them. The page shows `step`, the state's step."""
+        """Wait for the unjudged numbers, if there are any, and judge them. `step`: see `_judge`."""
         numbers = self._unjudged
         if numbers is not None:
             numbers.receive()
@@ -107,9 +107,9 @@ class NumberCheck:
     # -- for the listener's thread
 
     def bad_before(self, step: int) -> StepNumbers | None:
-        """Return unjudged bad numbers of a step before `step`, if they have arrived; otherwise None.
+        """Return the unjudged numbers of a step before `step` if they have arrived and are bad; else None.
 
-        If there are any, the state of `step` is bad as well.
+        If the result is not None, the state of `step` is bad as well.
         """
         numbers = self._unjudged
         if numbers is None or numbers.step >= step or not numbers.spoilt():
@@ -123,9 +123,9 @@ class NumberCheck:
     # -- drills
 
     def poison(self, step: int) -> None:
-        """From the next forward pass on, make loss, gradients and parameters NaN, as a bad batch would.
+        """Make the loss, gradients and parameters NaN, as a bad batch would, from the next forward pass on.
 
-        If no hook sees the script's forward passes, this happens in the step after `step`.
+        If no hook observes the script's forward passes, this happens in the step after `step`.
         """
         self.poison_step = step
 
@@ -133,17 +133,19 @@ class NumberCheck:
         if self.is_poisoned:
             return math.nan
         if self.poison_step is not None and self.poison_step < step:
-            torch_hooks.poison(self._optimizers)  # no hook sees this script's forward passes
+            torch_hooks.poison(self._optimizers)  # no hook observes this script's forward passes
             return math.nan
         return loss
 
     # -- judging
 
     def _judge(self, numbers: StepNumbers, step: int) -> None:
-        """Judge `numbers`; report bad ones and wait for the rollback. The page shows `step`, the state's.
+        """Judge `numbers`. If they are bad, report them and wait for the rollback, which ends this process.
+
+        `step` is the step of the current state. The progress page shows bad numbers under this step.
 
         Raises:
-            NumericFault: the numbers are bad, and there was no rollback.
+            NumericFault: the numbers are bad, and no rollback took place.
         """
         loss, norm, given = numbers.loss if numbers.has_loss else 0.0, numbers.norm, numbers.has_loss
         bad, self._has_bad_gradient = self._has_bad_gradient or not numbers.gradients_finite, False
@@ -157,8 +159,8 @@ class NumberCheck:
             return
         why = self._guard.usual() if self._guard is not None and verdict == JUMP else ""
         if self._verdict(numbers.step, loss, None, given) == OK:
-            # Only the gradients are bad, and all ranks have the same gradients. Let the rank whose loss is
-            # bad report first.
+            # Only the gradients are bad, and they are the same on all ranks. Let the rank whose loss is bad
+            # report first.
             self._rank.yield_to_reporter()
         if self._rank.page is not None:
             flags = FLAG_JUMP if verdict == JUMP else FLAG_NONFINITE
@@ -169,12 +171,12 @@ class NumberCheck:
         raise NumericFault(f"step {numbers.step}: loss {loss:g} is {_IN_WORDS[verdict]} {where}")
 
     def _is_state_spoilt(self) -> bool:
-        """Return True if bad gradients have reached the state. Waits until the device's queue is done."""
+        """Return True if bad gradients have reached the state. This waits for the device to do all work."""
         self._device.wait(self._device.mark())
         return gradients.state_is_spoilt(self._modules, self._optimizers)
 
     def _verdict(self, step: int, loss: float, norm: float | None, given: bool) -> NumberVerdict:
-        """Return the verdict. The guard judges a `given` loss, and learns from it."""
+        """Return the verdict. If the script has `given` a loss, the guard judges it and learns from it."""
         if self._guard is not None and given:
             verdict = self._guard.check(loss, norm)
             accepted = self._rank.accepts(step, loss) if verdict == JUMP else ""

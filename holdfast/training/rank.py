@@ -1,6 +1,6 @@
 """This process's place in one generation of the group, and its reports to its launcher.
 
-The other modules of this package may import this module, which imports only `caught_errors` of them.
+All other modules of this package may import this module. It imports only `caught_errors` from the package.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ if TYPE_CHECKING:
 
     from holdfast.state.device import Device
 
-NOTE_CHARACTERS = 500  # a warning is cut to this length for the status
-# A delay that lets the rank whose own number is bad report first; that rolls back this rank as well.
+NOTE_CHARACTERS = 500  # the status shows at most this many characters of a warning
+# A rank waits this long to let the rank whose own number is bad report first. The rollback ends both ranks.
 YIELD_S = 0.3
-# How long to wait for the rollback after a bad number, before the script ends with an exception.
+# After reporting a bad number, wait this long for the rollback before the script ends with an exception.
 FLAG_WAIT_S = 600.0
-RECENT_STEPS = 32  # how many steps the median time of a step covers
+RECENT_STEPS = 32  # the median duration of a step is taken over this many steps
 _NUMBER = re.compile(r"\d+")
 
 
 def local_rank() -> int:
-    """Return this process's number on its machine, from 0; it is known before `join`."""
+    """Return this process's number on its machine, from 0. It is known even before `join`."""
     if launcher_channel.current_channel is not None:
         return launcher_channel.current_channel.local_rank
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def device() -> torch.device:
-    """Return the device of this process; it is known before `join`, so the model can be built on it."""
+    """Return the device of this process. It is known even before `join`, so a model can be built on it."""
     import torch
 
     if torch.cuda.is_available():
@@ -67,7 +67,7 @@ class Rank:
         self.generation = launch.generation
         self.device = device()
         self.accelerator: Device | None = None  # None until the device of the state's tensors is known
-        # Steps to skip, because the supervisor reported their batches as bad.
+        # The steps to skip, because the supervisor knows that their batches are bad.
         self.skip = frozenset(launch.skip)
         self.page: progress_writer.Page | None = None
         self.peers = caught_errors.PeerConnections({})
@@ -82,7 +82,7 @@ class Rank:
             self.channel.say(message)
 
     def forked(self) -> None:
-        """In a process that the script forked, drop the page and the launcher, which belong to the rank."""
+        """In a forked process, give up the page and the launcher, because they belong to the rank."""
         self.page, self.channel, self.drill = None, None, RankDrill()
 
     # -- progress of the start
@@ -101,21 +101,21 @@ class Rank:
         self.say(WorkerMessage("started", marks=self._times))
 
     def joined(self) -> None:
-        """Record that the process group was formed now."""
+        """Record that the process group has been formed just now."""
         self._times = replace(self._times, joined_ns=time.monotonic_ns())
 
     def restored(self) -> None:
-        """Record that the state was restored into the protected objects now."""
+        """Record that the protected objects' state has been restored just now."""
         self._times = replace(self._times, restored_ns=time.monotonic_ns())
 
     def report_first_step(self) -> None:
-        """Report, once, that the first step of the generation is done."""
+        """Report that the first step of the generation is done. Later calls do nothing."""
         if self.channel is not None and not self._times.first_step_ns:
             self._times = replace(self._times, first_step_ns=time.monotonic_ns())
             self.say(WorkerMessage("settled", marks=self._times))
 
     def aim(self, steps: int) -> None:
-        """Report the goal of the loop that begins now: the training will then have `steps` steps."""
+        """Report the goal of the loop that begins now: at its end, the state contains `steps` steps."""
         if self.channel is None or steps == self._times.goal:
             return
         self._times = replace(self._times, goal=steps)
@@ -125,7 +125,7 @@ class Rank:
     # -- bad numbers
 
     def yield_to_reporter(self) -> None:
-        """Let the rank whose own number is bad report it first, because it knows the batch."""
+        """Wait, so that the rank whose own number is bad reports first, because that rank knows the batch."""
         if self.channel is not None:
             threading.Event().wait(YIELD_S)
 
@@ -134,7 +134,8 @@ class Rank:
     ) -> None:
         """Report a bad number and wait for the rollback, which ends this process.
 
-        Returns if no rollback happens within `FLAG_WAIT_S`, or at once without a launcher.
+        The call returns only if no rollback takes place within `FLAG_WAIT_S`. Without a launcher it does
+        nothing.
         """
         if self.channel is None:
             return
@@ -147,7 +148,7 @@ class Rank:
         self.say(WorkerMessage("flag", flag=found))
 
     def accepts(self, step: int, loss: float) -> str:
-        """Return why a loss that jumped is accepted, or "" if it is a fault."""
+        """Return the reason for accepting a loss that has jumped, or "" if the jump is a fault."""
         if not self.launch.loss_jump_fault:
             return "training continues; --loss-jump X would roll the group back"
         if (step, repr(loss)) in self._accepted_jumps:
@@ -157,12 +158,12 @@ class Rank:
     # -- warnings
 
     def note(self, text: str) -> None:
-        """Print a warning in the rank's own output, and show it in the status."""
+        """Print a warning in the rank's own output, and report it for the status."""
         misuse.warn(0, f"rank {self.number}: {text}")
         self.say(WorkerMessage("note", note=text[:NOTE_CHARACTERS]))
 
     def warn_once(self, text: str) -> None:
-        """Print a warning once in the rank's output. Texts that differ only in numbers count as the same."""
+        """Print a warning in the rank's output, but only once, even if its numbers change."""
         kind = _NUMBER.sub("#", text)
         if kind not in self._warned:
             self._warned.add(kind)
@@ -171,6 +172,6 @@ class Rank:
     # -- the rest
 
     def median_step_s(self) -> float | None:
-        """Return the median time of the last `RECENT_STEPS` steps; None before there are any."""
+        """Return the median duration of the last `RECENT_STEPS` steps; None if there are none yet."""
         times_s = progress.step_times_s(self.page.memory, RECENT_STEPS) if self.page is not None else None
         return sorted(times_s)[len(times_s) // 2] if times_s else None

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 def rehearse(device: torch.device) -> None:
     """Form a group of one rank, train a tiny model in it for two steps, and destroy the group.
 
-    On return, the process has done the one-time work of a step: autograd's threads, the reducer, the
-    optimizer's import of the compiler, and the set-up of kernels. Random generators and the exception hook
-    are as before.
+    On return, the process has done the one-time work of a step: starting autograd's threads, building the
+    reducer, importing the compiler (which the optimizer does), and setting up kernels. The random generators
+    and the exception hook are unchanged.
     """
     import torch
     import torch.distributed as dist
@@ -33,7 +33,7 @@ def rehearse(device: torch.device) -> None:
         finally:
             dist.destroy_process_group()
     finally:
-        sys.excepthook = hook  # torch has installed its own hook, which would label this process as rank 0
+        sys.excepthook = hook  # torch has replaced it with its own hook, which would call this process rank 0
         torch.set_rng_state(torch_state)
         random.setstate(python_state)
         if numpy is not None:

@@ -1,4 +1,4 @@
-"""Check, at each commit, for common mistakes in how a script handles protected state, and warn of them."""
+"""Check at each commit for common mistakes in how a script handles protected state, and warn of them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from holdfast.worker.thread_frames import BackgroundThreads
 
 
 class ScriptChecks:
-    """One rank's checks. Each warns once of one kind of mistake, and none changes how a step is handled."""
+    """One rank's checks. Each check warns once of one kind of mistake. They do not affect the step."""
 
     def __init__(self, rank: Rank, modules: Iterable[Any], optimizers: Sequence[Any], device: Device) -> None:
-        """Start watching the first step, including what the script does before the state is restored."""
+        """Start to watch the first step, including what the script does before the state is restored."""
         self._rank, self._modules, self._optimizers = rank, tuple(modules), optimizers
         self._unprotected: misuse.UnprotectedTraining | None = misuse.UnprotectedTraining(
             self._modules, optimizers, self._warn
@@ -26,7 +26,7 @@ class ScriptChecks:
         self._threads: BackgroundThreads
 
     def begin(self, objects: Mapping[str, Any]) -> None:
-        """Start checking parameter groups, schedulers and threads. Call it once `objects` are restored."""
+        """Start to check parameter groups, schedulers and threads. Call this once `objects` are restored."""
         self._added = misuse.AddedGroups(self._modules, self._optimizers, self._warn)
         self._schedulers = misuse.UnprotectedSchedulers(self._optimizers, objects, self._warn)
         self._threads = BackgroundThreads(lambda text: misuse.warn(0, text))  # printed on every rank
@@ -34,29 +34,31 @@ class ScriptChecks:
     # -- in the order of a commit
 
     def warn_of_unprotected(self) -> bool:
-        """At the first commit, warn of unprotected modules and optimizers that train; return True if any do.
+        """At the first commit, warn of unprotected training; return True if there was a warning.
 
-        Call it before all other checks, because an unprotected object may be the cause of their findings.
+        Unprotected training means that an unprotected optimizer steps, or that unprotected parameters are
+        trained. Call this before all other checks, because an unprotected object may be the cause of their
+        findings.
         """
         unprotected, self._unprotected = self._unprotected, None
         return unprotected is not None and unprotected.finish()
 
     def check(self, step: int) -> None:
-        """Warn of added parameter groups, unprotected schedulers, and gradients kept across a commit."""
+        """Warn of added parameter groups, unprotected schedulers, and gradients added up across commits."""
         self._added.check(step)
         self._schedulers.check()
         self._accumulated.check()
 
     def watch_gradients(self) -> None:
-        """Watch whether the next step adds to this step's gradients, because no optimizer has stepped."""
+        """Watch whether the next step adds to the gradients. Call this if no optimizer has stepped."""
         self._accumulated.watch()
 
     def look_at_threads(self) -> None:
-        """Warn of the script's threads that are at work while it commits a step."""
+        """Warn of threads of the script that are at work while the script commits a step."""
         self._threads.check()
 
     def forked(self) -> None:
-        """Stop watching the first step in a process that the script forked: its steps are not the rank's."""
+        """Stop watching the first step in a forked process, because its steps are not the rank's steps."""
         self._unprotected = None
 
     def _warn(self, text: str) -> None:

@@ -1,4 +1,4 @@
-"""The session that `holdfast.join()` returns: a rank in the group, and the protection of its state."""
+"""Define `holdfast.join()` and the session that it returns: a rank of the group, whose state it protects."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     import torch
 
 _COLD = (
-    "the script used a GPU before holdfast.join(), so no process is kept warm and restarts are slow. Build "
-    "the model on the CPU, and move it to session.device after join()"
+    "the script used a GPU before holdfast.join(), so no process can be kept warm and restarts are slow."
+    " Build the model on the CPU, and move it to session.device after join()"
 )
 
 
@@ -45,7 +45,7 @@ class Session:
     ) -> None:
         self._rank = Rank(launch, start, channel)
         self._protection: Protection | None = None
-        self._is_over = False  # the generation has been secured; set even if there is no state yet
+        self._is_over = False  # the generation's state has been secured, even if nothing was protected yet
         self._state: State | None = None
 
     @property
@@ -74,14 +74,15 @@ class Session:
         return self._rank.device
 
     def protect(self, *unnamed: Any, **objects: Any) -> State:
-        """Protect `objects` from now on, and restore the group's resume point into them, if there is one.
+        """Protect `objects` from now on, and restore the group's resume point, if any, into them.
 
-        `objects` are modules, optimizers, schedulers, and anything with state_dict and load_state_dict. On
-        return, they hold the state from which training continues, and `state.step` is the number of its
-        steps.
+        `objects` can be modules, optimizers, schedulers, and any objects with state_dict and load_state_dict.
+        On return, they have the state from which training continues, and the `step` of the result is the
+        number of steps in that state.
 
         Raises:
-            BadInput: an object cannot be protected; the state is of another model; protect was called before.
+            BadInput: an object cannot be protected, the resume point is of another model, or protect was
+                called before.
         """
         misuse.require_names("protect(model=model, optimizer=optimizer)", unnamed)
         if self._state is not None:
@@ -90,12 +91,12 @@ class Session:
         self._connect(state)
         state._begin()
         self._state = state
-        if self._rank.drill.take_nan():  # the drill was requested before there was a state to spoil
+        if self._rank.drill.take_nan():  # a drill was requested before there was a state to corrupt
             state._poison()
         return state
 
     def _connect(self, state: State) -> None:
-        """Connect the launcher's orders and the end of the script to the protection of `state`."""
+        """Let the protection of `state` handle the launcher's orders and the end of the script."""
         self._protection, channel = state._protection, self._rank.channel
         if self._protection is None or channel is None:
             return
@@ -107,7 +108,7 @@ class Session:
             self._rank.page.phase(Phase.RESTORING)
 
     def _leaving(self) -> None:
-        """Save the last state of a script that ended without error; report success, or why none was saved."""
+        """Save the last state of a script that has ended without error, and report whether this succeeded."""
         if self._protection is None or self._rank.channel is None:
             return
         why = self._protection.keep_final_state()
@@ -117,7 +118,7 @@ class Session:
             self._rank.page.phase(Phase.DONE)
 
     def _report_unwinding(self, found: UnwindingException, since_ns: int, overdue: bool) -> None:
-        """Report an exception before the script's `finally` blocks end, because peers are already waiting."""
+        """Report an exception while the script's `finally` blocks still run, because peers are waiting."""
         from holdfast.worker import script
 
         said = script.ending_of(found.error, since_ns, found.text)
@@ -127,7 +128,7 @@ class Session:
             self._rank.channel.say(WorkerMessage("failing", os.getpid(), ending=hint))
 
     def _withdraw_unwinding(self) -> None:
-        """Withdraw the report: the script has handled the exception and continues."""
+        """Withdraw the report, because the script has handled the exception and continues."""
         if self._rank.channel is not None:
             self._rank.channel.say(WorkerMessage("withdrawn", os.getpid()))
 
@@ -138,7 +139,7 @@ class Session:
         return ExceptionWatcher(self._report_unwinding, self._withdraw_unwinding, place)
 
     def _forked(self) -> None:
-        """Detach from the launcher in a process that the script forked: it must not act as the rank."""
+        """Detach a process that the script forked from the launcher, because it must not act as the rank."""
         self._protection = None
         self._rank.forked()
         if self._state is not None:
@@ -147,7 +148,7 @@ class Session:
     # -- joining
 
     def _enter(self) -> None:
-        """Become the rank: set the environment, open the page, start the listener, form the process group."""
+        """Become the rank: set the environment, open the page, start to listen, form the process group."""
         import torch
 
         if self._rank.channel is not None:
@@ -161,8 +162,8 @@ class Session:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
             if self._rank.channel is not None:
-                # When a peer dies, NCCL's watchdog would end this process, or abort the collective that
-                # keeps the device from writing more. A survivor must stay alive, so that its state is copied.
+                # When a peer dies, NCCL's watchdog would end this process, or abort the collective that stops
+                # the device from writing more. A survivor must stay alive so that its state can be copied.
                 os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         self._form_group()
         self._rank.joined()
@@ -197,13 +198,13 @@ class Session:
             backend, store=prefixed, rank=self.rank, world_size=self.world_size, timeout=limit
         )
         self._rank.peers = caught_errors.PeerConnections.since(before)
-        # Torch's hook adds the rank to each line, but the launcher's log does so already.
+        # Torch's hook adds the rank to each line, but the launcher's log already does so.
         sys.excepthook = hook
 
     # -- listening
 
     def _listen(self) -> None:
-        """Obey the launcher's orders until it closes the connection; then end this process."""
+        """Obey the launcher's orders until it closes the connection, and then end this process."""
         assert self._rank.channel is not None
         while True:
             try:
@@ -224,7 +225,7 @@ class Session:
             self._obey_drill(order.drill)
 
     def _secure(self, channel: launcher_channel.LauncherChannel, generation: int, copy: bool) -> None:
-        # Set this first: the script's thread may be in `protect`, which reads it.
+        # Set this first, because the script's thread may be in `protect`, which reads this attribute.
         self._is_over = self._is_over or generation == self.generation
         if self._protection is None:
             answer = SecureAnswer(self.rank, -1, False, "nothing is protected yet")
@@ -232,8 +233,8 @@ class Session:
             try:
                 answer = self._protection.snapshot_just_in_time(generation, copy)
             except Exception as error:
-                # torch, a driver or the file system may raise anything during a copy. Without an answer the
-                # group would wait for this rank, and if this thread ended, no later order would be received.
+                # Torch, a driver or the file system may raise anything during a copy. Without an answer, the
+                # group would wait for this rank. If this thread ended, the rank would receive no more orders.
                 why = f"{type(error).__name__}: {error}"[:NOTE_CHARACTERS]
                 answer = SecureAnswer(self.rank, -1, False, why)
         channel.say(WorkerMessage("secured", secured=answer))
@@ -241,13 +242,13 @@ class Session:
     def _obey_drill(self, what: str) -> None:
         try:
             self._rank.drill.obey(what, self._state._poison if self._state is not None else None)
-        except Exception as error:  # a drill that fails must not end the thread that receives orders
+        except Exception as error:  # the thread that receives orders must survive a drill that fails
             self._rank.note(f"the drill {what} failed: {type(error).__name__}: {error}")
 
 
 @dataclass(frozen=True, slots=True)
 class _Joined:
-    process: int  # the process id; the session is not valid in a child that this process forks
+    process: int  # the id of the process that joined; the session is not valid in its forked children
     session: Session
 
 
@@ -265,12 +266,13 @@ os.register_at_fork(after_in_child=_forked)
 def join() -> Session:
     """Become a rank of the group, and return the session. A second call returns the same session.
 
-    Under holdfast, a warm process waits here until it is given a rank. Under torchrun, the rank comes from
-    torchrun's environment variables. Otherwise the session is a group of one rank. On return
-    torch.distributed is initialised.
+    Under holdfast, a warm process waits here until the launcher assigns it a rank. Under torchrun, the rank
+    comes from torchrun's environment variables. Without either, the group consists of this one rank. On
+    return, torch.distributed is initialised.
 
     Raises:
-        BadInput: called in a process that a rank's script has forked or started.
+        BadInput: this process was forked or started by a rank's script.
+        Fenced: the launcher started this process without assigning it a rank.
     """
     global _joined
     if _joined is not None and _joined.process == os.getpid():
@@ -297,10 +299,10 @@ def join() -> Session:
 
 
 def _park(mine: launcher_channel.LauncherChannel) -> None:
-    """Prepare this process to start as a rank without delay, and report whether it is parked.
+    """Prepare this process to start as a rank without delay, and report whether it can wait for that.
 
-    No GPU is used, because this process does not know yet which GPU it will get, and the memory of that GPU
-    belongs to another process until then.
+    The preparation does not use a GPU: this process does not know yet which GPU it will get, and until then
+    the memory of that GPU belongs to another process.
     """
     if device().type == "cpu":
         rehearse(device())
@@ -309,7 +311,7 @@ def _park(mine: launcher_channel.LauncherChannel) -> None:
 
 
 def _has_used_gpu() -> bool:
-    """Return True if the launcher assigns the GPUs and this process has used CUDA already."""
+    """Return True if the launcher assigns the GPUs and this process has already used CUDA."""
     return environment.DEVICES in os.environ and gpu_assignment.uses_cuda()
 
 
@@ -317,7 +319,7 @@ _LAUNCHERS = {environment.CONTROL, environment.DIRECTORY, environment.NPROC}
 
 
 def _place_without_launcher() -> tuple[Launch, RankStart]:
-    """Return the rank and group from torchrun's variables; without them, a group of one."""
+    """Return the group and the rank according to torchrun's variables; without them, a group of one rank."""
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     nproc = int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size)))
     generation = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) + 1
@@ -326,13 +328,13 @@ def _place_without_launcher() -> tuple[Launch, RankStart]:
 
 
 def _from_environment() -> launcher_channel.LauncherChannel | None:
-    """Return the channel to a launcher that started this process cold (`--warm cold`), or None."""
+    """Return the channel to the launcher if it has started this process cold (`--warm cold`), or None."""
     from holdfast.worker import script
 
     given = os.environ.pop(environment.START, "")
     if not given:
         return None
-    if not os.environ.keys() >= _LAUNCHERS:  # START is left over in a shell that no launcher started
+    if not os.environ.keys() >= _LAUNCHERS:  # START is a leftover: no launcher has started this process
         return None
     control = _inherited_control(os.environ[environment.CONTROL])
     order = codec.from_json(WorkerOrder, json.loads(given))
@@ -345,10 +347,13 @@ def _from_environment() -> launcher_channel.LauncherChannel | None:
 
 
 def _inherited_control(number: str) -> socket.socket:
-    """Return the connection to the launcher that this process inherited as descriptor `number`."""
+    """Return the connection to the launcher, which this process has inherited as the descriptor `number`.
+
+    Raises BadInput if that descriptor is not such a connection.
+    """
     try:
         control = socket.socket(fileno=int(number))
-    except (OSError, ValueError, OverflowError):  # it is closed, or not a socket, so it was not inherited
+    except (OSError, ValueError, OverflowError):  # it is closed or not a socket, so it was not inherited
         control = None
     if control is not None and (control.family, control.type) == (socket.AF_UNIX, socket.SOCK_SEQPACKET):
         return control

@@ -1,7 +1,7 @@
-"""The protected state of a training script: what `session.protect` returns, and the loop over its steps.
+"""Define `State`, the protected state that `session.protect` returns, with the loop over its steps.
 
 A script calls `State.steps`, `State.commit` and `State.pause`. `holdfast.training.training_step` defines what
-happens in a step and in which order, and explains why this order is crash consistent.
+happens in a step and in which order, and explains why this order is crash-consistent.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ from holdfast.worker import pauses
 
 _COMMIT = "commit(loss, grad_norm=..., samples=..., tokens=..., flops=..., position=...)"
 _PAUSE = 'pause("eval", limit_s=600)'
-_MIN_LIMIT_S = 1e-3  # the remaining limit of a pause that has overrun, because 0 would mean the run's limit
+# A pause that has exceeded its limit gets this limit, because 0 would stand for the run's limit.
+_MIN_LIMIT_S = 1e-3
 
 
 class State:
-    """What `session.protect` returns. `step` is the number of steps that the state contains."""
+    """The protected state of a script. `step` is the number of steps that it contains."""
 
     def __init__(self, rank: Rank, objects: Mapping[str, Any]) -> None:
-        """Classify `objects` and attach hooks to them; `_begin` restores them."""
+        """Classify `objects` and attach hooks to them. `_begin` restores them later."""
         self._rank, self._objects = rank, objects
         modules, private, self._replicated = torch_hooks.classify(objects)
         self._flags = ModuleFlags(modules)
@@ -52,9 +53,9 @@ class State:
             rank, self._device, self._gate, self._flags, self._numbers, self._checks, self._protect()
         )
         torch_hooks.attach_hooks(modules, self._optimizers, self._training, self._training.after_write)
-        self._turn = 0  # incremented with each step that a loop yields, and when a loop ends
-        self._random: Mapping[str, bytes] | None = None  # restored random states, to set when the loop starts
-        # The open pauses, outermost first: label, limit, start.
+        self._turn = 0  # incremented each time a loop yields a step, and when a loop ends
+        self._random: Mapping[str, bytes] | None = None  # restored random states, to be set by the first loop
+        # The label, limit and start of each open pause, outermost first.
         self._pauses: list[tuple[str, float, float]] = []
         self._warned_pauses: set[str] = set()  # which warnings of unused pauses were printed
         self._loops: LoopHistory
@@ -65,7 +66,7 @@ class State:
                 misuse.warn(self._rank.number, misuse.shared_generator_advice(name))
 
     def _custom_schedulers(self) -> dict[str, Any]:
-        """Return the schedulers of the script's own classes; earlier versions treated them as private."""
+        """Return the schedulers of the script's own classes. Earlier versions treated them as private."""
         return {
             name: each
             for name, each in self._replicated.items()
@@ -73,7 +74,7 @@ class State:
         }
 
     def _protect(self) -> Protection | None:
-        """Return the protection of this rank; None without a launcher, because it needs a memory volume."""
+        """Return this rank's protection; None without a launcher, because there is no memory volume."""
         channel = self._rank.channel
         if channel is None:
             return None
@@ -89,7 +90,7 @@ class State:
         )
 
     def _begin(self) -> None:
-        """Restore the group's resume point into the objects, if there is one. Called once, before any step.
+        """Restore the group's resume point, if any, into the objects. Call this once, before the first step.
 
         Raises:
             BadInput: an object cannot be protected, or the state is of another model.
@@ -118,7 +119,7 @@ class State:
 
     @property
     def _protection(self) -> Protection | None:
-        """This rank's protection; None without a launcher or in a process that the script forked."""
+        """This rank's protection; None without a launcher, and in a process that the script forked."""
         return self._training.protection
 
     # -- the loop
@@ -128,14 +129,15 @@ class State:
 
         `count` is the number of steps in the whole training, counted from its beginning, not in an epoch.
 
-        A step counts once it is committed. If the script leaves a step by `continue` or `break` without a
-        commit, the step is yielded again, up to three times in all.
+        A step counts only once it is committed. If the script leaves a step by `continue` or `break` without
+        a commit, the step is yielded again. It is yielded up to three times in total.
 
         Raises:
-            BadInput: `count` is not a whole number, or is below 0; the loop is inside another one; a step was
-                begun too often without a commit, or its optimizer ran but it was not committed; the loop at
-                this line has already trained all `count` steps, so `count` is probably the length of an
-                epoch.
+            BadInput: `count` is not a whole number or is negative; the loop is inside another loop; or the
+                loop at this line has already trained all `count` steps, so that `count` is probably the
+                length of an epoch.
+            Uncommitted: a step began too often without a commit, or its optimizer ran and it was not
+                committed.
         """
         return self._steps(count, line_of_script())
 
@@ -174,11 +176,12 @@ class State:
             self._protection.after_loop(training.done)
 
     def _begin_loop(self, count: int) -> None:
-        """Restore what a loop starts with (flags, random states), and secure the state."""
+        """Restore the flags and random states with which a loop starts, and secure the state."""
         training, protection = self._training, self._protection
-        has_consulted = training.has_consulted  # read it before the calls below
+        has_consulted = training.has_consulted  # must be read before the calls below
         if protection is not None and training.done <= count:
-            self._restore_flags()  # not for a loop that is already done: the script may set them after it
+            # For a loop that is already done, this must not happen yet: the script may set flags after it.
+            self._restore_flags()
         if self._random is not None:
             self._private.restore_random(self._random)
             self._random = None
@@ -204,19 +207,19 @@ class State:
     ) -> None:
         """Declare the step done: the state now contains `step + 1` steps.
 
-        `loss` and `grad_norm` may be tensors or numbers; this call checks that they are finite, and that the
+        `loss` and `grad_norm` may be tensors or numbers. This call checks that both are finite, and that the
         loss has not jumped. `position` is the index of the step's first sample, which identifies a bad batch.
         `samples`, `tokens` and `flops` are the totals of this step over all ranks.
 
-        The call does not wait for tensors on a GPU: they are judged and shown when the next step is
-        committed. It waits at most until the GPU has finished the previous step.
+        The call does not wait for tensors on a GPU. They are checked and displayed when the next step is
+        committed. The call waits at most until the GPU has finished the previous step.
 
         Raises:
-            BadInput: called outside of a step or twice in the same step, with an argument that is not a
-                number, or with an unknown argument.
-            NumericFault: the numbers are bad and no supervisor rolled the group back. Under a supervisor this
-                call does not return: the rollback ends the process.
-            PeerLost: the script caught the exception that a lost peer caused, so the step lacks an update.
+            BadInput: the call is outside of a step or is the second one in a step, an argument is not a
+                number, or an argument is unknown.
+            NumericFault: the numbers are bad, and no supervisor has rolled the group back. Under a supervisor
+                the call does not return, because the rollback ends the process.
+            PeerLost: the script caught an exception that a lost peer caused, so the step lacks an update.
         """
         misuse.require_names("commit(loss, grad_norm=..., samples=..., position=...)", unnamed)
         misuse.require_known(_COMMIT, unknown)
@@ -229,16 +232,20 @@ class State:
     def pause(self, label: str = "pause", limit_s: float = 0.0, **unknown: NoReturn) -> misuse.Pause:
         """Declare work that is not a step, so that it does not count as a hang.
 
-        Use the result in a `with` statement or as a decorator of a function. Otherwise the call prints a
-        warning, once per line, on any rank. `label` is "eval", "checkpoint", or any other word. `limit_s` is
-        the limit of this pause; 0 means the run's `--pause-timeout` (30 minutes by default). When the pause
-        ends, the random generators are reset to the states that they had when it began. The script may swap
-        in other weights if it restores the original ones before the pause ends. Pauses may be nested: when
-        the inner one ends, the outer one continues with the rest of its limit.
+        Use the result in a `with` statement, or as a decorator of a function. If a script does neither, this
+        prints a warning, once for each line and on any rank.
+
+        `label` is "eval", "checkpoint", or any other word. `limit_s` is the limit of this pause in seconds; 0
+        means the run's `--pause-timeout` (30 minutes by default). Pauses may be nested. When the inner pause
+        ends, the outer pause continues with the rest of its limit.
+
+        When the pause ends, the random generators are reset to the states that they had when it began. The
+        script may swap in other weights during the pause if it restores the original weights before the end.
 
         Raises:
-            BadInput: when the pause begins, for an invalid label, limit or argument; when it decorates an
-                `async def` or a generator function, which does its work after its call has returned.
+            BadInput: the label, the limit or an argument is invalid; this is raised when the pause begins. Or
+                the pause decorates an `async def` or a generator function, whose work is done after its call
+                has returned.
         """
         return misuse.Pause(label, lambda: self._paused(label, limit_s, unknown), self._warn_of_unused_pause)
 
@@ -270,7 +277,7 @@ class State:
         self._training.show_pause(pause_phase(label), label, limit_s)
 
     def _show_outer_pause(self) -> None:
-        """After a pause, show the enclosing pause with the remainder of its limit, or else the loop."""
+        """After a pause, show the enclosing pause with the rest of its limit; without one, show the loop."""
         if not self._pauses:
             self._training.show_phase(Phase.TAIL if self._training.in_tail else Phase.DATA)
             return
@@ -280,7 +287,7 @@ class State:
 
     @contextmanager
     def _unchanged_state(self, label: str) -> Iterator[None]:
-        """Ensure that weights swapped in during the pause are not copied as the state when a peer dies."""
+        """Ensure that if a peer dies during the pause, swapped-in weights are not copied as the state."""
         training, protection = self._training, self._protection
         if protection is None or training.is_writing or training.in_pause:
             yield
@@ -296,9 +303,9 @@ class State:
     # -- for the session
 
     def _poison(self) -> None:
-        """For a drill, make loss, gradients and parameters of the next step NaN, as a bad batch would."""
+        """For a drill, make the next step's loss, gradients and parameters NaN, as a bad batch would."""
         self._numbers.poison(self._training.done)
 
     def _forked(self) -> None:
-        """Stop protecting state in a process that the script forked, which is not the rank."""
+        """Stop protecting state in a process that the script forked, because it is not the rank."""
         self._training.forked()

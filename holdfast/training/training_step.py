@@ -1,47 +1,47 @@
-"""What happens to protected state in one training step, in the order in which it happens.
+"""Define what happens to protected state in one training step, and in which order.
 
 Read `TrainingStep` from top to bottom: its methods are in the order in which they are called in a step, and
-each is a list of actions. `Protection` and `WriteGate` do the work; only this module defines the order.
+each of them is a list of actions. `Protection` and `WriteGate` do the work; this module defines the order.
 
-| moment         | what is done, in this order                                                             |
+| moment         | actions, in this order                                                                  |
 |----------------|-----------------------------------------------------------------------------------------|
 | `begin`        | the loop is about to yield the step                                                     |
-| `forward`,     | a snapshot that is being copied in pieces advances; private state that is already       |
-| `backward`     | final is sent early                                                                     |
-| `before_write` | the private state of the step being made is stored and sent; the gradients are read,    |
-|                | and the state is copied if they are bad; the gate closes                                |
-| (the optimizer)| the optimizer writes; from here to the commit no state is whole                         |
-| `after_write`  | the writes are marked in the device's queue                                             |
-| `commit`       | the numbers are judged; private state is checked; the step is counted and shown; its    |
-|                | footprint is recorded; the gate opens; a snapshot is taken when one is due              |
-| `end_tail`     | the script's work after the commit is over; changes that it made are detected           |
+| `forward`,     | advance a snapshot that is being copied in pieces; send private state early if it is    |
+| `backward`     | already final                                                                           |
+| `before_write` | store and send the private state of the step being made; check the gradients, and copy  |
+|                | the state if they are bad; close the gate                                               |
+| (the optimizer)| the optimizer writes; from now until the commit, no state is whole                      |
+| `after_write`  | mark the end of the writes in the device's queue                                        |
+| `commit`       | judge the numbers; check the private state; count and show the step; record its         |
+|                | footprint; open the gate; take a snapshot if one is due                                 |
+| `end_tail`     | the script's work after the commit is over; detect the changes that it made             |
 
-This order is crash consistent: a process can be killed between any two of these actions. In each case, either
-the state of a committed step is whole in memory, or the rank reports that it is between two steps and the
-state is taken from another rank.
+This order is crash-consistent: a process can be killed between any two of these actions. In each case, either
+the state of a committed step is whole in memory, or the rank reports that it is between two steps and another
+rank provides the state.
 
-- *Private state before replicated state.* Other ranks hold the same replicated state, but no other rank has
+- *Private state before replicated state.* Other ranks have the same replicated state, but no other rank has
   this rank's private state. So the private state of step n + 1 is stored in two places before the optimizer
-  writes the first byte of the replicated state of step n + 1. Wherever the replicated state of a step exists
-  on any rank, the private states of that step therefore exist too.
-- *The gate closes last, just before the write.* A copy is made only while the gate can name the step whose
-  state is whole. The gate closes only when everything else that must precede the write is done. So if a rank
-  is frozen at the gate (`WriteGate.close` then never returns), its state of step n is whole and its private
-  state is stored. On a host, the page's write counter is odd from then until the commit, so a dead rank's
-  page shows whether its memory was between two steps.
+  writes the first byte of the replicated state of step n + 1. Therefore, if the replicated state of a step
+  exists on any rank, the private states of that step exist too.
+- *The gate closes last, just before the write.* A copy is made only while the gate knows the step whose state
+  is whole. The gate closes only after everything else that must precede the write. So if a rank is frozen at
+  the gate (`WriteGate.close` then never returns), its state of step n is whole and its private state is
+  stored. On a host, the write counter in the progress page is odd from then until the commit. The page of a
+  dead rank therefore shows whether its memory was between two steps.
 - *Bad numbers before the count.* A step whose numbers are bad is reported and never counted, so no snapshot
-  and no checkpoint of it can exist. On a device its numbers may be judged one commit later; until then, a
-  just-in-time copy checks them first (`NumberCheck.bad_before`).
+  or checkpoint of it can exist. On a device, the numbers of a step may be judged one commit later. Until
+  then, a just-in-time copy checks them first (`NumberCheck.bad_before`).
 - *The footprint before the gate opens.* A copy that is made after the commit compares the state with the
   footprint of that commit. A thread that finds the gate open also finds the footprint of the same step.
-- *The snapshot after the gate has opened.* By then the state is whole, and it is copied into the slot that
-  does not hold the newest snapshot. A fault during the copy costs only that copy.
-- *The tail before the next step.* The script may write protected state after a commit. This is detected
-  before the next step begins; the snapshot of the commit is then replaced, taken late, or made void.
+- *The snapshot after the gate has opened.* By then the state is whole. It is copied into the slot that does
+  not hold the newest snapshot, so a fault during the copy costs only that copy.
+- *The tail before the next step.* The script may write protected state after a commit. Such changes are
+  detected before the next step begins. The snapshot of the commit is then replaced, taken late, or made void.
 
-On a GPU all of these actions are ordered by the device's queue (`holdfast.training.protection.write_gate`).
-The host runs up to a step ahead, does not wait for the kernels of the step that it commits, and judges that
-step's numbers when it commits the next one.
+On a GPU, the device's queue orders all of these actions (see `holdfast.training.protection.write_gate`). The
+host runs up to one step ahead. It does not wait for the kernels of the step that it commits, and judges the
+numbers of that step when it commits the next one.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ from holdfast.training.script_checks import ScriptChecks
 
 
 class TrainingStep:
-    """One rank's current step. Torch's hooks call it, as a `torch_hooks.StepObserver`.
+    """One rank's current step. As a `torch_hooks.StepObserver`, it is called by torch's hooks.
 
-    Without a launcher there is no protection and no page: the order of calls and the numbers are checked, but
-    no state is saved.
+    Without a launcher, there is neither a protection nor a progress page. The order of calls and the numbers
+    are still checked, but no state is saved.
     """
 
     def __init__(
@@ -81,10 +81,10 @@ class TrainingStep:
         protection: Protection | None,
     ) -> None:
         self.protection, self.order = protection, misuse.CallOrder()
-        self.done = 0  # steps that the state contains
-        self.has_consulted = False  # the script may have read `step`, so its work may depend on it
-        self.in_tail = False  # between a commit and the next step
-        self.in_pause = False  # in a pause that did not begin while a step was being written
+        self.done = 0  # the number of steps that the state contains
+        self.has_consulted = False  # the script may have read `step`, so its work may depend on that number
+        self.in_tail = False  # the script is between a commit and the next step
+        self.in_pause = False  # the script is in a pause that did not begin during an optimizer's writes
         self._rank, self._page, self._device, self._gate = rank, rank.page, device, gate
         self._flags, self._numbers, self._checks = flags, numbers, checks
         self._caught: CaughtErrorCheck | None = None
@@ -97,13 +97,13 @@ class TrainingStep:
 
     @property
     def is_writing(self) -> bool:
-        """True on the host from the call of a step's first optimizer until the step's commit."""
+        """True on the host from the moment a step's first optimizer is called until the step's commit."""
         return self._gate.writing
 
     # -- the loop yields a step
 
     def begin(self) -> None:
-        """Begin step `done`, which the loop is about to yield."""
+        """Begin the step with the number `done`, which the loop is about to yield."""
         self.order.begin(self.done)
         self.in_tail = False
         self.show_phase(Phase.DATA)
@@ -123,7 +123,7 @@ class TrainingStep:
             self.protection.snapshots.advance()
 
     def should_poison(self) -> bool:
-        """Return True if a drill wants the completed forward pass to produce a bad gradient."""
+        """Return True if the completed forward pass must produce a bad gradient, for a drill."""
         return self._numbers.poison_step is not None
 
     def poisoned(self) -> None:
@@ -131,7 +131,10 @@ class TrainingStep:
         self._numbers.is_poisoned = True
 
     def backward(self) -> None:
-        """Record the end of a differentiable forward pass; send private state early, advance a snapshot."""
+        """Record that a differentiable forward pass has ended.
+
+        This sends private state early if it is final, and advances a snapshot in progress.
+        """
         self.show_phase(Phase.BACKWARD)
         self.has_consulted = True
         if self.protection is not None:
@@ -173,10 +176,9 @@ class TrainingStep:
             self._gate.before_more()
 
     def after_write(self, *_: Any) -> None:
-        """Mark the end of an optimizer's writes in its stream, which may not be the stream of the commit.
+        """Mark the end of an optimizer's writes in its stream. The commit may be in another stream.
 
-        On a host the writes are done by now, and the remaining work of the step does not wait for other
-        ranks.
+        On a host, the writes are done by now, and the rest of the step does not wait for other ranks.
         """
         if self._device.queues:
             self._gate.after_some()
@@ -211,14 +213,14 @@ class TrainingStep:
         self._checks.check(self.done)
 
     def _pass_through_gate(self) -> None:
-        """Close the gate for a step in which no optimizer wrote, or that a gradient scaler skipped."""
+        """Close the gate for a step in which no optimizer wrote, for example because a scaler skipped it."""
         if self._prepared <= self.done:
             self._secure_private_state(skipped=True)
         self._close_gate()
         self._checks.watch_gradients()
 
     def _check_private_state(self) -> None:
-        """Send private state again if it has changed since it was sent, because it belongs to the commit."""
+        """Send private state again if it has changed since it was sent: the changes belong to the commit."""
         if self.protection is not None:
             self._flags.commit()
             self._checks.look_at_threads()
@@ -233,7 +235,7 @@ class TrainingStep:
     def _show_commit(
         self, numbers: StepNumbers, samples: int, tokens: int, flops: float, position: int
     ) -> None:
-        """Write the step to the page, with the most recently judged numbers."""
+        """Write the step to the progress page, with the numbers that were judged last."""
         if self._page is None:
             return
         judged = self._numbers.judged
@@ -260,10 +262,10 @@ class TrainingStep:
     # -- after the commit
 
     def end_tail(self) -> None:
-        """Detect what the script changed in the tail that has just ended.
+        """Detect what the script has changed in the tail that has just ended.
 
-        Call this first, because everything that follows starts from the changed state. No rank begins its
-        next step before this call.
+        Call this before anything else, because all further work starts from the changed state. No rank begins
+        its next step before this call.
         """
         if self._page is not None:
             self._page.tail_is_over()
@@ -275,8 +277,8 @@ class TrainingStep:
     def skip(self) -> None:
         """Skip a step whose batch is known to be bad. All ranks skip it, so their collectives still match.
 
-        The order is the same as for a step without an optimizer, except that private state is checked after
-        the step is counted.
+        The order of actions is the same as in a step without an optimizer, except that private state is
+        checked after the step is counted.
         """
         self._secure_private_state()
         self._close_gate()
@@ -290,18 +292,18 @@ class TrainingStep:
         self._take_due_snapshot()
 
     def refuse_uncommitted(self, step: int) -> None:
-        """Raise `Uncommitted` if an optimizer has written in `step` and the script did not commit it."""
+        """Raise `Uncommitted` if an optimizer has written in `step` but the script has not committed it."""
         if self._prepared > self.done and self.is_writing:
             raise Uncommitted(f"step {step} was not committed: call state.commit(loss=...) in the loop")
 
     def judge_pending(self) -> None:
-        """Judge the last commit's numbers if they are unjudged. Called before a pause and at a loop's end."""
+        """Judge the last commit's numbers if they are unjudged. Called before a pause and after a loop."""
         self._numbers.judge_pending(self.done)
 
     # -- actions shared by several of the above
 
     def _secure_private_state(self, *, skipped: bool = False) -> None:
-        """Store the private state of the step being made and send it to another member. Collective."""
+        """Store the private state of the step being made, and send it to another member. Collective."""
         self._prepared = self.done + 1
         if self.protection is not None:
             self.protection.before_optimizer(self.done + 1, skipped=skipped)
@@ -315,16 +317,16 @@ class TrainingStep:
         self._gate.close(self.done, keep)
 
     def show_phase(self, phase: Phase) -> None:
-        """Write to the page what the script is doing now."""
+        """Write what the script is doing now to the progress page."""
         if self._page is not None:
             self._page.phase(phase)
 
     def show_pause(self, phase: Phase, label: str, limit_s: float) -> None:
-        """Write to the page that the script pauses, and the limit of the pause."""
+        """Write the pause that the script is in, and its limit, to the progress page."""
         if self._page is not None:
             self._page.pause(phase, label, limit_s)
 
     def forked(self) -> None:
-        """Stop protecting state in a process that the script forked, which is not the rank."""
+        """Stop protecting state in a process that the script forked, because it is not the rank."""
         self._page, self.protection, self._caught = None, None, None
         self._checks.forked()

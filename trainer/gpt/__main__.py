@@ -1,6 +1,6 @@
 """Train the GPT: `python -m trainer.gpt`, alone, under torchrun, or under `holdfast run`.
 
-Everything that needs no rank is done before `holdfast.join()`, so that a warm process has already done it.
+All work that does not need a rank comes before `holdfast.join()`, so that a warm process does it in advance.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def build(options: GptOptions) -> tuple[GPT, AdamW, LambdaLR]:
-    """Return the model, its optimizer, and the learning rate schedule, all still on the CPU."""
+    """Return the model (still on the CPU), its optimizer, and its learning rate schedule."""
     model = GPT(
         layers=options.layers,
         heads=options.heads,
@@ -115,7 +115,7 @@ def train(
 
 
 def loss_on(model: nn.Module, text: Tensor, device: torch.device, bf16: bool | None) -> Tensor:
-    """Return the mean loss on predicting each byte of `text`, (batch, context + 1), except the first."""
+    """Return the mean loss of predicting each byte of `text` but the first; shape (batch, context + 1)."""
     whole = text.to(device, torch.long)
     with autocast(device, bf16):
         return loss_of(model(whole[:, :-1]), whole[:, 1:])
@@ -123,9 +123,10 @@ def loss_on(model: nn.Module, text: Tensor, device: torch.device, bf16: bool | N
 
 @torch.no_grad()
 def validate(model: GPT, text: Tensor, options: GptOptions, device: torch.device) -> float:
-    """Return the mean loss on `--val-batches` batches spread evenly over `text`. A collective.
+    """Return the mean loss on `--val-batches` batches spread evenly over `text`.
 
-    It draws no random numbers and changes no state, so it does not affect later training.
+    This is a collective: all ranks must call it. It draws no random numbers and changes no state, so it does
+    not affect later training.
     """
     count = min(len(text), options.val_batches * options.batch)
     chosen = text[:: len(text) // count][:count].split(options.batch)

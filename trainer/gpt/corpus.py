@@ -1,4 +1,4 @@
-"""Loads the text to train on: the bytes of the files in a directory, cut into samples."""
+"""Load the text to train on: the bytes of the files in a directory, split into samples."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from torch import Tensor
 
 from trainer.options import BadValue
 
-VALIDATION_SHARE = 16  # one in this many samples, spread over the text, is reserved for validation
-NOT_STDLIB = frozenset({"site-packages", "dist-packages"})  # directories inside the standard library's
+VALIDATION_SHARE = 16  # every 16th sample is reserved for validation
+# Directories in the standard library's folder that do not belong to it.
+NOT_STDLIB = frozenset({"site-packages", "dist-packages"})
 
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """Samples with one byte more than the context, of shape (samples, context + 1) and type uint8."""
+    """Samples as uint8 tensors of shape (samples, context + 1)."""
 
     train: Tensor
     validation: Tensor
 
 
 def load(data: Path | None, *, context: int, max_bytes: int) -> Corpus:
-    """Read the first `max_bytes` bytes of `data`, or of the standard library's sources if that is None.
+    """Return samples from the first `max_bytes` bytes of the files in `data`.
 
-    The same files always yield the same samples. Raises `BadValue` if the directory cannot be read or has too
-    little text.
+    If `data` is None, the standard library's sources are read. The same files always yield the same samples.
+    Raises `BadValue` if the directory cannot be read or contains too little text.
     """
     suffix = "" if data else ".py"
     folder = data or Path(sysconfig.get_path("stdlib"))
@@ -44,7 +45,7 @@ def load(data: Path | None, *, context: int, max_bytes: int) -> Corpus:
 
 
 def split(text: Tensor, context: int) -> Corpus:
-    """Cut `text` into samples, each sharing a byte with the next, and reserve some for validation."""
+    """Split `text` into samples that overlap by one byte, and reserve some of them for validation."""
     samples = text.unfold(0, context + 1, context)
     aside = torch.arange(len(samples)) % VALIDATION_SHARE == VALIDATION_SHARE - 1
     return Corpus(train=samples[~aside], validation=samples[aside])
@@ -64,7 +65,7 @@ def _read(folder: Path, suffix: str, max_bytes: int) -> bytearray:
 
 
 def _files(folder: Path, suffix: str) -> Iterator[Path]:
-    """Yield the files below `folder`, except hidden files, in the order of their names."""
+    """Yield the files below `folder` in the order of their names, except hidden files."""
     try:
         paths = sorted(folder.iterdir())
     except OSError as error:

@@ -1,4 +1,4 @@
-"""A decoder-only transformer on bytes (GPT-2's layout: pre-norm, learned positions)."""
+"""A decoder-only transformer that predicts bytes. Its layout is GPT-2's: pre-norm, learned positions."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Attention(nn.Module):
         batch, length, width = x.shape
         qkv = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
-        # No dropout inside, because a CPU has no fused kernel with dropout and a step would take 1.5 times as
-        # long.
+        # The attention has no dropout, because there is no fused CPU kernel with dropout, and a step would
+        # take 1.5 times as long without one.
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         y = self.out(y.transpose(1, 2).reshape(batch, length, width))
         return F.dropout(y, self.dropout, self.training)
@@ -45,10 +45,10 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Predicts each next byte. Input: byte values, (batch, length). Output: logits, (batch, length, 256)."""
+    """Predicts the next byte. Input: byte values, (batch, length). Output: logits, (batch, length, 256)."""
 
     def __init__(self, *, layers: int, heads: int, width: int, context: int, dropout: float) -> None:
-        """Draw the weights from torch's global random state, which the caller must seed first."""
+        """Initialise the weights from torch's global random state, which the caller must have seeded."""
         super().__init__()
         self.embed = nn.Embedding(BYTES, width)
         self.position = nn.Embedding(context, width)
@@ -58,7 +58,7 @@ class GPT(nn.Module):
         self.head = nn.Linear(width, BYTES, bias=False)
         self.apply(_initialise)
         for name, parameter in self.named_parameters():
-            # The two projections whose results each layer adds to its input.
+            # These are the two projections in each layer that write to the residual stream.
             if name.endswith(("out.weight", "mlp.2.weight")):
                 nn.init.normal_(parameter, std=INIT_STD / (2 * layers) ** 0.5)
 
@@ -71,8 +71,8 @@ class GPT(nn.Module):
     def flops_per_token(self) -> int:
         """Estimate the floating point operations of training on one token, including the backward pass.
 
-        The estimate is 6 per parameter, not counting the embeddings (Kaplan et al. 2020, arXiv:2001.08361,
-        section 2.1).
+        The estimate is 6 operations for each parameter outside of the embeddings (Kaplan et al. 2020,
+        arXiv:2001.08361, section 2.1).
         """
         embeddings = self.embed.weight.numel() + self.position.weight.numel()
         return 6 * (sum(parameter.numel() for parameter in self.parameters()) - embeddings)
@@ -84,7 +84,7 @@ def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def weight_groups(model: nn.Module, decay: float) -> list[dict[str, object]]:
-    """Return the parameter groups for an optimizer, with weight decay only for matrices."""
+    """Return the parameter groups for an optimizer. Only matrices have weight decay."""
     matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
     vectors = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
     return [

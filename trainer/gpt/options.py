@@ -1,4 +1,4 @@
-"""The command line of `python -m trainer.gpt`."""
+"""Define the command line of `python -m trainer.gpt`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class GptOptions:
 
 
 def make_parser() -> Parser:
-    parser = Parser("trainer.gpt", "Train a small GPT on bytes of text.", TINY)
+    parser = Parser("trainer.gpt", "Train a small GPT on the bytes of text files.", TINY)
     parser.set_defaults(batch=4, accumulate=2)
     add = parser.add_argument
     add("--layers", metavar="N", type=whole(1), default=3, help="transformer blocks")
@@ -60,7 +60,7 @@ def make_parser() -> Parser:
 
 
 def read(parser: Parser, argv: list[str]) -> GptOptions:
-    """Return the checked options; exit with code 2 and one line if they are invalid."""
+    """Return the options in `argv`. If they are invalid, print one line and exit with code 2."""
     options = GptOptions(**vars(parser.read(argv)))
     if options.width % options.heads:
         parser.error(f"--heads: {options.heads} does not divide --width {options.width}")

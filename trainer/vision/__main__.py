@@ -1,6 +1,6 @@
 """Train the ResNet: `python -m trainer.vision`, alone, under torchrun, or under `holdfast run`.
 
-Everything that needs no rank is done before `holdfast.join()`, so that a warm process has already done it.
+All work that does not need a rank comes before `holdfast.join()`, so that a warm process does it in advance.
 """
 
 from __future__ import annotations
@@ -124,13 +124,14 @@ def loss_on(
 def validate(
     model: ResNet, images: Images, options: VisionOptions, device: torch.device
 ) -> tuple[float, float]:
-    """Return the mean loss and the accuracy over all ranks, each of which evaluates a part. A collective.
+    """Return the mean loss and the accuracy on `images`, of which each rank evaluates a part.
 
-    It draws no random numbers and changes no state, so it does not affect later training.
+    This is a collective: all ranks must call it. It draws no random numbers and changes no state, so it does
+    not affect later training.
     """
     mine = torch.arange(dist.get_rank(), len(images), dist.get_world_size())
     sums = torch.zeros(3, device=device)
-    model.eval()  # use the model, because a forward pass of the replica would change its buffers
+    model.eval()  # not the replica, because its forward pass would change buffers
     for chosen in mine.split(VALIDATION_BATCH):
         pixels, labels = images.pick(chosen, device)
         with autocast(device, options.bf16):

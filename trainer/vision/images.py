@@ -1,4 +1,4 @@
-"""The images to train on: scikit-learn's digits, or learnable patterns generated at random."""
+"""Load or generate the images to train on: scikit-learn's digits, or noisy random patterns."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from torch import Tensor
 from trainer.options import BadValue
 
 CLASSES = 10
-VALIDATION_SHARE = 8  # one in this many images is reserved for validation
+VALIDATION_SHARE = 8  # every 8th image is reserved for validation
 FAKE_CHANNELS = 3
 FAKE_NOISE = 1.0
-SHIFT = 1  # pixels, in each direction
+SHIFT = 1  # the maximum shift in each direction, in pixels
 
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """Pixels of shape (count, channels, height, width) from about -1 to 1, and labels from 0 to 9."""
+    """Images and their labels, which are from 0 to 9.
+
+    `pixels` has the shape (count, channels, height, width) and values from about -1 to 1.
+    """
 
     pixels: Tensor
     labels: Tensor
@@ -40,7 +43,7 @@ def digits() -> Images:
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise BadValue(
-            "the digits come with scikit-learn, which is not installed:"
+            "the digits are part of scikit-learn, which is not installed:"
             " pip install scikit-learn, or use --fake-data"
         ) from error
     data, labels = load_digits(return_X_y=True)
@@ -49,7 +52,7 @@ def digits() -> Images:
 
 
 def fake(count: int, size: int, seed: int) -> Images:
-    """Generate `count` colour images, each the pattern of its class with an equal amount of noise added.
+    """Generate `count` colour images. Each is the random pattern of its class plus the same amount of noise.
 
     The result depends only on the arguments.
     """
@@ -61,7 +64,7 @@ def fake(count: int, size: int, seed: int) -> Images:
 
 
 def split(images: Images) -> tuple[Images, Images]:
-    """Return images for training and images for validation."""
+    """Return the images for training and the images for validation."""
     aside = torch.arange(len(images)) % VALIDATION_SHARE == VALIDATION_SHARE - 1
     return (
         Images(images.pixels[~aside], images.labels[~aside]),
@@ -70,9 +73,9 @@ def split(images: Images) -> tuple[Images, Images]:
 
 
 def shifted(pixels: Tensor) -> Tensor:
-    """Return each image shifted randomly by up to `SHIFT` pixels in each direction, so that epochs differ.
+    """Return the images, each randomly shifted by up to `SHIFT` pixels, so that each epoch is different.
 
-    The shifts are drawn from torch's random state of the CPU, whatever the images' device.
+    The shifts are always drawn from torch's CPU generator, even if the images are on a GPU.
     """
     height, width = pixels.shape[2:]
     padded = F.pad(pixels, (SHIFT,) * 4)

@@ -1,4 +1,4 @@
-"""The residual network of He et al. 2015 (arXiv:1512.03385, section 4.2) for small images."""
+"""A residual network for small images (He et al. 2015, arXiv:1512.03385, section 4.2)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch.nn.functional as F  # noqa: N812 - the usual name for it
 from torch import Tensor, nn
 
 STAGES = 3
-BACKWARD_AND_FORWARD = 3  # a backward pass takes twice the operations of a forward pass
+BACKWARD_AND_FORWARD = 3  # a backward pass takes twice as many operations as a forward pass
 
 
 class Residual(nn.Module):
-    """Two convolutions and a shortcut around them, which is a 1x1 convolution if the shapes differ."""
+    """Two convolutions and a shortcut around them; if shapes differ, the shortcut is a 1x1 convolution."""
 
     def __init__(self, channels_in: int, channels: int, stride: int) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class ResNet(nn.Module):
     """Classifies images. Input: (batch, channels, height, width). Output: logits, (batch, classes)."""
 
     def __init__(self, *, channels: int, classes: int, blocks: int, width: int, dropout: float) -> None:
-        """Draw the weights from torch's global random state, which the caller must seed first."""
+        """Initialise the weights from torch's global random state, which the caller must have seeded."""
         super().__init__()
         self.stem = nn.Sequential(
             nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()
@@ -52,7 +52,7 @@ class ResNet(nn.Module):
 
     @torch.no_grad()
     def flops_per_image(self, image: Tensor) -> int:
-        """Count the floating point operations of training on one image, in the convolutions and the head."""
+        """Return the floating point operations of training on one image, in the convolutions and the head."""
         counts: list[int] = []
 
         def count(module: nn.Module, _: object, y: Tensor) -> None:
@@ -70,7 +70,7 @@ class ResNet(nn.Module):
 
 
 def _residuals(blocks: int, width: int) -> Iterator[Residual]:
-    """Yield the blocks of three stages. Each but the first halves the image and doubles the channels."""
+    """Yield the blocks of three stages. Each later stage halves the image and doubles the channels."""
     channels_in = width
     for stage in range(STAGES):
         channels = width << stage

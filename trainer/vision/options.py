@@ -1,4 +1,4 @@
-"""The command line of `python -m trainer.vision`."""
+"""Define the command line of `python -m trainer.vision`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class VisionOptions:
     width: int  # channels in the first stage
     dropout: float
     fake_data: bool
-    images: int  # how many to generate
+    images: int  # the number of images to generate
     image_size: int  # height and width in pixels
     steps: int
     batch: int
@@ -43,13 +43,25 @@ def make_parser() -> Parser:
     add("--blocks", metavar="N", type=whole(1), default=3, help="residual blocks in each of three stages")
     add("--width", metavar="N", type=whole(1), default=16, help="channels in the first stage")
     add("--dropout", metavar="X", type=number(0.0, below=1.0), default=0.1, help="share of features dropped")
-    add("--fake-data", action="store_true", help="generate colour images instead of reading digits")
-    add("--images", metavar="N", type=whole(32), default=2048, help="images that --fake-data generates")
-    add("--image-size", metavar="N", type=whole(4), default=16, help="their height and width in pixels")
+    add("--fake-data", action="store_true", help="generate colour images instead of using the digits")
+    add(
+        "--images",
+        metavar="N",
+        type=whole(32),
+        default=2048,
+        help="number of images that --fake-data generates",
+    )
+    add(
+        "--image-size",
+        metavar="N",
+        type=whole(4),
+        default=16,
+        help="height and width of generated images in pixels",
+    )
     return parser
 
 
 def read(parser: Parser, argv: list[str]) -> VisionOptions:
-    """Return the checked options; exit with code 2 and one line if they are invalid."""
+    """Return the options in `argv`. If they are invalid, print one line and exit with code 2."""
     found: argparse.Namespace = parser.read(argv)
     return VisionOptions(**vars(found))

@@ -1,1 +1,1 @@
-"""How one rank protects its state: when the state is copied, where to, and what is noticed meanwhile."""
+"""Protect one rank's state: decide when and where to copy it, and detect changes made in the meantime."""

@@ -1,6 +1,6 @@
-"""The footprint of the replicated state at the last commit, and the changes made to the state since then.
+"""Keep the footprint of the replicated state at the last commit, and detect changes since then.
 
-A copy made after the commit has the state of that step only if nothing has changed since.
+A copy that is made after a commit has the state of that step only if nothing has changed since the commit.
 """
 
 from __future__ import annotations
@@ -12,33 +12,34 @@ from holdfast.state.change_detection import ChangeDetector, Footprint
 from holdfast.state.device import Device
 from holdfast.training.protection.device_copy import HostPart, TensorSplit
 
-LOOK_CLOSELY = 4  # how many steps of a generation are searched more thoroughly for changes
+LOOK_CLOSELY = 4  # in the first steps of a generation, up to this one, the search for changes is thorough
 
 
 class CommittedState:
-    """The footprint of the last commit, and the number of steps that this generation has committed.
+    """Keeps the footprint of the last commit, and counts the steps that this generation has committed.
 
-    The script's thread records footprints. That thread and the listener's thread compare the state with them.
+    Only the script's thread records footprints. Both that thread and the listener's thread compare the state
+    with them.
     """
 
     def __init__(self, replicated: Mapping[str, Any], device: Device, warn: Callable[[str], None]) -> None:
         self._warn = warn
         self.footprints = ChangeDetector(replicated, device.holds)
         self.footprint: Footprint | None = None
-        self.steps_done = 0  # in this generation
-        self._tails_done = 0  # `steps_done` at the end of the last tail
-        self._searches = True  # the next footprint searches for added or replaced parameters
-        # A `TensorSplit` whose tensors matched those of a footprint.
+        self.steps_done = 0  # the steps that were committed in this generation
+        self._tails_done = 0  # the value of `steps_done` at the end of the last tail
+        self._searches = True  # whether the next footprint searches for added or replaced parameters
+        # A `TensorSplit` whose tensors are known to be those of a footprint.
         self._compared: TensorSplit | None = None
 
     @property
     def step(self) -> int:
-        """The step of the last footprint (of a commit, or of the initial state); -1 if there is none."""
+        """The step of the last footprint, at a commit or of the initial state; -1 if there is none."""
         return -1 if self.footprint is None else self.footprint.step
 
     @property
     def in_tail(self) -> bool:
-        """True from a commit until the end of the work that the script does after it."""
+        """True from a commit until the end of the script's work after that commit."""
         return self.steps_done > self._tails_done
 
     def tail_is_over(self) -> None:
@@ -60,13 +61,13 @@ class CommittedState:
             )
 
     def changed(self, since: Footprint | None = None) -> str | None:
-        """Return what has changed in the state since its commit, for a message; None if nothing has."""
+        """Describe what has changed in the state since its commit; return None if nothing has changed."""
         since = since or self.footprint
         what = None if since is None else self.footprints.moved(since)
         return None if what is None or since is None else f"{what} after the commit of step {since.step}"
 
     def is_as_committed(self, part: HostPart) -> bool:
-        """True if the host's objects, of which `part` is a copy, have not changed since the commit."""
+        """Return True if the host's objects, of which `part` is a copy, have not changed since the commit."""
         if (since := self.footprint) is None:
             return True
         known = part.division is self._compared  # the tensors have already been compared with a footprint

@@ -1,7 +1,8 @@
-"""Copy a device's part of the state, and the host's part, into a slot of the arena.
+"""Copy both the device's part and the host's part of the state into a slot of the arena.
 
-The host's part is small: an optimizer's step counters and learning rates. The host may write its part up to a
-step before the device writes the other part, so a copy of the host's part is kept for each queued step.
+The host's part is small: it consists of the optimizers' step counts and learning rates. The host may write
+its part up to one step before the device writes the other part. So a copy of the host's part is kept for each
+queued step.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ if TYPE_CHECKING:
     import torch
 
 Tensors = list[tuple[str, "torch.Tensor"]]
-MAX_KEPT_BYTES = 4 << 20  # a larger host part would take too long to copy in every step
+MAX_KEPT_BYTES = 4 << 20  # copying a larger host part in every step would take too long
 
 
 class TensorSplit:
-    """The collected tensors, split into those on the device and those on the host."""
+    """Divides the collected tensors into tensors on the device and tensors on the host."""
 
     def __init__(self, tensors: Tensors, device: Device) -> None:
-        """Split `tensors`. Raises `BadInput` if one is on another device."""
-        self.of = tensors  # compared by identity: the same list means the same tensors
+        """Divide `tensors`. Raises `BadInput` if a tensor is on another device."""
+        self.of = tensors  # callers compare this by identity: the same list means the same tensors
         # Detached tensors keep their current memory even if the script gives a parameter another tensor.
         self.tensors = [(name, tensor.detach()) for name, tensor in tensors]
         held = [device.holds(tensor) for _, tensor in tensors]
@@ -35,10 +36,10 @@ class TensorSplit:
                 self._on_host.setdefault(self.tensors[at][1].dtype, []).append(at)
         self.host_bytes = sum(self.tensors[at][1].nbytes for at, on in enumerate(held) if not on)
         self._contiguous = all(self.tensors[at][1].is_contiguous() for at, on in enumerate(held) if not on)
-        self._flat: dict[torch.dtype, list[torch.Tensor]] = {}  # views where the tensors are contiguous
+        self._flat: dict[torch.dtype, list[torch.Tensor]] = {}  # views of those tensors that are contiguous
 
     def keep(self, text: str) -> HostPart | None:
-        """Return a copy of the host's current part; None if it is too large to copy in every step."""
+        """Return a copy of the host's current part; None if that part is too large to copy in every step."""
         import torch
 
         if self.host_bytes > MAX_KEPT_BYTES:
@@ -53,7 +54,7 @@ class TensorSplit:
         return HostPart(self, text, kept)
 
     def host(self, part: HostPart | None) -> list[tuple[int, torch.Tensor]]:
-        """Return the host's tensors with their indices: from `part`, or the live tensors if that is None."""
+        """Return the host's tensors with their indices. They are from `part`, or live if `part` is None."""
         if part is None:
             return [(at, self.tensors[at][1]) for places in self._on_host.values() for at in places]
         found: list[tuple[int, torch.Tensor]] = []
@@ -65,7 +66,7 @@ class TensorSplit:
 
 @dataclass(frozen=True, slots=True)
 class HostPart:
-    """A copy of the host's part of the state at one step."""
+    """A copy of the host's part of the state of one step."""
 
     division: TensorSplit
     text: str
@@ -73,12 +74,12 @@ class HostPart:
 
 
 class AsyncCopy:
-    """A copy that runs while the host continues; it ends when the last of `copy.marks` is reached."""
+    """A copy that runs while the host continues. It ends when the device reaches the last of `copy.marks`."""
 
     def __init__(
         self, device: Device, division: TensorSplit, part: HostPart | None, targets: Sequence[torch.Tensor]
     ) -> None:
-        """Start copying into `targets`: contiguous tensors on the host, one for each tensor of `division`."""
+        """Start to copy into `targets`: contiguous tensors on the host, one for each tensor of `division`."""
         import torch
 
         self._division = division  # keeps the tensors' memory alive until the copy has ended
@@ -92,7 +93,7 @@ class AsyncCopy:
         self.copy: DeviceCopy = device.copy(pairs)
 
     def finish(self) -> float:
-        """Reorder the tensors that were not contiguous, and return the seconds that the device took."""
+        """Reorder the tensors that were not contiguous. Return how many seconds the device took."""
         import torch
 
         with torch.no_grad():
@@ -102,9 +103,10 @@ class AsyncCopy:
         return self.copy.seconds()
 
     def _add(self, target: torch.Tensor, source: torch.Tensor, pairs: list[Pair]) -> None:
-        """Add a tensor to the copy. If it is not contiguous, the host reorders its elements after the copy.
+        """Add a tensor to the copy. If it is not contiguous, `finish` reorders its elements on the host.
 
-        Reordering on the device would allocate memory there, and the allocation may wait for the whole queue.
+        To reorder them on the device, memory would have to be allocated there, and the allocation might wait
+        for the whole queue.
         """
         import torch
 

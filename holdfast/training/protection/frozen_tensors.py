@@ -1,12 +1,14 @@
-"""Determine which tensors a slot already holds, so that frozen parameters are copied only once.
+"""Determine which tensors a slot already contains, so that frozen parameters are copied only once.
 
 A frozen parameter is a module's parameter that requires no gradient and belongs to no optimizer. If this
 process wrote the slot's last snapshot, the parameter is written into the slot again only if its version
-counter, its address or a sample of its bytes has changed. None of these reveals that a few rows were written
-through `.data` (as in a memory bank or a codebook). So the kernel reports which pages have been written since
-just before the slot's copy was made (see `holdfast.snapshot.written_pages`), and these pages are compared
-with the slot. If the kernel cannot report this, every skipped tensor is compared as a whole. Differences are
-written to the slot, and after the first difference no tensor is skipped any more.
+counter, its address or a sample of its bytes has changed.
+
+A script may write a few rows of a parameter through `.data`, for example in a memory bank or a codebook, and
+none of these three would reveal it. So the kernel reports which pages were written since just before the copy
+into the slot was made (see `holdfast.snapshot.written_pages`), and these pages are compared with the slot. If
+the kernel cannot report this, every skipped tensor is compared as a whole. Differences are written to the
+slot. After the first difference, no tensor is skipped any more.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from holdfast.training.protection.device_copy import Tensors
 
 MIN_TENSOR_BYTES = 64 << 10  # copying a smaller tensor takes no longer than checking it
-SAMPLED_BYTES = 32  # bytes that are sampled from each tensor
+SAMPLED_BYTES = 32  # about this many bytes of each tensor are sampled
 
 _Fingerprint = tuple[int, int, tuple[int, ...]]  # version, address, sampled bytes
 
@@ -37,16 +39,16 @@ class _SlotContent:
     record: CommitRecord
     header: bytes
     looks: dict[str, _Fingerprint]
-    # Began before the slot was filled; None if the pages were not watched.
+    # The watch that was active when the slot was filled; None if the pages were not watched.
     watch: written_pages.WrittenPages | None
 
 
 @dataclass(frozen=True, slots=True)
 class SkippedTensors:
-    """The tensors that need not be copied, and which stretches of them must be compared with the slot."""
+    """The tensors that need not be copied, and the stretches of them that must be compared with the slot."""
 
     places: frozenset[int] = frozenset()  # indices in the list of tensors
-    compared: tuple[tuple[int, int, int], ...] = ()  # index in the list, first byte, end byte
+    compared: tuple[tuple[int, int, int], ...] = ()  # for each stretch: tensor index, first byte, end byte
 
     @property
     def bytes(self) -> int:
@@ -56,24 +58,23 @@ class SkippedTensors:
 
 @dataclass(slots=True)
 class FrozenTensors:
-    """The frozen tensors of `objects`, and what each slot contains of them."""
+    """Tracks the frozen tensors of `objects`, and which of them each slot contains."""
 
     objects: Mapping[str, Any]
-    share: float = 1.0  # the share of the state's bytes that the next copies write without comparing
-    coming: float = 1.0  # the share of the state's bytes that copies read once all slots have been filled
+    share: float = 1.0  # the share of the state's bytes that the next copies will write without comparing
+    coming: float = 1.0  # the share of the state's bytes that copies will read once all slots are filled
     _slots: dict[int, _SlotContent] = field(default_factory=dict)
-    _known: dict[str, _Fingerprint] = field(default_factory=dict)  # at the last call of `_compare`
+    _known: dict[str, _Fingerprint] = field(default_factory=dict)  # the result of the last `_compare` call
     _of: Tensors | None = None
-    _candidates: list[int] = field(default_factory=list)  # places in `_of`
+    _candidates: list[int] = field(default_factory=list)  # indices in `_of`
     _distrusted: bool = False
     _watch: written_pages.WrittenPages | None = None
-    _asked: bool = False  # the kernel has been asked, once, to watch `_of`
+    _asked: bool = False  # whether this class has already tried to watch the pages of `_of`
 
     def take_left_out(self, tensors: Tensors, before: CommitRecord | None, header: bytes) -> SkippedTensors:
-        """Return which of `tensors` a slot should already hold. Call this before copying any of them.
+        """Return which of `tensors` a slot should already contain. Call this before copying any of them.
 
-        `before` is the snapshot that the slot had until now, or None. `header` is the header of the new
-        snapshot's file.
+        `before` is the slot's previous snapshot, or None. `header` is the header of the new snapshot's file.
         """
         held = None if before is None else self._slots.pop(before.slot, None)
         looks = self._compare(tensors)
@@ -87,17 +88,17 @@ class FrozenTensors:
         return SkippedTensors(frozenset(places), tuple((n, *each) for n in places for each in written[n]))
 
     def distrust(self) -> None:
-        """Skip no tensor from now on, because a skipped one differed from the slot."""
+        """Skip no tensors from now on, because a skipped tensor differed from the slot."""
         self._distrusted, self.share, self.coming = True, 1.0, 1.0
         self._slots.clear()
         self._replace_watch(None)
 
     def wrote(self, tensors: Tensors, record: CommitRecord, header: bytes) -> None:
-        """Record that a snapshot of `tensors`, unchanged since `take_left_out`, was committed."""
+        """Record that a snapshot of `tensors` was committed. They are unchanged since `take_left_out`."""
         self._hold(tensors, record, header, self._watch)
 
     def restored(self, tensors: Tensors, record: CommitRecord, header: bytes) -> None:
-        """Record that the objects have just been restored from this snapshot and so have the same tensors."""
+        """Record that the objects have just been restored from this snapshot, so it has the same tensors."""
         self._compare(tensors)
         self._hold(tensors, record, header, None)  # the pages were not watched when the slot was filled
 
@@ -108,7 +109,10 @@ class FrozenTensors:
             self._slots[record.slot] = _SlotContent(record, header, self._known, watch)
 
     def _compare(self, tensors: Tensors) -> dict[str, _Fingerprint]:
-        """Return the candidates' fingerprints; watch the candidates unchanged since the last call."""
+        """Return the candidates' fingerprints.
+
+        The first time that candidates are unchanged since the previous call, start to watch their pages.
+        """
         if self._of is not tensors:
             self._of, self._candidates, self._asked = tensors, _candidates(self.objects, tensors), False
             self._replace_watch(None)
@@ -124,7 +128,7 @@ class FrozenTensors:
         return looks
 
     def _written(self, tensors: Tensors) -> dict[int, tuple[written_pages.Stretch, ...]]:
-        """Return the written stretches of each candidate, by its index, and update `coming`."""
+        """Return the written stretches of each candidate by the candidate's index, and update `coming`."""
         if (watch := self._watch) is None:
             self.coming = 1.0
             return {}
@@ -146,7 +150,7 @@ class FrozenTensors:
 
 
 def _writes_are_tracked() -> bool:
-    """True if no GPU is in use: the kernel cannot track what a GPU writes to host memory."""
+    """Return True if no GPU is in use. The kernel cannot track what a GPU writes to host memory."""
     import torch
 
     return not torch.cuda.is_initialized()
@@ -179,11 +183,11 @@ def _with_inner(optimizer: torch.optim.Optimizer) -> Iterator[torch.optim.Optimi
 
 
 def _fingerprint(tensor: torch.Tensor) -> _Fingerprint:
-    """Return version, address, and bytes sampled across the tensor and across its elements' bytes."""
-    if tensor.requires_grad:  # the script trains it from now on
+    """Return the tensor's version, its address, and a sample of its bytes."""
+    if tensor.requires_grad:  # the script trains the tensor from now on
         return -1, 0, ()
     address = tensor.data_ptr()
-    # An odd step makes the samples fall on different bytes of the elements.
+    # For most sizes this step is odd, so that the samples fall on different bytes of the elements.
     step = tensor.nbytes // SAMPLED_BYTES + 1
     return (
         capture.version(tensor) or 0,

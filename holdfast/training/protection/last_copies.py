@@ -1,8 +1,8 @@
 """Copy the state outside the schedule: after a failure, before bad numbers are written, and at the end.
 
-The listener's thread makes a just-in-time copy regardless of what the script's thread is doing: waiting for a
-dead peer in a collective, running a kernel, or working between two steps. The copy is refused unless the
-state of one committed step is whole.
+The listener's thread makes a just-in-time copy regardless of what the script's thread is doing. That thread
+may be waiting for a dead peer in a collective, running a kernel, or working between two steps. The copy is
+refused unless the state of a committed step is whole.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from holdfast.training.protection.snapshot_writer import WrittenDuringCopy, copy
 from holdfast.training.protection.write_gate import WholeState, WriteGate
 from holdfast.training.rank import Rank
 
-GATE_S = 0.8  # how long a just-in-time copy waits for the optimizer to finish its writes
-LAST_PAUSE_S = 0.01  # between two attempts to make the last copy when its slot is in use
+GATE_S = 0.8  # a just-in-time copy waits this long for the optimizer to finish its writes
+LAST_PAUSE_S = 0.01  # the pause between two attempts to make the last copy when its slot is in use
 _INSIDE = "inside the optimizer's writes"
 _WORTHLESS = "it is as bad as the state that was found bad"
 
 
 class UnjudgedNumbers(Protocol):
-    """The last step's numbers, which may not have been judged yet; see `NumberCheck`."""
+    """Gives access to the last step's numbers, which may not have been judged yet; see `NumberCheck`."""
 
     def bad_before(self, step: int) -> StepNumbers | None: ...
     def report_unjudged(self, numbers: StepNumbers) -> None: ...
 
 
 class LastCopies:
-    """Copies one rank's state when a failure, bad gradients or the end of the script require it."""
+    """Copies one rank's state when a failure, bad gradients or the end of the script requires it."""
 
     def __init__(
         self,
@@ -54,12 +54,12 @@ class LastCopies:
         self._copies = True  # False once the supervisor has found the state to be bad
 
     def just_in_time(self, generation: int, is_restored: bool, copy: bool = True) -> SecureAnswer:
-        """Copy the state, and freeze the rank before its next write; without `copy`, only freeze it.
+        """Freeze the rank before its next write and copy its state; without `copy`, only freeze the rank.
 
         This takes at most `GATE_S` plus the time of the copies. The gate stays frozen, because this
-        generation has ended. A rank that is still restoring is frozen as well, because its steps would
-        overwrite the snapshot from which the other ranks resume. The call may be repeated if there was no
-        room for the copy.
+        generation has ended. A rank that is still restoring its state is frozen too, because its steps would
+        overwrite the snapshot from which the other ranks resume. If there was no room for the copy, the call
+        may be repeated.
         """
         if generation != self._rank.generation:
             return self._refusal(-1, f"this is generation {self._rank.generation}")
@@ -70,7 +70,7 @@ class LastCopies:
             self._copies = False
             self._gate.freeze(GATE_S)
             return self._refusal(self._committed.step, _WORTHLESS)
-        # The last of these periods is for the copy itself.
+        # Of the `COPIES` periods by which the launcher extends its wait, the last one is for the copy itself.
         limit_s = GATE_S + (progress.COPIES - 1) * self._snapshots.copy_s
         give_up_at = time.monotonic() + limit_s
         try:
@@ -81,11 +81,11 @@ class LastCopies:
             self._backup.receive_resent()
 
     def before_write(self) -> None:
-        """Copy the whole state, because the optimizer is about to write numbers that are not finite."""
+        """Copy the state while it is whole, because the optimizer is about to write bad numbers into it."""
         self._copy_whole(0.0)
 
     def before_exit(self) -> None:
-        """Copy the state, if it is whole and not bad, when an exception ends the main thread."""
+        """When an exception ends the main thread, copy the state if it is whole and not bad."""
         if self._copies:
             self._copy_whole(time.monotonic() + GATE_S if self._device.queues else 0.0)
 
@@ -93,9 +93,9 @@ class LastCopies:
         return SecureAnswer(self._rank.number, step, False, why)
 
     def _copy_whole(self, give_up_at: float) -> SecureAnswer:
-        """Copy the state that is whole on the device, waiting until `give_up_at` for there to be one.
+        """Copy the state that is whole on the device. If no state is whole, wait for one until `give_up_at`.
 
-        If the copy fails, the answer says why.
+        If the copy fails, the answer gives the reason.
         """
         try:
             while (whole := self._gate.whole(give_up_at - time.monotonic())) is not None:
@@ -117,7 +117,7 @@ class LastCopies:
             snapshots.end_transfer()
             if snapshots.held(step):
                 return SecureAnswer(number, step, True, "held already")
-            # A host part that was kept has already been compared with the footprint.
+            # If the host's part was kept, it has already been compared with the footprint.
             since = committed.footprint if whole.part is None else None
             if since is not None and since.step != step:
                 return self._refusal(step, "between two steps")
@@ -138,11 +138,12 @@ class LastCopies:
         return SecureAnswer(number, step, True)
 
     def at_end(self, step: int) -> str:
-        """Make sure that there is a snapshot of the last step, `step`; return why there is none, or "".
+        """Ensure that a snapshot of `step`, the last step, exists. Return "", or the reason why none exists.
 
-        Another rank of the member may be writing the same snapshot, before a pause or at the end of its loop,
-        or a checkpoint may be in progress from the next slot. This waits for either as long as a copy may
-        take. A reader that is not done by then keeps its slot, and the newer snapshot is overwritten instead.
+        Another rank of the member may be writing the same snapshot, before a pause or at the end of its loop.
+        Or a checkpoint may be in progress that reads the slot to be written next. This waits for both for as
+        long as a copy may take. A reader that is not done by then keeps its slot, and the newer snapshot is
+        overwritten instead.
         """
         snapshots = self._snapshots
         give_up_at = time.monotonic() + copy_limit_s(snapshots.writer.expected_bytes())

@@ -1,9 +1,9 @@
-"""Detect state changes outside of the steps, after commits and in pauses, and warn of them once.
+"""Detect changes to the state outside of the steps, after commits and in pauses, and warn of them once.
 
-If the script changes shared state after a commit (a scheduler, an average), the change becomes part of the
-state of that step, and a copy that lacks the change is made again. After any other change, no copy can have
-the state of that step, so all copies are discarded and the supervisor does not resume from that step. A
-script may swap weights in a pause if it puts the original weights back.
+If the script changes shared state after a commit, such as a scheduler or an average, the change becomes part
+of the state of that step. Copies that lack the change are made again. After any other change, no copy can
+have the state of that step. All copies are then discarded, and the supervisor does not resume from that step.
+In a pause, a script may swap weights if it puts the original weights back.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from holdfast.training.protection.write_gate import WriteGate
 from holdfast.training.rank import Rank
 from holdfast.worker.pauses import PauseHistory
 
-LONG_S = 0.05  # a longer tail may be an evaluation, so private objects are also checked, which takes longer
-IN_ROW = 8  # after this many consecutive void steps, the object is treated as a prefetching loader
+LONG_S = 0.05  # after longer tails, which may be evaluations, private objects are also checked
+IN_ROW = 8  # an object that makes this many consecutive steps void is treated as a prefetching loader
 
 
 class LateChanges:
-    """Tracks what one rank's script does to the protected state outside of its steps."""
+    """Tracks the changes that one rank's script makes to the protected state outside of its steps."""
 
     def __init__(
         self,
@@ -40,22 +40,23 @@ class LateChanges:
         self._rank, self._private, self._device, self._gate = rank, private, device, gate
         self._committed, self._backup, self._snapshots = committed, backup, snapshots
         self._pauses = PauseHistory()
-        self._before_pause: str | None = None  # a change between the commit and the pause
-        self._paused = False  # the script has paused since the last commit
+        self._before_pause: str | None = None  # describes a change between the commit and the pause
+        self._paused = False  # whether the script has paused since the last commit
         self._committed_s = 0.0  # the time of the last commit
-        self._has_warned = False  # a warning of a change outside of a step was printed
-        self._loops = 0  # how many loops have begun
-        self._in_row = 0  # consecutive void steps
-        # Private objects that change after commits, as a prefetching loader does:
-        self._draw_ahead: set[str] = set()  # those that changed after `IN_ROW` consecutive commits
-        self._alike: set[str] | None = None  # those that have changed after each of the first commits so far
+        self._has_warned = False  # whether a warning of a change outside of a step was printed
+        self._loops = 0  # the number of loops that have begun
+        self._in_row = 0  # the number of consecutive void steps
+        # The private objects that changed after `IN_ROW` consecutive commits, as a prefetching loader does.
+        self._draw_ahead: set[str] = set()
+        # The private objects that have changed after every one of the first commits so far.
+        self._alike: set[str] | None = None
 
     @property
     def has_begun_loop(self) -> bool:
         return self._loops > 0
 
     def silence(self) -> None:
-        """Suppress warnings of changes outside of a step, because their cause has been reported."""
+        """Suppress warnings of changes outside of a step, because their cause was already reported."""
         self._has_warned = True
 
     # -- between two loops
@@ -63,15 +64,13 @@ class LateChanges:
     def before_loop(self, step: int, *, has_consulted: bool) -> None:
         """Record the current state, from which the loop starts, as the state of `step`; copy it if necessary.
 
-        The state is copied if the script has changed it, or if it was not restored from a slot.
-        `has_consulted`: the script may have read the number of steps done, so its work since `protect` may
-        depend on that number.
+        A copy is necessary if the script has changed the state, or if the state was not restored from a slot.
+        `has_consulted` means that the script may have read the number of steps done, so that its work since
+        `protect` may depend on that number.
         """
         first, self._loops = not self._loops, self._loops + 1
         what = self._committed.changed()
-        # The script has changed the state since the last loop, and the next loop starts from the changed
-        # state.
-        if what is not None:
+        if what is not None:  # the script has changed the state, and the loop starts from the changed state
             self._warn_before_loop(what, step, first, has_consulted)
             whole = self._snapshots.forget(step) and not self._gate.frozen
             if not first:
@@ -104,10 +103,9 @@ class LateChanges:
             )
 
     def _is_loaded_over(self) -> bool:
-        """True if the script, and not DDP, has changed a parameter's values since `protect`.
+        """Return True if the script itself, and not DDP, has changed a parameter's values since `protect`.
 
-        Only rank 0 is checked, because DDP copies rank 0's values to all ranks, even if it is constructed
-        after `protect`.
+        Only rank 0 is checked: DDP copies rank 0's values to all ranks, possibly after `protect`.
         """
         since, footprints = self._committed.footprint, self._committed.footprints
         if since is None or self._rank.number != 0 or footprints.written(since) is None:
@@ -117,11 +115,14 @@ class LateChanges:
     # -- after a commit
 
     def after_commit(self) -> None:
-        """Record the start of the tail, when all work of the commit is done."""
-        self._committed_s = time.monotonic()  # taken after the copy, which is not the script's time
+        """Record the start of the tail. Call this when all work of the commit is done."""
+        self._committed_s = time.monotonic()  # excludes the time of the copy, which is not the script's
 
     def after_tail(self) -> None:
-        """At the end of the tail, check whether it changed protected state; if so, amend or void the step."""
+        """At the end of the tail, check whether the script changed protected state in it.
+
+        If so, this amends the step or makes it void.
+        """
         since, new = self._committed.footprint, self._committed.in_tail
         paused, self._paused = self._paused, False
         self._committed.tail_is_over()
@@ -150,7 +151,7 @@ class LateChanges:
             )
 
     def _warn_of_private_part(self) -> None:
-        """Warn of private objects that count as data because they change in each tail, like shared state."""
+        """Warn of private objects that count as data, but change in each tail as the shared state does."""
         follows = self._private.no_data(self._alike or set())
         if follows:
             self._rank.warn_once(
@@ -161,14 +162,15 @@ class LateChanges:
             )
 
     def _shared_change(self, since: Footprint, paused: bool) -> str | None:
-        """Return what has changed in the shared state since the commit; None if nothing has changed."""
+        """Describe what has changed in the shared state since the commit; return None if nothing has."""
         footprints = self._committed.footprints
         return (footprints.moved if paused else footprints.written)(since) or footprints.late(since)
 
     def _own_change(self, since: Footprint, paused: bool, long: bool) -> str | None:
-        """Return which private object has changed since the commit; None if none has or none was checked.
+        """Describe which private object has changed since the commit.
 
-        An object that also changes in short tails does not count, because it may be a loader that prefetches.
+        The result is None if no object has changed or none was checked. An object that also changes in short
+        tails does not count, because it may be a prefetching loader.
         """
         early = self._committed.steps_done <= LOOK_CLOSELY
         if not (long or early):
@@ -178,7 +180,7 @@ class LateChanges:
         if not late:
             return None
         self._in_row = self._in_row + 1 if self._snapshots.voided == since.step - 1 else 1
-        if self._in_row > IN_ROW:  # if there is no snapshot, a fault would cost all of these steps
+        if self._in_row > IN_ROW:  # without a snapshot, a fault would cost all of these steps
             self._draw_ahead |= late
             self._rank.warn_once(
                 f"{' and '.join(sorted(late))}, private to a rank, was changed after {IN_ROW} commits in a"
@@ -189,10 +191,10 @@ class LateChanges:
         return f"{min(late)} was changed"
 
     def _changed_only_now(self, changed: set[str], paused: bool) -> set[str]:
-        """Return those of the `changed` objects that did not change after every earlier commit.
+        """Return those of the `changed` objects that have not changed after every earlier commit.
 
-        An object that changes after each commit prefetches, as a loader does, or follows the steps. Call this
-        only for the first commits of a generation.
+        An object that changes after each commit either prefetches, as a loader does, or follows the steps.
+        Call this only for the first commits of a generation.
         """
         so_far = self._alike
         if not paused:
@@ -202,11 +204,11 @@ class LateChanges:
         return changed - so_far
 
     def _data(self) -> set[str]:
-        """Return the private objects that count as data, which may change after a commit."""
+        """Return the private objects that count as data and may therefore change after a commit."""
         return self._draw_ahead | (self._alike or set())
 
     def change_after_last(self) -> str | None:
-        """Return what was changed since the last commit of the last loop; None if nothing was changed."""
+        """Describe what has changed since the last commit of the last loop; return None if nothing has."""
         since, footprints = self._committed.footprint, self._committed.footprints
         assert since is not None
         own = self._backup.changed_objects() - self._data()
@@ -218,10 +220,10 @@ class LateChanges:
     # -- before the optimizer
 
     def before_optimizer(self, *, skipped: bool) -> None:
-        """In the first steps, warn of shared state that was changed before the optimizer's writes.
+        """In the first steps, warn if the script has changed shared state before the optimizer's writes.
 
-        `skipped`: no optimizer writes, for example because a gradient scaler found an overflow. Changes until
-        then, such as a change of the scale, are allowed.
+        `skipped` means that no optimizer writes in this step, for example because a gradient scaler has found
+        an overflow. In such a step, changes (for example of the scale) are allowed.
         """
         if self._committed.steps_done > LOOK_CLOSELY or self._has_warned or skipped:
             return
@@ -235,7 +237,7 @@ class LateChanges:
     # -- pauses
 
     def before_pause(self, label: str, step: int) -> None:
-        """Copy the state before a pause that may write it, so that losing a peer in it costs nothing."""
+        """Copy the state before a pause that may change it, so that losing a peer then costs no steps."""
         self._pauses.began(label, time.monotonic())
         if self._device.queues:
             self._snapshots.advance(must=True)
@@ -246,12 +248,12 @@ class LateChanges:
             self._snapshots.copy(step)
 
     def forward_in_pause(self) -> None:
-        """Check whether weights were swapped in: they are in place when the pause calls a module."""
+        """Check whether the script has swapped weights in. It has done so by the time it calls a module."""
         if not self._pauses.known and self._committed.changed() is not None:
             self._pauses.writes()
 
     def after_pause(self, label: str) -> None:
-        """Record what the pause did to the state; if the weights were restored, they count as unchanged."""
+        """Record how the pause changed the state. Weights that the script has put back count as unchanged."""
         what, since = self._committed.changed(), self._committed.footprint
         self._paused = True
         if what is not None and since is not None and self._before_pause is None:

@@ -2,9 +2,9 @@
 
 Private state (buffers, random generators, the position in the data) differs from rank to rank, so no other
 rank has a copy. It is stored in two places: in the rank's own store, which outlives its process, and on
-another member (see `holdfast.training.protection.private_exchange`). A state is stored as final once it
-cannot change any more, and a lost rank may resume only from a final state. A state that changes after it was
-sent is sent again at the commit, as final.
+another member (see `holdfast.training.protection.private_exchange`). A state that cannot change any more is
+stored as final, and a lost rank can resume only from a final state. If a state changes after it was sent, it
+is sent again at the commit, as final.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from holdfast.training.protection.private_exchange import LocalPrivateState, Pri
 from holdfast.training.rank import Rank
 
 AFTER = 2  # if buffers change after this many consecutive commits, expect such a change in every step
-LEARNING_STEPS = 4  # how many steps to observe before the state is sent early
-NAMED = 3  # how many of the largest buffers a warning names
+LEARNING_STEPS = 4  # observe this many steps before sending the state early
+NAMED = 3  # a warning names this many of the largest buffers
 _COPY_IT = ", or let it become a copy of a model's buffer, as in an AveragedModel without use_buffers"
 
 
@@ -42,7 +42,7 @@ class PrivateBackup:
         directory: Path,
         pinned_steps: Callable[[], Collection[int]],
     ) -> None:
-        """`pinned_steps` returns the steps of the existing snapshots; their private states are kept."""
+        """Open the stores. `pinned_steps` returns the snapshots' steps, whose private states are kept."""
         self._rank, self._private, self._committed = rank, private, committed
         every = max(rank.launch.snapshot_every, 0)
         own = directory / member_directory.private_name(rank.number)
@@ -56,21 +56,21 @@ class PrivateBackup:
         self._versions: list[tuple[int, int | None]] = []  # the buffers' versions when `_core` was collected
         self._timing = SendTiming()
         self._sent = -1  # the last step whose private state was sent
-        # Private state has changed, at least once, between the optimizer's writes and the commit.
+        # Whether private state has ever changed between the optimizer's writes and the commit.
         self._late = False
-        self._after = 0  # consecutive steps in which buffers were changed after the commit
-        self._proven = False  # the state stored for the last step was unchanged at its commit
-        self._peer_sure = False  # the peer sent its state of `_peer_step` as final before its commit
+        self._after = 0  # the number of consecutive steps in which buffers changed after the commit
+        self._proven = False  # whether the state stored for the last step was still the same at its commit
+        self._peer_sure = False  # whether the peer sent its state of `_peer_step` as final before its commit
         self._peer_step = -1
-        self._took_s = 0.0  # time spent on the private state in this step
-        self._least_s = math.inf  # the shortest of these times
-        self._full: list[PrivateStore] = []  # stores that could not grow for lack of room
+        self._took_s = 0.0  # the time spent on the private state in this step
+        self._least_s = math.inf  # the shortest such time
+        self._full: list[PrivateStore] = []  # the stores that could not grow for lack of room
 
     # -- in the order of a step
 
     def begin_loop(self, step: int) -> None:
         """Store and exchange the private state that the loop starts from, at `step`. Collective."""
-        if self._sent > step:  # the previous loop was left in the middle of a step
+        if self._sent > step:  # the script left the previous loop in the middle of a step
             self._receive()
         self._core = self._private.core()
         self._blob = self._private.blob(self._core)
@@ -78,7 +78,7 @@ class PrivateBackup:
             self._peer.connect(self._rank.launch.master_addr)
         self._send(step, sure=True)
         self._receive()
-        # The peer always sends its next state as late, which does not void this state.
+        # The peer always sends its next state as late, but that does not make this state void.
         self._peer_sure = False
 
     def begin_step(self) -> None:
@@ -88,7 +88,7 @@ class PrivateBackup:
     def after_forward(self, step: int) -> None:
         """Send the private state of `step` if it is expected to be final after this forward pass.
 
-        A forward pass in the tail, for example of an evaluation with gradients, does not count.
+        Forward passes in the tail do not count, for example those of an evaluation with gradients.
         """
         if self._committed.in_tail:
             return
@@ -104,7 +104,7 @@ class PrivateBackup:
             self._collect()
             self._timing.learn(self._core == before)
             self._send(step)
-        # Because of an extra forward pass, or a callback that draws random numbers.
+        # An extra forward pass, or a callback that draws random numbers, has changed the state.
         elif not self._is_as_collected():
             sure = self._is_sure()
             self._collect()
@@ -116,7 +116,7 @@ class PrivateBackup:
     def check(self, step: int) -> None:
         """At the commit of `step`, check whether its private state has changed since it was sent.
 
-        If it has changed, it is sent again, and the user is warned once.
+        If it has changed, send it again, and warn the user once.
         """
         private, done = self._private, self._committed.steps_done
         if self._is_as_collected():
@@ -154,8 +154,8 @@ class PrivateBackup:
         """Send the private state of `step` again at the end of its tail, if tails change buffers.
 
         A script may write buffers after each commit, such as the buffers of an average. Once it has done so
-        in `AFTER` consecutive steps, private state is treated as final only at the end of the tail. `paused`:
-        the script paused in the tail.
+        in `AFTER` consecutive steps, private state counts as final only at the end of the tail. `paused`
+        means that the script paused in the tail.
         """
         if self._after < AFTER and (paused or self._committed.steps_done > LOOK_CLOSELY):
             return
@@ -177,15 +177,15 @@ class PrivateBackup:
     # -- for others
 
     def changed_objects(self) -> set[str]:
-        """Return the names of the private objects that were changed since the commit."""
+        """Return the names of the private objects that have changed since the commit."""
         text = self._private.objects()
         before = [section for section in self._core if section[0] == "objects"]
         return changed_objects(before, [("objects", text)] if text else [])
 
     def receive_resent(self) -> None:
-        """Store the final states that the peer has sent again. Any thread may call this; it never waits.
+        """Store the final states that the peer has sent again.
 
-        Raises nothing.
+        Any thread may call this. It never waits, and never raises an exception.
         """
         if self._peer is not None:
             self._peer.receive_again()
@@ -209,14 +209,15 @@ class PrivateBackup:
     def _is_sure(self) -> bool:
         """Return True if the private state may be sent as final before the optimizer writes.
 
-        This is not allowed in the first step of a generation, nor once the state has changed before a commit.
+        This is not allowed in the first step of a generation, and not after the state has once changed
+        between the optimizer's writes and the commit.
         """
         return self._proven and not self._late and self._after < AFTER
 
     # -- storing and exchanging
 
     def _send(self, step: int, *, sure: bool | None = None) -> None:
-        """Store and send the private state of `step`, as final if it is `sure` not to change any more."""
+        """Store and send the private state of `step`. It is final if it is `sure` not to change any more."""
         self._sent = step
         sure = self._is_sure() if sure is None else sure
         began = time.perf_counter()
@@ -226,7 +227,7 @@ class PrivateBackup:
         self._took_s += time.perf_counter() - began
 
     def _resend(self, step: int) -> None:
-        """Store the private state of `step`, and send it, as final."""
+        """Store and send the private state of `step` again, now as final."""
         self._store(self._own, step, self._blob, final=True)
         if self._peer is not None:
             self._peer.send_again(step, self._blob)
@@ -237,24 +238,24 @@ class PrivateBackup:
         if found is not None and self._kept is not None:
             blob, late = found
             with self._kept_lock:
-                # The peer's state of the previous step changed although it was sent as final.
+                # The peer's state of the previous step has changed, although the peer sent it as final.
                 if late and self._peer_sure:
                     self._store(self._kept, self._peer_step, b"", final=False)
                 self._peer_sure, self._peer_step = not late, self._sent
                 self._store(self._kept, self._sent, blob, final=not late)
 
     def _store_resent(self, step: int, blob: bytes) -> None:
-        """Store a state that the peer sent again as final. The main or the listener's thread calls this."""
+        """Store a state that the peer has sent again as final. The main or the listener's thread calls it."""
         if self._kept is not None:
             with self._kept_lock:
                 self._peer_sure = self._peer_sure and step != self._peer_step
                 self._store(self._kept, step, blob, final=True)
 
     def _store(self, store: PrivateStore, step: int, blob: bytes, final: bool) -> None:
-        """Put a private state into its store. If there is no room, warn once and omit the state."""
+        """Put a private state into its store. If there is no room, warn once and store an empty state."""
         generation = self._rank.generation
         try:
-            # Do not try again to grow a full store, because that would take time in each step.
+            # Do not try to grow a full store again, because that would take time in each step.
             if store in self._full and len(blob) > store.capacity_bytes:
                 store.put(generation, step, b"", final=False)
                 return
@@ -268,14 +269,14 @@ class PrivateBackup:
                     " buffers smaller"
                 )
             self._full.append(store)
-            # Another rank waits for this entry, so store an empty entry. It is not final, so it is never
-            # used.
+            # Another rank waits for this entry, so store an empty one. It is never used, because it is not
+            # final.
             store.put(generation, step, b"", final=False)
 
     # -- warnings
 
     def _warn_of_late_change(self, what: str) -> None:
-        """Warn that private state changes before the commit; from now on, send it as final at the commit."""
+        """Warn that private state changes before the commit. From now on, send it as final at the commit."""
         self._late = True
         self._timing.give_up()
         self._rank.warn_once(
@@ -285,7 +286,7 @@ class PrivateBackup:
         )
 
     def _warn_of_size(self) -> None:
-        """Warn if private state alone takes more time per step than the budget for all of Holdfast's work."""
+        """Warn if private state alone takes more time per step than Holdfast may use for all of its work."""
         step_s = self._rank.median_step_s()
         budget = self._rank.launch.snapshot_budget
         if not step_s or self._rank.number or self._least_s <= budget * step_s:
@@ -302,22 +303,22 @@ class SendTiming:
     """Learns, within one generation, after how many forward passes the private state is final.
 
     Nothing marks the last forward pass of a step, and random states or the data position may change after it.
-    So the first steps of a generation are observed. If the state was final after the same number of forward
-    passes in all of these steps, later steps send it after that pass, until a step differs.
+    So this class observes the first steps of a generation. If the state was final after the same number of
+    forward passes in all of them, later steps send it after that pass. This ends when a step differs.
     """
 
     def __init__(self) -> None:
-        self._final_after = 0  # number of forward passes; 0 if not known yet
-        self._alike = 0  # steps in which the state was final after `_final_after` passes
+        self._final_after = 0  # a number of forward passes; 0 if it is not known yet
+        self._alike = 0  # the number of steps in which the state was final after `_final_after` passes
         self._passes = 0
         self._never = False
 
     def begin(self) -> None:
-        """Start counting for a step, which may be a repeated step."""
+        """Start to count the forward passes of a step, possibly of a repeated step."""
         self._passes = 0
 
     def after_forward(self) -> bool:
-        """Count a forward pass; return True if the state must be collected now, to observe or to send it."""
+        """Count a forward pass. Return True if the state must be collected now, to observe or to send it."""
         self._passes += 1
         return not self._never and (not self.may_send_early or self._passes == self._final_after)
 
@@ -327,8 +328,8 @@ class SendTiming:
         return self._alike >= LEARNING_STEPS and not self._never
 
     def learn(self, final: bool) -> None:
-        """Record, before the optimizer's first write, whether the state after the last pass was `final`."""
-        if not self._passes:  # the step was skipped, or no hook sees the model's forward passes
+        """Before the optimizer's first write, record whether the state after the last pass was `final`."""
+        if not self._passes:  # the step was skipped, or no hook observes the model's forward passes
             return
         if not final or (self.may_send_early and self._passes != self._final_after):
             self._never = True
@@ -338,7 +339,7 @@ class SendTiming:
             self._final_after, self._alike = self._passes, 1
 
     def give_up(self) -> None:
-        """Send no more states early in this generation."""
+        """Stop sending states early in this generation."""
         self._never = True
 
 
@@ -350,7 +351,7 @@ def _peer_of(
     pins: Callable[[], Collection[int]],
     again: Callable[[int, bytes], None],
 ) -> tuple[PrivateStateRing | LocalPrivateState | None, PrivateStore | None]:
-    """Return the exchange with other ranks and the store for received states; None if they are not needed."""
+    """Return the exchange with other ranks, and the store for received states. None means not needed."""
     if launch.world_size == 1:
         return None, None
     if launch.nproc < launch.world_size:

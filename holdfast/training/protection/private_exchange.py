@@ -1,21 +1,20 @@
 """Copy each rank's private state to another member before every optimizer step.
 
-`PrivateStateRing`: rank r sends its private state to rank r + N (with N ranks per member), so the copy is
-always on another member. The optimizer's first write waits for the message from rank r - N. So if a rank
-dies, either its private state is in two places, or the rank to which it sends still has the previous step's
-replicated state.
+`PrivateStateRing` is for groups of several members. Rank r sends its private state to rank r + N, where N is
+the number of ranks per member, so the copy is always on another member. The optimizer's first write waits for
+the message from rank r - N. So if a rank dies, either its private state is in two places, or the rank to
+which it sends still has the replicated state of the previous step.
 
-Private state that is sent right after the last forward pass travels during the backward pass, so it arrives
-no later than the gradients (`holdfast.training.protection.private_backup` decides when a rank may send so
-early). The exchange uses its own connections, because gloo's sends and receives wake threads that compete
-with the ranks for cores. With one core per rank, gloo takes 1 ms per step, and these connections take 0.05
-ms.
+Private state that is sent right after the last forward pass is transferred during the backward pass, so it
+arrives no later than the gradients. `holdfast.training.protection.private_backup` decides when a rank may
+send that early. The exchange uses its own connections, because gloo's sends and receives wake threads that
+compete with the ranks for cores. With one core per rank, gloo takes 1 ms per step; these connections take
+0.05 ms.
 
-`LocalPrivateState` is for a group of one member, where the stores of all ranks are in the memory of the same
-machine. No second copy is needed, because the stores outlive their ranks and no copy could outlive the
-member. Only the order of the exchange remains: the optimizer's first write waits until the rank before this
-rank has stored its state of the step. That rank has nearly always done so by then, and the check reads only
-64 bytes.
+`LocalPrivateState` is for groups of one member, where the stores of all ranks are in the memory of the same
+machine. A second copy is not needed: the stores outlive their ranks, and no copy could outlive the member.
+But the order of events is the same: the optimizer's first write waits until the previous rank has stored its
+state of the step. By then, that rank has nearly always done so, and the check reads only 64 bytes.
 """
 
 from __future__ import annotations
@@ -34,19 +33,19 @@ from pathlib import Path
 from holdfast.errors import PeerLost
 from holdfast.snapshot.private_store import MAX_CAPACITY_BYTES, PrivateReader
 
-# The most connections that have not sent the secret yet; with more, the oldest is closed.
+# At most this many open connections may not have sent the secret yet. With more, the oldest is closed.
 MAX_UNIDENTIFIED = 16
-LIMIT_S = 86_400.0  # the limit for a peer that is alive; the ranks of a broken group are ended anyway
+LIMIT_S = 86_400.0  # wait this long for a live peer; if the group is broken, the launcher ends its ranks
 _HEADER = struct.Struct("<qqq")  # step, number of bytes that follow, kind
 # Kinds of messages. _LATE: the state may still change. _AGAIN: the final state after a _LATE one.
 _FINAL, _LATE, _AGAIN = 0, 1, 2
 _ADDRESS = struct.Struct("<46sH16s")  # host, port, secret
-_PIECE_BYTES = 64 << 10  # larger than most states
-_POLL_S = 50e-6  # between two checks of another rank's store
+_PIECE_BYTES = 64 << 10  # most states are smaller than this
+_POLL_S = 50e-6  # the interval between two checks of another rank's store
 
 
 class PrivateStateRing:
-    """One rank's end of the exchange. All ranks must make the same exchanges in the same order."""
+    """One rank's end of the ring. All ranks must make the same exchanges in the same order."""
 
     def __init__(
         self,
@@ -56,7 +55,7 @@ class PrivateStateRing:
         limit_s: float = LIMIT_S,
         on_again: Callable[[int, bytes], None] = lambda _step, _blob: None,
     ) -> None:
-        """`on_again` is called with the step and the blob of each `send_again` by rank `source`."""
+        """Set up the ring. `on_again` receives the step and blob of each `send_again` by rank `source`."""
         self._limit_s = limit_s
         self._on_again = on_again
         self._lock = threading.Lock()  # guards the receiving side
@@ -68,13 +67,14 @@ class PrivateStateRing:
         self._in: socket.socket | None = None
         self._rest = memoryview(b"")
         self._room = memoryview(bytearray(_PIECE_BYTES))
-        self._begun = 0  # how many bytes of the next message are in `_room`
+        self._begun = 0  # the number of received bytes in `_room`
         self._step = -1
 
     def connect(self, towards: str) -> None:
-        """Form the ring on the interface that leads to host `towards`. Collective; later calls do nothing.
+        """Form the ring, using the network interface that leads to the host `towards`. Collective.
 
-        Raises `PeerLost` if a peer does not connect, and any exception of the backend.
+        Later calls do nothing. Raises `PeerLost` if a peer does not connect, and any exception of torch's
+        backend.
         """
         if self._out is not None:
             return
@@ -96,22 +96,22 @@ class PrivateStateRing:
             each.setblocking(False)
 
     def send(self, step: int, blob: bytes, late: bool) -> None:
-        """Start sending `blob`; `receive` must follow. Never waits. Raises `PeerLost`."""
+        """Start to send `blob`, without waiting. `receive` must be called next. Raises `PeerLost`."""
         self._step = step
         self._give(_HEADER.pack(step, len(blob), _LATE if late else _FINAL), blob)
 
     def send_again(self, step: int, blob: bytes) -> None:
-        """Start sending the final state of a step whose blob was sent as late. Never waits.
+        """Start to send the final state of a step whose blob was sent as late. This never waits.
 
-        A lost peer is not reported here; the next `send` raises `PeerLost`.
+        If the peer is lost, this does not raise an exception, but the next `send` raises `PeerLost`.
         """
         with suppress(PeerLost):
             self._give(_HEADER.pack(step, len(blob), _AGAIN), blob)
 
     def receive_again(self) -> None:
-        """Receive the messages of `send_again` that have arrived. Any thread may call it; it never waits.
+        """Receive the messages of the peer's `send_again` calls that have arrived.
 
-        Raises nothing.
+        Any thread may call this. It never waits, and never raises an exception.
         """
         with self._lock, suppress(PeerLost, OSError, ValueError):
             while self._in is not None:
@@ -130,9 +130,9 @@ class PrivateStateRing:
             self._rest = memoryview(header + blob)[sent:]
 
     def receive(self) -> tuple[bytes, bool]:
-        """Return the blob of rank `source`, and True if it may still change.
+        """Return the blob of the rank `source`, and whether it may still change.
 
-        Waits until the blob has arrived and this rank's own blob has been sent. Raises `PeerLost`.
+        This waits until the blob has arrived and this rank's own blob has been sent. Raises `PeerLost`.
         """
         deadline = time.monotonic() + self._limit_s
         with self._lock:
@@ -164,7 +164,7 @@ class PrivateStateRing:
             raise PeerLost(f"rank {self.to}: {error}") from error
 
     def _pull(self) -> bool:
-        """Receive without waiting; return True if something had arrived. Raises `PeerLost`."""
+        """Receive what has arrived, without waiting; return True if something has. Raises `PeerLost`."""
         assert self._in is not None
         try:
             count = self._in.recv_into(self._room[self._begun :])
@@ -178,7 +178,10 @@ class PrivateStateRing:
         return True
 
     def _taken(self) -> tuple[bytes, bool] | None:
-        """Take this step's blob from the received bytes; None if it is incomplete. See `receive`."""
+        """Remove this step's blob from the received bytes, and return what `receive` returns.
+
+        The result is None if the blob is incomplete.
+        """
         while (found := self._message()) is not None:
             blob, kind = found
             if kind != _AGAIN:
@@ -186,7 +189,7 @@ class PrivateStateRing:
         return None
 
     def _message(self) -> tuple[bytes, int] | None:
-        """Take one message from the received bytes, and return its blob and kind; None if incomplete."""
+        """Remove a message from the received bytes; return its blob and kind, or None if it is incomplete."""
         room, begun = self._room, self._begun
         if begun < _HEADER.size:
             return None
@@ -199,12 +202,12 @@ class PrivateStateRing:
             )
         end = _HEADER.size + length
         if begun < end:
-            if begun == len(room):  # grow gradually, because the header may announce bytes that never arrive
+            if begun == len(room):  # grow gradually: the header may announce bytes that will never arrive
                 self._room = memoryview(bytearray(min(end, 2 * begun) + _PIECE_BYTES))
                 self._room[:begun] = room
             return None
         blob = bytes(room[_HEADER.size : end])
-        room[: begun - end] = bytes(room[end:begun])  # the part of the next message that has arrived
+        room[: begun - end] = bytes(room[end:begun])  # keep what has arrived of the next message
         self._begun = begun - end
         if kind == _AGAIN:
             self._on_again(step, blob)
@@ -224,7 +227,7 @@ class PrivateStateRing:
 
 
 def _address_towards(towards: str) -> str:
-    """Return this machine's address on the route to host `towards`. Sends nothing."""
+    """Return this machine's address on the route to the host `towards`, without sending anything."""
     family, kind, protocol, _, address = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(address)
@@ -232,7 +235,7 @@ def _address_towards(towards: str) -> str:
 
 
 def _gather(own: bytes, world_size: int) -> list[bytes]:
-    """Return the `own` bytes of all ranks, by rank. Collective."""
+    """Return the bytes that each rank has passed as `own`, by rank. Collective."""
     import torch
     import torch.distributed as dist
 
@@ -243,8 +246,11 @@ def _gather(own: bytes, world_size: int) -> list[bytes]:
 
 
 def _accept(listener: socket.socket, secret: bytes, deadline: float) -> socket.socket:
-    """Return the first connection that sends the secret; close all others, without waiting for them."""
-    received: dict[socket.socket, bytes] = {}  # the bytes from each connection, the oldest connection first
+    """Return the first connection that sends the secret. Close all others without waiting for them.
+
+    Raises TimeoutError if no connection has sent the secret by the deadline.
+    """
+    received: dict[socket.socket, bytes] = {}  # the bytes from each connection; the oldest one comes first
     with selectors.DefaultSelector() as selector:
         selector.register(listener, selectors.EVENT_READ)
         try:
@@ -277,7 +283,10 @@ def _accept_one(listener: socket.socket) -> socket.socket:
 
 
 def _receive_some(connection: socket.socket, most: int) -> bytes:
-    """Return the next bytes; if the connection has ended, more than `most`, so that the caller closes it."""
+    """Return the next bytes of a connection, at most `most`; empty if none have arrived.
+
+    If the connection has ended, return more than `most` bytes, so that the caller closes the connection.
+    """
     try:
         return connection.recv(most) or bytes(most + 1)
     except BlockingIOError:
@@ -287,14 +296,18 @@ def _receive_some(connection: socket.socket, most: int) -> bytes:
 
 
 def _to_be_closed(received: Mapping[socket.socket, bytes], secret: bytes) -> list[socket.socket]:
-    """Return the connections that sent wrong bytes, and if too many are incomplete, the oldest of those."""
+    """Return the connections that must be closed.
+
+    These are the connections that sent wrong bytes. If there are too many others, they also include the
+    oldest of the others.
+    """
     wrong = [each for each, sent in received.items() if not secret.startswith(sent)]
     slow = [each for each in received if each not in wrong]
     return wrong + slow[: max(0, len(slow) - MAX_UNIDENTIFIED)]
 
 
 class LocalPrivateState:
-    """One rank's end in a group of one member. It reads the store of rank `source`, the file `path`."""
+    """One rank's end of the exchange in a group of one member. It reads `path`, the store of `source`."""
 
     def __init__(self, path: Path, source: int, generation: int, limit_s: float = LIMIT_S) -> None:
         self._limit_s = limit_s
@@ -304,20 +317,23 @@ class LocalPrivateState:
         self._step = -1
 
     def connect(self, _towards: str) -> None:
-        """Do nothing: there is no connection."""
+        """Do nothing, because no connection is needed."""
 
     def send(self, step: int, _blob: bytes, _late: bool) -> None:
-        """Record the step; nothing is sent, as the other rank reads this store. `receive` must follow."""
+        """Record the step, but send nothing: the other rank reads this rank's store.
+
+        `receive` must be called next.
+        """
         self._step = step
 
     def send_again(self, _step: int, _blob: bytes) -> None:
-        """Do nothing: see `send`."""
+        """Do nothing, because the other rank reads this rank's store."""
 
     def receive_again(self) -> None:
-        """Do nothing: see `send`."""
+        """Do nothing, because nothing is sent."""
 
     def receive(self) -> None:
-        """Wait until `source` has stored its state of the step, or of a later one. Raises `PeerLost`."""
+        """Wait until `source` has stored its state of this or a later step. Raises `PeerLost`."""
         deadline = 0.0
         while self._store.stored(self._generation, self._step) is None:
             deadline = deadline or time.monotonic() + self._limit_s

@@ -1,8 +1,8 @@
 """Protect one rank's state: restore it, back it up in every step, and copy it before it can be lost.
 
-`Protection` defines the order of events in a training loop. Other modules do the work: private state
-(`private_backup`), snapshots (`snapshot_schedule`), changes outside of the steps (`late_changes`), and the
-copies made after a failure or at the end of the script (`last_copies`).
+`Protection` defines the order of events in a training loop. Other modules do the work: `private_backup` backs
+up private state, `snapshot_schedule` takes snapshots, `late_changes` detects changes outside of the steps,
+and `last_copies` makes the copies after a failure and at the end of the script.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from holdfast.training.protection.snapshot_schedule import SnapshotSchedule
 from holdfast.training.protection.write_gate import WriteGate
 from holdfast.training.rank import Rank
 
-_PATIENCE_S = 10.0  # how long to wait for a writer's lock on the slot to restore from
+_PATIENCE_S = 10.0  # how long to wait if a writer holds the lock of the slot to restore from
 
 
 class Protection:
     """One rank's protection in one generation, from the restored state to the last commit.
 
-    The listener's thread calls `snapshot_just_in_time`; the script's thread calls all other methods. The
-    parts are public attributes, so that a caller that needs only one of them can call it directly.
+    The listener's thread calls `snapshot_just_in_time`. The script's thread calls all other methods. The
+    parts are public attributes, so that callers can use a single part directly.
     """
 
     def __init__(
@@ -52,13 +52,14 @@ class Protection:
         directory: Path,
         numbers: UnjudgedNumbers,
     ) -> None:
-        """`directory` is the member's arena."""
+        """Set up all parts. `directory` is the member's arena."""
         self._rank, self._objects, self._private, self._flags = rank, replicated, private, flags
         self.committed = CommittedState(replicated, device, rank.warn_once)
         self.snapshots = SnapshotSchedule(
             rank, replicated, device, gate, self.committed, directory, flags.document
         )
-        # The group can resume from a snapshot only while its private states exist, so they are pinned.
+        # The group can resume from a snapshot only while the private states of its step exist. So they are
+        # pinned.
         self.backup = PrivateBackup(rank, private, self.committed, directory, self.snapshots.arena.steps)
         self.changes = LateChanges(rank, private, device, gate, self.committed, self.backup, self.snapshots)
         self.last_copies = LastCopies(
@@ -71,10 +72,10 @@ class Protection:
     # -- before the first loop
 
     def restore(self) -> tuple[int, Mapping[str, bytes] | None]:
-        """Restore the state of the group's resume point into the objects.
+        """Restore the group's resume point, if any, into the objects.
 
-        Returns the step, and the random states to set when the loop starts. Raises `BadInput` if the state is
-        of another model; the message names the first tensor that differs.
+        Returns the step, and the random states to be set when the loop starts. Raises `BadInput` if the state
+        is of another model. The message names the first tensor that differs.
         """
         found = self._rank.launch.restore
         if found is None:
@@ -89,7 +90,7 @@ class Protection:
             self.snapshots.expect(path.stat().st_size)
             self._is_restored = True
             return found.step, random_states
-        except ValueError as error:  # it is the state of another model, or not a file of Holdfast
+        except ValueError as error:  # the state is of another model, or Holdfast did not write the file
             where = Path(found.path).name if found.source == "checkpoint" else f"step {found.step}"
             accepted = "resume with the model that it was saved with, or use another run directory"
             raise BadInput(f"{found.source} {where}: {error}; {accepted}") from None
@@ -102,8 +103,8 @@ class Protection:
             time.sleep(0.001)
         try:
             self._refuse_another(path)
-            # Open the file again, because a mapping of the locked descriptor would keep the lock for its
-            # lifetime.
+            # Open the file again, because a mapping of the locked descriptor would hold the lock for as long
+            # as the mapping exists.
             with path.open("rb") as file:
                 data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             layout = safetensors.parse(data)
@@ -120,9 +121,9 @@ class Protection:
     def _refuse_another(self, path: Path) -> None:
         """Raise SnapshotGone if the locked slot `path` does not hold the snapshot to resume from.
 
-        The sidecar checked the slot before the launcher killed the ranks of the previous generation. A rank
-        that could not be frozen, because its sidecar was not connected or a signal had stopped the rank, may
-        have continued training until it was killed and may have written a newer snapshot into the slot.
+        The sidecar checked the slot before the launcher killed the ranks of the previous generation. Some of
+        these ranks may not have been frozen, because their sidecar was not connected or a signal had stopped
+        them. Such a rank may have trained until it was killed, and may have overwritten the slot.
         """
         wanted = self._rank.launch.restore
         if wanted is None or wanted.source != "slot":
@@ -134,9 +135,9 @@ class Protection:
     # -- the loop
 
     def before_loop(self, step: int, *, has_consulted: bool = True) -> None:
-        """Secure the state that the loop starts from. Collective.
+        """Secure the state from which the loop starts. Collective.
 
-        `has_consulted`: see `LateChanges.before_loop`.
+        For `has_consulted`, see `LateChanges.before_loop`.
         """
         self.backup.begin_loop(step)
         self.snapshots.begin_loop(step)
@@ -146,7 +147,8 @@ class Protection:
     def before_optimizer(self, step: int, *, skipped: bool = False) -> None:
         """Store the private state of `step` in two places before the optimizer writes that step. Collective.
 
-        `skipped`: no optimizer writes it, for example because a gradient scaler found an overflow.
+        `skipped` means that no optimizer writes in this step, for example because a gradient scaler has found
+        an overflow.
         """
         self.changes.before_optimizer(skipped=skipped)
         self.backup.before_optimizer(step)
@@ -166,11 +168,11 @@ class Protection:
     # -- the end
 
     def keep_final_state(self) -> str:
-        """Ensure that a snapshot has the script's final state; return why none has it, or "".
+        """Ensure that a snapshot has the script's final state. Return "", or the reason why none has it.
 
-        No copy is made if the script left its loop by `break`, because it would train more steps if it were
-        started again, or if it changed the state after the loop, because training cannot continue from
-        weights that were loaded for another purpose.
+        No copy is made in two cases. If the script left its loop by `break`, it would train more steps when
+        it starts again. If it changed the state after the loop, training cannot continue from that state,
+        because the script may have loaded other weights for another purpose.
         """
         step = self._over
         if not self.changes.has_begun_loop:
@@ -180,12 +182,12 @@ class Protection:
         what = self.changes.change_after_last()
         if what is not None or step == self.snapshots.voided:
             return f"{what or 'protected state was changed'} after the last commit"
-        if self._rank.local_rank:  # only the member's first rank copies
+        if self._rank.local_rank:  # only the member's first rank makes copies
             return ""
         if self.snapshots.takes_none:
             return "--snapshot-every 0"
         return self.last_copies.at_end(step)
 
     def snapshot_just_in_time(self, generation: int, copy: bool = True) -> SecureAnswer:
-        """Copy the state at the end of `generation`, and freeze this rank's writes; see `LastCopies`."""
+        """Freeze this rank at the end of `generation`, and copy its state; see `LastCopies.just_in_time`."""
         return self.last_copies.just_in_time(generation, self._is_restored, copy)

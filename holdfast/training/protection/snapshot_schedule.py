@@ -1,9 +1,12 @@
 """Decide when this rank copies the replicated state into its member's arena, and which copies are kept.
 
-The first rank of each member makes the copies: one soon after the start, and then one per interval. By
-default the interval is derived from the duration of a copy and of a step. A copy from a device takes several
-steps to complete. If the script changes a state after its commit, the copy is made again (`amend`) or
+The first rank of each member makes the copies: one soon after the start, and then one in each interval. By
+default, the interval is derived from the durations of a copy and of a step. A copy from a device takes
+several steps to complete. If the script changes a state after its commit, the copy is made again (`amend`) or
 discarded (`void`).
+
+The request for a copy, the copy that is due, and the copy in progress are separate attributes, because all
+three can exist at the same time, for different steps.
 """
 
 from __future__ import annotations
@@ -31,18 +34,18 @@ from holdfast.training.protection.snapshot_writer import (
 from holdfast.training.protection.write_gate import WriteGate
 from holdfast.training.rank import Rank
 
-# The share of the budget for snapshots; Holdfast's other work, in and outside of the ranks, gets the
-# remainder.
+# Snapshots get this share of the time budget. The rest is for Holdfast's other work, inside and outside of
+# the ranks.
 SNAPSHOT_SHARE = 0.3
 # If the share of the state that a copy reads changes by more than this, the cost is measured again.
 OTHER_KIND = 0.1
 
 
 class SnapshotSchedule:
-    """One rank's snapshots. Threads other than the script's call only `keep_host_part` and `end_transfer`.
+    """Schedules one rank's snapshots. Threads other than the script's call only `held` and `end_transfer`.
 
-    `copying` is held while a copy is made or discarded, because the listener's thread makes just-in-time
-    copies.
+    A thread must hold `copying` while it makes or discards a copy, because the listener's thread makes
+    just-in-time copies.
     """
 
     def __init__(
@@ -55,7 +58,7 @@ class SnapshotSchedule:
         directory: Path,
         document: Callable[[], Mapping[str, Any]],
     ) -> None:
-        """`document` returns what a snapshot contains in addition to the objects."""
+        """Set up the schedule. `document` returns what a snapshot contains in addition to the objects."""
         self._rank, self._device, self._gate, self._committed = rank, device, gate, committed
         launch = rank.launch
         self._generation, self._asked_every = launch.generation, launch.snapshot_every
@@ -75,29 +78,29 @@ class SnapshotSchedule:
         )
         self.arena = self.writer.arena
         self.copying = threading.Lock()
-        self._every = max(launch.snapshot_every, 0)  # 0 if there is no interval or it is not chosen yet
-        self._began = 0  # the step that the loop started from
+        self._every = max(launch.snapshot_every, 0)  # 0 if there is no interval, or it is not chosen yet
+        self._began = 0  # the step from which the loop started
         self._due: tuple[int, QueueMark] | None = None  # a step to copy once the device reaches the mark
-        self._transfer: PendingSnapshot | None = None  # the copy that is under way on the device
-        # Whether that copy has the state of a single step; None if not checked yet.
+        self._transfer: PendingSnapshot | None = None  # the copy that is in progress on the device
+        # Whether that copy has the state of a single step; None if this has not been checked yet.
         self._clean: bool | None = None
-        self.defers = False  # copy only after the tail, because the script changes the state in it
+        self.defers = False  # whether to copy only after the tail, because the script changes the state in it
         self._deferred: int | None = None  # the step whose copy waits for the end of the tail
         self._replacement = SnapshotReplacement(launch.world_size <= 2 * launch.nproc)
         self._extra = -1  # the step of a copy that other members may not have
-        self.voided = -1  # the last void step, of which no copy is kept
-        # Void steps whose snapshots are still being read, so they could not be discarded.
+        self.voided = -1  # the last void step; no copy of it is kept
+        # The void steps whose snapshots could not be discarded, because they are still being read.
         self._stale: list[int] = []
-        # The expected cost of the next copy, and the properties of the copies with which it was measured:
+        # The expected cost of the next copy. It was measured with copies that have these properties:
         self._cost_s = 0.0
         self._share = 1.0  # the share of the state that is not frozen
-        self._whole = True  # whether they skipped no tensor
-        self._read = 1.0  # the share of the state that they read
-        self.copy_s = 0.0  # an upper bound on the time of a copy, for limits
+        self._whole = True  # whether the copies skipped no tensor
+        self._read = 1.0  # the share of the state that the copies read
+        self.copy_s = 0.0  # an upper bound for the duration of a copy, from which limits are derived
 
     @property
     def takes_none(self) -> bool:
-        """True if the user requested no snapshots except at the start."""
+        """True if the user has requested no snapshots except at the start."""
         return self._asked_every == 0
 
     def held(self, step: int) -> bool:
@@ -105,7 +108,7 @@ class SnapshotSchedule:
         return self.writer.held(self._generation, step)
 
     def expect(self, state_bytes: int) -> None:
-        """Estimate the time of a copy from the size of the state, until a copy has been measured."""
+        """Estimate the duration of a copy from the size of the state, until a copy has been measured."""
         known_s = self.arena.cost_s(state_bytes)
         self.copy_s = max(known_s, state_bytes / progress.COPY_BYTES_S)
         if self._rank.page is not None:
@@ -117,15 +120,16 @@ class SnapshotSchedule:
         self._began = step
 
     def copy_at_start(self, step: int) -> None:
-        """Copy the state that the loop starts from, on the member's first rank."""
+        """On the member's first rank, copy the state from which the loop starts."""
         if self._rank.local_rank == 0:
             self.copy(step)
 
     def after_commit(self, step: int) -> None:
-        """Take a snapshot of `step` if one is due: at the interval, and once soon after the start.
+        """Take a snapshot of `step` if one is due: in each interval, and once soon after the start.
 
-        The early snapshot bounds the cost of a fault that leaves no rank to copy just in time. It also
-        touches the memory of the slot, which would otherwise delay the first just-in-time copy.
+        The early snapshot bounds the cost of a fault after which no rank can make a just-in-time copy. It
+        also touches the memory of the slot for the first time, which would otherwise delay the first
+        just-in-time copy.
         """
         done = self._committed.steps_done
         if done == 1:
@@ -150,17 +154,17 @@ class SnapshotSchedule:
             else:
                 self._copy_due(step)
         elif replacement.is_due(step) and not pending and not self._stale:
-            # Not while a stale snapshot is the newest, because a copy would overwrite the older snapshot,
-            # which is valid.
+            # No copy is made while a stale snapshot is the newest one, because the copy would overwrite the
+            # older snapshot, which is valid.
             self._deferred = step
             if replacement.is_extra:
                 self._extra = step
 
     def after_loop(self, step: int) -> None:
-        """Copy the state at the end of a loop, because after a later fault no rank may be able to copy it.
+        """Copy the state at the end of a loop, because after a later fault, no rank might be able to copy it.
 
-        No copy is made after a loop that is shorter than an interval, because there may be many short loops,
-        such as one per epoch.
+        No copy is made after a loop that is shorter than an interval, because a script may have many short
+        loops, such as one per epoch.
         """
         if self._device.queues:
             self.advance(must=True)
@@ -171,13 +175,13 @@ class SnapshotSchedule:
             self.copy(step)
 
     def _meet_slots(self, state_bytes: int) -> None:
-        """Map the slots' pages into this process before the first copy, which may have to be just in time."""
-        if self._rank.local_rank or self._device.queues:  # a device's slots are pinned, which maps them
+        """Map the slots' pages into this process ahead of the first copy, for which a recovery may wait."""
+        if self._rank.local_rank or self._device.queues:  # with a device, pinning the slots maps them
             return
         if self.copying.acquire(blocking=False):
             try:
                 page_tables.populate_ahead(self.arena, state_bytes)
-            except OSError:  # if the cause persists, the copy will report it
+            except OSError:  # if the problem persists, the copy will report it
                 return
             finally:
                 self.copying.release()
@@ -187,18 +191,19 @@ class SnapshotSchedule:
         if step_s is None:
             return
         budget = self._rank.launch.snapshot_budget * SNAPSHOT_SHARE
-        # If a single rank fails, no survivor can copy just in time, so only the budget limits its copies.
+        # If the only rank of a group fails, there is no survivor to make a just-in-time copy. So only the
+        # budget limits the copies of such a rank.
         seldom_s = snapshot_writer.MIN_INTERVAL_S if self._rank.world_size > 1 else 0.0
         self._every = snapshot_writer.snapshot_interval(self._cost_s, step_s, budget, seldom_s)
 
     # -- states that the script changes after their commit
 
     def forget_stale(self) -> None:
-        """Try again to discard the void snapshots that were being read at the last attempt."""
+        """Try again to discard the void snapshots that were being read in the last attempt."""
         self._stale = [step for step in self._stale if not self.forget(step)]
 
     def amend(self, now: Footprint) -> None:
-        """Make the current state, whose footprint is `now`, the state of the last commit in all copies."""
+        """Make the current state the state of the last commit, in all copies. Its footprint is `now`."""
         step, wanted = now.step, self._wants(now.step)
         with self.copying:
             self.end_transfer()
@@ -210,7 +215,7 @@ class SnapshotSchedule:
             self._copy_due(step)
 
     def void(self, step: int) -> None:
-        """Discard all copies of the state of `step`, because they lack what the script has changed since."""
+        """Discard all copies of the state of `step`, because they lack changes that the script made later."""
         wanted, self.voided = self._wants(step), step
         self.note_late(step, amended=False)
         with self.copying:
@@ -222,12 +227,15 @@ class SnapshotSchedule:
             self._replacement.voided(step, self._every)
 
     def note_late(self, step: int, amended: bool) -> None:
-        """Report a change to the state of `step` after its commit; `amended` means that copies include it."""
+        """Report that the state of `step` has changed after its commit.
+
+        `amended` means that the copies include the change.
+        """
         if self._rank.page is not None:
             self._rank.page.note_late(step, amended)
 
     def forget(self, step: int) -> bool:
-        """Discard the snapshot of `step`; return False if it still exists, because it is being read."""
+        """Discard the snapshot of `step`. Return False if it still exists because it is being read."""
         if self._rank.local_rank:  # the member's first rank discards snapshots
             return True
         forgotten = self.writer.forget(self._generation, step)
@@ -235,13 +243,16 @@ class SnapshotSchedule:
         return forgotten
 
     def copy_deferred(self, step: int) -> None:
-        """Make the deferred copy of `step`, because its tail is over and has changed nothing."""
+        """Make the deferred copy of `step`, if any, because its tail is over and has changed nothing."""
         deferred, self._deferred = self._deferred, None
         if deferred == step:
             self._copy_due(step)
 
     def _wants(self, step: int) -> bool:
-        """True if a snapshot of this step exists, is in progress or is due; False if this rank takes none."""
+        """Return True if a snapshot of this step exists, is in progress or is due.
+
+        The result is False if this rank does not take snapshots.
+        """
         if self._rank.local_rank:
             return False
         pending = self._transfer.step if self._transfer is not None else self._due[0] if self._due else -1
@@ -254,12 +265,12 @@ class SnapshotSchedule:
         else:
             self.copy(step)
 
-    # -- a copy at once
+    # -- an immediate copy
 
     def copy(self, step: int, *, over_newer: bool = False) -> str:
-        """Copy the current state once the device has computed it. Return a message if that failed, else "".
+        """Wait until the device has computed the current state, and copy it. Return "" or an error message.
 
-        If all slots are in use, no copy is made; that is not a failure. `over_newer`: see
+        If all slots are in use, no copy is made, but this does not count as an error. For `over_newer`, see
         `SnapshotWriter.write_over`.
         """
         self._device.wait(self._device.mark())
@@ -274,7 +285,7 @@ class SnapshotSchedule:
             self._note(step, cost_s)
 
     def _guarded(self, copy: Callable[[], None]) -> str:
-        """Call `copy`, and count its time as Holdfast's, not the step's. Return "" or the failure."""
+        """Call `copy`, and count its time as Holdfast's, not as the step's. Return "" or an error message."""
         if self._rank.page is not None:
             self._rank.page.copy_begins(copy_limit_s(self.writer.expected_bytes()))
         try:
@@ -290,7 +301,7 @@ class SnapshotSchedule:
         return ""
 
     def _note(self, step: int, cost_s: float, held_s: float | None = None) -> None:
-        """Record the cost of a copy, and how long the host waited for it (None: for all of it)."""
+        """Record the cost of a copy, and how long the host waited for it. None means the whole time."""
         self._committed.search_parameters()
         self._replacement.made(step, self.arena.steps(self._generation))
         if step == self._extra:
@@ -298,16 +309,16 @@ class SnapshotSchedule:
         frozen = self.writer.frozen
         share, whole, read = frozen.share, self.writer.was_whole, self.writer.was_read
         if share > self._share or whole != self._whole or abs(read - self._read) > OTHER_KIND:
-            self._cost_s = 0.0  # copying, comparing and skipping a tensor differ in cost
+            self._cost_s = 0.0  # copying, comparing and skipping a tensor have different costs
         self._share, self._whole, self._read = share, whole, read
-        # The first copies read all frozen tensors; later ones read only the parts that were written.
+        # The first copies read all frozen tensors. Later copies read only the parts that were written.
         expected_s = cost_s * min(frozen.coming / read, 1.0) if read else cost_s
         self._cost_s = min(expected_s, self._cost_s or expected_s)
         self.copy_s = max(self.copy_s, cost_s)
         if self._rank.page is not None:
             self._rank.page.note_snapshot(step, cost_s, cost_s if held_s is None else held_s)
         if self._every and self._asked_every < 0:
-            # Choose again, because the machine may have been busy at the first choice.
+            # Choose the interval again, because the machine may have been busy at the first choice.
             self._choose_interval()
 
     # -- a copy during training, on a device
@@ -315,18 +326,18 @@ class SnapshotSchedule:
     def keep_host_part(self) -> HostPart | None:
         """Return a copy of the host's part of the state, because the host may be a step ahead of the device.
 
-        Returns None if the part is too large, or if the script has written the state since its commit.
+        The result is None if the part is too large, or if the script has changed the state since its commit.
         """
         part = self.writer.keep()
         return part if part is None or self._committed.is_as_committed(part) else None
 
     def advance(self, *, must: bool = False) -> None:
-        """On a device, end a copy that is complete, or begin a copy that is due. The host waits for neither.
+        """On a device, end a copy that is complete, and begin a copy that is due. The host does not wait.
 
-        `must`: the optimizer's writes are about to be queued. In this case a copy that is due waits until the
-        device has done the previous step and then begins, and the writes are held back until the copy has
-        ended. A copy is never queued before that step is done, because it would hold its slot's lock while
-        waiting for work that a dead peer may block.
+        `must` means that the optimizer's writes are about to be queued. In this case, a copy that is due
+        begins now: the host waits until the device has done the previous step. The writes are then delayed
+        until the copy has ended. A copy is never queued before the previous step is done, because it would
+        hold the lock of its slot while it waits for work that a dead peer may block.
         """
         if self._gate.frozen:
             return
@@ -342,11 +353,11 @@ class SnapshotSchedule:
                 self._due = None
                 self._guarded(lambda: self._begin_transfer(step))
         if must and self._transfer is not None:
-            self._clean = self._committed.changed() is None  # checked now, before the optimizer's writes
+            self._clean = self._committed.changed() is None  # check this before the optimizer's writes
             self.delay_writes()
 
     def delay_writes(self) -> None:
-        """Make work that is queued in the current stream from now on wait until the copy has ended."""
+        """Delay all work that is queued in the current stream from now on until the copy has ended."""
         transfer = self._transfer
         if transfer is not None:
             self._device.hold_back(transfer.offload.copy)
@@ -359,12 +370,12 @@ class SnapshotSchedule:
                 self._transfer = self.writer.begin(self._generation, step)
 
     def end_transfer(self) -> None:
-        """Wait for the copy in progress and commit it as a snapshot. The caller must hold `copying`."""
+        """Wait for the copy in progress, if any, and commit it as a snapshot. The caller holds `copying`."""
         transfer, self._transfer = self._transfer, None
         if transfer is None:
             return
         clean = self._committed.changed() is None if self._clean is None else self._clean
         try:
             self._note(transfer.step, self.writer.finish(transfer, lambda: clean), held_s=0.0)
-        except WrittenDuringCopy:  # the script wrote the state during the copy, without an optimizer
+        except WrittenDuringCopy:  # the script has changed the state during the copy, without an optimizer
             return

@@ -1,4 +1,4 @@
-"""Copy the replicated state into the arena: at the interval, and just in time when a peer has failed."""
+"""Copy the replicated state into the arena: in each interval, and just in time when a peer has failed."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from holdfast.snapshot.arena import SlotWriter
 
 
-MIN_SAMPLES = 8  # how many steps are measured before the automatic interval is chosen
+MIN_SAMPLES = 8  # this many steps are measured before the automatic interval is chosen
 MAX_INTERVAL = 1 << 14
 MIN_INTERVAL_S = 1.0
-PATIENCE_S = 0.3  # the wait for a slot that is being read; short, because a recovery waits for this copy
+PATIENCE_S = 0.3  # how long to wait for a slot that is being read; a recovery waits for this copy
 PAUSE_S = 0.002
-COPY_LIMIT_S = 10.0  # a device copy waits for no other work, so it counts as stuck after this time
+COPY_LIMIT_S = 10.0  # a device copy that makes no progress for this long is stuck: it waits for no other work
 
-# The slowest copy to be expected, with memory that is swapped or throttled.
+# The duration and speed of the slowest copy to be expected, if memory is swapped or throttled.
 COPY_S, COPY_BYTES_PER_S = 20.0, 50e6
 
 
@@ -42,20 +42,20 @@ class WrittenDuringCopy(Exception):
 
 @dataclass(slots=True)
 class _Targets:
-    """The targets of the tensors in one slot; valid while its mapping and the layout are unchanged."""
+    """The targets of the tensors in one slot. They are valid until its mapping or the layout changes."""
 
     data: memoryview
     layout: Layout
     views: list[torch.Tensor]
     copying: tensor_copy.ParallelCopy | None  # copies all tensors; None if they are on a device
-    # For a copy that skips tensors: which tensors it skips, the comparison of their written stretches, and
-    # the copy of all other tensors.
+    # For a copy that skips tensors: the skipped tensors, the comparison of their written stretches, and the
+    # copy of all other tensors.
     partial_copies: tuple[SkippedTensors, tensor_copy.ParallelCopy, tensor_copy.ParallelCopy] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PendingSnapshot:
-    """A copy from the device that is under way. It holds its slot until it is finished."""
+    """A copy from the device that is in progress. It holds its slot until it is finished."""
 
     generation: int
     step: int
@@ -78,18 +78,18 @@ class SnapshotWriter:
         second_base: tuple[int, int] | None = None,
         extra_document: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
-        """Set up the writer; it copies nothing yet.
+        """Set up the writer without copying anything.
 
         Args:
             directory: the member's arena.
             objects: the replicated objects.
-            world_size: recorded with each snapshot.
-            base: the (generation, step) of the snapshot that the group resumed from. It is kept until this
+            world_size: the number of ranks, which is recorded with each snapshot.
+            base: the (generation, step) of the snapshot from which the group resumed. It is kept until this
                 generation has a snapshot.
-            on_progress: called by any thread after each piece that is copied.
-            device: the device of the tensors; None if they are on the host. void: returns the steps of this
-            generation whose state a rank of the member has changed after
-                the commit.
+            on_progress: called by any thread after it has copied a piece.
+            device: the device of the tensors; None if they are on the host.
+            void: returns the steps of this generation whose state a rank of this member has changed after the
+                commit.
             second_base: the (generation, step) of a second snapshot from which the group could have resumed,
                 if any.
             extra_document: returns what the snapshot's document contains in addition to the objects.
@@ -101,8 +101,8 @@ class SnapshotWriter:
         self._second_base = second_base
         self._collector = CachedCollector(objects, extra_document)
         self.frozen = FrozenTensors(objects)
-        self.was_whole = True  # the last copy skipped no tensor
-        self.was_read = 1.0  # the share of the state's bytes that the last copy read, to copy or compare them
+        self.was_whole = True  # whether the last copy skipped no tensor
+        self.was_read = 1.0  # the share of the state's bytes that the last copy copied or compared
         self._world_size = world_size
         self._device: Device = device or HostDevice()
         self._targets: dict[int, _Targets] = {}
@@ -114,7 +114,7 @@ class SnapshotWriter:
         self.overwrite_first: tuple[int, int] | None = None  # a snapshot to overwrite before any other
 
     def held(self, generation: int, step: int) -> bool:
-        """True if the arena has a snapshot of this step; another rank of the member may have written it."""
+        """Return True if the arena has a snapshot of this step, even if another rank has written it."""
         return any((r.generation, r.step) == (generation, step) for r in self.arena.records())
 
     def write(
@@ -127,13 +127,16 @@ class SnapshotWriter:
     ) -> float | None:
         """Copy the current state, as the state of `step`, into the free slot or into a slot not in `keep`.
 
-        On a device the host's objects may already belong to a later step; `host_part` is then the copy of
-        the host's part that was kept at `step`. `is_unchanged` is called after the copy; if it returns False,
-        `WrittenDuringCopy` is raised.
+        On a device, the host's objects may already belong to a later step. In that case, `host_part` is the
+        copy of the host's part that was kept at `step`.
 
-        Returns how many seconds the copy took; None if no slot was free, because a checkpoint was being
-        written from it. Raises `OSError` if the memory volume is full, in which case the slots keep their
-        contents. Raises `Broken` if the device has failed.
+        Returns how many seconds the copy took, or None if no slot was free because a checkpoint was being
+        written from it.
+
+        Raises:
+            WrittenDuringCopy: `is_unchanged`, which is called after the copy, has returned False.
+            OSError: the memory volume is full. The slots keep their contents.
+            Broken: the device has failed.
         """
         began = time.perf_counter()
         if self._device.queues:
@@ -155,7 +158,7 @@ class SnapshotWriter:
         return cost_s
 
     def _copy(self, tensors: Tensors, draft: SlotWriter) -> bool:
-        """Copy the host's tensors that the slot does not have yet. Return True if none was skipped."""
+        """Copy the host's tensors that the slot does not have yet. Return True if no tensor was skipped."""
         targets = self._targets_of(tensors, draft)
         assert targets.copying is not None
         left_out = self.frozen.take_left_out(tensors, draft.before, draft.layout.header)
@@ -178,7 +181,7 @@ class SnapshotWriter:
         return False
 
     def restored(self, path: Path, generation: int, step: int, header: bytes) -> None:
-        """Record that the objects were restored from the slot at `path`, which has the frozen tensors."""
+        """Record that the objects were restored from the slot at `path`, so it has the frozen tensors."""
         tensors, _ = self._collector.collect()
         for record in self.arena.records():
             if (record.path, record.generation, record.step) == (path, generation, step):
@@ -191,9 +194,10 @@ class SnapshotWriter:
         keep: frozenset[tuple[int, int]] | None = None,
         host_part: HostPart | None = None,
     ) -> PendingSnapshot | None:
-        """Start copying the device's whole state; see `write`. On return, the host's part has been copied.
+        """Start to copy the whole state from the device. On return, the host's part has been copied.
 
-        The copy waits for no other work, so it completes if the device works.
+        For the arguments, see `write`. The result is None if no slot was free. The copy waits for no other
+        work, so it completes if the device works.
         """
         division, text = self._divided() if host_part is None else (host_part.division, host_part.text)
         draft = self._draft(division.of, text, generation, step, keep)
@@ -211,10 +215,12 @@ class SnapshotWriter:
             raise
 
     def finish(self, transfer: PendingSnapshot, is_unchanged: Callable[[], bool] = lambda: True) -> float:
-        """Wait for a copy to end, and commit it as a snapshot; see `write`. Return its duration in seconds.
+        """Wait for a copy to end, and commit it as a snapshot. Return the copy's duration in seconds.
 
-        Raises `WrittenDuringCopy`, and `Broken` if the copy does not end. In the latter case the slot stays
-        locked, because the device may write into it as long as this process lives.
+        Raises:
+            WrittenDuringCopy: `is_unchanged`, which is called after the copy, has returned False.
+            Broken: the copy does not end. The slot stays locked, because the device may write into it as long
+                as this process lives.
         """
         for mark in transfer.offload.copy.marks:
             if not self._device.wait(mark, COPY_LIMIT_S):
@@ -229,7 +235,7 @@ class SnapshotWriter:
         return cost_s
 
     def keep(self) -> HostPart | None:
-        """Return a copy of the host's part of the current state; None if the part is too large for that."""
+        """Return a copy of the host's part of the current state; None if that part is too large."""
         division, text = self._divided()
         return division.keep(text)
 
@@ -247,7 +253,7 @@ class SnapshotWriter:
         step: int,
         keep: frozenset[tuple[int, int]] | None,
     ) -> SlotWriter | None:
-        """Return the free slot, filled except for the tensors; None if no slot is free."""
+        """Return a writer for the free slot, filled except for the tensors; None if no slot is free."""
         text = capture.padded(document, self._json_bytes)
         self._json_bytes = len(text)
         layout = self._layout_of(tensors, len(text))
@@ -259,28 +265,28 @@ class SnapshotWriter:
         return draft
 
     def prepare_layout(self) -> int:
-        """Compute the layout for the current state, which later copies reuse; return its size in bytes."""
+        """Compute the layout of the current state for use in later copies. Return its size in bytes."""
         tensors, document = self._collector.collect()
         text = capture.padded(document, self._json_bytes)
         self._json_bytes = len(text)
         return self._layout_of(tensors, len(text)).total_bytes
 
     def expected_bytes(self) -> int:
-        """Return the expected size of the next snapshot in bytes, from the last layout or a new one."""
+        """Return the expected size of the next snapshot in bytes. Compute the layout if there is none yet."""
         return self._layout[2].total_bytes if self._layout is not None else self.prepare_layout()
 
     def _layout_of(self, tensors: Tensors, json_bytes: int) -> Layout:
-        """Return the layout; recompute it only if `tensors` is another list or the JSON's size differs."""
+        """Return the layout. Recompute it only if `tensors` is another list or the JSON has another size."""
         if self._layout is None or self._layout[0] is not tensors or self._layout[1] != json_bytes:
             self._layout = (tensors, json_bytes, capture.layout_of(tensors, json_bytes))
         return self._layout[2]
 
     def _kept(self, generation: int) -> frozenset[tuple[int, int]] | None:
-        """Return the snapshots that must not be overwritten; None means the newest one.
+        """Return the (generation, step) of the snapshots that must be kept; None means the newest snapshot.
 
         A valid snapshot takes precedence over a newer void snapshot, which the sidecar discards only after a
-        few steps. The base takes precedence over newer snapshots of the previous generation, which were
-        rolled back.
+        few steps. The base takes precedence over newer snapshots of the previous generation, because those
+        were rolled back.
         """
         found = frozenset((record.generation, record.step) for record in self.arena.records())
         own = {age for age in found if age[0] == generation}
@@ -296,7 +302,7 @@ class SnapshotWriter:
     def forget(self, generation: int, step: int) -> bool:
         """Discard the snapshot of this step, because the script changed the state after the commit.
 
-        Returns False if the snapshot still exists, because another process is reading it.
+        Returns False if the snapshot still exists because another process is reading it.
         """
         for record in self.arena.records():
             if (record.generation, record.step) == (generation, step):
@@ -310,10 +316,11 @@ class SnapshotWriter:
         host_part: HostPart | None = None,
         is_unchanged: Callable[[], bool] = lambda: True,
     ) -> float | None:
-        """Like `write`, but wait for nothing that a dead peer could block.
+        """Do the same as `write`, but without waiting for anything that a dead peer could block.
 
         If the free slot is locked because a checkpoint is being written from it, its snapshot is kept and the
-        newer snapshot is overwritten. If the newer snapshot must be kept too, this waits up to `PATIENCE_S`.
+        newer snapshot is overwritten. If the newer snapshot must be kept too, this waits up to `PATIENCE_S`
+        for the slot.
         """
         self._peers_failed = True
         give_up_at = time.monotonic() + PATIENCE_S
@@ -328,12 +335,15 @@ class SnapshotWriter:
         return cost_s
 
     def write_over(self, generation: int, step: int) -> float | None:
-        """Like `write`, but if the older snapshot is being read, keep it and overwrite the newer snapshot."""
+        """Do the same as `write`, but keep the older snapshot and overwrite the newer one."""
         stays = self._first_to_go(generation)
         return self.write(generation, step, None if stays is None else frozenset({stays}))
 
     def _first_to_go(self, generation: int) -> tuple[int, int] | None:
-        """Return the snapshot that `write` would overwrite; None if the group could not resume from both."""
+        """Return the snapshot that `write` would overwrite.
+
+        The result is None if there are not two snapshots from both of which the group could resume.
+        """
         ages = [(record.generation, record.step) for record in self.arena.records()]
         good = (self._base, self._second_base)
         if len(ages) < SNAPSHOT_SLOTS or any(age[0] != generation and age not in good for age in ages):
@@ -342,7 +352,7 @@ class SnapshotWriter:
         return next((age for age in reversed(ages) if age not in kept), None)
 
     def _targets_of(self, tensors: Tensors, draft: SlotWriter) -> _Targets:
-        """Return the target of each tensor; recompute the targets if the mapping or layout has changed."""
+        """Return the target of each tensor. Recompute the targets if the mapping or layout has changed."""
         slot = draft.record.slot
         known = self._targets.get(slot)
         if known is None or known.data is not draft.data or known.layout is not draft.layout:
@@ -357,7 +367,7 @@ class SnapshotWriter:
         return known
 
     def _pin(self, draft: SlotWriter) -> None:
-        """Page-lock the slot, once per mapping, because the device's copy engine is slower otherwise."""
+        """Page-lock the slot, once for each mapping, because the device's copy engine is slower otherwise."""
         slot = draft.record.slot
         mapping, pinned = self._pinned.get(slot, (None, None))
         if mapping is draft.data:
@@ -370,7 +380,7 @@ class SnapshotWriter:
 def _split_copies(
     left_out: SkippedTensors, targets: list[torch.Tensor], sources: list[torch.Tensor]
 ) -> tuple[tensor_copy.ParallelCopy, tensor_copy.ParallelCopy]:
-    """Return the comparison of the stretches that may differ, and the copy of all other tensors."""
+    """Return the comparison of the stretches that may differ, and the copy of the tensors not skipped."""
     ours, theirs = (
         [tensor_copy.byte_view(tensors[n])[at:to] for n, at, to in left_out.compared]
         for tensors in (targets, sources)
@@ -394,10 +404,11 @@ def _no_progress() -> None:
 def snapshot_interval(cost_s: float, step_s: float, budget: float, seldom_s: float = MIN_INTERVAL_S) -> int:
     """Return the smallest power of two K such that a copy every K steps takes at most `budget` of the time.
 
-    Copies are at least `seldom_s` apart. More frequent copies are not needed, because just-in-time copies
-    bound the cost of a fault, and they could displace private states that a checkpoint in progress needs.
+    `budget` is a share of the time, from 0 to 1. Copies are at least `seldom_s` apart. More frequent copies
+    are unnecessary, because just-in-time copies bound the cost of a fault. They could also displace private
+    states that a checkpoint in progress needs.
 
-    K is a power of two, so that the members keep the private states of common steps although each member
+    K is a power of two so that all members keep the private states of some common steps, although each member
     chooses its own interval (see `holdfast.protocol.kept_steps`).
     """
     every = 1

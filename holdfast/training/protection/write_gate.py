@@ -1,8 +1,8 @@
 """Determine which step's state is whole at this instant, and block further writes while it is copied.
 
-An optimizer's writes lie between two marks in the device's queue. Until the device reaches the first mark,
-the state before the writes is whole. Once it has reached the second mark, the state after them is whole.
-Between the two marks no state is whole. The position of the host does not matter: it may be in
+An optimizer's writes are between two marks in the device's queue. Until the device reaches the first mark,
+the state before the writes is whole. Once it has reached the second mark, the state after the writes is
+whole. Between the two marks, no state is whole. It does not matter what the host is doing: it may be in
 `optimizer.step()`, waiting for a loss, or a step ahead.
 
 On a CPU, the device is always at the same point as the host.
@@ -19,15 +19,15 @@ from typing import Any
 
 from holdfast.state.device import Device, QueueMark
 
-POLL_S = 0.001  # between two checks while no state is whole
+POLL_S = 0.001  # the interval between two checks while no state is whole
 
 
 @dataclass(slots=True)
 class _QueuedWrites:
-    """The writes that turn the state of `step` into that of `step + 1`."""
+    """The writes that turn the state of `step` into the state of `step + 1`."""
 
     step: int
-    before: list[QueueMark]  # one mark before each optimizer's writes, which may be in different streams
+    before: list[QueueMark]  # a mark before the writes of each optimizer, because streams may differ
     part: Any  # the host's part of the state of `step`; None if it was not kept
     after: list[QueueMark] = field(default_factory=list)
     queued: bool = False  # whether all the writes are in the queue
@@ -37,8 +37,8 @@ class _QueuedWrites:
 class WholeState:
     """A state that is whole on the device.
 
-    `part` is the copy that the host kept of its part of that state; None while the host's objects still have
-    that part.
+    `part` is the host's copy of its own part of that state. It is None as long as the host's objects still
+    have that part.
     """
 
     step: int
@@ -54,7 +54,7 @@ class WriteGate:
         self._device = device
         self._step = 0
         self._queued: deque[_QueuedWrites] = deque()
-        self._count = 0  # how many steps have begun to write
+        self._count = 0  # the number of steps whose writes have begun
         self._looking = threading.Lock()
         self._may_write = threading.Lock()
         self._freezing = threading.Lock()
@@ -64,7 +64,7 @@ class WriteGate:
     # -- for the thread that writes
 
     def start(self, step: int) -> None:
-        """Start with the state of `step` in the objects and with no writes in the queue."""
+        """Start with the state of `step` in the objects and without writes in the queue."""
         with self._looking:
             self._queued.clear()
             self._step = step
@@ -72,8 +72,8 @@ class WriteGate:
     def close(self, step: int, keep: Callable[[], Any] | None = None) -> None:
         """Mark the start of the writes that turn `step` into `step + 1`. Never returns if the gate is frozen.
 
-        `keep` returns a copy of the host's part of `step`, or None if it cannot be kept. With this copy, the
-        state of `step` remains whole until the device reaches the writes.
+        `keep` returns a copy of the host's part of the state of `step`, or None if it cannot be kept. With
+        this copy, the state of `step` remains whole until the device reaches the writes.
         """
         with self._may_write:
             part = keep() if keep is not None else None
@@ -84,7 +84,7 @@ class WriteGate:
                 self.writing = True
 
     def before_more(self) -> None:
-        """Mark that another optimizer's writes of this step follow, perhaps in another stream."""
+        """Mark the start of another optimizer's writes in this step, possibly in another stream."""
         mark = self._device.mark()
         with self._looking:
             self._queued[-1].before.append(mark)
@@ -99,7 +99,7 @@ class WriteGate:
     def open(self) -> None:
         """Mark the end of the step's writes.
 
-        All of them are queued by now, and the host's objects belong to the next step.
+        All writes are queued by now, and the host's objects belong to the next step.
         """
         mark = self._device.mark()
         with self._looking:
@@ -113,8 +113,8 @@ class WriteGate:
     def keep_pace(self) -> None:
         """Wait until the device has done the step before the one that is being queued.
 
-        So the host is at most one step ahead. This is enough to keep the device busy, and it bounds what the
-        host holds for queued steps (unjudged numbers, private state).
+        The host is therefore at most one step ahead. This is enough to keep the device busy, and it limits
+        what the host must keep for queued steps (unjudged numbers, private state).
         """
         with self._looking:
             before = [mark for each in self._queued if each.queued for mark in each.after]
@@ -127,13 +127,13 @@ class WriteGate:
 
     @property
     def frozen(self) -> bool:
-        """True while the script may not begin the writes of a step."""
+        """True if the script cannot begin the writes of another step."""
         return self._is_frozen
 
     def freeze(self, limit_s: float) -> bool:
-        """Block the writes of further steps; the device still does the queued work. Idempotent.
+        """Block the writes of further steps. The device still does the queued work. Idempotent.
 
-        Returns False if the script stays inside `close` for longer than the limit, for example because the
+        Returns False if the script remains inside `close` for longer than the limit, for example because the
         device's queue is full.
         """
         with self._freezing:
@@ -148,26 +148,26 @@ class WriteGate:
             if not self._queued:
                 return WholeState(self._step, None, None, self._count)
             first = self._queued[0]
-            # On a host, the objects are already being written. On a device, a copy of the host's part is
-            # needed.
+            # On a host, the optimizer may already be writing the objects. On a device, the state is usable
+            # only with a copy of the host's part.
             known = self._device.queues and first.part is not None
             if known and not self._begun(first):
                 return WholeState(first.step, first.part, first, self._count)
             return None
 
     def whole(self, limit_s: float) -> WholeState | None:
-        """Return the state that is whole, waiting up to `limit_s` for it; None if no state is whole then."""
+        """Return the state that is whole, after waiting up to `limit_s` for one; None if there is none."""
         give_up_at = time.monotonic() + limit_s
         while (found := self.whole_state()) is None and time.monotonic() < give_up_at:
             time.sleep(POLL_S)
         return found
 
     def still(self, found: WholeState) -> bool:
-        """Return True if this state has stayed whole until now.
+        """Return True if this state has remained whole until now.
 
-        Call this when a copy of the state has ended. If the first write began before the copy ended, the
-        device reached the write's mark before the copy's mark. So a thread that finds the copy's mark reached
-        also finds the write's mark reached.
+        Call this after a copy of the state has ended. If the first write began before the copy ended, the
+        device reached the mark of the write before the mark of the copy. So a thread that finds the copy's
+        mark reached also finds the write's mark reached.
         """
         with self._looking:
             if found._writes is not None:

@@ -40,7 +40,7 @@ def test_a_start_with_only_unusable_checkpoints_fails_unless_it_is_from_scratch(
     cut(folder)
     ended = start(SAVING, "steady.py", ENDLESS).finish()
     assert ended.code == 2
-    assert f"checkpoint {names[0]}: manifest.json is cut short" in ended.output
+    assert f"checkpoint {names[0]}: manifest.json is truncated" in ended.output
     assert "--from-scratch starts over from step 0" in ended.output
     assert [path.name for path in sorted(folder.glob("step-*"), reverse=True)] == names, "nothing is deleted"
     anew = start(f"{SAVING} --from-scratch", "steady.py", ENDLESS)

@@ -435,7 +435,7 @@ def test_a_trained_model_that_is_not_protected_is_warned_of_once(
     other = {"model": nn.Linear(2, 2)} if protects_another else {}
     trained(model, optimizer, {"optimizer": optimizer, **other})
     said = capsys.readouterr().err
-    assert said.count("AdamW trains 2 parameters, which are in no protected module") == 1
+    assert said.count("AdamW trains 2 parameters, which belong to no protected module") == 1
 
 
 def test_a_script_that_protects_everything_gets_no_warning(capsys: pytest.CaptureFixture[str]) -> None:

@@ -238,7 +238,8 @@ def test_masters_that_are_missing_from_a_snapshot_are_named() -> None:
     mixed = {"model": one["model"], "optimizer": torch.optim.AdamW(one["model"].parameters())}
     plain = torch.optim.AdamW([p.detach().clone() for p in one["model"].parameters()])
     with pytest.raises(
-        BadInput, match=r"^optimizer: optimizer\.param\.0 is not in the snapshot; this parameter is in no"
+        BadInput,
+        match=r"^optimizer: optimizer\.param\.0 is not in the snapshot; this parameter belongs to no",
     ):
         restore.restore({"model": other["model"], "optimizer": plain}, *snapshot(mixed))
 
@@ -300,7 +301,7 @@ def test_an_object_that_rounds_what_it_loads_is_named() -> None:
             self.mean = state["mean"].float()
 
     [warning] = restore.restore({"average": Rounds()}, *snapshot({"average": Rounds()}))
-    assert warning.startswith("average.mean differs from its saved state after Rounds.load_state_dict")
+    assert warning.startswith("after Rounds.load_state_dict, average.mean differs from its saved state")
 
 
 def test_a_snapshot_without_the_inner_optimizer_causes_a_warning() -> None:
@@ -314,7 +315,7 @@ def test_a_snapshot_without_the_inner_optimizer_causes_a_warning() -> None:
     text = json.dumps(tree.document).encode()
     data[at : at + entry.end - entry.begin] = text.ljust(entry.end - entry.begin)
     [warning] = restore.restore(other, layout, data)
-    assert warning == "optimizer.base_optimizer is not in the snapshot, so it starts without its state"
+    assert warning == "optimizer.base_optimizer is not in the snapshot, so it starts with an empty state"
 
 
 def unfreezing(seed: int, head_only: bool = True) -> dict[str, Any]:

@@ -72,14 +72,14 @@ def test_any_flipped_bit_is_detected() -> None:
     for bit in range(len(raw) * 8 - 8):  # the line end may be lost
         damaged = bytearray(raw)
         damaged[bit // 8] ^= 1 << bit % 8
-        with pytest.raises(InvalidCheckpoint, match=r"damaged|cut short"):
+        with pytest.raises(InvalidCheckpoint, match=r"damaged|truncated"):
             unpack(bytes(damaged))
 
 
 def test_a_manifest_cut_anywhere_is_refused() -> None:
     raw = pack(SAMPLE)
     for end in range(len(raw) - 1):
-        with pytest.raises(InvalidCheckpoint, match=r"damaged|cut short"):
+        with pytest.raises(InvalidCheckpoint, match=r"damaged|truncated"):
             unpack(raw[:end])
 
 
@@ -124,8 +124,8 @@ HOSTILE = {
     "without one checksum for each chunk": signed_file(crc32=[1, 2]),
     "rank-00000.bin without one checksum": signed_file(crc32="123"),
     "bytes 9223372036854775808": signed_file(bytes=2**63),
-    "a checksum that is not 32 bits": signed_file(crc32=[1, 2, 2**32]),
-    "checksum that is not 32 bits": signed_file(crc32=[1, 2, 1.0]),
+    "a checksum that is not a 32-bit number": signed_file(crc32=[1, 2, 2**32]),
+    "checksum that is not a 32-bit number": signed_file(crc32=[1, 2, 1.0]),
 }
 
 
@@ -292,7 +292,7 @@ def test_a_checksum_is_any_32_bits() -> None:
     for wrong in (-1, 2**32, True, "1"):
         with pytest.raises(InvalidCheckpoint) as caught:
             unpack(signed_file(crc32=[0, 1, wrong]))
-        assert str(caught.value) == "has a file rank-00000.bin with a checksum that is not 32 bits"
+        assert str(caught.value) == "has a file rank-00000.bin with a checksum that is not a 32-bit number"
 
 
 EXACT = {
@@ -315,9 +315,11 @@ EXACT = {
     "has the folder None, expected letters, digits, '.', '_' and '-', no leading '.'": signed(
         {"objects": {"part_bytes": 4096}}
     ),
-    "has part_bytes 6144, but 4096 in a chunk": signed({"objects": {"folder": "a", "part_bytes": 6144}}),
-    "is damaged: its checksum differs": pack(SAMPLE).replace(b"1629089789", b"1629089788"),
-    "is cut short or damaged: it does not end in its checksum": pack(SAMPLE)[:-2],
+    "has part_bytes 6144, expected a multiple of the chunk size 4096": signed(
+        {"objects": {"folder": "a", "part_bytes": 6144}}
+    ),
+    "is damaged: its checksum does not match": pack(SAMPLE).replace(b"1629089789", b"1629089788"),
+    "is truncated or damaged: it does not end with its checksum": pack(SAMPLE)[:-2],
 }
 
 

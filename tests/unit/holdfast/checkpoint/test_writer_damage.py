@@ -90,7 +90,7 @@ DAMAGE = {
     "manifest.json cannot be read: not a plain file": damage_pipe,
     "manifest.json is missing": damage_no_manifest,
     "manifest.json cannot be read: Too many levels of symbolic links": damage_linked_manifest,
-    "manifest.json is cut short or damaged: it does not end in its checksum": damage_empty,
+    "manifest.json is truncated or damaged: it does not end with its checksum": damage_empty,
     "manifest.json has step 1": damage_step,
     "manifest.json cannot be read: Not a directory": damage_file,
 }

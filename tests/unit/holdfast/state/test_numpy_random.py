@@ -72,7 +72,7 @@ def test_an_invalid_state_is_refused(content: bytes) -> None:
 def test_a_state_with_more_than_numbers_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     RANDOM.set_bit_generator(RANDOM.PCG64(5))
     monkeypatch.setattr(RANDOM, "get_state", lambda legacy: {"bit_generator": "Odd", "state": object()})
-    with pytest.raises(BadInput, match="'Odd' has an object in its state"):
+    with pytest.raises(BadInput, match="'Odd' contains an object, which cannot be saved"):
         NumpyGenerator(np).read()
 
 

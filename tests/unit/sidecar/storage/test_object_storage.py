@@ -434,7 +434,7 @@ def test_a_checkpoint_without_one_of_its_objects_is_refused(
     server.drop(key)
     assert defects(storage) == [f"{PRIVATE} is missing"]
     server.put(f"{PREFIX}/step-00000007/{MANIFEST}", b"{}")
-    assert defects(storage) == [f"{MANIFEST} is cut short or damaged: it does not end in its checksum"]
+    assert defects(storage) == [f"{MANIFEST} is truncated or damaged: it does not end with its checksum"]
 
 
 def test_more_objects_than_one_answer_holds_are_all_listed(

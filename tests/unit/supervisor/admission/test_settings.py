@@ -168,13 +168,13 @@ def test_other_places_for_checkpoints_are_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("s3://bucket", "s3://bucket/PREFIX: each job needs a prefix of its own"),
+        ("s3://bucket", "s3://bucket/PREFIX: each job needs its own prefix"),
         ("s3://Bucket/a", "s3:// followed by a bucket of 3-63 lower-case letters, digits, dots and dashes"),
         ("az://a--b/c", "az:// followed by a container of 3-63 lower-case letters, digits and single dashes"),
         ("gs:///a", "gs:// followed by a bucket of 3-222 lower-case letters, digits, dots, dashes and"
          " underscores"),
-        ("s3://bucket/a//b", "a prefix of at most 512 letters, digits and . _ = @ + - between single slashes,"
-         " no part of which begins with a dot"),
+        ("s3://bucket/a//b", "a prefix of at most 512 letters, digits and . _ = @ + -, in parts that are"
+         " separated by single slashes and do not begin with a dot"),
     ],
 )  # fmt: skip
 def test_a_place_in_object_storage_that_is_not_valid_is_explained(text: str, expected: str) -> None:
