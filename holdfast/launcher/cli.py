@@ -14,12 +14,12 @@ from holdfast.errors import BadInput
 from holdfast.launcher.launcher import Launcher
 from holdfast.launcher.output_forwarder import forwarder_of
 from holdfast.launcher.warm_pool import MemberSettings
+from holdfast.launcher.zygote_handle import Zygote
 from holdfast.process import linux
 from holdfast.protocol import defaults, environment
 from holdfast.snapshot import member_directory
 from holdfast.worker import program, script_source
 from holdfast.worker.script_source import ProgramSources
-from holdfast.worker.zygote import Zygote
 
 OUTPUT_S = 5.0  # to write the last output, if its reader is slow
 _ABOUT = """\
@@ -29,9 +29,10 @@ prefix the training command with this. Without a sidecar it does nothing.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve one member until it is stopped.
+    """Serve one member until it is stopped, and return the exit code of this process.
 
-    Returns 2 for bad input; otherwise the job's exit code in a pod, and 0 elsewhere.
+    The exit code is 2 for bad input, and 1 if the parent process (`--parent`) has already ended. Otherwise it
+    is 0 for a member of a local run, and the job's exit code in a pod.
     """
     return serve(parse_options(list(sys.argv[1:] if argv is None else argv)))
 

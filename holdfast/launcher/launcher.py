@@ -31,6 +31,7 @@ from holdfast.launcher.survivor_snapshot import SurvivorSnapshot
 from holdfast.launcher.warm_pool import UNJOINED_BYTES, MemberSettings, WarmPool
 from holdfast.launcher.worker_group import WorkerGroup
 from holdfast.launcher.worker_process import Worker, WorkerProcess, live_workers
+from holdfast.launcher.zygote_handle import Zygote
 from holdfast.process import event_loop, linux, logs, network
 from holdfast.process.clock import seconds_to_next_tick
 from holdfast.process.executable import Unstartable
@@ -47,7 +48,6 @@ from holdfast.protocol.rank_channel import WorkerMessage
 from holdfast.snapshot import member_directory
 from holdfast.worker import nested_scripts
 from holdfast.worker.script_source import ProgramSources, SourceChanges
-from holdfast.worker.zygote import Zygote
 
 # Generation, number of the inspection, one result per rank.
 _Inspections: TypeAlias = tuple[int, int, tuple[RankInspection, ...]]

@@ -15,13 +15,14 @@ import sys
 import traceback
 
 from holdfast.launcher import cli
+from holdfast.launcher.zygote_handle import fork_zygote
 from holdfast.process import fork_server, linux, title
 from holdfast.protocol import codec, environment, rank_channel
 from holdfast.protocol.rank_channel import WorkerMessage
 from holdfast.worker import script_source
 from holdfast.worker.program import Program
 from holdfast.worker.script_source import ProgramSources
-from holdfast.worker.zygote import boot_code, fork_zygote, preload
+from holdfast.worker.zygote import boot_code, preload
 
 BOOT = boot_code("holdfast.launcher.member_template")
 

@@ -17,6 +17,7 @@ from typing import Any
 from holdfast import exit_codes
 from holdfast.launcher.process_watch import ProcessWatch
 from holdfast.launcher.worker_process import WorkerProcess
+from holdfast.launcher.zygote_handle import Zygote
 from holdfast.process import executable, linux, logs
 from holdfast.process.executable import Unstartable
 from holdfast.protocol import environment, rank_channel
@@ -25,7 +26,7 @@ from holdfast.protocol.rank_channel import WorkerMessage
 from holdfast.worker import nested_scripts, script_source
 from holdfast.worker.program import Program
 from holdfast.worker.script_source import ProgramSources
-from holdfast.worker.zygote import BOOT_CODE, COLD_BOOT_CODE, Zygote, zygote_spec
+from holdfast.worker.zygote import BOOT_CODE, COLD_BOOT_CODE, zygote_spec
 
 UNJOINED_BYTES = 16_000  # how much of the output of a process that ended before it joined is kept
 # After this many consecutive failures to make a warm process, attempts are separated by pauses.
