@@ -21,12 +21,12 @@ FileAction = Callable[[Any], object]
 
 @dataclass(frozen=True, slots=True)
 class FileKind:
-    """One kind of file: the module and name of its class, and how a file is completed."""
+    """One kind of file: the module and name of its class, and the functions that complete such a file."""
 
     module: str
     name: str
     close: FileAction  # harmless if the file is already closed
-    # Called instead while a thread uses the file; None if nothing is safe then.
+    # Called instead of `close` while a thread uses the file; None if no call is safe then.
     flush: FileAction | None = None
 
 
@@ -67,7 +67,7 @@ WRITERS = (
     ),
     FileKind("cv2", "VideoWriter", lambda each: each.release() if each.isOpened() else None),
 )
-# These files are deleted after all files are written, as at any exit.
+# The objects that delete temporary files. As at any exit, they run after all files have been written.
 TEMPORARY = (FileKind("tempfile", "_TemporaryFileCloser", lambda each: each.__del__(), _nothing),)
 
 
@@ -76,8 +76,8 @@ def close_unclosed(
 ) -> list[Any]:
     """Close all open files of `kinds` through `attempt`; return those left open because a thread uses them.
 
-    This imports nothing. A file to which the frames of a running thread refer is only flushed, or returned if
-    its kind cannot be flushed.
+    A file to which the frames of a running thread refer is only flushed. If its kind cannot be flushed, it is
+    left as it is and returned. This function imports no module.
     """
     loaded = [(kind, its) for kind in kinds if (its := _class(kind)) is not None]
     if not loaded:
@@ -103,7 +103,10 @@ def _class(kind: FileKind) -> type | None:
 
 
 def _instances(classes: list[type]) -> list[Any]:
-    """Return the instances of `classes`, each once. Untracked instances are found through their referrers."""
+    """Return the instances of `classes`, each once.
+
+    Instances that the collector does not track are found through the objects that refer to them.
+    """
     wanted = frozenset(classes)
     known: dict[type, bool] = {}
     found: dict[int, Any] = {}

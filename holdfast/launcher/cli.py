@@ -21,10 +21,10 @@ from holdfast.snapshot import member_directory
 from holdfast.worker import program, script_source
 from holdfast.worker.script_source import ProgramSources
 
-OUTPUT_S = 5.0  # to write the last output, if its reader is slow
+OUTPUT_S = 5.0  # the time limit for writing the last output, whose reader may be slow
 _ABOUT = """\
-Start and watch the ranks of one member on the orders of its sidecar. `holdfast run` and the pod injector
-prefix the training command with this. Without a sidecar it does nothing.
+Start and watch the ranks of one member, on the orders of its sidecar. `holdfast run` and the pod injector put
+this command in front of the training command. Without a sidecar it starts no ranks.
 """
 
 
@@ -70,14 +70,14 @@ def serve(
 
 
 def _load_sources(options: argparse.Namespace) -> ProgramSources:
-    """Return the sources from the keeper, or else read them from disk. Raises `BadInput`, `OSError`."""
+    """Return the sources that the keeper has read, or read them from disk. Raises `BadInput`, `OSError`."""
     if options.kept >= 0:
         return script_source.load(options.kept)
     return script_source.read_sources(program.parse(options.command, Path.cwd()))
 
 
 def _strategy(program: program.Program, asked: str) -> str:
-    """Return the `strategy` of `WarmPool`; a command that is not a Python script has no warm processes."""
+    """Return the `strategy` for `WarmPool`. A command that is not a Python script has no warm processes."""
     if program.kind == "other":
         return "cold"
     return "park" if asked == "auto" else asked

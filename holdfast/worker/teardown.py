@@ -1,10 +1,10 @@
 """Finalize a script's objects as the interpreter does at exit: call `__del__`, and write buffered data.
 
-The interpreter cannot do this for a rank with a process group. At exit it also destroys torch's objects, in
-any order and while it holds the GIL; meanwhile threads of the backends wait for the GIL, and some of these
-calls never return. Therefore this module destroys nothing, and closes nothing that a thread may be using. It
-calls the finalizers that the script's own code defines, and writes the buffers of files: Python's, and those
-of the libraries that `close_unclosed` knows.
+The interpreter cannot do this for a rank with a process group. At exit, it would also destroy torch's
+objects, in any order and while it holds the GIL. Meanwhile the backends' threads wait for the GIL, so some of
+these destructions never finish. Therefore this module destroys nothing, and closes nothing that a thread may
+be using. It calls the finalizers that the script's own code defines, and writes the buffers of Python's files
+and of the libraries that `close_unclosed` knows.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _STDLIB = str(Path(os.__file__).parent)
 _LIBRARIES = ("site-packages", "dist-packages")
 _FILES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 _PIPE_S = 1.0  # the limit for all pipes and sockets together, because their readers may have stopped
-_C_FLUSH_S = 1.0  # the limit for C's streams, because threads that wait to read may hold their locks
+_C_FLUSH_S = 1.0  # the limit for C's streams, because threads that are waiting for input may hold their locks
 _COMPRESSED = (("gzip", "GzipFile"), ("bz2", "BZ2File"), ("lzma", "LZMAFile"), ("zipfile", "ZipFile"))
 
 _Tell = Callable[[str], None]
@@ -51,33 +51,33 @@ class CollectorState:
 
 
 def tear_down(before: CollectorState, report: _Tell, *, finalize: bool = True) -> None:
-    """With `finalize`, call the script's finalizers; then write and close the files that it left open.
+    """Call the script's finalizers if `finalize` is True; then write and close the files that it left open.
 
-    Call it after the exit handlers, right before the process ends. Exceptions of finalizers are printed, as
-    at any exit. `report` is called with a line for each file that could not be written, which the interpreter
-    would not report.
+    Call this after the exit handlers, right before the process ends. Exceptions of finalizers are printed, as
+    at any exit. For each file that could not be written, `report` is called with a line about it; the
+    interpreter would report nothing.
     """
-    # At an interpreter's exit, daemon threads would have ended by now. Here they may fail on files that this
-    # function has closed, which does not matter.
+    # In an interpreter, daemon threads would have ended by now. Here they may fail because this function has
+    # closed their files, and such failures do not matter.
     threading.excepthook = lambda _: None
     reported: set[str] = set()
     mixed = gc.get_freeze_count() > before.frozen
     if mixed:
         gc.unfreeze()  # the script called gc.freeze, and its files may be among the frozen objects
-    _flush_files(reported, report)  # flushed first, so that this data is safe whatever a finalizer does
+    _flush_files(reported, report)  # before the finalizers, which may do anything, so that this data is safe
     if finalize:
         _finalize()
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):  # the script may have put any object there, such as a tee to a file
             stream.flush()
     _close_unclosed(WRITERS, reported, report)
-    # Flushed before the compressed files, into which some of them write, are closed.
+    # Some of these files write into compressed files, so flush them before closing the compressed files.
     _flush_files(reported, report)
     _close_compressed(reported, report)
     _flush_files(reported, report)
     _flush_pipes(reported, report)
-    # After `unfreeze`, temporary files of the process from which this process was forked cannot be
-    # distinguished.
+    # After `unfreeze`, temporary files of this process cannot be distinguished from those of the process from
+    # which it was forked.
     if not (mixed and before.frozen):
         _close_unclosed(TEMPORARY, reported, report)
     flushing = _in_thread(_flush_c)
@@ -105,7 +105,7 @@ def _finalize() -> None:
                 sys.stderr.write(f"Exception ignored in: {finalizer!r}\n{traceback.format_exc()}")
 
 
-_called: list[object] = []  # the objects are kept alive, so that their finalizers are not called again
+_called: list[object] = []  # keeps the objects alive, so that their finalizers are not called again
 
 
 def _finalizer(kind: type) -> FunctionType | None:
@@ -117,7 +117,7 @@ def _finalizer(kind: type) -> FunctionType | None:
 
 
 def is_users_own(function: FunctionType) -> bool:
-    """Return True if `function` is the user's own: not Holdfast's, torch's or an installed library's."""
+    """Return True if `function` is the user's own, rather than Holdfast's, torch's or a library's."""
     names = function.__globals__
     if names.get("__name__") == "__main__":
         return True
@@ -139,7 +139,7 @@ def _live(kinds: tuple[type, ...]) -> list[Any]:
 
 
 def _flush_files(reported: set[str], report: _Tell) -> None:
-    """Flush only files on disk, because a thread may hold the lock of a pipe or socket indefinitely."""
+    """Flush files on disk only, because a thread may hold the lock of a pipe or socket indefinitely."""
     ours = {id(each) for stream in (sys.stdout, sys.stderr) for each in (stream, _buffer(stream))}
     for kinds in (_FILES[:1], _FILES[1:]):
         for each in _live(kinds):
@@ -183,7 +183,7 @@ def _is_pipe(file: Any) -> bool:
 
 
 def _mode(file: Any) -> int:
-    """Return the mode (`st_mode`) of a file that is open for writing; 0 if it is not."""
+    """Return the mode (`st_mode`) of `file`; 0 if it is not open for writing."""
     try:
         return os.fstat(file.fileno()).st_mode if not file.closed and file.writable() else 0
     except Exception:  # the file is detached, in memory, or of a class that the script defines

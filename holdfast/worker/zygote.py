@@ -1,8 +1,8 @@
-"""The zygote: a process that imports the script's modules once, and forks the warm processes.
+"""The zygote: a process that imports the script's modules once, and then forks the warm processes.
 
 A fork takes milliseconds, whereas importing torch takes seconds. A fork is safe only while the process has a
-single thread and no open accelerator, so the zygote does nothing but import. If an import breaks one of these
-conditions, the zygote reports this, and every warm process is started as a new interpreter instead.
+single thread and no open accelerator, so the zygote only imports modules. If an import violates one of these
+conditions, the zygote reports it, and every warm process is started as a new interpreter instead.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from holdfast.worker.program import Program
 def boot_code(module: str, function: str = "main") -> str:
     """Return code that calls a function of `module`, for `python -c CODE first-of-path import-root`.
 
-    `sys.path` is that of the script, with `import-root` appended.
+    The code sets `sys.path` as the script expects it, with `import-root` appended.
     """
     return (
         "import sys; sys.path[0] = sys.argv.pop(1); root = sys.argv.pop(1); "
@@ -43,12 +43,15 @@ COLD_BOOT_CODE = boot_code("holdfast.worker.zygote", "run_cold")
 
 
 def zygote_spec(program: Program, **more: Any) -> str:
-    """Return the settings of a process that runs `BOOT_CODE`. `kept`: descriptor of its sources, or -1."""
+    """Return the settings for a process that runs `BOOT_CODE`.
+
+    The setting `kept` is the descriptor of the sources, or -1.
+    """
     return json.dumps({"program": asdict(replace(program, own=())), **more})
 
 
 def main() -> None:
-    """Run as a zygote, which serves forks until the launcher ends; with `single`, as one warm process."""
+    """Run as a zygote, and serve forks until the launcher ends. With `single`, run as one warm process."""
     given = json.loads(os.environ.pop(environment.WARM))
     program = codec.from_json(Program, given["program"])
     linux.end_with_parent(given["parent"])
@@ -64,9 +67,9 @@ def main() -> None:
 
 
 def run_cold() -> None:
-    """Run as a rank without a warm process, because a file of the script has changed since the run began.
+    """Run as a rank without a warm process, using the version of the script with which the run began.
 
-    The script runs in the version with which the run began. The interpreter prints its exceptions.
+    This is needed if the script's file has changed since then. The interpreter prints the exceptions.
     """
     descriptor = int(os.environ.pop(environment.SOURCES))
     sources = script_source.load(descriptor)
@@ -124,11 +127,11 @@ def _reseed() -> None:
 
 
 def preload(program: Program) -> None:
-    """Import the installed modules that the script imports, including imports in branches that may never run.
+    """Import the installed modules that the script imports, even if only in branches that may never run.
 
     Failures are ignored: if the script imports the module, the import fails there too and is reported.
 
-    The garbage collector is off during the imports, because the objects that they create stay alive and
+    The garbage collector is disabled during the imports, because the objects that they create stay alive and
     collections would take a fifth of torch's import time.
     """
     thresholds = gc.get_threshold()
@@ -150,7 +153,7 @@ def _import_all(program: Program) -> None:
     if "torch" in sys.modules:
         importlib.import_module("torch.distributed")
         importlib.import_module("torch.nn.parallel.distributed")
-        importlib.import_module("torch._dynamo")  # the first optimizer imports it: 1 to 2 s
+        importlib.import_module("torch._dynamo")  # takes 1 to 2 s; the first optimizer would import it
     if program.joins:  # `join` and `protect` need these; importing them later costs a recovery 15 to 70 ms
         importlib.import_module("holdfast.training.session")
         importlib.import_module("holdfast.training.protection.rank_protection")
