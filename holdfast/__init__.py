@@ -48,7 +48,7 @@ _MODULES = {
 def __getattr__(name: str) -> Any:
     """Import the module of a public name when a script first uses the name.
 
-    Every Holdfast command imports this file too, but needs none of these modules.
+    The import is lazy because every Holdfast command imports this file, but needs none of these modules.
     """
     import importlib
 

@@ -1,6 +1,6 @@
-"""The `holdfast` command: starts the program that implements a command.
+"""The `holdfast` command: runs or starts the program that implements the given command.
 
-It also runs in the user's image, for `holdfast launch`, so it must not depend on other packages.
+This file also runs in the user's image, for `holdfast launch`, so it must not depend on other packages.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from holdfast import exit_codes
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (default: this process's own) and return its exit code.
 
-    `launch`, `install-runtime` and `--version` run in this process. For all other commands this function does
-    not return: the node agent (`node`), the sidecar (`sidecar`) or the supervisor (the rest) replaces this
-    process, so that it receives Ctrl-C and sets the exit code.
+    `launch`, `install-runtime` and `--version` run in this process. For all other commands, this function
+    does not return. The program that implements the command replaces this process, so that it receives Ctrl-C
+    and sets the exit code. It is the node agent for `node`, the sidecar for `sidecar`, and otherwise the
+    supervisor.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     _open_standard()
@@ -51,7 +52,7 @@ def _print(text: str) -> int:
         sys.stdout.flush()
         return 0
     except OSError as error:
-        # Otherwise Python would flush the remaining output at exit.
+        # Python would otherwise try to flush the remaining output at exit, and fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if isinstance(error, BrokenPipeError):
             return exit_codes.UNREAD
@@ -60,9 +61,9 @@ def _print(text: str) -> int:
 
 
 def _open_standard() -> None:
-    """Open /dev/null for each standard stream that the shell has closed (`>&-`); children inherit it.
+    """Open /dev/null for each standard stream that the shell has closed (`>&-`). Children inherit it.
 
-    Otherwise the next file or connection would get the closed descriptor, and output would be written there.
+    Otherwise the next file or connection would get the free descriptor, and output would be written to it.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:

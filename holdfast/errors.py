@@ -8,7 +8,7 @@ class HoldfastError(Exception):
 
 
 class BadInput(HoldfastError, ValueError):
-    """An argument is wrong, or a call is out of order. The run prints this message and exits with code 2."""
+    """An argument is wrong, or a call is out of order. The run prints the message and exits with code 2."""
 
 
 class Uncommitted(BadInput):
@@ -19,7 +19,7 @@ class Uncommitted(BadInput):
 
 
 class NumericFault(HoldfastError, FloatingPointError):
-    """A loss or gradient norm is not finite or has jumped, and no supervisor is there to remedy it."""
+    """A loss or gradient norm is not finite or has jumped, and there is no supervisor to remedy it."""
 
 
 class Fenced(HoldfastError):
@@ -44,12 +44,12 @@ def with_article(name: str) -> str:
 def members_of_group(error: BaseException) -> tuple[BaseException, ...]:
     """Return the exceptions in an exception group; () for other exceptions.
 
-    A group is recognised by its attribute `exceptions`, because before Python 3.11 its class comes from a
-    separate package.
+    A group is recognised by its attribute `exceptions` and not by its class, because before Python 3.11 the
+    class comes from a separate package.
     """
     try:
         parts = getattr(error, "exceptions", ())
-    except Exception:  # on a class that the script defines, the attribute may raise anything
+    except Exception:  # if the script defines the class, reading the attribute may raise anything
         return ()
     is_group = isinstance(parts, tuple) and all(isinstance(each, BaseException) for each in parts)
     return parts if is_group else ()

@@ -1,13 +1,14 @@
-"""The commands that start ranks: of Holdfast's launcher, and of the launchers that it replaces. Pure."""
+"""The commands that start ranks: Holdfast's own launcher, and the launchers that it replaces. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
-# The program that starts Holdfast's launcher, as the text of `python -c`. The words after it are the folder
-# that contains `holdfast`, and the arguments of `holdfast launch`. That folder replaces the current one as
-# the first entry of Python's path, so that no file of the user can replace one of Holdfast's modules.
+# The code that starts Holdfast's launcher, for `python -c`. Its arguments are the folder that contains
+# `holdfast`, followed by the arguments of `holdfast launch`. The folder takes the place of the current
+# directory as the first entry of Python's path, so that none of the user's files can replace a module of
+# Holdfast.
 START = (
     "import sys; sys.path[0] = sys.argv.pop(1); "
     "from holdfast.launcher.cli import main; sys.exit(main(sys.argv[1:]))"
@@ -23,9 +24,9 @@ ACCELERATE_PROGRAM, ACCELERATE_MODULE = "accelerate", "accelerate.commands.accel
 LAUNCHER_PROGRAMS: Mapping[str, str] = MappingProxyType(
     {TORCHRUN: TORCHRUN, ACCELERATE_LAUNCH_PROGRAM: ACCELERATE_LAUNCH}
 )
-"""The programs that always start ranks, and the name of each for users."""
+"""The programs that always start ranks, each with the name to show to users."""
 
 LAUNCHER_MODULES: Mapping[str, str] = MappingProxyType(
     {TORCHRUN_MODULE: TORCHRUN, OLD_MODULE: OLD_MODULE, ACCELERATE_LAUNCH_MODULE: ACCELERATE_LAUNCH}
 )
-"""The modules that always start ranks with `python -m`, and the name of each for users."""
+"""The modules that always start ranks with `python -m`, each with the name to show to users."""

@@ -1,9 +1,9 @@
-"""Locates and starts the parts of Holdfast, and limits what a user's script can import of them.
+"""Locate and start the parts of Holdfast, and keep them out of the imports of a user's script.
 
 Other packages may also be called `supervisor`, `sidecar` or `trainer`, so the parts are programs, not
-libraries. Each runs in a separate process with the parts' directory first on its path, and no other process
-has that directory on its path. This file is both a module and the script that these processes execute. As a
-script, it cleans up the path and runs the part, so it imports little, and late.
+libraries. Each part runs in a separate process whose import path begins with the parts' directory, and no
+other process has that directory on its path. This file is both a module and the script that these processes
+execute. As a script, it must correct the import path before it imports anything that the path affects.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 PARTS = ("supervisor", "sidecar", "nodeagent", "trainer")
 
-# Packages that may be missing when a part starts: the import name, and the distribution to install.
+# Packages that may be missing when a part starts: their import names, and the distributions to install.
 DISTRIBUTIONS = {
     "aiohttp": "aiohttp",
     "prometheus_client": "prometheus_client",
@@ -29,7 +29,7 @@ DISTRIBUTIONS = {
     "sklearn": "scikit-learn",
 }
 
-# Resolve the directory, not the file: this package may be imported through the link that `import_root`
+# Resolve the directory and not the file. This package may be imported through the link that `import_root`
 # creates, and an installer may have linked each file separately to its cache.
 _PACKAGE = os.path.realpath(os.path.dirname(__file__))
 _SCRIPT = os.path.join(_PACKAGE, "parts.py")
@@ -58,8 +58,8 @@ def import_root(directory: Path) -> Path:
     """Create `directory` with only a link to this package in it, and return its absolute path.
 
     With this directory on PYTHONPATH, a script can import this copy of `holdfast` but nothing else that is
-    installed next to it. The call may be repeated, even by several processes at once. Raises OSError if the
-    directory or link cannot be created.
+    installed next to it. The call may be repeated, even by several processes concurrently. Raises OSError if
+    the directory or the link cannot be created.
     """
     directory.mkdir(parents=True, exist_ok=True)
     link = directory / "holdfast"
@@ -85,7 +85,7 @@ def _folder() -> str:
 
 
 def _become(part: str, args: list[str]) -> int:
-    """Find `part` and `run` it; as a template, fork processes that `run` the parts that are ordered."""
+    """Find and run `part`. As a template, fork a process for each part that is ordered, and run it there."""
     if part == _TEMPLATE:
         _set_path()
         from holdfast.process import fork_server
@@ -100,7 +100,7 @@ def _become(part: str, args: list[str]) -> int:
 
 
 def run(part: str, args: list[str]) -> int:
-    """Run `part` in this process as `-m part` would, and return its exit code. The path must be set."""
+    """Run `part` in this process like `python -m`, and return its exit code. The path must have been set."""
     import runpy
 
     sys.argv[1:] = args  # run_module puts the part's own file into argv[0]
@@ -122,8 +122,8 @@ def _missing(part: str) -> str | None:
     if part.partition(".")[0] not in PARTS:
         return f"unknown part {part!r}; the parts are {', '.join(PARTS)}"
     path = os.path.join(_folder(), *part.split("."))
-    # Requiring `__main__.py` rules out an unrelated package of that name, such as supervisord, that lies next
-    # to a bare copy of `holdfast/`.
+    # Requiring `__main__.py` rules out an unrelated package of the same name, such as supervisord, next to a
+    # bare copy of `holdfast/`.
     if os.path.isfile(os.path.join(path, "__main__.py")) or os.path.isfile(f"{path}.py"):
         return None
     return f"no {part} in {_folder()}: this copy of holdfast can only launch"
@@ -132,10 +132,10 @@ def _missing(part: str) -> str | None:
 def _set_path() -> None:
     """Put the parts' directory first on the path, and bind the name `holdfast` to this package.
 
-    Remove the directory of this package, which Python adds because it contains the script: its modules could
-    hide others of the same name, such as `errors`. The parent directory is not added either, because if it is
-    site-packages, its packages would come before the standard library. The package is therefore imported from
-    its file.
+    Python adds the directory of this package to the path, because it contains the script. It is removed,
+    because its modules, such as `errors`, could hide others of the same name. The parent directory is not
+    added, because it may be site-packages, and its packages would then come before the standard library. The
+    package is therefore imported from its file.
     """
     import importlib.util
 

@@ -1,8 +1,8 @@
-"""Write files that become durable together, because concurrent fsyncs take about as long as one.
+"""Write a batch of files that become durable together, because concurrent fsyncs take about as long as one.
 
-A file is copied to storage with direct I/O: the disk reads the data from the source's pages in memory. A copy
-through the page cache copies each byte twice, fills memory that the training could use, and stalls whenever
-too many dirty pages accumulate, so that one write of 1 GB may take four times as long as another.
+Files are copied to storage with direct I/O: the disk reads the data from the source's pages in memory. A copy
+through the page cache would copy each byte twice and fill memory that the training could use. It would also
+stall whenever too many dirty pages accumulate: one write of 1 GB may then take four times as long as another.
 """
 
 from __future__ import annotations
@@ -19,28 +19,27 @@ from pathlib import Path
 
 from holdfast.fileio.checksum import CHUNK_BYTES, FileEntry, RunningChecksum, chunk_crcs
 
-# the most files that are open before a `sync`, because a process may have only a thousand descriptors
+# The maximum number of open files before a `sync`, because a process may have only a thousand descriptors.
 MOST_OPEN = 64
 THREADS = 8
-PIECE_BYTES = 1 << 20  # copied at a time; small enough to stay in a CPU cache
+PIECE_BYTES = 1 << 20  # the size of a piece of a copy, small enough to stay in a CPU cache
 WRITE_BACK_BYTES = 4 << 20
-# how much a copy through the page cache writes between syncs; otherwise one fsync might take minutes
+# A copy through the page cache syncs after this many bytes. Otherwise the fsync at the end might take
+# minutes.
 SYNC_BYTES = 256 << 20
-WRITE_BYTES = 8 << 20  # how much one call writes from memory
+WRITE_BYTES = 8 << 20  # the maximum that one call writes from memory
 HASHED_BYTES = 256 << 10
-# A multiple of any page size. Larger pieces are only slightly faster, and a kill waits for one to finish.
+# A multiple of any page size. Larger pieces would be only slightly faster, and a killed process does not end
+# until its current piece is written.
 DIRECT_PIECE_BYTES = 8 << 20
 BLOCK_BYTES = 4096  # a multiple of any disk's block size
-# The errors that occur if the file system does not support direct I/O, at all or from such memory, or if the
-# source was truncated.
+# The errors of a file system that does not support direct I/O, or not from such memory, and of a source that
+# was truncated.
 _CANNOT = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENODEV, errno.EFAULT})
 
 
 class FileBatch:
-    """A batch of new files, which are durable once `sync` has returned.
-
-    The files are closed when the context ends.
-    """
+    """A batch of new files. They are durable once `sync` has returned, and closed when the context ends."""
 
     def __init__(self, moved: Callable[[], object] = lambda: None) -> None:
         """`moved` is called, on any thread, whenever storage accepts a piece or makes a file durable."""
@@ -48,7 +47,7 @@ class FileBatch:
         self._moved = moved
 
     def copy(self, source: Path | bytes, target: Path) -> FileEntry:
-        """Write `source` to the new file `target`, and return its size and checksums.
+        """Copy `source` to the new file `target`, and return its size and checksums.
 
         The checksums are computed from a second, concurrent read of the source, so they also reveal errors in
         the copy. At most a few pieces are in memory at a time. Raises OSError.
@@ -72,7 +71,7 @@ class FileBatch:
         _write_all(self._create(target, mode), memoryview(content), self._moved)
 
     def add_directory(self, path: Path) -> None:
-        """Let `sync` also make the names in a directory durable. Raises OSError."""
+        """Add a directory whose entries `sync` also makes durable. Raises OSError."""
         self._open.append(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
 
     def sync(self) -> None:
@@ -108,11 +107,11 @@ class FileBatch:
 
 
 def _copied(file: FileIO, out: int, moved: Callable[[], object]) -> int:
-    """Copy `file`, with direct I/O where that is possible, and return the number of bytes copied."""
+    """Copy `file`, using direct I/O where possible, and return the number of bytes copied."""
     at = begun = synced = copy_direct(file, out, moved)
     file.seek(at)
     os.lseek(out, at, os.SEEK_SET)
-    piece = memoryview(mmap.mmap(-1, PIECE_BYTES))  # the heap would not return the memory to the system
+    piece = memoryview(mmap.mmap(-1, PIECE_BYTES))  # unlike the heap, returned to the system afterwards
     while count := file.readinto(piece):
         _write_all(out, piece[:count], moved)
         at += count
@@ -127,7 +126,7 @@ def _copied(file: FileIO, out: int, moved: Callable[[], object]) -> int:
 
 
 def _write_back(out: int, begin: int, end: int) -> None:
-    """Make the disk begin to write now rather than at the fsync."""
+    """Start writing to the disk now rather than at the fsync."""
     with suppress(OSError):
         os.posix_fadvise(out, begin, end - begin, os.POSIX_FADV_DONTNEED)
 
@@ -151,9 +150,9 @@ def _write_all(descriptor: int, content: memoryview, moved: Callable[[], object]
 def copy_direct(file: FileIO, out: int, moved: Callable[[], object] = lambda: None) -> int:
     """Copy the beginning of `file` into the new file `out`, and return how many bytes were copied.
 
-    Only whole blocks are copied. If the file system does not support direct I/O, fewer blocks or none are
-    copied. The caller copies the remainder through the page cache. The data is durable only after an fsync.
-    `moved` is called for each piece. Raises OSError.
+    Only whole blocks are copied, and fewer or none if the file system does not support direct I/O. The caller
+    must copy the remainder through the page cache. The data is durable only after an fsync. `moved` is called
+    for each piece. Raises OSError.
     """
     if not _switched(out, os.O_DIRECT):
         return 0

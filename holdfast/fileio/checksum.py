@@ -1,7 +1,7 @@
 """Compute the content checksum that snapshots and checkpoints share: a CRC32 for every 8 MiB chunk.
 
-zlib's CRC32 releases the interpreter lock, so chunks can be hashed in parallel. A mismatch identifies the
-chunk that differs.
+zlib's CRC32 releases the interpreter lock, so chunks can be checksummed in parallel. A mismatch identifies
+the chunk that differs.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ class FileEntry:
 
     @property
     def checksum(self) -> int:
-        """One checksum for the whole file. With 8 MiB chunks, this is the checksum that arenas use."""
+        """A single checksum for the whole file. With 8 MiB chunks, it is the checksum that arenas use."""
         return combine(self.crc32)
 
 
 def combine(crcs: Sequence[int]) -> int:
-    """Return one checksum for content whose chunks have `crcs`."""
+    """Combine the CRC32s of all chunks into a single checksum."""
     return zlib.crc32(struct.pack(f"<{len(crcs)}I", *crcs))
 
 
 def chunk_crcs(content: memoryview, chunk_bytes: int = CHUNK_BYTES) -> tuple[int, ...]:
-    """Return the CRC32 of each chunk of `content`. No view of `content` remains after the call."""
+    """Return the CRC32 of each chunk of `content`. The call leaves no view of `content` behind."""
 
     def one(begin: int) -> int:
         with content[begin : begin + chunk_bytes] as chunk:
@@ -56,7 +56,7 @@ def chunk_crcs(content: memoryview, chunk_bytes: int = CHUNK_BYTES) -> tuple[int
 def stretch_crc(
     descriptor: int, begin: int, end: int, crc32: Callable[[memoryview, int], int] = zlib.crc32
 ) -> int:
-    """Return the CRC32 of the bytes of a file from `begin` to `end` or its end. Raises OSError.
+    """Return the CRC32 of the bytes of a file from `begin` to `end` or the end of the file. Raises OSError.
 
     The bytes are read with pread, because mapping them for a single read takes longer than copying them.
     """
@@ -90,7 +90,7 @@ def checksum(content: memoryview) -> int:
 
 
 class RunningChecksum:
-    """The content checksum of a stream that arrives in pieces of any size."""
+    """Computes the content checksum of a stream that arrives in pieces of any size."""
 
     def __init__(self, chunk_bytes: int = CHUNK_BYTES) -> None:
         self._chunk_bytes = chunk_bytes

@@ -1,4 +1,4 @@
-"""Make files durable and visible atomically: replace, exchange, clean up."""
+"""Create and replace files and directories atomically and durably, and remove what dead writers left."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _RENAME_EXCHANGE = 2
 _DEBRIS = re.compile(r"\.tmp-(?P<host>[A-Za-z0-9_]+)-(?P<pid>\d+)-\d+-[A-Za-z0-9.-]+")
 _HOST = re.sub(r"[^A-Za-z0-9]", "_", socket.gethostname()) or "_"
 _numbers = itertools.count()
-# Whether a writer on another host or in another PID namespace is alive cannot be checked. But a live writer
-# writes continuously, so a writer counts as dead after this long without a write.
+# This process cannot check whether a writer on another host or in another PID namespace is alive. A live
+# writer writes continuously, so it counts as dead after this long without a write.
 DEBRIS_AGE_S = 3600.0
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable. Raises OSError."""
+    """Make the entries of a directory durable. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -47,7 +47,7 @@ def replace_file(target: Path, content: bytes, mode: int = 0o666) -> None:
 
 @contextmanager
 def replacement(target: Path) -> Iterator[Path]:
-    """Yield a path next to `target` for its replacement; at the end, remove the file if it still exists."""
+    """Yield a path next to `target` for its replacement. At the end, remove the file if it still exists."""
     temporary = temporary_path(target.parent, target.name)
     try:
         yield temporary
@@ -67,9 +67,10 @@ def exchange(one: Path, other: Path) -> None:
 
 
 def replace_in_two(new: Path, target: Path, aside: Path) -> None:
-    """Replace a directory in two renames, for a file system that cannot exchange names. Raises OSError.
+    """Replace a directory in two renames, on a file system that cannot exchange names. Raises OSError.
 
-    Between the two renames only `aside` exists, so readers must know that name. It is removed at the end.
+    Between the two renames `target` does not exist, so readers must also look for `aside`. It is removed at
+    the end.
     """
     if aside.exists():
         remove_directory(aside)
@@ -80,7 +81,7 @@ def replace_in_two(new: Path, target: Path, aside: Path) -> None:
 
 
 def temporary_path(root: Path, name: str) -> Path:
-    """Return a name in `root` that identifies this writer and that no other writer uses."""
+    """Return a path in `root` that identifies this writer. No other writer uses it."""
     return root / f".tmp-{_HOST}-{os.getpid()}-{next(_numbers)}-{name}"
 
 
@@ -88,7 +89,7 @@ def temporary_path(root: Path, name: str) -> Path:
 def temporary_directory(root: Path, name: str) -> Iterator[Path]:
     """Yield a new directory in `root`. At the end, remove it unless it was renamed.
 
-    It is locked until then, so that no process removes it as debris. Raises OSError.
+    The directory is locked until then, so that no process removes it as debris. Raises OSError.
     """
     path = temporary_path(root, name)
     path.mkdir()
@@ -99,7 +100,7 @@ def temporary_directory(root: Path, name: str) -> Iterator[Path]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield path
     finally:
-        # This must not hide the original error; `remove_debris` will remove what remains.
+        # A failure here must not hide the original error. `remove_debris` will remove what remains.
         with suppress(OSError):
             _remove_tree(path)
         if descriptor >= 0:
@@ -107,7 +108,7 @@ def temporary_directory(root: Path, name: str) -> Iterator[Path]:
 
 
 def remove_directory(path: Path) -> None:
-    """Remove a directory, without any reader seeing it partly removed. Raises OSError."""
+    """Remove a directory so that no reader sees it partly removed. Raises OSError."""
     hidden = temporary_path(path.parent, "removed")
     path.rename(hidden)
     _remove_tree(hidden)
@@ -153,9 +154,9 @@ def _is_abandoned(path: Path, host: str, pid: int) -> bool:
 
 
 def _now_s(root: Path) -> float:
-    """Return the time by the clock that sets file times in `root`, which may be on a file server.
+    """Return the time on the clock that sets file times in `root`, which may be the clock of a file server.
 
-    If the local clock is ahead, a comparison with it would make a live writer look dead.
+    If file times were compared with a local clock that is ahead, a live writer would look dead.
     """
     temporary = temporary_path(root, "now")
     try:

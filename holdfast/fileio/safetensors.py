@@ -1,4 +1,4 @@
-"""The safetensors file format: plan a file, and parse an untrusted one."""
+"""The safetensors file format: plan the layout of a new file, and parse an untrusted file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LENGTH = struct.Struct("<Q")
 
 
 class Malformed(ValueError):
-    """The bytes are not a safetensors file; the message is one line that states the defect."""
+    """The bytes are not a safetensors file. The message is one line that states the defect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +115,10 @@ def plan(tensors: Iterable[tuple[str, str, tuple[int, ...]]], metadata: Mapping[
 def parse(buffer: bytes | bytearray | memoryview | mmap.mmap) -> Layout:
     """Return the layout of the file in `buffer`, which must contain the file and nothing else.
 
-    Only the header is copied. Hostile bytes are safe, because time and memory are bounded.
+    Only the header is copied. The bytes may be hostile, because time and memory are bounded.
 
     Raises:
-        Malformed: The message is one line that states the defect.
+        Malformed: The bytes are not a safetensors file.
     """
     size = len(buffer)
     if size < _LENGTH.size:

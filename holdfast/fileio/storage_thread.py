@@ -1,8 +1,8 @@
-"""Work on files in a separate thread, so that unresponsive storage blocks no other thread.
+"""Access files in a separate thread, so that unresponsive storage blocks no other thread.
 
-A call to a file system may take seconds or never return, for example on NFS with an unreachable server. Calls
-are made in the order of submission, and a caller waits only for a limited time. The thread is a daemon, so it
-does not keep its process alive when it hangs.
+A call to a file system may take seconds or never return, for example on NFS with an unreachable server. The
+thread makes the calls in the order of submission, and callers wait only for a limited time. It is a daemon
+thread, so it does not keep the process alive when it hangs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-IDLE_S = 60.0  # without work, until the thread ends
+IDLE_S = 60.0  # the thread ends after this long without work
 
 T = TypeVar("T")
 
@@ -44,18 +44,19 @@ class _Work:
 
 
 class StorageThread:
-    """One thread, which starts when there is work and ends when there was none for `IDLE_S`.
+    """A thread that starts when there is work and ends after `IDLE_S` without work.
 
-    A forked child starts its own. A supervisor of many jobs has such an object for each, mostly without work.
+    A forked child starts a thread of its own. The thread does not run permanently because a supervisor of
+    many jobs has one of these objects for each job, and most of them have no work.
     """
 
     def __init__(self, name: str, idle_s: float = IDLE_S) -> None:
         self._name, self._idle_s = name, idle_s
         self._changed = threading.Condition()
         self._waiting: deque[_Work] = deque()
-        self._began_s = 0.0  # start of the current work, on CLOCK_MONOTONIC; 0: there is none
+        self._began_s = 0.0  # when the current work began, on CLOCK_MONOTONIC; 0 if there is none
         self._pid = os.getpid()  # the process that uses this object
-        self._runs = False  # whether its thread runs
+        self._runs = False  # whether the thread is running
 
     @property
     def busy_s(self) -> float:
@@ -71,8 +72,8 @@ class StorageThread:
     def submit(self, call: Callable[[], T], kind: str = "") -> Future[T]:
         """Run `call` in the thread after all work submitted earlier.
 
-        Earlier work of the same `kind` that has not begun is dropped with `Superseded`, because only the
-        newest is needed. Raises `OSError` if this process cannot start another thread.
+        Earlier work of the same `kind` that has not begun is dropped and fails with `Superseded`, because
+        only the newest is needed. Raises `OSError` if this process cannot start another thread.
         """
         future: Future[T] = Future()
         with self._here():
@@ -102,7 +103,7 @@ class StorageThread:
         return future.result()
 
     def _here(self) -> threading.Condition:
-        """Return the lock of this process; the parent's may have been held when this process was forked."""
+        """Return this process's own lock: the parent's may have been held when this process was forked."""
         if self._pid != os.getpid():
             self._pid, self._began_s, self._runs = os.getpid(), 0.0, False
             self._changed, self._waiting = threading.Condition(), deque()

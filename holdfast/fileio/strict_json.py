@@ -9,7 +9,7 @@ MAX_DIGITS = 20  # sizes, offsets and checksums fit in 64 bits
 
 
 class RejectedJson(ValueError):
-    """The text is not acceptable JSON. The message is one line that continues "<file> ..."."""
+    """The text is not acceptable JSON. The message is one line, to be written after the name of the file."""
 
 
 def loads(data: bytes, *, max_values: int) -> object:
@@ -20,10 +20,12 @@ def loads(data: bytes, *, max_values: int) -> object:
         max_values: Limit on the total number of lists, objects and their items.
 
     Raises:
-        RejectedJson: The text is not UTF-8, is not JSON, has too many values, is nested too
-            deeply, or has an integer of more than about 64 bits, NaN, Infinity, or a duplicate name.
+        RejectedJson: The text is not UTF-8 or not JSON, has too many values, is nested too deeply, or
+        contains
+            NaN, Infinity, a duplicate name, or an integer of more than about 64 bits.
     """
-    # Every list, object and further item needs one of these characters, so their number bounds the memory.
+    # Every list, every object and every item after the first needs one of these characters, so their number
+    # bounds the memory.
     if sum(map(data.count, (b",", b"[", b"{"))) > max_values:
         raise RejectedJson(f"has more than {max_values} values")
     try:

@@ -1,1 +1,1 @@
-"""Looks at processes from outside: what a rank does, where it waits, and why it ended."""
+"""Inspection of processes from outside: what a rank is doing, where it waits, and why it ended."""

@@ -3,17 +3,17 @@
 A rank counts as at rest only if all of the following are observed:
 
 - Its main thread is in a collective that torch runs on gloo.
-- Each thread waits for a lock that only this process can release, either without a time limit or until a time
-  that is read from its memory. Holdfast's own threads and tqdm's monitor must also be waiting, but may run in
-  between. The thread that serves the store is ignored, because it can wake only threads that query the store,
-  and these wait on a socket.
-- gloo's loops, which poll their sockets a hundred times a second, wait only for connections with both ends on
-  this host and no unread or unacknowledged bytes. Connections between hosts do not qualify, because a
-  middlebox may acknowledge bytes that have not arrived.
-- The rank has not opened a device and does not catch a signal that may end a wait.
+- Each thread waits for a lock that only this process can release. The wait either has no time limit or has a
+  deadline, which is read from the process's memory. Holdfast's own threads and tqdm's monitor must be waiting
+  when they are checked, but may run between two checks. The thread that serves torch's store is ignored: it
+  can wake only threads that query the store, and those wait on a socket.
+- gloo's loops, which poll their sockets a hundred times a second, wait only for connections that have both
+  ends on this host and no unread or unacknowledged bytes. A connection between hosts does not qualify,
+  because a middlebox may acknowledge bytes before they arrive.
+- The rank has no device open, and no handler for a signal that could end a wait.
 
-Two inspections have the same `mark` if none of the rank's threads ran, and no byte was sent or received,
-between them.
+If none of the rank's threads ran between two inspections, and no byte was sent or received, both inspections
+have the same `mark`.
 """
 
 from __future__ import annotations
@@ -33,18 +33,20 @@ from holdfast.inspection.tcp_sockets import Connection
 from holdfast.process import clock
 
 FOREVER_S = 1e9  # the result for a rank in which no wait has a time limit
-MAX_ENDS = 8192  # a rank with more connections is not judged
+MAX_ENDS = 8192  # a rank with more connections does not count as at rest
 MAX_FILES = 8192
 _LOOP = "gloo_tcp_loop"
 _STORE = "pt_tcpstore"
 _MONITOR = "tqdm/_monitor.py"
 _PLAIN_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty")
 _PLAIN_FOLDERS = ("/dev/shm/", "/dev/pts/")
-_LOOKS = 40  # how often to look for a waiting loop, which runs for microseconds every ten milliseconds
+# The number of attempts to observe a gloo loop while it waits. It runs for microseconds every ten
+# milliseconds.
+_LOOKS = 40
 _LOOK_S = 0.001
 _SUM_BYTES = 8
 _OURS_WAIT = frozenset({thread_waits.LOCK, thread_waits.TIMED_LOCK, thread_waits.NETWORK, thread_waits.POLL})
-# only if it waits for its own lock, because tqdm's monitor writes while it holds a shared lock
+# tqdm's monitor must be waiting for its own lock: when it writes, it holds a lock that other threads need.
 _MONITOR_WAITS = frozenset({thread_waits.TIMED_LOCK})
 _TIME = struct.Struct("=qq")  # timespec
 _MACHINE = platform.machine()
@@ -60,23 +62,24 @@ _COLLECTIVES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class CollectiveWait:
-    """The result of an inspection: the rank is at rest, or `stirs` says why that is not certain."""
+    """The result of an inspection. If the rank is not certain to be at rest, `stirs` gives the reason."""
 
     stirs: str = ""
-    seconds: float = 0.0  # the time until the first of its waits reaches its limit; 0 if it is not at rest
+    seconds: float = 0.0  # the time until the first of its waits times out; 0 if it is not at rest
     mark: int = 0
-    # a checksum of its connections; the checksums of all ranks cancel out if each connection joins two ranks
+    # A checksum of its connections. If every connection joins two of the ranks, the ranks' checksums cancel
+    # out.
     ends: int = 0
 
 
 class _Stirs(Exception):  # raised to end the inspection of a rank that is not at rest
-    """The rank may still make progress; the message is the reason."""
+    """The rank may still make progress. The message gives the reason."""
 
 
 def of(pid: int, found: tuple[Thread, ...], ours: frozenset[int]) -> CollectiveWait:
     """Return whether `pid` is at rest. Never raises.
 
-    `found` are the Python threads of `pid`, and `ours` are the ids of Holdfast's own threads in it.
+    `found` contains the Python threads of `pid`, and `ours` the ids of Holdfast's own threads among them.
     """
     at = python_stacks.innermost(found)
     if not in_collective(at):
@@ -92,7 +95,7 @@ def of(pid: int, found: tuple[Thread, ...], ours: frozenset[int]) -> CollectiveW
 
 
 def in_collective(at: str) -> bool:
-    """Return whether the innermost function of a rank only waits for other ranks on gloo."""
+    """Return whether `at`, a rank's innermost function, is one that only waits for other ranks on gloo."""
     function, _, file = at.partition(" (")
     name = function.rpartition(".")[2]
     if "torch/autograd/" in file:
@@ -103,7 +106,7 @@ def in_collective(at: str) -> bool:
 
 
 def sum_of(host: str, found: Iterable[Connection]) -> int:
-    """Return a checksum of connections on `host`. With xor, the two ends of a connection cancel out."""
+    """Return a checksum of connections on `host`. The two ends of a connection cancel out when xored."""
     total = 0
     for each in found:
         text = " ".join((host, *sorted((each.local, each.remote))))
@@ -116,7 +119,11 @@ def _number(text: str) -> int:
 
 
 class _Threads:
-    """The threads of a process: those that must be at rest, gloo's loops, and those that need only wait."""
+    """The threads of a process, by what is required of them.
+
+    The threads in `names` must be at rest. The threads in `aside`, which maps each to its permitted waits,
+    must only be waiting when they are checked. `loops` contains gloo's loops.
+    """
 
     def __init__(self, pid: int, found: tuple[Thread, ...], ours: frozenset[int]) -> None:
         self._pid = pid
@@ -132,7 +139,7 @@ class _Threads:
         return not (tid in self.aside or name.startswith((_LOOP, _STORE)))
 
     def ran(self) -> list[tuple[int, str]]:
-        """Return how often each thread that must be at rest has run so far."""
+        """Return, for each thread that must be at rest, the kernel's record of how often it has run."""
         found = [(tid, process_stats.ran(self._pid, tid)) for tid in sorted(self.names)]
         if not all(text for _, text in found):
             raise _Stirs("the kernel does not count when its threads run")
@@ -160,7 +167,8 @@ def _wait_at_rest(pid: int, threads: _Threads) -> CollectiveWait:
     _no_device(pid)
     watched = {socket for tid in threads.loops for socket in _watched(pid, _waits_in(pid, tid))}
     found = _quiet(pid, watched)
-    # again, after the sockets were read: a loop that waits now has handled everything that arrived earlier
+    # Check the loops again after reading the sockets: a loop that waits now has handled everything that
+    # arrived before.
     for tid in threads.loops:
         _waits_in(pid, tid)
     if threads.has_more() or threads.ran() != before:
@@ -174,16 +182,16 @@ def _wait_at_rest(pid: int, threads: _Threads) -> CollectiveWait:
 
 
 def _rests_s(pid: int, tid: int, name: str) -> float:
-    """Return the number of seconds after which a thread's wait ends by its own time limit.
+    """Return the number of seconds until a thread's wait times out.
 
-    Raises `_Stirs` if an event outside the process may end it.
+    Raises `_Stirs` if an event outside the process could end the wait earlier.
     """
     call, wait = process_stats.call_of(pid, tid), process_stats.wait_of(pid, tid)
     if wait not in (thread_waits.LOCK, thread_waits.TIMED_LOCK):
         raise _Stirs(
             f"thread {name} waits in: {wait}" if wait != thread_waits.RUNS else f"thread {name} runs"
         )
-    # the thread may have been woken, and then stopped or frozen before it could run
+    # The thread may have been woken, and then stopped or frozen before it ran.
     if "futex" not in process_stats.queue_of(pid, tid):
         raise _Stirs(f"thread {name} is not in the kernel's queue for its lock")
     if wait == thread_waits.LOCK:
@@ -202,9 +210,9 @@ def _rests_s(pid: int, tid: int, name: str) -> float:
 
 
 def _waits_in(pid: int, tid: int) -> int:
-    """Return the descriptor on which a loop of gloo waits.
+    """Return the descriptor on which one of gloo's loops waits.
 
-    Raises `_Stirs` if the loop is never found waiting.
+    Raises `_Stirs` if the loop was running at every attempt.
     """
     for _ in range(_LOOKS):
         call = process_stats.call_of(pid, tid)
@@ -216,7 +224,10 @@ def _waits_in(pid: int, tid: int) -> int:
 
 
 def _watched(pid: int, descriptor: int) -> Iterator[int]:
-    """Yield the inodes of the sockets that a loop waits for. Pipes and eventfds stay within its process."""
+    """Yield the inodes of the sockets that a loop waits for.
+
+    Pipes and eventfds are skipped, because they stay within the process. Raises `_Stirs` for other files.
+    """
     for line in Path(f"/proc/{pid}/fdinfo/{descriptor}").read_text().splitlines():
         if not line.startswith("tfd:"):
             continue
@@ -228,7 +239,10 @@ def _watched(pid: int, descriptor: int) -> Iterator[int]:
 
 
 def _quiet(pid: int, watched: set[int]) -> list[Connection]:
-    """Return the connections among the sockets `watched`. Raises `_Stirs` if any holds bytes."""
+    """Return the connections among the sockets `watched`.
+
+    Raises `_Stirs` if any of them holds bytes in flight, is changing, or leads to another host.
+    """
     if _namespace(pid) != _namespace(os.getpid()):
         raise _Stirs("it is in another network namespace")
     listed = tcp_sockets.connections()
@@ -254,7 +268,7 @@ def _quiet(pid: int, watched: set[int]) -> list[Connection]:
 
 
 def _no_device(pid: int) -> None:
-    """Raise `_Stirs` if `pid` has opened a device that may deliver data: a GPU, RDMA, or another."""
+    """Raise `_Stirs` if `pid` has opened a device that might deliver data, such as a GPU or an RDMA NIC."""
     folder = f"/proc/{pid}/fd"
     names = os.listdir(folder)  # noqa: PTH208  # in a hot loop
     if len(names) > MAX_FILES:
@@ -274,5 +288,5 @@ def _namespace(pid: int) -> str:
 
 
 def _host(pid: int) -> str:
-    """Return a name for this kernel and network namespace, within which an address is unique."""
+    """Return a name for this kernel and network namespace. Addresses are unique within it."""
     return clock.boot_id() + _namespace(pid)

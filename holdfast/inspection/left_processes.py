@@ -1,16 +1,16 @@
-"""Distinguish orphans of dead ranks from orphans of live ranks, and find orphans that still work.
+"""Distinguish orphans of dead ranks from orphans of live ranks, and find orphans that are still working.
 
 Pure except for reading /proc.
 
-The launcher inherits both processes that dead ranks left behind and background processes of live ranks. A
-rank leads a session, which includes the processes that it starts, such as data loader workers, compile
-workers or a background server. A process that created its own session still has the rank's environment, which
-contains the generation. A process that shares neither session nor environment may belong to a live rank if it
-started after that rank.
+The launcher inherits two kinds of orphans: processes that dead ranks left behind, and background processes of
+live ranks. A rank leads a session, which includes the processes that it starts, such as data loader workers,
+compile workers or a background server. A process that created its own session still has the rank's
+environment, which contains the generation. A process that shares neither the session nor the environment of a
+rank may belong to any live rank that started before it.
 
-A script that succeeded may leave an upload behind, which must be able to finish as it would without Holdfast.
-It may also leave a helper that waits for requests and never ends. Only the upload shows activity, because it
-uses CPU time, reads or writes.
+A script that has succeeded may leave an upload running, and the upload must be able to finish as it would
+without Holdfast. The script may also leave a helper that waits for requests and never ends. The two can be
+told apart because only the upload uses CPU time, reads or writes.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from pathlib import Path
 from holdfast.inspection import process_stats
 from holdfast.protocol import environment
 
-# long enough for a working process to show activity, even if a slow network makes it pause
+# Long enough for a working process to show activity, even if a slow network makes it pause.
 WINDOW_S = 2.0
-WORK_CPU = 0.01  # as a share of a core: more than a server uses while it waits for requests
-WORK_BYTES = 64 << 10  # of I/O in a window: more than an occasional log line
-MOST_WORDS = 120  # how many characters of a command line a message contains
+WORK_CPU = 0.01  # a share of a core, larger than what a server uses while it waits for requests
+WORK_BYTES = 64 << 10  # the I/O within a window that counts as work: more than an occasional log line
+MOST_WORDS = 120  # the maximum number of characters of a command line in a message
 _MARK = f"{environment.GENERATION}=".encode()
 
 
@@ -61,7 +61,7 @@ def _generation(pid: int) -> int:
 
 
 def is_left(orphan: Origin, present: Mapping[int, int], past: Mapping[int, int], generation: int) -> bool:
-    """Return whether ranks of earlier generations left this process behind; False if in doubt.
+    """Return True only if ranks of earlier generations certainly left this process behind.
 
     Args:
         orphan: A process whose parent has ended.
@@ -81,7 +81,7 @@ def is_left(orphan: Origin, present: Mapping[int, int], past: Mapping[int, int],
 
 @dataclass(frozen=True, slots=True)
 class WorkDone:
-    """The resources that a process and its descendants have used so far, and the pids of the descendants."""
+    """The resources that a process and its descendants have used so far, and the descendants' pids."""
 
     cpu_s: float
     io_bytes: int
@@ -89,7 +89,7 @@ class WorkDone:
     waits_for_storage: bool = False
 
     def works(self, before: WorkDone, window_s: float) -> bool:
-        """Return whether the process worked in the window of `window_s` seconds that began with `before`."""
+        """Return whether the process worked in the `window_s` seconds since the measurement `before`."""
         return (
             self.waits_for_storage
             or self.below != before.below
@@ -125,12 +125,12 @@ class BackgroundProcesses:
     """Measures each process once per window, and remembers which processes were idle."""
 
     measure: Callable[[int], WorkDone] = done
-    # for each process: the start of its window, and the work done by then
+    # For each process: when its current window began, and the work that it had done by then.
     _before: dict[int, tuple[float, WorkDone]] = field(default_factory=dict)
     _resting: set[int] = field(default_factory=set)
 
     def resting(self, pids: Iterable[int], now_s: float) -> set[int]:
-        """Return those of `pids` that have been nearly idle for a whole window, now or at an earlier call."""
+        """Return the `pids` that were nearly idle for a whole window, whether now or at an earlier call."""
         for pid in pids:
             if pid in self._resting:
                 continue

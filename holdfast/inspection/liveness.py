@@ -1,14 +1,15 @@
-"""Decide whether a part still works, and which ranks are stopped. Pure: all readings and times are arguments.
+"""Decide whether a part still responds, and which ranks are stopped. Pure: readings and times are arguments.
 
-The main loop of a launcher and the event loop of a supervisor send a heartbeat every second. A part without
-heartbeats is stopped or blocked: its ranks keep training, but can be neither ended nor replaced. A delay of
-the whole machine does not count against the part. Time in which the watcher itself did not run is excluded,
-and a part that only waits for a core has a longer limit.
+The main loop of a launcher and the event loop of a supervisor send a heartbeat every second. A part that
+sends no heartbeats is stopped or blocked. The ranks keep training meanwhile, but they can be neither ended
+nor replaced. A delay of the whole machine must not count against the part. Therefore time in which the
+watcher itself did not run is excluded, and a part that is only waiting for a core has a longer limit.
 
-A stopped rank (state T) makes no progress until it is continued, whatever it was doing and whatever its
-limits are. A single reading is not enough, because after a machine was suspended, or a whole job was stopped
-and continued, the watcher may run a moment before the other processes. A process therefore counts as stopped
-only if every reading finds it stopped during a period in which the watcher itself ran.
+A rank that a signal has stopped (state T) makes no progress until it is continued, so no time limit of its
+phase applies. A single reading does not prove that a rank is stopped: after a machine was suspended, or after
+a whole job was stopped and continued, the watcher may run a moment before the other processes. A process
+therefore counts as stopped only if every reading over a period finds it stopped, and the watcher itself ran
+throughout that period.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 LIMIT_S = 5.0  # five consecutive heartbeats, the same limit as for a silent member
-# the limit for a part that waits for a core or a disk; after a longer wait, a recovery would fail there too
+# The limit for a part that waits for a core or a disk. If the wait lasts longer, a replacement would not be
+# able to run on that machine either.
 HELD_UP_S = 60.0
-STOPPED_S = 1.5  # from the first to the last of three readings, a second apart
-LATE_S = 1.5  # between two readings; a longer gap means that the watcher itself did not run
+STOPPED_S = 1.5  # less than the time from the first to the last of three readings that are a second apart
+LATE_S = 1.5  # if two readings are further apart than this, the watcher itself did not run in between
 
 UNKNOWN = "?"  # the state of a process in another container, which cannot be read
 _HELD_UP = {"R": "runnable", "D": "in a system call that does not return", UNKNOWN: "in an unknown state"}
@@ -31,7 +33,7 @@ _STATES = {**_HELD_UP, "T": "stopped", "t": "stopped by a debugger", "S": "aslee
 class HeartbeatSilence:
     """The time since a part's last heartbeat, and how much of it the watcher did not run."""
 
-    # when the last heartbeat arrived, on the clock of `now_s`; 0 without a connection to the part
+    # When the last heartbeat arrived, on the same clock as `now_s`; 0 if the part is not connected.
     heard_s: float = 0.0
     late_s: float = 0.0
 
@@ -39,7 +41,7 @@ class HeartbeatSilence:
         """Return the silence at `now_s`, for a check that ran `late_s` late."""
         if not heard_s:
             return HeartbeatSilence()
-        # a delay before its last heartbeat does not count
+        # Only the part of the delay after the last heartbeat counts.
         late_s = max(0.0, min(late_s, now_s - heard_s))
         return HeartbeatSilence(heard_s, late_s if heard_s != self.heard_s else self.late_s + late_s)
 
@@ -50,8 +52,8 @@ class HeartbeatSilence:
 def verdict(silent_s: float, state: str, who: str = "its launcher") -> str:
     """Return why a part that has been silent for `silent_s` counts as unresponsive; "" if it does not.
 
-    `state` is the letter of its process state (see proc(5)), or `UNKNOWN`. `who` is the part's name in the
-    sentence.
+    `state` is the letter of its process state (see proc(5)), or `UNKNOWN`. `who` names the part in the
+    message.
     """
     if silent_s <= (HELD_UP_S if state in _HELD_UP else LIMIT_S):
         return ""

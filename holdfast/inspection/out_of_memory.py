@@ -1,4 +1,4 @@
-"""Detect that the kernel killed a process at its cgroup's memory limit; SIGKILL alone does not show it.
+"""Detect that the kernel killed a process at its cgroup's memory limit, which SIGKILL alone does not show.
 
 The kernel counts such kills in each memory cgroup: in `memory.events` (version 2, including the cgroup's
 descendants) or `memory.oom_control` (version 1).
@@ -13,7 +13,7 @@ from pathlib import Path
 from holdfast.process import cgroup
 from holdfast.protocol.launcher_messages import OUT_OF_MEMORY, Ending
 
-# By version: the files of a cgroup that contain the number of kills and the memory limit.
+# For each cgroup version: the file with the number of kills, and the file with the memory limit.
 _NAMES = {
     1: ("memory.oom_control", "memory.limit_in_bytes"),
     2: ("memory.events", "memory.max"),
@@ -21,14 +21,17 @@ _NAMES = {
 
 
 class MemoryGroup:
-    """Watches the memory cgroup of this process; finds no kills if its files cannot be read."""
+    """Watches the memory cgroup of this process. If its files cannot be read, no kill is ever detected."""
 
     def __init__(self, membership: Path = cgroup.MEMBERSHIP, mount: Path = cgroup.MOUNT) -> None:
         self._counter, self._limit = _files(membership, mount)
         self._kills = self._count()
 
     def take_reason(self, ended: Ending) -> Ending:
-        """Return `ended`, with the reason if the kernel counted a new kill. A kill explains one ending."""
+        """Return `ended`, with the reason added if the kernel has counted a new kill.
+
+        Each kill explains only one ending.
+        """
         before, self._kills = self._kills, self._count()
         if ended.signal != signal.SIGKILL or ended.ours or self._kills <= before:
             return ended

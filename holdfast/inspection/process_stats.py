@@ -1,6 +1,6 @@
 """Read /proc for a process and its descendants: states, CPU time, I/O, and where its threads wait.
 
-No function raises for a process that has ended or cannot be read: the result is then empty or partial.
+No function raises if a process has ended or cannot be read. The result is empty or partial in that case.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from holdfast.inspection import thread_waits
 
 MAX_PROCESSES = 256  # how many descendants of one rank are examined
 MAX_THREADS = 512  # how many threads of one process are examined
-# The names of torch's data loader processes: torch's SIGCHLD handler reports only their deaths.
+# The prefix of the names of torch's data loader processes. Torch's SIGCHLD handler reports only their deaths.
 _LOADERS = "pt_data_"
 _DEVICES = tuple(
     f"/dev/{each}" for each in ("nvidia", "kfd", "dri", "dxg", "accel", "habana", "neuron", "infiniband")
@@ -51,7 +51,7 @@ def tree(pid: int) -> ProcessTree:
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the descendants of `pid`, at most `MAX_PROCESSES`, including children of its other threads."""
+    """Return at most `MAX_PROCESSES` descendants of `pid`, including children that other threads started."""
     found: list[int] = []
     left = [pid]
     while left and len(found) < MAX_PROCESSES:
@@ -80,9 +80,9 @@ def sample(pid: int) -> Sample:
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether a signal, rather than a debugger, has stopped `pid`, so that it must be continued.
+    """Return whether a signal has stopped `pid`, so that it must be continued. A debugger's stop is excluded.
 
-    The files that this reads are always readable, because reading them takes none of the process's locks.
+    This never blocks, because reading these files takes none of the process's locks.
     """
     if _read(f"/proc/{pid}/stat").rpartition(") ")[2][:1] != "T":
         return False
@@ -90,7 +90,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def wait_of(pid: int, tid: int) -> str:
-    """Return the kind of wait of a thread of `pid`: a constant of `holdfast.inspection.thread_waits`."""
+    """Return how a thread of `pid` waits, as one of the constants of `holdfast.inspection.thread_waits`."""
     state = _read(f"/proc/{pid}/task/{tid}/stat").rpartition(") ")[2][:1]
     if state == "D":
         return thread_waits.FILE
@@ -100,7 +100,7 @@ def wait_of(pid: int, tid: int) -> str:
 
 
 def _kind_of_read(pid: int, call: str) -> str:
-    """Distinguish reads of pipes and sockets from reads of files, which need only the file system."""
+    """Classify a read by its source: a pipe or socket depends on a peer, a file only on the file system."""
     try:
         target = str(Path(f"/proc/{pid}/fd/{int(call.split()[1], 16)}").readlink())
     except (OSError, IndexError, ValueError):  # the call uses a path, or its descriptor has been closed
@@ -111,7 +111,7 @@ def _kind_of_read(pid: int, call: str) -> str:
 
 
 def signal_may_end(pid: int) -> bool:
-    """Return True if a signal handler of `pid` may end the wait of its main thread."""
+    """Return True if one of the signal handlers of `pid` could end a wait of its main thread."""
     caught = _named(_read(f"/proc/{pid}/status")).get("SigCgt", "0")
     own = [each for each in descendants(pid) if not _read(f"/proc/{each}/comm").startswith(_LOADERS)]
     try:
@@ -130,10 +130,10 @@ def catches(pid: int, signum: int) -> bool:
 
 
 def meets_unseen(pid: int) -> bool:
-    """Return False only if `pid` cannot be waiting for other ranks although it appears to work.
+    """Return True if `pid` might be waiting for other ranks although it appears to work.
 
-    It might be waiting if it has opened a device that runs collectives, which it polls, or if it uses a
-    library such as MPI. Devices that its descendants have opened also count.
+    This is possible if it has opened a device that runs collectives, because it polls the device, or if it
+    uses a library such as MPI. Devices that its descendants have opened also count.
     """
     return any(_has_device(each) for each in (pid, *descendants(pid))) or _has_library(pid)
 
@@ -164,7 +164,7 @@ def _has_library(pid: int) -> bool:
 
 
 def waits_of(pid: int) -> tuple[str, ...]:
-    """Return the kinds of wait of all threads of `pid`."""
+    """Return how each thread of `pid` waits."""
     return tuple(wait_of(pid, tid) for tid in threads(pid))
 
 
@@ -179,7 +179,7 @@ def queue_of(pid: int, tid: int) -> str:
 
 
 def ran(pid: int, tid: int) -> str:
-    """Return a text that changes each time the thread `tid` runs; "" if the kernel does not count that."""
+    """Return a text that changes each time the thread `tid` runs; "" if the kernel keeps no such count."""
     return _read(f"/proc/{pid}/task/{tid}/schedstat").strip()
 
 
@@ -189,7 +189,7 @@ def threads(pid: int) -> dict[int, str]:
 
 
 def _cpu_s(pid: int) -> float:
-    """Return the CPU time of the live threads, to the microsecond because a clock tick is too coarse."""
+    """Return the CPU time of the live threads in microseconds' resolution; a clock tick is too coarse."""
     total_ns = 0
     for task in _tasks(pid):
         words = _read(f"{task}/schedstat").split()

@@ -1,7 +1,7 @@
 """Parse the Python stacks that `py-spy dump --json` reports, for display and comparison. Pure.
 
-Holdfast's own threads, and the frames with which Holdfast started the script, are omitted: they are the same
-in every process and do not describe the script.
+Holdfast's own threads are omitted, and so are the frames with which Holdfast started the script. They are the
+same in every process and say nothing about the script.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from holdfast.fileio import strict_json
 
-MAX_TEXT = 8_000  # how many characters of one rank's stacks are kept
+MAX_TEXT = 8_000  # the maximum number of characters that are kept of one rank's stacks
 MAX_DUMP_BYTES = 1 << 22
 MAX_VALUES = 1 << 17
 _OURS = "holdfast"  # the names of Holdfast's own threads begin with this
@@ -81,7 +81,7 @@ def _thread(found: dict[str, object]) -> Thread:
 
 
 def of_the_rank(threads: tuple[Thread, ...]) -> tuple[Thread, ...]:
-    """Return the threads except Holdfast's own, each without the frames that started the script."""
+    """Return all threads except Holdfast's own, and omit the frames that started the script."""
     return tuple(
         Thread(thread.tid, thread.name, thread.active, _above(thread.frames))
         for thread in threads

@@ -1,8 +1,8 @@
 """Inspect the ranks of one member from outside: what their processes do in a short window, and in which code.
 
 The launcher runs the inspection, because it is in the same PID namespace as its ranks. An inspection takes a
-fifth of a second, or longer for an unresponsive process, so it runs on a separate thread. py-spy reads a
-process without stopping it. Without py-spy, an inspection reports only states and times.
+fifth of a second, or longer if a process is unresponsive, so it runs on a separate thread. py-spy reads the
+stacks without stopping the process. If py-spy is not installed, an inspection reports only states and times.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from holdfast.inspection.python_stacks import Thread
 from holdfast.protocol import environment, foreign_text, progress
 from holdfast.protocol.launcher_messages import RankInspection
 
-# Long enough to distinguish work from waiting: a working process uses a core, or reads and writes.
+# Long enough to distinguish a process that works, and so uses a core or reads and writes, from one that
+# waits.
 WINDOW_S = 0.15
-DUMP_S = 3.0  # py-spy needs about 20 ms; a dump of a process in uninterruptible sleep may never finish
+DUMP_S = 3.0  # py-spy needs about 20 ms, but may never finish if the process is in uninterruptible sleep
 LOOK_S = 4 * DUMP_S
 AT_ONCE = 8  # how many processes are inspected in parallel
-_WORKS = 0.03  # as a share of a core; a waiting thread's periodic wake-ups use less
-# Names of threads in which libraries run loops. They wait forever, or repeatedly for a short time, whatever
-# the script does, so their waits say nothing about the script. Threads that run a script's callbacks for a
-# collective are not included.
+_WORKS = 0.03  # the share of a core from which a process counts as working; periodic wake-ups use less
+# Prefixes of the names of threads in which libraries run loops. Whatever the script does, these threads wait
+# forever or repeatedly for a short time, so their waits say nothing about the script. Threads that run the
+# script's callbacks for a collective are not among them.
 _LOOPS = ("gloo_tcp_loop", "pt_tcpstore", "pt_nccl_", "NCCL ", "nccl", "cuda")
 _WILL_RUN = frozenset(
     {
@@ -47,7 +48,7 @@ _WILL_RUN = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class InspectedRank:
-    """A rank's process, and its progress page."""
+    """A rank to inspect: its process, and its progress page."""
 
     rank: int
     pid: int
@@ -81,15 +82,15 @@ class RankInspector:
 def inspect_ranks(
     number: int, targets: tuple[InspectedRank, ...], asked: int = 0
 ) -> tuple[RankInspection, ...]:
-    """Return the inspections of all targets, without those that take longer than `LOOK_S`. Never raises."""
+    """Inspect all targets, and return the inspections that finish within `LOOK_S`. Never raises."""
     found: dict[int, RankInspection] = {}
 
     def inspect_some(some: tuple[InspectedRank, ...]) -> None:
         for target in some:
             found[target.rank] = _inspect_rank(number, target, asked)
 
-    # Daemon threads, because one that waits for a process in uninterruptible sleep must not keep the launcher
-    # alive.
+    # These are daemon threads, because a thread may wait for a process in uninterruptible sleep and must not
+    # keep the launcher alive.
     threads = [
         threading.Thread(
             target=inspect_some, args=(targets[start::AT_ONCE],), name="holdfast-inspect", daemon=True
@@ -105,7 +106,7 @@ def inspect_ranks(
 
 
 def bounded(looks: tuple[RankInspection, ...]) -> tuple[RankInspection, ...]:
-    """Return `looks` with stacks cut to equal shares of the message. Outer frames are cut first."""
+    """Return `looks` with each stack cut to an equal share of the message. Outer frames are cut first."""
     most = foreign_text.share(foreign_text.LOOKS_BYTES, len(looks))
     stacks = (foreign_text.shortened(each.stack, most // 2, head=0.9) for each in looks)
     words = most // 8
@@ -159,10 +160,10 @@ def _inspect_rank(number: int, target: InspectedRank, asked: int) -> RankInspect
 
 
 def _calls(pid: int, found: tuple[Thread, ...], ours: frozenset[int]) -> tuple[str, ...]:
-    """Return the waits of the rank's Python threads, followed by those of each kind of native thread."""
+    """Return the waits of the rank's Python threads, followed by the waits of its native threads."""
     known = {each.tid for each in found} | ours
     calls = [process_stats.wait_of(pid, each.tid) if each.tid else thread_waits.UNKNOWN for each in found]
-    # Python runs signal handlers in the main thread
+    # Python runs signal handlers in the main thread, so only its wait can be ended by one.
     if calls[:1] == [thread_waits.LOCK] and process_stats.signal_may_end(pid):
         calls[0] = thread_waits.SIGNALLED_LOCK
     names = process_stats.threads(pid)
@@ -172,11 +173,14 @@ def _calls(pid: int, found: tuple[Thread, ...], ours: frozenset[int]) -> tuple[s
         if tid not in known and not name.startswith(_LOOPS)
     }
     more = {thread_waits.UNKNOWN} if len(names) >= process_stats.MAX_THREADS else set()
-    return tuple(dict.fromkeys((*calls, *sorted(native | more))))  # each wait only once
+    return tuple(dict.fromkeys((*calls, *sorted(native | more))))  # without duplicates
 
 
 def dump(command: str, pid: int) -> tuple[tuple[Thread, ...], frozenset[int], str]:
-    """Return the rank's Python threads, the ids of Holdfast's own threads, and why there are none, or ""."""
+    """Return the rank's Python threads, the ids of Holdfast's own threads, and "".
+
+    If the threads cannot be read, return none of them, and the reason as the last item.
+    """
     if not command:
         return (), frozenset(), "no stack: py-spy is not installed"
     argv = [command, "dump", "--json", "--nonblocking", "--pid", str(pid)]
@@ -201,12 +205,12 @@ def _py_spy() -> str:
 
 
 def _state(before: Sample, after: Sample) -> str:
-    """Return the state after the window, or the earlier state if the process is stopped (T) only then."""
+    """Return the state after the window, or the state before it if the process was stopped (T) in between."""
     return before.state if after.state == "T" else after.state
 
 
 def _below(before: ProcessTree, after: ProcessTree) -> tuple[int, float]:
-    """Return the number of active descendants, and the CPU time of all descendants."""
+    """Return the number of descendants that were active in the window, and the CPU time of all of them."""
     works, cpu_s = 0, 0.0
     for pid, now in after.below.items():
         then = before.below.get(pid)

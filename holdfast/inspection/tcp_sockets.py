@@ -1,7 +1,7 @@
-"""Lists the TCP connections of this network namespace with the kernel's socket monitoring, sock_diag(7).
+"""List the TCP connections of this network namespace through the kernel's socket monitoring, sock_diag(7).
 
-This shows more than /proc/net/tcp: how many bytes each end has received in total, and how many its peer has
-acknowledged. If no count differs between two readings, no byte was sent or received in between.
+Unlike /proc/net/tcp, it shows how many bytes each end has received in total, and how many of its bytes the
+peer has acknowledged. If all counts are equal in two readings, no byte was sent or received in between.
 """
 
 from __future__ import annotations
@@ -28,31 +28,32 @@ _BYTES = struct.Struct("=QQ")  # of tcp_info: bytes_acked, bytes_received
 _BYTES_AT = 120
 _ATTRIBUTE = struct.Struct("=HH")  # length, kind
 _PART_BYTES = 1 << 16
-# How many ends to read: a rank has about a hundred connections, and reading many more would take too long.
+# The limit on the messages of one answer. A rank has about a hundred connections, and reading many more would
+# take too long.
 _MAX_PARTS = 256
-_ANSWER_S = 1.0  # the kernel answers within the requesting call
+_ANSWER_S = 1.0  # the limit for an answer, which the kernel normally provides within the requesting call
 
 
 @dataclass(frozen=True, slots=True)
 class Connection:
     """One end of a TCP connection.
 
-    Addresses look like "127.0.0.1:80"; IPv4 addresses have this form on IPv6 sockets too.
+    Addresses look like "127.0.0.1:80". IPv4 addresses also have this form if the socket is an IPv6 socket.
     """
 
     inode: int  # the inode of its socket
     state: int
     local: str
     remote: str
-    # bytes that its process has not read; for a listener, connections that wait to be accepted
+    # The number of bytes that its process has not read; for a listener, of connections that are not accepted.
     unread: int
-    unsent: int  # bytes that its process has written and its peer has not acknowledged
-    received: int  # total bytes, as in the next field
+    unsent: int  # the number of bytes that its process has written and its peer has not acknowledged
+    received: int  # the total number of bytes so far; the same applies to the next field
     acknowledged: int
 
     @property
     def on_one_host(self) -> bool:
-        """True if both ends have the same address, so no other machine is between them."""
+        """True if both ends have the same address, so that no other machine is involved."""
         return self.local.rpartition(":")[0] == self.remote.rpartition(":")[0]
 
 
@@ -79,7 +80,7 @@ def _asked(family: int) -> Iterator[bytes]:
 
 
 def parse(parts: Iterable[bytes]) -> Iterator[Connection]:
-    """Yield the connection ends listed in an answer. Raises `OSError` if the answer is incomplete."""
+    """Yield the ends of connections that an answer lists. Raises `OSError` if the answer is incomplete."""
     for part in parts:
         at = 0
         while at + _HEADER.size <= len(part):

@@ -1,8 +1,8 @@
 """Classify a thread's wait by its system call. Pure.
 
-The kernel shows the call in /proc/PID/task/TID/syscall, as a number and its arguments. The classes separate
-waits that an event outside the process can end from waits that only the process can end, because no other
-process can release a private lock.
+The kernel shows the number and the arguments of the call in /proc/PID/task/TID/syscall. The purpose of the
+classes is to separate waits that an event outside the process can end from waits that only the process itself
+can end. The latter are waits for private locks, which no other process can release.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from types import MappingProxyType
 
 RUNS = "run"
 LOCK = "lock"  # private to the process and without a time limit, so only its own threads can end the wait
-TIMED_LOCK = "lock for a time"  # the thread will run again and may then wake others
-# In a process that catches a signal which may end a wait.
+TIMED_LOCK = "lock for a time"  # a private lock, but the thread will run again and may then wake others
+# A wait for a private lock in a process with a signal handler that could release it.
 SIGNALLED_LOCK = "lock that a signal handler may release"
 SHARED_LOCK = "shared lock"  # another process can release the lock
 SLEEP = "sleep"
@@ -22,19 +22,20 @@ FILE = "file"
 NETWORK = "network"
 CHILD = "child"
 OTHER = "other"
-UNKNOWN = "unknown"  # the kernel does not show the call, at least not to this process
+UNKNOWN = "unknown"  # the kernel does not show the call, or not to this process
 
 _PRIVATE = 0x80  # FUTEX_PRIVATE_FLAG: include/uapi/linux/futex.h
 _REALTIME = 0x100  # FUTEX_CLOCK_REALTIME
-_WAIT_BITSET = 9  # FUTEX_WAIT_BITSET, whose time argument is a deadline; in other operations it is a duration
+# FUTEX_WAIT_BITSET. Its time argument is a deadline, whereas that of other operations is a duration.
+_WAIT_BITSET = 9
 _FUTEX = {"x86_64": 202, "aarch64": 98}
 _SELECT = {"x86_64": (23, 270), "aarch64": (72,)}
 _CALLS: Mapping[str, Mapping[str, tuple[int, ...]]] = MappingProxyType(
     {
         "x86_64": {
             SLEEP: (35, 230),  # nanosleep, clock_nanosleep
-            POLL: (7, 23, 232, 270, 271, 281, 441),  # poll, select, epoll_wait, and their kin
-            # read, write, open, stat, pread64, fsync, fallocate and their kin
+            POLL: (7, 23, 232, 270, 271, 281, 441),  # poll, select, epoll_wait and variants of them
+            # read, write, open, stat, pread64, fsync, fallocate and variants of them
             FILE: (
                 *(0, 1, 2, 3, 4, 5, 6, 17, 18, 19, 20, 40, 73, 74, 75, 76, 77, 78, 79, 82, 83, 84, 87),
                 *(217, 257, 262, 263, 264, 277, 285, 295, 296, 306, 316, 326, 332),
@@ -55,9 +56,9 @@ _CALLS: Mapping[str, Mapping[str, tuple[int, ...]]] = MappingProxyType(
     }
 )
 
-# Signals whose handlers never permanently end a wait: crashes (which faulthandler catches), requests to end
-# the process (such as SIGINT, which Python catches), the terminal's signals, CPU-time timers (a wait uses no
-# CPU time), and the two that the C library reserves for its threads.
+# Signals whose handlers are never the reason why a hang could resolve: crashes (which faulthandler catches),
+# requests to end the process (such as SIGINT, which Python catches), the terminal's signals, CPU-time timers
+# (a wait uses no CPU time), and the two signals that the C library reserves for its threads.
 _ENDS_NO_WAIT = frozenset(
     {
         *(4, 5, 6, 7, 8, 11, 31, 13, 24, 25),  # ILL, TRAP, ABRT, BUS, FPE, SEGV, SYS, PIPE, XCPU, XFSZ
@@ -71,21 +72,21 @@ _CHILD_ENDED = 17  # CHLD
 
 
 def may_be_ended(caught: int, children: bool) -> bool:
-    """Return True if a signal handler may end a wait of the main thread.
+    """Return True if a signal handler could end a wait of the main thread.
 
-    `caught` is the mask SigCgt of /proc/PID/status. `children` is True if there are child processes other
-    than data loaders, whose end would send SIGCHLD. Torch catches SIGCHLD for its data loaders for the
-    lifetime of the process.
+    `caught` is the mask SigCgt of /proc/PID/status. `children` is True if the process has children other than
+    data loaders, so that SIGCHLD could arrive for them. A handler for SIGCHLD alone proves nothing, because
+    torch installs one for its data loaders and never removes it.
     """
     found = {number for number in range(1, 65) if caught >> (number - 1) & 1} - _ENDS_NO_WAIT
     return bool(found if children else found - {_CHILD_ENDED})
 
 
 def deadline(syscall: str, machine: str) -> tuple[int, bool] | None:
-    """Return the memory address of the deadline of a thread's `TIMED_LOCK`, and its clock.
+    """Return the memory address of the deadline of a thread's `TIMED_LOCK`, and the deadline's clock.
 
-    The clock is True for the wall clock and False for the monotonic clock. Return None for any other wait,
-    and for a wait with a duration instead of a deadline, because its start is not known.
+    The clock is True for the wall clock and False for the monotonic clock. Returns None for any other wait,
+    and also if the wait has a duration instead of a deadline, because the start of the wait is not known.
     """
     if of(syscall, machine) != TIMED_LOCK:
         return None
@@ -110,7 +111,7 @@ def of(syscall: str, machine: str) -> str:
             return SHARED_LOCK
         return TIMED_LOCK if arguments[3] else LOCK
     if number in _SELECT.get(machine, ()) and len(arguments) >= 5 and not arguments[0] and arguments[4]:
-        return SLEEP  # a select without descriptors only waits, as `time.sleep` does before Python 3.11
+        return SLEEP  # a select without descriptors: before Python 3.11, `time.sleep` uses it
     for name, numbers in _CALLS.get(machine, {}).items():
         if number in numbers:
             return name

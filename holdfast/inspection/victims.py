@@ -1,12 +1,13 @@
 """Decide whether a rank failed because of another rank's failure, and extract torch's report of it. Pure.
 
-Most error texts are ambiguous: a store that closes the script's connection also causes "Connection reset by
-peer". Such a text therefore counts only if torch's collectives, or the backward pass that calls them, raised
-it. A text with a location in torch's C++ code comes from torch, whatever code repeats it.
+Most error texts are ambiguous. For example, "Connection reset by peer" may also mean that a database closed
+the script's connection. Such a text therefore counts only if torch's collectives, or the backward pass that
+calls them, raised it. A text that names a location in torch's C++ code always comes from torch, even if other
+code repeats it.
 
-If in doubt, a rank is classified as a victim. The supervisor then waits briefly for a cause. If it finds
-none, it restarts the rank a few times and shows its traceback. If a victim were classified as the cause, a
-run that had only lost a peer could end.
+When in doubt, a rank is classified as a victim. The supervisor then waits briefly for the cause to appear. If
+none does, it restarts the rank a few times and shows its traceback. The opposite mistake is worse: if a
+victim were classified as the cause, a run that had only lost a peer could end.
 """
 
 from __future__ import annotations
@@ -31,21 +32,22 @@ SIGNS = (
     "wait timeout",
     "monitoredBarrier",
 )
-_PLAIN = SIGNS[:6]  # the signs that by themselves explain the failure
-_MOST = 80  # how many characters of a text without such a sign are shown
+_PLAIN = SIGNS[:6]  # the signs that explain the failure to a reader on their own
+_MOST = 80  # the maximum number of characters to show of a text without such a sign
 _TYPES = frozenset({"DistError", "DistBackendError", "DistNetworkError", "DistStoreError"})
-# Texts that only torch's C++ code uses; other libraries do not report a lost connection in these words.
+# Texts that only torch's C++ code uses. Other libraries do not report a lost connection in these words.
 _TORCH_SAYS = re.compile(
     r"\bgloo/\w+/|connectFullMesh|ProcessGroup(?:NCCL|Gloo|Wrapper)|NCCL (?:error|WARN)|ncclSystemError"
     r"|ncclRemoteError|ncclUnhandledCudaError|monitoredBarrier|\bDist(?:Backend|Network|Store)Error\b"
 )
-# Locations in torch's C++ code that fail because of a peer. A text with such a location comes from there,
-# whatever raised the exception.
+# Locations in torch's C++ code that fail because of a peer. A text that names such a location comes from
+# torch, whatever code raised the exception.
 _PLACE = re.compile(
     r"\b(?:gloo|tensorpipe)/[\w/]+\.\w+:\d+|ProcessGroup\w+\.[ch]pp:\d+|failed to pass monitoredBarrier"
 )
-# Reports of torch's C++ code that two ranks called different collectives. No peer was lost in that case: the
-# script is wrong. The reporting rank has the error message, although other ranks then lose it as a peer.
+# Reports of torch's C++ code that two ranks called different collectives. In that case the script is wrong,
+# and no peer was lost. The rank that reports the mismatch is the cause, and the other ranks lose it as a
+# peer.
 _MISMATCH = re.compile(
     r"op\.preamble\.length <= op\.nbytes|Is there a distributed collective mismatch"
     r"|Detected mismatch between collectives on ranks"
@@ -53,26 +55,27 @@ _MISMATCH = re.compile(
 _SIZES = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 _COLLECTIVES = ("torch.distributed", "torch.nn.parallel.distributed")  # these modules and their submodules
 _ENGINE = ("torch.autograd", "torch._ops", "torch._functorch", "torch._inductor", "torch._dynamo")
-# Modules among these that contain no collectives: `checkpoint` reads and writes files, and `rpc` forwards
-# exceptions that a function of the script raised on another rank. Both call collectives in other modules.
+# Submodules that contain no collectives: `checkpoint` reads and writes files, and `rpc` forwards exceptions
+# that a function of the script raised on another rank. The collectives that both call are in other modules.
 _OTHERS = ("torch.distributed.checkpoint", "torch.distributed.rpc")
 _RAISE = opmap["RAISE_VARARGS"]
-_DEEP = 50  # how many exceptions of a chain are examined
-_NESTED = 10  # how many levels of nested exception groups are examined
+_DEEP = 50  # the maximum number of exceptions of a chain that are examined
+_NESTED = 10  # the maximum number of levels of nested exception groups that are examined
 
 _LINKS = (
     "The above exception was the direct cause of the following exception:",
     "During handling of the above exception, another exception occurred:",
 )
-_DUMP = "Fatal Python error: "  # printed by faulthandler, which lists the threads' stacks and no exception
+# faulthandler prints this, followed by the stacks of all threads. It prints no exception.
+_DUMP = "Fatal Python error: "
 _DIST = re.compile(r"^(?:torch\.distributed\.)?(Dist\w+)", re.MULTILINE)
 
 
 def is_victim(error: BaseException, nested: int = 0) -> bool:
     """Return True if `error` comes from a lost peer, or was raised while the script handled such an error.
 
-    Without the lost peer, the script would not have raised errors while handling that error (`raise
-    Failed("step") from error`, the same without `from`, `sys.exit(1)`) or failed in its `finally` blocks.
+    The second case includes `raise Failed("step") from error`, the same without `from`, `sys.exit(1)`, and
+    failures in `finally` blocks: none of them would have happened without the lost peer.
     """
     chain = [error]
     for each in chain:
@@ -87,7 +90,7 @@ def is_victim(error: BaseException, nested: int = 0) -> bool:
 
 
 def in_log(log: str) -> bool:
-    """Decide as `is_victim` does, from the end of the `log` of a process that reported no exception."""
+    """Decide the same as `is_victim` from the end of the `log` of a process that reported no exception."""
     text = tracebacks.end_of_log(log)
     if _MISMATCH.search(text.rpartition(tracebacks.HEADER)[2]) is not None:
         return False
@@ -103,7 +106,7 @@ def in_log(log: str) -> bool:
 
 
 def mismatch(text: str) -> str:
-    """Return in one clause what torch reports in `text` about mismatched collectives; "" if nothing."""
+    """Return, as one clause, what torch reports in `text` about mismatched collectives; "" if nothing."""
     if _MISMATCH.search(text) is None:
         return ""
     sizes = _SIZES.search(text)
@@ -112,7 +115,7 @@ def mismatch(text: str) -> str:
 
 
 def lost_peers(text: str) -> str:
-    """Return "lost its peers" with the reason given in the last line of an exception's `text`.
+    """Return "lost its peers" with the reason that an exception's `text` gives.
 
     The location in the library, the port, and torch's suggestions are omitted, because the record of the
     incident contains the whole text.
@@ -125,7 +128,7 @@ def lost_peers(text: str) -> str:
 def _is_loss(error: BaseException, nested: int) -> bool:
     if isinstance(error, PeerLost):
         return True
-    if isinstance(error, BadInput):  # whatever text it quotes
+    if isinstance(error, BadInput):  # even if its message quotes the text of a lost peer
         return False
     parts = members_of_group(error)
     if parts:
@@ -177,7 +180,7 @@ def _is_of(module: str, places: tuple[str, ...]) -> bool:
 
 
 def _is_of_peers(text: str) -> bool:
-    """Return True if a traceback, or the output of a library before it aborted, was caused by a lost peer."""
+    """Return True if a lost peer caused `text`, a traceback or the output of a library before it aborted."""
     frames = list(tracebacks.FRAME.finditer(text))
     if not frames:
         return _TORCH_SAYS.search(text) is not None or _PLACE.search(text) is not None

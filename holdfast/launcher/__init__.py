@@ -1,1 +1,1 @@
-"""The launcher of a member: makes warm processes, starts and watches ranks, and notices how they end."""
+"""The launcher of a member: keeps warm processes, starts and watches ranks, and records how they end."""

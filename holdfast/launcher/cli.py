@@ -14,24 +14,25 @@ from holdfast.errors import BadInput
 from holdfast.launcher.launcher import Launcher
 from holdfast.launcher.output_forwarder import forwarder_of
 from holdfast.launcher.warm_pool import MemberSettings
+from holdfast.launcher.zygote_handle import Zygote
 from holdfast.process import linux
 from holdfast.protocol import defaults, environment
 from holdfast.snapshot import member_directory
 from holdfast.worker import program, script_source
 from holdfast.worker.script_source import ProgramSources
-from holdfast.worker.zygote import Zygote
 
-OUTPUT_S = 5.0  # to write the last output, if its reader is slow
+OUTPUT_S = 5.0  # the time limit for writing the last output, whose reader may be slow
 _ABOUT = """\
-Start and watch the ranks of one member on the orders of its sidecar. `holdfast run` and the pod injector
-prefix the training command with this. Without a sidecar it does nothing.
+Start and watch the ranks of one member, on the orders of its sidecar. `holdfast run` and the pod injector put
+this command in front of the training command. Without a sidecar it starts no ranks.
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve one member until it is stopped.
+    """Serve one member until it is stopped, and return the exit code of this process.
 
-    Returns 2 for bad input; otherwise the job's exit code in a pod, and 0 elsewhere.
+    The exit code is 2 for bad input, and 1 if the parent process (`--parent`) has already ended. Otherwise it
+    is 0 for a member of a local run, and the job's exit code in a pod.
     """
     return serve(parse_options(list(sys.argv[1:] if argv is None else argv)))
 
@@ -69,14 +70,14 @@ def serve(
 
 
 def _load_sources(options: argparse.Namespace) -> ProgramSources:
-    """Return the sources from the keeper, or else read them from disk. Raises `BadInput`, `OSError`."""
+    """Return the sources that the keeper has read, or read them from disk. Raises `BadInput`, `OSError`."""
     if options.kept >= 0:
         return script_source.load(options.kept)
     return script_source.read_sources(program.parse(options.command, Path.cwd()))
 
 
 def _strategy(program: program.Program, asked: str) -> str:
-    """Return the `strategy` of `WarmPool`; a command that is not a Python script has no warm processes."""
+    """Return the `strategy` for `WarmPool`. A command that is not a Python script has no warm processes."""
     if program.kind == "other":
         return "cold"
     return "park" if asked == "auto" else asked

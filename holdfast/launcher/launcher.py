@@ -2,8 +2,8 @@
 
 The launcher runs in the user's image, so it uses only the standard library. It makes no decisions. The
 sidecar sends complete orders (`LauncherOrder`), and the launcher sends its complete state (`LauncherState`)
-at every change. Both carry a generation, so that outdated ones are recognised. When a sidecar restarts, the
-ranks keep running, and it receives the complete state again.
+after every change. Both carry a generation, by which the receiver recognises outdated messages. If the
+sidecar restarts, the ranks keep running, and the new sidecar receives the complete state.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from holdfast.launcher.survivor_snapshot import SurvivorSnapshot
 from holdfast.launcher.warm_pool import UNJOINED_BYTES, MemberSettings, WarmPool
 from holdfast.launcher.worker_group import WorkerGroup
 from holdfast.launcher.worker_process import Worker, WorkerProcess, live_workers
+from holdfast.launcher.zygote_handle import Zygote
 from holdfast.process import event_loop, linux, logs, network
 from holdfast.process.clock import seconds_to_next_tick
 from holdfast.process.executable import Unstartable
@@ -47,22 +48,21 @@ from holdfast.protocol.rank_channel import WorkerMessage
 from holdfast.snapshot import member_directory
 from holdfast.worker import nested_scripts
 from holdfast.worker.script_source import ProgramSources, SourceChanges
-from holdfast.worker.zygote import Zygote
 
-# Generation, number of the inspection, one result per rank.
+# The generation, the number of the inspection, and one result per rank.
 _Inspections: TypeAlias = tuple[int, int, tuple[RankInspection, ...]]
 
-# Between heartbeats; the sidecar reports the launcher as unresponsive after five missed ones.
+# The time between heartbeats. The sidecar reports the launcher as unresponsive after five missed ones.
 HEARTBEAT_S = 1.0
-END_LOOK_S = 0.05  # between two checks for processes that outlive their ranks
-REFILL_S = 5.0  # a generation that has not settled after this time no longer delays the next warm processes
-SECURE_S = 1.0  # the total wait for survivors' copies: after that, a recovery would no longer be fast
-SECURE_FIRST_S = 0.15  # the wait for the ranks at the lowest step, before the others are also asked
-SECURE_SUSPECT_S = 0.25  # the wait for ranks suspected of hanging; others answer in a tenth of this time
-SECURE_WATCH_S = 0.1  # between two checks of the copies in progress
-# The wait for killed processes to end, because the kernel takes more than a second to free gigabytes.
+END_LOOK_S = 0.05  # the time between two checks for processes that outlive their ranks
+REFILL_S = 5.0  # a generation that has not settled after this time no longer delays new warm processes
+SECURE_S = 1.0  # the limit on the wait for survivors' copies; a longer wait would make the recovery slow
+SECURE_FIRST_S = 0.15  # how long to wait for the ranks at the lowest step before asking the others too
+SECURE_SUSPECT_S = 0.25  # how long to wait for ranks that may hang; others answer in a tenth of this time
+SECURE_WATCH_S = 0.1  # the time between two checks of the copies in progress
+# How long to wait for killed processes to end. The kernel takes more than a second to free gigabytes.
 END_S = 5.0
-# After this time, a silent rank that may hold a slot is killed if another rank needs the slot.
+# If a rank needs a slot, a silent rank that may hold one is killed after this time.
 SECURE_STUCK_S = 0.6
 
 
@@ -76,7 +76,7 @@ class Launcher:
         strategy: str,
         zygote: Zygote | None = None,
     ) -> None:
-        """For `strategy` see `WarmPool`. `zygote` is a zygote that already exists for this member."""
+        """See `WarmPool` for `strategy`. `zygote` is an existing zygote of this member, if there is one."""
         self.selector = selectors.DefaultSelector()
         self.group = WorkerGroup(settings)
         self.watch = ProcessWatch(self.selector, self.on_message, self.on_process_end)
@@ -87,15 +87,15 @@ class Launcher:
         self.memory = MemoryGroup()
         self.stopping = False
         self.exit_code = 0  # the exit code in the newest order to stop
-        # A signal to end has arrived, and the supervisor has some time to send its order to stop.
+        # True while the launcher, after a signal to end, waits for the supervisor's order to stop.
         self._is_leaving = False
-        self._end_s = 0.0  # the time at which all remaining processes are killed
-        self._asked_to_end: set[int] = set()  # processes started by ranks that have been sent SIGTERM
-        self._background: BackgroundProcesses | None = None  # left by ranks that succeeded
-        self._is_turn_planned = False  # the loop will check again whether they have ended
-        self.epoch = 0  # the epoch of the newest supervisor whose order was carried out here
-        self._has_started = False  # the command has been started at least once
-        self._past_starts: dict[int, int] = {}  # pid to start time in ticks, of processes that have ended
+        self._end_s = 0.0  # when all remaining processes will be killed
+        self._asked_to_end: set[int] = set()  # processes left by ranks that have been sent SIGTERM
+        self._background: BackgroundProcesses | None = None  # processes left by ranks that succeeded
+        self._is_turn_planned = False  # whether a check is scheduled for processes that have not ended yet
+        self.epoch = 0  # the epoch of the newest supervisor whose order this launcher has carried out
+        self._has_started = False  # whether the command has been started at least once
+        self._past_starts: dict[int, int] = {}  # start times, in ticks, of processes that have ended, by pid
         self._timers: list[tuple[float, Callable[[], None]]] = []
         self._inspector = RankInspector(self._on_inspected)
         self._changes = SourceChanges(sources)
@@ -105,7 +105,7 @@ class Launcher:
     # -- the loop
 
     def serve(self) -> None:
-        """Serve until an order or a signal to stop arrives. On return, no process of this member is left."""
+        """Serve until stopped by an order or a signal. On return, no process of this member is left."""
         self.sidecar.open()
         self._wakeup = event_loop.SignalWakeup(self.selector, (signal.SIGTERM, signal.SIGINT), self._on_wake)
         self.pool.open()
@@ -150,7 +150,7 @@ class Launcher:
     # -- the state
 
     def state(self) -> LauncherState:
-        """Return the launcher's complete state, as it is sent to the sidecar."""
+        """Return the launcher's complete state, which the sidecar receives."""
         generation, looked, looks = self._inspections
         if generation != self.group.generation:
             looked, looks = 0, ()
@@ -173,10 +173,10 @@ class Launcher:
     # -- orders
 
     def obey(self, order: LauncherOrder) -> None:
-        """Carry out `order`, unless the launcher is in a newer generation. Repeating an order is harmless.
+        """Carry out `order`, unless the launcher is in a newer generation. A repeated order does no harm.
 
         Raises:
-            OrderRefused: The order is from a supervisor that has been replaced.
+            OrderRefused: The order comes from a supervisor that has been replaced.
         """
         if order.epoch < self.epoch:
             newest = f"a supervisor of epoch {self.epoch} has taken over the run"
@@ -201,7 +201,7 @@ class Launcher:
         self.assign_processes()
 
     def assign_processes(self) -> None:
-        """Start the waiting ranks in warm processes, and create the warm processes that are missing."""
+        """Start the waiting ranks in warm processes, and replace the warm processes that are used up."""
         if self.stopping:
             return
         if self.group.waiting():
@@ -215,7 +215,7 @@ class Launcher:
                 self._release(worker, found)
 
     def _start_cold(self, worker: Worker) -> None:
-        if worker.rank == 0:  # its script listens on the port itself
+        if worker.rank == 0:  # the script of rank 0 listens on the port itself
             self._release_port()
         variables = self.group.cold_environment(worker)
         try:
@@ -227,11 +227,11 @@ class Launcher:
         self.group.assign(worker, process)
 
     def _release(self, worker: Worker, found: WorkerProcess) -> None:
-        """Start a rank in a warm process. Rank 0 inherits the rendezvous socket, or finds its port free."""
+        """Start a rank in a warm process. Rank 0 inherits the rendezvous socket, unless it binds the port."""
         descriptors: tuple[int, ...] = ()
         if worker.rank == 0 and self.pool.program.joins:
             descriptors = (self.rendezvous.fileno(),)
-        elif worker.rank == 0:  # before the rank runs, because its script may bind the port in its first line
+        elif worker.rank == 0:  # free the port first, because the script may bind it in its first line
             self._release_port()
         if self.group.start(worker, found, descriptors) and descriptors:
             self._release_port()
@@ -242,9 +242,9 @@ class Launcher:
         before.close()
 
     def _unstartable_ending(self, error: Unstartable) -> Ending:
-        """Return how to report a rank whose process cannot be started.
+        """Return the ending to report for a rank whose process cannot be started.
 
-        It counts as bad input only if the command has never run; otherwise the cause may be temporary.
+        It counts as bad input only if the command has never run. Otherwise the cause may be temporary.
         """
         now_ns = time.monotonic_ns()
         launch = self.group.launch
@@ -254,7 +254,7 @@ class Launcher:
         return Ending(now_ns, exit_codes.BAD_INPUT, fail="bad_input", failed_ns=now_ns, message=str(error))
 
     def _pop_warm(self, local_rank: int) -> WorkerProcess | None:
-        """Return a parked process, or None. A process that a signal has stopped is killed and replaced."""
+        """Return a parked process, or None. If a signal has stopped the process, kill and replace it."""
         found = self.pool.pop(local_rank)
         if found is not None and linux.state_of(found.pid)[0] == "T":
             found.kill(signal.SIGKILL)
@@ -304,7 +304,7 @@ class Launcher:
             self.after(SECURE_WATCH_S, lambda: self._watch(securing))
 
     def _when_still(self, seconds: float, securing: SurvivorSnapshot, act: Callable[[], None]) -> None:
-        """Call `act` after `seconds`, but not while a copy is still growing."""
+        """Call `act` after `seconds`, or as soon after that as no copy is growing."""
 
         def due() -> None:
             if not securing.done and securing.watch(time.monotonic()):
@@ -317,9 +317,9 @@ class Launcher:
     def stop(self, grace_s: float, ending_only: bool = False, first: FirstSignal = "") -> None:
         """Begin to stop: send SIGTERM now and SIGKILL after `grace_s` seconds, or only SIGKILL if that is 0.
 
-        Ranks that are already ending receive no SIGTERM; with `ending_only`, all others are killed. `first`
-        is a gentler request that precedes SIGTERM (see `LauncherOrder`): SIGTERM then follows after
-        `grace_s`, and SIGKILL after another `grace_s`.
+        Ranks that are already ending receive no SIGTERM. With `ending_only`, all others are killed. If
+        `first` names another signal (see `LauncherOrder`), it is sent now, SIGTERM follows after `grace_s`,
+        and SIGKILL after another `grace_s`.
         """
         if self.stopping and grace_s > 0:
             return
@@ -339,10 +339,10 @@ class Launcher:
             self.group.kill_all()
 
     def _end_children(self) -> set[int]:
-        """Send SIGTERM to processes that the ranks left behind; return those that are still to be waited for.
+        """Send SIGTERM to processes that the ranks left behind; return the processes to wait for.
 
-        If all ranks succeeded, a process that is still working is not signalled, but an idle one is. Once the
-        grace period is over, the result is empty.
+        If all ranks succeeded, SIGTERM is sent only to idle processes and not to processes that are still
+        working. Once the grace period is over, the result is empty.
         """
         now_s = time.monotonic()
         for pid in linux.children():
@@ -365,7 +365,7 @@ class Launcher:
         return alive
 
     def _print_background(self, pids: Iterable[int], what: str) -> None:
-        """Print what is done about processes that the script left in the background."""
+        """Print what happens to processes that the script left in the background."""
         for pid in sorted(pids):
             command = left_processes.command_of(pid)
             if command:
@@ -379,7 +379,7 @@ class Launcher:
     # -- messages from processes, and their endings
 
     def on_message(self, process: WorkerProcess, message: WorkerMessage) -> None:
-        """Handle a message of a process of this member."""
+        """Handle a message from a process of this member."""
         if message.what in ("parked", "unparkable"):
             self.pool.receive(process, message)
             self.assign_processes()
@@ -387,7 +387,7 @@ class Launcher:
             self.group.receive(process, message)
 
     def on_process_end(self, process: WorkerProcess) -> None:
-        """Reap a process and record how it ended. If it was still in the pool, the pool replaces it."""
+        """Reap a process and record how it ended. If it belonged to the pool, the pool replaces it."""
         self._past_starts |= _start_ticks([process.pid])
         ended = self.memory.take_reason(worker_process.reap(process))
         if self.pool.processes.get(process.local_rank) is process:
@@ -430,7 +430,7 @@ class Launcher:
                 _reap(pid)
 
     def _on_wake(self, received: bytes) -> None:
-        """Read new inspection results, which `received` announces by a 0; stop if it has a signal number."""
+        """Take new inspection results if `received` contains a 0, and stop if it contains a signal number."""
         while self._new_inspections:
             self._inspections = self._new_inspections.popleft()
         if any(received):
@@ -439,9 +439,9 @@ class Launcher:
     def _leave(self) -> None:
         """Obey a signal to end. In a pod, first give the supervisor time to have the state saved.
 
-        The supervisor then orders the launcher to stop. Without a sidecar, or if no order arrives in time,
-        the ranks are killed, as the kubelet would do anyway. The exit code is then that of the signal,
-        because a Job would count a pod that exits with 0 as a success.
+        The supervisor orders the launcher to stop once the state is saved. If there is no sidecar, or if no
+        order arrives in time, the launcher kills the ranks, as the kubelet would do anyway. Its exit code
+        then represents the signal, because a Job would count a pod that exits with 0 as a success.
         """
         self.exit_code = self.exit_code or exit_codes.TERMINATED
         wait_s = float(os.environ.get(environment.LEAVE_S) or 0.0)
@@ -465,12 +465,12 @@ _CURRENT_ONLY: Mapping[str, Callable[[Launcher, LauncherOrder], None]] = Mapping
 
 
 def _listen_tcp() -> socket.socket:
-    """Listen on a port for the next rendezvous, so that no other process can take the port until then."""
+    """Listen on a port to reserve it for the next rendezvous."""
     return network.listen(os.environ.get(environment.BIND, "127.0.0.1"))
 
 
 def _start_ticks(pids: Iterable[int]) -> dict[int, int]:
-    """Return when each existing process of `pids` began, in ticks since boot. Zombies are included."""
+    """Return the start time, in ticks since boot, of each of the `pids` that exists, including zombies."""
     found = {pid: left_processes.origin(pid) for pid in pids if pid}
     return {pid: each.began for pid, each in found.items() if each is not None}
 
@@ -485,8 +485,8 @@ def _reap(pid: int) -> None:
 def _reap_all() -> None:
     """Kill all remaining descendants and wait for them, so that none outlives the launcher.
 
-    A process that waits for a device or a file system may not end within `END_S`; it is then left to the
-    process that adopts the launcher's orphans.
+    A process that waits for a device or a file system may not end within `END_S`. In that case, it is left to
+    the process that adopts the launcher's orphans.
     """
     dead: set[int] = set()
     give_up_at = time.monotonic() + END_S

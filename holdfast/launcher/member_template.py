@@ -1,7 +1,7 @@
-"""The members' fork server: imports the script's modules once per machine, and forks each member from there.
+"""The members' fork server: imports the script's modules once per machine, and then forks each member.
 
-Importing torch takes seconds of CPU time, and the members of a machine share its cores. Each member is a
-launcher and its zygote. Once forked, they do not depend on the fork server or on other members. The server
+Importing torch takes seconds of CPU time, and the members of a machine share its cores. A forked member
+consists of a launcher and its zygote. They do not depend on the fork server or on other members. The server
 forks twice, so that the keeper, which is a subreaper, becomes the launcher's parent.
 """
 
@@ -15,13 +15,14 @@ import sys
 import traceback
 
 from holdfast.launcher import cli
+from holdfast.launcher.zygote_handle import fork_zygote
 from holdfast.process import fork_server, linux, title
 from holdfast.protocol import codec, environment, rank_channel
 from holdfast.protocol.rank_channel import WorkerMessage
 from holdfast.worker import script_source
 from holdfast.worker.program import Program
 from holdfast.worker.script_source import ProgramSources
-from holdfast.worker.zygote import boot_code, fork_zygote, preload
+from holdfast.worker.zygote import boot_code, preload
 
 BOOT = boot_code("holdfast.launcher.member_template")
 
@@ -43,7 +44,10 @@ def main() -> None:
 def _be_member(
     sources: ProgramSources, keeper: int, argv: tuple[str, ...], birth: socket.socket, log: int
 ) -> None:
-    """Become a launcher with an existing zygote. Only ranks that the zygote forks leave this, by raising."""
+    """Become a launcher with a zygote. Never returns.
+
+    In a rank that the zygote forks, SystemExit is raised.
+    """
     os.setsid()
     fork_server.redirect(log)
     options = cli.parse_options(list(argv))
@@ -60,4 +64,4 @@ def _be_member(
         traceback.print_exc()
         code = 1
     sys.stderr.flush()
-    os._exit(code)  # the exit handlers of the script's libraries must run only in ranks
+    os._exit(code)  # only ranks may run the exit handlers of the script's libraries

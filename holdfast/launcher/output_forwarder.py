@@ -1,8 +1,8 @@
 """Copy the ranks' output to the launcher's own output, where a pod's log collector reads it.
 
 The ranks write to files in the pod's memory volume, because a file never blocks them and its last lines
-explain a failure. Copied output is freed, so the files take a bounded amount of memory however much a script
-prints.
+explain a failure. The memory of copied output is freed, so the files take a bounded amount of memory
+regardless of how much the script prints.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from holdfast.process.clock import seconds_to_next_tick
 from holdfast.process.log_tail import LogTails
 
 POLL_S = 0.2
-KEPT_BYTES = 256 << 10  # kept at the end of each file: more than messages quote, for people who read the file
-FREE_BYTES = 1 << 20  # freed at a time
+KEPT_BYTES = 256 << 10  # the part at the end of each file that is never freed, for messages and for people
+FREE_BYTES = 1 << 20  # memory is freed in steps of at least this size
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # linux/falloc.h
 
 
 class OutputForwarder:
     """Copies new lines of the log files under `logs` to the descriptor `target`, in a thread.
 
-    With `several` ranks, each line begins with the number of its rank. Content that exists at the start was
-    already copied by an earlier launcher.
+    With `several` ranks, each line begins with the number of its rank. Content that exists at the start is
+    skipped, because an earlier launcher has already copied it.
     """
 
     def __init__(self, logs: Path, *, several: bool, target: int = 1) -> None:
@@ -41,7 +41,7 @@ class OutputForwarder:
         self._thread.start()
 
     def close(self, limit_s: float) -> None:
-        """Copy the remaining lines and end; give up after `limit_s`, in case the output has no reader."""
+        """Copy the remaining lines, and end. Give up after `limit_s`: the output may have no reader."""
         self._ending.set()
         self._thread.join(limit_s)
 
@@ -64,7 +64,7 @@ class OutputForwarder:
         return True
 
     def _free(self) -> None:
-        """Free the memory of the copied part of each file, except for its last bytes."""
+        """Free the memory of the copied part of each file, except for its last `KEPT_BYTES`."""
         for path, offset in self._tails.positions():
             begin = self._freed.get(path, 0)
             end = (offset - KEPT_BYTES) // FREE_BYTES * FREE_BYTES
@@ -73,7 +73,7 @@ class OutputForwarder:
 
 
 def punch_hole(path: Path, offset: int, length: int) -> bool:
-    """Free these bytes of a file, so that they read as zeros; return False if that is not possible."""
+    """Free a range of a file, which then reads as zeros. Return False if that is not possible."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
     try:
@@ -84,7 +84,7 @@ def punch_hole(path: Path, offset: int, length: int) -> bool:
 
 
 def forwarder_of(logs: Path, nproc: int, parent: int) -> OutputForwarder | None:
-    """Start a forwarder and return it, or return None in a local run, where the keeper shows the logs."""
+    """Start and return a forwarder; return None in a local run, because there the keeper shows the logs."""
     if parent:
         return None
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Watch the processes of one member: receive their messages, and notice the end of each, such as a crash."""
+"""Watch the processes of one member: receive their messages, and detect when they end."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from holdfast.protocol.rank_channel import WorkerMessage
 class ProcessWatch:
     """Watches the channel and the pidfd of every process that runs the script, from its start to its end.
 
-    It calls `on_message` with each message of a process, after it has recorded the process's pid or how the
-    process says that it will end. It calls `on_end` once for each process: when the kernel reports its end,
-    or when its channel closes before its pid is known. By then all messages of the process have been
-    received. `on_end` must reap the process; its descriptors are closed afterwards.
+    `on_message` is called with each message of a process. If the message contains the process's pid, or how
+    the process will end, that has been recorded by then. `on_end` is called once for each process: when the
+    kernel reports its end, or when its channel closes before its pid is known. All messages of the process
+    have been received by then. `on_end` must reap the process; its descriptors are closed afterwards.
     """
 
     selector: selectors.BaseSelector
@@ -28,22 +28,22 @@ class ProcessWatch:
     on_end: Callable[[WorkerProcess], None]
 
     def add(self, process: WorkerProcess) -> None:
-        """Receive the messages of a process; its end is watched as soon as it has reported its pid."""
+        """Start to receive the messages of a process, and to watch for its end once it reports its pid."""
         self.selector.register(process.control, selectors.EVENT_READ, lambda: self._receive(process))
 
     def remove(self, process: WorkerProcess) -> None:
-        """Watch a process no longer, and close its descriptors."""
+        """Stop watching a process, and close its descriptors."""
         if process.pidfd >= 0:
             self._stop_watching(process.pidfd)
         self._stop_watching(process.control.fileno())
         process.close()
 
     def born(self, process: WorkerProcess, pid: int) -> None:
-        """Record the pid of a process, and watch its end. A signal that it should have had is sent now."""
+        """Record the pid of a process, and watch for its end. Send it a signal that was due before now."""
         process.pid = pid
         try:
             process.pidfd = os.pidfd_open(pid)
-        except ProcessLookupError:  # it died at once and a sweep has reaped it; its channel will close
+        except ProcessLookupError:  # it has died already and a sweep has reaped it; its channel will close
             return
         if process.killed:
             process.kill(process.killed)
@@ -52,7 +52,7 @@ class ProcessWatch:
     def ended(self, process: WorkerProcess) -> None:
         """Receive the last messages of a process that has ended, call `on_end`, and remove the process.
 
-        The kernel may report the end of a process before its last messages.
+        The kernel may report the end of a process before it delivers the last messages.
         """
         if process.pidfd >= 0:
             self._stop_watching(process.pidfd)
@@ -62,12 +62,12 @@ class ProcessWatch:
         self.remove(process)
 
     def _receive(self, process: WorkerProcess) -> bool:
-        """Receive one message. Return False if there is none now, or if there will be no more."""
+        """Receive one message. Return False if none is ready, or if the channel is closed."""
         try:
             message, _ = rank_channel.receive(process.control, WorkerMessage, wait=False)
         except BlockingIOError:
             return False
-        except codec.InvalidMessage:  # the script's own forks have the channel and may write anything to it
+        except codec.InvalidMessage:  # the script's forks inherit the channel and may write anything to it
             return True
         except rank_channel.Closed:
             self._stop_watching(process.control.fileno())

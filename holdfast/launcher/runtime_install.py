@@ -1,12 +1,12 @@
 """`holdfast install-runtime DIRECTORY`: installs the parts of Holdfast that a training container needs.
 
-The init container `holdfast-setup` runs it on a volume of the pod before the training starts. Kubernetes may
-run an init container again, even if an earlier run was killed or succeeded. Each run therefore installs
-everything, and first removes what an unfinished run left. A reader finds `LIBRARY` and `PY_SPY` each either
-complete or absent.
+The init container `holdfast-setup` runs this command on a volume of the pod before the training starts.
+Kubernetes may run an init container again, whether an earlier run was killed or succeeded. Each run therefore
+removes what an unfinished run has left, and then installs everything. To readers, `LIBRARY` and `PY_SPY` are
+each either complete or absent.
 
-The training container may run as another user and with another Python version. All users can therefore read
-the files, and can add bytecode for their version.
+The training container may run as another user and with another Python version. The permissions therefore
+allow all users to read the files, and to add bytecode for their version.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from pathlib import Path
 
 from holdfast import exit_codes
 
-LIBRARY = Path("lib")  # goes on the path of the training's Python, so it contains only the package `holdfast`
+LIBRARY = Path("lib")  # contains only the package `holdfast`, because the training's Python imports from it
 PY_SPY = Path("bin", "py-spy")
 
 _STAGING = ".install"
-_PARTS = "_parts"  # these run only from our image: a training pod needs neither them nor their dependencies
+_PARTS = "_parts"  # not installed: the parts run only in our own image
 _BYTECODE = "__pycache__"
 _DIRECTORY, _FILE, _PROGRAM = 0o755, 0o644, 0o755
 _ANY_USER = 0o1777  # like /tmp: any user may add files, but may replace only their own
@@ -39,7 +39,7 @@ class NotInstalled(Exception):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Install into the directory given in `argv`. Returns 0, or 1 on failure, or 2 for a bad command line."""
+    """Install into the directory given in `argv`. Return 0, 1 on failure, or 2 for a bad command line."""
     if argv in (["-h"], ["--help"]):
         sys.stdout.write(f"{_USAGE}\n\nCopy the package holdfast and py-spy into a training pod's volume.\n")
         return 0
@@ -57,9 +57,9 @@ def main(argv: Sequence[str]) -> int:
 def install(directory: Path, package: Path | None = None, py_spy: Path | None = None) -> None:
     """Install the package `holdfast` and py-spy in `directory`, replacing earlier versions.
 
-    The defaults are the package that contains this module, and the py-spy of its Python. On return, both are
-    complete. If this raises, each of them is the earlier version, the new version, or absent. The umask does
-    not matter.
+    The defaults are the package that contains this module, and the py-spy of this Python. On return, both are
+    complete. If this raises, each of them is the earlier version, the new version, or absent. The umask has
+    no effect.
 
     Raises:
         NotInstalled: The directory cannot be written, another process installs into it, or py-spy is missing.
@@ -91,7 +91,7 @@ def _find_py_spy() -> Path:
 
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """Keep other installations out of `directory`. The kernel releases the lock of a killed process."""
+    """Lock `directory` against other installations. The kernel releases the lock if the process dies."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         try:
@@ -151,7 +151,7 @@ def _remove(staging: Path) -> None:
 
 
 def _explained(error: OSError, directory: Path, package: Path, py_spy: Path) -> str:
-    """Return in one line what went wrong and, if the operator can change it, what to change."""
+    """Return one line that says what went wrong and, if the operator can fix it, what to change."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         needed = _size_bytes(package, py_spy) + _MARGIN_BYTES
         return f"{directory} is full: its volume needs {needed / (1 << 20):.0f} MiB"

@@ -1,11 +1,11 @@
 """The launcher's socket: sidecars receive the newest state, then every change, and send orders.
 
-`beat` sends a heartbeat, which is an empty line. The launcher's main loop calls it, so a heartbeat proves
-that the loop is running.
+The launcher's main loop calls `beat` to send a heartbeat, which is an empty line. A heartbeat therefore
+proves that the loop is running.
 
-A state may be larger than the socket's buffer, and a sidecar may be slow to read. The server then sends the
-remainder of the line when there is room, followed by only the newest state. So no send blocks, and no line is
-cut off.
+A state may be larger than the socket's buffer, and a sidecar may be slow to read. In this case the server
+sends the remainder of the line when there is room, and then only the newest state. No send ever blocks, and
+no line is cut off.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from holdfast.protocol import codec
 from holdfast.protocol.launcher_messages import LauncherOrder, LauncherState
 
 HEARTBEAT = b"\n"
-FINAL_STATE_S = 1.0  # the time to send the last state when the launcher ends; a live sidecar reads it at once
+# The time limit for sending the last state when the launcher ends. A live sidecar reads it immediately.
+FINAL_STATE_S = 1.0
 
 
 class OrderRefused(Exception):
-    """The order must not be carried out; the message is the reason."""
+    """The order must not be carried out. The message gives the reason."""
 
 
 @dataclass(slots=True)
 class _Peer:
-    """One open connection: the incomplete line received so far, and the data still to send."""
+    """An open connection: the incomplete line received so far, and the data that remains to be sent."""
 
     received: codec.LineBuffer = field(default_factory=codec.LineBuffer)
     sending: bytes | memoryview = b""  # the unsent part of a line
@@ -40,7 +41,7 @@ class _Peer:
 
 
 class SidecarServer:
-    """Serves all open connections: usually one, and briefly two when a new sidecar replaces a dead one."""
+    """Serves all open connections: usually one, and briefly two while a new sidecar replaces an old one."""
 
     def __init__(
         self, path: Path, selector: selectors.BaseSelector, obey: Callable[[LauncherOrder], None]
@@ -50,7 +51,7 @@ class SidecarServer:
         self._selector = selector
         self._obey = obey
         self._socket: socket.socket | None = None
-        self._inode = 0  # of the socket's file
+        self._inode = 0  # the inode of the socket's file
         self._peers: dict[socket.socket, _Peer] = {}
         self._newest = b""  # the line of the last state sent
 
@@ -128,11 +129,11 @@ class SidecarServer:
             if not known.sending:
                 known.sending = memoryview(line)
                 self._flush(peer)
-            elif line != HEARTBEAT:  # the state that is being sent serves as a heartbeat
+            elif line != HEARTBEAT:  # if a state is being sent, no heartbeat is needed
                 known.waiting = line
 
     def _flush(self, peer: socket.socket) -> None:
-        """Send as much as the peer accepts now, and the remainder when its socket becomes writable."""
+        """Send as much as the peer accepts now. The remainder follows when its socket becomes writable."""
         known = self._peers[peer]
         try:
             while known.sending:
@@ -141,7 +142,7 @@ class SidecarServer:
                     known.sending, known.waiting = memoryview(known.waiting), b""
         except BlockingIOError:
             pass
-        except OSError:  # the sidecar has disconnected; it receives the complete state when it reconnects
+        except OSError:  # the sidecar has disconnected, and receives the complete state when it reconnects
             self._drop(peer)
             return
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if known.sending else 0)
@@ -154,7 +155,7 @@ class SidecarServer:
         peer.setblocking(False)
         self._peers[peer] = _Peer()
         self._selector.register(peer, selectors.EVENT_READ, lambda: self._serve(peer))
-        self._newest = b""  # so that the next state is sent even if it has not changed
+        self._newest = b""  # makes the next state count as a change, so that it is sent
 
     def _serve(self, peer: socket.socket) -> None:
         self._flush(peer)

@@ -1,9 +1,9 @@
-"""Have the survivors on one member copy their state: decide which ranks to ask and which to wait for.
+"""Make the survivors on one member copy their state: decide which ranks to ask and which to wait for.
 
-One complete copy is enough. A rank that copies holds the only free slot of the arena. If its copy makes no
-progress, because the rank is stopped or its main thread starves the copying thread, the rank blocks all
-others and is killed; its generation is over anyway. A rank whose copy is still growing is never killed,
-however long the copy takes.
+One complete copy is enough. A rank that copies its state holds the only free slot of the arena. Its copy may
+stop growing, because a signal has stopped the rank or because its main thread starves the copying thread. The
+rank would then block all others, so it is killed; its generation is over anyway. A rank whose copy is still
+growing is never killed, regardless of how long the copy takes.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from holdfast.protocol.progress import Progress
 from holdfast.protocol.rank_channel import WorkerOrder
 from holdfast.snapshot import member_directory
 
-NO_GROWTH_S = 0.5  # a copy that has not grown for this long counts as stopped
+NO_GROWTH_S = 0.5  # a copy that has not grown for this long counts as stalled
 
 
 class SurvivorSnapshot:
-    """The copying of one generation's state. Once `done` is set, later answers are ignored."""
+    """One attempt to copy the state of a generation. Answers that arrive after `done` is set are ignored."""
 
     def __init__(self, directory: Path, generation: int, workers: tuple[Worker, ...]) -> None:
         """`directory` contains the ranks' progress pages."""
@@ -39,15 +39,15 @@ class SurvivorSnapshot:
         self._given_up: set[int] = set()
         self._impatient = False
         self._copy = True
-        # By rank: the number of pieces copied, and when it last changed.
+        # For each rank: the number of pieces that it has copied, and when this number last changed.
         self._copied: dict[int, tuple[int, float]] = {}
 
     def begin(self, copy: bool = True) -> bool:
-        """Ask the ranks at the lowest step to copy their state, because all ranks can resume from it.
+        """Ask the ranks at the lowest step to copy their state, because all ranks can resume from that step.
 
         If `copy` is False, the state is unusable, and all ranks are only asked to take no further step. Ranks
-        that a signal has stopped cannot answer, so they are killed. A rank inside the optimizer's writes has
-        already stored its private state for the step in progress, so it counts as one step ahead. Returns
+        that a signal has stopped are killed, because they cannot answer. A rank whose optimizer is writing
+        has already stored its private state for the step in progress, so it counts as one step ahead. Returns
         False if the copying has already begun.
         """
         if self.done or self._asked:
@@ -58,7 +58,7 @@ class SurvivorSnapshot:
                 process.kill(signal.SIGKILL)
         steps = {worker: self._position(worker, process) for worker, process in self._survivors()}
         able = {worker: step for worker, step in steps.items() if step is not None}
-        # A rank that has just started has no state worth waiting for, but it must not take a step.
+        # A rank that has just started has no state worth a wait, but it must not take a step either.
         self._send_order(
             worker for worker, process in self._survivors() if worker not in able and _runs(process)
         )
@@ -75,13 +75,13 @@ class SurvivorSnapshot:
             self._ask(worker for worker, _ in self._survivors() if worker.rank not in self._asked)
 
     def give_up(self, ranks: Iterable[int]) -> None:
-        """Stop waiting for `ranks`, which hang. If another rank needs a slot, kill them to free it."""
+        """Stop waiting for `ranks`, which hang. Kill them if another rank needs a slot that they may hold."""
         self._given_up |= set(ranks)
         self._make_room()
         self._finish()
 
     def give_up_silent(self) -> None:
-        """Kill all ranks that have not answered as soon as another rank has found no free slot."""
+        """From now on, kill all ranks that have not answered if another rank finds no free slot."""
         self._impatient = True
         self._make_room()
 
@@ -97,7 +97,7 @@ class SurvivorSnapshot:
         self._finish()
 
     def worker_left(self) -> None:
-        """End the wait if no remaining rank can answer. Call this when a rank has ended."""
+        """End the wait if no remaining rank can answer. Must be called when a rank has ended."""
         self._finish()
 
     def watch(self, now_s: float) -> bool:
@@ -123,9 +123,9 @@ class SurvivorSnapshot:
         return live_workers(self._workers)
 
     def _make_room(self) -> None:
-        """If a rank found no free slot, kill ranks that were given up and may hold one, and ask it again.
+        """If a rank found no free slot, kill the abandoned ranks that may hold one, and ask the rank again.
 
-        A rank that has answered is not copying; any other may be.
+        Any rank that has not answered may be copying and hold a slot.
         """
         if self.done:
             return
@@ -165,7 +165,7 @@ class SurvivorSnapshot:
             self.done = True
 
     def _position(self, worker: Worker, process: WorkerProcess) -> int | None:
-        """Return the step whose state this rank could copy; None if it cannot run or has just started."""
+        """Return the step whose state this rank could copy; None if it is stopped or has just started."""
         if not _runs(process):
             return None
         found = self._read(worker)

@@ -1,4 +1,4 @@
-"""The warm processes of one member: forked from a zygote, parked until a rank needs them, and handed out."""
+"""The pool of a member's warm processes. They are forked from a zygote and parked until ranks need them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from typing import Any
 from holdfast import exit_codes
 from holdfast.launcher.process_watch import ProcessWatch
 from holdfast.launcher.worker_process import WorkerProcess
+from holdfast.launcher.zygote_handle import Zygote
 from holdfast.process import executable, linux, logs
 from holdfast.process.executable import Unstartable
 from holdfast.protocol import environment, rank_channel
@@ -25,18 +26,19 @@ from holdfast.protocol.rank_channel import WorkerMessage
 from holdfast.worker import nested_scripts, script_source
 from holdfast.worker.program import Program
 from holdfast.worker.script_source import ProgramSources
-from holdfast.worker.zygote import BOOT_CODE, COLD_BOOT_CODE, Zygote, zygote_spec
+from holdfast.worker.zygote import BOOT_CODE, COLD_BOOT_CODE, zygote_spec
 
-UNJOINED_BYTES = 16_000  # how much of the output of a process that ended before it joined is kept
-# After this many consecutive failures to make a warm process, attempts are separated by pauses.
+UNJOINED_BYTES = 16_000  # how much output is kept of a process that ended before it joined
+# After this many consecutive failures to make a warm process, the pool pauses before each further attempt.
 MAX_FAILURES = 3
-# The longest pause, because files that the script needs before it joins may reappear at any time.
+# The limit on these pauses. A file that the script needs before it joins may reappear at any time.
 LONGEST_PAUSE_S = 60.0
-PAUSE_PER_TRY = 4  # a pause is this many times as long as the attempt before it, because ranks need the cores
-# The longest such pause, because an attempt may be slow merely because storage does not respond.
+# A pause is at least this many times as long as the attempt before it, because the ranks need the cores.
+PAUSE_PER_TRY = 4
+# The limit on a pause of that kind: an attempt may be slow merely because storage does not respond.
 LONGEST_PAUSE_AFTER_TRY_S = 600.0
-MAX_LOGS = 64  # how many logs of consecutive failed processes are kept
-PAUSE_S = 1.0  # the pause before the next attempt; doubles each time
+MAX_LOGS = 64  # the logs of at most this many consecutive failed processes are kept
+PAUSE_S = 1.0  # the first pause; each further pause is twice as long
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,21 +49,21 @@ class MemberSettings:
     logs: Path
     name: str
     nproc: int
-    import_root: Path  # a directory that contains only `holdfast`; it goes last on the processes' import path
-    tracer: int  # this process and its descendants may read the workers' stacks
+    import_root: Path  # a directory that contains only `holdfast`, the last one on the processes' import path
+    tracer: int  # the pid of a process that, like its descendants, may read the workers' stacks
 
 
 @dataclass(slots=True)
 class WarmPool:
     """Keeps one parked process ready for each local rank.
 
-    While the pool is open, it replaces each process that dies before it is parked: at once after the first
-    failures, later after growing pauses. `failures` counts these processes since one was last parked. `tries`
-    also starts again from 0 when ranks begin to wait.
+    While the pool is open, it replaces each process that dies before it is parked. After the first failures,
+    it does so immediately, and later after increasing pauses. `failures` counts these processes since one was
+    last parked. `tries` counts the same, but is also reset to 0 when ranks begin to wait.
 
-    `watch` watches every process that the pool makes. The pool uses `after` to schedule a call after some
-    seconds. `strategy` is "park" (fork from a zygote), "spawn" (start an interpreter for each process) or
-    "cold" (make no warm processes).
+    `watch` watches every process that the pool makes. `after` schedules a call after a number of seconds.
+    `strategy` is "park" (fork from a zygote), "spawn" (start an interpreter for each process) or "cold" (make
+    no warm processes).
     """
 
     sources: ProgramSources  # the script's sources as they were when the run began
@@ -71,7 +73,7 @@ class WarmPool:
     after: Callable[[float, Callable[[], None]], None]
     strategy: str = "park"
     zygote: Zygote | None = None
-    # By local rank; none of them has been handed out.
+    # The processes in the pool, by local rank.
     processes: dict[int, WorkerProcess] = field(default_factory=dict)
     failures: int = 0
     tries: int = 0
@@ -103,17 +105,17 @@ class WarmPool:
                 self._give_up(error)
                 return
             self.zygote = Zygote(child.pid, ours, log=log)
-            child.returncode = 0  # so that Popen does not reap it: the launcher does
+            child.returncode = 0  # keeps Popen from reaping the process, which the launcher does
         self.selector.register(self.zygote.line, selectors.EVENT_READ, self._on_zygote)
 
     def fill(self) -> None:
-        """Begin to make a warm process for every local rank that has none. Returns at once."""
+        """Begin to make a warm process for every local rank that has none. Never waits."""
         if self._closed or self._pause is not None or self.program.kind == "other":
             return
         if self.strategy == "cold":
             return
         if self.zygote is not None and linux.state_of(self.zygote.pid)[0] == "T":
-            # A signal has stopped the zygote, so it would never fork; another one starts when it has ended.
+            # A signal has stopped the zygote, so it would never fork. A new one starts when it has ended.
             self.zygote.kill()
             return
         for local_rank in range(self.settings.nproc):
@@ -130,11 +132,11 @@ class WarmPool:
             self._go_cold()
 
     def retry_at_once(self) -> None:
-        """Let the next `fill` try at once, because ranks must start and the cause of failures may be gone."""
+        """End the pause between attempts: ranks are waiting, and the cause of the failures may be gone."""
         self.tries, self._pauses, self._pause, self._ranks_wait = 0, 0, None, True
 
     def failed(self, ending: Ending, log: Path | None = None, took_s: float = 0.0) -> None:
-        """Record how a process ended that did not become warm, and replace it, perhaps after a pause.
+        """Record how a process ended before it became warm, and replace it, perhaps after a pause.
 
         Only the logs of the first `MAX_LOGS` consecutive failures are kept, because attempts may continue for
         days.
@@ -175,7 +177,7 @@ class WarmPool:
 
         If the script's file has changed since the run began, the process runs the original version.
 
-        Raises `Unstartable` if the program is the cause, and `OSError` if the machine is.
+        Raises `Unstartable` if the kernel refuses the program, and `OSError` if the machine lacks resources.
         """
         ours, theirs = rank_channel.pair()
         process = self._process(local_rank, ours)
@@ -201,11 +203,11 @@ class WarmPool:
             self.watch.remove(process)
             raise
         self.watch.born(process, child.pid)
-        child.returncode = 0  # so that Popen does not reap it: the launcher does, by its pidfd
+        child.returncode = 0  # keeps Popen from reaping it, which the launcher does through its pidfd
         return process
 
     def close(self) -> None:
-        """Kill the zygote and all warm processes, and make no new ones. The launcher reaps them."""
+        """Kill the zygote and all warm processes, and make no new ones. The launcher must reap them."""
         self._closed = True
         for process in self.processes.values():
             process.kill(9)
@@ -251,7 +253,7 @@ class WarmPool:
             self.watch.remove(process)
             self._give_up(error)
             return
-        child.returncode = 0  # so that Popen does not reap it: the launcher does
+        child.returncode = 0  # keeps Popen from reaping the process, which the launcher does
         self.processes[local_rank] = process
 
     def _spawn(
@@ -285,7 +287,7 @@ class WarmPool:
                 os.close(number)
 
     def _give_up(self, error: Unstartable) -> None:
-        """Record that the interpreter cannot be started, and pause, because a retry now would fail too."""
+        """Record that the interpreter cannot be started, and pause, because a retry would fail too."""
         now_ns = time.monotonic_ns()
         self.failures = max(self.failures, MAX_FAILURES - 1)
         self.failed(
@@ -321,7 +323,7 @@ class WarmPool:
             return
         self.zygote.ready = message.what == "ready"
         if message.what == "unforkable":
-            self._forkable = False  # an import started threads, whose locks a fork would copy
+            self._forkable = False  # an import has started threads, and a fork would copy their locks
             self._lose_zygote()
         self.fill()
 
@@ -338,7 +340,7 @@ class WarmPool:
         self.failed(zygote_ending(status, printed, time.monotonic_ns()), zygote.log, took_s)
 
     def _go_cold(self) -> None:
-        """Make no more warm processes: a script that uses a GPU before it joins must know its rank first."""
+        """Stop making warm processes: a script that uses a GPU before it joins must know its rank first."""
         self.strategy = "cold"
         for process in self.processes.values():
             process.kill(9)
@@ -350,12 +352,12 @@ class WarmPool:
 
 
 def pause_s(before: int) -> float:
-    """Return the seconds to wait before the next attempt, after `before` pauses in a row."""
+    """Return how many seconds to wait before the next attempt, after `before` consecutive pauses."""
     return min(LONGEST_PAUSE_S, PAUSE_S * 2.0 ** min(before, 16))
 
 
 def zygote_ending(status: int | None, printed: str, now_ns: int) -> Ending:
-    """Describe how a zygote ended that was not ordered to: its last output, then its wait status.
+    """Describe how a zygote ended unexpectedly, using its last output and its wait status.
 
     `status` is None if the launcher killed it, or if it closed its channel and kept running.
     """
@@ -376,8 +378,8 @@ def zygote_ending(status: int | None, printed: str, now_ns: int) -> Ending:
 def unjoined_ending(ended: Ending, printed: str, *, refused: bool) -> Ending:
     """Return how a process ended that had not joined.
 
-    `refused` means that a descendant called `join` and was refused. Nothing was trained then, so the process
-    has failed whatever its exit code.
+    `refused` is True if a descendant called `join` and was refused. No rank was trained in that case, so the
+    process has failed regardless of its exit code.
     """
     if refused and ended.signal is None:
         has_reason = nested_scripts.LAUNCHED_INDIRECTLY in printed

@@ -1,4 +1,4 @@
-"""The workers of one generation on one member: which of them wait for a process, run, or have ended."""
+"""The workers of one generation on one member, and whether each waits for a process, runs, or has ended."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class WorkerGroup:
         self.dying: set[WorkerProcess] = set()
         self.securing = SurvivorSnapshot(settings.directory, 0, ())
         self._stops = Stops()
-        self._first_failed: Worker | None = None  # the worker whose failure explains the others
+        self._first_failed: Worker | None = None  # the worker whose failure explains the other failures
 
     @property
     def generation(self) -> int:
@@ -71,8 +71,8 @@ class WorkerGroup:
     def begin(self, launch: Launch, ranks: tuple[RankStart, ...]) -> None:
         """Kill what remains of the previous generation, and create a worker for each of `ranks`.
 
-        No old process can write into the new generation: a killed process runs no more code, and survivors
-        that were asked to secure are frozen before their optimizer runs.
+        No old process can write into the new generation. Killed processes run no more code, and survivors
+        that were ordered to secure their state are frozen before their optimizer runs.
         """
         self.kill_all()
         self.dying |= {each.process for each in self.workers if each.process and not each.exited}
@@ -91,7 +91,7 @@ class WorkerGroup:
         return tuple(worker for worker in self.workers if worker.process is None and not worker.exited)
 
     def start(self, worker: Worker, process: WorkerProcess, descriptors: tuple[int, ...]) -> bool:
-        """Let a parked process run `worker`. Return False if the process has died since it was parked."""
+        """Start `worker` in a parked process. Return False if the process has died since it was parked."""
         order = WorkerOrder("start", self.launch, worker.order, local_rank=worker.local_rank)
         try:
             rank_channel.send(process.control, order, descriptors)
@@ -109,7 +109,7 @@ class WorkerGroup:
             process.log = target
 
     def is_done(self) -> bool:
-        """Return True if all ranks have succeeded. Processes that they left behind may then keep running."""
+        """Return True if all ranks have succeeded. Processes that they left may then keep running."""
         ended = [worker.ending for worker in self.workers if worker.exited]
         return 0 < len(ended) == len(self.workers) and all(
             each is not None and each.is_good for each in ended
@@ -123,7 +123,7 @@ class WorkerGroup:
                 out.write(f"holdfast: {text}\n".encode(errors="replace"))
 
     def not_started(self, worker: Worker, ended: Ending) -> None:
-        """Record that no process can be made for `worker`."""
+        """Record that no process can be created for `worker`."""
         self._note_ending(worker, ended)
         worker.exited = True
         self.securing.worker_left()
@@ -144,8 +144,8 @@ class WorkerGroup:
     def receive(self, process: WorkerProcess, message: WorkerMessage) -> None:
         """Handle a message from the rank that `process` runs; ignore it if `process` runs no rank.
 
-        Processes that the script forks inherit the channel, so all messages except "left" count only if the
-        rank itself sent them.
+        Processes that the script forks inherit the channel. All messages except "left" are therefore ignored
+        unless the rank itself sent them.
         """
         worker = next((each for each in self.workers if each.process is process), None)
         take = _HANDLERS.get(message.what)
@@ -190,7 +190,7 @@ class WorkerGroup:
         """Record how a rank ends. Keep the first failure's text whole, and cut the others to equal shares.
 
         The shares are computed over all ranks of the group, so that the supervisor can keep the texts of all
-        members. Even the smallest share holds enough of the log's end to show that a rank is a victim.
+        members. Even the smallest share has room for the end of a log, which shows that a rank is a victim.
         """
         before, worker.ending = self._first_failed, foreign_text.each(ended, foreign_text.WHOLE_BYTES)
         reported = [each for each in self.workers if each.ending is not None]
@@ -217,8 +217,8 @@ class WorkerGroup:
     def ask_where(self) -> None:
         """Ask all live ranks what they are doing.
 
-        The supervisor waits for a rank that does work such as an evaluation, but not for one that waits for a
-        dead peer.
+        The supervisor needs to know because it waits for a rank that does work such as an evaluation, but not
+        for a rank that is waiting for a dead peer.
         """
         for _, process in live_workers(self.workers):
             try:
@@ -227,14 +227,14 @@ class WorkerGroup:
                 continue
 
     def look_for_stops(self, now_s: float) -> None:
-        """Determine which ranks a signal has stopped. This reads only one small file in /proc per rank."""
+        """Determine which ranks a signal has stopped. This reads one small file in /proc for each rank."""
         pids = {process.pid: worker for worker, process in live_workers(self.workers)}
         stopped = self._stops.later([pid for pid in pids if process_stats.is_stopped(pid)], now_s)
         for pid, worker in pids.items():
             worker.stopped = pid in stopped
 
     def drill(self, local_rank: int, what: Literal[DrillName, ""]) -> None:
-        """Execute the drill `what` on a rank: send it a signal, or order it to execute the drill itself."""
+        """Carry out the drill `what` on a rank: send the rank a signal, or order it to execute the drill."""
         for worker, process in live_workers(self.workers):
             if worker.local_rank != local_rank:
                 continue
@@ -258,12 +258,12 @@ class WorkerGroup:
         return {worker.process.pid for worker in self.workers if worker.process}
 
     def end(self, signum: int) -> None:
-        """Signal all ranks except those that have reported how they end: these are running exit handlers."""
+        """Signal all ranks, except those that have reported their ending and are running exit handlers."""
         for process in self._at_work():
             process.kill(signum)
 
     def ask_to_end(self, first: FirstSignal) -> None:
-        """Ask the same ranks to end as a user would, with Ctrl-C or SIGTERM: see `LauncherOrder`."""
+        """Send the same ranks SIGINT or SIGTERM, as a user would, according to `first` (`LauncherOrder`)."""
         for process in self._at_work():
             handled = first == "handled" and process_stats.catches(process.pid, signal.SIGTERM)
             process.kill(signal.SIGTERM if handled else signal.SIGINT)
@@ -278,7 +278,7 @@ class WorkerGroup:
 
 
 _HANDLERS: Mapping[str, Callable[[WorkerGroup, Worker, WorkerMessage], None]] = MappingProxyType(
-    {  # by `WorkerMessage.what`; the process watch and the warm pool handle the others
+    {  # by `WorkerMessage.what`; the process watch and the warm pool handle the remaining messages
         "failing": WorkerGroup._on_ending,
         "withdrawn": WorkerGroup._on_ending,
         "started": WorkerGroup._on_marks,
@@ -293,11 +293,11 @@ _HANDLERS: Mapping[str, Callable[[WorkerGroup, Worker, WorkerMessage], None]] = 
 _DRILL_SIGNALS: Mapping[str, signal.Signals] = MappingProxyType(
     {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 )
-_FROM_ANY_PROCESS = frozenset({"left"})  # a rank's command may run its script in another process
+_FROM_ANY_PROCESS = frozenset({"left"})  # the command of a rank may run the script in another process
 
 
 def _first_to_fail(worker: Worker) -> tuple[bool, int, int]:
-    """Return a sort key: causes precede victims and ranks that the launcher ended; then by time."""
+    """Return a sort key: first causes, then victims and ranks that the launcher ended, each by time."""
     ended = worker.ending
     assert ended is not None
     other = ended.fail == "distributed" or ended.ours or ended.is_good

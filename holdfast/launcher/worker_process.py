@@ -1,4 +1,4 @@
-"""A worker: its process from the fork to its end, and the rank of a generation that it runs."""
+"""A worker: its process, from the fork to the end, and the rank of a generation that the process runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from holdfast.process import linux, logs
 from holdfast.protocol.launcher_messages import BadNumber, Ending, ProcessPhase, RankStart, StartTimes
 from holdfast.protocol.rank_channel import WorkerMessage
 
-TAIL_BYTES = 4096  # how much of the end of a rank's output is kept
+TAIL_BYTES = 4096  # how much is kept of the end of a rank's output
 
 
 @dataclass(slots=True, eq=False)
@@ -25,18 +25,18 @@ class WorkerProcess:
     pid: int = 0
     pidfd: int = -1
     parked: bool = False
-    reported: Ending | None = None  # how the process ends, as it reported itself
+    reported: Ending | None = None  # how the process ends, according to its own report
     killed: int = 0  # the first signal that the launcher sent
     made_s: float = field(default_factory=time.monotonic)
 
     def kill(self, signum: int) -> None:
-        """Signal the process and its process group; if its pid is not known yet, do so when it is."""
+        """Signal the process and its process group, or do so later if its pid is not known yet."""
         self.killed = self.killed or signum
         if self.pid:
             linux.kill_group(self.pid, signum)
 
     def sent(self, message: WorkerMessage) -> bool:
-        """Return False if a process that the script forked has sent `message`: it has the same channel."""
+        """Return True if this process sent `message`, rather than a fork of it that inherited the channel."""
         return message.pid in (0, self.pid)
 
     def close(self) -> None:
@@ -82,9 +82,9 @@ def live_workers(workers: tuple[Worker, ...]) -> list[tuple[Worker, WorkerProces
 
 
 def reported_ending(before: Ending | None, message: WorkerMessage) -> Ending | None:
-    """Return how a rank says that it will end, once `message` has followed what it had said `before`.
+    """Return how a rank will end according to its own reports: the earlier one, `before`, and now `message`.
 
-    An exception that is unwinding may still be caught: only such an ending can be withdrawn or replaced.
+    An ending can be withdrawn or replaced only while its exception is unwinding and may still be caught.
     """
     if before is not None and not before.unwinding:
         return before
@@ -96,7 +96,7 @@ def reported_ending(before: Ending | None, message: WorkerMessage) -> Ending | N
 
 
 def reap(process: WorkerProcess) -> Ending:
-    """Reap a process whose pidfd is readable; return how it ended, as it and the kernel reported."""
+    """Reap a process whose pidfd is readable. Return how it ended, according to its report and the kernel."""
     now_ns, code, signum = time.monotonic_ns(), None, None
     _end_orphans(process.pid)
     found = linux.collected(process.pid) if process.pid else None
@@ -111,7 +111,7 @@ def reap(process: WorkerProcess) -> Ending:
 
 
 def final_ending(reported: Ending | None, ended: Ending) -> Ending:
-    """Return how a rank has ended, from what it `reported` itself and how the kernel says it `ended`.
+    """Combine the ending that a rank `reported` itself and the one that the kernel observed, `ended`.
 
     | reported | exit code | signal of the launcher | another signal |
     |---|---|---|---|
@@ -120,8 +120,8 @@ def final_ending(reported: Ending | None, ended: Ending) -> Ending:
     | that its peers are lost | reported | reported | reported |
     | an exception that is unwinding | reported, with that code; ended if it is 0 | reported | ended |
 
-    An exit code of 0 after an exception that was unwinding is not a failure, because a `finally` block ended
-    the process.
+    If the exit code is 0 although an exception was unwinding, a `finally` block has ended the process, and
+    this is not a failure.
     """
     if reported is None:
         return ended
@@ -139,9 +139,9 @@ def final_ending(reported: Ending | None, ended: Ending) -> Ending:
 def _end_orphans(pid: int) -> None:
     """If the rank failed, kill the rest of its process group.
 
-    Data loader workers take up to 5 s to notice that their parent has ended. Until the rank is reaped, no
-    other process can have its pid. If the rank succeeded, its processes may still have work to do, such as an
-    upload, and may run until the member ends.
+    Data loader workers would take up to 5 s to notice that their parent has ended. The pid cannot belong to
+    another process yet, because the rank has not been reaped. If the rank succeeded, its processes may still
+    have work to do, such as an upload, and may run until the member ends.
     """
     if not pid:
         return

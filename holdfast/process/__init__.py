@@ -1,1 +1,1 @@
-"""Processes of the operating system: event loops, fork servers, logs, signals, GPUs and sockets."""
+"""Tools for operating-system processes: event loops, fork servers, logs, signals, GPUs and sockets."""

@@ -1,7 +1,7 @@
-"""Finds the memory cgroups of this process, in cgroup versions 1 and 2.
+"""Find the memory cgroups of this process, in cgroup versions 1 and 2.
 
-A container sees its own cgroup at the root of the mount, so the path that the kernel reports may not exist
-below the mount.
+A container sees its own cgroup at the root of the mount. The path that the kernel reports may therefore not
+exist below the mount.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ UNLIMITED_BYTES = 1 << 60  # version 1 expresses "no limit" as a number near 2^6
 
 @dataclass(frozen=True, slots=True)
 class MemoryCgroup:
-    """A memory cgroup: the path `below` one of the `roots`."""
+    """A memory cgroup, whose files are at the path `below` one of the `roots`."""
 
     version: int
     roots: tuple[Path, ...]

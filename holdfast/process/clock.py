@@ -1,8 +1,9 @@
-"""CLOCK_MONOTONIC: common ticks at which waiting threads wake up, and the clock's identity.
+"""CLOCK_MONOTONIC: common ticks at which periodic threads wake up, and the clock's identity.
 
-Waking a sleeping core takes longer than the work of most of these threads: milliseconds on a virtual machine.
-With common ticks, a core wakes up once for all of them. Times from two processes are comparable only if both
-have the same clock.
+Waking a sleeping core takes longer than most of these threads then work: milliseconds on a virtual machine.
+If the threads share common ticks, a core wakes up only once for all of them.
+
+The identity is needed because times from two processes are comparable only if both use the same clock.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-# The shortest wait, as a fraction of a period, so that a thread that woke early skips the imminent tick.
+# The shortest wait, as a fraction of a period. A thread that woke slightly early thus skips the imminent
+# tick.
 LEAST = 0.1
 
 
 def seconds_to_next_tick(period_s: float, now_s: float | None = None) -> float:
-    """Return the seconds until the next common tick of `period_s`, skipping an imminent tick (`LEAST`)."""
+    """Return the seconds until the next common tick of `period_s`. An imminent tick is skipped (`LEAST`)."""
     if period_s <= 0:
         return 0.0
     left = period_s - (time.monotonic() if now_s is None else now_s) % period_s

@@ -1,9 +1,9 @@
 """Run event loops: measure their lag, end their tasks reliably, and wait for work in threads.
 
-Helpers for plain selector loops yield ready events and wake the loop on signals.
+For loops on a plain selector, helpers yield the ready events and wake the loop when a signal arrives.
 
-The lag of a loop is the time between two polls of its events. Measured in the selector, it needs no timer and
-includes delays of any length.
+The lag of an asyncio loop is the time between two polls for events. It is measured in the selector, which
+needs no timer and detects delays of any length.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from holdfast.fileio.storage_thread import Unresponsive
 # How late a healthy loop can run on a busy machine. Only lateness beyond this counts as time in which the
 # process did not run.
 NORMAL_LATENESS_S = 0.1
-RETRY_S = 0.1  # between cancellations of a task that ignored the previous cancellation
+RETRY_S = 0.1  # the time between cancellations of a task that ignored the previous one
 WINDOW_S = 60  # the period that the reported lag covers
 _BINS = 24  # powers of two of a microsecond; the last bin holds everything above 8 s
 
@@ -32,11 +32,11 @@ _R = TypeVar("_R")
 
 
 async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel `tasks` in order, and wait until they are done. Their exceptions stay stored in them.
+    """Cancel `tasks` in order, and wait until they are done. Their exceptions are not raised here.
 
-    They are cancelled repeatedly because, before Python 3.12, `asyncio.wait_for` loses a cancellation that
-    arrives in the same iteration of the loop as the awaited result. For the same reason the caller may be
-    cancelled repeatedly, so its own cancellation is raised only once the tasks are done.
+    Each task is cancelled repeatedly because, before Python 3.12, `asyncio.wait_for` loses a cancellation
+    that arrives in the same iteration of the loop as the awaited result. The caller may be cancelled
+    repeatedly for the same reason, so its own cancellation is raised only when all tasks are done.
     """
     left = list(tasks)
     cancelled: asyncio.CancelledError | None = None
@@ -53,9 +53,9 @@ async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
 
 
 async def until_one_ends(*services: Coroutine[Any, Any, Any]) -> None:
-    """Run `services` until one of them returns or raises; then cancel the others, the last first.
+    """Run `services` until one of them returns or raises; then cancel the others in reverse order.
 
-    Raises the exception of that service.
+    If a service raised, its exception is raised.
     """
     tasks = [asyncio.create_task(each) for each in services]
     try:
@@ -81,7 +81,7 @@ async def result_of(work: Future[_R], limit_s: float) -> _R:
 
 
 def _retrieve_exception(future: asyncio.Future[Any]) -> None:
-    """Keep asyncio from logging "never retrieved" for an error that occurred after the time limit."""
+    """Keep asyncio from logging "never retrieved" for an error that occurs after the time limit."""
     if not future.cancelled():
         future.exception()
 
@@ -139,10 +139,10 @@ class _Second:
 
 
 def run(main: Callable[[Lag], Coroutine[Any, Any, _R]]) -> _R:
-    """Do what `asyncio.run` does, on a loop whose `Lag` is passed to `main`.
+    """Run `main` like `asyncio.run`, on a loop that measures its lag. The `Lag` is passed to `main`.
 
-    Unlike `asyncio.run`, it does not wait for work that `main` left in a thread, because on a hung file
-    system the work may never finish.
+    Unlike `asyncio.run`, this does not wait for work that `main` left in a thread, because work on a hung
+    file system may never finish.
     """
     lag = Lag()
     loop = asyncio.SelectorEventLoop(lag)
@@ -166,11 +166,11 @@ def run(main: Callable[[Lag], Coroutine[Any, Any, _R]]) -> _R:
 
 
 def ready(selector: selectors.BaseSelector, limit_s: float) -> Iterator[selectors.SelectorKey]:
-    """Wait up to `limit_s`, and yield the ready keys that are still registered.
+    """Wait up to `limit_s` for events, and yield the ready keys that are still registered.
 
-    The kernel reports several descriptors together. The handler of one event may close another descriptor,
-    for example when a process ends while its channel still has a last message, and the number of the closed
-    descriptor may already be in use again.
+    The kernel reports several descriptors together, but the handler of one event may close another
+    descriptor. This happens, for example, when a process ends while its channel still has a last message. The
+    number of the closed descriptor may even be in use again.
     """
     for key, _ in selector.select(limit_s):
         if is_there(selector, key):
@@ -183,7 +183,7 @@ def is_there(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> bo
 
 
 class SignalWakeup:
-    """Turns signals of this process, and calls of `wake` on any thread, into events of a selector's loop."""
+    """Turns this process's signals, and calls of `wake` from any thread, into events of a selector's loop."""
 
     def __init__(
         self,
@@ -191,7 +191,7 @@ class SignalWakeup:
         signals: Iterable[signal.Signals],
         on_wake: Callable[[bytes], None],
     ) -> None:
-        """Handle `signals` only by calling `on_wake` on the loop with their numbers; 0 means `wake`."""
+        """Handle `signals` by calling `on_wake` on the loop with their numbers. The number 0 means `wake`."""
         self._receiver, self._sender = socket.socketpair()
         self._on_wake = on_wake
         for each in (self._receiver, self._sender):

@@ -1,4 +1,4 @@
-"""Explain why the kernel does not start a file: before the attempt if this is certain, or else afterwards."""
+"""Explain why the kernel refuses to start a file: before the attempt if that is certain, or else after it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import shutil
 import stat
 from pathlib import Path
 
-_HEAD_BYTES = 256  # how many bytes of a file Linux examines, including the first line of a script
+_HEAD_BYTES = 256  # how many bytes of a file Linux examines; the first line of a script must fit into them
 _NESTED = 4  # Linux's limit on nested interpreters
 _ELF = b"\x7fELF"
 _FORMATS = Path("/proc/sys/fs/binfmt_misc")
@@ -37,8 +37,7 @@ class Unstartable(Exception):
 def refusal(name: str, path: Path, formats: Path = _FORMATS) -> str:
     """Return why the command `name`, found at `path`, certainly cannot be started; "" if it might start.
 
-    The result is also "" where only the kernel can decide, because an emulator may run a program for another
-    machine.
+    The result is also "" if only the kernel can decide: an emulator may run a program for another machine.
     """
     why = _wrong(path, _NESTED, _has_others(formats))
     return f"command {name!r} {why}" if why else ""
@@ -60,7 +59,10 @@ def is_for_good(error: OSError) -> bool:
 
 
 def _wrong(path: Path, depth: int, others: bool) -> str:
-    """Return what is wrong with a file. `others`: the kernel knows formats that this module does not."""
+    """Return what is wrong with a file; "" if nothing is.
+
+    `others` is True if the kernel knows formats that this module does not.
+    """
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # opening a named pipe would wait for its other end
             return "is not a regular file: give a program, or a Python file (.py)"

@@ -1,7 +1,7 @@
-"""Fork processes from a server that has imported the modules that they need, and detach each fork.
+"""Fork processes from a server that has already imported the modules that they need, and detach each fork.
 
-`serve` is the fork server of Holdfast's own parts: the supervisor and the sidecars of a local run are forked
-from it. It has already imported their modules, which would take each of them half a second of CPU time, so a
+`serve` is the fork server of Holdfast's own parts: the supervisor and the sidecars of a local run. Importing
+their modules would take each of them half a second of CPU time. The fork server has already done so, so a
 part that was killed restarts quickly.
 """
 
@@ -19,7 +19,7 @@ from holdfast.process import linux, title
 from holdfast.protocol import environment, rank_channel
 from holdfast.protocol.rank_channel import ForkAction, WorkerMessage, WorkerOrder
 
-GONE_S = 0.1  # how long to wait for ended threads to leave the thread list
+GONE_S = 0.1  # how long to wait for ended threads to disappear from the thread list
 
 
 def forks(
@@ -27,13 +27,13 @@ def forks(
 ) -> Iterator[tuple[WorkerOrder, socket.socket, int, list[int]]]:
     """Report whether this process can be forked, and carry out orders for `what` until `control` is closed.
 
-    It yields only in the forks, which become children of `parent`, the parent of this process. Each fork
-    receives the order and its descriptors: a channel to the sending process, a log, and further descriptors
-    if the order has any.
+    The iterator yields only in the forks. They become children of `parent`, which is also the parent of this
+    process. Each fork receives the order and its descriptors: a channel to the process that sent the order, a
+    log, and any further descriptors of the order.
     """
     alone = forkable()
     gc.collect()
-    gc.freeze()  # otherwise the collector's marks would unshare every page after the fork
+    gc.freeze()  # otherwise the collector would write its marks to every page and unshare it after the fork
     rank_channel.send(control, WorkerMessage("ready" if alone else "unforkable", os.getpid()))
     while True:
         try:
@@ -49,15 +49,15 @@ def forks(
 
 
 def forkable() -> bool:
-    """Return True if this process has only one thread once libraries have ended theirs for a fork.
+    """Return True if only one thread remains in this process after libraries have prepared for a fork.
 
     OpenBLAS, which NumPy includes, starts a thread for each core on import. It ends these threads before a
-    fork and restarts them at the next use (pthread_atfork). A first fork therefore shows which threads
-    remain, and later forks are safe.
+    fork and restarts them at the next use (pthread_atfork). This function therefore forks once to see which
+    threads remain. If only one does, later forks are safe.
     """
     with warnings.catch_warnings():
-        # since Python 3.12, a fork with running threads causes a warning, but this function detects the
-        # threads itself
+        # Since Python 3.12, a fork with running threads causes a warning. It is not needed here, because this
+        # function detects the threads itself.
         warnings.simplefilter("ignore")
         child = os.fork()
         if child == 0:
@@ -72,9 +72,10 @@ def forkable() -> bool:
 
 
 def fork_twice(parent: int) -> bool:
-    """Fork a grandchild; return True in it. `parent`, a subreaper and this process's parent, reaps it.
+    """Fork a grandchild, and return True in it.
 
-    If another process inherits the grandchild because `parent` has died, the grandchild exits immediately.
+    `parent` must be this process's parent and a subreaper: it inherits and reaps the grandchild. If `parent`
+    has died and another process inherits the grandchild, the grandchild exits immediately.
     """
     child = os.fork()
     if child:
@@ -91,7 +92,7 @@ def fork_twice(parent: int) -> bool:
 
 
 def redirect(log: int) -> None:
-    """Make standard input empty, redirect standard output and error to `log`, and close that descriptor."""
+    """Make standard input empty, redirect standard output and error to `log`, and close the descriptor."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.dup2(log, 1)
@@ -101,10 +102,10 @@ def redirect(log: int) -> None:
 
 
 def serve(argv: list[str]) -> list[str]:
-    """Carry out orders for parts until the keeper ends. `argv`: `parent control module...`.
+    """Carry out orders for parts until the keeper ends. `argv` is `parent control module...`.
 
-    A fork returns the name and arguments of the part that it must run; the server returns an empty list when
-    it ends.
+    In a fork, this returns the name and arguments of the part that the fork must run. In the server, it
+    returns an empty list when the keeper has ended.
     """
     parent, control, *modules = argv
     try:

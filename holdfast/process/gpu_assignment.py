@@ -1,8 +1,8 @@
-"""Divide the GPUs of a machine among a whole group: each rank receives its share when it starts.
+"""Divide the GPUs of a machine among the members of a group. Each rank receives its GPUs when it starts.
 
-A process sees only the GPUs that its environment lists when it first calls CUDA. A warm process therefore
+A process sees only the GPUs that its environment lists at its first call of CUDA. A warm process therefore
 makes no CUDA call while it waits. It receives its GPUs together with its rank, regardless of which member had
-that rank before, and uses them only after the previous process has ended and freed their memory.
+the rank before, and uses them only after the previous process has ended and freed their memory.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 # Torch's first check for GPUs calls CUDA unless this variable makes it query NVML.
 WITHOUT_CUDA = ("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 TURN_PREFIX = "device-"  # the prefix of the files in which processes record that they use a device
-TURN_S = 30.0  # the wait for a killed process to end, because the driver must free its resources
+TURN_S = 30.0  # the limit on the wait for a killed process, whose resources the driver must free first
 _OPEN_BY_CUDA = "nvidia-uvm"  # a device file that CUDA opens and NVML does not
 
 
 def share(given: Mapping[str, str], rank: int, local_rank: int, nproc: int) -> str:
-    """Return CUDA_VISIBLE_DEVICES for `rank`'s member; "" if there are no GPUs to share, or too few.
+    """Return CUDA_VISIBLE_DEVICES for the member of `rank`; "" if there are no GPUs to share, or too few.
 
-    `given` is the launcher's environment. The member with ranks 0 to `nproc` - 1 has the first GPUs, and so
-    on. Each rank sees all GPUs of its member and uses the one with its local rank, as with torchrun.
+    `given` is the launcher's environment. The member with ranks 0 to `nproc` - 1 receives the first GPUs, the
+    next member the GPUs after those, and so on. As with torchrun, each rank sees all GPUs of its member and
+    uses the one whose index is its local rank.
     """
     words = given.get(environment.DEVICES, "").split(",")
     first = rank - local_rank
@@ -50,10 +51,10 @@ def uses_cuda(descriptors: Path = Path("/proc/self/fd")) -> bool:
 
 
 def await_turn(visible: str, local_rank: int, turns: Path) -> bool:
-    """Let this process see the devices `visible` once the process that used this rank's device has ended.
+    """Make the devices `visible` to this process, and wait until the previous user of its device has ended.
 
-    `turns` is a folder that all ranks of the machine share. Returns False if that process has not ended
-    within `TURN_S`: the driver may never release it, in which case CUDA will report the problem.
+    `turns` is a folder that all ranks of the machine share. Returns False if the previous user has not ended
+    within `TURN_S`. The driver may never release that process, in which case CUDA will report the problem.
     """
     os.environ[VISIBLE] = visible
     name = visible.split(",")[local_rank].strip().replace("/", "_")
@@ -67,7 +68,7 @@ def await_turn(visible: str, local_rank: int, turns: Path) -> bool:
 
 
 def _sign(pid: int) -> bytes:
-    """Return what identifies a process on this machine: its pid and its start time."""
+    """Return the identity of a process on this machine: its pid and its start time."""
     try:
         text = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:

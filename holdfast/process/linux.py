@@ -1,4 +1,4 @@
-"""The few Linux process calls that Python does not provide."""
+"""The few Linux calls for processes that Python does not provide."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import signal
 import time
 from pathlib import Path
 
-PAUSE_S = 0.002  # between two checks of whether a killed process has ended
+PAUSE_S = 0.002  # the time between two checks of whether a killed process has ended
 
 _PR_SET_PDEATHSIG = 1  # include/uapi/linux/prctl.h
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_PTRACER = 0x59616D61
-_FLAGS, _EXIT_CODE = 6, 49  # indices among the fields of /proc/PID/stat, counted from the state: proc(5)
+_FLAGS, _EXIT_CODE = 6, 49  # indices of fields of /proc/PID/stat, where the state is field 0: proc(5)
 _EXITING = 0x4  # a bit in the flags: include/linux/sched.h
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -24,9 +24,10 @@ class ParentGone(Exception):
 
 
 def end_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
-    """Make the kernel send `signum` to this process when its parent dies (once per thread of the parent).
+    """Make the kernel send `signum` to this process when its parent dies.
 
-    Raises `ParentGone` if `parent` is no longer the parent, because the signal would never arrive.
+    The signal may arrive several times, once for each thread of the parent. Raises `ParentGone` if `parent`
+    is no longer the parent, because the signal would then never arrive.
     """
     _libc.prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
     if os.getppid() != parent:
@@ -39,7 +40,7 @@ def outlive_parent() -> None:
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of descendants whose own parent ends."""
+    """Make this process a subreaper: the new parent of descendants whose own parent ends."""
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -52,12 +53,12 @@ def set_name(name: str) -> None:
 
 
 def allow_tracing_by(pid: int) -> None:
-    """Let `pid` and its descendants, such as py-spy, read this process where Yama restricts that."""
+    """Allow `pid` and its descendants, such as py-spy, to read this process where Yama restricts that."""
     _libc.prctl(_PR_SET_PTRACER, pid, 0, 0, 0)
 
 
 def children() -> list[int]:
-    """Return the pids of this process's children, including zombies; none if no more files can be opened."""
+    """Return the pids of this process's children, including zombies; [] if no more files can be opened."""
     found: list[int] = []
     try:
         tasks = list(Path("/proc/self/task").iterdir())
@@ -74,8 +75,8 @@ def children() -> list[int]:
 def collected(pid: int) -> int | None:
     """Reap `pid`, a child that has ended, and return its wait status. Never waits.
 
-    Returns None if it has not ended or is not a child. If a debugger traces the child, the kernel reports the
-    end to the debugger first. Even then the status is returned, but the child must still be reaped later.
+    Returns None if `pid` has not ended or is not a child. If a debugger traces the child, the kernel reports
+    the end to the debugger first. In that case the status is returned, but the child must be reaped later.
     """
     try:
         found, status = os.waitpid(pid, os.WNOHANG)
@@ -121,7 +122,7 @@ def is_able(pid: int) -> bool:
 
 
 def _stat(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat from the state on; an empty list if there is no such process."""
+    """Return the fields of /proc/PID/stat, starting with the state; [] if there is no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -130,9 +131,9 @@ def _stat(pid: int) -> list[str]:
 
 
 def kill_group(pid: int, signum: int = signal.SIGKILL) -> None:
-    """Signal the process group that `pid` leads, or else `pid`. Do nothing if neither exists.
+    """Signal the process group that `pid` leads, or `pid` if there is no group. Ignore missing processes.
 
-    SIGKILL is sent to both. Any other signal is sent only once, because the process may have a handler.
+    SIGKILL is sent to both. Any other signal is sent only once, because a handler would otherwise run twice.
     """
     for send in (os.killpg, os.kill):
         try:

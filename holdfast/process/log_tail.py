@@ -7,11 +7,11 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-CHUNK_BYTES = 64 << 10  # read at a time from one file, so that no rank starves the others
-POLL_BYTES = 1 << 20  # read per poll from all files; the next polls read the remainder of a burst
+CHUNK_BYTES = 64 << 10  # the limit on one read from a file, so that no rank starves the others
+POLL_BYTES = 1 << 20  # the limit on a poll of all files; later polls read the remainder of a burst
 BEHIND_BYTES = 16 << 20  # if more than this is unread, output is skipped, but the log file still contains it
 LINE_BYTES = 16 << 10  # a longer line is returned in pieces
-# How many folders each poll lists, by time and by number: those of the current and the last generation.
+# Each poll lists this many of the latest folders by time and by number, for the current and last generation.
 HOT = 2
 _RANK = re.compile(r"rank-(\d{1,6})\.log")
 _GENERATION = re.compile(r"gen-\d{1,9}")
@@ -27,13 +27,13 @@ class _Tail:
     offset: int = 0
     held: bytes = b""  # an incomplete line
     behind: bool = True  # whether the last read stopped before the end of the file
-    over: bool = False  # whether the rank has a newer file, so that the writer of this file is dead
+    over: bool = False  # whether the rank has a newer file, which means that this file's writer is dead
 
 
 class LogTails:
-    """Follows the logs of one run, over all generations.
+    """Follows the logs of one run through all its generations.
 
-    With `skip`, existing content is skipped, because an earlier run in the directory wrote it.
+    With `skip`, the content that exists at the start is skipped, because an earlier run wrote it.
     """
 
     def __init__(self, logs: Path, skip: bool = False) -> None:
@@ -49,7 +49,7 @@ class LogTails:
     def poll(self) -> list[tuple[int, str]]:
         """Return the lines completed since the last call, as (rank, line). Never blocks.
 
-        If there is much output, a call returns only part of it, and later calls return the remainder.
+        If there is more output than one poll may read, later calls return the remainder.
         """
         hot = self._find()
         lines: list[tuple[int, str]] = []
@@ -74,14 +74,14 @@ class LogTails:
     def close(self) -> list[tuple[int, str]]:
         """Return the remaining lines, including incomplete last lines."""
         lines = self.poll()
-        rounds = len(self._tails) * BEHIND_BYTES // POLL_BYTES  # a bound, because a writer may never stop
+        rounds = len(self._tails) * BEHIND_BYTES // POLL_BYTES  # bounded, because a writer may never stop
         while rounds > 0 and any(tail.behind for tail in self._tails.values()):
             lines += self.poll()
             rounds -= 1
         return lines + [_flush(tail) for tail in self._tails.values() if tail.held]
 
     def _find(self) -> set[Path]:
-        """Find new files, and return the folders in use. For other folders, this takes only one stat."""
+        """Find new files, and return the folders in use. Any other folder costs only a single stat."""
         folders: list[tuple[int, Path]] = []
         for entry in _entries(self._logs):
             if _GENERATION.fullmatch(entry.name):
@@ -90,7 +90,7 @@ class LogTails:
                 except OSError:
                     continue
         folders.sort()
-        # Also by number, because if the wall clock was set back, a newer folder has an older time.
+        # Also sort by number: if the wall clock was set back, a newer folder has an older time.
         numbered = sorted(folders, key=lambda each: int(each[1].name.removeprefix("gen-")))
         hot = {folder for _, folder in (*folders[-HOT:], *numbered[-HOT:])}
         for modified, folder in folders:
@@ -110,7 +110,7 @@ class LogTails:
                 self._add(_Tail(path, inode, int(match[1]), held=known.held if known else b""))
 
     def _add(self, tail: _Tail) -> None:
-        if tail.held:  # the incomplete line of the previous file of this name
+        if tail.held:  # the previous file of this name ended with an incomplete line
             tail.held += b"\n"
         before = self._newest.get(tail.rank)
         if before is not None:
@@ -149,7 +149,7 @@ def _read(tail: _Tail, most: int) -> bytes:
         with open(tail.path, "rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
             if size < tail.offset:
-                tail.offset = 0  # the file was truncated: read from its start
+                tail.offset = 0  # the file was truncated, so read it from the start
             file.seek(tail.offset)
             chunk = file.read(most)
     except OSError:
@@ -173,7 +173,7 @@ def _split(tail: _Tail, chunk: bytes) -> list[str]:
 
 
 def _visible(line: bytes, *, complete: bool = True) -> bytes:
-    """Return the part of a line that a terminal would show after a progress bar has overwritten it."""
+    """Return what a terminal would show of a line that a progress bar has overwritten several times."""
     end = len(line) - 1 if line.endswith(b"\r") else len(line)
     start = line.rfind(b"\r", 0, end) + 1
     return line[start:end] if complete else line[start:]

@@ -1,10 +1,11 @@
-"""Write logs: one JSON object per line on stderr for Holdfast's parts, and files for other processes.
+"""Write logs: one JSON object per line on stderr for Holdfast's parts, and plain files for other processes.
 
-A line has a constant event name and data in fields. stderr is a file in the run directory. A separate thread
-writes to it, so that hung storage loses log lines but does not block the process.
+A JSON line has a constant event name, and its data in fields. The stderr of a part is a file in the run
+directory. A separate thread writes to it: if storage hangs, log lines are lost, but the process is not
+blocked.
 
-The files that processes print to are readable only by their owner. If storage is unavailable or hangs, their
-output is lost, but the process is never blocked.
+The files that other processes print to are readable only by their owner. If storage is unavailable or hangs,
+the output is lost, but no process is blocked.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from holdfast.fileio.storage_thread import StorageThread
 
 # The maximum number of queued lines. A full queue means that storage hangs; new lines are then dropped.
 MAX_WAITING = 10_000
-FLUSH_S = 1.0  # the limit of the flush at the end of a process
-OPEN_S = 1.0  # slower storage is treated as hung, because the start of a part or a rank waits for it
+FLUSH_S = 1.0  # the time limit for the flush at the end of a process
+OPEN_S = 1.0  # storage that takes longer is treated as hung, because a part or a rank waits for it to start
 SMALL_S = 0.2  # the limit for work that can be skipped, such as moving a log or reading its end as evidence
 
-# Fields, such as the job, of every line that this task and the tasks that it starts log.
+# Fields, such as the job, that are added to every line that this task and the tasks that it starts log.
 CONTEXT: ContextVar[dict[str, str] | None] = ContextVar("log context", default=None)
 
 _files = StorageThread("logs")
@@ -73,7 +74,7 @@ class BackgroundHandler(logging.Handler):
     def _write(self, line: str) -> None:
         with suppress(
             OSError, ValueError
-        ):  # the disk is full or the file is closed, and there is nowhere to report this
+        ):  # the disk is full or the file is closed; there is no other place to report this
             self._stream.write(line)
             self._stream.flush()
 
@@ -85,9 +86,9 @@ def setup(level: str = "INFO") -> None:
 
 
 def opened(path: Path) -> BinaryIO:
-    """Open `path` for appending, creating it and its folder if they are missing.
+    """Open `path` for appending, and create it and its folder if they are missing.
 
-    If that is not possible (storage is full, unavailable, read-only or unresponsive), open /dev/null instead.
+    If storage is full, unavailable, read-only or unresponsive, open /dev/null instead.
     """
     try:
         return _files.do(lambda: _made(path), OPEN_S)

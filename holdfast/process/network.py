@@ -1,9 +1,9 @@
-"""TCP servers: a port held for the next rendezvous, the run's token, and a bound on idle connections.
+"""TCP servers: a port reserved for the next rendezvous, the run's token, and a limit on idle connections.
 
-Any process that can reach a server's address can open connections, each of which takes a descriptor that the
-run may need for files or members. A connection is idle while none of its requests is being answered. `Door`
-allows `MOST` idle connections and closes the oldest to make room for a new connection. A connection may be
-idle only for as long as a request's headers may take, unless it has presented the token once.
+Any process that can reach a server's address can open connections. Each of them takes a descriptor that the
+run may need for files or members. A connection is idle while the server is not answering a request on it.
+`Door` allows `MOST` idle connections, and closes the oldest to make room for a new connection. A connection
+may stay idle only for as long as a request's headers may take, unless it has once presented the token.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from pathlib import Path
 from typing import TypeVar
 
 LOW, HIGH = 15_000, 32_000  # below Linux's default range for outgoing connections
-BACKLOG = 512  # this many ranks may connect at once
+BACKLOG = 512  # the number of ranks that may connect at the same time
 _TRIES = 64
 _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 MOST = 32  # idle connections per server
 IDLE_S = 5.0
-# How many connections are accepted at a time, so that few are open before the door has counted them.
+# The limit on connections that are accepted together, so that few are open before `Door` has counted them.
 SERVER_BACKLOG = 16
 _LOOK_S = 1.0
-_NEW_S = 1.0  # grace for a new connection, which briefly has no transport
+_NEW_S = 1.0  # a new connection may lack a transport for this long
 
 P = TypeVar("P", bound=asyncio.Protocol)
 
@@ -36,9 +36,9 @@ P = TypeVar("P", bound=asyncio.Protocol)
 def listen(host: str) -> socket.socket:
     """Return a listening socket on an unused port. Raises `OSError` if none is free.
 
-    A script that forms its own group binds the port again, seconds after this socket was closed for it.
-    Meanwhile an outgoing connection of the machine may take any port of the ephemeral range, so a port
-    outside that range is used if one is free.
+    A port outside the ephemeral range is preferred. If a script forms its own group, this socket is closed
+    and the script binds the port again seconds later. In the meantime, an outgoing connection of the machine
+    could take any port of the ephemeral range.
     """
     for port in (*_candidates(_outgoing()), 0):
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -56,7 +56,8 @@ def listen(host: str) -> socket.socket:
 
 def _candidates(outgoing: range) -> list[int]:
     """Return some ports, in random order, that the kernel does not assign to outgoing connections."""
-    # A separate generator, because the script's random numbers must not change and forks would share a state.
+    # Use a separate generator: this must not change the script's random numbers, and forks share the state of
+    # the common one.
     free = [port for port in range(LOW, HIGH) if port not in outgoing]
     return random.SystemRandom().sample(free, min(_TRIES, len(free)))
 
@@ -76,24 +77,27 @@ def bearer_token(header: str) -> str:
 
 
 def has_token(authorization: str, token: str) -> bool:
-    """Return whether the value of an Authorization header is `Bearer` and the run's token.
+    """Return whether the value of an Authorization header is `Bearer`, followed by the run's token.
 
-    The comparison takes the same time wherever the two tokens differ.
+    The duration of the comparison does not depend on where the two tokens differ.
     """
     return hmac.compare_digest(authorization.encode(errors="replace"), f"Bearer {token}".encode())
 
 
 class Door:
-    """Closes idle connections of a server, on its event loop. Protocols have a `transport`, as in aiohttp."""
+    """Closes idle connections of a server, on its event loop.
+
+    As in aiohttp, the protocol of each connection must have an attribute `transport`.
+    """
 
     def __init__(self, most: int = MOST, idle_s: float = IDLE_S) -> None:
         self._most = most
         self._idle_s = idle_s
-        self._idle: dict[asyncio.Protocol, float] = {}  # by connection: when it became idle, oldest first
+        self._idle: dict[asyncio.Protocol, float] = {}  # when each connection became idle, oldest first
         self._trusted: set[asyncio.Protocol] = set()
 
     def guarded(self, make: Callable[[], P]) -> Callable[[], P]:
-        """Return the protocol factory for `create_server` that makes connections with `make`."""
+        """Return a protocol factory for `create_server` that calls `make` and watches each connection."""
 
         def made() -> P:
             self._make_room()
@@ -105,9 +109,9 @@ class Door:
 
     @contextmanager
     def answering(self, connection: asyncio.Protocol | None, *, trusted: bool = False) -> Iterator[None]:
-        """Mark `connection` as answering a request within the block.
+        """Mark `connection` as not idle while the block answers a request on it.
 
-        With `trusted` it may then stay open indefinitely.
+        With `trusted`, the connection may stay open indefinitely from then on.
         """
         if connection is None:  # the connection has closed in the meantime
             yield

@@ -1,11 +1,10 @@
-"""Set the title that `ps` shows for a process that was forked from another: "holdfast: rank 0 train.py".
+"""Set the title that `ps` shows for a forked process, such as "holdfast: rank 0 train.py".
 
-A fork has the command line of the process from which it was forked, which does not describe the fork. The
-title is therefore written over the command line, in the memory from which the kernel reads it. The write goes
-through /proc/self/mem, so that it fails without side effects if it is not possible.
+A fork has the command line of its parent, which does not describe the fork. The title is therefore written
+over the command line, in the memory from which the kernel reads it. The write goes through /proc/self/mem, so
+that it fails without side effects if it is not possible.
 
-A process that was not forked keeps its command line, and a process whose script has set a title keeps that
-title.
+A process that was not forked keeps its command line. A process whose script has set a title keeps that title.
 """
 
 from __future__ import annotations
@@ -21,11 +20,12 @@ MEMBERS_FORK_SERVER = "fork server (members)"
 PARTS_FORK_SERVER = "fork server (parts)"
 RANKS_FORK_SERVER = "fork server (ranks)"
 
-# indices among the fields of /proc/PID/stat, counted from the state: proc(5)
+# Indices of fields of /proc/PID/stat, where the state is field 0: proc(5).
 _ARGUMENTS_BEGIN, _ARGUMENTS_END = 45, 46
 
-_original = b""  # content of that memory before the first title
-_shown = b""  # the current title; "" if there is none; a fork inherits both variables
+# A fork inherits both variables.
+_original = b""  # the content of that memory before the first title was set
+_shown = b""  # the current title; "" if there is none
 
 
 def set_title(title: str) -> None:
@@ -36,7 +36,7 @@ def set_title(title: str) -> None:
     global _original, _shown
     with suppress(OSError, ValueError, IndexError):
         present = _shown or Path("/proc/self/cmdline").read_bytes()
-        # the last byte stays NUL, because the kernel would otherwise continue reading into the environment
+        # Keep the NUL at the end. Without it, the kernel would continue to read into the environment.
         room = len(present) - 1
         text = f"{PREFIX}{title}".encode(errors="replace").replace(b"\0", b"?")[:room]
         shown = text.ljust(len(present), b"\0")
@@ -53,7 +53,7 @@ def change(title: str) -> None:
 def give_back() -> None:
     """Make `ps` show the original command line again. Never raises.
 
-    This is for scripts that use setproctitle, which does nothing unless it finds the interpreter's original
+    Scripts that use setproctitle need this: it does nothing unless it finds the interpreter's original
     arguments.
     """
     global _shown
@@ -65,7 +65,7 @@ def give_back() -> None:
 def _replace(present: bytes, wanted: bytes) -> bool:
     """Write `wanted` over `present`, which has the same length.
 
-    Returns False if the memory has other content or another size.
+    Returns False, and writes nothing, if the memory has other content or another size.
     """
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     begin, end = int(fields[_ARGUMENTS_BEGIN]), int(fields[_ARGUMENTS_END])
@@ -73,8 +73,7 @@ def _replace(present: bytes, wanted: bytes) -> bool:
         return False
     memory = os.open("/proc/self/mem", os.O_RDWR | os.O_CLOEXEC)
     try:
-        # The memory must hold what the kernel shows, and no other code may have written to it in the
-        # meantime.
+        # Check that the memory still holds what the kernel shows: other code may have written to it.
         return os.pread(memory, len(present), begin) == present and bool(os.pwrite(memory, wanted, begin))
     finally:
         os.close(memory)

@@ -1,8 +1,8 @@
 """Encode messages as JSON, and decode them with strict validation.
 
-A message is a frozen dataclass. `decode` accepts only its fields, with exactly their types and within bounds,
-and otherwise reports the first invalid field. A message is untrusted input even if its sender is part of
-Holdfast.
+A message is a frozen dataclass. `decode` accepts only the fields of the dataclass, and only values that have
+exactly the right types and are within bounds. Otherwise it reports the first invalid field. A message is
+untrusted input even if its sender is part of Holdfast.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Any, TypeVar
 
 MAX_MESSAGE_BYTES = 4 << 20
 MAX_ITEMS = 16_384  # a report lists about 30 private states for each rank of its member
-# The most ranks on one member. Even with this many, the member's report stays within both limits above,
-# because its texts are also bounded (`holdfast.protocol.foreign_text`).
+# The maximum number of ranks on one member. Even with this many, the member's report stays within both limits
+# above, because its texts are bounded too (`holdfast.protocol.foreign_text`).
 MAX_RANKS = 512
 MAX_TEXT = 1 << 20
 MAX_FLOAT = sys.float_info.max
-# Of a field named `seconds` or `..._s`: receivers convert it to nanoseconds and add it to times. Times of the
-# wall clock are about 2e9.
+# The limit on fields named `seconds` or `..._s`, because receivers convert them to nanoseconds and add them
+# to times. Wall-clock times are about 2e9.
 MAX_SECONDS = 1e10
 
 T = TypeVar("T")
@@ -33,7 +33,7 @@ _NOTHING: Mapping[str, Any] = types.MappingProxyType({})
 
 
 class InvalidMessage(ValueError):
-    """The received data is not a valid message of its type; the exception names the field and the reason."""
+    """The received data is not a valid message of its type. The exception states the field and the reason."""
 
 
 def encode(message: Any) -> bytes:
@@ -45,12 +45,12 @@ def encode(message: Any) -> bytes:
 
 
 def decode(kind: type[T], line: bytes | str) -> T:
-    """Return the message of type `kind` encoded in `line`. Raises `InvalidMessage`, and nothing else."""
+    """Return the message of type `kind` that `line` encodes. Raises only `InvalidMessage`."""
     return from_json(kind, parse(line, kind.__name__))
 
 
 def parse(line: bytes | str, name: str) -> Any:
-    """Return the JSON value of `line`, a message called `name`. Raises `InvalidMessage`, and nothing else."""
+    """Return the JSON value of `line`. Errors refer to it as `name`. Raises only `InvalidMessage`."""
     if len(line) > MAX_MESSAGE_BYTES:
         raise InvalidMessage(f"{name}: {len(line)} bytes; the limit is {MAX_MESSAGE_BYTES}")
     try:
@@ -62,8 +62,8 @@ def parse(line: bytes | str, name: str) -> Any:
 class LineBuffer:
     """Splits a stream of bytes into lines, and buffers the unfinished line.
 
-    At most `MAX_MESSAGE_BYTES` plus one byte of a line are buffered. A longer line is truncated to that size,
-    and `decode` then refuses it. The lines after it are not affected.
+    The buffer holds at most `MAX_MESSAGE_BYTES` plus one byte. A longer line is truncated to that size, so
+    that `decode` refuses it. The lines after it are not affected.
     """
 
     def __init__(self) -> None:
@@ -99,8 +99,8 @@ def from_json(
 ) -> T:
     """Return the dataclass `kind` built from parsed JSON. Raises `InvalidMessage`.
 
-    `lenient` ignores fields that `kind` does not have; it is for files written by a later version. `known`
-    are the values of fields that were decoded before; they take the place of those in `value`.
+    With `lenient`, fields that `kind` does not have are ignored, so that files of a later version can be
+    read. `known` has the values of fields that were decoded before. They replace the values in `value`.
     """
     try:
         found: T = _object_reader(typing.cast("Hashable", kind))(value, lenient, known)
@@ -110,9 +110,9 @@ def from_json(
 
 
 class _Misfit(Exception):
-    """A part of the JSON is not what its type requires. Each enclosing reader prepends its part of the place.
+    """A part of the JSON has the wrong type. Each enclosing reader prepends its own part of the place.
 
-    The place is composed only if there is an error: a report has hundreds of values.
+    The place is composed only after an error, because a report has hundreds of values.
     """
 
     def __init__(self, why: str, place: str = "") -> None:
@@ -124,7 +124,8 @@ class _Misfit(Exception):
         return self
 
 
-# Returns the value of a type, from parsed JSON and whether unknown fields are ignored. Raises `_Misfit`.
+# A function that converts parsed JSON to a value of one type, or raises `_Misfit`. Its second argument is
+# True if unknown fields are ignored.
 _Reader: typing.TypeAlias = "Callable[[Any, bool], Any]"
 
 
@@ -140,10 +141,10 @@ def _object_reader(kind: Any) -> Callable[..., Any]:
     def read(value: Any, lenient: bool, known: Mapping[str, Any] = _NOTHING) -> Any:
         if not isinstance(value, Mapping):
             raise _Misfit(f"{_short(value)} is not an object")
-        if len(value) == len(all_of) and not known:  # mostly, there is every field and no other
+        if len(value) == len(all_of) and not known:  # the usual case: exactly the fields of the class
             try:
                 return kind(*[read_field(value[name], lenient) for name, read_field in all_of])
-            except (_Misfit, LookupError, ValueError):  # what is wrong is found below
+            except (_Misfit, LookupError, ValueError):  # the code below determines what is wrong
                 pass
         if not lenient and not fields.keys() >= value.keys():
             unknown = next(name for name in value if name not in fields)
@@ -169,7 +170,7 @@ def _object_reader(kind: Any) -> Callable[..., Any]:
 
 
 def is_seconds(name: str, hint: Any) -> bool:
-    """True if a field is a time in seconds, which `MAX_SECONDS` limits."""
+    """Return True if a field is a time in seconds, to which `MAX_SECONDS` applies."""
     return hint is float and (name == "seconds" or name.endswith("_s"))
 
 
@@ -189,7 +190,7 @@ def _reader(hint: Any) -> _Reader:
     if origin in (typing.Union, types.UnionType):
         [given] = [each for each in typing.get_args(hint) if each is not type(None)]
         return _optional_reader(_reader(given))
-    if origin is typing.Literal:  # any text: a newer peer may send a word that this version lacks
+    if origin is typing.Literal:  # accept any text: a newer peer may send a word that this version lacks
         return _read_text
     if origin is tuple:
         return _tuple_reader(typing.get_args(hint))

@@ -1,16 +1,16 @@
-"""Default settings that `holdfast run` passes to its processes and that apply to processes without it.
+"""Default settings, used by `holdfast run` and by processes that receive no value.
 
-`holdfast launch` and a sidecar can be started without `holdfast run`, and a journal of an older version may
-lack a setting that was added later.
+Such processes exist because `holdfast launch` and a sidecar can be started without `holdfast run`, and
+because the journal of an older version may lack a setting that was added later.
 """
 
 from __future__ import annotations
 
 WARM_STRATEGIES = ("auto", "park", "spawn", "cold")  # the values of --warm; the first one is its default
-AUTOMATIC = -1  # a value of `SNAPSHOT_EVERY` that means: as often as the budget allows
+AUTOMATIC = -1  # the value of `SNAPSHOT_EVERY` for snapshots as often as the budget allows
 SNAPSHOT_EVERY = AUTOMATIC  # in steps; 0 means only the first snapshot
-SNAPSHOT_SLOTS = 2  # not a setting: how many snapshots a member with ranks holds
-SNAPSHOT_BUDGET = 0.01  # as a share of the step time
+SNAPSHOT_SLOTS = 2  # the number of snapshots that a member with ranks holds; not a setting
+SNAPSHOT_BUDGET = 0.01  # a share of the step time
 CHECKPOINT_EVERY_S = 60.0  # 0 means no checkpoints
 KEEP_CHECKPOINTS = 3
 MAX_RESTARTS = 100  # restarts per hour
@@ -18,13 +18,13 @@ LOSS_JUMP = (
     10.0  # a multiple of the losses' usual spread; without --loss-jump, such a jump only causes a warning
 )
 HANG_FACTOR = 3.0  # a multiple of the p99 step time
-# Added to that, because the host and garbage collection delay short steps as much as long steps.
+# Added to the multiple, because the host and garbage collection delay short steps as much as long steps.
 HANG_FLOOR_S = 0.6
 STALL_LIMIT_S = 60.0  # how long a rank may go without a step or any sign of work
-# For joining, restoring and the first step, which includes compilers, caches and lazy initialisation.
+# For joining, restoring and the first step, including compilation, cache warm-up and lazy initialisation.
 FIRST_STEP_S = 600.0
 PAUSE_S = 1800.0  # for a declared pause without an explicit limit
 MEMBER_TIMEOUT_S = 5.0  # after this silence, a member counts as lost
 GRACE_S = 30.0  # how long a script may take to finish before it is killed
-# How long a rank waits for a live peer; `holdfast run` raises this above twice each hang limit.
+# How long a rank waits for a peer that is alive. `holdfast run` raises this above twice each hang limit.
 PATIENCE_S = 86_400.0

@@ -1,6 +1,6 @@
-"""The drills: the faults that `holdfast inject` causes, each with the process that executes it. Pure.
+"""The drills: the faults that `holdfast inject` can cause, and the process that executes each. Pure.
 
-The names are data: the API, orders and the results of the benchmarks contain them.
+Do not rename a drill: the API, orders and benchmark results contain the names.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Define the environment variables with which processes configure the processes that they start.
+"""Define the environment variables through which processes configure the processes that they start.
 
 These are the `HOLDFAST_*` variables, and torchrun's variables for a rank. Each `HOLDFAST_*` variable is
-defined once, below; all other code uses its constant.
+defined here, and all other code uses the constant for its name.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ RUN_ID = "holdfast"  # the same for all runs, because ranks find each other by a
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """One variable. With `for_users`, scripts may read it or users may set it, so the user guide lists it."""
+    """One variable. With `for_users`, scripts may read it or users set it, and the user guide lists it."""
 
     name: str
     set_by: str
@@ -47,12 +47,12 @@ BELOW = _variable(
     "HOLDFAST_BELOW",
     set_by="the launcher, for a rank and all processes that it starts",
     read_by="`holdfast.join`, in a process that is not a rank",
-    meaning="the file whose existence means that `join` refused a process below the rank",
+    meaning="a file that exists once `join` has refused a process below the rank",
     for_users=True,
 )
 PY_SPY = _variable(
     "HOLDFAST_PY_SPY",
-    set_by="the user; otherwise `holdfast run`, to the py-spy next to its interpreter",
+    set_by="the user; otherwise `holdfast run`, which chooses the py-spy next to its interpreter",
     read_by="the launcher, before it reads the stacks of a rank",
     meaning="the path of py-spy; if it is not set, the launcher searches the PATH",
     for_users=True,
@@ -134,44 +134,44 @@ OBJECTS = _variable(
     "HOLDFAST_OBJECTS",
     set_by="the injector of pods",
     read_by="the sidecar",
-    meaning="the URL of the checkpoints in object storage; the folder of checkpoints is then for copies",
+    meaning="the URL of the checkpoints in object storage; the checkpoint folder then holds only copies",
 )
 OBJECTS_CA = _variable(
     "HOLDFAST_OBJECTS_CA",
     set_by="the user, in the Secret of the checkpoints",
     read_by="the sidecar",
-    meaning="the certificates (PEM) that prove the identity of an object storage with a CA of its own",
+    meaning="the CA certificates (PEM) for an object storage whose certificate a private CA has signed",
 )
 HANG_FACTOR = _variable(
     "HOLDFAST_HANG_FACTOR",
     set_by="the backend, from --hang-factor",
     read_by="the sidecar",
-    meaning="the multiple of its usual duration after which a step is late",
+    meaning="a step is late if it takes longer than this multiple of its usual duration",
 )
 HANG_FLOOR_S = _variable(
     "HOLDFAST_HANG_FLOOR_S",
     set_by="the backend, from --hang-floor",
     read_by="the sidecar",
-    meaning="the shortest time in seconds after which a step is late",
+    meaning="the minimum duration, in seconds, from which a step can be late",
 )
 FIRST_STEP_S = _variable(
     "HOLDFAST_FIRST_STEP_S",
     set_by="the backend, from --first-step-timeout",
     read_by="the sidecar",
-    meaning="the seconds that a rank has for its first step",
+    meaning="the time limit, in seconds, for a rank's first step",
 )
 PAUSE_S = _variable(
     "HOLDFAST_PAUSE_S",
     set_by="the backend, from --pause-timeout",
     read_by="the sidecar",
-    meaning="the seconds that a pause declared by the script may take",
+    meaning="the time limit, in seconds, for a pause that the script declares",
 )
 
 LEAVE_S = _variable(
     "HOLDFAST_LEAVE_S",
     set_by="the injector of pods",
     read_by="the launcher",
-    meaning="for how many seconds after SIGTERM the ranks keep training until the supervisor orders the end",
+    meaning="how many seconds after SIGTERM the ranks keep training, unless the supervisor ends them earlier",
 )
 
 # For the supervisor of a local run.
@@ -232,11 +232,11 @@ CONTROL = _variable(
 def rank_environment(launch: Launch, rank: RankStart) -> dict[str, str]:
     """Return torchrun's variables for one rank.
 
-    Libraries check `TORCHELASTIC_RUN_ID` to see whether a launcher started the ranks. Without this variable,
-    Lightning takes the world size from its script and waits for ranks that no process starts.
-    `TORCHELASTIC_USE_AGENT_STORE` is set because rank 0 creates the group's store itself. An outer torchrun
-    may have left the variables of its agent's store in the environment, and the group would wait forever for
-    that store.
+    Libraries check `TORCHELASTIC_RUN_ID` to find out whether a launcher started the ranks. Without this
+    variable, Lightning takes the world size from its script and waits for ranks that no process starts.
+    `TORCHELASTIC_USE_AGENT_STORE` is set because rank 0 creates the group's store itself. If an outer
+    torchrun has left the variables of its agent's store in the environment, the group would otherwise wait
+    forever for that store.
     """
     return {
         "RANK": str(rank.rank),

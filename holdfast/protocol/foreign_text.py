@@ -1,12 +1,13 @@
-"""Bound the size of texts from the user's processes, and make them harmless on a terminal. Pure.
+"""Limit the size of texts from the user's processes, and make them harmless on a terminal. Pure.
 
 The limits apply to the encoded size of a text, because in JSON a character outside ASCII takes 6 or 12 bytes.
-They apply to the sum of the ranks' texts, so that the texts of many ranks together stay within the size that
-a peer accepts. Each rank has an equal share whatever the texts of the other ranks, so a text does not change
-when another rank ends. A launcher's whole state is at most about 3.5 MiB, half of which is numbers and names.
+They apply to the texts of all ranks together, so that a message stays within the size that a peer accepts
+even if there are many ranks. Each rank has an equal share, regardless of the texts of the other ranks, so a
+text does not change when another rank ends. A launcher's whole state is at most about 3.5 MiB, half of which
+is numbers and names.
 
-Output of ranks, exception messages and kernel log lines are made harmless by removing everything that would
-move a cursor.
+Ranks' output, exception messages and kernel log lines are made harmless by removing everything that would
+move the cursor.
 """
 
 from __future__ import annotations
@@ -17,21 +18,23 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import TypeVar
 
-WHOLE_BYTES = 32_000  # the limit of a traceback to which no other limit applies
-# The limit of the final texts of all ranks together, except the first rank that ended.
+WHOLE_BYTES = 32_000  # the limit on a traceback to which no other limit applies
+# The limit on the final texts of all ranks together, except that of the first rank that ended.
 ENDINGS_BYTES = 512 << 10
-LOOKS_BYTES = 384 << 10  # the limit of the stacks of all ranks of a member together
-# The limit of each kind of short text (notes, bad numbers) of all ranks of a member together.
+LOOKS_BYTES = 384 << 10  # the limit on the stacks of all ranks of a member together
+# For each kind of short text (notes, bad numbers): the limit on the texts of all ranks of a member together.
 WORDS_BYTES = 64 << 10
-# The least share of `ENDINGS_BYTES` for a rank of a large group, if its member has room. It is enough for the
-# end of a log.
+# The minimum share of `ENDINGS_BYTES` for a rank of a large group, if its member has room. It is enough for
+# the end of a log.
 LEAST_BYTES = 6 << 10
-# As a share of the kept text; a long message has frames at its beginning and the reason at its end.
+# The share of the kept text that comes from the beginning. In a long message, frames are at the beginning and
+# the reason is at the end.
 _HEAD = 1 / 3
 _CUT = " [...] "
 
 SGR = re.compile(r"\x1b\[[0-9;]*m")  # colours
-# In order: control sequence, string for the terminal (a title), other escape, control character.
+# In this order: control sequences, strings for the terminal (such as a title), other escape sequences,
+# control characters.
 _CONTROL = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]?"
     r"|[\x00-\x08\x0a-\x1f\x7f-\x9f]"
@@ -51,7 +54,7 @@ def share(total_bytes: int, ranks: int, least_bytes: int = 0) -> int:
 
 
 def shortened(text: str, most_bytes: int, head: float = _HEAD) -> str:
-    """Return `text` in at most `most_bytes`. In a longer text, a mark replaces part of the middle.
+    """Return `text`, shortened to at most `most_bytes`. A mark replaces what is omitted from the middle.
 
     A text that fits is returned unchanged. `head` is the share of the kept text that comes from the
     beginning.
@@ -82,7 +85,7 @@ def _most(part: Callable[[int], str], most_bytes: int) -> int:
 
 
 def each(message: T, most_bytes: int, head: float = _HEAD) -> T:
-    """Return the dataclass `message` with each of its own texts shortened to `most_bytes`."""
+    """Return the dataclass `message` with each text among its fields shortened to `most_bytes`."""
     texts = {f.name: getattr(message, f.name) for f in fields(message)}  # type: ignore[arg-type]
     cut = {
         name: shortened(text, most_bytes, head)
@@ -93,9 +96,9 @@ def each(message: T, most_bytes: int, head: float = _HEAD) -> T:
 
 
 def harmless(text: str, *, colour: bool) -> str:
-    """Return one line of a user process's output without the sequences that would move a cursor.
+    """Return one line of a user process's output without the sequences that would move the cursor.
 
-    With `colour`, colours are kept, and are reset at the end of the line.
+    With `colour`, colours are kept, and reset at the end of the line.
     """
     if text.isprintable():
         return text
@@ -109,5 +112,5 @@ def harmless(text: str, *, colour: bool) -> str:
 
 
 def lines(text: str, *, colour: bool) -> list[str]:
-    """Return the lines of `text`, each without the sequences that would move a cursor."""
+    """Return the lines of `text`, each without the sequences that would move the cursor."""
     return [harmless(line, colour=colour) for line in text.split("\n")]

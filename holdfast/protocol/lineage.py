@@ -1,15 +1,15 @@
-"""Record which generation resumed from which step, to distinguish valid from void states. Pure.
+"""Record which generation resumed from which step, to distinguish valid states from void ones. Pure.
 
-A generation that resumes from step s voids the steps after s of older generations. An entry is redundant if a
-later generation resumed from the same or a lower step, so the steps of a lineage increase with its
-generations.
+If a generation resumes from step s, all steps after s of older generations become void. An entry is redundant
+if a later generation resumed from the same or a lower step. In a lineage without redundant entries, the steps
+increase with the generations.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-MOST = 256  # the most entries; no process still has a state that is older than the oldest of so many
+MOST = 256  # the maximum number of entries; no process still has a state older than the oldest of this many
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Lineage:
 
 
 def valid(generation: int, step: int, lineage: tuple[Lineage, ...]) -> bool:
-    """Return False if a later generation resumed from a lower step, so that this state is void."""
+    """Return False if this state is void, because a later generation resumed from a lower step."""
     return all(step <= later.step for later in lineage if later.generation > generation)
 
 
@@ -32,7 +32,7 @@ def extended(lineage: tuple[Lineage, ...], generation: int, step: int) -> tuple[
 
 
 def merged(*lineages: tuple[Lineage, ...]) -> tuple[Lineage, ...]:
-    """Merge lineages from several sources. If they differ, the first source takes precedence."""
+    """Merge lineages from several sources. If they disagree, earlier sources take precedence."""
     steps: dict[int, int] = {}
     for each in lineages:
         for entry in each:

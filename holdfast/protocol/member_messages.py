@@ -1,12 +1,12 @@
 """Define the messages between a member and the supervisor.
 
-`holdfast.protocol.launcher_messages` has the launcher's messages.
+`holdfast.protocol.launcher_messages` defines the launcher's messages.
 
-All links are level-triggered: one side sends its complete state whenever the state changes, the other its
-complete order. Lost, late or repeated messages, and peers that restart, therefore need no special handling.
-Every message carries the generation; a receiver refuses a message older than the last one on which it acted.
-Orders also carry the supervisor's epoch, which receivers compare first, so that no process obeys a supervisor
-that was replaced.
+All links are level-triggered: one side sends its complete state whenever the state changes, and the other
+sends its complete order. Lost, late or repeated messages, and peers that restart, therefore need no special
+handling. Every message carries the generation, and a receiver refuses a message of an older generation than
+the last one on which it acted. Orders also carry the supervisor's epoch. Receivers compare it first, so that
+no process obeys a supervisor that has been replaced.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ MemberAction: TypeAlias = Literal["idle", "run", "secure", "stop"]  # see `Membe
 
 @dataclass(frozen=True, slots=True)
 class UncommittedWork:
-    """Work in a step that other ranks do not need for their commit (see `progress.uncommitted_since_ns`)."""
+    """Work within a step that other ranks do not need for their commit (`progress.uncommitted_since_ns`)."""
 
-    # its duration so far; outside a declared pause, only time in which the process was observed to be alive
+    # Its duration so far. Outside a declared pause, only the time in which the process was observed to be
+    # alive.
     seconds: float
     usual_s: float = 0.0  # the median duration of such work
-    declared: bool = False  # it is in a declared pause
+    declared: bool = False  # whether the work is in a declared pause
     left_s: float = 0.0  # the time that remains of the pause's declared limit
 
 
@@ -55,20 +56,20 @@ class RankProgress:
     step_s: float  # the median duration of the last steps
     p99_s: float
     snapshot_step: int
-    # the mean time, in the last window, until a step waits for other ranks; 0 if not known
+    # The mean time, over the last window, that a step takes until it waits for other ranks; 0 if not known.
     own_s: float = 0.0
     own_least_s: float = 0.0  # the same mean over the part of the window in which it was lowest
-    own_data_s: float = 0.0  # the part of `own_s` that comes before the forward pass
+    own_data_s: float = 0.0  # the part of `own_s` before the forward pass
     own_steps: int = 0  # the number of steps in the window
     snapshot_s: float = 0.0  # the time that the next snapshot may take
     state_bytes: int = 0  # the size of the replicated state; 0 if not known yet
-    # the duration of the work after its last commit, until now or until the rank ended; 0 if there was none
+    # The duration of the work after the last commit, until now or until the rank ended; 0 if there was none.
     tail_s: float = 0.0
     tail_usual_s: float = 0.0  # the median duration of such work
-    pause_left_s: float = 0.0  # remaining time of the limit that the current pause declared
-    # The last steps whose state changed after the commit, a change that no copy has.
+    pause_left_s: float = 0.0  # the time that remains of the current pause's declared limit
+    # The latest steps whose state changed after the commit, if no copy contains the change.
     late: tuple[int, ...] = ()
-    # The last steps whose state changed after the commit, a change that this rank's copies have.
+    # The latest steps whose state changed after the commit, if this rank's copies contain the change.
     amended: tuple[int, ...] = ()
     early: UncommittedWork | None = None
     tail_declared: bool = False  # whether the work after the commit is in a declared pause that is still open
@@ -79,9 +80,9 @@ class RankStall:
     """A rank that has made no progress for longer than its steps take.
 
     `phase_name` is the name of `phase`, or `progress.NOT_BEGUN`; the label of a pause is in `RankProgress`.
-    `limited` is True if the phase has its own limit, which has passed: a first step, a pause or an end.
-    `begun` is False for a script that does not call `holdfast.join` and in which Holdfast has observed no
-    step; it may be unable to observe any.
+    `limited` is True if the phase has a limit of its own and has exceeded it; this applies to a first step, a
+    pause or an end. `begun` is False if the script does not call `holdfast.join` and Holdfast has observed no
+    step of it, because such a script's steps may not be observable.
     """
 
     rank: int
@@ -111,13 +112,13 @@ class HeldChecksum:
 
     generation: int
     step: int
-    total_bytes: int  # only states of equal size can be compared, because the document in them may be padded
+    total_bytes: int  # only states of equal size can be compared, because their document may be padded
     crc: int
 
 
 @dataclass(frozen=True, slots=True)
 class HeldPrivateState:
-    """A rank's private state in a member's arena. `final` means that it did not change after the write."""
+    """A rank's private state in a member's arena. `final` is True if it cannot change any more."""
 
     rank: int
     generation: int
@@ -134,7 +135,7 @@ class CheckpointReport:
     path: str = ""
     seconds: float = 0.0
     error: str = ""
-    asked: int = 0  # the number of the save order that this answers
+    asked: int = 0  # the number of the save order to which this is the answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +152,7 @@ class ListedCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class RefusedCheckpoint:
-    """A directory that is named like a checkpoint, but is damaged or is not a checkpoint."""
+    """A directory that has the name of a checkpoint, but is damaged or is not a checkpoint."""
 
     name: str
     step: int
@@ -162,9 +163,9 @@ class RefusedCheckpoint:
 class StorageListing:
     """The checkpoints that a member found on storage, newest first.
 
-    `lineage`, `generation` and `epoch` are the newest in their manifests. `number` counts the listings of one
-    sidecar. `error` is the reason why this listing failed, in which case the other fields keep their previous
-    values.
+    `lineage`, `generation` and `epoch` are the newest values in the checkpoints' manifests. `number` counts
+    the listings of one sidecar. If this listing failed, `error` is the reason, and the other fields have the
+    values of the previous listing.
     """
 
     number: int = 0
@@ -174,25 +175,25 @@ class StorageListing:
     generation: int = 0
     epoch: int = 0
     error: str = ""
-    asked: int = 0  # the newest save order that the member had answered when this listing began
+    asked: int = 0  # the number of the newest save order that the member had answered when this listing began
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
     """The memory that a member's snapshots and private states use, and the free memory of their volume."""
 
-    volume: str = ""  # members with the same value share the volume; "" if not known
+    volume: str = ""  # the same value for members that share a volume; "" if not known
     state_bytes: int = 0  # the size of the replicated state; 0 if not known yet
     slots_bytes: int = 0
     private_bytes: int = 0
-    free_bytes: int = 0  # free in the volume
-    available_bytes: int = 0  # the available memory of the host, or within the limit of a cgroup
-    limit_bytes: int = 0  # the cgroup's limit, if it is below the host's memory; otherwise 0
+    free_bytes: int = 0  # the free space of the volume
+    available_bytes: int = 0  # the memory available on the host, or within the cgroup's limit if that is less
+    limit_bytes: int = 0  # the cgroup's limit if it is below the host's memory; otherwise 0
 
 
 @dataclass(frozen=True, slots=True)
 class KnownHistory:
-    """The run's history as of the last order to a member, for a supervisor whose journal lacks it."""
+    """The run's history as of the last order to a member, for a supervisor that has no journal of it."""
 
     generation: int = 0  # the generation of that order; 0 if there was none
     lineage: tuple[Lineage, ...] = ()
@@ -208,44 +209,44 @@ class MemberReport:
     node: str
     sidecar_pid: int
     sequence: int
-    now_ns: int  # CLOCK_MONOTONIC of the member; all times in its launcher's state use the same clock
+    now_ns: int  # CLOCK_MONOTONIC of the member, which all times in its launcher's state use as well
     nproc: int
     launcher: LauncherState | None  # None if the sidecar has lost its launcher
     peer_url: str
     progress: tuple[RankProgress, ...] = ()
     stalls: tuple[RankStall, ...] = ()
     looks: tuple[RankInspection, ...] = ()  # the newest inspections, while a rank is late
-    looked_for: int = 0  # the generation of the ranks in `looks`
+    looked_for: int = 0  # the generation to which the ranks in `looks` belong
     look: int = 0  # the number of the newest inspection
     slots: tuple[HeldSnapshot, ...] = ()
     seals: tuple[HeldChecksum, ...] = ()  # the last checksums of the current generation
     privates: tuple[HeldPrivateState, ...] = ()
-    secured_for: int = 0  # the generation up to which this member's state is secured and listed here
-    unusable: tuple[HeldSnapshot, ...] = ()  # snapshots whose checksum was wrong when a restore read them
+    secured_for: int = 0  # the newest generation for which this member's state is secured and listed here
+    unusable: tuple[HeldSnapshot, ...] = ()  # snapshots that a restore read and whose checksum was wrong
     prepare_error: str = ""
     prepare_generation: int = 0  # the generation whose start `prepare_error` prevented
-    # Whether there was no free slot or no room for the state, which may be intact.
+    # Whether the cause was a lack of a free slot or of room. The state itself may be intact.
     prepare_occupied: bool = False
-    prepare_volume: bool = False  # whether the memory volume had no room for it
+    prepare_volume: bool = False  # whether the memory volume had no room for the state
     durable: CheckpointReport = field(default_factory=CheckpointReport)
-    # the time since storage last accepted bytes of a checkpoint, or since the write began; -1 if not known
+    # The time since storage last accepted bytes of a checkpoint, or since the write began; -1 if not known.
     unmoved_s: float = -1.0
-    # time since storage last gave a part of the checkpoint that it reads for a restore; -1: it reads none.
-    # Only object storage gives parts, and a cluster, which alone has that, has no journal.
+    # While the member reads a checkpoint for a restore: the time since it last received a part; otherwise -1.
+    # Not in the journal: only object storage delivers parts, and a job that uses it has no journal.
     reading_s: float = field(default=-1.0, metadata={"in_journal": False})
-    # step of the current generation whose state it would write as a checkpoint; -1: none
+    # The step of the current generation whose state the member would write as a checkpoint; -1 if none.
     publishing: int = -1
     notes: tuple[str, ...] = ()
     room: MemoryUse = field(default_factory=MemoryUse)
-    lag_s: float = 0.0  # the longest time, in the last minute, for which its event loop did not poll
+    lag_s: float = 0.0  # the longest time in the last minute during which its event loop did not poll
     lag_p99_s: float = 0.0
     launcher_silent: str = ""  # why the member has given up on its launcher, if the launcher is unresponsive
     epoch: int = 0  # the highest epoch of any order it has received
-    clock: str = ""  # identity of the clock of `now_ns` (`holdfast.process.clock`)
+    clock: str = ""  # the identity of the clock of `now_ns` (`holdfast.process.clock`)
     drilled: int = 0  # the number of the newest drill that this sidecar or its predecessor has carried out
     told: KnownHistory = field(default_factory=KnownHistory)
-    # None if the supervisor reads the storage itself. Not in the journal: decisions use the index of
-    # checkpoints.
+    # None if the supervisor reads the storage itself. Not in the journal, because decisions use the
+    # supervisor's index of checkpoints.
     storage: StorageListing | None = field(default=None, metadata={"in_journal": False})
 
 
@@ -254,7 +255,7 @@ class StateSource:
     """A peer from which a member can fetch a state that it needs."""
 
     url: str
-    rank: int = -1  # the rank whose private state is needed; -1 for the snapshot
+    rank: int = -1  # the rank whose private state the member needs; -1 for the snapshot
     generation: int = 0
     step: int = 0
 
@@ -268,12 +269,12 @@ class MemberOrder:
     * "idle": stay warm.
     * "run": start `ranks` with the settings of `launch`.
     * "secure": list the states in the arena. With `just_in_time`, the ranks of `generation` are frozen first,
-      so that they overwrite none of these states; with `copy`, they also copy their state.
+      so that they overwrite none of these states. With `copy`, they also copy their state.
     * "stop": end all processes within `grace_s`. With `ending_only`, only ranks that are already ending have
-      that time, and all others are killed immediately. With `first`, ranks receive another signal first, and
-      have `grace_s` twice (see `LauncherOrder`).
+      that time, and all others are killed immediately. With `first`, ranks receive another signal before
+      SIGTERM, and `grace_s` applies twice (see `LauncherOrder`).
 
-    `save` counts the requests for a checkpoint of the newest snapshot at or below `save_step`.
+    `save` is the number of requests so far for a checkpoint of the newest snapshot at or below `save_step`.
     """
 
     do: MemberAction
@@ -282,40 +283,41 @@ class MemberOrder:
     ranks: tuple[RankStart, ...] = ()
     sources: tuple[StateSource, ...] = ()
     just_in_time: bool = True
-    # False if the fault is in the state, so that a copy of any rank's state would be bad too.
+    # False if the fault is in the state itself, so that a copy of any rank's state would be bad too.
     copy: bool = True
     settled: bool = False
     grace_s: float = 0.0
     ending_only: bool = False
     first: FirstSignal = ""
     checkpoint_every_s: float = 0.0
-    keep: int = defaults.KEEP_CHECKPOINTS  # checkpoints
+    keep: int = defaults.KEEP_CHECKPOINTS  # the number of checkpoints to keep
     save: int = 0
     save_step: int = -1
     save_generation: int = 0
     drill: DrillOrder | None = None
     suspects: tuple[int, ...] = ()  # for "secure": ranks that hang
-    # For "run": above 0 while a rank is late, so that all ranks are inspected. It numbers the requests, and
-    # each inspection reports the number of its request.
+    # For "run": the number of a request to inspect all ranks, because a rank is late; 0 if none is late. Each
+    # inspection reports the number of its request.
     look: int = 0
-    # For "idle": the size of the snapshot that the member may have to fetch, so it can make room in advance.
+    # For "idle": the size of the snapshot that the member may have to fetch, so that it can make room early.
     room_bytes: int = 0
     lineage: tuple[Lineage, ...] = ()  # distinguishes valid from void checkpoints
-    # the last step at which the replicas are known to have been equal; 0 if none yet, -1 for a single replica
+    # The last step at which the replicas are known to have been equal; 0 if none yet, -1 for a single
+    # replica.
     proven: int = -1
     epoch: int = 0  # the epoch of the sender; a supervisor with a higher epoch replaces it
-    # Steps of `generation` whose state a rank changed after their commit; no copy has the change.
+    # Steps of `generation` whose state a rank changed after their commit, if no copy contains the change.
     void: tuple[int, ...] = ()
-    # the step of `MemberReport.publishing`, once no rank has made it void and no rank can still do so
+    # The step of `MemberReport.publishing`, once it is certain that no rank has made it void or still can.
     good: int = -1
     exit_code: int = 0  # for "stop": the exit code of a pod's training container
-    # the secret that the members of the job present to each other; "" if they use the run's token
+    # The secret that the members of the job present to each other; "" if they use the run's token.
     secret: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class DrillOrder:
-    """An order to cause a fault deliberately. `number` makes repeated messages harmless."""
+    """An order to cause a fault deliberately. Because of `number`, a repeated message has no effect."""
 
     number: int
     what: DrillName

@@ -1,15 +1,15 @@
 """Define the phases and the byte layout of a rank's progress page, and read the page. Pure.
 
-A rank writes the page (`holdfast.protocol.progress_writer`) and its sidecar reads it, both through a mapping
-of the same 4096 bytes and without a system call. A sequence counter that is odd during a write (a seqlock)
-reveals a torn read. A writer that dies during a write leaves the counter odd. In this case `read` returns
-None, and `read_torn_ok` returns the current content, marked `torn`. The next writer makes the counter even
-again.
+A rank writes the page (`holdfast.protocol.progress_writer`) and its sidecar reads it. Both map the same 4096
+bytes, so neither needs a system call. The page contains a sequence counter that is odd during a write (a
+seqlock), which allows readers to detect torn reads. If a writer dies during a write, the counter stays odd.
+In this case `read` returns None, and `read_torn_ok` returns the current content marked as `torn`. The next
+writer makes the counter even again.
 
-The page is little-endian and aligned, so that each counter is one store. The counter alone is not enough if a
-write begins and ends while a reader copies the page, or on machines such as arm64 where, unlike on x86, the
-stores of one thread may become visible out of order. Therefore a reader makes two copies, which must be
-equal.
+The page is little-endian and aligned, so that each counter is updated by a single store. The counter alone
+does not reveal a write that begins and ends while a reader copies the page. It is also insufficient on
+machines such as arm64 where, unlike on x86, the stores of one thread may become visible out of order. A
+reader therefore makes two copies and accepts them only if they are equal.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from typing import Protocol
 PAGE_BYTES = 4096
 VERSION = 3
 MAGIC = b"holdfast"
-RING = 256  # how many step times are kept; the p99 of fewer values is about their maximum
+RING = 256  # the number of step times that are kept; the p99 of fewer values is about their maximum
 LABEL_BYTES = 64
-COPY_MOST_S = 300.0  # the longest time that a copy of the state is expected to take
-# The assumed speed for copying a large state into new memory while other processes also use the cores. A
-# measured time is better, but there is no measurement before the first copy of a generation.
+COPY_MOST_S = 300.0  # the upper bound on the expected duration of a copy of the state
+# The assumed speed of copying a large state into new memory while other processes also use the cores. A
+# measured time is better, but none is available before the first copy of a generation.
 COPY_BYTES_S = 1 << 30
-# Each wait for a just-in-time copy is extended by the duration of this many snapshots, so that the optimizer
-# can finish its writes and the copy can be made into cold memory.
+# Each wait for a just-in-time copy is extended by the duration of this many snapshots. This gives the
+# optimizer time to finish its writes, and allows for a copy into cold memory.
 COPIES = 3.0
 FLAG_NONFINITE = 1
 FLAG_JUMP = 2
@@ -45,7 +45,7 @@ class Buffer(Protocol):
 
 
 class Phase(IntEnum):
-    """The activity of a rank, as a number in its page. `PHASES` has the meaning of each phase."""
+    """The activity of a rank, stored as a number in its page. `PHASES` describes each phase."""
 
     JOINING = 0
     RESTORING = 1
@@ -78,13 +78,13 @@ class PhaseMeaning:
     """The meaning of a phase."""
 
     kind: PhaseKind
-    words: str  # the phase in words, for people
+    words: str  # the phase in words, for display
     doing: str = ""  # completes "rank 1 is ...", or for a pause "rank 1 is in ... that the script declared"
-    may_wait: bool = False  # in this phase, a rank without progress may be waiting for a late rank
-    label: str = ""  # the label with which the script declares this pause; PAUSED stands for all other labels
+    may_wait: bool = False  # whether a rank without progress in this phase may be waiting for a late rank
+    label: str = ""  # the label with which the script declares this pause; PAUSED is for all other labels
 
 
-# The meaning of each phase. Messages, the journal and status.json use its name in the enum (`name_of`).
+# The meaning of each phase. Messages, the journal and status.json refer to a phase by its name (`name_of`).
 PHASES: Mapping[Phase, PhaseMeaning] = MappingProxyType(
     {
         Phase.JOINING: PhaseMeaning(PhaseKind.START, "joining", "joining the group", may_wait=True),
@@ -101,11 +101,11 @@ PHASES: Mapping[Phase, PhaseMeaning] = MappingProxyType(
         Phase.PAUSED: PhaseMeaning(PhaseKind.PAUSE, "paused", "a pause"),
         Phase.SNAPSHOT: PhaseMeaning(PhaseKind.COPY, "snapshot"),
         Phase.IDLE: PhaseMeaning(PhaseKind.END, "idle"),
-        # The script has succeeded, and a copy has its final state.
+        # The script has succeeded, and a copy contains its final state.
         Phase.DONE: PhaseMeaning(PhaseKind.END, "done"),
     }
 )
-NOT_BEGUN = "starting"  # used instead of a phase's name for a process that was released but has no page yet
+NOT_BEGUN = "starting"  # used instead of a phase's name while a process that was released has no page yet
 
 
 class FailKind(IntEnum):
@@ -139,24 +139,24 @@ SNAPSHOT = struct.Struct("<qd")  # step, cost_s
 TAIL_AT = SNAPSHOT_AT + SNAPSHOT.size
 TAIL = struct.Struct("<q")  # tail_since_ns
 STATE_AT = TAIL_AT + TAIL.size
-# Size of the replicated state in bytes, seconds that a copy took before this generation.
+# The size of the replicated state in bytes, and how many seconds a copy took before this generation.
 STATE = struct.Struct("<qd")
 AMENDED_AT = STATE_AT + STATE.size
 AMENDED = struct.Struct("<8q")  # see `Progress`; each is a step + 1, newest first, or 0 for none
-# These are separate from the amended steps, because a scheduler that is stepped after each commit amends
-# every step.
+# The void steps are separate from the amended ones, because a scheduler that is stepped after each commit
+# amends every step, and would otherwise displace them.
 VOID_AT = AMENDED_AT + AMENDED.size
 VOID = struct.Struct("<64q")
 WRITTEN_AT = VOID_AT + VOID.size
-WRITTEN = struct.Struct("<qq")  # written_ns, and the last committed step at that time
+WRITTEN = struct.Struct("<qq")  # written_ns, and the step that was the last committed one at that time
 COPYING_AT = WRITTEN_AT + WRITTEN.size
 COPYING = struct.Struct("<q")  # the phase in which the last copy began
 _END = COPYING_AT + COPYING.size
 _ALL = struct.Struct(
     f"<Qqiiqqqqqqqqqddqqdqqdqqd{LABEL_BYTES}sqqqqdqqd8q64qqqq"
 )  # from the sequence counter on
-# A counter that grows with each piece of a copy in progress. The sequence counter does not cover it, because
-# more than one thread writes it.
+# A counter that grows with each piece of a copy in progress. The sequence counter does not protect it,
+# because more than one thread writes it.
 COPIED_INDEX = 960 // 8
 _RING_AT = 1024
 RING_INDEX = _RING_AT // 4
@@ -164,14 +164,14 @@ _TAILS_AT = 2048
 TAILS_INDEX = _TAILS_AT // 4
 _UNCOMMITTED_AT = 3072
 UNCOMMITTED_INDEX = _UNCOMMITTED_AT // 4
-NO_WRITES = -1.0  # the entry, in the ring of uncommitted times, of a step in which no optimizer wrote
+NO_WRITES = -1.0  # the entry in the ring of uncommitted times for a step in which no optimizer wrote
 
 _TRIES = 200  # a write takes well under 1 us; 200 reads take some 100 us
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The content of a page at one instant. Times are CLOCK_MONOTONIC of this machine."""
+    """The content of a page at one instant. Times are on CLOCK_MONOTONIC of this machine."""
 
     generation: int
     rank: int
@@ -185,7 +185,7 @@ class Progress:
     step: int  # the last committed step
     steps_done: int  # the number of commits in this generation
     times_written: int  # the number of step times ever written to the ring
-    loss: float  # NaN also if the script passed none; see flags
+    loss: float  # NaN if the script passed none, or if the loss is NaN; `flags` has the difference
     grad_norm: float
     samples: int  # samples, tokens and flops are sums over this generation
     tokens: int
@@ -193,9 +193,9 @@ class Progress:
     flags: int
     position: int  # the position in the data; -1 if unknown
     first_step_s: float  # NaN until the first step of this generation ends
-    # The time before forward passes, in this generation, in which the rank waits for no other rank.
+    # The total time before forward passes in this generation, as far as the rank waited for no other rank.
     data_ns: int
-    forward_ns: int  # the time of forward passes, in this generation, that a backward pass followed
+    forward_ns: int  # the total time of those forward passes in this generation that a backward pass followed
     pause_limit_s: float  # 0 if not declared
     pause_label: str
     failed_ns: int  # 0 if the rank has not failed
@@ -203,19 +203,19 @@ class Progress:
     fail_code: int
     snapshot_step: int  # -1: none
     snapshot_cost_s: float
-    # The time of the commit before a pause or the end of a loop; 0: the pause began within a step. In a TAIL,
-    # a negative value means that Holdfast works now: it is minus the time of the commit if the script's work
-    # has not begun, or minus the time at which that work ended.
+    # The time of the commit before a pause or the end of a loop; 0 if the pause began within a step. In a
+    # TAIL, a negative value means that Holdfast, not the script, is working. It is then minus the time of the
+    # commit if the script's work has not begun, or minus the time at which that work ended.
     tail_since_ns: int = 0
-    state_bytes: int = 0  # size of the replicated state; 0: not known yet
+    state_bytes: int = 0  # the size of the replicated state; 0 if not known yet
     known_copy_s: float = 0.0  # the duration of a copy in earlier generations; 0 if not known
-    # read during an unfinished write: each field is valid, but the fields may not match each other
+    # Whether the page was read during an unfinished write. Each field is then valid, but they may not match.
     torn: bool = False
-    # steps whose state the script changed after the commit, a change that no copy has
+    # The steps whose state the script changed after the commit, if no copy contains the change.
     late: tuple[int, ...] = ()
-    amended: tuple[int, ...] = ()  # the same, but this rank's copies have the change
-    # When an optimizer finished writing in the uncommitted step; 0 if none has, if another optimizer has yet
-    # to write, or if the optimizer runs on a device, where the host cannot know that time.
+    amended: tuple[int, ...] = ()  # the same, if this rank's copies contain the change
+    # When an optimizer finished writing in the uncommitted step. 0 if none has, if another optimizer has yet
+    # to write, or if the optimizer runs on a device, because the host does not know when the device finishes.
     written_ns: int = 0
     copying_in: int = 0  # the phase in which Holdfast's last copy of the state began
 
@@ -236,12 +236,12 @@ def name_of(phase: Phase) -> str:
 
 
 def meaning_of(name: str) -> PhaseMeaning | None:
-    """Return the meaning of the phase of this name, or None if there is none, as for `NOT_BEGUN`."""
+    """Return the meaning of the phase called `name`; None if there is no such phase, as for `NOT_BEGUN`."""
     return _BY_NAME.get(name)
 
 
 def words_of(name: str) -> str:
-    """Return the phase of this name in words for display, or `name` itself if there is none."""
+    """Return the phase called `name` in words, for display; `name` itself if there is no such phase."""
     meaning = _BY_NAME.get(name)
     return meaning.words if meaning is not None else name
 
@@ -254,14 +254,14 @@ def pause_phase(label: str) -> Phase:
 _BY_NAME: Mapping[str, PhaseMeaning] = {name_of(phase): meaning for phase, meaning in PHASES.items()}
 _BY_LABEL: Mapping[str, Phase] = {meaning.label: phase for phase, meaning in PHASES.items() if meaning.label}
 _DECLARED = of_kinds(PhaseKind.PAUSE)
-_WITHIN_TAIL = of_kinds(PhaseKind.PAUSE, PhaseKind.END, PhaseKind.COPY)  # a tail may contain these phases
+_WITHIN_TAIL = of_kinds(PhaseKind.PAUSE, PhaseKind.END, PhaseKind.COPY)  # the phases that a tail may contain
 _OF_NO_STEP = of_kinds(PhaseKind.START, PhaseKind.END)
 
 
 def tail_began_ns(found: Progress) -> int:
     """Return when the work after the last commit began, or 0 if the rank is not doing such work.
 
-    This work lasts until the loop requests the next step. It includes its pauses and the work after a loop.
+    This work lasts until the loop requests the next step. It includes pauses within it and work after a loop.
     """
     since_ns = max(0, found.tail_since_ns)
     if found.phase is Phase.TAIL:
@@ -270,9 +270,9 @@ def tail_began_ns(found: Progress) -> int:
 
 
 def uncommitted_since_ns(found: Progress) -> int:
-    """Return when the rank began work, within a step, that other ranks do not need for their commit.
+    """Return when the rank began work within a step that other ranks do not need for their commit.
 
-    This is the work after the optimizer's writes, or in a declared pause anywhere in a step. The result is 0
+    Such work follows the optimizer's writes, or is in a declared pause anywhere in the step. The result is 0
     if the rank is not doing such work.
     """
     declared = is_declared(found)
@@ -282,16 +282,16 @@ def uncommitted_since_ns(found: Progress) -> int:
 
 
 def is_declared(found: Progress) -> bool:
-    """Return True during a pause that the script declared, even while Holdfast copies the state in it."""
+    """Return True during a pause that the script declared, even while Holdfast copies the state within it."""
     return (found.copying_in if found.phase is Phase.SNAPSHOT else found.phase) in _DECLARED
 
 
 def copy_s(found: Progress) -> float:
     """Return the expected duration of a copy of the state, at most `COPY_MOST_S`.
 
-    This is the longest of the measured duration of the last copy, the duration of copies in earlier
-    generations, and an estimate from the state's size. It is bounded because a page is untrusted input and
-    because other ranks wait for that long.
+    The result is the maximum of three values: the measured duration of the last copy, the duration of copies
+    in earlier generations, and an estimate from the state's size. It is bounded because a page is untrusted
+    input and because other ranks wait that long.
     """
     by_size_s = max(0, found.state_bytes) / COPY_BYTES_S
     return min(max(0.0, found.snapshot_cost_s, found.known_copy_s, by_size_s), COPY_MOST_S)
@@ -310,13 +310,13 @@ def is_page(buffer: Buffer) -> bool:
 
 
 def read(buffer: Buffer) -> Progress | None:
-    """Return the content of the page; None if it is not a page or a write did not end in time."""
+    """Return the content of the page; None if it is not a page, or if a write did not finish in time."""
     found = _consistent(buffer, SEQ_INDEX * 8, _END)
     return None if found is None else _progress(found, torn=False)
 
 
 def read_torn_ok(buffer: Buffer) -> Progress | None:
-    """Return the same as `read`, or the content with `torn` set if the writer stopped during a write."""
+    """Return the same as `read`, except that a write that does not finish yields content marked as `torn`."""
     if not is_page(buffer):
         return None
     found = _consistent(buffer, SEQ_INDEX * 8, _END)
@@ -326,14 +326,15 @@ def read_torn_ok(buffer: Buffer) -> Progress | None:
 
 
 def step_times_s(buffer: Buffer, last: int = RING) -> tuple[float, ...] | None:
-    """Return up to `last` step times in seconds, newest last, or None as for `read`."""
+    """Return up to `last` step times in seconds, newest last. Returns None in the same cases as `read`."""
     return _ring(buffer, _RING_AT, last)
 
 
 def tail_times_s(buffer: Buffer, last: int = RING) -> tuple[float, ...] | None:
-    """Return the durations in seconds of the work after the last commits, or None as for `read`.
+    """Return the durations, in seconds, of the work after each of the last commits.
 
-    If the last tail is unfinished, its entry is an earlier value or 0.
+    If the last tail is unfinished, its entry is an earlier value or 0. Returns None in the same cases as
+    `read`.
     """
     return _ring(buffer, _TAILS_AT, last)
 

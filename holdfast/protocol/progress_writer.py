@@ -1,8 +1,8 @@
 """Create and write the progress page of a rank. `holdfast.protocol.progress` reads it.
 
-Each method that a training step calls first packs its values and then copies them in one piece, under the
-sequence counter. So no exception can interrupt a write, and a reader finds the page busy for less than a
-microsecond.
+Each method that a training step calls first packs its values, and then copies them in one piece while the
+sequence counter is odd. No exception can therefore interrupt a write, and readers find the page busy for less
+than a microsecond.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from holdfast.protocol import progress as layout
 from holdfast.protocol.progress import Phase, PhaseKind
 
 _Sums: TypeAlias = "tuple[int, int, int, int, float]"
-# CLOCK_MONOTONIC in nanoseconds, which the reader uses too
+# Returns CLOCK_MONOTONIC in nanoseconds, the clock that the reader uses too.
 NanosecondClock: TypeAlias = Callable[[], int]
 
-# Used in each step, because plain integers and bound methods are faster than enum members.
+# Every step uses these, because plain integers are faster than enum members.
 _RESTORING, _DATA, _OPTIMIZER = int(Phase.RESTORING), int(Phase.DATA), int(Phase.OPTIMIZER)
 _FORWARD, _BACKWARD, _TAIL = int(Phase.FORWARD), int(Phase.BACKWARD), int(Phase.TAIL)
 _SNAPSHOT, _COPY_LABEL = int(Phase.SNAPSHOT), layout.name_of(Phase.SNAPSHOT).encode()
@@ -38,7 +38,7 @@ _PHASE_END, _PAUSE_END = _PHASE_AT + layout.PHASE.size, _PAUSE_AT + layout.PAUSE
 
 
 class Page:
-    """A page open for writing. One process writes it, possibly from several threads at once."""
+    """A page that is open for writing. Only one process writes it, but several threads of it may."""
 
     def __init__(self, memory: mmap.mmap, clock: NanosecondClock = time.monotonic_ns) -> None:
         self.memory = memory
@@ -48,29 +48,29 @@ class Page:
         self._times = self._bytes.cast("f")
         # Reentrant, because a signal handler may run during a write of the same thread.
         self._lock = threading.RLock()
-        # Methods that run in each step call these, which is 0.1 us faster than `with`, and inline `_store`.
-        # They acquire the lock inside the `try`, so that it is released even if an interrupt arrives
-        # immediately after that.
+        # The methods that run in each step call these two and inline `_store`, which is 0.1 us faster than
+        # `with`. They acquire the lock inside the `try`, so that it is released even if an interrupt arrives
+        # immediately after the acquisition.
         self._acquire, self._release = self._lock.acquire, self._lock.release
         old = layout.STEP.unpack_from(memory, _PHASE_AT)
         self._working = old[0] in _WORK
         self._phase, self._phase_seq, self._started_ns = old[0], old[1], old[3]
         self._write_seq, self._step = old[4:6]
-        # Commits, step times ever written, samples, tokens, flops. They are one tuple, because they change
-        # together in each step and five attributes would take 0.2 us more.
+        # The numbers of commits, step times ever written, samples, tokens and flops. All of them change in
+        # each step, and five attributes would take 0.2 us longer than one tuple.
         self._sums: _Sums = old[6:8] + old[10:13]
         self._first_step_s = old[15]
         self._data_ns, self._forward_ns = old[16:18]
-        self._since_ns = old[2]  # when the phase began, plus the duration of the snapshots taken in it
+        self._since_ns = old[2]  # when the phase began, plus the duration of the snapshots taken during it
         self._carried_ns = 0  # the time of the uncommitted step before its pauses
-        self._before_copy = (b"", b"")  # phase and pause
+        self._before_copy = (b"", b"")  # the phase and the pause that a copy has suspended
         self._copying_ns = 0  # the start of the copy that Holdfast is making; 0 if there is none
-        self._tail_ns = layout.TAIL.unpack_from(memory, layout.TAIL_AT)[0]  # the value that is in the page
+        self._tail_ns = layout.TAIL.unpack_from(memory, layout.TAIL_AT)[0]  # the value in the page
         self._written_ns = 0  # when an optimizer finished writing in the uncommitted step; 0 if none has
 
     @classmethod
     def create(cls, path: Path, clock: NanosecondClock = time.monotonic_ns) -> Page:
-        """Create a new page at `path`. An existing page is replaced, but its readers keep it.
+        """Create a new page at `path`. If there is one already, its readers keep the old page.
 
         Raises `OSError`, and then leaves `path` unchanged.
         """
@@ -94,7 +94,7 @@ class Page:
 
     @property
     def place(self) -> tuple[int, int, int]:
-        """A value that changes whenever the script advances: step, phase, and number of phase changes."""
+        """The step, the phase, and the number of phase changes. They change whenever the script advances."""
         return self._step, self._phase, self._phase_seq
 
     def close(self) -> None:
@@ -130,12 +130,13 @@ class Page:
     def phase(self, phase: int) -> None:
         """Enter a phase. The step's clock runs only from DATA to OPTIMIZER.
 
-        FORWARD to OPTIMIZER are ignored during a pause or a TAIL, because an evaluation of the model calls
-        the same hooks as training. Any other phase, or a commit, ends the pause. Only a commit begins a TAIL,
-        and DATA ends it; after a pause within a TAIL, the TAIL continues.
+        The phases FORWARD to OPTIMIZER are ignored during a pause or a TAIL, because an evaluation of the
+        model calls the same hooks as training. Any other phase, or a commit, ends the pause. Only a commit
+        begins a TAIL, and DATA ends it. After a pause within a TAIL, the TAIL continues.
 
-        DATA counts as the rank's own time if FORWARD follows it, and so does FORWARD if BACKWARD follows it.
-        A phase that ends otherwise may have waited for other ranks, in a backward pass that no hook reported.
+        The time in DATA counts as the rank's own time if FORWARD follows, and the time in FORWARD if BACKWARD
+        follows. If another phase follows, the rank may have waited for other ranks in a backward pass that no
+        hook reported.
         """
         now_ns = self._clock()
         try:
@@ -169,7 +170,7 @@ class Page:
     def _phase_beside_a_step(self, phase: int, now_ns: int) -> None:
         """Enter a phase outside a step, or the first phase of a step.
 
-        A phase that a pause ignores changes nothing.
+        This does nothing for the phases that are ignored during a pause.
         """
         if not _DATA <= phase <= _OPTIMIZER and phase != _TAIL:
             self._leave_work(phase, now_ns, 0.0, b"")
@@ -179,14 +180,14 @@ class Page:
     def pause(self, phase: int, label: str = "", limit_s: float = 0.0) -> None:
         """Enter CHECKPOINT, EVAL or PAUSED for at most `limit_s` seconds (0: the usual limit).
 
-        A pause inside a pause replaces the outer pause. `resume` or `phase(DATA)` ends either of them.
+        A pause within a pause replaces the outer one. `resume` or `phase(DATA)` ends it.
         """
         now_ns = self._clock()
         with self._lock:
             self._leave_work(phase, now_ns, limit_s, label.encode()[: layout.LABEL_BYTES])
 
     def resume(self, phase: int = _DATA) -> None:
-        """End a pause and continue the step, whose clock restarts. Without a pause, act like `phase`."""
+        """End a pause, and continue the step and its clock. Without a pause, do the same as `phase`."""
         now_ns = self._clock()
         with self._lock:
             if self._working:
@@ -205,7 +206,7 @@ class Page:
                 words[_SEQ] = busy + 1
 
     def written(self) -> None:
-        """Record that an optimizer has written. From here to the commit, the step waits for no other rank.
+        """Record that an optimizer has written. From now until the commit, the rank waits for no other rank.
 
         If another optimizer writes in the same step, `writes_more` withdraws the record.
         """
@@ -214,7 +215,7 @@ class Page:
             self._store(layout.WRITTEN_AT, layout.WRITTEN.pack(now_ns, self._step))
 
     def writes_more(self) -> None:
-        """Record that another optimizer will write in this step. Until then, it may wait for other ranks."""
+        """Record that another optimizer will write in this step. Until then, the rank may wait for others."""
         with self._lock:
             if self._written_ns:
                 self._written_ns = 0
@@ -232,11 +233,11 @@ class Page:
         position: int = -1,
         phase: int = _DATA,
     ) -> None:
-        """End a step: publish all its numbers at once, and begin the next step in `phase`.
+        """End a step: publish all its numbers together, and begin the next step in `phase`.
 
         `samples`, `tokens` and `flops` count only this step; the page has their sums. A NaN means that a
         number is not known. The time of a generation's first step is stored in `first_step_s` and not in the
-        ring, because it includes compilation and cache warm-up, and the times in the ring decide when a rank
+        ring. It includes compilation and cache warm-up, whereas the times in the ring determine when a rank
         counts as hung.
         """
         now_ns = self._clock()
@@ -264,7 +265,7 @@ class Page:
             self._sums = (done, pushed, samples, tokens, flops)
             self._step, self._phase, self._phase_seq, self._working = step, phase, 0, True
             self._started_ns = self._since_ns = now_ns
-            self._carried_ns = self._written_ns = 0  # the page's WRITTEN names its step, so it may stay
+            self._carried_ns = self._written_ns = 0  # WRITTEN in the page includes its step, so it may remain
             if phase == _TAIL:
                 self._tail_ns = 0
                 self._store(layout.TAIL_AT, layout.TAIL.pack(-now_ns))  # until `tail_begins`
@@ -291,20 +292,20 @@ class Page:
     def tail_is_over(self) -> None:
         """Record the end of the script's work after the commit. Until the next step, Holdfast is working.
 
-        Without this record, a rank that is killed in these microseconds appears to be working until its
-        memory is freed, which takes half a second for a large process.
+        Without this record, a rank that is killed in these microseconds would appear to be doing the script's
+        work until its memory is freed. This takes half a second for a large process.
         """
         with self._lock:
             if self._phase == _TAIL:
                 self._store(layout.TAIL_AT, layout.TAIL.pack(-self._clock()))
 
     def disown(self) -> None:
-        """Exclude the time since the last commit from the rank's own time, because it may include a wait."""
+        """Exclude the time since the last commit from the rank's own time, because it may contain a wait."""
         with self._lock:
             self._data_ns, self._forward_ns = layout.OWN.unpack_from(self.memory, layout.OWN_AT)
 
     def skip(self, step: int) -> None:
-        """Record `step` as done, but count neither it nor its time, because it is skipped."""
+        """Record that `step` is skipped. It counts as done, but neither as a commit nor with its time."""
         now_ns = self._clock()
         with self._lock:
             self._step, self._phase, self._phase_seq, self._working = step, _DATA, 0, True
@@ -315,7 +316,7 @@ class Page:
             self._store(_PHASE_AT, self._empty_step())
 
     def fail(self, kind: int, code: int) -> None:
-        """Record the first failure of this generation. Later failures are its consequences."""
+        """Record a failure, unless this generation has one already: later ones are its consequences."""
         content = layout.FAIL.pack(self._clock(), kind, code)
         with self._lock:
             if not layout.FAIL.unpack_from(self.memory, layout.FAIL_AT)[0]:
@@ -335,7 +336,7 @@ class Page:
     def copy_begins(self, limit_s: float) -> None:
         """Record that Holdfast copies the state from now until `copy_ends`, for at most `limit_s`.
 
-        During the copy, the rank's phase and pause and their clocks are suspended.
+        During the copy, the rank's phase, its pause, and the clocks of both are suspended.
         """
         now_ns = self._clock()
         with self._lock:
@@ -366,9 +367,9 @@ class Page:
             self._store(_PAUSE_AT, pause)
 
     def _end_tail(self, now_ns: int) -> None:
-        """Count the time since the last commit, without snapshots, as the rank's own time.
+        """Count the time since the last commit, except for snapshots, as the rank's own time.
 
-        As in DATA, the rank waited for no other rank during that time.
+        As in DATA, the rank has not waited for other ranks during that time.
         """
         self._data_ns += now_ns - self._since_ns
         self._note_tail(now_ns, self._tail_ns or self._since_ns)
@@ -387,7 +388,7 @@ class Page:
     def note_state(self, state_bytes: int, copy_s: float) -> None:
         """Record the size of the state and the duration of copies in earlier generations (0 if not known).
 
-        The limit of a just-in-time copy is derived from these until this generation has made a copy.
+        They determine the time limit for a just-in-time copy until this generation has made a copy.
         """
         content = layout.STATE.pack(state_bytes, copy_s)
         with self._lock:
@@ -396,7 +397,7 @@ class Page:
     def note_late(self, step: int, amended: bool) -> None:
         """Record that the state of `step` changed after its commit.
 
-        `amended` is True if this rank's copies have the change.
+        `amended` is True if this rank's copies contain the change.
         """
         with self._lock:
             old = layout.AMENDED.unpack_from(self.memory, layout.AMENDED_AT)
@@ -408,7 +409,7 @@ class Page:
             self._store(layout.AMENDED_AT, layout.AMENDED.pack(*old) + layout.VOID.pack(*void))
 
     def copied(self) -> None:
-        """Count a piece of a copy. Several threads may call this at once: a lost count is harmless."""
+        """Count a piece of a copy. Several threads may call this concurrently: a lost count does no harm."""
         self._words[layout.COPIED_INDEX] = (self._words[layout.COPIED_INDEX] + 1) & (2**64 - 1)
 
     def _enter_work(self, phase: int, now_ns: int) -> None:
@@ -443,8 +444,8 @@ class Page:
     def _store(self, at: int, content: bytes) -> None:
         """Copy a packed value to the page.
 
-        The caller must hold the lock, because only one thread at a time may change the counter. The counter
-        is read from the page, so that it becomes even again after an interrupted writer left it odd.
+        The caller must hold the lock, because only one thread at a time may change the sequence counter. The
+        counter is read from the page, so that it becomes even again if an interrupted writer has left it odd.
         """
         words = self._words
         words[_SEQ] = busy = words[_SEQ] | 1
@@ -453,17 +454,17 @@ class Page:
 
 
 def _with(words: tuple[int, ...], step: int, wanted: bool) -> tuple[int, ...]:
-    """Return the steps of a page, padded with 0, after adding `step` as the newest or removing it."""
+    """Return a page's list of steps, padded with 0, with `step` added as the newest or removed."""
     others = [word for word in words if word not in (0, step + 1)]
     return (*([step + 1] if wanted else []), *others, *([0] * (len(words) + 1)))
 
 
 def _ruled(words: tuple[int, ...], places: int) -> tuple[int, ...]:
-    """Return at most `places` of these steps, newest first; if there is one more, omit one.
+    """Return at most `places` of these steps, newest first, by omitting one step if there is one too many.
 
-    Among the older steps, the last one at each mark of the ruler (`kept_steps`) is kept. Copies are made at
-    steps on high marks, a second or more apart. Without this rule, steps of a few milliseconds would displace
-    such a step before any sidecar has read it.
+    Of the older steps, the last one at each mark of the ruler (`kept_steps`) is kept. Copies are made at
+    steps on high marks, which are a second or more apart. Without this rule, steps of a few milliseconds
+    would displace such a step before a sidecar has read it.
     """
     if not words[places]:
         return words[:places]
@@ -478,7 +479,7 @@ def _ruled(words: tuple[int, ...], places: int) -> tuple[int, ...]:
 
 
 def make(path: Path) -> None:
-    """Put a new page at `path`. An existing page is replaced, but its readers keep it.
+    """Create a new page at `path`. If there is one already, its readers keep the old page.
 
     Every byte is written, because a store to a hole in a full tmpfs would cause a SIGBUS. Raises `OSError`,
     and then leaves `path` unchanged.
@@ -513,7 +514,7 @@ def map_writable(path: Path) -> mmap.mmap:
 def void_steps(pages: Iterable[Path], generation: int) -> frozenset[int]:
     """Return the steps of `generation` whose state a rank changed after the commit, according to its page.
 
-    A missing or damaged page contributes no steps.
+    Missing and damaged pages are ignored.
     """
     found: set[int] = set()
     for path in pages:

@@ -1,4 +1,4 @@
-"""Exchange messages between a rank's process and its launcher, one per packet, with file descriptors."""
+"""Exchange messages, one per packet, and file descriptors between a rank's process and its launcher."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from holdfast.protocol import codec
 from holdfast.protocol.drills import DrillName
 from holdfast.protocol.launcher_messages import BadNumber, Ending, Launch, RankStart, SecureAnswer, StartTimes
 
-_MAX_PACKET_BYTES = 160 << 10  # less than the default socket buffer, so that no packet is sent partially
+_MAX_PACKET_BYTES = 160 << 10  # less than the default socket buffer, so that every packet fits into it
 _MAX_DESCRIPTORS = 4
 _CUT = " [...]"
 
 T = TypeVar("T")
 
-# What a rank or a fork server reports (`WorkerMessage.what`), grouped by the receiver of the report.
+# The reports of ranks and fork servers (`WorkerMessage.what`), grouped by the module that receives them.
 PoolReport: TypeAlias = Literal["born", "parked", "unparkable"]
 RankReport: TypeAlias = Literal[
     "started", "settled", "flag", "failing", "withdrawn", "secured", "note", "where", "left"
 ]
 ForkServerReport: TypeAlias = Literal["ready", "unforkable"]
-# What a rank or a fork server may be ordered to do (`WorkerOrder.what`).
+# The orders to ranks and fork servers (`WorkerOrder.what`).
 RankAction: TypeAlias = Literal["start", "secure", "where", "drill"]
 ForkAction: TypeAlias = Literal["fork", "member", "part"]
 
@@ -65,10 +65,10 @@ class WorkerOrder:
     local_rank: int = 0
     argv: tuple[str, ...] = ()
     settings: Mapping[str, str] = field(default_factory=dict)  # environment variables
-    copy: bool = True  # for "secure": copy the state; if False, only take no further steps
+    copy: bool = True  # for "secure": whether to copy the state, besides taking no further steps
     inherits: tuple[
         str, ...
-    ] = ()  # the variables that receive the numbers of the descriptors that a part inherits
+    ] = ()  # the variables in which a part finds the numbers of the descriptors that it inherits
 
 
 class Closed(Exception):
@@ -91,9 +91,9 @@ def send(
 
     Raises:
         BlockingIOError: The buffer is full, because the other end has not read for a long time. Nothing was
-            sent. This happens only without `wait`.
+            sent. This is raised only if `wait` is False.
         Closed: The other end is closed.
-        InvalidMessage: An order is too long, and no part of an order can be omitted.
+        InvalidMessage: An order is too long. Unlike a report, it cannot be shortened.
     """
     data = codec.encode(message)
     while len(data) > _MAX_PACKET_BYTES:

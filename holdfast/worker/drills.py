@@ -12,16 +12,16 @@ from holdfast.protocol import drills
 
 
 class RankDrill:
-    """The drill, if any, that this rank was ordered to execute and has not executed yet."""
+    """Executes drills on this rank, and keeps the one that must wait for the next step."""
 
     def __init__(self) -> None:
         self._pending = ""  # hang, spin or nan
 
     def obey(self, name: str, poison: Callable[[], None] | None = None) -> None:
-        """Execute the drill `name`, or keep it until the rank's next step.
+        """Execute the drill `name`, or keep it until the rank's next step. Does not return for "exit".
 
-        `poison` makes the numbers of the next step NaN, and may raise anything. Without `poison`, there is no
-        state to spoil yet, and "nan" is kept until `take_nan` is called. Does not return for "exit".
+        `poison` makes the numbers of the next step NaN, and may raise anything. If it is None, there is no
+        state to spoil yet, and "nan" is kept until `take_nan` is called.
         """
         if name == "exit":
             os._exit(drills.EXIT_CODE)
@@ -31,14 +31,14 @@ class RankDrill:
             self._pending = name
 
     def hang(self) -> None:
-        """Hang if the drill requires it, so that the rank enters no collective. Called before each step."""
+        """Hang, before the rank enters a collective, if a drill requires it. Call this before each step."""
         if self._pending == "hang":
             threading.Event().wait()
         while self._pending == "spin":
             pass
 
     def take_nan(self) -> bool:
-        """Return True, once, if the drill "nan" was kept."""
+        """Return True if the drill "nan" has been kept, and forget it."""
         if self._pending != "nan":
             return False
         self._pending = ""

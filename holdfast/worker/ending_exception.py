@@ -1,11 +1,13 @@
 """Detect an exception that will end the script while the script's `finally` blocks are still running.
 
-Python reports an uncaught exception only after every `finally` and `__exit__` that it passes, such as a
-tracker's upload or the destruction of a process group. Until then, the peers wait. Therefore a thread
-periodically checks which exception, if any, the main thread is handling. The source shows whether the
-exception may be caught: it is assumed to end the script if the main thread is in a `finally` block or a
-`with` statement's exit, and no frame is in the body of a block that may catch it. Without the source, it is
-assumed to be caught. A report is only a hint, which is withdrawn if the main thread continues.
+Python reports an uncaught exception only after it has run every `finally` and `__exit__` on the way, such as
+a tracker's upload or the destruction of a process group. The peers would wait until then. A thread therefore
+checks periodically which exception, if any, the main thread is handling.
+
+The source shows whether the exception may be caught. The exception is assumed to end the script if the main
+thread is in a `finally` block or in the exit of a `with` statement, and no frame is in the body of a block
+that may catch the exception. Without the source, the exception is assumed to be caught. A report is only a
+hint, and is withdrawn if the main thread continues.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from types import FrameType, TracebackType
 from holdfast.inspection import tracebacks
 from holdfast.worker import script_source, thread_frames
 
-TICK_S = 0.25  # an exception that ends the script within this time needs no hint
+TICK_S = 0.25  # the time between two checks; an exception that ends the script sooner needs no hint
 
 
 def _working_directory() -> str:
@@ -34,10 +36,10 @@ def _working_directory() -> str:
         return ""
 
 
-LIMIT_S = 30.0  # the limit for the `finally` blocks of a script that an exception ends
+LIMIT_S = 30.0  # the time limit for the `finally` blocks of a script that an exception ends
 _RUNS_SCRIPT = "_run_main"  # the function in holdfast.worker.script whose callers are Holdfast's frames
-_START_DIRECTORY = _working_directory()  # relative file names in the script are relative to it
-# Exceptions that are caught by code that closes or runs generators.
+_START_DIRECTORY = _working_directory()  # the directory to which the script's relative file names refer
+# Exceptions that code that closes or runs generators always catches.
 _FLOW = (GeneratorExit, StopIteration, StopAsyncIteration)
 _HARMLESS = frozenset({"open", "torch.no_grad", "torch.enable_grad", "torch.inference_mode"})
 _HARMLESS_METHODS = frozenset({"pause", "no_sync"})
@@ -47,7 +49,7 @@ _LEAVES = (ast.Return, ast.Break, ast.Continue)
 
 @dataclass(frozen=True, slots=True)
 class UnwindingException:
-    """An exception that is leaving the script. `text` is the traceback as it will be printed."""
+    """An exception that is leaving the script. `text` is the traceback that will be printed."""
 
     error: BaseException
     text: str
@@ -56,7 +58,7 @@ class UnwindingException:
 def find_unwinding(ident: int | None = None) -> UnwindingException | None:
     """Return the exception that is ending the script in the thread `ident` (default: the main thread).
 
-    Returns None if there is no exception, or if it may be caught.
+    Returns None if the thread handles no exception, or if the exception may be caught.
     """
     ident = threading.main_thread().ident if ident is None else ident
     if ident is None:
@@ -100,7 +102,7 @@ def _text(error: BaseException, trace: TracebackType, outer: list[FrameType]) ->
 
 
 def _is_passing(file: str, raised: int, now: int) -> bool:
-    """True if line `now` is in a `finally` or a `with`'s exit that an exception from line `raised` passes."""
+    """Return True if line `now` is in a `finally` or `with` exit that an exception of line `raised` runs."""
     for node in _blocks(file) or ():
         if isinstance(node, ast.Try):
             begun: list[ast.stmt | ast.ExceptHandler] = [*node.body, *node.handlers, *node.orelse]
@@ -112,7 +114,7 @@ def _is_passing(file: str, raised: int, now: int) -> bool:
 
 
 def _may_catch(file: str, line: int) -> bool:
-    """True if a block around line `line` may catch exceptions, or if there is no source."""
+    """Return True if a block around line `line` may catch exceptions, or if the source is not available."""
     if file == "<frozen runpy>":
         return False
     blocks = _blocks(file)
@@ -133,12 +135,12 @@ def _holds(body: Sequence[ast.stmt | ast.ExceptHandler], line: int) -> bool:
 
 
 def _leaves(node: ast.Try) -> bool:
-    """True if the `finally` may discard the exception, with a return, a break or a continue."""
+    """Return True if the `finally` may discard the exception through a return, a break or a continue."""
     return any(isinstance(each, _LEAVES) for part in node.finalbody for each in ast.walk(part))
 
 
 def _suppresses(node: ast.With | ast.AsyncWith) -> bool:
-    """True unless all context managers of a `with` are known not to suppress exceptions."""
+    """Return False only if all context managers of a `with` are known not to suppress exceptions."""
     return not all(_is_harmless(item.context_expr) for item in node.items)
 
 
@@ -152,7 +154,7 @@ def _is_harmless(made: ast.expr) -> bool:
 
 
 def _blocks(file: str) -> tuple[ast.Try | ast.With | ast.AsyncWith, ...] | None:
-    """Return all `try` and `with` statements of a file, inner statements last; None without its source."""
+    """Return all `try` and `with` statements of a file, inner ones last; None if its source is missing."""
     if not Path(file).is_absolute() and (not _START_DIRECTORY or _working_directory() != _START_DIRECTORY):
         return None
     return _parsed(file)
@@ -174,7 +176,7 @@ def _parsed(file: str) -> tuple[ast.Try | ast.With | ast.AsyncWith, ...] | None:
 
 
 def _as_try(node: ast.AST) -> ast.Try:
-    """Convert a `try` with `except*`, which has the same fields but another type, to an `ast.Try`."""
+    """Convert a `try` with `except*` to an `ast.Try`, which has the same fields."""
     if isinstance(node, ast.Try):
         return node
     return ast.Try(**dict(ast.iter_fields(node)))
@@ -183,9 +185,9 @@ def _as_try(node: ast.AST) -> ast.Try:
 class ExceptionWatcher:
     """Checks the main thread every `tick_s`, and reports an exception that is ending the script.
 
-    An exception is reported when it is seen for the second time, because most exceptions are handled before
-    that, and again if it is still being handled after `LIMIT_S`. The report is withdrawn if the main thread
-    no longer handles the exception or has made progress.
+    An exception is reported when a second check finds it, because most exceptions are handled by then. It is
+    reported again if it is still being handled after `LIMIT_S`. The report is withdrawn if the main thread no
+    longer handles the exception or has made progress.
     """
 
     def __init__(
@@ -198,11 +200,11 @@ class ExceptionWatcher:
         """Set up the watcher; `start` starts it.
 
         Args:
-            report: called with the exception, the time when it was first seen (CLOCK_MONOTONIC, in ns), and
-                True once `LIMIT_S` has passed.
-            withdraw: called when a reported exception no longer ends the script.
-            progress: returns a value that changes whenever the script has made progress.
-            tick_s: seconds between two checks.
+            report: Called with the exception, the time when it was first seen (CLOCK_MONOTONIC, in ns), and
+                whether `LIMIT_S` has passed.
+            withdraw: Called when a reported exception no longer ends the script.
+            progress: Returns a value that changes whenever the script has made progress.
+            tick_s: Seconds between two checks.
         """
         self._report, self._withdraw, self._progress = report, withdraw, progress
         self._tick_s = tick_s
@@ -224,7 +226,7 @@ class ExceptionWatcher:
         """Check the main thread once, and report or withdraw an exception."""
         try:
             found = find_unwinding()
-        except Exception:  # frames and sources may have any content, and a missed exception does no harm
+        except Exception:  # frames and sources may contain anything, and missing an exception does no harm
             found = None
         at = self._progress() if found is not None else None
         if found is None or found.error is not self._seen or at != self._at:

@@ -18,7 +18,7 @@ from holdfast.snapshot import member_directory
 
 @dataclass(slots=True)
 class LauncherChannel:
-    """The connection of one process to its launcher. `start` is the order to start, once it was received."""
+    """The connection of one process to its launcher. `start` is the order to start, once it has arrived."""
 
     control: socket.socket
     directory: Path  # the member's folder in the memory volume
@@ -28,12 +28,12 @@ class LauncherChannel:
     script: str = ""  # the script's file or module name
     listen_fd: int = -1
     parked: bool = False  # whether this process waited for the order as a warm process
-    # Set if a thread already receives orders: `join` passes the function that obeys them to it.
+    # Set if a thread already receives the orders. `join` then passes it the function that obeys them.
     on_join: Callable[[Callable[[WorkerOrder], None]], None] | None = None
     on_failing: Callable[[], None] | None = None  # called before a failure is reported, to secure the state
     on_leaving: Callable[[], None] | None = None  # called when the script has ended without an error
     lock: threading.Lock = field(default_factory=threading.Lock)
-    # The pid of the rank; a process that its script forks is not the rank.
+    # The pid of the rank, which distinguishes it from processes that its script forks.
     pid: int = field(default_factory=os.getpid)
 
     @property
@@ -44,7 +44,7 @@ class LauncherChannel:
     def say(self, message: WorkerMessage) -> None:
         """Send `message` to the launcher; do nothing in a process that the script has forked.
 
-        If the launcher has ended, this is not an error, because this process is about to end with it.
+        It is not an error if the launcher has ended, because this process is about to be ended too.
         """
         if not self.is_ours:
             return
@@ -57,7 +57,7 @@ class LauncherChannel:
     def wait_start(self) -> WorkerOrder:
         """Block until the launcher sends the order to start. Raises `rank_channel.Closed` if it has ended.
 
-        On return this process sees the GPUs of its rank.
+        On return, the GPUs of the rank are visible to this process.
         """
         while self.start is None:
             order, descriptors = rank_channel.receive(self.control, WorkerOrder)

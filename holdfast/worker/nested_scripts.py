@@ -1,6 +1,6 @@
 """Refuse `join` in a process that a rank's script has started, for example as another copy of the script.
 
-Otherwise each of these processes, one per rank, would train alone, and all of them would succeed.
+Otherwise each of these processes, one per rank, would train alone, and the run would appear to succeed.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ REFUSED_BELOW = f"a process below the rank was refused by join(): {LAUNCHED_INDI
 
 
 def rank_variables(directory: Path, local_rank: int) -> dict[str, str]:
-    """Return the variables that a rank has but its launcher does not. `directory` is the member's."""
+    """Return the variables that a rank has but its launcher does not. `directory` is the member's folder."""
     return {environment.BELOW: str(_file(directory, local_rank))}
 
 
 def refuse_below_rank(given: Mapping[str, str]) -> None:
-    """Record and refuse a `join` in a process that a rank has started; otherwise do nothing. Raises BadInput.
+    """Record a `join` in a process that a rank has started, and raise BadInput; otherwise do nothing.
 
     A variable that is left over in a shell refers to the folder of a run that has ended, and is ignored.
     """
@@ -47,13 +47,13 @@ def refusal() -> str:
 
 
 def clear(directory: Path, local_rank: int) -> None:
-    """Before a new process is created for `local_rank`, forget refusals below its earlier processes."""
+    """Forget refusals below earlier processes of `local_rank`. Call this before a new one is created."""
     with suppress(OSError):
         _file(directory, local_rank).unlink(missing_ok=True)
 
 
 def was_refused(directory: Path, local_rank: int) -> bool:
-    """Return True if a process that the rank `local_rank` started, directly or not, was refused."""
+    """Return True if a process that `local_rank` started, directly or indirectly, was refused."""
     return _file(directory, local_rank).exists()
 
 

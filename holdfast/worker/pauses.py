@@ -1,8 +1,8 @@
 """Decide whether to copy the state before a pause begins, based on what earlier pauses have done.
 
-If a script swaps in averaged weights for a pause and a peer dies during the pause, no state is left to copy.
-A pause that only reads the weights needs no copy. Whether pauses with a label write weights is not known
-before the first of them, so the state is copied before the first.
+If a script swaps in averaged weights for a pause, and a peer dies during the pause, the real weights can no
+longer be copied. A pause that only reads the weights needs no copy. Before the first pause with a label, it
+is not known whether such pauses write weights, so the state is copied.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from holdfast.errors import members_of_group
 
-MAX_FIRST_COPY_S = 2.0  # before the first pause with a label, no copy is made that takes longer than this
-MIN_PAUSE_PER_COPY = 10.0  # a copy is worthwhile only if the pause takes this many times as long
+MAX_FIRST_COPY_S = 2.0  # a copy that takes longer is not made before the first pause with a label
+MIN_PAUSE_PER_COPY = 10.0  # a copy is worthwhile only if the pause takes at least this many times as long
 _MARK = "_holdfast_left_pause"  # the attribute that marks an exception
-_MAX_CHAINED = 50  # how many exceptions to follow through causes, contexts and groups
+_MAX_CHAINED = 50  # the maximum number of exceptions to follow through causes, contexts and groups
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class PauseHistory:
         self._began_s = 0.0
 
     def wants_copy(self, label: str, copy_s: float) -> bool:
-        """Return True if the state should be copied, in `copy_s`, before a pause with this label."""
+        """Return True if the state should be copied, which takes `copy_s`, before a pause with this label."""
         history = self._by_label.get(label)
         if history is None:
             return copy_s <= MAX_FIRST_COPY_S
@@ -54,24 +54,24 @@ class PauseHistory:
         self._present.writes = True
 
     def ended(self, now_s: float) -> None:
-        """Record that the current pause is over. If it wrote, pauses with its label are expected to write."""
+        """Record the end of the current pause. If it wrote, pauses with its label are expected to write."""
         before = self._by_label.get(self._label, _LabelHistory())
         longest_s = max(before.longest_s, now_s - self._began_s)
         self._by_label[self._label] = _LabelHistory(before.writes or self._present.writes, longest_s)
 
 
 def mark_left_pause(error: BaseException, step: int) -> None:
-    """Mark that `error` left a pause after `step` steps, so the work of the pause is unfinished.
+    """Mark `error` as having left a pause after `step` steps, so that the work of the pause is unfinished.
 
-    The rank's phase no longer shows this later. If the script handles the exception, the mark disappears with
-    it.
+    The mark is needed because the rank's phase does not show this later. If the script handles the exception,
+    the mark disappears together with it.
     """
     with suppress(Exception):  # the exception's class may forbid attributes
         vars(error)[_MARK] = step
 
 
 def step_of_left_pause(error: BaseException) -> int:
-    """Return the number of steps done when `error`, or one of its causes, last left a pause; -1 for none."""
+    """Return the number of steps done when `error` or one of its causes last left a pause; -1 if none did."""
     found, chain = -1, [error]
     for each in chain:
         found = max(found, vars(each).get(_MARK, -1))

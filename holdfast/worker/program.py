@@ -1,4 +1,4 @@
-"""Parse the user's command: its interpreter, its script or module, and whether it imports holdfast."""
+"""Parse the user's command: the interpreter, the script or module, and whether it imports holdfast."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ _FIND = f"""
 import importlib.util, sys
 sys.exit({_NOT_FOUND} if importlib.util.find_spec(sys.argv[1]) is None else 0)
 """
-_MAX_FILES = 200  # how many local modules are searched for `import holdfast`
-# Whether holdfast is imported, the other imports from outside the script's folder, and the local modules'
-# files.
+_MAX_FILES = 200  # at most this many local modules are searched for `import holdfast`
+# Whether holdfast is imported, which other modules from outside the script's folder are imported, and the
+# files of the local modules.
 _ImportScan = tuple[bool, tuple[str, ...], tuple[str, ...]]
 
 
@@ -68,13 +68,13 @@ class Program:
     target: str
     args: tuple[str, ...]
     argv: tuple[str, ...]
-    joins: bool = False  # the script, or a local module that it imports, imports holdfast
-    imports: tuple[str, ...] = ()  # imported modules from outside the script's folder
-    source: str = ""  # the file with the program's first line; "" if unknown
-    own: tuple[str, ...] = ()  # files of the local modules that are imported, directly or indirectly
+    joins: bool = False  # whether the script, or a local module that it imports, imports holdfast
+    imports: tuple[str, ...] = ()  # the imported modules from outside the script's folder
+    source: str = ""  # the file with the program's first line; "" if not known
+    own: tuple[str, ...] = ()  # the files of the local modules that it imports, directly or indirectly
 
     def entered(self, code: str, root: Path) -> tuple[str, ...]:
-        """Return the command that runs `code` in the interpreter, given the program's folder and `root`."""
+        """Return the command that runs `code`, with the program's folder and `root`, in the interpreter."""
         folder = Path(self.target).resolve().parent if self.kind == "script" else Path().resolve()
         return (self.interpreter, *self.flags, "-c", code, str(folder), str(root))
 
@@ -83,7 +83,7 @@ def parse(argv: list[str], directory: Path) -> Program:
     """Parse the command `argv`, which is run in `directory`.
 
     Raises:
-        BadInput: the command is empty or cannot be found, or its script does not exist.
+        BadInput: The command is empty or cannot be found, or its script does not exist.
     """
     if not argv:
         raise BadInput("no command: give one after --, such as `-- python train.py`")
@@ -103,8 +103,8 @@ def parse(argv: list[str], directory: Path) -> Program:
 def launcher_refusal(argv: list[str]) -> str:
     """Return why `holdfast run` cannot supervise the command `argv`; "" if it can.
 
-    A launcher such as torchrun would itself run as one rank, and the ranks that it starts would not inherit
-    what `join` needs.
+    A launcher such as torchrun would itself run as a rank, and `join` would not work in the ranks that it
+    starts.
     """
     if not argv:
         return ""
@@ -156,7 +156,7 @@ def _script(
     path = directory / name
     if not path.is_file():
         raise BadInput(f"script {name!r} not found in {directory}: give a Python file that exists")
-    real = path.resolve()  # Python also resolves links before it determines the script's folder
+    real = path.resolve()  # like Python, resolve links before determining the script's folder
     joins, imports, own = _look_through(real, real.parent)
     return Program(
         "script", python, tuple(flags), name, tuple(args), tuple(argv), joins, imports, str(path), own
@@ -181,15 +181,16 @@ def _module(
 
 
 def check_start(program: Program) -> str:
-    """Return why the command's program cannot be started, if that is certain; otherwise ""."""
+    """Return why the command's program certainly cannot be started; "" if it might start."""
     path = shutil.which(program.argv[0])
     return executable.refusal(program.argv[0], Path(path)) if path is not None else ""
 
 
 def check_syntax(program: Program) -> str | None:
-    """Return Python's error message if it cannot compile the program; None if it can.
+    """Return Python's error message if the program cannot be compiled; None if it can.
 
-    If this interpreter cannot compile it, the program's interpreter decides: it may be a newer version.
+    If this interpreter cannot compile the program, the program's own interpreter decides, because it may have
+    a newer version.
     """
     if not program.source:
         return None
@@ -199,7 +200,7 @@ def check_syntax(program: Program) -> str | None:
         words = [program.interpreter, "-c", _COMPILE, program.source]
         try:
             done = subprocess.run(words, capture_output=True, text=True, check=False)
-        except OSError:  # the launcher will report what is wrong with the interpreter
+        except OSError:  # the interpreter cannot be started; the launcher will report why
             return None
         return done.stderr.strip() if done.returncode else None
     return None
@@ -208,8 +209,8 @@ def check_syntax(program: Program) -> str | None:
 def check_module(program: Program, directory: Path) -> str | None:
     """Return why `-m MODULE` cannot be found from `directory`; None if it might be found.
 
-    This imports none of the user's modules. Packages can extend their own path, so only a missing top-level
-    package is certain.
+    This imports none of the user's modules. A package can extend its own path, so a submodule that seems to
+    be missing may exist. Only a missing top-level package is certain.
     """
     if program.kind != "module" or program.source:
         return None
@@ -247,8 +248,8 @@ def _look_at_installed(name: str) -> _ImportScan:
 def _look_through(first: Path, root: Path) -> _ImportScan:
     """Follow the imports from `first` through the local modules in `root`; see `_ImportScan`.
 
-    This only reads sources. If a script hides its import of holdfast (importlib, exec), it is assumed not to
-    join, which affects speed but not correctness.
+    This only reads sources. A script that hides its import of holdfast (importlib, exec) is assumed not to
+    join. The mistake affects speed but not correctness.
     """
     todo, seen, outside, own, joins = [first], {first.resolve()}, set[str](), list[str](), False
     while todo and len(seen) <= _MAX_FILES:
@@ -259,7 +260,7 @@ def _look_through(first: Path, root: Path) -> _ImportScan:
                 continue
             local = _local(name, root, path.parent)
             if not local and not _local(name.partition(".")[0], root, path.parent):
-                outside.add(name)  # otherwise the name is an attribute of a local module
+                outside.add(name)  # any other name is an attribute of a local module
             for each in local:
                 if each.resolve() not in seen:
                     seen.add(each.resolve())
@@ -283,7 +284,7 @@ def _imported(path: Path, root: Path) -> list[str]:
             return []
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):
-        return []  # the run will report the error, with a traceback
+        return []  # the run will report the error with a traceback
     names: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

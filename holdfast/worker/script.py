@@ -34,23 +34,24 @@ _PACKAGE = str(Path(__file__).parents[1])
 _STDLIB = str(Path(os.__file__).parent)
 _MAX_WHY = 200
 _STATE_IS_GOOD = ("exception", "distributed")  # the kinds of failures that leave the state valid
-_LEAST_S = 5.0  # the least time that finalizers have, even if `--grace` is shorter
+_LEAST_S = 5.0  # the minimum time limit for finalizers, even if `--grace` is shorter
 _FROM_JOIN = frozenset(("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"))
-# The limit for exit handlers of a rank that has lost its peers, because they may wait for the peers.
+# The limit for the exit handlers of a rank that has lost its peers, because the handlers may wait for the
+# peers.
 _VICTIM_S = 5.0
 
 
 def run(program: Program, runtime: LauncherChannel, source: bytes | None = None) -> int:
     """Run `program` as `__main__`, print what an interpreter would print, and return the exit code.
 
-    `source` is the script as it was when the run began. Without it, the file is read.
+    `source` is the script as it was when the run began. If it is None, the file is read.
 
-    A failure is reported to the launcher once the state has been secured and before this returns, so the
-    recovery does not wait for the process to unwind. After a failure, or with a process group, the process
-    exits here.
+    A failure is reported to the launcher as soon as the state has been secured, so that the recovery need not
+    wait for this process to unwind. After a failure, or if the script has formed a process group, this
+    function does not return: the process exits here.
 
-    A process that the script forks also gets here, with the exception that ended it. It is not a rank, so it
-    ends as it would under an interpreter, and nothing is reported.
+    If the script forks, an exception or exit of the child also arrives here. The child is not a rank. It ends
+    as it would under an interpreter, and nothing is reported.
     """
     # Registered before the script's exit handlers, so that it runs after them.
     last = atexit.register(partial(_flush_last, runtime))
@@ -64,7 +65,7 @@ def run(program: Program, runtime: LauncherChannel, source: bytes | None = None)
         else:
             code = _report_exit(error, runtime)
     except BaseException as error:
-        # Any exception that ends the script must be reported, including KeyboardInterrupt and torch's.
+        # Every exception that ends the script must be reported, including KeyboardInterrupt and torch's own.
         if runtime.is_ours:
             failed, code = _report_failure(error, runtime)
         else:
@@ -80,9 +81,9 @@ def run(program: Program, runtime: LauncherChannel, source: bytes | None = None)
 def keep_last_state_at_exit(runtime: LauncherChannel) -> None:
     """Arrange to save the state at exit in an interpreter that runs the script directly, not through `run`.
 
-    This is the state after the last step or, after an exception, the state of the last commit. An exit
-    handler cannot see the exit code, so the state is always saved; a rank that fails is restarted even if its
-    page reports success.
+    What is saved is the state after the last step or, after an exception, the state of the last commit. An
+    exit handler cannot see the exit code, so the state is always saved. A rank that fails is restarted even
+    if its page reports success.
     """
     atexit.register(_at_exit, runtime)
 
@@ -96,7 +97,7 @@ def _at_exit(runtime: LauncherChannel) -> None:
 
 
 def keep_last_state(runtime: LauncherChannel) -> None:
-    """Save the script's final state. A failure to save it is reported, but does not make the run fail."""
+    """Save the script's final state. If this fails, the failure is reported, but the run still succeeds."""
     if runtime.on_leaving is None or not runtime.is_ours:
         return
     try:
@@ -114,8 +115,8 @@ def _exit_cleanly(
     """Do what an interpreter does at exit, except destroy the process group; return `code` without a group.
 
     If a DDP object is alive, torch's own teardown can hang: the thread that destroys the group holds the GIL
-    and joins threads that wait for the GIL. So if the script has formed a group, the process ends here.
-    `last` is the exit handler that flushes the output; without a group, the interpreter calls it.
+    and joins threads that wait for the GIL. If the script has formed a group, the process therefore ends
+    here. `last` is the exit handler that flushes the output. Without a group, the interpreter calls it.
     """
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_initialized():
@@ -124,15 +125,15 @@ def _exit_cleanly(
     threading._shutdown()  # type: ignore[attr-defined]  # joins non-daemon threads and thread pools
     atexit._run_exitfuncs()
     flushed = last()
-    if runtime.is_ours:  # a fork's buffers are copies of data that the rank itself will write
+    if runtime.is_ours:  # in a fork, the buffers are copies of data that the rank itself will write
         _limit_teardown(code, runtime)
         _tear_down(before, finalize=True)
-        flushed = flushed and last()  # finalizers may print
+        flushed = flushed and last()  # flush again, because finalizers may have printed
     os._exit(code if flushed else exit_codes.NOT_WRITTEN)
 
 
 def _tear_down(before: CollectorState, *, finalize: bool) -> None:
-    # A signal handler may raise anything here, and must not stop the exit.
+    # A signal handler may raise anything here, but must not prevent the exit.
     with suppress(BaseException):
         tear_down(before, _report_unwritten, finalize=finalize)
 
@@ -143,9 +144,9 @@ def _report_unwritten(line: str) -> None:
 
 
 def _limit_teardown(code: int, runtime: LauncherChannel) -> None:
-    """End the process if its files and finalizers take longer than `--grace` and `_LEAST_S`.
+    """End the process if its files and finalizers take longer than both `--grace` and `_LEAST_S`.
 
-    An interpreter, and with it the run, might wait forever, for example for storage that does not respond.
+    Otherwise the process, and with it the run, might wait forever, for example for unresponsive storage.
     """
     launch = runtime.start.launch if runtime.start is not None else None
     limit_s = max(launch.grace_s if launch is not None else 0.0, _LEAST_S)
@@ -160,7 +161,7 @@ def _limit_teardown(code: int, runtime: LauncherChannel) -> None:
 
     timer = threading.Timer(limit_s, end)
     timer.daemon = True
-    with suppress(RuntimeError):  # if no thread can be started, there is no limit
+    with suppress(RuntimeError):  # no thread can be started, so there is no limit
         timer.start()
 
 
@@ -177,7 +178,7 @@ def _unflushed(why: str) -> Ending:
 
 
 def _flush() -> str:
-    """Flush stdout and stderr, unless the script closed or removed them; return why that failed, or ""."""
+    """Flush stdout and stderr, unless the script has closed or removed them. Return the error, or ""."""
     why = ""
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -225,7 +226,7 @@ def _report_exit(error: SystemExit, runtime: LauncherChannel) -> int:
 
 def _print_reason(error: SystemExit) -> None:
     if error.code is not None and not isinstance(error.code, int):
-        with suppress(Exception):  # stderr may have been closed; the interpreter also ignores that
+        with suppress(Exception):  # stderr may have been closed, which the interpreter ignores too
             print(error.code, file=sys.stderr)
 
 
@@ -249,8 +250,7 @@ def _report_failure(error: BaseException, runtime: LauncherChannel) -> tuple[str
             print(text, end="", file=sys.stderr)
     elif kind != "bad_input":  # the supervisor prints bad input, once for all ranks
         sys.excepthook(type(error), error.with_traceback(trimmed), trimmed)
-    # Set these as the interpreter does, because exit handlers read them and they keep the frames' objects
-    # alive.
+    # The interpreter sets these too. Exit handlers read them, and they keep the objects in the frames alive.
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
     if sys.version_info >= (3, 12):
         sys.last_exc = error
@@ -258,13 +258,13 @@ def _report_failure(error: BaseException, runtime: LauncherChannel) -> tuple[str
 
 
 def ending_of(error: BaseException, failed_ns: int, text: str) -> Ending | None:
-    """Describe how `error` ends the script; None if it did not fail. `text` is the traceback."""
+    """Return how `error` ends the script; None if the script did not fail. `text` is the traceback."""
     code = 1
     if isinstance(error, SystemExit):
         code = (error.code if isinstance(error.code, int) else int(error.code is not None)) & 0xFF
         if not code:
             return None
-        if not is_victim(error):  # otherwise a lost peer caused the exit, not a decision of the script
+        if not is_victim(error):  # in a victim, the lost peer caused the exit, not a decision of the script
             said = foreign_text.shortened(f"sys.exit({error.code!r})", foreign_text.WHOLE_BYTES)
             return Ending(_now(), code, None, False, "system_exit", failed_ns, said)
     kind = classify_failure(error)
@@ -298,7 +298,7 @@ def _type_and_first_line(error: BaseException) -> str:
     """Return the type of an exception and the first line of its message, as Python prints them."""
     printed = "".join(traceback.format_exception_only(type(error), error)).splitlines()
     lines = [line.strip() for line in printed if line.strip()]
-    kind = type(error).__name__  # the preceding lines show where the syntax is wrong
+    kind = type(error).__name__  # the lines before show where the syntax is wrong
     begins = (n for n, line in enumerate(lines) if line.partition(":")[0].endswith(kind))
     first = next(begins, 0)
     alone = lines[first].partition(":")[2] == ""  # the message begins with an empty line, or is empty
@@ -306,7 +306,7 @@ def _type_and_first_line(error: BaseException) -> str:
 
 
 def _with_explanation(error: BaseException, runtime: LauncherChannel) -> BaseException:
-    """Return `error` with a hint if there is one, or `BadInput` if the script formed the group itself."""
+    """Return `error`, with a hint added if there is one; `BadInput` if the script formed the group itself."""
     text = _text_of(error)
     early = isinstance(error, ValueError) and "environment variable RANK expected" in text
     twice = isinstance(error, ValueError) and "initialize the default process group twice" in text
@@ -320,7 +320,7 @@ def _with_explanation(error: BaseException, runtime: LauncherChannel) -> BaseExc
 
 
 def _add_note(error: BaseException, line: str) -> None:
-    """Make Python print `line` below the exception's message; in Python 3.10, without notes, print it now."""
+    """Make Python print `line` below the exception's message. Python 3.10 has no notes, so print it now."""
     noted = vars(error).setdefault("__notes__", [])
     if isinstance(noted, list):
         noted.append(line)
@@ -330,7 +330,7 @@ def _add_note(error: BaseException, line: str) -> None:
 
 
 def _hint_about(error: BaseException, runtime: LauncherChannel) -> str:
-    """Return advice on an exception that results from how the script is run; "" for any other exception."""
+    """Return advice if the exception results from how the script was started; "" for other exceptions."""
     if type(error) is KeyError and runtime.start is None and error.args and error.args[0] in _FROM_JOIN:
         return (
             f"{error.args[0]} is in the environment only after holdfast.join(), so call join() first."
@@ -349,7 +349,7 @@ def _hint_about(error: BaseException, runtime: LauncherChannel) -> str:
 def _is_missing(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is None
-    except (ImportError, ValueError):  # the module is partly imported
+    except (ImportError, ValueError):  # the module has been imported only in part
         return False
 
 
@@ -386,13 +386,13 @@ def _send_ending(runtime: LauncherChannel, ending: Ending) -> None:
             progress_writer.Page.attach(runtime.page_path).fail(
                 FailKind[ending.fail.upper()], ending.code or 0
             )
-        except (OSError, ValueError):  # there is no page yet, and the message below contains everything
+        except (OSError, ValueError):  # there is no page yet; the message below contains the same information
             pass
     runtime.say(WorkerMessage("failing", os.getpid(), ending=ending))
 
 
 def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
-    """Drop the outermost frames, which are Holdfast's and runpy's, from the script's traceback."""
+    """Remove the outermost frames, which belong to Holdfast and runpy, from the script's traceback."""
     while trace is not None and trace.tb_next is not None:
         name = trace.tb_frame.f_code.co_filename
         if not name.startswith((_PACKAGE, "<frozen runpy>")) and not name.endswith("runpy.py"):
@@ -404,8 +404,8 @@ def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
 def _exit_after_failure(code: int, limit_s: float | None, before: CollectorState) -> None:
     """Exit as an interpreter does: wait for threads, run the exit handlers, finalize objects.
 
-    If `limit_s` is None, the launcher limits the time: it kills the process at once for a restart, and after
-    `--grace` at the end of the run.
+    If `limit_s` is None, the launcher limits the time: it kills the process immediately for a restart, or
+    after `--grace` at the end of the run.
     """
     if limit_s is not None:
         timer = threading.Timer(limit_s, os._exit, (code,))
@@ -416,8 +416,8 @@ def _exit_after_failure(code: int, limit_s: float | None, before: CollectorState
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
         _flush()
-        # A rank that lost its peers is restarted. Its finalizers are not called, because they may wait for
-        # the peers or report success.
+        # A rank that has lost its peers is restarted. Its finalizers are not called, because they might wait
+        # for the peers or report success.
         _tear_down(before, finalize=limit_s is None)
         _flush()
     finally:
@@ -428,14 +428,14 @@ def _now() -> int:
     return time.monotonic_ns()
 
 
-# A rank's standard output and error are files; a full disk must not make the script fail.
+# A rank's standard output and error are files, and a full disk must not make the script fail.
 
 
 _AWAY = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.ESTALE})
 
 
 class _TolerantFile(io.FileIO):
-    """Drops output that storage does not accept, because a lost line is no reason to stop training."""
+    """A file that drops output if storage does not accept it. A lost line is no reason to stop training."""
 
     def write(self, data: bytes) -> int:  # type: ignore[override] # any buffer
         try:
@@ -447,7 +447,7 @@ class _TolerantFile(io.FileIO):
 
 
 def install_tolerant_output() -> None:
-    """Make stdout and stderr write line by line to descriptors 1 and 2, and not fail if storage is full."""
+    """Make stdout and stderr write line by line to descriptors 1 and 2, without failing on full storage."""
     for name, number in (("stdout", 1), ("stderr", 2)):
         known = getattr(sys, name)
         known.flush()

@@ -24,10 +24,11 @@ from holdfast.fileio.storage_thread import StorageThread
 from holdfast.protocol import codec, foreign_text
 from holdfast.worker.program import MAX_SOURCE_BYTES, Program
 
-# Between two checks; a change is reported only if both find it, because an editor may be saving the file.
+# The time between two checks. A change is reported only if two consecutive checks find it, because an editor
+# may be saving the file.
 LOOK_S = 1.0
-AT_ONCE_S = 0.5  # the limit of a check for which the caller waits
-_MAX_TOLD = 8  # how many files are reported; more would be noise if a whole source tree has changed
+AT_ONCE_S = 0.5  # the time limit for a check for which the caller waits
+_MAX_TOLD = 8  # the maximum number of files that are reported: a change of a whole source tree would be noise
 _MAX_TEXT_BYTES = 500
 
 
@@ -46,8 +47,8 @@ class ProgramSources:
     """A run's program, with its sources as they were when the run began.
 
     `main` is the source of the script. It is None if the source is not known, is too large or could not be
-    read; each process then reads the file. `files` are the script, unless `main` is None, and the local
-    modules that it imports.
+    read. In that case each process reads the file. `files` contains the script, unless `main` is None, and
+    the local modules that it imports.
     """
 
     program: Program
@@ -64,7 +65,7 @@ class _Header:
 
 
 def read_sources(program: Program) -> ProgramSources:
-    """Read the sources of `program`; return them with a descriptor for child processes. Raises `OSError`."""
+    """Read the sources of `program`, and open a descriptor of them for child processes. Raises `OSError`."""
     main, own = _read_file(program.source), [_read_file(each) for each in program.own]
     files = tuple(file for file, _ in filter(None, (main, *own)))
     text = main[1] if main is not None else None
@@ -88,9 +89,9 @@ def load(descriptor: int) -> ProgramSources:
 
 
 def load_main(descriptor: int) -> bytes | None:
-    """Return the script's source. Close its descriptor, so that child processes do not inherit it.
+    """Return the script's source, and close its descriptor, so that child processes do not inherit it.
 
-    Returns None if there is no source or it cannot be read.
+    Returns None if there is no source or if it cannot be read.
     """
     if descriptor < 0:
         return None
@@ -108,7 +109,7 @@ def _read_file(path: str) -> tuple[SourceFile, bytes] | None:
         return None
     try:
         with open(path, "rb") as opened:
-            # Read first, so that a write during the read is noticed.
+            # Read the time first, so that a write during the read of the content is noticed.
             mtime_ns = os.fstat(opened.fileno()).st_mtime_ns
             text = opened.read(MAX_SOURCE_BYTES + 1)
     except OSError:
@@ -127,7 +128,10 @@ def _read(path: str) -> bytes | None:
 
 
 def change_of(file: SourceFile) -> str:
-    """Return "changed" or "removed" if the file was since the run began; "" if not, or if unknown."""
+    """Return "changed" or "removed" if that happened to the file since the run began; otherwise "".
+
+    The result is also "" if the storage is unavailable.
+    """
     try:
         found = Path(file.path).stat()
         if (found.st_size, found.st_mtime_ns) == (file.size, file.mtime_ns):
@@ -142,7 +146,7 @@ def change_of(file: SourceFile) -> str:
 
 
 def change_message(file: SourceFile, what: str, program: Program, here: str) -> str:
-    """Return a message that a file has changed or was removed, with the consequence for the run."""
+    """Return a message that a file has changed or was removed, and what this means for the run."""
     inside = here and file.path.startswith(here.rstrip("/") + "/")
     name = os.path.relpath(file.path, here) if inside else file.path
     name = "".join(each if each.isprintable() else "?" for each in name)
@@ -159,13 +163,13 @@ def change_message(file: SourceFile, what: str, program: Program, here: str) -> 
 
 @dataclass(slots=True)
 class SourceChanges:
-    """Checks a run's files periodically, in a thread, so that unresponsive storage blocks no caller."""
+    """Checks a run's files for changes periodically. A thread does this, because storage may not respond."""
 
     sources: ProgramSources
-    told: tuple[str, ...] = ()  # the messages so far, one for each file
+    told: tuple[str, ...] = ()  # the messages so far, one per file
     _files: StorageThread = field(default_factory=lambda: StorageThread("sources"))
     _looking: Future[dict[str, str]] | None = None
-    _before: dict[str, str] = field(default_factory=dict)  # by path: the change that the previous check found
+    _before: dict[str, str] = field(default_factory=dict)  # the changes found by the previous check, by path
     _next_s: float = 0.0
     _known: set[str] = field(default_factory=set)
     _here: str = field(default_factory=lambda: _working_directory())
@@ -184,7 +188,7 @@ class SourceChanges:
                 self._looking = self._files.submit(self._fates)
 
     def look_at_once(self) -> tuple[str, ...]:
-        """Check now, for up to `AT_ONCE_S`; return all messages, which may explain why a process died."""
+        """Check now, for up to `AT_ONCE_S`, and return all messages. They may explain why a process died."""
         if self.sources.files:
             with suppress(OSError):
                 self._before = self._files.do(self._fates, AT_ONCE_S)
@@ -214,30 +218,30 @@ def _working_directory() -> str:
 
 # -- in a rank's process
 
-_pinned: dict[str, bytes] = {}  # by path: the source that this process executes
+_pinned: dict[str, bytes] = {}  # the sources that this process executes, by path
 
 
 def pin(path: str, text: bytes) -> None:
-    """Make tracebacks and `inspect` show `text` for `path`, because this process executes that source."""
+    """Make tracebacks and `inspect` show `text` for the file `path`. This process executes that source."""
     _pinned[path] = text
-    with suppress(SyntaxError, ValueError):  # compiling it will raise the error
+    with suppress(SyntaxError, ValueError):  # the compilation of the source will raise the same error
         lines = importlib.util.decode_source(text).splitlines(keepends=True)
         linecache.cache[path] = (len(text), None, lines, path)  # without an mtime, linecache never reloads it
 
 
 def text_of(path: str) -> bytes:
-    """Return the source of `path` as this process executes it. Raises `OSError`."""
+    """Return the source that this process executes for the file `path`. Raises `OSError`."""
     found = _pinned.get(path)
     return found if found is not None else Path(path).read_bytes()
 
 
 def is_outdated() -> bool:
-    """Return True if a file now differs from the source that this process executes."""
+    """Return True if any file differs from the source that this process executes for it."""
     return any(_read(path) != text for path, text in _pinned.items())
 
 
 def pin_module(program: Program, text: bytes) -> None:
-    """Make runpy run `text` as the module of `program` if the module's file now has other content."""
+    """Make runpy run `text` as the module of `program` if the content of the module's file has changed."""
     name = program.target
     if Path(program.source).name == "__main__.py" and name.rpartition(".")[2] != "__main__":
         name += ".__main__"
@@ -245,7 +249,7 @@ def pin_module(program: Program, text: bytes) -> None:
 
 
 class _OriginalSourceLoader(SourceFileLoader):
-    """Loads source text that the file no longer contains, so it neither reads nor writes bytecode."""
+    """Loads source text that the file no longer contains. It therefore neither reads nor writes bytecode."""
 
     def __init__(self, name: str, path: str, text: bytes) -> None:
         super().__init__(name, path)
@@ -262,7 +266,7 @@ class _OriginalSourceLoader(SourceFileLoader):
 
 
 class _OriginalModuleFinder:
-    """Finds one module, once. Leaves the module to the usual finders if its file has not changed."""
+    """Finds one module, once. If the module's file has not changed, the usual finders load it."""
 
     def __init__(self, name: str, path: str, text: bytes) -> None:
         self._name, self._path, self._text = name, path, text
@@ -272,7 +276,7 @@ class _OriginalModuleFinder:
     ) -> ModuleSpec | None:
         if name != self._name:
             return None
-        with suppress(ValueError):  # an import hook may have replaced the list with a copy
+        with suppress(ValueError):  # an import hook may have replaced the list of finders with a copy
             sys.meta_path.remove(self)
         now = _read(self._path)
         found = PathFinder.find_spec(name, path, target)

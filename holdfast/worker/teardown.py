@@ -1,10 +1,10 @@
 """Finalize a script's objects as the interpreter does at exit: call `__del__`, and write buffered data.
 
-The interpreter cannot do this for a rank with a process group. At exit it also destroys torch's objects, in
-any order and while it holds the GIL; meanwhile threads of the backends wait for the GIL, and some of these
-calls never return. Therefore this module destroys nothing, and closes nothing that a thread may be using. It
-calls the finalizers that the script's own code defines, and writes the buffers of files: Python's, and those
-of the libraries that `close_unclosed` knows.
+The interpreter cannot do this for a rank with a process group. At exit, it would also destroy torch's
+objects, in any order and while it holds the GIL. Meanwhile the backends' threads wait for the GIL, so some of
+these destructions never finish. Therefore this module destroys nothing, and closes nothing that a thread may
+be using. It calls the finalizers that the script's own code defines, and writes the buffers of Python's files
+and of the libraries that `close_unclosed` knows.
 """
 
 from __future__ import annotations
@@ -18,20 +18,22 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import FunctionType
 from typing import Any
+
+from holdfast.fileio.unclosed_files import TEMPORARY, WRITERS, FileKind, close_unclosed
 
 _PACKAGE = str(Path(__file__).parents[1])
 _STDLIB = str(Path(os.__file__).parent)
 _LIBRARIES = ("site-packages", "dist-packages")
 _FILES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 _PIPE_S = 1.0  # the limit for all pipes and sockets together, because their readers may have stopped
-_C_FLUSH_S = 1.0  # the limit for C's streams, because threads that wait to read may hold their locks
+_C_FLUSH_S = 1.0  # the limit for C's streams, because threads that are waiting for input may hold their locks
 _COMPRESSED = (("gzip", "GzipFile"), ("bz2", "BZ2File"), ("lzma", "LZMAFile"), ("zipfile", "ZipFile"))
 
 _Tell = Callable[[str], None]
@@ -49,33 +51,33 @@ class CollectorState:
 
 
 def tear_down(before: CollectorState, report: _Tell, *, finalize: bool = True) -> None:
-    """With `finalize`, call the script's finalizers; then write and close the files that it left open.
+    """Call the script's finalizers if `finalize` is True; then write and close the files that it left open.
 
-    Call it after the exit handlers, right before the process ends. Exceptions of finalizers are printed, as
-    at any exit. `report` is called with a line for each file that could not be written, which the interpreter
-    would not report.
+    Call this after the exit handlers, right before the process ends. Exceptions of finalizers are printed, as
+    at any exit. For each file that could not be written, `report` is called with a line about it; the
+    interpreter would report nothing.
     """
-    # At an interpreter's exit, daemon threads would have ended by now. Here they may fail on files that this
-    # function has closed, which does not matter.
+    # In an interpreter, daemon threads would have ended by now. Here they may fail because this function has
+    # closed their files, and such failures do not matter.
     threading.excepthook = lambda _: None
     reported: set[str] = set()
     mixed = gc.get_freeze_count() > before.frozen
     if mixed:
         gc.unfreeze()  # the script called gc.freeze, and its files may be among the frozen objects
-    _flush_files(reported, report)  # flushed first, so that this data is safe whatever a finalizer does
+    _flush_files(reported, report)  # before the finalizers, which may do anything, so that this data is safe
     if finalize:
         _finalize()
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):  # the script may have put any object there, such as a tee to a file
             stream.flush()
     _close_unclosed(WRITERS, reported, report)
-    # Flushed before the compressed files, into which some of them write, are closed.
+    # Some of these files write into compressed files, so flush them before closing the compressed files.
     _flush_files(reported, report)
     _close_compressed(reported, report)
     _flush_files(reported, report)
     _flush_pipes(reported, report)
-    # After `unfreeze`, temporary files of the process from which this process was forked cannot be
-    # distinguished.
+    # After `unfreeze`, temporary files of this process cannot be distinguished from those of the process from
+    # which it was forked.
     if not (mixed and before.frozen):
         _close_unclosed(TEMPORARY, reported, report)
     flushing = _in_thread(_flush_c)
@@ -103,7 +105,7 @@ def _finalize() -> None:
                 sys.stderr.write(f"Exception ignored in: {finalizer!r}\n{traceback.format_exc()}")
 
 
-_called: list[object] = []  # the objects are kept alive, so that their finalizers are not called again
+_called: list[object] = []  # keeps the objects alive, so that their finalizers are not called again
 
 
 def _finalizer(kind: type) -> FunctionType | None:
@@ -115,7 +117,7 @@ def _finalizer(kind: type) -> FunctionType | None:
 
 
 def is_users_own(function: FunctionType) -> bool:
-    """Return True if `function` is the user's own: not Holdfast's, torch's or an installed library's."""
+    """Return True if `function` is the user's own, rather than Holdfast's, torch's or a library's."""
     names = function.__globals__
     if names.get("__name__") == "__main__":
         return True
@@ -137,7 +139,7 @@ def _live(kinds: tuple[type, ...]) -> list[Any]:
 
 
 def _flush_files(reported: set[str], report: _Tell) -> None:
-    """Flush only files on disk, because a thread may hold the lock of a pipe or socket indefinitely."""
+    """Flush files on disk only, because a thread may hold the lock of a pipe or socket indefinitely."""
     ours = {id(each) for stream in (sys.stdout, sys.stderr) for each in (stream, _buffer(stream))}
     for kinds in (_FILES[:1], _FILES[1:]):
         for each in _live(kinds):
@@ -181,7 +183,7 @@ def _is_pipe(file: Any) -> bool:
 
 
 def _mode(file: Any) -> int:
-    """Return the mode (`st_mode`) of a file that is open for writing; 0 if it is not."""
+    """Return the mode (`st_mode`) of `file`; 0 if it is not open for writing."""
     try:
         return os.fstat(file.fileno()).st_mode if not file.closed and file.writable() else 0
     except Exception:  # the file is detached, in memory, or of a class that the script defines
@@ -248,144 +250,3 @@ def _report_once(file: Any, what: str, reported: set[str], report: _Tell) -> Non
 def _flush_c() -> None:
     with suppress(Exception):
         ctypes.CDLL(None).fflush(None)
-
-
-# Close files of known libraries that a script leaves open, because only closing completes them.
-
-
-_HAVE_GC = 1 << 14  # Py_TPFLAGS_HAVE_GC: the collector tracks objects of such a type
-_MANY = 10_000  # how many objects are passed to one call of gc.get_referents
-_DEEP = 2  # how many levels of references to follow from a thread's frame, such as an attribute of an object
-_NOT_HELD = (ModuleType, FunctionType, BuiltinFunctionType, MethodType, type)
-
-FileAction = Callable[[Any], object]
-
-
-@dataclass(frozen=True, slots=True)
-class FileKind:
-    """One kind of file: the module and name of its class, and how a file is completed."""
-
-    module: str
-    name: str
-    close: FileAction  # harmless if the file is already closed
-    # Called instead while a thread uses the file; None if nothing is safe then.
-    flush: FileAction | None = None
-
-
-def _close(each: Any) -> object:
-    return each.close()
-
-
-def _nothing(_: Any) -> None:
-    return None
-
-
-# The order matters, because a file that writes into another file must be closed first.
-WRITERS = (
-    FileKind("shelve", "Shelf", _close, lambda each: each.sync()),
-    FileKind("dbm.dumb", "_Database", _close, lambda each: each.sync()),
-    FileKind("wave", "Wave_write", _close),
-    FileKind("pyarrow.parquet.core", "ParquetWriter", _close),
-    FileKind("pyarrow.orc", "ORCWriter", _close),
-    FileKind("pyarrow.lib", "CompressedOutputStream", _close),
-    FileKind("pyarrow.lib", "BufferedOutputStream", _close, lambda each: each.flush()),
-    FileKind(  # closes the file even if only one of its data sets or groups is still referenced
-        "h5py._hl.base",
-        "HLObject",
-        lambda each: each.file.close() if each else None,
-        lambda each: each.file.flush() if each else None,
-    ),
-    FileKind(
-        "netCDF4._netCDF4",
-        "Dataset",
-        lambda each: each.close() if each.isopen() and each.parent is None else None,
-        lambda each: each.sync() if each.isopen() else None,
-    ),
-    FileKind(
-        "tables.file",
-        "File",
-        lambda each: each.close() if each.isopen else None,
-        lambda each: each.flush() if each.isopen else None,
-    ),
-    FileKind("cv2", "VideoWriter", lambda each: each.release() if each.isOpened() else None),
-)
-# These files are deleted after all files are written, as at any exit.
-TEMPORARY = (FileKind("tempfile", "_TemporaryFileCloser", lambda each: each.__del__(), _nothing),)
-
-
-def close_unclosed(
-    kinds: Iterable[FileKind], attempt: Callable[[Callable[[], object], Any], None]
-) -> list[Any]:
-    """Close all open files of `kinds` through `attempt`; return those left open because a thread uses them.
-
-    This imports nothing. A file to which the frames of a running thread refer is only flushed, or returned if
-    its kind cannot be flushed.
-    """
-    loaded = [(kind, its) for kind in kinds if (its := _class(kind)) is not None]
-    if not loaded:
-        return []
-    left, held = [], _used_by_threads()
-    found = _instances([its for _, its in loaded])
-    for kind, its in loaded:
-        for each in found:
-            if its not in type(each).__mro__:
-                continue
-            if id(each) not in held:
-                attempt(lambda act=kind.close, each=each: act(each), each)  # type: ignore[misc]
-            elif kind.flush is not None:
-                attempt(lambda act=kind.flush, each=each: act(each), each)  # type: ignore[misc]
-            else:
-                left.append(each)
-    return left
-
-
-def _class(kind: FileKind) -> type | None:
-    found = vars(sys.modules.get(kind.module) or object).get(kind.name)
-    return found if isinstance(found, type) else None
-
-
-def _instances(classes: list[type]) -> list[Any]:
-    """Return the instances of `classes`, each once. Untracked instances are found through their referrers."""
-    wanted = frozenset(classes)
-    known: dict[type, bool] = {}
-    found: dict[int, Any] = {}
-
-    def look(objects: Iterable[Any]) -> None:
-        for each in objects:
-            kind = type(each)
-            if kind not in known:
-                known[kind] = not wanted.isdisjoint(kind.__mro__)  # `issubclass` may run a class's code
-            if known[kind]:
-                found[id(each)] = each
-
-    everything = gc.get_objects()
-    look(everything)
-    if not all(each.__flags__ & _HAVE_GC for each in classes):
-        for first in range(0, len(everything), _MANY):
-            referents = gc.get_referents(*everything[first : first + _MANY])
-            look(referents)
-            look(gc.get_referents(*(d for d in referents if type(d) is dict and not gc.is_tracked(d))))
-    return list(found.values())
-
-
-def _used_by_threads() -> set[int]:
-    """Return the ids of the objects to which other threads' frames refer, directly or indirectly."""
-    held: dict[int, Any] = {}
-    for named in _names_in_frames():
-        level = [named]
-        for _ in range(_DEEP + 1):
-            level = [each for each in level if not isinstance(each, _NOT_HELD)]
-            held.update((id(each), each) for each in level)
-            level = gc.get_referents(*level)
-    return set(held)
-
-
-def _names_in_frames() -> Iterator[Any]:
-    for thread, top in sys._current_frames().items():
-        frame = top if thread != threading.get_ident() else None
-        while frame is not None:
-            with suppress(RuntimeError):  # the frame's thread is running, so the frame may change
-                yield from list(frame.f_locals.values())
-            globals_ = frame.f_globals
-            yield from [globals_.get(name) for name in frame.f_code.co_names]
-            frame = frame.f_back

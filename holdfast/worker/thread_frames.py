@@ -1,12 +1,12 @@
 """Inspect the other threads of this process: their frames, and the exceptions that they are handling.
 
-`whereabouts` reports whether the main thread waits in a collective or works; another thread calls it.
-`BackgroundThreads` warns of the script's threads that work concurrently with its steps, such as those of an
+`whereabouts` reports whether the main thread is waiting in a collective or working. Another thread calls it.
+`BackgroundThreads` warns about threads that the script runs concurrently with its steps, for example for an
 asynchronous save.
 
 Before Python 3.12, the interpreter holds the lock of its thread list while it collects frames or exceptions,
 and its allocations may start the garbage collector. A finalizer that needs the same lock then blocks forever
-while holding the GIL, and the whole process hangs (CPython issue 106883). Therefore this module disables
+while it holds the GIL, and the whole process hangs (CPython issue 106883). Therefore this module disables
 garbage collection during these calls.
 """
 
@@ -29,19 +29,20 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _COLLECTS_WITHIN = sys.version_info < (3, 12)
-# Without this lock, the first thread to finish would enable the collector while others still collect frames.
+# Without this lock, the first thread to finish would enable the collector while others still need it
+# disabled.
 _one_at_a_time = threading.Lock()
-# Not empty while the collector is disabled by this module rather than by the script.
+# Not empty while this module, rather than the script, has disabled the collector.
 _switched_off: list[bool] = []
 
 
 def thread_frames() -> dict[int, FrameType]:
-    """Return the innermost frame of each thread, by the thread's identifier."""
+    """Return the innermost frame of each thread, by thread identifier."""
     return _without_collection(sys._current_frames)
 
 
 def exceptions() -> dict[int, object]:
-    """Return the exception that each thread handles, by the thread's identifier; {} before Python 3.10."""
+    """Return the exception that each thread is handling, by thread identifier; {} before Python 3.10."""
     current: Callable[[], dict[int, object]] | None = getattr(sys, "_current_exceptions", None)
     return _without_collection(current) if current is not None else {}
 
@@ -64,7 +65,8 @@ def _without_collection(ask: Callable[[], dict[int, _T]]) -> dict[int, _T]:
 def _forked() -> None:
     """Reset the lock and the collector in a forked child.
 
-    A thread that does not exist in the child may have held the lock or disabled the collector.
+    A thread of the parent, which does not exist in the child, may have held the lock or disabled the
+    collector.
     """
     global _one_at_a_time
     if _switched_off:
@@ -83,8 +85,8 @@ _COLLECTIVE_FILES = ("/torch/distributed/", "/torch/nn/parallel/distributed.py")
 def whereabouts() -> str:
     """Return "collective" if the main thread is inside one of torch's collectives, otherwise "work".
 
-    A function of torch that calls a collective counts as a collective. Waiting for the result of a collective
-    (`work.wait()`) counts as work, because no frame of torch shows it, and so does any other wait.
+    A torch function that calls a collective counts as a collective. A wait for the result of a collective
+    (`work.wait()`) counts as work, because no frame of torch is on the stack then. So does any other wait.
     """
     ident = threading.main_thread().ident
     frame = thread_frames().get(ident) if ident is not None else None
@@ -100,15 +102,15 @@ def whereabouts() -> str:
 
 # Modules in which a thread waits for its next task.
 _WAITING = frozenset({"queue", "concurrent.futures.thread", "concurrent.futures._base", "selectors"})
-_AROUND = _WAITING | {"threading"}  # frames that surround a thread's own function
+_AROUND = _WAITING | {"threading"}  # modules whose frames surround a thread's own function
 
 
 class BackgroundThreads:
-    """Warns of one rank's background threads at work, because a restart or stop cuts off their work for good.
+    """Warns about a rank's background threads at work. A restart or stop would cut off their work for good.
 
-    Threads that existed at the first commit are ignored, because they load data or do similar work. So are
-    daemon threads, which are cut off whenever the process ends, and threads that only wait for their next
-    task.
+    Threads that existed at the first commit are ignored, because they load data or do similar work. Daemon
+    threads are ignored because they are cut off whenever a process ends. Threads that only wait for their
+    next task are ignored too.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
@@ -119,7 +121,7 @@ class BackgroundThreads:
         self._has_warned = False
 
     def check(self) -> None:
-        """Warn once of a thread that works while a step is committed. Cheap unless a thread was added."""
+        """Warn, once, about a thread that is working during a commit. Cheap unless a thread was added."""
         count = threading.active_count()
         if self._has_warned or (count == self._count and not self._new):
             return
@@ -151,7 +153,7 @@ def _module(frame: FrameType) -> str:
 
 
 def _warning(innermost: FrameType) -> str:
-    """Return the warning of a thread at work. It omits the thread's name, which differs between runs."""
+    """Return the warning about a working thread. It omits the thread's name, which differs between runs."""
     frame: FrameType | None = innermost
     outermost = innermost
     while frame is not None:

@@ -26,7 +26,7 @@ from holdfast.worker.launcher_channel import LauncherChannel
 if TYPE_CHECKING:
     import torch
 
-FLAG_WAIT_S = 600.0  # how long to wait for a restart after a NaN, before the script continues
+FLAG_WAIT_S = 600.0  # how long the script waits for a restart after a NaN before it continues
 
 
 def wait_for_start(mine: LauncherChannel) -> None:
@@ -39,7 +39,7 @@ def wait_for_start(mine: LauncherChannel) -> None:
     watch = UnmodifiedScript(mine, order.launch, order.rank)
     mine.on_join = watch.hand_over
     watch.begin()
-    # Restore the interpreter's default last, because until now no code could handle a KeyboardInterrupt.
+    # Restore the interpreter's handler last, because until now no code could handle a KeyboardInterrupt.
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -66,23 +66,23 @@ class UnmodifiedScript:
         """Hook torch's optimizers, and start receiving orders."""
         threading.Thread(target=self._listen, name="holdfast", daemon=True).start()
         if "torch" not in sys.modules:
-            return  # torch was not preloaded, so the script's steps cannot be observed
+            return  # torch has not been preloaded, so the script's steps cannot be observed
         from torch.optim import optimizer
 
         optimizer.register_optimizer_step_pre_hook(self._before)
         optimizer.register_optimizer_step_post_hook(self._after)
 
     def hand_over(self, obey: Callable[[WorkerOrder], None]) -> None:
-        """Pass all orders to `obey` from now on, because the script joins although no import was detected."""
+        """Pass all further orders to `obey`: the script joins, although its import was not detected."""
         self._joined = obey
-        if self._secured is not None:  # the generation has ended, so the script must take no step
+        if self._secured is not None:  # the generation has ended, so the script must take no more steps
             obey(self._secured)
 
     def _before(self, optimizer: Any, *_: Any) -> None:
         if self._joined is not None or not self._mine.is_ours:
             return
         if not self._turns.begins(optimizer):
-            self._page.phase(Phase.OPTIMIZER)  # not counted as a step, but a sign that the script works
+            self._page.phase(Phase.OPTIMIZER)  # does not count as a step, but shows that the script works
             return
         self._drill.hang()
         bad = self._looks.take_suspect(optimizer)
@@ -125,7 +125,7 @@ class UnmodifiedScript:
                 self._secured = order
             if self._joined is not None:
                 self._joined(order)
-            elif order.what == "secure":  # answer at once, so that the launcher does not wait for a copy
+            elif order.what == "secure":  # answer immediately, so that the launcher does not wait for a copy
                 nothing = SecureAnswer(self._rank, -1, False, "the script protects nothing")
                 self._mine.say(WorkerMessage("secured", secured=nothing))
             elif order.what == "drill":
@@ -135,14 +135,15 @@ class UnmodifiedScript:
 class StepCounter:
     """Chooses the one optimizer whose steps count as training steps, so that each step counts once.
 
-    This is the script's first optimizer, until it no longer exists or another optimizer steps twice while it
-    does not step. The count therefore continues with the new optimizers of cross-validation folds, training
-    phases and sweeps. The optimizers of a GAN step alternately, so only one of them counts.
+    The script's first optimizer is chosen. Another one takes its place when the first no longer exists, or
+    when the other steps twice and the first does not step in between. The count therefore continues with the
+    new optimizers of cross-validation folds, training phases and sweeps. The optimizers of a GAN step
+    alternately, so only one of them counts.
     """
 
     def __init__(self) -> None:
         self._counting: weakref.ref[Any] | None = None
-        # Other optimizers that have stepped since the counted optimizer did.
+        # The other optimizers that have stepped since the last step of the counted one.
         self._since: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def begins(self, optimizer: Any) -> bool:
@@ -161,11 +162,11 @@ class StepCounter:
 
 
 class GradientCheck:
-    """Checks one gradient of each step, because a NaN that the ranks share appears in all gradients.
+    """Checks one gradient of each step. One is enough: a NaN that the ranks share appears in all gradients.
 
-    A bad gradient is a fault only if the parameters are bad when the next step is about to be written: an
-    optimizer may skip such a step, and a script may undo it. On a GPU, the host does not wait for the result
-    but reads it after the next step.
+    A bad gradient is a fault only if the parameters are still bad when the next step is about to be written,
+    because an optimizer may skip a bad step and a script may undo it. On a GPU, the host does not wait for
+    the result, but reads it after the next step.
     """
 
     def __init__(self, device_of: Callable[[torch.Tensor], Device] | None = None) -> None:
@@ -175,17 +176,18 @@ class GradientCheck:
         self._suspect: int | None = None  # the step that may have spoilt the parameters
 
     def take_suspect(self, optimizer: Any) -> int | None:
-        """Return the suspect step if it spoilt the parameters, otherwise None. Forget the suspect step."""
+        """Return the suspect step if it has spoilt the parameters, otherwise None. Forget it either way."""
         suspect, self._suspect = self._suspect, None
         return suspect if suspect is not None and gradients.state_is_spoilt((), (optimizer,)) else None
 
     def bad(self, optimizer: Any, step: int) -> int | None:
-        """Check the gradient of the completed `step`; return the previous step if that spoilt the state."""
+        """Check the gradient of the completed `step`. Return the previous step if it has spoilt the state."""
         found = self._arrived()
         if found is not None and not gradients.state_is_spoilt((), (optimizer,)):
             found = None
         grad = _gradient(optimizer)
-        # With `found_inf`, a gradient scaler has checked the gradients, and the optimizer skips bad steps.
+        # If `found_inf` exists, a gradient scaler has checked the gradients, and the optimizer skips bad
+        # steps.
         if grad is None or getattr(optimizer, "found_inf", None) is not None:
             return found
         self._device = self._device or self._device_of(grad)

@@ -174,15 +174,15 @@ def test_every_key_of_a_policy_file_is_in_the_page() -> None:
         f"at most {http_api.MAX_EVENTS}; waits up to {http_api.MAX_WAIT_S:g} s",
         f"newest {saved_state.MAX_HISTORY} changes",
         f"newest {saved_state.MAX_HISTORY}.",
-        f"`{saved_state.NAME}` in the state folder, with the previous version in `{saved_state.BEFORE}`",
-        f"at most every {agent.SAVE_S:g} s, and every {agent.SAVE_AT_REST_S:g} s at rest",
-        f"tried again every {sensor_threads.RETRY_S:g} s",
+        f"`{saved_state.NAME}` in the state folder, and keeps the previous version in `{saved_state.BEFORE}`",
+        f"at most every {agent.SAVE_S:g} s, and every {agent.SAVE_AT_REST_S:g} s if nothing changes",
+        f"tries it again every {sensor_threads.RETRY_S:g} s",
         f"within {events.GAP_S:g} s of each other",
         f"up to {samples.LATE_S:g} s late",
         f"from {events.BEFORE_S:g} s before to {events.AFTER_S:g} s after a code",
-        f"{evaluator.MAX_SERIES} series of samples, and {evaluator.MAX_EVENTS} codes of events with "
-        f"{evaluator.MAX_VARIANTS} variants each and {events.MAX_BURSTS} bursts of each, "
-        f"for {evaluator.FORGET_S / 86400:g} days",
+        f"For {evaluator.FORGET_S / 86400:g} days, the agent keeps up to {evaluator.MAX_SERIES} series of "
+        f"samples, and up to {evaluator.MAX_EVENTS} codes of events, each with {evaluator.MAX_VARIANTS} variants of "
+        f"{events.MAX_BURSTS} bursts",
         f"{inbox.MAX_EVENTS} different events and {inbox.MAX_SAMPLES} samples",
         f"A policy file may have {overriding.MAX_CHARACTERS} characters",
         f"at most {metrics.MAX_ENTITIES} entities",

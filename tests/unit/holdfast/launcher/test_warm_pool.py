@@ -15,11 +15,11 @@ import pytest
 from holdfast.launcher import warm_pool
 from holdfast.launcher.process_watch import ProcessWatch
 from holdfast.launcher.warm_pool import MemberSettings, WarmPool
+from holdfast.launcher.zygote_handle import Zygote
 from holdfast.protocol.launcher_messages import Ending
 from holdfast.worker import nested_scripts
 from holdfast.worker.program import Program
 from holdfast.worker.script_source import ProgramSources
-from holdfast.worker.zygote import Zygote
 
 
 @pytest.mark.parametrize(
