@@ -192,7 +192,9 @@ def test_the_next_supervisor_finishes_a_recovery(
     assert job.observe().epoch > before.epoch
 
 
-def test_an_update_of_both_programs_is_not_noticed(job: TrainingJob, installed: ClusterUnderTest) -> None:
+def test_an_update_of_both_programs_disturbs_no_training(
+    job: TrainingJob, installed: ClusterUnderTest
+) -> None:
     before = job.observe()
     installed.kubectl("rollout", "restart", "-n", SYSTEM, *(f"deployment/{each}" for each in PROGRAMS))
     for each in PROGRAMS:
@@ -212,7 +214,7 @@ def test_a_rank_is_replaced_by_the_next_supervisor(job: TrainingJob) -> None:
     assert (incident["kind"], incident["rank"]) == ("crash", 1), incident["why"]
 
 
-def test_no_step_was_left_out_and_few_were_repeated(job: TrainingJob) -> None:
+def test_no_step_was_skipped_and_each_incident_repeated_at_most_one(job: TrainingJob) -> None:
     """Rank 0 has printed each step of the whole run; one that was lost is printed twice."""
     steps = job.steps(OTHER)
     assert set(steps) == set(range(max(steps) + 1))
@@ -221,7 +223,7 @@ def test_no_step_was_left_out_and_few_were_repeated(job: TrainingJob) -> None:
     assert OTHER not in {each.partition("/")[0] for each in restarts(job.pods())}
 
 
-def test_an_event_says_that_the_webhook_missed_a_pod(missed: Json, installed: ClusterUnderTest) -> None:
+def test_an_event_reports_that_the_webhook_missed_a_pod(missed: Json, installed: ClusterUnderTest) -> None:
     namespace, name = missed["metadata"]["namespace"], missed["metadata"]["name"]
     path = f"/api/v1/namespaces/{namespace}/events?fieldSelector=involvedObject.name={name}"
 
@@ -234,7 +236,7 @@ def test_an_event_says_that_the_webhook_missed_a_pod(missed: Json, installed: Cl
     assert "unsupervised" in event["message"]
 
 
-def test_the_webhook_that_is_back_injects(missed: Json, installed: ClusterUnderTest) -> None:
+def test_a_webhook_that_has_come_back_injects_pods_again(missed: Json, installed: ClusterUnderTest) -> None:
     namespace = missed["metadata"]["namespace"]
     pod = example("bare-pods.yaml")[1]
     dry = ("create", "--dry-run=server", "-n", namespace, "-o", "json", "-f", "-")

@@ -67,7 +67,7 @@ def of_ours(cluster: ClusterUnderTest) -> set[str]:
     return {name for name in names if "holdfast" in name}
 
 
-def test_the_installed_programs_get_ready_without_a_restart(installed: ClusterUnderTest) -> None:
+def test_the_installed_programs_become_ready_without_a_restart(installed: ClusterUnderTest) -> None:
     pods = json.loads(installed.kubectl("get", "pods", "-n", SYSTEM, "-o", "json"))["items"]
     statuses = [each["status"]["containerStatuses"][0] for each in pods]
     assert len(statuses) > len(PROGRAMS)

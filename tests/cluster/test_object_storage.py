@@ -124,7 +124,7 @@ def test_a_failing_bucket_disturbs_no_training_and_is_reported(
     assert (after.generation, after.incidents) == (before.generation, before.incidents)
 
 
-def test_the_credentials_are_nowhere_but_in_the_secret(stored_job: TrainingJob) -> None:
+def test_only_the_secret_contains_the_credentials(stored_job: TrainingJob) -> None:
     job = stored_job
 
     def look() -> bool | None:

@@ -137,7 +137,7 @@ def test_a_job_whose_pods_are_lost_one_after_another_resumes_from_that_checkpoin
     assert min(again) == last, "the first step that was done again follows the checkpoint"
 
 
-def test_the_interrupted_job_gets_the_weights_of_an_undisturbed_one(
+def test_the_interrupted_job_ends_with_the_weights_of_an_undisturbed_one(
     stored_job: TrainingJob, installed: ClusterUnderTest, namespaces: Namespaces
 ) -> None:
     found = example("bare-pods.yaml", f"--steps={STEPS}", "--pace=0.02")
@@ -186,7 +186,7 @@ def test_a_rank_is_replaced_while_the_api_server_is_stopped(
     assert restarts(job.pods()) == {}
 
 
-def test_the_api_server_that_is_back_is_used(job: TrainingJob) -> None:
+def test_the_supervisor_uses_an_api_server_that_has_come_back(job: TrainingJob) -> None:
     """A fault that needs the API: the pod is deleted, and its successor joins."""
     before = job.observe()
     job.signal_rank(1, signal.SIGKILL, POD)

@@ -132,11 +132,11 @@ def token_of(cluster: ClusterUnderTest, namespace: str, pod: str, audience: str 
     return cluster.kubectl("create", "token", "default", "-n", namespace, *audiences, *bound).strip()
 
 
-def test_no_token_is_refused(client: Client) -> None:
+def test_a_request_without_a_token_is_refused(client: Client) -> None:
     assert client.connect(None)[0] == 401
 
 
-def test_junk_is_refused(client: Client) -> None:
+def test_a_malformed_token_is_refused(client: Client) -> None:
     assert client.connect("a.b.c")[0] == 401
     assert client.connect("x" * 5000)[0] == 401
 
@@ -148,7 +148,7 @@ def test_a_token_for_another_audience_is_refused(client: Client, audience: str) 
     assert status == 401, said
 
 
-def test_a_token_of_no_pod_is_refused(client: Client) -> None:
+def test_a_token_that_belongs_to_no_pod_is_refused(client: Client) -> None:
     status, said = client.connect(token_of(client.cluster, client.namespace, ""))
     assert (status, "not bound to a pod" in said) == (401, True), said
 
@@ -172,7 +172,7 @@ def test_the_token_of_a_deleted_pod_is_refused(client: Client) -> None:
     client.cluster.until(look, "the API server refuses the token", client.namespace, limit_s=60.0)
 
 
-def test_a_server_with_another_authority_is_not_believed(client: Client) -> None:
+def test_a_server_with_a_certificate_of_another_authority_is_refused(client: Client) -> None:
     """The client trusts the API server's authority here, as one with a wrong HOLDFAST_CA would."""
     config = client.cluster.kubectl("get", "cm", "-n", client.namespace, "kube-root-ca.crt", "-o", "json")
     status, said = client.connect("a.b.c", ca=json.loads(config)["data"]["ca.crt"])

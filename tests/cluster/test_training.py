@@ -149,7 +149,7 @@ def owner_says(job: TrainingJob, condition: str) -> Json:
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*-plain.yaml")), ids=lambda path: path.stem)
-def test_a_pod_that_does_not_ask_is_admitted_unchanged(
+def test_a_pod_that_does_not_opt_in_is_admitted_unchanged(
     path: Any, installed: ClusterUnderTest, namespaces: Namespaces
 ) -> None:
     """The same pod is created in a namespace that the webhook never sees, and in one that it does."""
@@ -173,7 +173,7 @@ def admitted(cluster: ClusterUnderTest, namespace: str, pod: Json) -> str:
     return _RANDOM.sub("kube-api-access", json.dumps(found, sort_keys=True))
 
 
-def test_the_pods_of_the_twin_are_those_of_its_template(trainings: Trainings) -> None:
+def test_the_pods_of_the_twin_equal_its_template(trainings: Trainings) -> None:
     """Its Job controller created them, at the same time as the webhook injected the others."""
     job = trainings[PLAIN]
     pods = job.until(lambda: job.pods() or None, "the Job has made its pods", SUMMARY_S)
@@ -251,7 +251,7 @@ def test_a_deployment_whose_rank_was_killed_trains_to_its_end(
     assert ended_well(killed_deployment, generation=2)["incidents"] == 1
 
 
-def test_a_tfjob_whose_rank_was_killed_begins_anew_and_succeeds(killed_tfjob: TrainingJob) -> None:
+def test_a_tfjob_whose_rank_was_killed_starts_over_and_succeeds(killed_tfjob: TrainingJob) -> None:
     """Its script uses no torch and keeps nothing, and its pods stay."""
     pods = killed_tfjob.observe().pods
     assert killed_tfjob.digest()
@@ -276,7 +276,7 @@ def test_bare_pods_train_to_their_end(trainings: Trainings) -> None:
     ended_well(job, generation=1)
 
 
-def test_the_log_of_the_container_has_what_the_script_prints(trainings: Trainings) -> None:
+def test_the_log_of_the_container_contains_the_output_of_the_script(trainings: Trainings) -> None:
     job = trainings["bare-pods"]
     job.digest()
     assert job.steps("gpt-0") == list(range(STEPS))
@@ -284,6 +284,6 @@ def test_the_log_of_the_container_has_what_the_script_prints(trainings: Training
 
 
 @pytest.mark.parametrize("name", [*SUPERVISED, PLAIN])
-def test_all_get_the_same_weights(name: str, trainings: Trainings) -> None:
+def test_every_job_ends_with_the_same_weights(name: str, trainings: Trainings) -> None:
     """Whether a rank was killed or not, and under torchrun as well."""
     assert job_of(trainings, name).digest() == trainings["bare-pods"].digest()

@@ -52,7 +52,9 @@ def killed_at(server: ObjectServer, number: int, local: Path) -> bool:
     return status != 0
 
 
-def test_a_writer_killed_at_any_request_leaves_whole_checkpoints_and_nothing_for_ever(tmp_path: Path) -> None:
+def test_a_writer_killed_at_any_request_leaves_whole_checkpoints_and_no_permanent_leftovers(
+    tmp_path: Path,
+) -> None:
     number = 1
     while True:
         with serving(tmp_path / "objects") as server:

@@ -42,7 +42,7 @@ class Copy:
         await asyncio.wait_for(wait(), LIMIT_S)
 
 
-async def test_a_mirror_follows_what_happens(api: ApiServer, namespace: str) -> None:
+async def test_a_mirror_follows_creations_changes_and_deletions(api: ApiServer, namespace: str) -> None:
     await api.create(CONFIG_MAPS, config_map(namespace, "before", x="1"), namespace)
     copy = Copy(api, namespace)
     running = asyncio.ensure_future(copy.mirror.run())
@@ -142,7 +142,7 @@ async def test_a_connection_that_breaks_loses_no_event(
     assert line.count >= 4
 
 
-async def test_a_mirror_that_is_behind_the_server_s_history_lists_again(
+async def test_a_mirror_whose_version_the_server_has_forgotten_lists_again(
     api: ApiServer, namespace: str
 ) -> None:
     await api.create(CONFIG_MAPS, config_map(namespace, "a", x="1"), namespace)

@@ -48,7 +48,7 @@ MAY_BE_WORK = {
 
 @pytest.mark.parametrize("turn", range(ROUNDS))
 @pytest.mark.parametrize("how", CERTAIN)
-def test_a_certain_hang_is_found_in_time_and_its_rank_is_named(
+def test_a_certain_hang_is_found_within_its_limit_and_its_rank_is_named(
     run: Run, orders: Path, how: str, turn: int
 ) -> None:
     rank = turn % 2
@@ -110,7 +110,7 @@ def test_a_rank_that_continues_during_its_inspection_causes_no_incident(run: Run
     assert after["no_step_s"] is None
 
 
-def test_no_false_alarm_with_uneven_steps_and_declared_pauses(start: Start) -> None:
+def test_uneven_steps_and_declared_pauses_cause_no_false_alarm(start: Start) -> None:
     run = start("--nproc-per-node 2 --checkpoint-every 1", "uneven_steps.py", 200)
     ended = run.finish(120)
     assert ended.code == 0, ended.output

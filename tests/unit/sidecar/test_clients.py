@@ -52,7 +52,7 @@ class Known:
         return await asyncio.wait_for(self.states.get(), LIMIT_S)
 
 
-async def test_the_launchers_newest_state_is_known_and_forgotten_when_it_disconnects(here: Path) -> None:
+async def test_the_launchers_newest_state_is_known_until_the_launcher_disconnects(here: Path) -> None:
     path = here / "launcher.sock"
     there, known = Launcher(path), Known(path)
     async with running(known.link):

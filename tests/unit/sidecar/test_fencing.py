@@ -11,7 +11,7 @@ from holdfast.snapshot.member_directory import OBEYED, TOLD
 from sidecar.fencing import OrderFence, OrderVersion
 
 
-def test_orders_older_than_any_obeyed_before_are_refused_even_after_a_restart(tmp_path: Path) -> None:
+def test_orders_older_than_one_already_obeyed_are_refused_even_after_a_restart(tmp_path: Path) -> None:
     obeyed = OrderFence(tmp_path)
     assert obeyed.refusal(OrderVersion()) == ""
     obeyed.accept(OrderVersion(2, 5))

@@ -154,7 +154,7 @@ def test_the_gate_is_closed_from_the_optimizers_first_write_to_the_commit() -> N
         assert found.step == script.state.step
 
 
-def test_draws_in_a_pause_do_not_change_the_generators() -> None:
+def test_a_pause_restores_the_generators_that_its_draws_changed() -> None:
     script = Script(alone())
     with script.state.pause("eval"):
         drawn = torch.rand(1), random.random()

@@ -92,7 +92,9 @@ def test_the_workers_of_a_failed_rank_end_with_it(ranks: list[Rank], tmp_path: P
     assert rank.worker_ends()
 
 
-def test_processes_left_by_a_rank_that_ended_well_are_not_touched(ranks: list[Rank], tmp_path: Path) -> None:
+def test_processes_left_by_a_rank_that_exited_with_0_are_not_touched(
+    ranks: list[Rank], tmp_path: Path
+) -> None:
     rank = start(0)
     ranks.append(rank)
     assert rank.child.stdin is not None

@@ -155,7 +155,7 @@ def test_a_signal_sent_before_the_pid_was_known_is_sent_again(watched: Watched) 
         "no ending",
     ],
 )
-def test_how_a_process_says_that_it_will_end(
+def test_the_last_message_of_a_process_determines_the_reported_ending(
     watched: Watched, messages: list[WorkerMessage], reported: Ending | None
 ) -> None:
     watched.process.pid = os.getpid()

@@ -43,7 +43,7 @@ def test_the_ending_of_a_lost_zygote_contains_its_status_and_output(
 
 @pytest.mark.parametrize("code", [0, 1])
 @pytest.mark.parametrize("printed", ["", "its usage\n", f"BadInput: {nested_scripts.LAUNCHED_INDIRECTLY}\n"])
-def test_a_process_whose_join_was_refused_has_not_ended_well(code: int, printed: str) -> None:
+def test_a_process_whose_join_was_refused_counts_as_failed(code: int, printed: str) -> None:
     ended = warm_pool.unjoined_ending(Ending(7, code), printed, refused=True)
     assert (ended.code, ended.fail, ended.is_good) == (2, "bad_input", False)
     assert ended.message.startswith(printed)

@@ -41,7 +41,7 @@ def copied(storage: ObjectStorage, step: int, *names: str) -> tuple[Path, str | 
 # -- on both servers
 
 
-def test_what_was_written_is_listed_verified_and_copied_here(any_url: str, tmp_path: Path) -> None:
+def test_a_written_checkpoint_is_listed_verified_and_copied(any_url: str, tmp_path: Path) -> None:
     storage = storage_at(any_url, tmp_path / "copies")
     assert steps(storage) == {}
     path = save(storage, 7, 2, epoch=3, known=(Lineage(2, 5),))
@@ -82,9 +82,7 @@ def test_only_one_of_two_writers_of_a_step_publishes(any_url: str, tmp_path: Pat
     assert len(first._listing()["step-00000007"]) == 4, "the loser's files are gone"
 
 
-def test_a_newer_generation_replaces_an_older_one_and_never_the_other_way(
-    any_url: str, tmp_path: Path
-) -> None:
+def test_a_newer_generation_replaces_an_older_one_and_never_the_reverse(any_url: str, tmp_path: Path) -> None:
     storage = storage_at(any_url, tmp_path / "copies")
     save(storage, 7, 1)
     save(storage, 7, 3)
@@ -103,7 +101,7 @@ def test_deleted_checkpoints_leave_nothing(any_url: str, tmp_path: Path) -> None
     assert set(storage._listing()) == {"step-00000003"}
 
 
-def test_a_file_of_many_parts_is_the_same_again(any_url: str, tmp_path: Path) -> None:
+def test_a_file_of_many_parts_is_read_back_unchanged(any_url: str, tmp_path: Path) -> None:
     storage = storage_at(any_url, tmp_path / "copies")
     source, size = tmp_path / "snapshot", 3 * CHUNK_BYTES + 17
     source.write_bytes(os.urandom(size))
@@ -256,7 +254,7 @@ def test_a_checkpoint_of_a_later_version_is_never_deleted(
     assert set(before) <= set(server.stored())
 
 
-def test_a_writer_replaces_nothing_that_it_has_not_seen(
+def test_a_writer_never_replaces_a_checkpoint_that_it_has_not_seen(
     server: ObjectServer, storage: ObjectStorage, tmp_path: Path
 ) -> None:
     """Before it replaces an older checkpoint of its step, another member publishes a newer one."""
@@ -343,7 +341,7 @@ def test_a_member_of_an_older_epoch_deletes_nothing(server: ObjectServer, storag
     assert server.stored() == before
 
 
-def test_a_checkpoint_that_was_replaced_after_it_was_listed_stays(
+def test_a_checkpoint_that_was_replaced_after_it_was_listed_is_not_deleted(
     server: ObjectServer, storage: ObjectStorage, tmp_path: Path
 ) -> None:
     save(storage, 7, 1)
@@ -380,7 +378,7 @@ def test_a_deletion_that_is_interrupted_leaves_no_damaged_checkpoint(
         (1, -60.0, True),  # newer than all checkpoints
     ],
 )
-def test_leftovers_are_deleted_only_if_their_writer_is_dead_or_fenced_off(
+def test_leftovers_are_deleted_only_if_their_writer_is_dead_or_of_an_older_epoch(
     server: ObjectServer, storage: ObjectStorage, epoch: int, age_s: float, stays: bool
 ) -> None:
     key = f"{PREFIX}/step-00000005/e{epoch}-g1-0123456789abcdef/{STATE}/00000"
@@ -393,7 +391,9 @@ def test_leftovers_are_deleted_only_if_their_writer_is_dead_or_fenced_off(
     assert steps(storage) == {7: 1}
 
 
-def test_what_is_not_ours_is_never_deleted(server: ObjectServer, storage: ObjectStorage) -> None:
+def test_objects_that_holdfast_did_not_write_are_never_deleted(
+    server: ObjectServer, storage: ObjectStorage
+) -> None:
     foreign = [
         f"{PREFIX}/notes.txt",
         f"{PREFIX}/step-00000005/mine/x",
@@ -525,7 +525,7 @@ def test_a_damaged_copy_is_read_again(storage: ObjectStorage) -> None:
     assert (directory / STATE).read_bytes() == state(7)
 
 
-def test_a_copy_replaces_the_one_of_another_checkpoint_and_is_forgotten(
+def test_a_copy_replaces_the_copy_of_another_checkpoint_and_can_be_removed(
     storage: ObjectStorage, tmp_path: Path
 ) -> None:
     for step in (7, 8):
@@ -540,7 +540,7 @@ def test_a_copy_replaces_the_one_of_another_checkpoint_and_is_forgotten(
     storage.forget_copies()
 
 
-def test_a_copy_for_which_there_is_no_room_says_what_is_missing(
+def test_a_copy_that_does_not_fit_reports_the_missing_space(
     server: ObjectServer, storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(storage, 7)

@@ -77,7 +77,7 @@ def test_every_manifest_has_a_row_and_names_its_source_and_licence() -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=NAMES)
-def test_each_pod_is_injected_as_it_must_be_or_says_why_not(row: dict[str, Any]) -> None:
+def test_each_pod_is_injected_as_expected_or_a_note_states_why_not(row: dict[str, Any]) -> None:
     text = text_of(row["file"])
     before, after = templates(text), templates(inject_manifest(text, CONTEXT)[0])
     told = [(note.place, note.text) for note in inject_manifest(text, CONTEXT)[1]]
@@ -103,7 +103,7 @@ def test_each_pod_is_injected_as_it_must_be_or_says_why_not(row: dict[str, Any])
 
 
 @pytest.mark.parametrize("row", ROWS, ids=NAMES)
-def test_all_that_is_the_user_s_stays_but_the_command(row: dict[str, Any]) -> None:
+def test_everything_of_the_users_but_the_command_stays(row: dict[str, Any]) -> None:
     before = templates(text_of(row["file"]))
     after = templates(inject_manifest(text_of(row["file"]), CONTEXT)[0])
     for place, pod in before.items():
@@ -137,7 +137,7 @@ def test_injecting_is_deterministic_and_a_second_time_changes_nothing(name: str)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_twin_that_does_not_ask_is_unchanged_byte_for_byte(name: str) -> None:
+def test_a_twin_that_does_not_opt_in_is_unchanged_byte_for_byte(name: str) -> None:
     assert ASKS in text_of(name)
     for twin in (
         text_of(name).replace(ASKS, 'example.com/inject: "true"'),
@@ -147,7 +147,7 @@ def test_the_twin_that_does_not_ask_is_unchanged_byte_for_byte(name: str) -> Non
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if "size" in row], ids=lambda row: row["file"])
-def test_the_owner_says_how_many_pods_train(row: dict[str, Any]) -> None:
+def test_the_owner_determines_how_many_pods_train(row: dict[str, Any]) -> None:
     """`size` has, for each replica type, the number of pods that train, or why the pod is not one of them."""
     owner = documents(text_of(row["file"]))[-1]
     kind = shipped().find(owner["apiVersion"], owner["kind"])

@@ -208,7 +208,7 @@ def test_names_are_validated_as_kubernetes_does(key: str) -> None:
         assert len(problems({key: text})) == 1
 
 
-def test_a_hang_floor_above_the_first_step_s_limit_is_refused_as_by_run() -> None:
+def test_a_hang_floor_above_the_first_steps_limit_is_refused_as_by_run() -> None:
     (problem,) = problems({"hang-floor": "20m"})
     assert problem.endswith("invalid value '20m': expected at most holdfast.dev/first-step-timeout (10m)")
     assert parse(hang_floor="20m", first_step_timeout="30m").hang_floor_s == 1200

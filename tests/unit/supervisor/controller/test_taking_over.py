@@ -111,7 +111,7 @@ def test_every_wait_starts_over_when_a_supervisor_takes_over() -> None:
         assert after.phase == ("running" if phase == "looking" else phase)
 
 
-def test_a_job_takes_over_with_the_time_of_now(tmp_path: Path) -> None:
+def test_a_job_that_takes_over_starts_its_waits_at_the_current_time(tmp_path: Path) -> None:
     before = view(phase="securing", incident=CRASH, since_ns=1)
     kept = Journal(tmp_path / "journal.jsonl")
     kept.write(before, Policy(), Wait(1), before.memory, None)
@@ -223,7 +223,7 @@ def test_unread_storage_does_not_end_the_run() -> None:
     assert isinstance(decide(without_state(found), Policy(members=2)), Start)
 
 
-def test_storage_has_its_full_time_from_when_it_failed() -> None:
+def test_storage_has_its_full_time_from_its_failure() -> None:
     seen = without_state(StorageContents(error="EIO", failed_ns=60 * S))
     assert decide(seen, Policy(members=2)) == Wait(120 * S, "storage cannot be read: EIO")
     ended = decide(replace(seen, now_ns=120 * S), Policy(members=2))
@@ -272,7 +272,7 @@ def test_a_group_is_not_ended_without_a_request_to_stop() -> None:
     assert isinstance(decide(ahead(generation=2, stop="graceful"), policy), Save)
 
 
-def test_a_full_disk_a_lost_member_and_a_dead_supervisor_do_not_end_a_run() -> None:
+def test_a_run_survives_a_full_disk_a_lost_member_and_a_dead_supervisor_together() -> None:
     world = cued(1, 3, "lose")
     world.cues[0, 6] = ("supervisor", 1)
     world.at(600, lambda w: setattr(w, "disk_full", True))

@@ -167,7 +167,7 @@ def test_a_history_that_was_not_recorded_is_learned_from_the_members() -> None:
     assert (known.lineage, known.saved) == ((Lineage(1, 0), Lineage(2, 350)), 343), "it knows better"
 
 
-def test_all_facts_at_once() -> None:
+def test_one_update_records_every_durable_fact() -> None:
     there = tuple(
         replace(each, report=replace(each.report, seals=(HeldChecksum(1, 4, 8, 7), HeldChecksum(1, 5, 8, 7))))
         for each in training((9, 8), (9, 7))

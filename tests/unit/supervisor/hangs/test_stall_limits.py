@@ -193,7 +193,7 @@ SITUATIONS: dict[str, tuple[View, Policy, StallVerdict]] = {
 
 
 @pytest.mark.parametrize("name", SITUATIONS)
-def test_the_verdict_about_a_stall_that_may_be_work(name: str) -> None:
+def test_each_stall_that_may_be_work_has_exactly_its_verdict(name: str) -> None:
     view, policy, expected = SITUATIONS[name]
     found = detection.judge(view, policy)
     assert found is not None
@@ -290,7 +290,7 @@ def test_a_limit_doubles_with_each_restart_up_to_a_thousand_times() -> None:
         (replace(PAST, place="", work=""), False),
     ],
 )
-def test_which_restarts_were_for_the_same_stall(past: PastFault, same: bool) -> None:
+def test_only_a_restart_for_the_same_stall_doubles_the_limit(past: PastFault, same: bool) -> None:
     found = detection.judge(seen(there(0, SLEEPS), there(1, WAITS), history=(past,)), POLICY)
     assert found is not None
     assert found.limit_s == (120.0 if same else 60.0)

@@ -306,7 +306,7 @@ async def test_a_broken_secret_does_not_end_a_running_server() -> None:
     running.cancel()
 
 
-def test_the_limits_agree() -> None:
+def test_the_limits_of_certificates_are_in_ascending_order() -> None:
     days = (
         certificates.RENEW_DAYS,
         certificates.LEAF_DAYS,

@@ -102,7 +102,7 @@ def status_of(code: int, reason: str, message: str = "said the server", cause: s
         (PODS.path("ns", "a/../../b?c"), "/api/v1/namespaces/ns/pods/a%2F..%2F..%2Fb%3Fc"),
     ],
 )
-def test_the_paths_of_resources(path: str, expected: str) -> None:
+def test_each_resource_has_its_path(path: str, expected: str) -> None:
     assert path == expected
 
 

@@ -76,5 +76,5 @@ def test_a_node_that_is_out_does_not_count_as_unknown() -> None:
         (Breaker(20, 2, 17, 10, 2), 0, "1 of 20 nodes are known to serve; at least 2 must be left"),
     ],
 )
-def test_the_room_of_a_breaker_and_its_reason(state: Breaker, room: int, why: str) -> None:
+def test_a_breaker_states_its_room_and_the_reason(state: Breaker, room: int, why: str) -> None:
     assert (state.room, state.why) == (room, why)

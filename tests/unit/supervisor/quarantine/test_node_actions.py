@@ -201,7 +201,7 @@ NO_POLICY_OR_STORM: dict[str, tuple[NodeView, QuarantineAction | None]] = {
 
 
 @pytest.mark.parametrize("name", NO_POLICY_OR_STORM)
-def test_the_action_for_a_node(name: str) -> None:
+def test_each_node_has_exactly_the_expected_action(name: str) -> None:
     node, expected = NO_POLICY_OR_STORM[name]
     assert decide.node_action(node, NOW_S, CALM, POLICY) == expected
 
@@ -229,7 +229,7 @@ AVOIDED: dict[str, tuple[NodeView, QuarantineAction | None]] = {
 
 
 @pytest.mark.parametrize("name", AVOIDED)
-def test_the_action_for_a_node_if_degraded_ones_are_to_be_avoided(name: str) -> None:
+def test_each_node_has_exactly_the_expected_action_if_degraded_ones_are_avoided(name: str) -> None:
     node, expected = AVOIDED[name]
     assert decide.node_action(node, NOW_S, CALM, AVOIDING) == expected
 
@@ -263,7 +263,7 @@ def test_in_a_storm_findings_on_nodes_that_are_out_are_not_recorded() -> None:
         (degraded(), False),
     ],
 )
-def test_which_nodes_wait_for_the_breaker(node: NodeView, waiting: bool) -> None:
+def test_a_bad_node_that_can_still_be_taken_out_waits_for_the_breaker(node: NodeView, waiting: bool) -> None:
     assert decide.is_waiting(node) is waiting
 
 

@@ -184,7 +184,7 @@ def test_a_pool_without_trouble_has_no_storm() -> None:
         ),
     ],
 )  # fmt: skip
-def test_a_storm_of_the_pool_in_full(nodes: list[NodeView], expected: StormState) -> None:
+def test_a_storm_of_the_pool_has_exactly_these_fields(nodes: list[NodeView], expected: StormState) -> None:
     assert detected(*nodes) == expected
 
 
@@ -193,7 +193,7 @@ def test_a_large_pool_needs_more_nodes_in_trouble_for_a_storm() -> None:
     assert detected(*crowd(6, 90.0), size=699) == StormState(storm(6, 1700.0), {}, FIVE | {"a005"})
 
 
-def test_a_storm_of_a_rack_in_full() -> None:
+def test_a_storm_of_a_rack_holds_its_troubled_nodes_only() -> None:
     """It holds each node of the rack that has trouble, and counts as one node of the pool."""
     rack = crowd(3, 90.0, rack="r1")
     late = bad("late", finding(held_s=9000.0), rack="r1")
@@ -211,7 +211,7 @@ def test_a_storm_of_a_rack_in_full() -> None:
     assert detected(*rack).reason_for("late") is None
 
 
-def test_the_agents_of_a_version_that_is_not_trusted_in_full() -> None:
+def test_the_nodes_of_a_suspect_agent_version_are_held_with_the_reason() -> None:
     def of(version: str, name: str, held_s: float = 90.0, **given: object) -> NodeView:
         return bad(name, report=report(finding(held_s=held_s), agent=version), **given)
 

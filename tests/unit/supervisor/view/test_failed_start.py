@@ -140,7 +140,7 @@ def test_a_bad_number_limits_the_usable_states_as_before() -> None:
     assert "the run later went back to step 30" in ended.why
 
 
-def test_starting_over_is_not_undone_by_this() -> None:
+def test_a_failed_start_from_scratch_stays_a_start_from_scratch() -> None:
     anew = replace(POLICY, from_scratch=True)
     before = seen(memory(phase="forming", generation=1), NEW)
     action = remedy.start_generation(before, anew, None, ())
@@ -159,7 +159,9 @@ def test_an_exception_that_only_newer_states_follow_ends_the_run() -> None:
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_such_an_end_leaves_the_newer_state_to_the_next_run_and_names_the_work(times: int) -> None:
+def test_an_end_after_a_failed_start_leaves_the_next_run_the_newer_state_and_names_the_work(
+    times: int,
+) -> None:
     failed = secured(gone_back(fault("crash", 0, NEW), progressed=IN_EVALUATION), RESTORE, steps=(NEW,))
     for _ in range(times):  # End comes once; what it does holds when it is done again
         securing = replace(failed, phase="securing")
@@ -168,7 +170,7 @@ def test_such_an_end_leaves_the_newer_state_to_the_next_run_and_names_the_work(t
     assert failed.missed[-1] == UndoneWork(0, 0, NEW)
 
 
-def test_a_stop_in_that_case_saves_the_newer_state_and_makes_nothing_void() -> None:
+def test_a_stop_after_a_failed_start_saves_the_newer_state_and_makes_nothing_void() -> None:
     failed = secured(gone_back(fault("crash", 0, NEW), progressed=IN_EVALUATION), RESTORE, steps=(NEW,))
     stopped = looked(replace(failed, stop="graceful"), NEW)
     saves = decide(stopped, POLICY)
@@ -178,7 +180,7 @@ def test_a_stop_in_that_case_saves_the_newer_state_and_makes_nothing_void() -> N
     assert valid(order.save_generation, order.save_step, order.lineage), "its own order forbids it"
 
 
-def test_an_immediate_stop_in_that_case_makes_nothing_void_and_names_the_work() -> None:
+def test_an_immediate_stop_after_a_failed_start_makes_nothing_void_and_names_the_work() -> None:
     back = gone_back(fault("crash", 0, NEW), progressed=IN_EVALUATION)
     stopped = looked(replace(back, stop="now"), NEW, OLD)
     ended = transition.after(stopped, decide(stopped, POLICY), POLICY)
@@ -249,7 +251,7 @@ def test_a_run_from_scratch_that_is_stopped_before_its_first_step_saves_nothing(
             assert (ended.lineage, ended.missed) == ((Lineage(1, 9),), ())
 
 
-def test_states_set_aside_by_such_a_run_are_found_unchanged_later() -> None:
+def test_states_set_aside_by_a_run_from_scratch_are_found_unchanged_later() -> None:
     missed = (UndoneWork(1, 0, 5),)
     before = memory(
         phase="forming", generation=1, lineage=(Lineage(1, 9),), saved=9, equal=(8,), missed=missed

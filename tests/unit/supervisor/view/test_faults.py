@@ -72,7 +72,9 @@ def seen(*endings: Ending | None, **given: Any) -> tuple[Fault, ...]:
         ),
     ],
 )
-def test_an_ending_is_named(ending: Ending, kind: str, signature: str, detail: str) -> None:
+def test_an_ending_becomes_a_fault_with_kind_signature_and_detail(
+    ending: Ending, kind: str, signature: str, detail: str
+) -> None:
     [found] = seen(ending)
     assert (found.kind, found.signature, found.detail) == (kind, signature, detail)
     assert (found.rank, found.member, found.step) == (1, "m1", 5)

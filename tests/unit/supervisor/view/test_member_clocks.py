@@ -84,7 +84,7 @@ def test_each_time_of_a_rank_is_converted_and_none_precedes_the_clocks_beginning
     assert member_clocks.on_supervisor_clock(report("m1", None), offset) == report("m1", None)
 
 
-def test_what_is_known_of_the_clocks_after_each_report() -> None:
+def test_each_report_updates_the_known_clock_offset_within_its_window() -> None:
     def after(known: ClockOffset, difference_ms: int, now_ms: int) -> ClockOffset:
         sent = report("m1", None, now_ns=(now_ms - difference_ms) * MS, clock=THEIRS)
         return known.heard(sent, OURS, now_ms * MS)

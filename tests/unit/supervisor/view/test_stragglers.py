@@ -54,7 +54,7 @@ def test_of_two_ranks_the_other_is_the_measure_and_a_single_rank_is_never_slow()
     assert named(told(0, 5.0)) == []
 
 
-def test_a_part_of_the_window_is_not_enough() -> None:
+def test_a_partial_window_names_no_slow_rank() -> None:
     assert named(told(0, 0.03), told(1, 0.3, least_s=0.04)) == []
 
 

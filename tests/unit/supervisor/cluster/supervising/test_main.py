@@ -299,7 +299,7 @@ async def port_of(there: Place, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 
 
 @pytest.mark.parametrize("word", ["", "junk", TOKEN])
-async def test_a_connection_is_kept_for_no_word_that_is_presented_as_a_token(
+async def test_an_unverified_token_does_not_keep_a_connection_open(
     word: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     header = f"Authorization: Bearer {word}\r\n" if word else ""

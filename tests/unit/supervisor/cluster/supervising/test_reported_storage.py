@@ -181,7 +181,7 @@ async def test_a_change_is_reported_as_soon_as_it_is_seen(monkeypatch: pytest.Mo
     await event_loop.end([running])
 
 
-def test_it_is_a_checkpoint_index_that_needs_no_requests() -> None:
+def test_the_reported_storage_is_a_checkpoint_index_that_ignores_requests() -> None:
     index: CheckpointSource = Members(listing(4)).storage
     before = index.stored
     index.request_rescan()

@@ -28,7 +28,7 @@ from tests.simulation.cluster.world import World
 from tests.unit.supervisor.job_views import S, launcher, member, rank, report, view
 
 
-def test_a_run_without_faults_forms_once_and_ends_well() -> None:
+def test_a_run_without_faults_forms_once_and_finishes() -> None:
     world = World(TWO, STEPS).run()
     assert is_whole(world)
     assert [type(action) for _, action, _ in world.journal] == [Start, Settle, End, Done]

@@ -29,7 +29,7 @@ def test_a_graceful_stop_leaves_a_checkpoint_of_the_last_step() -> None:
 
 
 @pytest.mark.parametrize("when_ms", [100, 510, 700])
-def test_a_stop_at_once_waits_for_nothing(when_ms: int) -> None:
+def test_an_immediate_stop_waits_for_nothing(when_ms: int) -> None:
     world = World(TWO, STEPS).at(when_ms, ask("now")).at(when_ms + 1, World.look).run()
     assert world.ended is not None
     assert world.ended.exit_code == exit_codes.INTERRUPTED

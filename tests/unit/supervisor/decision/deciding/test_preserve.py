@@ -116,7 +116,7 @@ def test_another_holder_saves_if_the_first_one_is_lost() -> None:
         "no state",
     ],
 )
-def test_no_request_to_save(view: View, policy: Policy) -> None:
+def test_a_save_that_would_not_help_is_not_requested(view: View, policy: Policy) -> None:
     action: RunAction = decide(view, policy)
     assert not isinstance(action, Preserve)
 
@@ -149,7 +149,7 @@ def test_every_lost_member_is_replaced_once_however_many_there_are() -> None:
     assert isinstance(decide(view, policy), Wait)
 
 
-def test_lost_members_that_are_gone_are_forgotten_at_last() -> None:
+def test_lost_members_are_forgotten_once_they_are_gone() -> None:
     memory = without_m1(lost=tuple(f"old{number}" for number in range(transition.LOST))).memory
     view = replace(without_m1(), memory=memory)
     action = Replace("m1", "")

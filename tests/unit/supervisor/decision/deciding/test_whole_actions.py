@@ -392,7 +392,7 @@ ACTIONS: dict[str, tuple[View, RunAction]] = {
 
 
 @pytest.mark.parametrize("name", ACTIONS)
-def test_the_action_in_each_situation(name: str) -> None:
+def test_each_situation_has_exactly_its_action(name: str) -> None:
     now, expected = ACTIONS[name]
     action = decide(now, POLICY)
     assert type(action) is type(expected)

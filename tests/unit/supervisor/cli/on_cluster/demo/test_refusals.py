@@ -27,16 +27,18 @@ def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("nothing_configured")
-def test_without_a_cluster(capsys: Printed) -> None:
+def test_without_a_cluster_the_demo_is_refused(capsys: Printed) -> None:
     assert refused("demo --cluster", capsys).startswith("no cluster is configured: KUBECONFIG is not set")
 
 
-def test_without_kubectl(capsys: Printed, kubectl: Path) -> None:
+def test_without_kubectl_the_demo_is_refused(capsys: Printed, kubectl: Path) -> None:
     kubectl.unlink()
     assert refused("demo --cluster", capsys).startswith("demo --cluster needs kubectl, which is not on PATH")
 
 
-def test_without_a_checkout(capsys: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_checkout_the_demo_is_refused(
+    capsys: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(parts, "folder", lambda: tmp_path)
     assert "run it in a clone of the repository" in refused("demo --cluster", capsys)
@@ -56,7 +58,7 @@ def posted(server: ApiStandIn) -> set[str]:
     return made - {"/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"}
 
 
-def test_without_the_right_to_install(
+def test_without_the_right_to_install_the_demo_is_refused_and_changes_nothing(
     capsys: Printed, server: ApiStandIn, monkeypatch: pytest.MonkeyPatch, kubectl: Path
 ) -> None:
     monkeypatch.setattr(
@@ -83,7 +85,7 @@ def test_a_namespace_that_is_being_deleted_is_waited_for_by_the_user(
     assert posted(server) == set()
 
 
-def test_manifests_that_are_refused_are_removed_again(
+def test_objects_of_a_refused_installation_are_removed_again(
     capsys: Printed, server: ApiStandIn, kubectl: Path
 ) -> None:
     server.put(SYSTEM, {"metadata": {"annotations": {installation.MADE_BY: "demo"}}})  # of a killed demo
@@ -92,7 +94,7 @@ def test_manifests_that_are_refused_are_removed_again(
     assert [each.split()[:2] for each in called] == [["apply", "-k"], ["delete", "-k"]]
 
 
-def test_an_installation_that_a_job_uses_by_now_stays(
+def test_an_installation_that_a_job_has_begun_to_use_stays(
     capsys: Printed, server: ApiStandIn, kubectl: Path
 ) -> None:
     server.put(SYSTEM, {"metadata": {"annotations": {installation.MADE_BY: "demo"}}})
