@@ -1,4 +1,4 @@
-"""Holdfast is installed with one command, gets ready, and is removed with one that leaves nothing."""
+"""One command installs Holdfast, and another one removes it and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ spec:
 
 
 def of_ours(cluster: ClusterUnderTest) -> set[str]:
-    """Return the names of all objects of the cluster itself that are ours."""
+    """Return the names of all cluster-wide objects that are ours."""
     names = cluster.kubectl("get", KINDS, "-o", "name").split()
     return {name for name in names if "holdfast" in name}
 

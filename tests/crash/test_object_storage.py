@@ -17,7 +17,7 @@ from tests.unit.sidecar.storage.checkpoints import PREFIX, defects, save, steps
 from tests.unit.sidecar.storage.conftest import storage_at
 
 END_S = 60.0
-# Replaces a checkpoint of an older generation, writes another one, and deletes all but that.
+# Replaces a checkpoint of an older generation, writes another one, and deletes all others.
 _WRITER = """
 import sys
 from pathlib import Path
@@ -33,7 +33,7 @@ retain(storage, Retention(1, epoch=2), frozenset({newest}))
 
 
 def killed_at(server: ObjectServer, number: int, local: Path) -> bool:
-    """Run the writer until its request `number`; return False if it ended before that."""
+    """Run the writer and kill it at its request `number`. Return False if it ended before that request."""
     count, started = itertools.count(1), threading.Event()
 
     def interfere(_: Request) -> Fault | None:

@@ -1,4 +1,4 @@
-"""What the API server really answers to each kind of request."""
+"""The client sends each kind of request to a real API server, and understands its answer."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ async def test_a_watch_begins_after_its_version_and_ends_at_its_timeout(
 
 
 async def test_a_version_that_the_server_has_forgotten_is_gone(api: ApiServer) -> None:
-    """A server that was just installed may still have the first version of some kinds, but not of all."""
+    """A newly installed server may still have the first version of some kinds, but not of all of them."""
     for kind in (NODES, CONFIG_MAPS, PODS, LEASES, EVENTS):
         try:
             async with api.watch(kind, "1", watch_s=1) as events:
@@ -145,7 +145,7 @@ async def test_a_version_that_the_server_has_forgotten_is_gone(api: ApiServer) -
 async def test_an_account_without_rights_and_one_that_was_deleted_are_refused(
     api: ApiServer, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the files that a pod has, made by hand."""
+    """The test creates the service account files that a pod would have."""
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "a"}}
     await api.create(SERVICE_ACCOUNTS, account, namespace)
     body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
@@ -168,7 +168,7 @@ async def test_an_account_without_rights_and_one_that_was_deleted_are_refused(
 
 
 async def _until_refused(api: ApiServer, namespace: str) -> None:
-    """The server remembers for some seconds that it knew a token."""
+    """Repeat the request until it is refused: the server caches a valid token for some seconds."""
     end = asyncio.get_running_loop().time() + LIMIT_S
     while asyncio.get_running_loop().time() < end:
         try:

@@ -1,4 +1,4 @@
-"""Events as a real API server keeps them."""
+"""A real API server stores the events that we record."""
 
 from __future__ import annotations
 

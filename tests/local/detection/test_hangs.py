@@ -98,7 +98,7 @@ def test_a_rank_that_continues_during_its_inspection_causes_no_incident(run: Run
     member = next(each for each in before["members"] if 0 in each["ranks"])
     watchers = [member["launcher_pid"], member["sidecar_pid"]]
     for pid in watchers:
-        os.kill(pid, signal.SIGSTOP)  # so that nothing can be certain
+        os.kill(pid, signal.SIGSTOP)  # so that no hang can be certain
     run.hit(0, signal.SIGSTOP)
     held = run.wait(lambda status: status["no_step_s"], "rank 1 is late")
     run.hit(0, signal.SIGCONT)
@@ -119,7 +119,7 @@ def test_uneven_steps_and_declared_pauses_cause_no_false_alarm(start: Start) -> 
 
 
 def test_a_stopped_rank_is_found_at_any_place_long_before_it_is_late(start: Start, tmp_path: Path) -> None:
-    """Joining, a first step and a pause may take minutes, and an end has no limit: no rank is late there."""
+    """No rank is late while it joins, in a first step, in a pause or at its end: these may take minutes."""
     run = start("--members 2 --checkpoint-every 0", "stops_itself.py", tmp_path)
     ended = run.finish()
     assert ended.code == 0, ended.output

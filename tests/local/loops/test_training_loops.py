@@ -1,4 +1,4 @@
-"""Loops of well-known projects: after faults of ranks and members the weights are identical."""
+"""Loops in the style of popular projects end with identical weights after faults of ranks and members."""
 
 from __future__ import annotations
 

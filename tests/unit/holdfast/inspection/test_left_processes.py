@@ -1,4 +1,4 @@
-"""What a rank leaves behind: its data loader workers end with it when it fails."""
+"""The data loader workers of a rank end with it when it fails."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ os._exit(int(sys.argv[1]))
 class Rank:
     child: subprocess.Popen[str]
     worker: int
-    pidfd: int  # of the worker
+    pidfd: int  # the pid of the worker
 
     def reaped(self, folder: Path) -> None:
-        """Collect the rank as its launcher does."""
+        """Reap the rank as its launcher does."""
         ours, theirs = rank_channel.pair()
         os.waitid(os.P_PID, self.child.pid, os.WEXITED | os.WNOWAIT)
         worker_process.reap(WorkerProcess(0, ours, folder / "log", self.child.pid))

@@ -1,4 +1,4 @@
-"""How a rank has ended, from its own report and from the kernel's: each cell of the table."""
+"""The ending of a rank is derived from its own report and the kernel's: each cell of the table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a member does with object storage: it saves, lists, restores, and reports errors like any other."""
+"""A member saves to object storage, lists it, restores from it, and reports its errors."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ async def test_a_start_from_a_checkpoint_has_a_copy_of_it_until_all_ranks_have_r
 async def test_a_member_reports_how_long_storage_has_sent_nothing(
     here: Path, server: ObjectServer, storage: ObjectStorage
 ) -> None:
-    """The supervisor gives a start that reads all the time as long as it takes."""
+    """The supervisor sets no limit to a start that keeps receiving data."""
     await saved(here, storage, ready(here))
     hang, asked = Hang(), threading.Event()
 

@@ -1,4 +1,4 @@
-"""Errors of object storage: what is retried, how long, and what a message says and never says."""
+"""Errors of object storage are retried or reported, and no message contains a secret."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def client(url: str, limits: RequestLimits = QUICK, certificates: str = "", **mo
 
 
 def failure(made: ObjectClient) -> ObjectStoreError:
-    """Return the error of a listing, after a check that it has no secret and only one line."""
+    """Return the error of a listing. Check that it has no secret and only one line."""
     with pytest.raises(ObjectStoreError) as caught:
         list(made.objects("runs/gpt", 10))
     said = str(caught.value)
@@ -145,7 +145,7 @@ def test_a_listing_is_bounded(server: ObjectServer) -> None:
 
 
 def test_the_library_works_at_the_lowest_priority(server: ObjectServer) -> None:
-    """Of the threads of a new process, those that exist only after the first request are the library's."""
+    """The library's threads are those of a new process that exist only after its first request."""
     program = """
 import os, sys
 from sidecar.storage.object_client import NICE

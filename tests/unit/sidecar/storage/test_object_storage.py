@@ -1,4 +1,4 @@
-"""Checkpoints in object storage: written, listed, kept apart, copied here and deleted, on real S3 servers."""
+"""Checkpoints in object storage are written, listed, copied and deleted on real S3 servers."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_written_checkpoint_is_listed_verified_and_copied(any_url: str, tmp_pa
 
 
 def test_only_one_of_two_writers_of_a_step_publishes(any_url: str, tmp_path: Path) -> None:
-    """Both have found the step free and have uploaded their files; the second must not replace the first."""
+    """Both have found the step free and uploaded their files. The second must not replace the first."""
     first, second = (storage_at(any_url, tmp_path / name) for name in ("first", "second"))
     arrived = threading.Barrier(2, timeout=60)
     real = object_storage.StagedObjects.publish
@@ -165,7 +165,7 @@ def test_a_write_that_is_refused_leaves_no_checkpoint_and_no_objects(
 def test_an_upload_that_is_interrupted_is_not_a_checkpoint(
     server: ObjectServer, storage: ObjectStorage
 ) -> None:
-    """As of a sidecar that is killed: nothing cleans up behind it."""
+    """A killed sidecar leaves such an upload, because nothing cleans up after it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ObjectStorage, "_discard", lambda *_: None)
         server.interfere = refusing("AccessDenied", 403, "PUT", MANIFEST)
@@ -199,7 +199,7 @@ def test_a_manifest_whose_answer_is_lost_is_published_once(
 def test_a_manifest_that_may_have_been_published_keeps_its_files(
     server: ObjectServer, storage: ObjectStorage
 ) -> None:
-    """The request was carried out, but neither its answer arrives nor that to any later one."""
+    """The request was carried out, but its answer is lost, and so is the answer to every later request."""
     sent: list[Request] = []
 
     def interfere(request: Request) -> Fault | None:
@@ -218,7 +218,7 @@ def test_a_manifest_that_may_have_been_published_keeps_its_files(
 def test_a_refusal_after_a_lost_answer_does_not_mean_that_nothing_was_published(
     server: ObjectServer, storage: ObjectStorage
 ) -> None:
-    """The credentials expire in the moment in which the manifest is written."""
+    """The credentials expire at the moment at which the manifest is written."""
     sent: list[Request] = []
 
     def interfere(request: Request) -> Fault | None:
@@ -372,9 +372,9 @@ def test_a_deletion_that_is_interrupted_leaves_no_damaged_checkpoint(
     ("epoch", "age_s", "stays"),
     [
         (1, 60.0, False),  # fenced off by the epoch of the newest checkpoint
-        (2, 60.0, True),  # may be at work
+        (2, 60.0, True),  # its writer may still be at work
         (2, DEBRIS_AGE_S + 60.0, False),
-        (3, DEBRIS_AGE_S + 60.0, True),  # of a later supervisor
+        (3, DEBRIS_AGE_S + 60.0, True),  # from a later supervisor
         (1, -60.0, True),  # newer than all checkpoints
     ],
 )
@@ -496,7 +496,7 @@ def test_a_copy_that_was_interrupted_reads_only_what_is_missing(
     server.interfere = lambda request: asked.append(request.key) if request.method == "GET" else None
     directory, wrong = copied(
         storage_at(server.url, tmp_path / "copies"), 7
-    )  # of a sidecar that was restarted
+    )  # the client of a restarted sidecar
     assert wrong is None
     assert (directory / STATE).read_bytes() == state(7, 1, 6 * CHUNK_BYTES)
     read = [key for key in asked if STATE in key]

@@ -1,4 +1,4 @@
-"""How files are divided into objects: without gaps, under keys that sort like the file."""
+"""Files are divided into objects without gaps, under keys that sort in the order of the file."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Manifests in the shape of those of public projects: each is injected as it must be, or says why not.
+"""Manifests in the shape of public projects' manifests are injected as expected, or a note states why not.
 
-`tests/samples/manifests` has the manifests, each with the source of its shape: the kind, the replica types,
-the containers and the way in which the command starts the training are those of the source, and the words
-are our own. `public_manifests.toml` says what must come out.
+`tests/samples/manifests` has the manifests, each with its source. The kind, the replica types, the containers
+and the way in which the command starts the training are as in the source; the words are our own.
+`public_manifests.toml` has the expected results.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ROWS = TABLE["manifest"]
 NAMES = [row["file"] for row in ROWS]
 LAUNCH = ("-c", launch_commands.START, pod_layout.LIBRARY, "--warm", "auto", "--")
 LICENCES = ("(Apache-2.0)", "(MIT)", "(MIT-0)", "(BSD-3-Clause)")
-ABOUT_STORAGE = ("checkpoints are lost with the pod", "the sidecar requests")  # said of most of them
+ABOUT_STORAGE = ("checkpoints are lost with the pod", "the sidecar requests")  # the note for most of them
 ASKS = 'holdfast.dev/inject: "true"'
 
 
@@ -60,7 +60,7 @@ def templates(text: str) -> dict[str, Any]:
 
 
 def expected_command(words: list[str]) -> list[str]:
-    """Return the words of a container; LAUNCH after a Python stands for our launcher."""
+    """Return the expected command of a container. LAUNCH after a Python stands for our launcher."""
     found: list[str] = []
     for word in words:
         found += LAUNCH if word == "LAUNCH" else [word.replace("LAUNCH", shlex.join(LAUNCH))]
@@ -148,7 +148,7 @@ def test_a_twin_that_does_not_opt_in_is_unchanged_byte_for_byte(name: str) -> No
 
 @pytest.mark.parametrize("row", [row for row in ROWS if "size" in row], ids=lambda row: row["file"])
 def test_the_owner_determines_how_many_pods_train(row: dict[str, Any]) -> None:
-    """`size` has, for each replica type, the number of pods that train, or why the pod is not one of them."""
+    """For each replica type, `size` has the number of pods that train, or the reason why its pods do not."""
     owner = documents(text_of(row["file"]))[-1]
     kind = shipped().find(owner["apiVersion"], owner["kind"])
     assert kind is not None

@@ -1,4 +1,4 @@
-"""Bad input on the command line: one line that names the thing, the value and what is expected."""
+"""Bad input on the command line results in one line with the option, the value and what is expected."""
 
 from __future__ import annotations
 

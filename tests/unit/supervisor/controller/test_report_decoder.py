@@ -1,4 +1,4 @@
-"""The reports of one connection: the result is always that of decoding each in full."""
+"""Reports of one connection are decoded with the same result as if each were decoded in full."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_wrong_field_is_refused_by_name_after_a_good_report_too(name: str) -> 
 
 
 def test_a_known_part_in_the_wrong_field_is_refused() -> None:
-    """The text of a part is known from the last report, but here it is not where it was."""
+    """The text of the part is known from the last report, but here it is in another place."""
     decoder, text = ReportDecoder(), text_of(FIRST)
     decoder.decode(text)
     start, end = text.index(',"launcher":'), text.index(',"peer_url":')

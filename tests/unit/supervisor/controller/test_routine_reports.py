@@ -1,4 +1,4 @@
-"""Which reports a job need not consider before its next round."""
+"""A job can ignore routine reports until its next round."""
 
 from __future__ import annotations
 

@@ -248,7 +248,7 @@ STARTING: dict[str, Any] = {"phase": "running", "ranks": (rank(0, pid=0, state="
 
 
 class Tried:
-    """The arguments of `cannot`, which each test calls itself."""
+    """The arguments of `cannot`, which the tests call themselves."""
 
     def __init__(self, *given: Any, **fields: Any) -> None:
         self.given, self.fields = given, fields

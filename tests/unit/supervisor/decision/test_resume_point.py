@@ -115,7 +115,7 @@ def test_a_checkpoint_is_used_with_the_skipped_newer_ones_named() -> None:
 def test_a_checkpoint_obeys_the_same_limits_and_the_next_older_one_is_used(
     at_most: int | None, lineage: tuple[Lineage, ...]
 ) -> None:
-    """Replicas that differ bound the step, and every newer checkpoint is as bad as the newest."""
+    """Differing replicas limit the step, and every checkpoint beyond it is as bad as the newest."""
     kept = [Checkpoint(step, 1, 2, f"step-{step}") for step in (9, 8, 5)]
     found = resume_point.newest(stored(*kept, lineage=lineage), at_most)
     assert (found.source, found.step, found.path) == ("checkpoint", 8, "step-8")

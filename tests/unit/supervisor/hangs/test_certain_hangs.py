@@ -136,7 +136,7 @@ def test_each_certain_hang_has_exactly_its_verdict(name: str) -> None:
 
 
 def left_without_loop(number: int, step: int) -> Any:
-    """Return a member whose rank has ended well, of a script whose loop Holdfast does not know."""
+    """Return a member whose rank has exited with 0, of a script whose loop Holdfast does not know."""
     state = launcher(rank(number, Ending(7, 0)), joins=False)
     pages = (progress(number, step, -1),)
     return there(number, None, stalled=False, ending=Ending(7, 0), launcher=state, progress=pages)

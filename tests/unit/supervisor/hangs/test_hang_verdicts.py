@@ -1,4 +1,4 @@
-"""Which rank hangs, in full: the verdict of each criterion with its sentence, and the limits of each."""
+"""Each criterion for the hung rank has exactly this verdict, sentence and limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The record of a group in which no step ends, in full, after each view."""
+"""Each view of a group in which no step ends leads to exactly this record."""
 
 from __future__ import annotations
 

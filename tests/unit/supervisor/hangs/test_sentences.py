@@ -1,4 +1,4 @@
-"""What users read of a group in which no step ends, and of what an inspection has shown."""
+"""The sentences for users about a group in which no step ends, and about inspections."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def held(number: int, **given: Any) -> MemberView:
 
 
 def raised() -> View:
-    """Return two ranks, of which one is late and the other may be ended by its exception."""
+    """Return two ranks. One is late, and an exception may be about to end the other."""
     return seen(
         OTHER,
         there(1, SLEEPS, stalled=True, ending=RAISED, launcher=launcher(rank(1, RAISED, state="failing"))),

@@ -1,4 +1,4 @@
-"""Requests to a local server that misbehaves in every way in which a real one or a proxy may."""
+"""The client sends requests to a local server that misbehaves as a real one or a proxy might."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Token:
-    """Credentials that are `tokens`, one after the other as each is refused."""
+    """Credentials that use the next of `tokens` whenever one is refused."""
 
     def __init__(self, *tokens: str) -> None:
         self.tokens = list(tokens) or ["Bearer one"]
@@ -67,7 +67,7 @@ async def serving(
 
 
 def answering(*answers: Any, status: int = 200) -> tuple[Handler, list[web.Request]]:
-    """Return a handler that gives the answers in turn, the last one for ever, and the list of requests."""
+    """Return a handler that gives the answers in turn and repeats the last one, and the list of requests."""
     left, requests = list(answers), []
 
     async def handle(request: web.Request) -> web.StreamResponse:

@@ -1,4 +1,4 @@
-"""The ledger in full after each entry, as its snapshot shows it, and the windows of its shares."""
+"""After each entry, the ledger has exactly this snapshot, and its windows have exactly these shares."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ def test_the_share_of_a_window_is_interpolated_between_its_samples(
 
 
 def test_the_last_hour_is_more_exact_than_the_last_day() -> None:
-    """Samples are a minute apart in an hour and a quarter of an hour in a day."""
+    """Samples are a minute apart for the last hour, and a quarter of an hour apart for the last day."""
     ledger = Ledger(0, Bucket.PRODUCTIVE)
     ledger.enter(Bucket.QUEUED, 90_000 * S)
     now_ns = 93_700 * S

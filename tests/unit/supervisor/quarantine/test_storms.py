@@ -117,7 +117,7 @@ def test_a_canary_is_not_trusted_while_no_other_agent_of_its_version_is_healthy(
 
 
 def test_a_node_that_waits_long_for_repair_says_nothing_about_agents() -> None:
-    """In a pool of four, one has waited for days for a part, and another one fails."""
+    """In a pool of four, one node has waited for a part for days, and another one fails."""
     policy = NodePolicy(max_share=0.5)
     out = settled(pool(bad("a"), size=4), policy)
     waiting = replace(node_of(out, "a"), report=report(finding(held_s=3 * DAY_S)))
@@ -194,7 +194,7 @@ def test_a_large_pool_needs_more_nodes_in_trouble_for_a_storm() -> None:
 
 
 def test_a_storm_of_a_rack_holds_its_troubled_nodes_only() -> None:
-    """It holds each node of the rack that has trouble, and counts as one node of the pool."""
+    """It holds every troubled node of the rack, and counts as one node of the pool."""
     rack = crowd(3, 90.0, rack="r1")
     late = bad("late", finding(held_s=9000.0), rack="r1")
     other = [bad(f"b{at}", finding(held_s=90.0), rack="r2") for at in range(2)]

@@ -63,7 +63,7 @@ def test_a_stop_while_the_group_recovers_saves_what_was_secured() -> None:
 
 
 def test_a_stop_never_saves_a_bad_state() -> None:
-    """The other member has gone on with it, and has a snapshot of it."""
+    """The other member has continued from the bad state, and has a snapshot of it."""
     world = cued(1, 5, "nan", snapshot_every=1).at(700, ask("graceful")).run()
     assert world.ended is not None
     newest = world.store.newest()

@@ -85,9 +85,7 @@ def test_the_group_still_waits_for_its_member_from_the_same_time() -> None:
 def test_another_holder_saves_if_the_first_one_is_lost() -> None:
     three = replace(ON_CLUSTER, members=3)
     view = securing(here(0), here(1), lost=("m2",), placement=("m0", "m1", "m2"), world_size=3)
-    held = replace(
-        view, memory=replace(view.memory, world_size=2)
-    )  # the two states here are all that there are
+    held = replace(view, memory=replace(view.memory, world_size=2))  # the two states here are the only ones
     first = transition.after(held, decide(held, three), three)
     assert first.save_member == "m0"
     left = tuple(each if each.name == "m1" else replace(each, exists=False) for each in held.members)

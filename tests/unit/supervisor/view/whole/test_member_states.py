@@ -1,4 +1,4 @@
-"""Which members report, obey, may return or take ranks, with the exact moments at which this changes."""
+"""Members report, obey, may return or take ranks, and this changes at exact moments."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_sidecar_is_silent_after_its_time_and_is_renewed_once_a_minute() -> No
         (well("m0", silent_s=5.0), 0.0),
         (well("m0", silent_s=9.0), 0.0),
         (well("m0", exists=False), 0.0),
-        (member("m0", silent_s=1.0), 4.0),  # it has ranks, by the journal
+        (member("m0", silent_s=1.0), 4.0),  # it has ranks, according to the journal
         (member("m9", silent_s=1.0), 599.0),
         (well("m9", silent_s=1.0), 4.0),
     ],

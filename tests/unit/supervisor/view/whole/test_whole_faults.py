@@ -32,7 +32,7 @@ STATE = Restore(8, 1, "slot")
 
 
 def found(*ranks: RankState, policy: Policy = POLICY, joins: bool = True, **given: Any) -> tuple[Fault, ...]:
-    """Return the faults of member m1 with these of the ranks 2 and 3, which are at the steps 5 and 6."""
+    """Return the faults of member m1 with these states of ranks 2 and 3, which are at steps 5 and 6."""
     told = report("m1", launcher(*ranks, joins=joins), progress=(progress(2, 5, -1), progress(3, 6, -1)))
     told = replace(told, **{name: given.pop(name) for name in tuple(given) if name in REPORTED})
     first = WELL if joins else replace(WELL, report=report("m0", launcher(rank(0), rank(1), joins=False)))
@@ -181,7 +181,7 @@ LATE: dict[str, Any] = {"launcher": OLDER, "launch": WANTED, "started_ns": -501 
             refused("restore of slot 1/8", "not ready after 600 s"),
         ),
         (
-            {**LATE, "reading_s": 600.1},  # storage gives nothing any more
+            {**LATE, "reading_s": 600.1},  # storage sends no more data
             refused("restore of slot 1/8", "not ready after 600 s"),
         ),
     ],
@@ -420,7 +420,7 @@ def test_each_ending_has_exactly_this_kind_of_fault(ending: Ending, kind: str) -
 
 
 def test_only_the_messages_of_many_faults_are_shortened_and_not_that_of_the_cause() -> None:
-    """The bound is for text whose characters take up to twelve bytes each."""
+    """The bound allows for characters of up to twelve bytes each."""
     longest = (1 << 20) // 12
     cause, *others = (Fault("crash", n, "m", 5, n, "", "", "x" * 600_000) for n in range(3))
     found = faults.with_bounded_messages((cause, *others))

@@ -1,4 +1,4 @@
-"""The lengths of the demo's runs, and what it sums up."""
+"""The demo's runs are long enough, and its summary counts the right recoveries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said about pods: what was restarted, and why one does not start."""
+"""The demo reports which containers were restarted, and why a pod does not start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What keeps the demo from a cluster: one line each, before anything was made."""
+"""The demo refuses an unsuitable cluster in one line, before it creates anything."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SYSTEM = "/api/v1/namespaces/holdfast-system"
 
 @pytest.fixture(autouse=True)
 def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Put a kubectl on PATH, alone, that records its arguments and fails."""
+    """Set PATH to a folder with only a kubectl that records its arguments and fails."""
     made = tmp_path / "bin" / "kubectl"
     made.parent.mkdir()
     made.write_text('#!/bin/sh\necho "$@" >> "$0.called"\necho no such luck >&2\nexit 1\n')
@@ -45,7 +45,7 @@ def test_without_a_checkout_the_demo_is_refused(
 
 
 def last_error(capsys: Printed) -> str:
-    """Run the demo, which fails after it has begun, and return its message."""
+    """Run the demo, which fails after its start, and return its message."""
     assert program.main(["demo", "--cluster"]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1
@@ -53,7 +53,7 @@ def last_error(capsys: Printed) -> str:
 
 
 def posted(server: ApiStandIn) -> set[str]:
-    """Return what was made."""
+    """Return the objects that were created."""
     made = {path for method, path, _ in server.requests if method != "GET"}
     return made - {"/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"}
 
@@ -88,7 +88,7 @@ def test_a_namespace_that_is_being_deleted_is_waited_for_by_the_user(
 def test_objects_of_a_refused_installation_are_removed_again(
     capsys: Printed, server: ApiStandIn, kubectl: Path
 ) -> None:
-    server.put(SYSTEM, {"metadata": {"annotations": {installation.MADE_BY: "demo"}}})  # of a killed demo
+    server.put(SYSTEM, {"metadata": {"annotations": {installation.MADE_BY: "demo"}}})  # left by a killed demo
     assert "Holdfast cannot be installed: no such luck" in last_error(capsys)
     called = kubectl.with_name("kubectl.called").read_text().splitlines()
     assert [each.split()[:2] for each in called] == [["apply", "-k"], ["delete", "-k"]]

@@ -1,4 +1,4 @@
-"""The objects of both jobs: the examples, which must not get in each other's way in one namespace."""
+"""The objects of both jobs come from the examples, and must not collide in one namespace."""
 
 from __future__ import annotations
 
