@@ -1,1 +1,1 @@
-"""Benchmarks of Holdfast, most of them compared with torchrun or plain copies. Not shipped."""
+"""Benchmarks of Holdfast. Most compare it with torchrun or with plain copies. Not shipped."""

@@ -17,6 +17,7 @@ VERDICT_XID = 154  # the Xid with which the driver recommends an action: its ver
 # Entities are paths: the kind, then a name within that kind.
 NODE = "node"
 DRIVER = "driver"
+ENTITY_KINDS = ("gpu", DRIVER, NODE, "disk", "port", "net", "device", "nvswitch")
 
 
 def gpu_entity(bus_id: str) -> str:
@@ -62,7 +63,7 @@ class Observation:
 
 
 class Level(IntEnum):
-    """How severe an entity's state is; the highest level prevails. Only `UNHEALTHY` may take out a node."""
+    """The severity of an entity's state. Only `UNHEALTHY` may take a node out of service."""
 
     HEALTHY = 0
     DEGRADED = 1
@@ -70,7 +71,7 @@ class Level(IntEnum):
 
 
 class Action(IntEnum):
-    """The remedies, cheapest first. A verdict has the costliest action of its worst findings."""
+    """The remedies, cheapest first. A verdict names the costliest action among its worst findings."""
 
     NONE = 0
     RESTART_APP = 1

@@ -1,4 +1,4 @@
-"""Things that a test may damage: a directory in memory, a child process, a bit of a file."""
+"""Tools for tests that damage something: a directory in memory, a child process, a bit of a file."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ else:
 
 @dataclass(frozen=True, slots=True)
 class PodRecovery:
-    """One kill. `lost` is how many steps were redone; -1 if nothing restores the state."""
+    """One kill. `lost` is the number of steps that were redone; -1 if nothing restores the state."""
 
     mode: str
     seconds: float
@@ -66,7 +66,7 @@ class PodRecovery:
 
 
 class ClusterBench:
-    """The Jobs of one bench, in a separate namespace, which `close` deletes."""
+    """The Jobs of one bench, in a separate namespace. `close` deletes the namespace."""
 
     def __init__(self, namespace: str, patience_s: float) -> None:
         self._namespace = namespace

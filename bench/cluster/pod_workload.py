@@ -1,6 +1,6 @@
 """The script that `python -m bench cluster` trains in pods, under Holdfast and under torchrun.
 
-It is mounted in the pods from a ConfigMap, so it imports nothing but torch and holdfast.
+It is mounted in the pods from a ConfigMap, so it can import only torch and holdfast.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import holdfast
 
-TICKS = "/tmp/ticks"  # in the container, whose files survive a restart of the processes
+TICKS = "/tmp/ticks"  # in the container: its files survive a restart of the processes
 RECORD = struct.Struct("<qqqq")  # CLOCK_MONOTONIC in ns, step, pid, restarts of the group
 PACE_S = 0.02
 STEPS = 10_000_000

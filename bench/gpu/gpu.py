@@ -1,10 +1,10 @@
 """Measure what snapshots and commits cost on a real NVIDIA GPU. Without one, the bench measures nothing.
 
 The just-in-time copy is made while a kernel of 5 s blocks the training's stream before the optimizer's
-writes, as a collective with a dead peer would. Its time and that of a snapshot beside the training are
-compared with one copy of as many bytes from the device into pinned memory. The time of a commit is measured
-on the host while the device is busy: a commit records the marks, copies the part of the state that is on the
-host, and fetches the numbers.
+writes, as a collective with a dead peer would. The bench compares its duration, and the duration of a
+snapshot taken during training, with one copy of as many bytes from the device into pinned memory. It measures
+a commit on the host while the device is busy. A commit records the marks, copies the part of the state that
+is on the host, and fetches the numbers.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ def _commits(options: argparse.Namespace) -> dict[str, Any]:
 
 def _rows(figures: dict[str, Any]) -> list[tuple[str, str, str]]:
     names = {
-        "just_in_time_s": "just-in-time copy beside a blocked kernel",
-        "snapshot_s": "snapshot beside the training",
+        "just_in_time_s": "just-in-time copy during a blocked kernel",
+        "snapshot_s": "snapshot during training",
         "plain_s": "plain copy into pinned memory",
         "commit_s": "commit while the device is busy",
     }

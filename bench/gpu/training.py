@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from bench.harness.memory_needs import MEMORY
 from holdfast.fileio.safetensors import map_file
 from holdfast.protocol.launcher_messages import Launch, RankStart, SecureAnswer
 from holdfast.protocol.progress_writer import Page
@@ -24,7 +25,7 @@ from holdfast.worker.launcher_channel import LauncherChannel
 
 GENERATION = 1
 LAUNCH = Launch(GENERATION, 1, 1, "", 0, 0, 0.0)
-MEMORY = Path("/dev/shm")
+
 GPU = torch.device("cuda", 0)
 
 Bits = dict[str, bytes]

@@ -32,7 +32,7 @@ class Failed(Exception):
 
 @dataclass(slots=True)
 class RunningLauncher:
-    """A launcher and all processes that it started. The caller must call `close` in any case."""
+    """A launcher and all processes that it started. The caller must always call `close`."""
 
     name: str
     process: subprocess.Popen[bytes]
@@ -62,7 +62,7 @@ class RunningLauncher:
             return file.read().decode(errors="replace")
 
     def stop(self, limit_s: float = STOP_S) -> bool:
-        """Send SIGTERM to the launcher; return True if it ends in time, else kill it and return False."""
+        """Send SIGTERM to the launcher. Return True if it ends within `limit_s`; otherwise kill it."""
         self.process.send_signal(signal.SIGTERM)
         try:
             self.process.wait(limit_s)
@@ -117,7 +117,7 @@ def launch(name: str, argv: Sequence[str], environment: Mapping[str, str] | None
             stdout=log,
             stderr=log,
             start_new_session=True,
-            # even if this process is killed
+            # Ends the launcher even if this process is killed.
             preexec_fn=lambda: linux.end_with_parent(parent, signal.SIGTERM),
         )
     return RunningLauncher(name, process, folder, TickFile(ticks), time.monotonic_ns())
@@ -134,7 +134,7 @@ def holdfast_run(options: Sequence[str], script: Sequence[str]) -> list[str]:
 
 
 def torchrun(options: Sequence[str], script: Sequence[str]) -> list[str]:
-    """Return torchrun's command line for one machine, as its documentation gives it."""
+    """Return torchrun's command line for one machine, as in its documentation."""
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", *options, *script]
 
 

@@ -97,7 +97,7 @@ def below(root: int, processes: Mapping[int, Process]) -> list[Process]:
 
 
 def parts(keeper: int, processes: Mapping[int, Process], ranks: Iterable[int]) -> dict[int, str]:
-    """Return the part that each process of a `holdfast run` is, by PID.
+    """Return which part of a `holdfast run` each of its processes is, by PID.
 
     The parts are: keeper, supervisor, sidecar, template (from which launchers are forked), parts (from which
     supervisor and sidecars are forked), launcher, rank, warm (a warm process or the launcher's zygote; see
@@ -124,7 +124,7 @@ def _part(process: Process, parent: str) -> str:
         if any(_LAUNCHER in word for word in words):
             return "launcher"
     if parent == "launcher":
-        return "warm"  # or the zygote; `zygotes` tells them apart
+        return "warm"  # or the zygote; `zygotes` distinguishes them
     return "other"
 
 

@@ -1,4 +1,4 @@
-"""Record the steps of all ranks from inside and read them from outside, the same way under every launcher.
+"""Record the steps of all ranks inside the ranks, and read them outside, in the same way for every launcher.
 
 Each rank appends one record right after each `optimizer.step()`. An append of 32 bytes takes a microsecond,
 and is either complete or absent no matter when the writer is killed. Uses only the standard library, because
@@ -110,7 +110,7 @@ def regained(ticks: Iterable[Tick], after: int, world_size: int) -> Regained | N
 
 
 def redone(ticks: Iterable[Tick], before: int, restarted: Regained) -> int:
-    """Return how many steps the group repeated that any rank had already finished in generation `before`."""
+    """Return how many steps of generation `before`, finished by at least one rank, the group repeated."""
     last = max((tick.step for tick in ticks if tick.generation == before), default=-1)
     return max(0, last + 1 - restarted.step)
 

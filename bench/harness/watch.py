@@ -57,7 +57,7 @@ class RunWatch:
         return is_calm(self.status(), since, time.time())
 
     def until_calm(self, since: float, limit_s: float) -> bool:
-        """Wait until the run is calm. Return False if it does not become calm in time or ends first."""
+        """Wait until the run is calm. Return False if it ends first or is not calm within `limit_s`."""
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline:
             if self.calm(since):
@@ -74,7 +74,7 @@ class RunWatch:
         return True
 
     def pids(self) -> dict[int, str]:
-        """Return the part of the run that each process is, by PID: see `processes.parts`."""
+        """Return which part of the run each of its processes is, by PID: see `processes.parts`."""
         return self._named(processes.snapshot())
 
     def _named(self, alive: Mapping[int, processes.Process]) -> dict[int, str]:

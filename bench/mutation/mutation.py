@@ -1,7 +1,7 @@
 """`python -m bench mutation`: measure how many small changes to the code the tests notice.
 
 mutmut makes the changes, called mutants, in the pure modules and the file formats: it reverses a comparison,
-leaves out an argument or changes a text. For each mutant it runs the unit tests that execute the changed
+omits an argument or changes a text. For each mutant it runs the unit tests that execute the changed
 function. A mutant that no test notices survives: either a test is missing, or the change makes no difference.
 The settings and the list of modules are in pyproject.toml, `[tool.mutmut]`.
 
@@ -57,7 +57,10 @@ def read(text: str) -> list[Mutant]:
 
 
 def chosen(mutants: Sequence[Mutant], patterns: Sequence[str], sample: int, seed: int) -> list[str]:
-    """Return the names that match any of `patterns`, or all names; `sample` of these, unless it is 0."""
+    """Return the names that match any of `patterns`, or all names if there are no patterns.
+
+    If `sample` is not 0, return only that many of them, drawn at random.
+    """
     names = [
         each.name for each in mutants if not patterns or any(fnmatch(each.name, one) for one in patterns)
     ]

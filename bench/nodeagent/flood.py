@@ -26,9 +26,9 @@ from bench.harness.console import make_parser, say
 from bench.harness.launchers import Failed
 from bench.harness.processes import find_process
 from bench.text import Verdict, all_met, at_most, seconds
+from nodeagent.kernel import kmsg
 from tests.local.nodeagent.serving import Serving, serving
 
-KMSG = Path("/dev/kmsg")
 LIMIT = Path("/proc/sys/kernel/printk_devkmsg")
 XIDS = (48, 62, 64, 74, 79, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158, 160, 167, 171, 172)
 MOST_MB = 60.0
@@ -107,7 +107,7 @@ def _write(lines: int, over_s: float, domain: str) -> float:
     """Write the lines evenly over `over_s`, or as fast as possible if it is 0; return the seconds it took."""
     every = lines // len(XIDS)
     began = time.monotonic()
-    with KMSG.open("wb", buffering=0) as log:
+    with kmsg.PATH.open("wb", buffering=0) as log:
         for n in range(lines):
             which, at = divmod(n, every)
             if at == every // 2 and which < len(XIDS):
@@ -122,7 +122,7 @@ def _write(lines: int, over_s: float, domain: str) -> float:
 
 
 def _until_seen(agent: Serving, domain: str, ended: float) -> int:
-    """Wait until all Xids are findings, but at most `PATIENCE_S`; return how many are."""
+    """Wait for at most `PATIENCE_S` until all Xids are findings; return how many of them are."""
     while True:
         health = agent.get("/v1/health")
         seen = sum(bool(_findings(health, f"gpu/{domain}:{which:02x}:00.0")) for which in range(len(XIDS)))

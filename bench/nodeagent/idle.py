@@ -24,17 +24,17 @@ _SLEEPER = "import sys, time\nwhile True: time.sleep(float(sys.argv[1]))"
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """What the idle agent used. CPU is in cores, for the agent and for the process that only wakes up."""
+    """The resources that the idle agent used. `cpu` and `sleeper_cpu` are in cores."""
 
     cpu: float
-    sleeper_cpu: float
+    sleeper_cpu: float  # of the process that only wakes up
     wakes_per_s: float
     rss_mb: float
     over_s: float
 
 
 def measure(seconds: float, gpus: int = 8) -> Rest:
-    """Return what all threads of an idle `holdfast node serve` used over `seconds`."""
+    """Return the resources that all threads of an idle `holdfast node serve` used over `seconds`."""
     with (
         tempfile.TemporaryDirectory(prefix="bench-node-") as folder,
         Fake(Path(folder) / "nvml", gpus) as fake,

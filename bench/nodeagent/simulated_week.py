@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.text import Verdict
-from nodeagent.evaluation.evaluator import Evaluator
+from nodeagent.evaluation.evaluator import FORGET_S, Evaluator
 from nodeagent.model import Observation
 from nodeagent.policy.loading import load
 from nodeagent.policy.rules import HealthPolicy, Rule, RuleKind
@@ -37,7 +37,7 @@ def measure(days: float, say: Callable[[str], None]) -> dict[str, Any]:
     for seen in observations(policy, days * DAY_S):
         if seen.at_s >= day * DAY_S:
             evaluator.findings(seen.at_s)
-            evaluator.forget(seen.at_s - 30 * DAY_S)
+            evaluator.forget(seen.at_s - FORGET_S)
             rss_mb.append(_rss_mb())
             say(f"day {day}: {count:,} observations, {rss_mb[-1]:.1f} MB, {len(evaluator.entities)} entities")
             day += 1

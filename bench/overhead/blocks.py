@@ -1,4 +1,4 @@
-"""Let two training runs on the same cores take turns, a block of steps each: A B B A A B B A ...
+"""Let two training runs on the same cores take turns of one block of steps: A B B A A B B A ...
 
 Disturbances of the machine (other tenants, clock frequencies) last longer than a block, so they affect both
 sides of a pair. All ranks keep their counts in one mapped file, and sleep while it is not their turn. Uses
@@ -78,7 +78,7 @@ class Blocks:
         return Blocks(Board(Path(path), int(ranks)), int(side), rank, int(steps))
 
     def begins(self, step: int) -> bool:
-        """Return whether a block begins with this step, before which the caller must `wait`."""
+        """Return True if a block begins with this step. The caller must then call `wait` before the step."""
         return step % self.steps == 0
 
     def wait(self, step: int) -> None:

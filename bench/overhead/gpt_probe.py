@@ -58,7 +58,7 @@ def watch() -> Stopwatch:
 
 
 class StepCounterProbe:
-    """Counts the group's steps with a hook of torch, the same way under every launcher."""
+    """Counts the group's steps with a hook of torch, in the same way under every launcher."""
 
     def __init__(self, stopwatch: Stopwatch) -> None:
         self.steps = 0
@@ -101,7 +101,7 @@ def take_turns() -> None:
 
 
 def take_out() -> None:
-    """Reduce holdfast to empty functions for the script to call, so that the training is plain DDP."""
+    """Replace the functions of holdfast that the script calls with empty ones, which leaves plain DDP."""
     from holdfast.state import misuse, torch_hooks
     from holdfast.training.state import State
 

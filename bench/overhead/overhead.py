@@ -12,9 +12,9 @@ their private state at each step. Snapshots are made at the automatic interval, 
 count like any other. Checkpoints are written in the background, more often than by default, so that the
 measurement includes some.
 
-The time spent in holdfast's calls per step hardly depends on the model. The table shows the step time of
-which it would be 1%. In wall clock time, the calls include the wait for the peer's private state, for which
-the next collective would mostly have waited instead. The CPU time includes no waiting.
+The time spent in holdfast's calls per step hardly depends on the model. The table shows the step time at
+which it would amount to 1%. The wall clock time of the calls includes the wait for the peer's private state.
+Without that wait, the next collective would mostly wait for the peer instead. The CPU time includes no wait.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from typing import Any
 
 from bench.harness import results
 from bench.harness.console import make_parser, say
+from bench.harness.memory_needs import MEMORY
 from bench.overhead import segments
 from bench.overhead.segments import COLD, Plan, Segment, ratios
 from bench.text import Summary, Verdict, all_met, below, number, percent, ratio, seconds, summary, table
@@ -131,7 +132,7 @@ def _calls(found: segments.Inside) -> str:
     rows.append(("  without the exchange", "", seconds(found.wall_s - found.exchange_s), ""))
     rows.append(("  CPU time, all threads", "", seconds(found.cpu_s), ""))
     rows.append(("  of that, holdfast's own threads", "", seconds(found.threads_cpu_s), ""))
-    rows.append(("  step time of which the CPU time is 1%", "", seconds(found.cpu_s / SHARE), ""))
+    rows.append((f"  step time of which the CPU time is {SHARE:.0%}", "", seconds(found.cpu_s / SHARE), ""))
     return table(("call", "calls", "mean", "worst"), rows)
 
 
@@ -143,16 +144,16 @@ def _verdicts(
     own_cpu = sum(cpu.values()) or math.nan
     return [
         below(
-            "a progress write < 2 us",
+            f"a progress write < {WRITE_S * 1e6:g} us",
             write.median,
             WRITE_S,
             f"{seconds(write.median)} in the median of {write.count} rounds (best {seconds(write.best)})",
         ),
-        Verdict("measured at steps >= 50 ms", seconds(step_s), step_s >= STEP_S),
-        below("calls and threads in the ranks < 1% of step time, CPU", own, SHARE, percent(own)),
-        below("calls in the ranks < 1% of step time, wall clock", share, SHARE, percent(share)),
+        Verdict(f"measured at steps >= {STEP_S * 1e3:g} ms", seconds(step_s), step_s >= STEP_S),
+        below(f"calls and threads in the ranks < {SHARE:.0%} of step time, CPU", own, SHARE, percent(own)),
+        below(f"calls in the ranks < {SHARE:.0%} of step time, wall clock", share, SHARE, percent(share)),
         below(
-            "holdfast's own processes < 1% of the ranks' cores",
+            f"holdfast's own processes < {SHARE:.0%} of the ranks' cores",
             own_cpu / RANKS,
             SHARE,
             f"{percent(own_cpu / RANKS)} ({percent(own_cpu)} of one core)",
@@ -195,7 +196,7 @@ def _progress_write() -> Summary:
 
     A single write is too short to be timed, because reading the clock costs 50 ns.
     """
-    shared = Path("/dev/shm")
+    shared = MEMORY
     with tempfile.TemporaryDirectory(
         prefix="bench-page-", dir=shared if os.access(shared, os.W_OK) else None
     ) as folder:

@@ -1,4 +1,4 @@
-"""Train under both launchers, block by block in turns, and record each side's step times and CPU times."""
+"""Train under both launchers in turns of one block, and record the step times and CPU times of each."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def _add(segment: Segment, now: dict[str, float], before: dict[str, float], over
 
 
 def in_blocks(ticks: Sequence[Tick], steps: int, last: bool = False) -> list[list[float]]:
-    """Return rank 0's step times in each counted block; with `last`, even if the newest is unfinished."""
+    """Return rank 0's step times in each counted block, without an unfinished newest one unless `last`."""
     times: dict[int, list[float]] = {}
     before: Tick | None = None
     for tick in (each for each in ticks if each.rank == 0):

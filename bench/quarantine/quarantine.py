@@ -1,11 +1,12 @@
 """Simulate a year of 2,000 nodes: which nodes are taken out, how soon, and which are not.
 
 The real decision (`supervisor.quarantine`) runs on a simulated pool. Faults occur at the rates published by
-the authors of Llama 3 and ByteRobust, and more often on some nodes. There are other events, too: sensors that
+the authors of Llama 3 and ByteRobust, and more often on some nodes. The simulation also includes sensors that
 are wrong briefly or until a reset, agents that fall silent, a rack without power, a failed leaf switch,
-failed cooling, a bad batch of nodes whose spare parts arrive late, maintenance by operators, operators who
-overrule the decision, and new agents, rolled out at once or in waves, that report every GPU as lost with the
-driver's verdict. Every node in service runs a job, so an unnecessary drain always costs a job its work.
+failed cooling, a bad batch of nodes whose spare parts arrive late, maintenance by operators, and operators
+who overrule the decision. New versions of the agent, rolled out to all nodes or in waves, report every GPU as
+lost and claim that this is the driver's verdict. Every node in service runs a job, so an unnecessary drain
+always costs a job its work.
 
 The decision sees only the nodes' reports, taints and cordons. The simulated world and the figures below also
 know which faults are real. Every decision is checked: it must not act on a node whose agent is silent,

@@ -7,11 +7,11 @@ from collections import Counter
 from bench.quarantine.scenarios import LONGEST_S
 from bench.quarantine.simulated_node import DAY_S, REPORT_S
 from bench.quarantine.simulated_pool import TICK_S, Pool
-from bench.quarantine.tally import Case, Tally
+from bench.quarantine.tally import SILENT, Case, Tally
 from bench.text import Verdict, at_most, number, percentile
 
 PATIENCE_S = REPORT_S + 4 * TICK_S  # time for the next report, the next tick and two refused patches
-BREAKER, SILENT = "the breaker was full", "its agent was silent"
+BREAKER = "the breaker was full"
 HOLDS = {  # words in the `why` of a hold, and the table row that counts it
     "a storm": "a storm",
     "is suspect": "its agent's version was suspect",
@@ -23,7 +23,7 @@ HOLDS = {  # words in the `why` of a hold, and the table row that counts it
 
 
 def reason(case: Case) -> str:
-    """Return why a node with a confirmed fault was not taken out at once; "" if it was."""
+    """Return why a node with a confirmed fault was not taken out immediately; "" if it was."""
     return next((name for word, name in HOLDS.items() if word in case.held), case.held)
 
 

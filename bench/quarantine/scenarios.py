@@ -1,4 +1,4 @@
-"""The events of the simulated year: those of single nodes, those of many nodes at once, and repairs.
+"""The events of the simulated year: faults of single nodes, events of many nodes, and repairs.
 
 Every node in service always runs a job, which is the worst case for an unnecessary drain.
 """
@@ -13,7 +13,7 @@ from functools import partial
 from bench.quarantine.fault_mixes import YEAR_S, FaultRate
 from bench.quarantine.simulated_node import DAY_S, HOUR_S, Node, Sign
 from bench.quarantine.simulated_pool import Pool
-from bench.quarantine.tally import Case
+from bench.quarantine.tally import SILENT, Case
 from supervisor.quarantine import transition
 from supervisor.quarantine.model import NO_NEW_WORK, Drain, QuarantineAction, Release, Taint
 
@@ -35,7 +35,7 @@ class People:
 
     def __init__(self, pool: Pool, chance: random.Random, again: Callable[[Sign, Node], None]) -> None:
         self.pool, self.chance, self._again = pool, chance, again
-        self._remedies: dict[str, str] = {}  # those in progress, by node
+        self._remedies: dict[str, str] = {}  # the remedies in progress, by node
         self.cleared: Callable[[Node, str], None] = lambda _node, _key: None
         pool.acted = self.acted
 
@@ -76,7 +76,7 @@ class People:
         self.pool.tally.ended(node, self.pool.now_s)
 
     def remedy_if_empty(self, node: Node) -> None:
-        """Begin the reset, reboot or repair of a node that needs it, is out and is empty."""
+        """Begin the reset, reboot or repair of a node that needs one, if it is out and empty."""
         wanted = [each for each in node.signs.values() if each.lasting]
         if not wanted or node.standing.busy or not self.is_tainted(node) or node.name in self._remedies:
             return
@@ -286,7 +286,7 @@ class NodeEvents:
         wait_s = policy.confirm_s if sure else policy.confirm_alone_s
         case = Case(node.name, fault.component, sure, now_s, now_s + wait_s)
         if node.cut_off:
-            case.held = "its agent was silent"
+            case.held = SILENT
         self.pool.tally.reported(case, node)
         self._ill(node, sign)
         self._cases[key] = case
@@ -373,12 +373,12 @@ class PoolEvents:
             self.events.hurt(LEAF, node, lasts_s)
 
     def overheat(self, share: float, lasts_s: float) -> None:
-        """Break the cooling of more nodes than may be out."""
+        """Break the cooling of some nodes, more than may be out."""
         for node in self.chance.sample(self.pool.nodes, int(share * len(self.pool.nodes))):
             self.pool.after(self.chance.uniform(0, HOUR_S), partial(self.events.hurt, HEAT, node, lasts_s))
 
     def wear_out(self, share: float, within_s: float) -> None:
-        """Let more nodes of a bad batch fail one by one than may be out; parts arrive after 4 to 16 days."""
+        """Let a bad batch of nodes fail one by one, more than may be out. Parts arrive after 4 to 16 days."""
         for node in self.chance.sample(self.pool.nodes, int(share * len(self.pool.nodes))):
             self.pool.after(self.chance.uniform(0, within_s), partial(self.events.strike, BATCH, node))
 

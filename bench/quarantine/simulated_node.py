@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from supervisor.quarantine.model import NodeFinding, NodeView, Report
 
 HOUR_S, DAY_S = 3600.0, 86400.0
-REPORT_S = 30.0  # an agent reports at this interval, and also at once when something changes
+REPORT_S = 30.0  # an agent reports at this interval, and also immediately when something changes
 LONG_AGO_S = -30 * DAY_S
 FRESH_S = 2 * HOUR_S  # for this long after its last finding, a node's view is rebuilt for each decision
 
@@ -63,7 +63,7 @@ class Node:
 
     @property
     def is_ill(self) -> bool:
-        """Whether its agent reports it as unhealthy."""
+        """True if the node's agent reports it as unhealthy."""
         return any(sign.level == "unhealthy" for sign in self.signs.values())
 
     # -- the agent
@@ -88,7 +88,7 @@ class Node:
         self.clean_at_s, self.quiet_at_s = max(self.clean_at_s, now_s), max(self.quiet_at_s, now_s)
 
     def hush(self, now_s: float) -> None:
-        """Silence the agent for one more reason; each needs its own call of `speak`."""
+        """Silence the agent for one more reason. It reports again once `speak` was called for each reason."""
         if not self.cut_off:
             self._last_at_s = self._heard_at_s(now_s)
             self._last = self._report(self._last_at_s)

@@ -1,7 +1,7 @@
 """Run a pool of nodes in simulated time: events, and the real decision at the tick after each of them.
 
-The decision sees nothing but a view. One patch in fifty is refused, as the API server does if a node's object
-has changed; the decision is then repeated at the next tick.
+The decision sees only a view of the pool. The pool refuses one patch in fifty, as the API server does if the
+object of a node has changed. The decision is then repeated at the next tick.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from supervisor.quarantine.model import (
 
 TICK_S = 15.0
 REFUSED = 0.02
-ROUNDS = 8  # the most decisions at one tick, as an action may make room for the next
+ROUNDS = 8  # the most decisions at one tick; an action can make room for the next one
 
 
 class Pool:

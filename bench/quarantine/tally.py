@@ -1,4 +1,4 @@
-"""Figures of the simulated year, which take the real faults into account. The decision never sees those."""
+"""Figures of the simulated year. They take account of the real faults, which the decision never sees."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from bench.quarantine.simulated_node import Node
 from supervisor.quarantine.model import NO_NEW_WORK, Drain, Hold, QuarantineAction, Release, Taint
 
 UNCONFIRMED = "not confirmed yet"  # part of the `why` of a hold that waits for a confirmation
+SILENT = "its agent was silent"  # why a case is held, if the decision saw no report of it
 
 
 @dataclass(slots=True)

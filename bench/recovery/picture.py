@@ -22,7 +22,7 @@ from bench.harness.console import make_parser, say
 from bench.harness.launchers import Failed, RunningLauncher, holdfast_run, launch, torchrun
 from bench.harness.ticks import Tick, newest, redone, regained
 from bench.recovery.killing import wait_for_start
-from bench.workloads.modes import RANKS, Mode
+from bench.workloads.modes import FRESH_STORE, RANKS, Mode
 
 VICTIM = 1
 PATIENCE_S = 60.0  # without a new step for this time, the bench fails
@@ -35,7 +35,7 @@ MODES = (
         "",
         tuple(torchrun((f"--nproc-per-node={RANKS}", "--max-restarts=100"), (*SCRIPT, "torchrun"))),
         False,
-        {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
+        FRESH_STORE,
     ),
 )
 
@@ -115,7 +115,7 @@ def _sleep_until(start_ns: int, at_s: float) -> None:
 def progress(
     ticks: Iterable[Tick], start_ns: int, seconds: float
 ) -> tuple[tuple[tuple[float, int], ...], ...]:
-    """Return for each generation when all ranks had done each step, up to `seconds` after the start."""
+    """Return, for each generation, when all ranks had done each step. Ends `seconds` after the start."""
     done: dict[int, dict[int, list[int]]] = {}
     for tick in ticks:
         done.setdefault(tick.generation, {}).setdefault(tick.step, []).append(tick.at_ns)
@@ -131,7 +131,7 @@ def progress(
 WIDTH, HEIGHT = 880, 430
 LEFT, RIGHT, TOP, BOTTOM = 70, 24, 74, 52
 NOTE_WIDTH = 210  # the maximum width of the text beside a recovery
-EVERY = 10  # every tenth point of a generation is drawn, and its last one
+EVERY = 10  # only every tenth point of a generation is drawn, and the last one
 COLOURS = {"holdfast": "#1a7f37", "torchrun": "#cf222e"}
 FONT = "font-family=\"-apple-system, 'Segoe UI', Helvetica, Arial, sans-serif\""
 

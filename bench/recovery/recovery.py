@@ -28,7 +28,7 @@ from bench.harness import memory_needs, results
 from bench.harness.console import make_parser, say
 from bench.harness.launchers import Failed
 from bench.recovery import killing, report
-from bench.recovery.killing import Manner
+from bench.recovery.killing import SETTLED_STEPS, Manner
 from bench.recovery.turns import Kill, Turn
 from bench.snapshot import transfer
 from bench.text import all_met, seconds, size_of
@@ -80,7 +80,7 @@ def plan(chosen: Sequence[Mode], kills: int, others: int, rounds: int) -> list[t
     """Return the turns in order, each with its number of kills.
 
     A round contains all modes; every other round is reversed. The kills of the mode "holdfast" add up to
-    `kills`, those of each other mode to `others`. The counts of a mode differ by at most one.
+    `kills`, and the kills of each other mode to `others`. The counts of a mode differ by at most one.
     """
     planned: list[tuple[Mode, int]] = []
     for at in range(rounds):
@@ -167,7 +167,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     add(
         "--back-to-back",
         action="store_true",
-        help="kill again as soon as 20 steps are done, even if spares are not warm yet",
+        help=f"kill again as soon as {SETTLED_STEPS} steps are done, even if spares are not warm yet",
     )
     add(
         "--state",

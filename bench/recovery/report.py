@@ -155,10 +155,10 @@ def verdicts(turns: Sequence[Turn], wanted: int, plain_copy_s: float = math.nan)
 
 def _of_small(took: Summary, share: float, fresh: float) -> list[Verdict]:
     return [
-        at_most("holdfast: median <= 0.3 s", took.median, MEDIAN_S, seconds(took.median)),
-        at_most("holdfast: worst <= 0.6 s", took.worst, WORST_S, seconds(took.worst)),
+        at_most(f"holdfast: median <= {MEDIAN_S} s", took.median, MEDIAN_S, seconds(took.median)),
+        at_most(f"holdfast: worst <= {WORST_S} s", took.worst, WORST_S, seconds(took.worst)),
         at_most(
-            "holdfast: median <= 1/10 of torchrun with a fresh store",
+            f"holdfast: median <= 1/{1 / SHARE:g} of torchrun with a fresh store",
             share,
             SHARE,
             f"1/{number(ratio(1, share), 1)} ({seconds(took.median)} to {seconds(fresh)})",

@@ -1,7 +1,7 @@
-"""A small API server in a process of its own: lists in pages, watches, conditional writes, token reviews.
+"""A small API server in a separate process: paged lists, watches, conditional writes, token reviews.
 
 It stores what the supervisor of a cluster reads and writes, checks what a real API server checks (resource
-versions, tests in JSON patches, existing names), and answers over TLS. Every pod is there from the start.
+versions, tests in JSON patches, existing names), and answers over TLS. Every pod exists from the start.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bench.scale import cluster_objects
 from bench.scale.cluster_objects import Json
 from supervisor.kubernetes.identity import AUDIENCE
 
-KEPT_EVENTS = 4096  # of each kind, for watches that resume; an older version is "gone"
+KEPT_EVENTS = 4096  # the events kept of each kind, for watches that resume; an older version is "gone"
 BOOKMARK_S = 30.0
 _POD = "authentication.kubernetes.io/pod-name"
 _POD_UID = "authentication.kubernetes.io/pod-uid"
@@ -40,7 +40,7 @@ class SimulatedRefusal(Exception):
 
 
 class ObjectStore:
-    """All objects, each stored as JSON as well, because most answers and events repeat it."""
+    """All objects and the newest events. An event holds its object as JSON, because all watches repeat it."""
 
     def __init__(self) -> None:
         self.objects: dict[tuple[str, str, str], Json] = {}  # by plural, namespace and name
@@ -50,7 +50,7 @@ class ObjectStore:
         self._changed: dict[str, asyncio.Event] = {}
 
     def put(self, plural: str, found: Json, verb: str = "") -> bytes:
-        """Store an object at a new version, tell the watches, and return it as JSON."""
+        """Store an object at a new version, notify the watches, and return the object as JSON."""
         metadata = found["metadata"]
         key = (plural, metadata.get("namespace", ""), metadata["name"])
         kind = "MODIFIED" if key in self.objects else "ADDED"
@@ -81,7 +81,7 @@ class ObjectStore:
         ]
 
     def events_after(self, plural: str, version: int) -> list[tuple[int, bytes, Json]]:
-        """Return the later events. Raises `SimulatedRefusal` if some of them are not stored any more."""
+        """Return the events after `version`. Raises `SimulatedRefusal` if some are no longer stored."""
         kept = self._events.get(plural, ())
         if kept and len(kept) == KEPT_EVENTS and version < kept[0][0] - 1:
             raise SimulatedRefusal(410, "Expired")
@@ -299,7 +299,7 @@ def main() -> None:
     for name in ("port", "jobs", "members", "nproc"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--certificate", type=Path, required=True, help="private key and certificate, PEM")
-    gc.disable()  # its passes of 0.2 s over all members would count as decisions of the supervisor
+    gc.disable()  # its passes of 0.2 s over all objects would be measured as time of the supervisor
     asyncio.run(_run(parser.parse_args(sys.argv[1:])))
 
 

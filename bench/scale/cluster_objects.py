@@ -1,7 +1,7 @@
 """The objects of the simulated cluster: Jobs, and their pods as the webhook and the kubelet leave them. Pure.
 
-The pods are made by the real injector from an ordinary template, so they have the size and the content that
-the supervisor reads on a cluster.
+The real injector makes the pods from an ordinary template, so they have the size and the content that the
+supervisor reads on a cluster.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from supervisor.admission.injection import Injected, InjectionContext, inject
 
 NAMESPACE = "team"
 COMPLETION = "batch.kubernetes.io/job-completion-index"
-TOKEN = "bench.{uid}.signature"  # of a pod: only the simulated API server reviews it
+TOKEN = "bench.{uid}.signature"  # the token of a pod; only the simulated API server accepts it
 _CREATED = "2026-01-01T00:00:00Z"
 
 Json = dict[str, Any]
@@ -42,7 +42,7 @@ def uid_of(token: str) -> str:
 
 
 def workloads(jobs: int, members: int, nproc: int) -> Iterator[tuple[Json, list[Json]]]:
-    """Yield each Job with its pods; `members` is the number of all pods, divided evenly among the jobs."""
+    """Yield each Job with its pods. `members` pods in total are divided evenly among the jobs."""
     context = InjectionContext("holdfast:dev", __version__, ca="-" * 700, namespace=NAMESPACE)
     for number in range(jobs):
         count = members // jobs + (number < members % jobs)

@@ -1,4 +1,4 @@
-"""The processes of one scale bench: API server, members, one supervisor after another; and their figures."""
+"""Starts, stops and measures the scale bench's processes: API server, members, successive supervisors."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from supervisor.kubernetes import certificates
 from supervisor.kubernetes.certificates import AUTHORITY_SECRET
 
 NAMESPACE = "holdfast-system"
-ANSWER_S = 60.0  # for a process to start, or to answer
+ANSWER_S = 60.0  # the time in which a process must start, or answer
 POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a process has used so far."""
+    """The resources that a process has used so far."""
 
     cpu_s: float
     rss_bytes: int
@@ -42,7 +42,7 @@ class Usage:
 
 
 def usage(pid: int) -> Usage:
-    """Return the use of a live process. Its CPU time is exact, and includes that of ended threads."""
+    """Return the usage of a live process. The CPU time is exact, and includes threads that have ended."""
     fields = dict(
         line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line
     )
@@ -58,7 +58,7 @@ def _free_port() -> int:
 
 
 class ScaleProcesses:
-    """All processes of the bench, in a folder that `close` removes with them."""
+    """All processes of the bench and their folder. `close` ends the processes and removes the folder."""
 
     def __init__(self, jobs: int, members: int, nproc: int, rate: float) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="holdfast-scale-")
@@ -82,7 +82,7 @@ class ScaleProcesses:
     # -- starting
 
     def start_supervisor(self) -> float:
-        """Start a supervisor, as another pod of the Deployment, and return the time (monotonic)."""
+        """Start a supervisor, as another pod of the Deployment. Return its start time (monotonic)."""
         self._supervisors += 1
         started_s = time.monotonic()
         variables = {
@@ -170,18 +170,18 @@ class ScaleProcesses:
             if condition(found):
                 return time.monotonic()
             if time.monotonic() > deadline_s:
-                raise Failed(f"not within {limit_s:g} s; the members: {found}\n{self.tail()}")
+                raise Failed(f"not reached within {limit_s:g} s; the members report {found}\n{self.tail()}")
             time.sleep(POLL_S)
 
     def scrape(self) -> tuple[float, int]:
-        """Return how long `/metrics` took to answer, and the size of the answer in bytes."""
+        """Return the seconds that a request of `/metrics` took, and the size of the response in bytes."""
         began_s = time.monotonic()
         with urllib.request.urlopen(f"http://127.0.0.1:{self._health_port}/metrics", timeout=30) as answer:
             text = answer.read()
         return time.monotonic() - began_s, len(text)
 
     def read(self, path: str) -> dict[str, Any] | None:
-        """Return an object or a list of the API server; None if there is none."""
+        """Return an object or a list from the API server; None if the request fails."""
         tls = ssl.create_default_context(cafile=str(self._ca))
         try:
             with urllib.request.urlopen(f"https://127.0.0.1:{self._api_port}{path}", context=tls) as answer:

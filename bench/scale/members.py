@@ -28,15 +28,15 @@ from holdfast.protocol.member_messages import CLUSTER_PING_S, MemberOrder
 from sidecar.clients import BACKOFF_S
 
 CONNECT_S = 10.0
-CALM_STEPS = 3  # that a job does between two faults
-TRIES = 50  # of finding a job that can fail
+CALM_STEPS = 3  # the steps that a job does between two faults, at least
+TRIES = 50  # attempts to find a job that can fail
 
 _Socket: TypeAlias = "aiohttp.ClientWebSocketResponse[bool]"
 
 
 @dataclass(slots=True)
 class SimulatedFault:
-    """A fault, the decision about it, and the recovery. Times are in nanoseconds."""
+    """A fault with the times of its report, of the decision and of the recovery, in nanoseconds."""
 
     job: int
     generation: int
@@ -68,16 +68,16 @@ class ConnectedMember:
 
 
 class MemberFleet:
-    """All members."""
+    """All simulated members, their connections and their faults."""
 
     def __init__(self, jobs: int, members: int, nproc: int, rate: float) -> None:
         self.jobs: list[list[ConnectedMember]] = []
         self.faults: list[SimulatedFault] = []
         self._open: dict[int, SimulatedFault] = {}  # by job
         self._rate = rate
-        self._per_s = 0.0  # faults
+        self._per_s = 0.0  # faults of all jobs per second
         self._chance = random.Random(0)
-        self.sent_late_s = 0.0  # the longest delay of a report after its time
+        self.sent_late_s = 0.0  # the longest delay of a report after it was due
         for number in range(jobs):
             count = members // jobs + (number < members % jobs)
             progress = JobProgress()
@@ -135,7 +135,7 @@ class MemberFleet:
             await socket.close()
 
     async def report_in_turn(self) -> None:
-        """Have every member report at the rate of the bench, evenly spread as on hosts with own clocks."""
+        """Have every member report at the bench's rate, spread evenly as on hosts with separate clocks."""
         loop = asyncio.get_running_loop()
         order = list(self.all)
         self._chance.shuffle(order)
@@ -203,7 +203,7 @@ class MemberFleet:
     # -- commands
 
     def answer(self, command: dict[str, Any], lag: event_loop.Lag) -> dict[str, Any]:
-        """Carry out a command, and return the present figures."""
+        """Carry out a command, and return the current figures."""
         if "faults_per_s" in command:
             self._per_s = float(command["faults_per_s"])
         if command.get("forget"):
@@ -268,7 +268,7 @@ def main() -> None:
     parser.add_argument("--url", required=True)
     parser.add_argument("--ca", type=Path, required=True)
     options = parser.parse_args(sys.argv[1:])
-    gc.disable()  # its passes of 0.2 s over all members would count as decisions of the supervisor
+    gc.disable()  # its passes of 0.2 s over all members would be measured as time of the supervisor
     event_loop.run(lambda lag: _run(options, lag))
 
 

@@ -1,15 +1,15 @@
 """`python -m bench scale`: 2,000 simulated members in 250 jobs, supervised by one process of a cluster.
 
-The supervisor is the real one (`supervisor.cluster.main`), in a process of its own. The members are simulated
-in a second process: each has a real WebSocket over TLS with a token that is reviewed, reports once a second
-in the size and form of a real sidecar, obeys its orders, and trains in steps of half a second. The API
-server is a small one in a third process (bench/scale/api_server.py), so its CPU time does not count. On few
-cores, these processes disturb the supervisor; their CPU time and the load are printed.
+The supervisor is the real one (`supervisor.cluster.main`), in a separate process. A second process simulates
+the members. Each has a real WebSocket over TLS with a token that is reviewed, reports once a second in the
+size and form of a real sidecar, obeys its orders, and trains in steps of half a second. A third process is a
+small API server (bench/scale/api_server.py), so its CPU time does not count as the supervisor's. On a machine
+with few cores, these processes disturb the supervisor, so the bench also prints their CPU time and the load.
 
-Four phases: until all jobs train; at rest; with random crashes of ranks; and after SIGKILL of the supervisor,
-until its successor supervises all members. A decision is timed by the members: from before the report of the
-crash is sent until the last member of its job has received the order to secure its state. This includes the
-write of the decision to the API server, and both ways on the sockets.
+The bench has four phases: until all jobs train; at rest; with random crashes of ranks; and after SIGKILL of
+the supervisor, until its successor supervises all members. The members time each decision. The time begins
+before the report of the crash is sent, and ends when the last member of the job has received the order to
+secure its state. It includes the write of the decision to the API server and both directions on the sockets.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A job whose members obey orders like real ones: they form, train, fail, secure their state, resume. Pure.
 
-The members of a job share its step, as ranks in a collective do. Each is on a host with a clock of its own.
+The members of a job share its step, as ranks in a collective do. Each is on a host with a separate clock.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from holdfast.protocol.member_messages import (
 
 S = 1_000_000_000
 STEP_S = 0.5
-START_S = 0.1  # from the order to run to the ranks' first step, beside the step itself
+START_S = 0.1  # from the order to run until the ranks' first step begins
 EVERY = 128  # steps between two snapshots
 SEALS = 8
 STATE_BYTES = 14_000_000_000
-# Private states that a member holds for a rank: of the last steps, and of some earlier ones.
+# The steps, counted back from the newest, of which a member holds a rank's private state.
 _STEPS_BACK = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 40, 56, 104)
 
 
@@ -109,7 +109,7 @@ class SimulatedMember:
 
     @property
     def clock_ns(self) -> int:
-        """What the clock of this member's host is ahead of the bench's clock."""
+        """The nanoseconds by which the clock of this member's host is ahead of the bench's clock."""
         return (self.number * 64 + self.index + 1) * 977 * S
 
     @property
@@ -117,7 +117,7 @@ class SimulatedMember:
         return self.order is not None and self.order.do == "run" and self.order.settled
 
     def obey(self, order: MemberOrder, now_ns: int) -> bool:
-        """Carry out an order; return True if that changes the member's state, so that it reports."""
+        """Carry out an order. Return True if it changes the member's state, which the member then reports."""
         if order.epoch < self.epoch:
             return False
         before, self.epoch, self.order = self.epoch, order.epoch, order
@@ -139,8 +139,11 @@ class SimulatedMember:
         return before != order.epoch
 
     def _secure(self, generation: int, now_ns: int) -> None:
-        """Copy the survivors' state, and list it with the private states of own and of the previous member's
-        ranks, which sent them here."""
+        """Copy the survivors' state, and list it with the private states.
+
+        The member holds the private states of its own ranks, and of the previous member's ranks, which sent
+        theirs to it.
+        """
         step = self.job.step(now_ns)
         alive = [each for each in self.state.ranks if each.state != "exited"]
         if alive and step > 0:
@@ -157,7 +160,7 @@ class SimulatedMember:
         self.state = replace(self.state, secure_asked=generation, secured=answers)
 
     def fail(self, local_rank: int, now_ns: int) -> None:
-        """Have the process of one rank die of a signal."""
+        """Simulate that a signal kills the process of one rank."""
         self.job.failed_step = self.job.step(now_ns)
         ending = Ending(now_ns + self.clock_ns, signal=9, message="killed by SIGKILL")
         ranks = tuple(
@@ -238,7 +241,7 @@ class SimulatedMember:
 
 
 class ReportText:
-    """The reports of one member as JSON: encoded anew only if more than the step and the time has changed."""
+    """The reports of one member as JSON. Encodes again only if more than the step and time has changed."""
 
     def __init__(self, member: SimulatedMember) -> None:
         self._member = member

@@ -27,12 +27,12 @@ import torch
 from bench.harness import memory_needs, results
 from bench.harness.console import make_parser, say
 from bench.harness.launchers import Failed, holdfast_run, launch
+from bench.harness.memory_needs import MEMORY
 from bench.harness.rounds import take_turns
 from bench.harness.ticks import step_times_s
 from bench.harness.watch import RunWatch
 from bench.snapshot import copying
 from bench.snapshot.frozen_training import BYTES, COPIES, STEP_S, Beside
-from bench.snapshot.snapshot import MEMORY
 from bench.text import Verdict, all_met, number, ratio, seconds, size, size_of, summary, table
 from holdfast.snapshot import written_pages
 from holdfast.training.protection.snapshot_writer import SnapshotWriter

@@ -5,7 +5,7 @@ copy in it" is only the copy: the same call, into a mapping of the same layout. 
 tensors of 64 bytes shows what a snapshot costs regardless of size.
 
 Snapshot and copy are compared with plain copies of as many bytes between buffers that were touched before,
-into anonymous memory and into memory that is shared through a file system, as the arena's is. These are
+into anonymous memory and into memory that is shared through a file system, like the arena's. These are
 torch's copy_ and memmove of all bytes in one piece, and memmove of the same tensors one by one. Before each
 copy the bench writes to other memory, as training does between two snapshots, so that no copy finds its bytes
 in a cache. (glibc's memmove of one large piece bypasses the cache, which nearly doubles its speed, but does
@@ -31,13 +31,13 @@ import torch
 
 from bench.harness import results
 from bench.harness.console import make_parser, say
+from bench.harness.memory_needs import MEMORY
 from bench.harness.rounds import take_turns
 from bench.snapshot import copying, report, storing
 from bench.snapshot.report import CHECKPOINT, COPY, EMPTY, PLAIN_WRITE, SNAPSHOT
 from bench.text import all_met, size, summary
 from holdfast.snapshot import member_directory
 
-MEMORY = Path("/dev/shm")
 SPARE = 1.3  # factor on the memory needed, to leave some for the rest of the machine
 
 

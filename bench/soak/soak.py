@@ -29,12 +29,12 @@ from bench.harness.watch import RunWatch
 from bench.soak import faults, report
 from bench.soak.faults import InjectedFault
 from bench.text import all_met
+from bench.workloads.modes import MANY
 
 START_S = 180.0
 SHARE = 0.4  # the share of the wall clock time that is training while faults are injected
 CALIBRATION_STEPS = 300
 QUIET_MODEL = "--layers 1 --heads 1 --width 16 --context 16 --batch 2"
-_MANY = "1000000"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -86,7 +86,7 @@ def _end(
 def _command(steps: int, options: argparse.Namespace, standby: int) -> list[str]:
     run = ("--nproc-per-node", "1", "--members", str(options.members), "--standby", str(standby))
     # By default, a spinning rank may run for minutes, because it may be working; here it counts as a hang.
-    more = ("--max-restarts", _MANY, "--checkpoint-every", "10s", "--hang-floor", "600ms")
+    more = ("--max-restarts", MANY, "--checkpoint-every", "10s", "--hang-floor", "600ms")
     script = ["-m", f"trainer.{options.trainer}", "--tiny", "--steps", str(steps)]
     script += ["--seed", str(options.seed), "--val-every", "200", "--log-every", "1000"]
     return holdfast_run((*run, *more), [*script, "--digest", "digest.json", *options.model])
@@ -182,7 +182,7 @@ def _digests(running: RunningLauncher) -> dict[str, Any] | None:
 
 
 def _left_behind(watch: RunWatch) -> list[str]:
-    """Return the run's memory and processes that remain after its end; kills the processes."""
+    """Kill the processes that remain after the run's end. Return them and the memory that remains."""
     runtime = (watch.run.run() or {}).get("runtime")
     found = [str(runtime)] if runtime and Path(runtime).exists() else []
     return [*found, *watch.running.leftovers()]

@@ -9,7 +9,8 @@ from bench.harness.launchers import holdfast_run, torchrun
 from bench.workloads.network import BALLAST
 
 RANKS = 2
-_MANY = "1000000"  # a limit of restarts that is never reached, because the bench ends the launcher
+MANY = "1000000"  # a limit of restarts that is never reached, because the bench ends the launcher
+FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # torchrun creates a new store at each restart
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +31,10 @@ def modes(members: int = 1, state_bytes: int = 0, standby: int = 0) -> tuple[Mod
     joins, plain = ("-m", "bench.workloads.protected"), ("-m", "bench.workloads.unmodified")
     ours = (
         *("--members", str(members), "--standby", str(standby)),
-        *("--nproc-per-node", str(RANKS // members), "--max-restarts", _MANY),
+        *("--nproc-per-node", str(RANKS // members), "--max-restarts", MANY),
     )
-    theirs = (f"--nproc-per-node={RANKS}", f"--max-restarts={_MANY}")
-    fresh = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    theirs = (f"--nproc-per-node={RANKS}", f"--max-restarts={MANY}")
+
     return (
         Mode(
             "holdfast",
@@ -60,13 +61,13 @@ def modes(members: int = 1, state_bytes: int = 0, standby: int = 0) -> tuple[Mod
             "the same with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, which creates a new store at each restart",
             tuple(torchrun(theirs, joins)),
             False,
-            {**fresh, **state},
+            {**FRESH_STORE, **state},
         ),
         Mode(
             "torchrun-unmodified",
             "torchrun-fresh with the plain script",
             tuple(torchrun(theirs, plain)),
             False,
-            fresh,
+            FRESH_STORE,
         ),
     )

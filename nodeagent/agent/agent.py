@@ -32,7 +32,7 @@ SOON_S = 0.05  # the shortest time between two cycles without new observations
 SAVE_S = 0.2  # the shortest time between two saves, so that a storm of changes is saved once
 SAVE_AT_REST_S = 60.0  # the longest time between two saves, for cursors and baselines
 FORGET_EVERY_S = 3600.0
-DESCRIBING = ("gpu_state", "nvml")  # the checks with facts that describe the entity
+DESCRIBING = ("gpu_state", "nvml")  # the checks whose facts describe the entity
 MAX_DESCRIBED = 256
 JOIN_S = 0.5  # the wait for all sensors at the end; the agent ends within 2 s of SIGTERM even if they hang
 
@@ -46,7 +46,7 @@ class Published:
     sensors: tuple[SensorStatus, ...] = ()
     events: tuple[dict[str, Any], ...] = ()  # the history, oldest first
     dropped: int = 0
-    problems: tuple[str, ...] = ()  # of the saved state
+    problems: tuple[str, ...] = ()  # with the saved state
     clean_time: CleanTime = field(default_factory=CleanTime)
     facts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # of the driver and each GPU
 
@@ -67,7 +67,7 @@ class FittedSensor:
 
 @dataclass(slots=True)
 class Agent:
-    """The agent; see the module's docstring. Saves each change, then passes it once to `report`, as JSON."""
+    """Runs the agent's loop. Saves each change, then passes it once to `report`, as JSON."""
 
     policy: HealthPolicy
     clock: Clock
@@ -151,7 +151,7 @@ class Agent:
     def run_cycle(self, *, last: bool = False) -> Published:
         """Run one cycle: take the inbox, evaluate, publish, save, and report the changes."""
         now_s = self.clock.now_s()
-        # Read the positions before the inbox: all that they cover is then in this cycle's observations.
+        # Read the positions before the inbox, so that this cycle's observations include all that they cover.
         positions = {each.sensor.name: each.position for each in self.watched}
         self._evaluate_inbox(now_s)
         findings = self.evaluator.findings(now_s)
@@ -210,7 +210,7 @@ class Agent:
             )
 
     def _verdicts(self, findings: tuple[HealthFinding, ...]) -> tuple[HealthVerdict, ...]:
-        """Return one verdict per entity; the previous tuple if findings and entities are unchanged."""
+        """Return one verdict per entity. Returns the same tuple until the findings or entities change."""
         count = len(self.evaluator.entities)  # the set only grows
         if findings is not self._judged[0] or count != self._judged[1]:
             self._judged = findings, count, verdicts(findings, self.evaluator.entities)

@@ -82,7 +82,7 @@ def _change(now_s: float, kind: str, each: HealthFinding) -> Change:
 
 
 def change_as_json(change: Change) -> dict[str, Any]:
-    """Return a change as JSON, as in the API, the history and the log."""
+    """Return a change in the JSON form that the API, the history and the log share."""
     return {
         "at_s": round(change.at_s, 6),
         "kind": change.kind,

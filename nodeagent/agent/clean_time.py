@@ -1,7 +1,7 @@
-"""Measures for how long a watched node has had no findings, which decides its return to service. Pure.
+"""Measures how long a watched node has had no findings. Pure.
 
-A period without a running agent is not evidence of health, so the count restarts after a gap. The short gap
-during a restart of the agent is ignored.
+This time decides when the node may return to service. A period without a running agent is not evidence of
+health, so the count restarts after a gap. The short gap during a restart of the agent is ignored.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ GAP_S = 180.0  # the state is saved every minute, and an upgrade of the agent ta
 
 @dataclass(frozen=True, slots=True)
 class CleanTime:
-    """The agent times from which the clean times are computed; None means never, as far as is known."""
+    """The agent times from which the clean times are computed; None if no such time is known."""
 
     watched_s: float | None = None  # the time since which all sensors have been watching
     unhealthy_s: float | None = None  # the last time that anything was unhealthy
@@ -52,7 +52,7 @@ class CleanTime:
         return round(max(0.0, now_s - began_s), 3)
 
     def dump(self) -> list[float | None]:
-        """Return what `load_clean_time` takes: JSON."""
+        """Return the times as JSON, for `load_clean_time`."""
         return [self.watched_s, self.unhealthy_s, self.found_s]
 
 

@@ -1,10 +1,10 @@
-"""The bounded queue between the sensors' threads and the agent's. Events come first, and losses are counted.
+"""The bounded queue between the sensor threads and the agent. Delivers events first, and counts losses.
 
-Samples are repeated, but events are not. They therefore wait in separate queues, so that a flood of samples
-cannot displace an event. Of equal waiting events, only the first and the newest are kept: the events between
-them make no difference, but a reset may have happened between those two. An event wakes the agent at once.
-The samples of all sensors arrive within milliseconds of each other, because the sensors share their schedule,
-and one cycle takes all of them.
+Sensors repeat samples but not events, so the two wait in separate queues: a flood of samples cannot displace
+an event. Of equal waiting events, the inbox keeps only the first and the newest. The events between them make
+no difference, but a reset may have happened between the first and the newest. An event wakes the agent
+immediately. The sensors share their schedule, so their samples arrive within milliseconds of each other, and
+one cycle takes all of them.
 """
 
 from __future__ import annotations

@@ -24,12 +24,12 @@ from nodeagent.sensing.clock import Anchor
 
 VERSION = 1
 MAX_BYTES = 64 << 20
-MAX_HISTORY = 2000  # changes, enough for half a year at ten a day
+MAX_HISTORY = 2000  # changes: half a year at ten a day
 NAME, BEFORE = "memory.json", "memory.before.json"
 
 
 class WrittenByNewerAgent(Exception):
-    """Raised if a newer agent wrote the file, which stays unchanged."""
+    """Raised if a newer agent wrote the file. The file stays unchanged."""
 
 
 @dataclass(slots=True)

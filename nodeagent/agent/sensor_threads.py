@@ -40,7 +40,7 @@ class SensorStatus:
 
 
 class SensorThread:
-    """A sensor and its daemon thread, as a hung call must not keep the process alive."""
+    """A sensor and its thread. It is a daemon thread, so that a hung call does not keep the process alive."""
 
     def __init__(
         self,
@@ -53,8 +53,9 @@ class SensorThread:
         """Create the object without starting the thread.
 
         Args:
-            position: Returns the sensor's position for a restart; called in its thread, after a read.
-            left_out: Returns the sensor's omissions; also called in its thread, after a read.
+            position: Returns the position from which the sensor continues after a restart. Called in the
+                sensor's thread after each read.
+            left_out: Returns the sensor's omissions. Called at the same times, and by this constructor.
         """
         self.sensor = sensor
         self.position: Any = None  # everything read up to this position is in the inbox

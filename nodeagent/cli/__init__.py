@@ -1,1 +1,1 @@
-"""The commands of `holdfast node`: options, assembly of an agent, tables, explanations, docs/signals.md."""
+"""The commands of `holdfast node`, their options and their output. Also generates docs/signals.md."""

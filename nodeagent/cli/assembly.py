@@ -38,9 +38,9 @@ from nodeagent.sysfs.sensor import SysfsSensor
 
 MAX_POLICY_BYTES = 1 << 20
 QUICK = (0.2, 5.0)  # seconds between two readings in a short run: minimum and maximum
-READINGS = 3  # of each counter in a short run: a rate needs two
+READINGS = 3  # how often a short run reads each counter; a rate needs two readings
 
-# Disk errors, not operator mistakes: the agent starts anyway, because it may be needed most then.
+# These errors mean a bad disk, not a mistake. The agent starts anyway, because it may be needed most then.
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 
 
@@ -82,7 +82,7 @@ def assemble(
             often enough for a rate, and a single sample with fewer GPUs than `options` requires is a finding.
 
     Raises:
-        BadInput: the policy or the saved state cannot be used; one line, or one for each mistake.
+        BadInput: the policy or the saved state cannot be used. The message has one line for each mistake.
     """
     chosen = load_policy(options.policy)
     if quick_s is not None:
@@ -91,7 +91,7 @@ def assemble(
     clock = clocks.begin(state.anchor, state.last_s)
     driver = NvmlDriver(options.sys)
     lines = LinePatterns(
-        kernel_lines.load_lines((loading.FOLDER / "kernel_lines.toml").read_text(encoding="utf-8"))
+        kernel_lines.load_lines((loading.FOLDER / kernel_lines.FILE).read_text(encoding="utf-8"))
     )
     sensors = _sensors(options, chosen, clock, state, driver, lines, trusting)
     if quick_s is not None:

@@ -33,8 +33,8 @@ from nodeagent.server.injection import injector
 HARD_STOP_S = 1.5  # the longest time from SIGTERM to the exit, even if sensors hang
 DRAIN_S = 0.3  # the wait for the reader of stdout after everything is saved
 ASK_S = 5.0
-CODES = {"healthy": 0, "degraded": 1, report.UNKNOWN: 3, "unhealthy": 4}  # of `check`; 2 is bad input
-TESTS = "test"  # the folder of a `serve --test` within the state folder
+CODES = {"healthy": 0, "degraded": 1, report.UNKNOWN: 3, "unhealthy": 4}  # of `check`; 2 means bad input
+TESTS = "test"  # the folder that `serve --test` uses within the state folder
 
 
 def check(options: argparse.Namespace) -> int:
@@ -127,7 +127,7 @@ def history(options: argparse.Namespace) -> int:
 
 
 def inject(options: argparse.Namespace) -> int:
-    """Inject an observation into a `serve --test`."""
+    """Inject an observation into a running `serve --test`."""
     asked = {"what": options.what, "value": options.value, "entity": options.entity}
     request = urllib.request.Request(
         f"http://{options.to}/v1/inject", json.dumps(asked).encode(), {"Content-Type": "application/json"}
@@ -210,7 +210,7 @@ def _print_when_ready(agent: Agent, parts: AgentParts, as_json: bool) -> None:
 def _handle_signals(agent: Agent) -> None:
     def end(_signum: int, _frame: FrameType | None) -> None:
         agent.stop()
-        # A hung disk also blocks the last save. Then exit without it: the file keeps its previous content.
+        # A hung disk also blocks the last save. Exit without it in that case: the file keeps its old content.
         timer = threading.Timer(HARD_STOP_S, os._exit, (0,))
         timer.daemon = True
         timer.start()

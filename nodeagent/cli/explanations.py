@@ -9,7 +9,7 @@ from typing import Any
 
 from nodeagent.model import VERDICT_XID, duration, word
 from nodeagent.policy import nvlink
-from nodeagent.policy.overriding import KERNEL
+from nodeagent.policy.kernel_lines import KERNEL
 from nodeagent.policy.rules import CLEARS_IN_WORDS, Bound, CheckState, Clears, HealthPolicy, Meaning, Rule
 from nodeagent.policy.validation import listed, near_miss
 
@@ -24,7 +24,7 @@ LabelledLines = Iterator[tuple[str, str]]  # label, text
 
 @dataclass(frozen=True, slots=True)
 class UnknownCode:
-    """The name is unknown; `line` lists the known ones."""
+    """Returned for an unknown name. `line` lists the known names."""
 
     line: str
 
@@ -265,7 +265,7 @@ def _others(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _together(variants: list[str]) -> str:
-    """Return `register 1, bits 0, 23, 30` for bits of one register; likewise for statuses of one unit."""
+    """Join variants, writing a common first part once: `register 1, bit 0, bit 23`."""
     heads = {each.rpartition(", ")[0] for each in variants}
     if len(variants) == 1 or len(heads) > 1 or "" in heads:
         return "; ".join(variants)

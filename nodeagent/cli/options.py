@@ -1,4 +1,7 @@
-"""Parses the command line of `holdfast node`; a mistake is one line: name, value, accepted values."""
+"""Parses the command line of `holdfast node`.
+
+Reports a mistake in one line with the name, the value and the accepted values.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ from typing import NoReturn
 
 from holdfast.errors import BadInput
 from nodeagent.cli.explanations import SUBJECTS
+from nodeagent.kernel import kmsg
+from nodeagent.sensing.small_files import PROCFS, SYSFS
 
 PORT = 9465
 LISTEN = f"127.0.0.1:{PORT}"
@@ -171,17 +176,17 @@ def _sensors(parser: _Parser) -> None:
         help="source of kernel lines (auto: kmsg if it is readable, otherwise the journal)",
     )
     parser.add_argument(
-        "--kmsg", type=Path, default=Path("/dev/kmsg"), metavar="PATH", help="the kernel log (/dev/kmsg)"
+        "--kmsg", type=Path, default=kmsg.PATH, metavar="PATH", help=f"the kernel log ({kmsg.PATH})"
     )
     parser.add_argument(
         "--journal-dir",
         type=Path,
         default=None,
         metavar="DIR",
-        help="the journal's folder, in a container that mounts it",
+        help="in a container: where the host's journal is mounted",
     )
-    parser.add_argument("--sys", type=Path, default=Path("/sys"), metavar="DIR", help="sysfs (/sys)")
-    parser.add_argument("--proc", type=Path, default=Path("/proc"), metavar="DIR", help="procfs (/proc)")
+    parser.add_argument("--sys", type=Path, default=SYSFS, metavar="DIR", help=f"sysfs ({SYSFS})")
+    parser.add_argument("--proc", type=Path, default=PROCFS, metavar="DIR", help=f"procfs ({PROCFS})")
     parser.add_argument(
         "--root",
         type=Path,

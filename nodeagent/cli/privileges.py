@@ -37,7 +37,7 @@ NEEDS: tuple[Need, ...] = (
         "kmsg", "device", "/dev/kmsg",
         "host: root, or CAP_SYSLOG where kernel.dmesg_restrict is 1; container: only a privileged one, since "
         "the device cgroup denies it to all others even with CAP_SYSLOG",
-        "the kernel's lines immediately; the journal has them a little later",
+        "kernel lines without delay; the journal has them a little later",
     ),
     Need(
         "journal", "group", "systemd-journal (or adm), and journalctl",
@@ -48,8 +48,8 @@ NEEDS: tuple[Need, ...] = (
     Need(
         "host", "file", "the host's /proc",
         "host: nothing; container: mount it read-only, --proc",
-        "processes and mounts, which are the container's in its own /proc; memory, load and tables there are "
-        "the node's",
+        "the host's processes and mounts, because a container's own /proc shows only its own; it does show "
+        "the node's memory, load and tables",
     ),
     Need(
         "host", "file", "the host's file systems",

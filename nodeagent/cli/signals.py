@@ -14,8 +14,8 @@ from nodeagent.cli.privileges import NEEDS
 from nodeagent.host import sensor as host
 from nodeagent.model import duration, word
 from nodeagent.nvml import events, polling
+from nodeagent.policy.kernel_lines import KERNEL
 from nodeagent.policy.loading import shipped
-from nodeagent.policy.overriding import KERNEL
 from nodeagent.policy.rules import CLEARS_IN_WORDS, HealthPolicy, Meaning, RuleKind
 from nodeagent.sysfs import sensor as sysfs
 
@@ -86,11 +86,11 @@ def page(policy: HealthPolicy) -> str:
         "details: `node explain xid 74` lists them.\n",
         "## The verdicts of Xid 154\n",
         _table(("word", "name", "level", "ends"), _verdicts(policy)),
-        f"## SXids\n\nOf NVSwitches, seen by {logs}.\n",
+        f"## SXids\n\nErrors of NVSwitches, seen by {logs}.\n",
         _table(("SXid", "name", "level", "source"), _sxids(policy)),
         "## What a sensor needs\n",
         _table(
-            ("sensor", "needs", "given by", "without it is lost"),
+            ("sensor", "needs", "how to grant it", "lost without it"),
             ((each.sensor, f"{each.kind}: {each.what}", each.how, each.lost) for each in NEEDS),
         ),
     ]  # fmt: skip
@@ -104,7 +104,7 @@ def _looked_up(policy: HealthPolicy, subject: str, code: str) -> Described:
 
 
 def _said(found: Described) -> Mapping[str, str]:
-    """Return the lines of `node explain` by their labels."""
+    """Return the labelled lines of `node explain`, by label."""
     start = 2 + explanations.WIDTH
     lines = explanations.explanation(found).splitlines()[1:]
     return {line[2:start].strip(): line[start + 1 :] for line in lines if line[2:start].strip()}

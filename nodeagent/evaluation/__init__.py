@@ -1,1 +1,1 @@
-"""Turns observations into findings and verdicts: no I/O, no clock, and the order does not matter."""
+"""Turns observations into findings and verdicts, whatever their order. No I/O, no clock."""

@@ -16,13 +16,14 @@ from nodeagent.evaluation import events, samples
 from nodeagent.evaluation.events import EndMarks, EventBursts
 from nodeagent.evaluation.samples import SampleSeries
 from nodeagent.model import NODE, VERDICT_XID, Action, HealthFinding, HealthVerdict, Level, Observation
+from nodeagent.policy.meanings import LONGEST_S
 from nodeagent.policy.rules import HealthPolicy, RuleKind
 
 MAX_SERIES = 4096
 MAX_EVENTS = 2048
 MAX_VARIANTS = 16
 MARKS = ("gpu_reset", "boot", "replaced", "cleared")
-FORGET_S = 30 * 86400.0  # the longest recurrence window, and how long a lemon is remembered
+FORGET_S = LONGEST_S  # the longest recurrence window
 
 Place = tuple[str, str]  # entity, check
 Event = tuple[str, str, int]  # entity, check, code
@@ -65,7 +66,7 @@ class Evaluator:
             self._findings = None
 
     def add(self, seen: Observation) -> bool:
-        """Add one observation; return False if it is known, too late, not finite, or of an unknown check."""
+        """Add one observation. Return False if it is known, too late, not finite, or of an unknown check."""
         if not (isfinite(seen.at_s) and isfinite(seen.value)):
             return False
         self._findings = None
@@ -155,7 +156,7 @@ class Evaluator:
                     yield entity, check, why
 
     def forget(self, before_s: float) -> None:
-        """Forget evidence last seen before `before_s`, such as a removed disk or an event of last month."""
+        """Forget evidence last seen before `before_s`, such as samples of a disk that was removed since."""
         self._series = {
             place: held
             for place, held in self._series.items()

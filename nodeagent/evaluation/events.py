@@ -2,7 +2,7 @@
 
 Events within three minutes of each other are one burst, regardless of the sensor that reports them. A fault
 writes hundreds of lines, two sensors see each of them, and after a restart some are read again. Bursts are
-unions of intervals, so neither order nor repetition makes a difference, and their memory is bounded.
+unions of intervals, so neither order nor repetition makes a difference, and their memory use is bounded.
 
 Xid 154 is the driver's verdict on the Xid that it accompanies; it replaces the table's level and action
 unless an operator has set them.
@@ -16,10 +16,11 @@ from math import inf
 from typing import Any
 
 from nodeagent.model import VERDICT_XID, Action, HealthFinding, Level, Observation, duration, word
+from nodeagent.policy.meanings import MOST_BURSTS
 from nodeagent.policy.rules import CLEARS_IN_WORDS, Clears, HealthPolicy, Meaning
 
 GAP_S = 180.0  # Meta and Azure report storms of hundreds of lines over minutes; gpud also merges them
-MAX_BURSTS = 64
+MAX_BURSTS = MOST_BURSTS
 MAX_TEXTS = 3
 MAX_SOURCES = 4
 Burst = tuple[float, float]  # first and last event
@@ -37,7 +38,7 @@ class EventBursts:
     sources: list[str] = field(default_factory=list)
 
     def add(self, seen: Observation) -> bool:
-        """Add an event; return False if that changes nothing."""
+        """Add an event. Return False if it changes nothing."""
         before = (self.spans, self.texts, self.sources)
         self.spans = join_burst(self.spans, (seen.at_s, seen.at_s))
         if seen.text:
@@ -48,7 +49,7 @@ class EventBursts:
         return before != (self.spans, self.texts, self.sources)
 
     def dump(self) -> list[Any]:
-        """Return what `load` takes: JSON."""
+        """Return the bursts as JSON, for `load`."""
         return [[list(span) for span in self.spans], [list(each) for each in self.texts], self.sources]
 
     @classmethod
@@ -161,7 +162,7 @@ def event_finding(
     if recurs and again[worst] and (recurs.level, recurs.action) > (level, action):
         level, action = recurs.level, recurs.action
         why = f"{why}; {again[worst]} times within {duration(recurs.within_s)}"
-    texts = sorted({each for name in seen for each in seen[name].texts})[-3:]
+    texts = sorted({each for name in seen for each in seen[name].texts})[-MAX_TEXTS:]
     sources = tuple(sorted({s for each in variants.values() for s in each.sources}))
     label = f"Xid {code}" if check == "xid" else f"SXid {code}" if check == "sxid" else ""
     found = HealthFinding(

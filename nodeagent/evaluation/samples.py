@@ -104,7 +104,7 @@ class SampleSeries:
         return both
 
     def dump(self) -> list[Any]:
-        """Return what `load` takes: JSON."""
+        """Return the series as JSON, for `load`."""
         flags = [
             [s.active, s.since_s, s.unclean_s if s.unclean_s > float("-inf") else None] for s in self.base
         ]
@@ -212,7 +212,7 @@ def _held_s(samples: list[TimedValue], at: int) -> float:
 
 
 def _reach_s(rule: Rule) -> float:
-    """Return how old, in seconds, the samples may be on which the result of a new sample depends."""
+    """Return the age in seconds of the oldest sample on which the result of a new sample can depend."""
     bounds = [each for each in (rule.degraded, rule.unhealthy) if each]
     waits = [each.for_s for each in bounds] + [state.for_s for state in rule.states.values()]
     counts = [each.of * max(rule.period_s, 1.0) * 2 for each in bounds if each.of > 1]
@@ -298,7 +298,7 @@ def _clears(rule: Rule, level: Level) -> str:
 
 
 def why_undecided(rule: Rule, samples: list[TimedValue]) -> str:
-    """Return the reason why these samples, oldest first, do not decide a check; "" if they do."""
+    """Return why `samples`, oldest first, do not decide a check; "" if they do."""
     if not samples or rule.kind is RuleKind.EVENT:
         return ""
     at = len(samples) - 1

@@ -69,7 +69,7 @@ def read_only_state(mount: Mount, writable: Iterable[str], wanted: frozenset[str
 
 
 class FileSystems:
-    """Checks the process's own mounts or, with `root`, the mounts of the host mounted there."""
+    """Checks this process's own mounts or, with `root`, the host's mounts, which are visible below `root`."""
 
     checks = frozenset({"disk_used", "inodes_used", "disk_read_only"})
 
@@ -86,7 +86,7 @@ class FileSystems:
         if raw is None:
             self._left_out = {"disk": Omission("disk", f"{self._mountinfo} cannot be read")}
             return ()
-        whole = raw[: raw.rfind(b"\n") + 1]  # without a last line that the limit has cut off
+        whole = raw[: raw.rfind(b"\n") + 1]  # drop a last line that the limit has cut off
         found = select(parse(whole))
         self._left_out = {each.what: each for each in found.left_out}
         readings = []

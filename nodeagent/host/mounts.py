@@ -41,7 +41,7 @@ class Mount:
     """One line of mountinfo."""
 
     device: str  # major:minor
-    root: str  # the mounted part of the file system: "/", or that of a bind mount or a subvolume
+    root: str  # the mounted part of the file system: "/", or a folder for a bind mount or a subvolume
     point: str  # the path, as system calls take it
     kind: str
     source: str  # for people

@@ -10,7 +10,7 @@ import psutil
 
 from nodeagent.model import NODE
 from nodeagent.sensing.sensor import Omission
-from nodeagent.sensing.small_files import SMALL_BYTES, try_read
+from nodeagent.sensing.small_files import MAX_FIGURES, SMALL_BYTES, try_read
 from nodeagent.sensing.sweep import Reading
 
 
@@ -29,9 +29,9 @@ def memory_used(proc: str) -> float | None:
 
 
 def files_used(file_nr: bytes) -> float | None:
-    """Return the percentage used; None if the file, with allocated, free and maximum, is malformed."""
+    """Return the percentage used, from the allocated, free and maximum counts; None if it is malformed."""
     fields = file_nr.split()
-    if len(fields) < 3 or not all(each.isdigit() and len(each) <= 20 for each in fields[:3]):
+    if len(fields) < 3 or not all(_is_number(each) for each in fields[:3]):
         return None
     allocated, free, most = (int(each) for each in fields[:3])
     return 100.0 * max(0, allocated - free) / most if most else None
@@ -52,13 +52,13 @@ def pids_used(loadavg: bytes, pid_max: bytes, threads_max: bytes) -> float | Non
 
 
 def _is_number(raw: bytes) -> bool:
-    return raw.isdigit() and len(raw) <= 20
+    return raw.isdigit() and len(raw) <= MAX_FIGURES
 
 
 def load_per_core(loadavg: bytes, cores: int) -> float | None:
     """Return the five-minute load average per core; None if the file is malformed."""
     fields = loadavg.split()
-    if len(fields) < 2 or len(fields[1]) > 20:
+    if len(fields) < 2 or len(fields[1]) > MAX_FIGURES:
         return None
     try:
         load = float(fields[1])
@@ -72,7 +72,7 @@ class Figure:
     """The value of one check, and the files below the root of a procfs from which it is computed."""
 
     files: tuple[str, ...]
-    value: Callable[[str], float | None]  # takes that root
+    value: Callable[[str], float | None]  # takes the root of the procfs
 
 
 def _parsed(parse: Callable[..., float | None], *files: str) -> Figure:
@@ -98,7 +98,7 @@ FIGURES: Mapping[str, Figure] = {
 
 
 class ResourceUsage:
-    """Reads these figures. `proc` is the root of a procfs."""
+    """Checks the resources in `FIGURES`. `proc` is the root of a procfs."""
 
     checks = frozenset(FIGURES)
 

@@ -13,7 +13,7 @@ from nodeagent.host.wall_clock import WallClock
 from nodeagent.model import Observation
 from nodeagent.sensing.clock import Clock
 from nodeagent.sensing.sensor import Omission, Unavailable
-from nodeagent.sensing.small_files import exists
+from nodeagent.sensing.small_files import PROCFS, exists
 from nodeagent.sensing.sweep import Sweep
 
 CHECKS = ResourceUsage.checks | FileSystems.checks | WallClock.checks | StuckThreads.checks
@@ -30,7 +30,7 @@ class HostSensor:
         clock: Clock,
         periods_s: Mapping[str, float],
         remembered: Mapping[str, Any] | None = None,
-        proc: Path = Path("/proc"),
+        proc: Path = PROCFS,
         root: Path | None = None,
     ) -> None:
         """Create a sensor that has not read anything yet.

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from nodeagent.model import NODE
 from nodeagent.sensing.sensor import Omission
-from nodeagent.sensing.small_files import list_names, parse_text, printable, try_read
+from nodeagent.sensing.small_files import MAX_FIGURES, list_names, parse_text, printable, try_read
 from nodeagent.sensing.sweep import Reading
 
 STAT_BYTES = 1024
@@ -35,7 +35,7 @@ STACK_BYTES = 16384
 # Not nvidia_fs: a thread that hangs there waits for storage.
 _DRIVER_MODULE = re.compile(rb"\[nvidia(_uvm|_modeset|_drm|_peermem)?\]")
 _DRIVER_SYMBOL = re.compile(r"nvidia(?!_?fs)|^_?nv_|^_nv\d|^uvm_")
-STUCK_S = 60.0  # "a minute or more"
+STUCK_S = 60.0  # the check's text says "a minute or more"
 MAX_SUSPECTS = 256
 MAX_NAMED = 3  # in the text
 
@@ -76,7 +76,7 @@ def parse_stat(raw: bytes) -> ThreadStat | None:
     if not closing or not opening or len(fields) < 20:
         return None
     figures = (fields[6], fields[17], fields[19])  # fields 9, 20 and 22 of proc(5)
-    if not all(each.isdigit() and len(each) <= 20 for each in figures):
+    if not all(each.isdigit() and len(each) <= MAX_FIGURES for each in figures):
         return None
     flags, threads, start = (int(each) for each in figures)
     state = fields[0].decode("ascii", "replace")
@@ -92,7 +92,7 @@ def context_switches(status: bytes) -> int | None:
     lines = [line for line in status.splitlines() if b"voluntary_ctxt_switches:" in line]
     for line in lines:
         figures = line.rpartition(b":")[2].strip()
-        if not figures.isdigit() or len(figures) > 20:
+        if not figures.isdigit() or len(figures) > MAX_FIGURES:
             return None
         found += int(figures)
     return found if lines else None
@@ -216,7 +216,7 @@ def asleep_for(found: Mapping[ThreadKey, Suspect], now_s: float, for_s: float) -
 
 
 def describe(stuck: Mapping[ThreadKey, Suspect], now_s: float) -> str:
-    """Return the stuck threads as text: those stuck longest, then the number of the others."""
+    """Return the stuck threads as text: the ones stuck longest by name, then the number of the others."""
     order = sorted(stuck.items(), key=lambda item: (item[1].since_s, item[0]))
     named = [
         f"{each.asleep.name} ({tid}) for {now_s - each.since_s:.0f} s"

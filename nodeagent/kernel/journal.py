@@ -59,7 +59,11 @@ def parse_entry(line: bytes) -> JournalEntry | None:
 
 
 def _text(message: Any) -> str:
-    """Return a message, which is a list of bytes unless it is plain text. Raises ValueError, TypeError."""
+    """Return a message as text. journald writes one that is not plain text as a list of bytes.
+
+    Raises:
+        ValueError, TypeError: it is neither text nor a list of bytes.
+    """
     if isinstance(message, str):
         return message
     if isinstance(message, list):

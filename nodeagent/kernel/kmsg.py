@@ -1,4 +1,4 @@
-"""The sensor for the kernel's ring buffer, /dev/kmsg: immediate and complete; needs a privileged container.
+"""The sensor for the kernel's ring buffer, /dev/kmsg. In a container, it needs a privileged one.
 
 The record format is described in Documentation/ABI/testing/dev-kmsg of the Linux source.
 
@@ -26,9 +26,8 @@ from nodeagent.sensing.clock import Clock
 from nodeagent.sensing.sensor import WAIT_S, Unavailable
 
 MAX_FIELDS = 16  # the kernel itself writes two: SUBSYSTEM and DEVICE
-KERNEL_FACILITY = (
-    0  # the facility of the kernel's own records; records written to /dev/kmsg always get another one
-)
+# The facility of the kernel's own records. Records that programs write to /dev/kmsg always get another one.
+KERNEL_FACILITY = 0
 
 # "priority,sequence,microseconds,flags[,more];text", then lines " KEY=value"; more may come before the ";".
 _HEAD = rb"(\d{1,9}),(\d{1,20}),(\d{1,20}),[^;\n]*;"
@@ -194,7 +193,7 @@ class KmsgSensor:
             except BlockingIOError:
                 return count > 0
             except BrokenPipeError:
-                continue  # records were overwritten, as recurs in a flood; the gap in `seq` shows how many
+                continue  # records were overwritten, as happens in a flood; the gap in `seq` shows how many
             except OSError as error:
                 failures += 1
                 if error.errno == errno.EINVAL and failures <= MAX_FAILURES:

@@ -18,7 +18,7 @@ from nodeagent.policy.kernel_lines import KernelLine
 from nodeagent.sensing.clock import Clock
 
 MAX_LINE = 4096  # characters searched: the kernel's limit is 2048 (PRINTK_MESSAGE_MAX)
-REPORT_S = 30.0  # between two equal readings, which are needed to detect the end of the loss
+REPORT_S = 30.0  # between two equal readings; without them, nothing would show that the loss has ended
 STORM_S = 1.0
 MAX_KEYS = 1024  # distinct events reported within about a second
 MAX_GPUS = 64
@@ -42,7 +42,7 @@ class LinePatterns:
         return self._hinted.search(text) is not None
 
     def may_match_raw(self, raw: bytes) -> bool:
-        """Do the same for an unparsed record; cheap."""
+        """Return False for an irrelevant record that has not been parsed; as cheap as `may_match`."""
         return self._hinted_raw.search(raw) is not None
 
     def read(self, text: str) -> tuple[LineFact, ...]:

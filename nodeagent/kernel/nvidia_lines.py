@@ -12,8 +12,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from nodeagent.model import MAX_TEXT, Observation, gpu_entity, normalized_pci
-from nodeagent.policy.nvlink import NVLINK5_XIDS
+from nodeagent.model import MAX_TEXT, VERDICT_XID, Observation, gpu_entity, normalized_pci
+from nodeagent.policy.nvlink import NVLINK4_XID, NVLINK5_XIDS
 
 CLEARED = "cleared"  # events of this check end every finding of an entity
 MAX_DETAIL_WORDS = 8  # the driver prints four to six
@@ -98,7 +98,7 @@ def named(groups: dict[str, str | None]) -> tuple[tuple[str, str], ...]:
 
 @dataclass(frozen=True, slots=True)
 class NvlinkDetail:
-    """The part of the line after the code."""
+    """The content of an NVLink 5 line after the code."""
 
     unit: str  # without spaces
     severity: str  # Fatal, Nonfatal
@@ -173,9 +173,9 @@ def _detail(code: int, detail: str) -> tuple[str, tuple[tuple[str, str], ...]]:
         return (error.variant, error.facts) if error else ("", ())
     if code == 13 and (place := _PLACE.search(detail)):
         return f"GPC {int(place['gpc'])} TPC {int(place['tpc'])}", named(place.groupdict())
-    if code == 74:
+    if code == NVLINK4_XID:
         return _registers(detail)
-    if code == 154 and (action := _ACTION.search(detail)):
+    if code == VERDICT_XID and (action := _ACTION.search(detail)):
         return _ACTIONS.get(int(action["to"], 16), ""), named({"driver_says": action["says"]})
     return "", ()
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 MAX_LINE_BYTES = 1 << 16
 READ_BYTES = 1 << 16
-MAX_BUFFER_BYTES = 1 << 18  # the most that is read from a flood before it is processed
+MAX_BUFFER_BYTES = 1 << 18  # the most that is read before it is processed, even in a flood
 MAX_ERROR_TEXT = 300  # characters kept of its stderr
 END_S = 2.0  # after SIGTERM; the program has no state that would take longer to save
 

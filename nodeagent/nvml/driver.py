@@ -19,6 +19,7 @@ from pathlib import Path
 
 from nodeagent.nvml import inventory, library
 from nodeagent.nvml.library import DriverGone, nvml
+from nodeagent.sensing.small_files import SYSFS
 
 # The wait for another sensor's init, which takes seconds unless a persistence daemon keeps the GPUs awake.
 PATIENCE_S = 5.0
@@ -49,7 +50,7 @@ class _Ended:
 class NvmlDriver:
     """The session and its users; see the module's docstring. May be used from any thread."""
 
-    def __init__(self, sysfs: Path = inventory.SYSFS, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, sysfs: Path = SYSFS, patience_s: float = PATIENCE_S) -> None:
         self.sysfs = sysfs
         self._patience_s = patience_s
         self._changed = threading.Condition()

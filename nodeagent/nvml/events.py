@@ -37,7 +37,7 @@ WANTED_EVENTS = (
 WHOLE_GPU = 0xFFFFFFFF  # an event's instance ids, unless it concerns a MIG instance
 MAX_FAILED = 4  # waits that may fail in a row
 
-# For each event: the check that it reports, and the check that it triggers.
+# The check that an event reports directly, and the reading that an event triggers.
 _CHECK_OF = {FATAL_POISON_EVENT: "poison_fatal", GPU_UNAVAILABLE_EVENT: "gpu_unavailable"}
 _READ_AT: dict[int, Callable[[GpuQuery], Iterator[GpuReading]]] = {
     DOUBLE_BIT_EVENT: gpu_checks.uncorrected_errors,

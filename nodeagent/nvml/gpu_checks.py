@@ -16,7 +16,7 @@ _BY_HARDWARE = {0x8: "slowdown", 0x40: "thermal slowdown", 0x80: "power brake"}
 
 
 def temperature_margin(query: GpuQuery) -> Iterator[GpuReading]:
-    """Yield the margin to the slowdown.
+    """Yield the margin to the slowdown temperature.
 
     GPUs before Hopper, and drivers before R550, report only the two temperatures, not the margin.
     """
@@ -162,7 +162,7 @@ def links_up(query: GpuQuery) -> dict[int, bool]:
 def nvlink_down(up_now: dict[int, bool], were_up: set[int]) -> Iterator[GpuReading]:
     """Yield the number of links that are down. A link that was never up is assumed not to be wired.
 
-    Adds links that are up to `were_up`.
+    Updates `were_up` with the links that are up now.
     """
     were_up.update(link for link, up in up_now.items() if up)
     if up_now and were_up:
@@ -223,7 +223,7 @@ def fabric_state(state: int, status: int, summary: int, mask: int) -> tuple[int,
     """Return the check's value and its reason. Pure.
 
     Args:
-        state, status: The GPU's progress in joining the fabric, and the code with which that ended.
+        state, status: The GPU's progress in joining the fabric, and the result code of joining it.
         summary: 0 from drivers and GPUs that report only the mask.
     """
     if state in _BY_STATE:

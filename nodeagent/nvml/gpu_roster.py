@@ -74,7 +74,7 @@ class NodeGpus:
         return other
 
     def dump(self) -> dict[str, Any]:
-        """Return what `load` takes: JSON."""
+        """Return the history as JSON, for `load_history`."""
         return {
             "most": self.most,
             "driver_load": self.load,

@@ -10,8 +10,8 @@ from typing import Any
 from nodeagent import model
 from nodeagent.nvml import library
 from nodeagent.nvml.library import nvml
+from nodeagent.sensing.small_files import SYSFS
 
-SYSFS = Path("/sys")
 NVIDIA_VENDOR = "0x10de"  # the PCI vendor
 DISPLAY_CLASS = "0x03"  # the PCI base class of GPUs: VGA controllers 0x0300, 3D controllers 0x0302
 MAX_DEVICES = 4096

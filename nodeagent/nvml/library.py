@@ -15,7 +15,7 @@ import pynvml  # type: ignore[import-untyped]
 nvml: Any = pynvml
 Error: Any = pynvml.NVMLError  # its `value` is one of the codes below
 
-# Of nvml.h.
+# Error codes from nvml.h.
 UNINITIALIZED = 1
 INVALID_ARGUMENT = 2
 NOT_SUPPORTED = 3

@@ -26,7 +26,7 @@ RENEW_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Reads the values of one or more checks at once."""
+    """Reads the values of one or more checks with the same NVML calls."""
 
     checks: frozenset[str]
     read: ProbeRead
@@ -65,8 +65,9 @@ def sweep_gpu(
     """Yield the due readings of one GPU, then its state, and a `gpu_reset` if it was reset.
 
     Args:
-        query: None if NVML cannot open the GPU, whose state and its reason are then `away`.
+        query: None if NVML cannot open the GPU.
         known: The GPU's history, which is updated.
+        away: The state to report, and the reason, if `query` is None.
 
     Raises:
         DriverGone.

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from nodeagent.model import Action, Level, word
+from nodeagent.model import ENTITY_KINDS, Action, Level, word
 from nodeagent.policy import meanings
 from nodeagent.policy.meanings import ACTIONS, LEVELS
 from nodeagent.policy.rules import Bound, CheckState, Rule, RuleKind
 from nodeagent.policy.validation import Mistakes, key_of
 
 KINDS: Mapping[str, RuleKind] = {each.value: each for each in RuleKind}
-ENTITIES = ("gpu", "driver", "node", "disk", "port", "net", "device", "nvswitch", "sensor", "any")
+ENTITIES = (*ENTITY_KINDS, "sensor", "any")
 BOUND = tuple(each.name for each in fields(Bound))
 STATE = ("level", "action", "for_s", "why")
 LIMIT = 1e12  # no counter or level exceeds this
@@ -56,7 +56,7 @@ def read(mistakes: Mistakes, name: str, raw: Mapping[str, Any]) -> Rule | None:
 def changed(
     mistakes: Mistakes, key: str, rule: Rule, raw: Mapping[str, Any], accepted: tuple[str, ...]
 ) -> Rule:
-    """Return `rule`, for samples, with the valid fields in `raw`; record mistakes in the others."""
+    """Return `rule`, which is for samples, with the valid fields in `raw`; record mistakes in the others."""
     new: dict[str, Any] = {}
     for name, value in raw.items():
         at = key_of(*key.split("."), name)

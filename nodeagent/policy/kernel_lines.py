@@ -7,14 +7,16 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from nodeagent.model import Action, Level, normalized_pci, word
-from nodeagent.policy import validation
+from nodeagent import model
+from nodeagent.model import Action, Level, normalized_pci
+from nodeagent.policy import meanings, validation
 from nodeagent.policy.rules import Clears, Meaning, Rule, RuleKind
 from nodeagent.policy.validation import BadPolicy
 
+KERNEL = "kernel_"  # the prefix of the checks of kernel lines
 MAX_PATTERN = 400
-LONGEST_HOLD_S = 30 * 86400.0
-ENTITY_KINDS = ("gpu", "driver", "node", "disk", "port", "net", "device", "nvswitch", "nfs")
+LONGEST_HOLD_S = meanings.LONGEST_S
+ENTITY_KINDS = (*model.ENTITY_KINDS, "nfs")
 ALL = ("name", "has", "pattern", "entity", "what", "source", "example")
 JUDGED = ("level", "action", "clears", "hold_s")  # required unless the line ends another line's findings
 ENDS = "ends"
@@ -22,8 +24,8 @@ CLEARS = {each.value: each for each in (Clears.TIME, Clears.RESET, Clears.BOOT)}
 PLACEHOLDER = re.compile(r"\{(\w*)\}")
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,40}")
 _WORDS = {
-    "level": tuple(word(each) for each in Level),
-    "action": tuple(word(each) for each in Action),
+    "level": tuple(meanings.LEVELS),
+    "action": tuple(meanings.ACTIONS),
     "clears": tuple(CLEARS),
 }
 
@@ -97,7 +99,7 @@ class KernelLine:
     """One pattern of a kernel line, and its meaning."""
 
     name: str
-    has: str  # characters that every such line contains; searched for first, which is faster than the pattern
+    has: str  # text that every such line contains; searching for it first is faster than the pattern
     pattern: re.Pattern[str]  # matches from the first character
     entity: str  # "disk/{device}": may contain groups of the pattern
     what: str
@@ -107,11 +109,11 @@ class KernelLine:
     action: Action = Action.NONE
     clears: Clears = Clears.TIME
     hold_s: float = 0.0
-    ends: str = ""  # the name of the line whose findings, with all others of the entity, this line ends
+    ends: str = ""  # the name of the line whose findings this line ends, with all others of the entity
 
     @property
     def check(self) -> str:
-        return f"kernel_{self.name}"
+        return KERNEL + self.name
 
     def of(self, match: re.Match[str]) -> str:
         """Return the entity affected by a line."""
@@ -131,7 +133,7 @@ def load_lines(text: str) -> tuple[KernelLine, ...]:
     """Return the lines in the order of the file; the first match counts.
 
     Raises:
-        BadPolicy: with all mistakes of the file.
+        BadPolicy: the file has mistakes; the exception lists all of them.
     """
     try:
         document = validation.load_toml(text)

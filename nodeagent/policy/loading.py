@@ -13,7 +13,7 @@ from nodeagent.policy.validation import Mistakes
 FACTS_OF = "2026.11"  # when the facts in the tables were collected
 FOLDER = Path(__file__).parent
 FILES = (
-    "checks.toml", "kernel_lines.toml",
+    "checks.toml", kernel_lines.FILE,
     "nvlink4_bits.csv", "nvlink5.csv", "sxid.csv", "xid.csv", "xid154.csv",
 )  # fmt: skip
 
@@ -26,7 +26,7 @@ def load(overrides: str | None = None, file: str = "policy.toml") -> HealthPolic
         file: The name used for the text in messages.
 
     Raises:
-        BadPolicy: with all mistakes of the text, one line each.
+        BadPolicy: the text has mistakes; the exception lists all of them, one line each.
     """
     policy = shipped()
     return policy if overrides is None else overriding.overridden(policy, overrides, file)
@@ -40,7 +40,7 @@ def shipped() -> HealthPolicy:
     sxids = tables.read_sxids(texts["sxid.csv"])
     patterns, nvlink5_words = tables.read_nvlink5(texts["nvlink5.csv"])
     verdicts = tables.read_verdicts(texts["xid154.csv"])
-    lines = kernel_lines.line_rules(kernel_lines.load_lines(texts["kernel_lines.toml"]))
+    lines = kernel_lines.line_rules(kernel_lines.load_lines(texts[kernel_lines.FILE]))
     return HealthPolicy(
         rules={**sampled(texts["checks.toml"]), **lines},
         xids=xids.meanings,

@@ -14,7 +14,7 @@ LEVELS: Mapping[str, Level] = {word(each): each for each in Level}
 ACTIONS: Mapping[str, Action] = {word(each): each for each in Action}
 CLEARS: Mapping[str, Clears] = {each.value: each for each in Clears}
 
-LONGEST_S = 30 * 86400.0  # the evaluator discards older events
+LONGEST_S = 30 * 86400.0  # the evaluator discards older evidence
 MOST_BURSTS = 64  # the evaluator keeps this many bursts of one event
 HIGHEST_BRANCH = 9999
 

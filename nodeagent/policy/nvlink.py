@@ -9,12 +9,11 @@ from dataclasses import dataclass
 NVLINK4_XID = 74
 REGISTERS = (1, 3, 4, 5)  # the registers that NVIDIA's Xid catalogue decodes
 REGISTER_COUNT = 7
-WIDTH = 32
+WIDTH = 32  # bits of a register and of intrInfo
 _REGISTER = re.compile(r"\s*0x([0-9a-f]{1,8})\s*", re.IGNORECASE)
 RegisterBit = tuple[int, int]  # register, from 1; bit, from 0
 NVLINK5_XIDS = range(144, 151)
 NEW_LAYOUT = 575  # the first driver branch with the unit in bits 6 to 0 of intrInfo, not in bits 9 to 5
-MASK_WIDTH = 32
 _REPORT = re.compile(r"(\S{1,64}) (Fatal|Nonfatal) 0x([0-9a-f]{1,8}) 0x([0-9a-f]{1,8})", re.IGNORECASE)
 
 
@@ -67,8 +66,8 @@ def parse_mask(text: str) -> BitMask:
     Raises:
         ValueError: it is malformed.
     """
-    if len(text) != MASK_WIDTH or set(text) - set("01-"):
-        raise ValueError(f"{MASK_WIDTH} of 0, 1 and -")
+    if len(text) != WIDTH or set(text) - set("01-"):
+        raise ValueError(f"{WIDTH} of 0, 1 and -")
     care = int("".join("0" if char == "-" else "1" for char in text), 2)
     return BitMask(care, int(text.replace("-", "0"), 2))
 

@@ -14,13 +14,13 @@ from typing import Any
 
 from nodeagent.model import VERDICT_XID, Action, Level
 from nodeagent.policy import checks, meanings, nvlink, validation
+from nodeagent.policy.kernel_lines import KERNEL
 from nodeagent.policy.rules import Clears, HealthPolicy, Meaning, Rule, RuleKind
+from nodeagent.policy.tables import HIGHEST_CODE
 from nodeagent.policy.validation import BadPolicy, Mistakes, key_of
 
 MAX_CHARACTERS = 65_536
-HIGHEST_CODE = 99_999
 SECTIONS = ("checks", "kernel", "sxid", "xid")
-KERNEL = "kernel_"  # the names of kernel-line checks begin with it
 
 _DECODED = (nvlink.NVLINK4_XID, *nvlink.NVLINK5_XIDS, VERDICT_XID)
 _ENDED_BY: Mapping[Action, Clears] = {
@@ -34,7 +34,7 @@ def overridden(policy: HealthPolicy, text: str, file: str) -> HealthPolicy:
     """Return `policy` with the changes from the operator's file.
 
     Raises:
-        BadPolicy: with all mistakes of the file.
+        BadPolicy: the file has mistakes; the exception lists all of them.
     """
     document = _document(text, file)
     mistakes = Mistakes(file)

@@ -104,7 +104,8 @@ class Rule:
     unhealthy: Bound | None = None
     action: Action = Action.NONE  # when unhealthy
     degraded_action: Action = Action.NONE
-    # For a level or a rate, values on the good side of this are clean; None: values within the bounds are.
+    # For a level or a rate: values on the good side of this are clean. If it is None, values within the
+    # bounds are clean.
     clear_at: float | None = None
     clear_s: float = 120.0  # how long all samples must have been clean
     states: Mapping[int, CheckState] = field(default_factory=dict)
@@ -132,10 +133,10 @@ class HealthPolicy:
     overrides: tuple[str, ...] = ()  # keys that the operator's file sets: `xid.79.action`
 
     def meaning(self, check: str, code: int, variant: str = "", branch: int | None = None) -> Meaning:
-        """Return the meaning of an event on a driver of `branch`, such as 575; None if it is unknown.
+        """Return the meaning of an event on a driver of `branch`, such as 575 (None: an unknown branch).
 
         Raises:
-            KeyError: no check of events has that name.
+            KeyError: no event check has that name.
         """
         if check == "xid":
             return _placed(self._xid(code, variant, branch), variant)

@@ -13,9 +13,9 @@ from nodeagent.policy.nvlink import NvlinkPattern
 from nodeagent.policy.rules import Clears, Meaning, Word
 from nodeagent.policy.validation import Mistakes
 
-OTHERS = "*"  # in the row for all values that no other row names
+OTHERS = "*"  # marks the row for all values that no other row names
 _NUMBERS = ("hold_s", "recurs_bursts", "recurs_within_s", "verdict_since")
-HIGHEST_SXID = 99_999
+HIGHEST_CODE = 99_999  # of an Xid or an SXid
 _DECODED = (
     "xid", "units", "mask_lt_575", "mask_ge_575", "error_status", "second_mask_lt_575", "second_mask_ge_575",
     "second_action", "severity", "investigate", "note",
@@ -98,10 +98,10 @@ def read_sxids(text: str) -> SxidTable:
             words["sxid", word] = meaning
         elif first == OTHERS:
             unknown.append(meaning)
-        elif first.isdecimal() and last.isdecimal() and int(first) <= int(last) <= HIGHEST_SXID:
+        elif first.isdecimal() and last.isdecimal() and int(first) <= int(last) <= HIGHEST_CODE:
             ranges.append((range(int(first), int(last) + 1), meaning))
         else:
-            mistakes.wrong(at, f"{first}-{last}", f"first and last, up to {HIGHEST_SXID}")
+            mistakes.wrong(at, f"{first}-{last}", f"first and last, up to {HIGHEST_CODE}")
     _one_unknown(mistakes, unknown)
     mistakes.end()
     # A single code takes precedence over a range that contains it.
@@ -141,7 +141,7 @@ def read_nvlink4(text: str) -> Mapping[nvlink.RegisterBit, Meaning]:
         if not (register.isdecimal() and int(register) in nvlink.REGISTERS):
             mistakes.wrong(f"{at}.register", register, ", ".join(map(str, nvlink.REGISTERS)))
         elif not (bit.isdecimal() and int(bit) < nvlink.WIDTH) or (int(register), int(bit)) in found:
-            mistakes.wrong(f"{at}.bit", bit, "a bit from 0 to 31, once")
+            mistakes.wrong(f"{at}.bit", bit, f"a bit from 0 to {nvlink.WIDTH - 1}, once")
         else:
             found[int(register), int(bit)] = meaning
     mistakes.end()

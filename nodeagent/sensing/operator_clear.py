@@ -1,7 +1,7 @@
 """Implements `holdfast node clear`: the command appends to a file, which a sensor reads.
 
-The file is beside the saved state. It requires only write permission, works while the agent is down, and
-remains as a record.
+The file is beside the saved state. To clear an entity this way, an operator needs only write permission. It
+works while the agent is down, and the file remains as a record.
 """
 
 from __future__ import annotations

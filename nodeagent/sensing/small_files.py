@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from itertools import islice
+from pathlib import Path
 
+PROCFS, SYSFS = Path("/proc"), Path("/sys")
 SMALL_BYTES = 4096  # a sysfs attribute is at most a page
 MAX_NAMES = 65536  # per directory: a /proc with more processes is truncated
 MAX_FIGURES = 20  # a 64-bit counter

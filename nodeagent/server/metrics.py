@@ -1,4 +1,4 @@
-"""The agent's metrics, built from the published state at each scrape. The hardware bounds the labels."""
+"""The agent's metrics, built from the published state at each scrape. The hardware bounds their number."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class IbPort:
 
     @property
     def alike(self) -> tuple[str, str, str, str]:
-        """The key that two peer ports have in common.
+        """The key that all peers of a port share.
 
         The key includes the PCI function, because the second port of each card is a separate function, and
         often none of the second ports has a cable.

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nodeagent.sensing.sensor import Omission
-from nodeagent.sensing.small_files import exists, list_names, parse_number, parse_text, try_read
+from nodeagent.sensing.small_files import MAX_FIGURES, exists, list_names, parse_number, parse_text, try_read
 from nodeagent.sensing.sweep import CachedList, Reading
 
 MAX_DEVICES = 512  # a node with eight GPUs and their switches has about a hundred
@@ -25,7 +25,6 @@ NETWORK, NVME, GPU, BRIDGE = "network", "nvme", "gpu", "bridge"
 # The first bytes of the class, from pci_ids.h. Data-centre GPUs are 3D controllers or accelerators.
 CLASSES = ((0x02, NETWORK), (0x0108, NVME), (0x03, GPU), (0x1200, GPU))
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
-MAX_FIGURES = 20
 WIDTHS = frozenset({1, 2, 4, 8, 12, 16, 32})  # PCI Express: other values, such as 0 and 63, mean no link
 AER = {f"aer_{each}": each for each in ("fatal", "nonfatal", "correctable")}
 # NVML reports a GPU's link; a bridge's link is the link of the device below it
@@ -128,7 +127,7 @@ def _hexadecimal(raw: bytes | None) -> int | None:
 
 
 def aer_total(raw: bytes) -> int | None:
-    """Return the number of errors in a file aer_dev_*; None if it contains none.
+    """Return the number of errors in a file aer_dev_*; None if the file contains no count.
 
     Its lines have the form `RxErr 0`. The last one, such as `TOTAL_ERR_COR 0`, counts messages, each of which
     may name several errors. If it is missing, the other counts are added up.

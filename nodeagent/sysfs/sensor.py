@@ -9,7 +9,7 @@ from typing import Any
 from nodeagent.model import Observation
 from nodeagent.sensing.clock import Clock
 from nodeagent.sensing.sensor import Omission, Unavailable
-from nodeagent.sensing.small_files import exists
+from nodeagent.sensing.small_files import SYSFS, exists
 from nodeagent.sensing.sweep import Sweep
 from nodeagent.sysfs.infiniband import ExpectedPorts, InfiniBandPorts
 from nodeagent.sysfs.network import NetworkInterfaces
@@ -31,7 +31,7 @@ class SysfsSensor:
         clock: Clock,
         periods_s: Mapping[str, float],
         remembered: Mapping[str, Any] | None = None,
-        root: Path = Path("/sys"),
+        root: Path = SYSFS,
         expected: ExpectedPorts = NOTHING_EXPECTED,
     ) -> None:
         """Create a sensor that has not read anything yet.

@@ -1,17 +1,17 @@
-"""A cluster to test on, what is installed there, and a report of it for a test that fails.
+"""Fixtures for a cluster and what is installed in it, and a report of the cluster when a test fails.
 
     KUBECONFIG=~/.kube/config HOLDFAST_IMAGE_BUILD="docker build -t" make cluster
 
 The tests install Holdfast in the cluster and remove it again. They refuse a cluster in which somebody else
-has installed it. Three variables say how they get what they test:
+has installed it. Three variables determine where the tested images and installation come from:
 
-`HOLDFAST_IMAGE_BUILD` is the command before the tag that builds an image, and loads it on every node.
-`HOLDFAST_IMAGES_READY=1` says instead that both images are there.
-`HOLDFAST_INSTALLED=1` says that Holdfast is installed: the tests use it, leave it, and skip its removal.
+`HOLDFAST_IMAGE_BUILD` is a command that, followed by a tag, builds an image and loads it on every node.
+`HOLDFAST_IMAGES_READY=1` states instead that both images are already on the nodes.
+`HOLDFAST_INSTALLED=1` states that Holdfast is installed. The tests then use it and do not remove it.
 
-`HOLDFAST_API_SERVER_STOP` and `HOLDFAST_API_SERVER_CONT` are commands that stop the process of the API
-server, which then keeps its connections and does not answer, and continue it. Without them, the test of an
-outage is skipped.
+`HOLDFAST_API_SERVER_STOP` is a command that stops the process of the API server, so that it keeps its
+connections but does not answer. `HOLDFAST_API_SERVER_CONT` continues it. Without these commands, the test of
+an outage is skipped.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from tests.cluster.apparatus.training_job import TrainingJob, example
 IMAGES = {"holdfast:dev": "images/Dockerfile", "holdfast-trainer:dev": "images/Dockerfile.trainer"}
 OURS = kubernetes_cluster.OURS
 
-BUILD_S = 1200.0  # of an image: torch is 0.2 GB to download and 0.9 GB to load on each node
+BUILD_S = 1200.0  # to build an image: torch is 0.2 GB to download and 0.9 GB to load on each node
 TEST_S = 600.0
 
 # The order of the modules. The demo installs Holdfast itself. The examples train while the tests of security
-# run, and nothing is supervised any more after Holdfast has been uninstalled.
+# run. Nothing can be supervised after Holdfast has been uninstalled.
 ORDER = (
     "test_demo",
     "test_commands",
@@ -80,7 +80,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_makereport(
     item: pytest.Function, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Add what is in the cluster to the report of a test that failed."""
+    """Add the state of the cluster to the report of a failed test."""
     report = yield
     found = item.funcargs.get("cluster")
     if report.failed and call.when == "call" and isinstance(found, ClusterUnderTest):
@@ -96,13 +96,13 @@ def _used(item: pytest.Function) -> tuple[object, ...]:
 
 
 def refuse(why: str) -> NoReturn:
-    """End a test that lacks something of the cluster: skip it; in CI, fail."""
+    """Skip a test for which the cluster lacks something. In CI, fail it instead."""
     (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(why)
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[ClusterUnderTest]:
-    """Give the cluster of $KUBECONFIG, or skip; in CI, fail."""
+    """Give the cluster of $KUBECONFIG. Skip if there is none; in CI, fail instead."""
     missing = kubernetes_cluster.missing()
     if missing:
         refuse(f"{missing}: {_HOW}")
@@ -120,7 +120,7 @@ def kubectl(cluster: ClusterUnderTest) -> Kubectl:
 
 @pytest.fixture(scope="session")
 def namespaces(cluster: ClusterUnderTest) -> Iterator[Namespaces]:
-    """Make namespaces; at the end of the session, delete them and wait until they are gone."""
+    """Create namespaces. At the end of the session, delete them and wait until they are gone."""
     made = Namespaces(cluster)
     yield made
     made.delete_all()
@@ -128,7 +128,7 @@ def namespaces(cluster: ClusterUnderTest) -> Iterator[Namespaces]:
 
 @pytest.fixture
 def namespace(namespaces: Namespaces) -> Iterator[str]:
-    """Give a new namespace that admits restricted pods only, and delete it."""
+    """Give a new namespace that admits only restricted pods, and delete it after the test."""
     name = namespaces.make()
     yield name
     namespaces.delete(name)
@@ -138,7 +138,7 @@ def namespace(namespaces: Namespaces) -> Iterator[str]:
 def node_processes(
     cluster: ClusterUnderTest, namespaces: Namespaces, images: tuple[str, ...]
 ) -> NodeProcesses:
-    """Give the processes of the nodes, to be killed from outside of their containers."""
+    """Give access to the processes of the nodes, which kills them from outside their containers."""
     assert images
     return NodeProcesses(cluster, namespaces.make("privileged"))
 
@@ -165,7 +165,7 @@ def images(cluster: ClusterUnderTest) -> tuple[str, ...]:
 def installed(cluster: ClusterUnderTest, images: tuple[str, ...]) -> Iterator[ClusterUnderTest]:
     """Give the cluster with Holdfast installed and ready, and uninstall it at the end of the session.
 
-    With HOLDFAST_INSTALLED=1, give it as it is and leave it so.
+    With HOLDFAST_INSTALLED=1, use the existing installation and leave it in place.
     """
     if kubernetes_cluster.is_lent():
         for name in PROGRAMS:
@@ -188,7 +188,7 @@ def installed(cluster: ClusterUnderTest, images: tuple[str, ...]) -> Iterator[Cl
 
 @pytest.fixture(scope="session")
 def job(installed: ClusterUnderTest, namespaces: Namespaces) -> TrainingJob:
-    """Give a job of two pods, whose owner creates and starts them again, that trains for ever."""
+    """Give a job of two pods that trains forever. Its owner replaces deleted pods and restarts containers."""
     objects = example(
         "statefulset.yaml", "--steps=1000000", "--pace=0.05", annotations={"holdfast.dev/hang-floor": "5s"}
     )

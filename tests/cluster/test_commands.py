@@ -99,7 +99,7 @@ def test_a_drill_is_refused_with_the_reason(
     assert done.stderr.startswith(f"holdfast: inject was refused: {said}")
 
 
-def test_a_mistyped_name_is_answered_with_the_one_that_is_meant(job: TrainingJob) -> None:
+def test_a_mistyped_name_is_answered_with_the_nearest_existing_one(job: TrainingJob) -> None:
     done = attempt("status", "--job", "gtp", "-n", job.namespace)
     assert done.returncode == 2
     assert "did you mean 'gpt'? `holdfast jobs -A` lists all jobs" in done.stderr
@@ -117,7 +117,7 @@ def test_the_doctor_finds_nothing_in_a_job_that_trains_and_a_mistake_in_another_
     assert "not injected: holdfast.dev/hang-flor: unknown annotation: did you mean" in done.stdout
 
 
-def test_commands_have_the_rights_of_the_user_and_no_others(
+def test_a_command_has_only_the_rights_of_its_user(
     job: TrainingJob, cluster: ClusterUnderTest, tmp_path: Path, named: tuple[str, str]
 ) -> None:
     there = ("-n", job.namespace)

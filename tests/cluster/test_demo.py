@@ -20,7 +20,7 @@ KINDS = "namespaces,customresourcedefinitions,mutatingwebhookconfigurations,clus
 
 @pytest.fixture
 def left(cluster: ClusterUnderTest, images: tuple[str, ...]) -> Iterator[set[str]]:
-    """Give what of Holdfast is in the cluster before the demo, and check that it is the same afterwards."""
+    """Give the objects of Holdfast before the demo, and check that they are the same afterwards."""
     assert images
     before = ours(cluster)
     assert is_lent() or before == set(), "left by others: the demo would use it"
@@ -51,7 +51,7 @@ def test_the_demo_recovers_from_its_faults_and_ends_with_equal_weights(left: set
 def test_the_demo_removes_everything_when_it_is_interrupted(
     left: set[str], cluster: ClusterUnderTest
 ) -> None:
-    """Twice, as an impatient user does, and at the moment at which most of it is there."""
+    """An impatient user interrupts it twice, at the moment at which most objects exist."""
     with subprocess.Popen(
         WORDS, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as demo:

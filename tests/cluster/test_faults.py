@@ -1,4 +1,4 @@
-"""A job survives each fault that a cluster has: one generation more at most, one step lost at most.
+"""A job survives each kind of fault in a cluster, with at most one new generation and one lost step.
 
 Most tests break the same job, one after another. They break rank 1 and its pod, so that the log of rank 0
 shows each step of the whole run.
@@ -34,12 +34,12 @@ from tests.cluster.apparatus.training_job import (
 
 MISSED_S = 120.0  # the supervisor looks once a minute for pods that the webhook has missed
 SIDECAR = "holdfast-sidecar"
-POD, OTHER = "gpt-1", "gpt-0"  # of ranks 1 and 0
+POD, OTHER = "gpt-1", "gpt-0"  # the pods of ranks 1 and 0
 
 
 @pytest.fixture(scope="session")
 def missed(installed: ClusterUnderTest, namespaces: Namespaces) -> Json:
-    """Give a pod that asked for Holdfast while no webhook was there."""
+    """Give a pod that opted in while no webhook was running."""
     replicas = installed.kubectl(
         "get", "-n", SYSTEM, f"deployment/{WEBHOOK}", "-o", "jsonpath={.spec.replicas}"
     )
@@ -80,7 +80,7 @@ def force_delete(cluster: ClusterUnderTest, namespace: str, pod: str) -> None:
 
 
 def test_a_pod_that_the_webhook_missed_runs_unsupervised(missed: Json, installed: ClusterUnderTest) -> None:
-    """Training is not held up by an installation that is away."""
+    """A missing installation does not hold up the training."""
     namespace, name = missed["metadata"]["namespace"], missed["metadata"]["name"]
     assert "initContainers" not in missed["spec"]
     assert "holdfast.dev/member" not in missed["metadata"]["labels"]
@@ -137,7 +137,7 @@ def test_a_killed_sidecar_costs_nothing(job: TrainingJob, node_processes: NodePr
 
 
 def test_a_rank_of_the_new_sidecar_is_replaced_too(job: TrainingJob) -> None:
-    """So it has found the launcher, the ranks and the snapshots of its predecessor."""
+    """This shows that it has found the launcher, the ranks and the snapshots of its predecessor."""
     before = job.observe()
     job.signal_rank(1, signal.SIGKILL, POD)
     incident = job.recovered(before)
@@ -192,7 +192,9 @@ def test_the_next_supervisor_finishes_a_recovery(
     assert job.observe().epoch > before.epoch
 
 
-def test_an_update_of_both_programs_is_not_noticed(job: TrainingJob, installed: ClusterUnderTest) -> None:
+def test_an_update_of_both_programs_disturbs_no_training(
+    job: TrainingJob, installed: ClusterUnderTest
+) -> None:
     before = job.observe()
     installed.kubectl("rollout", "restart", "-n", SYSTEM, *(f"deployment/{each}" for each in PROGRAMS))
     for each in PROGRAMS:
@@ -205,15 +207,15 @@ def test_an_update_of_both_programs_is_not_noticed(job: TrainingJob, installed: 
 
 
 def test_a_rank_is_replaced_by_the_next_supervisor(job: TrainingJob) -> None:
-    """So it has all of the job's state, and the members obey it."""
+    """This shows that it has all of the job's state, and that the members obey it."""
     before = job.observe()
     job.signal_rank(1, signal.SIGKILL, POD)
     incident = job.recovered(before)
     assert (incident["kind"], incident["rank"]) == ("crash", 1), incident["why"]
 
 
-def test_no_step_was_left_out_and_few_were_repeated(job: TrainingJob) -> None:
-    """Rank 0 has printed each step of the whole run; one that was lost is printed twice."""
+def test_no_step_was_skipped_and_each_incident_repeated_at_most_one(job: TrainingJob) -> None:
+    """Rank 0 prints each step, so a step that was lost and repeated is printed twice."""
     steps = job.steps(OTHER)
     assert set(steps) == set(range(max(steps) + 1))
     again = sum(Counter(steps).values()) - len(set(steps))
@@ -221,7 +223,7 @@ def test_no_step_was_left_out_and_few_were_repeated(job: TrainingJob) -> None:
     assert OTHER not in {each.partition("/")[0] for each in restarts(job.pods())}
 
 
-def test_an_event_says_that_the_webhook_missed_a_pod(missed: Json, installed: ClusterUnderTest) -> None:
+def test_an_event_reports_that_the_webhook_missed_a_pod(missed: Json, installed: ClusterUnderTest) -> None:
     namespace, name = missed["metadata"]["namespace"], missed["metadata"]["name"]
     path = f"/api/v1/namespaces/{namespace}/events?fieldSelector=involvedObject.name={name}"
 
@@ -234,7 +236,7 @@ def test_an_event_says_that_the_webhook_missed_a_pod(missed: Json, installed: Cl
     assert "unsupervised" in event["message"]
 
 
-def test_the_webhook_that_is_back_injects(missed: Json, installed: ClusterUnderTest) -> None:
+def test_a_webhook_that_has_come_back_injects_pods_again(missed: Json, installed: ClusterUnderTest) -> None:
     namespace = missed["metadata"]["namespace"]
     pod = example("bare-pods.yaml")[1]
     dry = ("create", "--dry-run=server", "-n", namespace, "-o", "json", "-f", "-")

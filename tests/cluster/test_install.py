@@ -1,4 +1,4 @@
-"""Holdfast is installed with one command, gets ready, and is removed with one that leaves nothing."""
+"""One command installs Holdfast, and another one removes it and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ spec:
 
 
 def of_ours(cluster: ClusterUnderTest) -> set[str]:
-    """Return the names of all objects of the cluster itself that are ours."""
+    """Return the names of all cluster-wide objects that are ours."""
     names = cluster.kubectl("get", KINDS, "-o", "name").split()
     return {name for name in names if "holdfast" in name}
 
 
-def test_the_installed_programs_get_ready_without_a_restart(installed: ClusterUnderTest) -> None:
+def test_the_installed_programs_become_ready_without_a_restart(installed: ClusterUnderTest) -> None:
     pods = json.loads(installed.kubectl("get", "pods", "-n", SYSTEM, "-o", "json"))["items"]
     statuses = [each["status"]["containerStatuses"][0] for each in pods]
     assert len(statuses) > len(PROGRAMS)

@@ -19,11 +19,11 @@ MANIFEST = "/manifest.json"
 
 
 def address(cluster: ClusterUnderTest) -> str:
-    """Return this machine's address on the way to the nodes, at which pods reach it."""
+    """Return the address of this machine at which pods can reach it."""
     nodes = cluster.read("/api/v1/nodes")["items"]
     node = next(a["address"] for a in nodes[0]["status"]["addresses"] if a["type"] == "InternalIP")
     with socket.socket(socket.AF_INET6 if ":" in node else socket.AF_INET, socket.SOCK_DGRAM) as way:
-        way.connect((node, 9))  # sends nothing
+        way.connect((node, 9))  # connecting a UDP socket sends nothing
         found: str = way.getsockname()[0]
     return found
 
@@ -124,7 +124,7 @@ def test_a_failing_bucket_disturbs_no_training_and_is_reported(
     assert (after.generation, after.incidents) == (before.generation, before.incidents)
 
 
-def test_the_credentials_are_nowhere_but_in_the_secret(stored_job: TrainingJob) -> None:
+def test_only_the_secret_contains_the_credentials(stored_job: TrainingJob) -> None:
     job = stored_job
 
     def look() -> bool | None:

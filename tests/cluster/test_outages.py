@@ -1,4 +1,4 @@
-"""A job whose pods, one after another, or whose API server are away for longer than a restart takes."""
+"""The pods of a job, or the API server, are away for longer than a restart takes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.cluster.apparatus.training_job import (
 from tests.cluster.conftest import refuse
 
 STEPS = 400
-POD, OTHER = "gpt-1", "gpt-0"  # of ranks 1 and 0
+POD, OTHER = "gpt-1", "gpt-0"  # the pods of ranks 1 and 0
 AWAY_S = 60.0
 KILLED_AFTER_S = 25.0  # well after the Lease of the leader has expired
 _STAMPED = re.compile(r"^(\S+) step +(\d+) +loss", re.MULTILINE)
@@ -54,7 +54,7 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
 
 @pytest.fixture(scope="module")
 def stored_job(installed: ClusterUnderTest, namespaces: Namespaces) -> Iterator[TrainingJob]:
-    """Give a job of two pods on one node, with durable storage there."""
+    """Give a job of two pods on one node that has durable storage."""
     namespace = namespaces.make("baseline")
     storage = DurableStorage(installed, namespace)
     storage.make()
@@ -137,7 +137,7 @@ def test_a_job_whose_pods_are_lost_one_after_another_resumes_from_that_checkpoin
     assert min(again) == last, "the first step that was done again follows the checkpoint"
 
 
-def test_the_interrupted_job_gets_the_weights_of_an_undisturbed_one(
+def test_the_interrupted_job_ends_with_the_weights_of_an_undisturbed_one(
     stored_job: TrainingJob, installed: ClusterUnderTest, namespaces: Namespaces
 ) -> None:
     found = example("bare-pods.yaml", f"--steps={STEPS}", "--pace=0.02")
@@ -147,7 +147,7 @@ def test_the_interrupted_job_gets_the_weights_of_an_undisturbed_one(
 
 
 def commands() -> tuple[list[str], list[str]]:
-    """Return the commands that stop the API server and continue it, or skip; in CI, fail."""
+    """Return the commands that stop the API server and continue it. Without them, skip; in CI, fail."""
     names = ("HOLDFAST_API_SERVER_STOP", "HOLDFAST_API_SERVER_CONT")
     words = [shlex.split(os.environ.get(name, "")) for name in names]
     if not all(words):
@@ -166,7 +166,7 @@ def test_a_rank_is_replaced_while_the_api_server_is_stopped(
     subprocess.run(stop, check=True)
     stopped_s = time.time()
     try:
-        time.sleep(AWAY_S)  # the subject of this test: nobody can be asked meanwhile
+        time.sleep(AWAY_S)  # the subject of this test: nobody can query the API server now
     finally:
         subprocess.run(cont, check=True)
     back_s = time.time()
@@ -186,7 +186,7 @@ def test_a_rank_is_replaced_while_the_api_server_is_stopped(
     assert restarts(job.pods()) == {}
 
 
-def test_the_api_server_that_is_back_is_used(job: TrainingJob) -> None:
+def test_the_supervisor_uses_an_api_server_that_has_come_back(job: TrainingJob) -> None:
     """A fault that needs the API: the pod is deleted, and its successor joins."""
     before = job.observe()
     job.signal_rank(1, signal.SIGKILL, POD)

@@ -39,7 +39,7 @@ except ssl.SSLCertVerificationError as error:
     print(0, error.verify_message)
 """
 
-# Connects as one member and reports for three seconds, as another one, that its launcher is lost.
+# Connects as one member and, for three seconds, reports in the name of another one that its launcher is lost.
 _PRETEND = """
 import asyncio, json, ssl, sys, time
 import aiohttp
@@ -69,7 +69,7 @@ asyncio.run(main())
 
 @dataclass(frozen=True)
 class Client:
-    """A pod that nobody supervises, from which programs connect to the supervisor."""
+    """An unsupervised pod in which programs run that connect to the supervisor."""
 
     cluster: ClusterUnderTest
     namespace: str
@@ -81,7 +81,7 @@ class Client:
         return self.cluster.kubectl(*inside, text=json.dumps(content))
 
     def connect(self, token: str | None, **given: str) -> tuple[int, str]:
-        """Return the status of the supervisor's answer, and what it says."""
+        """Return the status and the text of the supervisor's response."""
         status, _, said = self.run(_CONNECT, token, **given).partition(" ")
         return int(status), said.strip()
 
@@ -95,7 +95,7 @@ def client(installed: ClusterUnderTest, namespaces: Namespaces) -> Client:
 
 
 def authority(cluster: ClusterUnderTest) -> str:
-    """Return the certificates with which the supervisor is to be verified."""
+    """Return the certificates that verify the supervisor."""
     path = 'go-template={{index .data "ca.crt" | base64decode}}'
     return cluster.kubectl("get", "secret", "holdfast-ca", "-n", SYSTEM, "-o", path)
 
@@ -123,7 +123,7 @@ def make_pod(cluster: ClusterUnderTest, namespace: str, name: str, **spec: objec
 
 
 def token_of(cluster: ClusterUnderTest, namespace: str, pod: str, audience: str = AUDIENCE) -> str:
-    """Return a token as the kubelet gives it to a pod; one of the service account itself if `pod` is ""."""
+    """Return a token as the kubelet gives it to `pod`; if `pod` is "", one of the service account alone."""
     bound: tuple[str, ...] = ()
     if pod:
         uid = cluster.read(f"/api/v1/namespaces/{namespace}/pods/{pod}")["metadata"]["uid"]
@@ -132,29 +132,29 @@ def token_of(cluster: ClusterUnderTest, namespace: str, pod: str, audience: str 
     return cluster.kubectl("create", "token", "default", "-n", namespace, *audiences, *bound).strip()
 
 
-def test_no_token_is_refused(client: Client) -> None:
+def test_a_request_without_a_token_is_refused(client: Client) -> None:
     assert client.connect(None)[0] == 401
 
 
-def test_junk_is_refused(client: Client) -> None:
+def test_a_malformed_token_is_refused(client: Client) -> None:
     assert client.connect("a.b.c")[0] == 401
     assert client.connect("x" * 5000)[0] == 401
 
 
 @pytest.mark.parametrize("audience", ["", "vault"], ids=["of the API server", "of another program"])
 def test_a_token_for_another_audience_is_refused(client: Client, audience: str) -> None:
-    """Whoever gets a pod's token for something else cannot be a member with it."""
+    """A pod's token that was issued for another purpose does not make its holder a member."""
     status, said = client.connect(token_of(client.cluster, client.namespace, "client", audience))
     assert status == 401, said
 
 
-def test_a_token_of_no_pod_is_refused(client: Client) -> None:
+def test_a_token_that_belongs_to_no_pod_is_refused(client: Client) -> None:
     status, said = client.connect(token_of(client.cluster, client.namespace, ""))
     assert (status, "not bound to a pod" in said) == (401, True), said
 
 
 def test_a_pod_that_is_no_member_is_turned_away(client: Client) -> None:
-    """It may only be that the supervisor has not seen the pod yet, so it is not told that it is refused."""
+    """The answer does not say that it is refused, because the supervisor may not have seen the pod yet."""
     status, said = client.connect(token_of(client.cluster, client.namespace, "client"))
     assert (status, "is not a member of a job" in said) == (503, True), said
 
@@ -172,8 +172,8 @@ def test_the_token_of_a_deleted_pod_is_refused(client: Client) -> None:
     client.cluster.until(look, "the API server refuses the token", client.namespace, limit_s=60.0)
 
 
-def test_a_server_with_another_authority_is_not_believed(client: Client) -> None:
-    """The client trusts the API server's authority here, as one with a wrong HOLDFAST_CA would."""
+def test_a_server_with_a_certificate_of_another_authority_is_refused(client: Client) -> None:
+    """This client trusts the API server's authority, as a client with a wrong HOLDFAST_CA would."""
     config = client.cluster.kubectl("get", "cm", "-n", client.namespace, "kube-root-ca.crt", "-o", "json")
     status, said = client.connect("a.b.c", ca=json.loads(config)["data"]["ca.crt"])
     assert status == 0, said
@@ -183,7 +183,7 @@ def test_a_server_with_another_authority_is_not_believed(client: Client) -> None
 def test_a_member_cannot_speak_for_a_member_of_another_job(
     job: TrainingJob, client: Client, namespaces: Namespaces
 ) -> None:
-    """It is served under the identity that its token proves, whatever it says in its reports."""
+    """The supervisor uses the identity that the token proves, whatever name the reports contain."""
     before = job.observe()
     namespace = namespaces.make()
     text = json.dumps(pretender())
@@ -203,7 +203,7 @@ def test_a_member_cannot_speak_for_a_member_of_another_job(
 
 
 def pretender() -> Json:
-    """Return a pod of another job that is never scheduled, so that nothing but the test speaks for it."""
+    """Return a pod of another job that is never scheduled, so that only the test can report for it."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",

@@ -1,6 +1,6 @@
 """The examples train to their end, supervised and under torchrun, and all get the same weights.
 
-Most start at once. Those of the guides start one after another, when the others have trained.
+Most of them start together. The examples of the guides start one after another, after the others have ended.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KILL_AT = 20
 OPTIONS = (f"--steps={STEPS}", "--pace=0.05")
 PYTORCHJOBS, TFJOBS = "pytorchjobs.kubeflow.org", "tfjobs.kubeflow.org"
 VOLUME = (
-    "gpt-data"  # of the guide's PyTorchJob, and in no namespace: a run that was interrupted may have left it
+    "gpt-data"  # the volume of the guide's PyTorchJob has no namespace: an interrupted run may have left it
 )
 _RANDOM = re.compile(r"kube-api-access-\w+")  # the name of a volume that the API server adds
 
@@ -43,9 +43,9 @@ Trainings = dict[str, TrainingJob]
 
 @pytest.fixture(scope="session")
 def trainings(installed: ClusterUnderTest, namespaces: Namespaces) -> Iterator[Trainings]:
-    """Start all examples at once, each in a namespace of its own, and the Job also under torchrun.
+    """Start all examples together, each in a separate namespace, and the Job also under torchrun.
 
-    Those of an operator that the cluster lacks are left out.
+    Examples for an operator that the cluster lacks are omitted.
     """
     names = [name for name in (*SUPERVISED, PLAIN) if name != "pytorchjob" or has(installed, PYTORCHJOBS)]
     found = {}
@@ -83,7 +83,7 @@ def guide(installed: ClusterUnderTest, namespaces: Namespaces) -> Iterator[Train
 
 @pytest.fixture(scope="session")
 def killed_tfjob(installed: ClusterUnderTest, namespaces: Namespaces) -> TrainingJob:
-    """Give the TFJob after a rank of it was killed."""
+    """Give the TFJob after one of its ranks was killed."""
     return killed(started(installed, namespaces, example("tfjob.yaml", *OPTIONS), TFJOBS), rank=1)
 
 
@@ -93,7 +93,7 @@ def killed_deployment(installed: ClusterUnderTest, namespaces: Namespaces) -> It
     job = TrainingJob(installed, namespaces.make(), example("deployment.yaml", *OPTIONS))
     job.start()
     killed(job, rank=1)
-    job.follow(job.rank_pod(0))  # a container that starts again hides the log of the one before
+    job.follow(job.rank_pod(0))  # a restarted container hides the log of its predecessor
     yield job
     job.unfollow()
 
@@ -149,10 +149,10 @@ def owner_says(job: TrainingJob, condition: str) -> Json:
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*-plain.yaml")), ids=lambda path: path.stem)
-def test_a_pod_that_does_not_ask_is_admitted_unchanged(
+def test_a_pod_that_does_not_opt_in_is_admitted_unchanged(
     path: Any, installed: ClusterUnderTest, namespaces: Namespaces
 ) -> None:
-    """The same pod is created in a namespace that the webhook never sees, and in one that it does."""
+    """The same pod is created in a namespace that the webhook never sees, and in one that it sees."""
     seen, unseen = namespaces.make(), namespaces.make(injection="disabled")
     for pod in pods_in(example(path.name)):
         pod.update(apiVersion="v1", kind="Pod")
@@ -165,7 +165,7 @@ def test_a_pod_that_does_not_ask_is_admitted_unchanged(
 
 
 def admitted(cluster: ClusterUnderTest, namespace: str, pod: Json) -> str:
-    """Return the pod that would be created, as text, without what differs between two equal ones."""
+    """Return the pod that would be created, as text, without the fields that differ between equal pods."""
     dry = ("create", "--dry-run=server", "-o", "json", "-n", namespace, "-f", "-")
     found = json.loads(cluster.kubectl(*dry, text=json.dumps(pod)))
     for name in ("uid", "creationTimestamp", "namespace"):
@@ -173,8 +173,8 @@ def admitted(cluster: ClusterUnderTest, namespace: str, pod: Json) -> str:
     return _RANDOM.sub("kube-api-access", json.dumps(found, sort_keys=True))
 
 
-def test_the_pods_of_the_twin_are_those_of_its_template(trainings: Trainings) -> None:
-    """Its Job controller created them, at the same time as the webhook injected the others."""
+def test_the_pods_of_the_twin_equal_its_template(trainings: Trainings) -> None:
+    """The Job controller created them while the webhook injected the pods of the other jobs."""
     job = trainings[PLAIN]
     pods = job.until(lambda: job.pods() or None, "the Job has made its pods", SUMMARY_S)
     for pod in pods:
@@ -186,7 +186,7 @@ def test_the_pods_of_the_twin_are_those_of_its_template(trainings: Trainings) ->
 
 
 def programs(pod: Json) -> list[tuple[Any, ...]]:
-    """Return the containers of a pod, and what they run."""
+    """Return the containers of a pod with their commands."""
     containers = [*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"]]
     return [tuple(each.get(key) for key in ("name", "image", "command", "args")) for each in containers]
 
@@ -234,7 +234,7 @@ def test_a_pytorchjob_whose_rank_was_killed_has_succeeded(killed_pytorchjob: Tra
 def test_a_pytorchjob_in_the_shape_of_the_guides_trains_to_its_end(
     guide: TrainingJob, trainings: Trainings
 ) -> None:
-    """On data that its init container has put into a claim: the text that the other examples train on."""
+    """It trains on the text of the other examples, which its init container has stored in a claim."""
     assert guide.digest() == trainings["bare-pods"].digest()
     found = owner_says(guide, "Succeeded")
     assert not [each for each in found["replicaStatuses"].values() if each.get("failed")]
@@ -251,8 +251,8 @@ def test_a_deployment_whose_rank_was_killed_trains_to_its_end(
     assert ended_well(killed_deployment, generation=2)["incidents"] == 1
 
 
-def test_a_tfjob_whose_rank_was_killed_begins_anew_and_succeeds(killed_tfjob: TrainingJob) -> None:
-    """Its script uses no torch and keeps nothing, and its pods stay."""
+def test_a_tfjob_whose_rank_was_killed_starts_over_and_succeeds(killed_tfjob: TrainingJob) -> None:
+    """Its script does not use torch and keeps no state. Its pods are not replaced."""
     pods = killed_tfjob.observe().pods
     assert killed_tfjob.digest()
     owner_says(killed_tfjob, "Succeeded")
@@ -276,7 +276,7 @@ def test_bare_pods_train_to_their_end(trainings: Trainings) -> None:
     ended_well(job, generation=1)
 
 
-def test_the_log_of_the_container_has_what_the_script_prints(trainings: Trainings) -> None:
+def test_the_log_of_the_container_contains_the_output_of_the_script(trainings: Trainings) -> None:
     job = trainings["bare-pods"]
     job.digest()
     assert job.steps("gpt-0") == list(range(STEPS))
@@ -284,6 +284,6 @@ def test_the_log_of_the_container_has_what_the_script_prints(trainings: Training
 
 
 @pytest.mark.parametrize("name", [*SUPERVISED, PLAIN])
-def test_all_get_the_same_weights(name: str, trainings: Trainings) -> None:
-    """Whether a rank was killed or not, and under torchrun as well."""
+def test_every_job_ends_with_the_same_weights(name: str, trainings: Trainings) -> None:
+    """This holds whether or not a rank was killed, and also under torchrun."""
     assert job_of(trainings, name).digest() == trainings["bare-pods"].digest()

@@ -1,1 +1,1 @@
-"""Writers are killed at every line, and readers run concurrently: no torn write may pass for complete."""
+"""Writers are killed at every line while readers run. No reader may take a torn write for a complete one."""

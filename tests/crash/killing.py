@@ -1,4 +1,4 @@
-"""Kill a writer, a forked child, with SIGKILL between any two changes that it makes to files."""
+"""Kill a writer, a forked child, between any two changes that it makes to files."""
 
 from __future__ import annotations
 

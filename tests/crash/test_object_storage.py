@@ -17,7 +17,7 @@ from tests.unit.sidecar.storage.checkpoints import PREFIX, defects, save, steps
 from tests.unit.sidecar.storage.conftest import storage_at
 
 END_S = 60.0
-# Replaces a checkpoint of an older generation, writes another one, and deletes all but that.
+# Replaces a checkpoint of an older generation, writes another one, and deletes all others.
 _WRITER = """
 import sys
 from pathlib import Path
@@ -33,7 +33,7 @@ retain(storage, Retention(1, epoch=2), frozenset({newest}))
 
 
 def killed_at(server: ObjectServer, number: int, local: Path) -> bool:
-    """Run the writer until its request `number`; return False if it ended before that."""
+    """Run the writer and kill it at its request `number`. Return False if it ended before that request."""
     count, started = itertools.count(1), threading.Event()
 
     def interfere(_: Request) -> Fault | None:
@@ -52,7 +52,9 @@ def killed_at(server: ObjectServer, number: int, local: Path) -> bool:
     return status != 0
 
 
-def test_a_writer_killed_at_any_request_leaves_whole_checkpoints_and_nothing_for_ever(tmp_path: Path) -> None:
+def test_a_writer_killed_at_any_request_leaves_whole_checkpoints_and_no_permanent_leftovers(
+    tmp_path: Path,
+) -> None:
     number = 1
     while True:
         with serving(tmp_path / "objects") as server:

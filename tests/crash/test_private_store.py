@@ -24,7 +24,7 @@ def test_a_writer_killed_at_any_line_damages_no_other_step(memory: Path, size: i
 
     def check(work: Path, finished: bool) -> None:
         reader = PrivateReader(work / "rank")
-        for step in before - {8, 20}:  # 40 takes the places of 8 (ruler) and 20 (every)
+        for step in before - {8, 20}:  # 40 takes the slots of 8 (ruler) and 20 (every)
             found = reader.get(step)
             assert found is not None
             assert found.data == state(step)

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 from nodeagent.model import Level, word
+from nodeagent.policy.kernel_lines import KERNEL
 from nodeagent.policy.loading import shipped
-from nodeagent.policy.overriding import KERNEL
 from nodeagent.policy.rules import Rule, RuleKind
 from tests.unit.nodeagent.cli.test_explanations import explain
 

@@ -1,8 +1,9 @@
 """Unmodified loops of other libraries are killed, stopped and resumed, and end with the right result.
 
-They resume from their own checkpoints. Each is held to what it promises of a resumed run: the Trainer of
-transformers restores random states and the order of its data, and ends with the weights of an undisturbed
-run. Lightning repeats the epoch in which it stopped, and a loop that draws random batches draws others.
+They resume from their own checkpoints. Each test expects what the library promises for a resumed run. The
+Trainer of transformers restores random states and the order of its data, and ends with the weights of an
+undisturbed run. Lightning repeats the epoch in which it stopped. A loop that draws random batches draws other
+batches after it resumes.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ LIGHTNING = Loop("lit.py", ("out", 200, 40), of_lightning)
 
 
 def beyond(loop: Loop, run: Run, step: int) -> int:
-    """Wait until a checkpoint beyond `step` is complete and all ranks have saved it; return its step."""
+    """Wait until all ranks have completed a checkpoint beyond `step`, and return its step."""
 
     def look() -> int | None:
         assert run.process.poll() is None, run.report()
@@ -137,7 +138,7 @@ def test_lightning_uses_the_world_size_of_the_launcher(start: Start, options: st
 
 
 def test_lightning_refuses_a_different_world_size_as_under_torchrun(start: Start) -> None:
-    """Lightning once did not recognize the launcher: with two devices, one rank waited for a second."""
+    """Lightning once failed to recognize the launcher: with two devices, one rank waited for a second one."""
     pytest.importorskip("lightning", reason="lightning is not installed: make extras")
     ended = start("--nproc-per-node 1", str(SCRIPTS / "lit.py"), "out", 20, 10).finish(START_S + WAIT_S)
     assert ended.code == 1

@@ -16,7 +16,7 @@ COMPILE_S = 60.0
 
 
 class NoCompiler(Exception):
-    """There is no C compiler, or it does not compile the source."""
+    """Raised if there is no C compiler, or if it cannot compile the source."""
 
 
 def build(into: Path | None = None, old_driver: bool = False) -> Path:
@@ -38,7 +38,7 @@ def build(into: Path | None = None, old_driver: bool = False) -> Path:
     if not compiler:
         raise NoCompiler("the fake NVML needs a C compiler: cc, gcc or clang, or one named by CC")
     folder.mkdir(parents=True, exist_ok=True)
-    draft = folder / f".{SONAME}.{os.getpid()}"  # two test runs may build at once
+    draft = folder / f".{SONAME}.{os.getpid()}"  # two test runs may build at the same time
     command = [
         compiler, "-shared", "-fPIC", "-O1", "-Wall", f"-Wl,-soname,{SONAME}", *flags,
         "-o", str(draft), str(SOURCES[0]), "-lpthread",

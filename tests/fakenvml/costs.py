@@ -1,4 +1,4 @@
-"""Measure the cost of one sweep of the polling sensor without the driver: the fake library returns at once.
+"""Measure the cost of one sweep of the polling sensor without the driver's: the fake library is instant.
 
 Run it: `python -m tests.fakenvml.costs`.
 """
@@ -28,7 +28,7 @@ def sweep_cpu_s(gpus: int = 8, period_s: float = 0.0, sweeps: int = SWEEPS) -> f
         clock = SetClock()
         sensor = NvmlPolling(NvmlDriver(Path(folder)), clock, dict.fromkeys(CHECKS, period_s))
         sensor.open()
-        sensor.read()  # finds out once what is not supported
+        sensor.read()  # the first sweep finds out which queries are not supported
         began_s = time.thread_time()
         for _ in range(sweeps):
             clock.at_s += NvmlPolling.period_s

@@ -27,7 +27,7 @@ class SetClock(Clock):
 
 @contextmanager
 def faked(path: Path, gpus: int = 8, links: int = 18) -> Iterator[Fake]:
-    """Make `libnvidia-ml.so.1` the fake library for every caller in this process, with its state in `path`.
+    """Load the fake library as `libnvidia-ml.so.1` for all callers in this process, with its state in `path`.
 
     The loader finds a library that is already loaded by its name, so pynvml needs no change. At the end of
     the context NVML must be closed again.

@@ -30,7 +30,7 @@ class Field(ctypes.Structure):
 
 
 class Gpu(ctypes.Structure):
-    """What one GPU shows. Every field may be set at any time: `gpu.temperature = 80`."""
+    """The state that one GPU reports. Every field may be set at any time: `gpu.temperature = 80`."""
 
     present: int
     code: int

@@ -1,4 +1,4 @@
-"""The GPUs that the fake library shows. Changes by tests and benches are seen by other processes at once."""
+"""The GPUs that the fake library shows. Other processes see changes by tests and benches immediately."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.fakenvml.layout import MAX_FAULTS, MAX_GPUS, MAX_LINKS, RING, Fault, 
 
 VARIABLE = "FAKE_NVML_STATE"
 FOREVER = -1.0
-WHOLE_GPU = 0xFFFFFFFF  # of an event that concerns no MIG instance
+WHOLE_GPU = 0xFFFFFFFF  # the instance id of an event that concerns no MIG instance
 DRIVERS = ("loaded", "missing", "mismatch", "reloading")
 
 # Constants of NVML, with the values of nvml.h.
@@ -34,7 +34,7 @@ class Fake:
     """The state file of one fake node. The next call into the library sees every change."""
 
     def __init__(self, path: Path, gpus: int = 8, links: int = MAX_LINKS) -> None:
-        """Create the file, with a loaded driver and healthy GPUs. `VARIABLE` names it to processes."""
+        """Create the file, with a loaded driver and healthy GPUs. Processes find it by `VARIABLE`."""
         if not 0 <= gpus <= MAX_GPUS:
             raise ValueError(f"gpus: 0 to {MAX_GPUS}")
         self.path = path
@@ -72,7 +72,7 @@ class Fake:
         return self._state
 
     def gpu(self, number: int) -> Gpu:
-        """Return what a GPU shows; change it in place."""
+        """Return the state that a GPU reports, which the caller may change in place."""
         found: Gpu = self._state.gpu[number]
         return found
 
@@ -93,7 +93,7 @@ class Fake:
     def send(
         self, gpu: int, event_type: int, data: int = 0, gi: int = WHOLE_GPU, ci: int = WHOLE_GPU
     ) -> None:
-        """Send an event to all event sets that are registered for it; gi, ci: of a MIG instance."""
+        """Send an event to all event sets that are registered for it. `gi` and `ci` name a MIG instance."""
         event = self._state.ring[self._state.next_event % RING]
         event.type, event.data, event.gpu = event_type, data, gpu
         event.gpu_instance, event.compute_instance = gi, ci
@@ -114,15 +114,15 @@ class Fake:
     # -- faults
 
     def fail(self, function: str, code: int, gpu: int | None = None) -> None:
-        """Let a function return `code` for one GPU or all; 0 lets it work again."""
+        """Make a function return `code` for one GPU or for all; 0 makes it work again."""
         self._fault(function, gpu, code, 0.0)
 
     def block(self, function: str, seconds: float = FOREVER, gpu: int | None = None, code: int = 0) -> None:
-        """Let calls of a function block in C, for a time or until `release`."""
+        """Make calls of a function block in C, for a time or until `release`."""
         self._fault(function, gpu, code, seconds)
 
     def release(self, function: str = "", gpu: int | None = None) -> None:
-        """Remove the faults of a function, or all; blocked calls return."""
+        """Remove the faults of one function or of all functions. Blocked calls then return."""
         for fault in self._state.faults:
             if not function or (fault.function == function.encode() and fault.gpu == _number(gpu)):
                 fault.active = 0
@@ -146,7 +146,7 @@ class Fake:
     # -- the driver
 
     def driver(self, state: str) -> None:
-        """Put the driver into one of the states `DRIVERS`. Processes that had it open must open it again."""
+        """Put the driver into one of the states `DRIVERS`. Processes that have it open must open it again."""
         self._state.driver = DRIVERS.index(state)
         self._state.generation += 1
         self._wake()
@@ -156,23 +156,23 @@ class Fake:
         self.driver("loaded")
 
     def old(self, is_old: bool = True, version: str = "525.147.05") -> None:
-        """Make newer functions, fields and events unknown."""
+        """Act as an old driver, which does not know newer functions, fields and events."""
         self._state.old_driver = int(is_old)
         self._state.driver_version = version.encode()
 
     def vanish(self, gpu: int) -> None:
-        """Remove the GPU from the list of NVML."""
+        """Remove the GPU from NVML's list."""
         self.gpu(gpu).present = 0
 
     def restore(self, gpu: int) -> None:
-        """Return the GPU to the list, and let it answer."""
+        """Return the GPU to NVML's list, and make it answer again."""
         self.gpu(gpu).present = 1
         self.gpu(gpu).code = 0
 
     # -- for tests that must not sleep
 
     def until(self, holds: Callable[[State], bool], within_s: float = 5.0) -> None:
-        """Wait until a condition on the state holds: a call blocks, an event set is waited on.
+        """Wait until a condition on the state holds, such as that a call blocks or waits on an event set.
 
         Raises:
             TimeoutError: It does not hold within `within_s`.
@@ -189,7 +189,7 @@ def _number(gpu: int | None) -> int:
 
 
 def _well(gpu: Gpu, number: int, links: int) -> None:
-    """Show a healthy, busy H100 of an HGX board."""
+    """Set the state of a healthy, busy H100 of an HGX board."""
     gpu.present = 1
     gpu.pci = f"00000000:{0x1B + 0x10 * number & 0xFF:02X}:00.0".encode()
     gpu.uuid = f"GPU-00000000-0000-4000-8000-{number:012x}".encode()

@@ -1,1 +1,1 @@
-"""Tests of tests/torch's simulated-device cases on a real GPU; skipped if there is none."""
+"""The cases that tests/torch runs on a simulated device, on a real GPU. Skipped if there is none."""

@@ -1,4 +1,4 @@
-"""States on a real GPU: which step's state is complete, and what a commit or a copy waits for."""
+"""States on a real GPU: when the state of a step is complete, and what a commit or a copy waits for."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Slowly(socketserver.BaseRequestHandler):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Run]]:
-    """Start all runs at once, because most of them wait most of the time."""
+    """Start all runs together, because most of them wait most of the time."""
     made: dict[str, Run] = {}
     server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Slowly)
     server.daemon_threads = True
@@ -127,7 +127,7 @@ def test_a_suspended_machine_loses_no_process(runs: dict[str, Run]) -> None:
     assert len(everyone) >= 8
     for signum, away_s in ((signal.SIGSTOP, SECONDS), (signal.SIGCONT, 0.0)):
         for pid in everyone:
-            with contextlib.suppress(ProcessLookupError):  # it has ended since it was listed
+            with contextlib.suppress(ProcessLookupError):  # the process has ended since it was listed
                 os.kill(pid, signum)
         threading.Event().wait(away_s)  # how long the machine is suspended
     step = run.running()["step"]

@@ -1,7 +1,7 @@
-"""Start `holdfast run` as a user does, break it, and check that nothing of it is left.
+"""Start `holdfast run` as a user does, break it, and check that it leaves nothing behind.
 
 Every wait uses `until`, which polls until a deadline and fails at once if the run has ended. `finish` checks
-that nothing is left; `kill` ends whatever a test leaves behind.
+that nothing is left behind; `kill` ends whatever a test leaves behind.
 """
 
 from __future__ import annotations
@@ -168,12 +168,12 @@ class Run:
             raise Refused(f"{what} of rank {rank}: {why}\n{self.report()}") from None
 
     def hit(self, rank: int, signum: int, whatever: bool = False) -> None:
-        """Send a signal to the process of a rank; with `whatever`, it may be dead already."""
+        """Send a signal to the process of a rank. With `whatever`, the process may already be dead."""
         with contextlib.suppress(*[ProcessLookupError] if whatever else []):
             os.kill(self.pid(rank), signum)
 
     def kill_ranks(self, *ranks: int) -> None:
-        """Kill each of `ranks`, all stopped first so that none can react to another's end."""
+        """Kill each of `ranks`. Stop all of them first, so that none can react to another's end."""
         pids = [self.pid(rank) for rank in ranks]
         for signum in (signal.SIGSTOP, signal.SIGKILL):
             for pid in pids:
@@ -210,7 +210,7 @@ class Run:
         self.process.send_signal(signum)
 
     def finish(self, limit_s: float = WAIT_S) -> Ended:
-        """Wait for the end; check that nothing of the run is left."""
+        """Wait for the end, and check that the run has left nothing behind."""
         try:
             code = self.process.wait(limit_s)
         except subprocess.TimeoutExpired:
@@ -222,7 +222,7 @@ class Run:
         return Ended(code, self.output())
 
     def stop(self) -> Ended:
-        """End the run at once, and check that nothing of it is left."""
+        """End the run immediately, and check that it has left nothing behind."""
         self.interrupt()
         self.interrupt()
         return self.finish()

@@ -1,4 +1,4 @@
-"""Wait for an event, and fail at a deadline with what was waited for."""
+"""Wait for an event, and fail at a deadline with a description of the event."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-LOOK_S = (0.01, 0.1)  # between two polls: at first, and at most
+LOOK_S = (0.01, 0.1)  # seconds between two polls: at first, and at most
 START_S = 90.0  # for the first step: imports of torch by several processes at once, on two busy cores
-WAIT_S = 60.0  # for everything else
-GONE_S = 15.0  # for what a run started, after its end
+WAIT_S = 60.0  # the limit for everything else
+GONE_S = 15.0  # the limit for the processes of a run, after its end
 
 T = TypeVar("T")
 

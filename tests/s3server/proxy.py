@@ -13,8 +13,8 @@ PIECE_BYTES = 64 << 10
 class Proxy:
     """Forwards connections to `port`.
 
-    Of each of the next `faulty` connections, only `limit_bytes` pass in the direction `of`, "up" or "down";
-    then it is cut or, with `stops`, it stays open and nothing passes any more.
+    The next `faulty` connections pass only `limit_bytes` in the direction `of`, "up" or "down". After that,
+    the proxy cuts the connection or, with `stops`, keeps it open but passes no more bytes.
     """
 
     def __init__(self, port: int) -> None:

@@ -1,7 +1,7 @@
-"""A server that speaks the part of S3 that checkpoints need, and fails as a test asks it to.
+"""A server that implements the part of S3 that checkpoints need, and fails where a test requests it.
 
 It keeps objects as files in a directory, so states of gigabytes need no memory. Conditions of a PUT are
-checked and obeyed under one lock, as S3 does. Signatures are not verified, only the access key is.
+checked and obeyed under one lock, as in S3. The server verifies the access key, but not the signatures.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An answer in place of the right one."""
+    """An error response in place of the correct one."""
 
     status: int
     code: str
@@ -50,7 +50,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Close the connection: before the request is carried out, or after it, with no answer."""
+    """Close the connection without an answer, either before or after the request is carried out."""
 
     after: bool = False
 
@@ -79,12 +79,12 @@ class ObjectServer:
 
     def __init__(self, root: Path, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> None:
         self.root = root
-        self.identities: list[str] = []  # the tokens for which credentials were given, as STS gives them
+        self.identities: list[str] = []  # the tokens for which credentials were issued, as STS does
         self.buckets: dict[str, dict[str, _Object]] = {"checkpoints": {}}
         self.requests: list[Request] = []
         self.interfere: Interference = lambda _: None
         self.obeys_conditions = True
-        self.ages_s = 0.0  # how much older objects are said to be that are written from now on
+        self.ages_s = 0.0  # the age that objects written from now on have from the start
         self.lock = threading.Lock()
         self._numbers = itertools.count()
         handler = type("Handler", (_Handler,), {"store": self})
@@ -137,7 +137,7 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 64
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Clients that cut their connections are what the tests are about."""
+        """Ignore clients that cut their connections: the tests do this on purpose."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -149,7 +149,7 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def __getattr__(self, name: str) -> Callable[[], None]:
-        """Return what handles every method: `do_GET` and the others."""
+        """Return the handler of every method, such as `do_GET`."""
         if not name.startswith("do_"):
             raise AttributeError(name)
         return self._handle
@@ -188,7 +188,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(request, body)
 
     def _assume_role(self, token: str) -> None:
-        """Give credentials that have expired already, so the token is read again for the next request."""
+        """Return expired credentials, so that the client reads the token again for its next request."""
         self._body()
         self.store.identities.append(token)
         given = (
@@ -328,7 +328,7 @@ def _iso(written_s: float) -> str:
 
 @contextmanager
 def serving(root: Path, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> Iterator[ObjectServer]:
-    """Run the server, whose objects are files in the new directory `root`, which is removed at the end."""
+    """Run the server. Its objects are files in the new directory `root`, which is removed at the end."""
     root.mkdir(parents=True)
     server = ObjectServer(root, host, tls)
     try:
@@ -339,7 +339,7 @@ def serving(root: Path, host: str = "127.0.0.1", tls: ssl.SSLContext | None = No
 
 
 def credentials(url: str) -> dict[str, str]:
-    """Return the variables by which a sidecar reaches a server at `url`."""
+    """Return the environment variables with which a sidecar uses a server at `url`."""
     return {
         "AWS_ENDPOINT_URL": url,
         "AWS_ACCESS_KEY_ID": ACCESS_KEY,

@@ -1,1 +1,1 @@
-"""Small checkpoints, snapshots and private states whose content shows whether they are whole."""
+"""Small checkpoints, snapshots and private states. Their content shows whether they are whole."""

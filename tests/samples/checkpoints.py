@@ -45,7 +45,7 @@ def scan(root: Path | str) -> tuple[StoredCheckpoint, ...]:
 
 
 def broken(root: Path | str) -> tuple[tuple[Path, str], ...]:
-    """Return the directories that are named like checkpoints but are invalid, newest first, and why."""
+    """Return the invalid directories that are named like checkpoints, newest first, with the reasons."""
     return tuple(
         (path, str(why)) for path, why in each_checkpoint(Path(root)) if isinstance(why, InvalidCheckpoint)
     )
@@ -66,7 +66,7 @@ def newest_whole(root: Path | str) -> tuple[StoredCheckpoint | None, tuple[str, 
 
 
 def latest(root: Path | str) -> str | None:
-    """Return the name in `latest`, which is for people and scripts."""
+    """Return the name in the link `latest`, which people and scripts use."""
     path = Path(root) / LATEST
     return path.read_text().strip() if path.exists() else None
 

@@ -1,9 +1,10 @@
 """The journals of simulated histories, as the supervisor would write them.
 
 The bytes of a journal are a format: later versions read them, and replay decisions from them. The decisions
-must also stay the same unless a change is intended: `journals.jsonl.xz` holds what an earlier version
-wrote for the same histories, and `test_journals` compares it line by line. After an intended change, review
-the differences that the test reports, then write the file with `python -m tests.simulation.journals`.
+must also stay the same unless a change is intended. `journals.jsonl.xz` holds the journals that an earlier
+version wrote for the same histories, and `test_journals` compares them line by line. After an intended
+change, review the differences that the test reports, and then write the file with
+`python -m tests.simulation.journals`.
 """
 
 from __future__ import annotations

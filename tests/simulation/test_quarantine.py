@@ -117,7 +117,7 @@ HISTORIES = st.lists(
 
 
 def check(pool: PoolView, actions: list[QuarantineAction], policy: NodePolicy) -> None:
-    """Assert what holds for any actions."""
+    """Assert the rules that hold for any actions."""
     assert len({each.node for each in actions}) == len(actions), "one action a node"
     after = applied(pool, actions, policy)
     taken = [each for each in actions if isinstance(each, Taint) and each.effect == NO_NEW_WORK]
@@ -145,7 +145,7 @@ def check(pool: PoolView, actions: list[QuarantineAction], policy: NodePolicy) -
 
 
 def to_the_end(pool: PoolView, policy: NodePolicy, chance: random.Random | None = None) -> PoolView:
-    """Act until no action is left: all at once, or some in any order, as if the others were refused."""
+    """Act until no action is left. Carry out all, or some in any order, as if the rest were refused."""
     for _ in range(100):
         actions = asked(pool, policy)
         check(pool, actions, policy)

@@ -35,7 +35,7 @@ def test_a_month_meets_its_targets_and_is_reproducible() -> None:
 
 
 def test_a_policy_that_trusts_a_single_sensor_evicts_healthy_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bench detects a worse policy: it does not meet its targets merely by leaving events out."""
+    """The bench detects a worse policy, so it does not meet its targets merely because events are missing."""
     monkeypatch.setattr(evidence, "WITNESSES", 1)
     assert a_month().tally.evicted
 

@@ -1,1 +1,1 @@
-"""Unit tests. They mirror the modules, use no torch, and start processes only for modules about processes."""
+"""Unit tests. They mirror the modules and use no torch. They start processes only to test code about them."""

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Literal(NamedTuple):
-    """`joined`: it is an operand of `/`, as a path is joined with it."""
+    """A string literal. `joined` is True if it is an operand of `/`, which joins paths."""
 
     place: str  # file:line
     text: str
@@ -19,7 +19,7 @@ class Literal(NamedTuple):
 
 
 def string_literals(*packages: str, but: str) -> Iterator[Literal]:
-    """Yield the strings in the sources of `packages`, without docstrings. The file `but` is left out."""
+    """Yield the strings in the sources of `packages`, without docstrings and without the file `but`."""
     for path in sorted(each for package in packages for each in (ROOT / package).rglob("*.py")):
         name = str(path.relative_to(ROOT))
         if name == but:

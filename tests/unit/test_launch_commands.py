@@ -16,7 +16,7 @@ STARTS = [
 ]
 OPTIONS = {
     launch_commands.OLD_MODULE: ["--use-env"]
-}  # without it, this one passes --local-rank to the script
+}  # without this option, the launcher passes --local-rank to the script
 
 
 @pytest.mark.parametrize("words", STARTS, ids=" ".join)

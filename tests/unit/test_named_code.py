@@ -18,9 +18,9 @@ from tests.unit.test_docstrings import trees
 _NAME = re.compile(r"`([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?:\(\))?`")
 _CONSTANT = re.compile(r"_?[A-Z][A-Z0-9_]+")
 _COMMENT = re.compile(r"(?:^ *|  )#:? (.*)")
-_SUFFIX = re.compile(r"(?:_at)?_(?:ns|s)")  # of names, in sentences about units
+_SUFFIX = re.compile(r"(?:_at)?_(?:ns|s)")  # suffixes of names, in sentences about units
 
-# Names that are not this project's. Of `torch` and `numpy`, which the unit tests do not import, any.
+# Names of other projects. Any name of `torch` and `numpy` is accepted: the unit tests do not import them.
 LIBRARIES = frozenset({"torch", "numpy"})
 FOREIGN = frozenset(
     {
@@ -34,7 +34,7 @@ FOREIGN = frozenset(
 )
 # The objects of the public API, by their names in the docs.
 OBJECTS = {"session": "Session", "state": "State"}
-# Values that are made of names, as `nodeagent.model.word` makes them, or that stand in data files.
+# Values that are derived from names, as by `nodeagent.model.word`, or that occur in data files.
 VALUES = frozenset({"reset_gpu", "gpu_state"})
 
 
@@ -51,14 +51,14 @@ class _File:
 class _Product:
     texts: dict[str, list[tuple[int, str]]] = field(default_factory=dict)  # docstrings and comments, by path
     files: dict[str, _File] = field(default_factory=dict)  # by dotted module name
-    stems: set[str] = field(default_factory=set)  # the parts of those names
+    stems: set[str] = field(default_factory=set)  # the parts of the dotted names
     classes: dict[str, set[str]] = field(default_factory=dict)  # the attributes, inherited ones among them
     bases: dict[str, set[str]] = field(default_factory=dict)
-    names: set[str] = field(default_factory=set)  # all that is defined, and all parameters
+    names: set[str] = field(default_factory=set)  # all defined names, and all parameters
     literals: set[str] = field(default_factory=set)  # the words of them, and the names of files
 
     def find(self, place: str, name: str) -> bool:
-        """True when `name`, written in the module `place`, is the name of something."""
+        """True if `name`, written in the module `place`, names something."""
         parts = name.split(".")
         if name in FOREIGN or name in VALUES or parts[0] in LIBRARIES:
             return True
@@ -69,7 +69,7 @@ class _Product:
         if known or name in self.files[place].words or _SUFFIX.fullmatch(name):
             return True
         if _CONSTANT.fullmatch(name):
-            return False  # the same one may mean something else in another module
+            return False  # the same name may mean something else in another module
         return name in self.names or name in self.stems
 
     def _find_dotted(self, place: str, parts: Sequence[str]) -> bool:
@@ -102,7 +102,7 @@ class _Product:
 
 
 def comments(source: str) -> Iterator[tuple[int, str]]:
-    """Yield each comment of `source`, of all the lines that it takes, with its first line."""
+    """Yield each comment of `source`, joined over all its lines, with the number of its first line."""
     block: list[str] = []
     first = last = -1
     for number, line in enumerate(source.splitlines(), 1):

@@ -1,6 +1,6 @@
 """A package lists at most twelve modules, so that its listing shows where things are.
 
-A public class or type alias has a name of its own across all packages, so that the name identifies it.
+A public class or type alias has a unique name across all packages, so that the name identifies it.
 """
 
 from __future__ import annotations

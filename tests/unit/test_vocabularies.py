@@ -70,7 +70,7 @@ EXECUTES: dict[str, set[str]] = {
     "launcher": set(worker_group._DRILL_SIGNALS),
     "sidecar": compared("sidecar/reconciler.py", "what"),
     "supervisor": compared("supervisor/controller/job.py", "what"),
-    "keeper": compared("supervisor/controller/job.py", "what"),  # the job calls the keeper, without an order
+    "keeper": compared("supervisor/controller/job.py", "what"),  # the job calls the keeper directly
 }
 
 

@@ -1,4 +1,4 @@
-"""Processes that a debugger holds: once killed they are dead, and only the debugger can reap them."""
+"""Processes that a debugger holds. Once killed they are dead, but only the debugger can reap them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 _LIMIT_S = 30.0
 
-# With leave for anybody to attach to it, which Yama may ask for.
+# Permits every process to attach to it, which Yama may require.
 SLEEPS = (
     sys.executable,
     "-c",
@@ -28,7 +28,7 @@ time.sleep(600)
 
 @contextmanager
 def held(pid: int) -> Iterator[None]:
-    """Be a debugger that is attached to `pid` and looks at nothing."""
+    """Attach to `pid` as a debugger that never reads its status."""
     words = [sys.executable, "-c", _HOLDS, str(pid)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as debugger:
         try:

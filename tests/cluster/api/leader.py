@@ -1,4 +1,4 @@
-"""Lead under the lease that the arguments name, and print a line for each thing that happens.
+"""Contend for the lease that the arguments name, and print one line for each event.
 
 python -m tests.cluster.api.leader NAMESPACE IDENTITY
 """

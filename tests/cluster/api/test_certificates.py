@@ -1,4 +1,4 @@
-"""Replicas that make one authority in a real Secret."""
+"""Replicas create one certificate authority together, in a real Secret."""
 
 from __future__ import annotations
 

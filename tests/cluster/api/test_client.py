@@ -1,4 +1,4 @@
-"""What the API server really answers to each kind of request."""
+"""The client sends each kind of request to a real API server, and understands its answer."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def test_each_write_can_be_conditional(api: ApiServer, namespace: str) -> 
     await api.delete(CONFIG_MAPS, "a", namespace, uid=new["metadata"]["uid"])
 
 
-async def test_fields_are_owned_by_who_applied_them(api: ApiServer, namespace: str) -> None:
+async def test_each_field_is_owned_by_the_client_that_applied_it(api: ApiServer, namespace: str) -> None:
     await api.apply(CONFIG_MAPS, config_map(namespace, "a", x="ours", y="ours"), "holdfast")
     with pytest.raises(Conflict, match="conflict"):
         await api.apply(CONFIG_MAPS, config_map(namespace, "a", x="theirs"), "other")
@@ -75,7 +75,7 @@ async def test_fields_are_owned_by_who_applied_them(api: ApiServer, namespace: s
     assert left["data"] == {"x": "theirs"}
 
 
-async def test_a_status_is_patched_apart_from_the_rest(api: ApiServer, namespace: str) -> None:
+async def test_a_status_patch_leaves_the_rest_of_the_object_unchanged(api: ApiServer, namespace: str) -> None:
     await api.create(PODS, pod(namespace, "p"), namespace)
     condition = {"type": "holdfast.dev/Test", "status": "True"}
     body = {"spec": {"schedulingGates": []}, "status": {"conditions": [condition]}}
@@ -103,7 +103,7 @@ async def test_an_invalid_object_is_refused_with_the_field_s_name(api: ApiServer
         await api.get(CONFIG_MAPS, "a/b", namespace)
 
 
-async def test_a_list_has_all_pages_and_matches_selectors(
+async def test_a_list_includes_all_pages_and_only_objects_that_match_its_selectors(
     api: ApiServer, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "PAGE", 10)
@@ -119,7 +119,7 @@ async def test_a_list_has_all_pages_and_matches_selectors(
     assert len(everywhere.objects) >= len(names)
 
 
-async def test_a_watch_begins_after_its_version_and_ends_when_it_was_asked_to(
+async def test_a_watch_begins_after_its_version_and_ends_at_its_timeout(
     api: ApiServer, namespace: str
 ) -> None:
     await api.create(CONFIG_MAPS, config_map(namespace, "before"), namespace)
@@ -132,7 +132,7 @@ async def test_a_watch_begins_after_its_version_and_ends_when_it_was_asked_to(
 
 
 async def test_a_version_that_the_server_has_forgotten_is_gone(api: ApiServer) -> None:
-    """A server that was just installed may still have the first version of some kinds, but not of all."""
+    """A newly installed server may still have the first version of some kinds, but not of all of them."""
     for kind in (NODES, CONFIG_MAPS, PODS, LEASES, EVENTS):
         try:
             async with api.watch(kind, "1", watch_s=1) as events:
@@ -142,10 +142,10 @@ async def test_a_version_that_the_server_has_forgotten_is_gone(api: ApiServer) -
     pytest.skip("this API server has not forgotten anything yet")
 
 
-async def test_an_account_without_rights_is_told_so_and_one_that_is_gone_too(
+async def test_an_account_without_rights_and_one_that_was_deleted_are_refused(
     api: ApiServer, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the files that a pod has, made by hand."""
+    """The test creates the service account files that a pod would have."""
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "a"}}
     await api.create(SERVICE_ACCOUNTS, account, namespace)
     body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
@@ -168,7 +168,7 @@ async def test_an_account_without_rights_is_told_so_and_one_that_is_gone_too(
 
 
 async def _until_refused(api: ApiServer, namespace: str) -> None:
-    """The server remembers for some seconds that it knew a token."""
+    """Repeat the request until it is refused: the server caches a valid token for some seconds."""
     end = asyncio.get_running_loop().time() + LIMIT_S
     while asyncio.get_running_loop().time() < end:
         try:
@@ -177,7 +177,9 @@ async def _until_refused(api: ApiServer, namespace: str) -> None:
             continue
 
 
-async def test_a_server_under_another_authority_is_not_spoken_to(tmp_path: Path, api: ApiServer) -> None:
+async def test_a_server_with_a_certificate_of_another_authority_is_refused(
+    tmp_path: Path, api: ApiServer
+) -> None:
     await api.get(NAMESPACES, "default")
     config = tmp_path / "config"
     config.write_text(

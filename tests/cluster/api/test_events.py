@@ -1,4 +1,4 @@
-"""Events as a real API server keeps them."""
+"""A real API server stores the events that we record."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ pytestmark = pytest.mark.cluster
 LIMIT_S = 20.0
 
 
-async def test_events_are_found_by_their_object_and_counted_up(api: ApiServer, namespace: str) -> None:
+async def test_events_are_found_by_their_object_and_repetitions_increase_their_count(
+    api: ApiServer, namespace: str
+) -> None:
     job = ObjectReference.of(await api.create(CONFIG_MAPS, config_map(namespace, "job"), namespace))
     recorder = EventRecorder(api, "holdfast-supervisor", "pod-1")
     running = asyncio.ensure_future(recorder.run())

@@ -1,4 +1,4 @@
-"""What a real API server says about real tokens of pods."""
+"""A real API server reviews real tokens of pods."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def token_for(
     made: dict[str, Any] | None = None,
     account: str = "default",
 ) -> str:
-    """Return what the kubelet gets for the projected volume of the pod `made`, or a token of no pod."""
+    """Return a token as the kubelet requests it for the pod `made`, or a token that belongs to no pod."""
     spec: dict[str, Any] = {"audiences": [audience], "expirationSeconds": 600}
     if made is not None:
         metadata = made["metadata"]
@@ -78,7 +78,7 @@ async def test_other_tokens_are_refused(api: ApiServer, namespace: str, made: di
 async def test_the_token_of_a_pod_that_is_gone_is_refused(
     api: ApiServer, namespace: str, made: dict[str, Any]
 ) -> None:
-    """As soon as the server has noticed, which remembers tokens for 10 s; we add at most a minute."""
+    """The server caches valid tokens for 10 s, and our own cache adds at most a minute."""
     token = await token_for(api, namespace, AUDIENCE, made)
     assert isinstance(await TokenReviewer(api).review(token), Caller)
     await api.delete(PODS, "worker-0", namespace, grace_s=0)

@@ -74,8 +74,8 @@ async def test_a_leader_that_is_stopped_is_replaced_and_knows_it_when_it_runs_ag
         await watching.try_hold()
 
 
-async def test_a_leader_that_ends_well_is_replaced_at_once(api: ApiServer, namespace: str) -> None:
-    """With the usual terms, of which nothing is waited for; and with odd leases that others have left."""
+async def test_a_leader_that_exits_cleanly_is_replaced_immediately(api: ApiServer, namespace: str) -> None:
+    """The successor does not wait for the end of the term. The same holds for odd leases that others left."""
     epochs = []
 
     async def body(term: Leadership) -> None:
@@ -87,10 +87,10 @@ async def test_a_leader_that_ends_well_is_replaced_at_once(api: ApiServer, names
     assert "holderIdentity" not in lease["spec"]
     await api.replace(LEASES, {**lease, "spec": {}})
     await lead(LeaseLock(api, namespace, "leader", "c"), body)
-    assert epochs == [1, 2, 3, 2]  # an emptied lease has forgotten its transitions: hence `raise_above`
+    assert epochs == [1, 2, 3, 2]  # an emptied lease has lost its count: hence `raise_above`
 
 
-async def test_an_epoch_that_members_know_is_exceeded(api: ApiServer, namespace: str) -> None:
+async def test_a_term_takes_an_epoch_above_one_that_members_know(api: ApiServer, namespace: str) -> None:
     async def body(term: Leadership) -> None:
         await term.raise_above(41)
         assert term.epoch == 42
@@ -99,7 +99,7 @@ async def test_an_epoch_that_members_know_is_exceeded(api: ApiServer, namespace:
     assert (await api.get(LEASES, "leader", namespace))["spec"]["leaseTransitions"] == 41
 
 
-async def test_of_ten_that_race_one_leads_at_a_time(api: ApiServer, namespace: str) -> None:
+async def test_of_ten_racing_contenders_one_leads_at_a_time(api: ApiServer, namespace: str) -> None:
     leading: set[str] = set()
     epochs = []
 

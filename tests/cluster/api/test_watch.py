@@ -18,7 +18,7 @@ LIMIT_S = 30.0
 
 
 class Copy:
-    """A mirror of the labelled maps, and a way to wait until it shows something."""
+    """A mirror of the labelled ConfigMaps, which a test can wait on."""
 
     def __init__(self, api: ApiServer, namespace: str) -> None:
         self.changes: list[tuple[str, bool, bool]] = []
@@ -42,7 +42,7 @@ class Copy:
         await asyncio.wait_for(wait(), LIMIT_S)
 
 
-async def test_a_mirror_follows_what_happens(api: ApiServer, namespace: str) -> None:
+async def test_a_mirror_follows_creations_changes_and_deletions(api: ApiServer, namespace: str) -> None:
     await api.create(CONFIG_MAPS, config_map(namespace, "before", x="1"), namespace)
     copy = Copy(api, namespace)
     running = asyncio.ensure_future(copy.mirror.run())
@@ -60,12 +60,12 @@ async def test_a_mirror_follows_what_happens(api: ApiServer, namespace: str) -> 
 
 
 class Relay:
-    """A TCP relay to the API server whose connections can be cut, or frozen: open, and silent."""
+    """A TCP relay to the API server. A test can cut its connections, or freeze them while they stay open."""
 
     def __init__(self, host: str, port: int) -> None:
         self._target = (host, port)
         self._connections: dict[asyncio.Task[None] | None, list[asyncio.StreamWriter]] = {}
-        self._frozen = 0  # connections up to this one
+        self._frozen = 0  # connections up to this number
         self.count = 0
 
     async def start(self) -> int:
@@ -85,7 +85,7 @@ class Relay:
                 end.transport.abort()
 
     def freeze(self) -> None:
-        """Freeze the connections that there are; new ones work."""
+        """Freeze all existing connections. New ones work."""
         self._frozen = self.count
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -109,7 +109,7 @@ class Relay:
 
 @pytest.fixture
 async def relay(api: ApiServer) -> AsyncIterator[tuple[Relay, ApiServer]]:
-    """Give a relay and a client behind it, which takes three seconds of silence for the end of a watch."""
+    """Give a relay and a client behind it. The client treats three silent seconds as the end of a watch."""
     target = urlsplit(api._access.url)
     assert target.hostname is not None
     assert target.port is not None
@@ -142,12 +142,12 @@ async def test_a_connection_that_breaks_loses_no_event(
     assert line.count >= 4
 
 
-async def test_a_mirror_that_is_behind_the_server_s_history_lists_again(
+async def test_a_mirror_whose_version_the_server_has_forgotten_lists_again(
     api: ApiServer, namespace: str
 ) -> None:
     await api.create(CONFIG_MAPS, config_map(namespace, "a", x="1"), namespace)
     copy = Copy(api, namespace)
-    copy.mirror._since = "1"  # forgotten, or the beginning: either way, all is there in the end
+    copy.mirror._since = "1"  # forgotten or the first one: the mirror ends up complete
     running = asyncio.ensure_future(copy.mirror.run())
     await copy.until({"a": "1"}.__eq__)
     await api.delete(CONFIG_MAPS, "a", namespace)

@@ -1,1 +1,1 @@
-"""What the tests act on: the cluster, its nodes, namespaces, storage, and a training job."""
+"""Control over what the tests act on: the cluster, nodes, namespaces, storage, and a training job."""

@@ -11,10 +11,10 @@ READY_S = 60.0
 
 
 class DurableStorage:
-    """A claim in a namespace. Its volume is a directory of one node, in which every user may write."""
+    """A claim in a namespace. Its volume is a directory on one node, which every user may write."""
 
     def __init__(self, cluster: ClusterUnderTest, namespace: str) -> None:
-        """`namespace` admits pods that run as root, which create the directory."""
+        """`namespace` must admit pods that run as root, because such a pod creates the directory."""
         self._cluster, self._namespace = cluster, namespace
         self.node = _first_node(cluster)
         self._volume = f"holdfast-{namespace}"
@@ -26,7 +26,7 @@ class DurableStorage:
         self._run("chmod 0777 /checkpoints")
 
     def remove(self) -> None:
-        """Remove the files and the volume; the claim goes with its namespace."""
+        """Remove the files and the volume. The claim is deleted with its namespace."""
         self._run("rm -rf /checkpoints/*")
         self._cluster.kubectl("delete", "pv", self._volume, "--wait=false", "--ignore-not-found")
 

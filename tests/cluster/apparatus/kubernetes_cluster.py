@@ -1,4 +1,4 @@
-"""The cluster of $KUBECONFIG, through kubectl, and the installation of Holdfast in it."""
+"""Access to the cluster of $KUBECONFIG through kubectl, and the installation of Holdfast in it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ SUPERVISOR, WEBHOOK = PROGRAMS = ("holdfast-supervisor", "holdfast-webhook")
 OURS = "holdfast.dev/installed-by-tests"  # annotation: a namespace that an interrupted run may have left
 
 READY_S = 180.0  # from `apply` until both programs are ready on a busy machine with two cores
-GONE_S = 120.0  # pods have 30 s to end, and the namespace controller comes by every few seconds
-REQUEST_S = 60.0  # of kubectl for a request that waits for nothing
-LOOK_S = 0.3  # between two looks at the cluster: each costs the API server some milliseconds
+GONE_S = 120.0  # pods have 30 s to end, and the namespace controller runs every few seconds
+REQUEST_S = 60.0  # the limit of a kubectl request that does not wait
+LOOK_S = 0.3  # between two polls of the cluster; each costs the API server some milliseconds
 LOG_LINES = 40
 
 Json = dict[str, Any]
@@ -66,7 +66,7 @@ class ClusterUnderTest:
         )
 
     def wait(self, condition: str, *words: str, namespace: str, limit_s: float = READY_S) -> None:
-        """Return once `kubectl wait --for=condition` has seen it on the objects that `words` name.
+        """Return once `kubectl wait` has seen `condition` on the objects that `words` name.
 
         Raises AssertionError with a report of the namespace after `limit_s`.
         """
@@ -77,7 +77,7 @@ class ClusterUnderTest:
             raise AssertionError(f"{what}\n{self.report(namespace)}")
 
     def until(self, look: Callable[[], T | None], what: str, namespace: str, limit_s: float) -> T:
-        """Return what `look` returns once that is not None.
+        """Return the first result of `look` that is not None.
 
         Raises AssertionError with `what` and a report of the namespace after `limit_s`.
         """
@@ -98,7 +98,7 @@ class ClusterUnderTest:
         return found
 
     def log(self, namespace: str, pod: str, container: str, options: str = "") -> str:
-        """Return the log of a container's present life; "" if it has none yet."""
+        """Return the log since the container's last start; "" if there is none yet."""
         path = f"/api/v1/namespaces/{namespace}/pods/{pod}/log?container={container}{options}"
         status, text = self._request(path)
         return text if status == 200 else ""
@@ -130,7 +130,7 @@ class ClusterUnderTest:
             self._proxy.communicate()
 
     def report(self, namespace: str) -> str:
-        """Return the pods, supervisions, events and last log lines of a namespace, or why it cannot."""
+        """Return a namespace's pods, supervisions, events and last log lines, or why they cannot be read."""
         there = ("--namespace", namespace)
         logs = ("logs", *there, "--all-containers", "--prefix", f"--tail={LOG_LINES}")
         parts = {
@@ -152,7 +152,7 @@ class ClusterUnderTest:
 
 
 def missing() -> str:
-    """Return what the tests of a cluster lack; "" if nothing."""
+    """Return the reason why the cluster tests cannot run; "" if they can."""
     if not os.environ.get("KUBECONFIG"):
         return "no cluster is given"
     if not os.environ.get("HOLDFAST_IMAGE_BUILD") and os.environ.get("HOLDFAST_IMAGES_READY") != "1":
@@ -161,7 +161,7 @@ def missing() -> str:
 
 
 def is_lent() -> bool:
-    """Return whether the installation belongs to others, who use it now."""
+    """Return True if somebody else installed Holdfast and is using it."""
     return os.environ.get("HOLDFAST_INSTALLED") == "1"
 
 
@@ -175,7 +175,7 @@ def install(cluster: ClusterUnderTest) -> None:
 
 
 def uninstall(cluster: ClusterUnderTest) -> None:
-    """Remove all that `install` has made, and return when it is gone."""
+    """Remove everything that `install` has created, and return once it is gone."""
     words = ("delete", "-k", DEFAULT, "--ignore-not-found", f"--timeout={GONE_S:g}s")
     cluster.kubectl(*words, limit_s=GONE_S + REQUEST_S)
 
@@ -186,4 +186,4 @@ def leader(cluster: ClusterUnderTest) -> str:
     holder = ""
     with suppress(KeyError):
         holder = cluster.read(path)["spec"]["holderIdentity"]
-    return holder.rpartition("_")[0]  # the rest tells one process of the pod from the next
+    return holder.rpartition("_")[0]  # the rest distinguishes successive processes of the pod

@@ -10,14 +10,14 @@ _LEVEL = "pod-security.kubernetes.io/enforce"
 
 
 class Namespaces:
-    """The namespaces that one session has made."""
+    """The namespaces that one session has created."""
 
     def __init__(self, cluster: ClusterUnderTest) -> None:
         self._cluster = cluster
         self._made: list[str] = []
 
     def make(self, level: str = "restricted", **labels: str) -> str:
-        """Return a new namespace that admits pods up to this level of pod security."""
+        """Return a new namespace that enforces this level of pod security."""
         name = f"test-{os.urandom(4).hex()}"
         self._cluster.kubectl("create", "namespace", name)
         self._made.append(name)
@@ -30,7 +30,7 @@ class Namespaces:
         self._cluster.kubectl("delete", "namespace", name, "--wait=false", "--ignore-not-found")
 
     def delete_all(self) -> None:
-        """Delete all of them and return when they are gone. Raises AssertionError after `GONE_S`."""
+        """Delete all namespaces and return once they are gone. Raises AssertionError after `GONE_S`."""
         if not self._made:
             return
         words = ("delete", "namespace", *self._made, "--ignore-not-found", f"--timeout={GONE_S:g}s")

@@ -1,7 +1,7 @@
-"""Kill the first process of a container, which nothing inside of that container can.
+"""Kill the first process of a container, which no process inside the container can do.
 
-A privileged pod on the same node does it, which works on any cluster: it shares the node's process ids, and
-finds the process by the container's id in its cgroup.
+A privileged pod on the same node kills it, which works on any cluster. The pod shares the node's process ids,
+and finds the process by the container's id in its cgroup.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ sys.exit("no first process of " + sys.argv[1])
 
 
 class NodeProcesses:
-    """The processes of the nodes, through one pod on each, which is made when it is needed."""
+    """Access to the processes of the nodes, through one pod on each that is created when it is needed."""
 
     def __init__(self, cluster: ClusterUnderTest, namespace: str) -> None:
-        """`namespace` admits privileged pods."""
+        """`namespace` must admit privileged pods."""
         self._cluster, self._namespace = cluster, namespace
         self._nodes: set[str] = set()
 
     def prepare(self, node: str) -> None:
-        """Have a pod on `node`, so that a later kill takes no longer than a request."""
+        """Start a pod on `node`, so that a later kill takes no longer than a request."""
         if node in self._nodes:
             return
         self._cluster.kubectl("apply", "-n", self._namespace, "-f", "-", text=json.dumps(_pod(node)))
@@ -45,7 +45,7 @@ class NodeProcesses:
         self._nodes.add(node)
 
     def kill_first(self, node: str, container_id: str) -> None:
-        """Kill the first process of the container, which Kubernetes shows as `runtime://id`."""
+        """Kill the first process of the container with this id, in the form `runtime://id`."""
         self.prepare(node)
         bare = container_id.rpartition("/")[2]
         inside = ("exec", "-n", self._namespace, _name(node), "--", "python3", "-c", _KILL, bare)

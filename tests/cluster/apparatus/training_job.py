@@ -24,7 +24,7 @@ STEADY = 5  # steps after which a job counts as training
 _STEP = re.compile(r"^step +(\d+) +loss", re.MULTILINE)
 _DIGEST = re.compile(r"^digest ([0-9a-f]{64})$", re.MULTILINE)
 
-# Sends a signal to a rank: its process is named after it. The image has no other tools for that.
+# Sends a signal to a rank, whose process has the rank in its name. The image has no other tool for this.
 _SIGNAL_RANK = """
 import os, sys
 title = f"holdfast: rank {sys.argv[1]} "
@@ -42,7 +42,7 @@ sys.exit("no process of " + title)
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What a fault may change, and by how much."""
+    """The figures and pods of a job, to be compared before and after a fault."""
 
     generation: int
     incidents: int
@@ -52,10 +52,10 @@ class Observed:
 
 
 class TrainingJob:
-    """One job in a namespace of its own."""
+    """One job in a separate namespace."""
 
     def __init__(self, cluster: ClusterUnderTest, namespace: str, objects: list[Json]) -> None:
-        """`objects` are an example's."""
+        """`objects` are the objects of an example."""
         self.cluster, self.namespace, self.objects = cluster, namespace, objects
         self.template = next(pods_in(objects))
         self.container: str = self.template["spec"]["containers"][0]["name"]
@@ -136,7 +136,7 @@ class TrainingJob:
         return max((int(steps[-1]) for steps in found if steps), default=-1)
 
     def follow(self, pod: str) -> None:
-        """From now on, keep what `pod` prints, until its container ends: another one may replace its log."""
+        """Keep what `pod` prints until its container ends, because a later one may replace its log."""
         self._followed = TemporaryFile()
         words = ("logs", "--follow", "-n", self.namespace, pod, "-c", self.container)
         self._follower = subprocess.Popen(
@@ -144,7 +144,7 @@ class TrainingJob:
         )
 
     def unfollow(self) -> None:
-        """End what `follow` has begun."""
+        """Stop what `follow` has started."""
         if self._follower is not None and self._followed is not None:
             self._follower.kill()
             self._follower.wait()
@@ -204,7 +204,7 @@ class TrainingJob:
         return incident
 
     def supervised_by(self, epoch: int) -> None:
-        """Wait until a supervisor with an epoch above `epoch` has heard all members."""
+        """Wait until a supervisor with an epoch above `epoch` has reports from all members."""
 
         def look() -> bool | None:
             if self.status().get("epoch", 0) <= epoch:
@@ -223,7 +223,7 @@ class TrainingJob:
 
 
 def example(name: str, *options: str, annotations: Mapping[str, str] | None = None) -> list[Json]:
-    """Return the objects of an example, whose script gets `options` in place of its own.
+    """Return the objects of an example, with `options` in place of its script's own options.
 
     `annotations` are added to the pods.
     """
@@ -256,7 +256,7 @@ def statuses(pod: Json) -> list[Json]:
 
 
 def restarts(pods: list[Json]) -> dict[str, int]:
-    """Return how often containers have restarted, without those that have not."""
+    """Return the number of restarts of each container that has restarted."""
     return {
         f"{pod['metadata']['name']}/{each['name']}": each["restartCount"]
         for pod in pods

@@ -16,7 +16,7 @@ class Data(torch.utils.data.Dataset[torch.Tensor]):
 
 
 class Slowly:
-    """Initialize a worker, which takes `seconds`."""
+    """Initialize a worker slowly: it takes `seconds`."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds

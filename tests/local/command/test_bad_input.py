@@ -79,7 +79,7 @@ def test_bad_input_is_reported_in_one_line_and_changes_no_file(
 
 
 def last_line(ended: Ended, *words: str) -> None:
-    """Assert exit code 2 and that the last line contains all of `words`, and no earlier line any."""
+    """Assert exit code 2, and that the last line contains all of `words` and no other line contains any."""
     assert ended.code == 2, ended.output
     *before, last = ended.lines
     assert all(word in last for word in words), ended.output

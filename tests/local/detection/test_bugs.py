@@ -112,7 +112,7 @@ def test_a_connection_error_on_all_ranks_is_a_bug_with_its_traceback(start: Star
 def test_the_scripts_reaction_to_a_lost_peer_does_not_end_the_run(
     start: Start, tmp_path: Path, how: str
 ) -> None:
-    """Its exit once counted as deliberate, and its exception as the cause: the peer's end is seen later."""
+    """The launcher sees the peer's end later, so this exit once counted as deliberate and as the cause."""
     run = start("--members 2", "exits_with_code.py", tmp_path, how)
     ended = run.finish()
     assert ended.code == 0, ended.output

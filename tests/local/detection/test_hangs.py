@@ -48,7 +48,7 @@ MAY_BE_WORK = {
 
 @pytest.mark.parametrize("turn", range(ROUNDS))
 @pytest.mark.parametrize("how", CERTAIN)
-def test_a_certain_hang_is_found_in_time_and_its_rank_is_named(
+def test_a_certain_hang_is_found_within_its_limit_and_its_rank_is_named(
     run: Run, orders: Path, how: str, turn: int
 ) -> None:
     rank = turn % 2
@@ -98,7 +98,7 @@ def test_a_rank_that_continues_during_its_inspection_causes_no_incident(run: Run
     member = next(each for each in before["members"] if 0 in each["ranks"])
     watchers = [member["launcher_pid"], member["sidecar_pid"]]
     for pid in watchers:
-        os.kill(pid, signal.SIGSTOP)  # so that nothing can be certain
+        os.kill(pid, signal.SIGSTOP)  # so that no hang can be certain
     run.hit(0, signal.SIGSTOP)
     held = run.wait(lambda status: status["no_step_s"], "rank 1 is late")
     run.hit(0, signal.SIGCONT)
@@ -110,7 +110,7 @@ def test_a_rank_that_continues_during_its_inspection_causes_no_incident(run: Run
     assert after["no_step_s"] is None
 
 
-def test_no_false_alarm_with_uneven_steps_and_declared_pauses(start: Start) -> None:
+def test_uneven_steps_and_declared_pauses_cause_no_false_alarm(start: Start) -> None:
     run = start("--nproc-per-node 2 --checkpoint-every 1", "uneven_steps.py", 200)
     ended = run.finish(120)
     assert ended.code == 0, ended.output
@@ -119,7 +119,7 @@ def test_no_false_alarm_with_uneven_steps_and_declared_pauses(start: Start) -> N
 
 
 def test_a_stopped_rank_is_found_at_any_place_long_before_it_is_late(start: Start, tmp_path: Path) -> None:
-    """Joining, a first step and a pause may take minutes, and an end has no limit: no rank is late there."""
+    """No rank is late while it joins, in a first step, in a pause or at its end: these may take minutes."""
     run = start("--members 2 --checkpoint-every 0", "stops_itself.py", tmp_path)
     ended = run.finish()
     assert ended.code == 0, ended.output

@@ -1,8 +1,8 @@
 """A rank waits for its peers for longer than any limit that a user sets: only a peer can be hung.
 
-The group, its store and the exchange of private states once had a built-in limit of 300 s: a first batch, a
-compilation or a download of more than five minutes on one rank ended the others' collective, whatever
-`--first-step-timeout` was.
+The group, its store and the exchange of private states once had a built-in limit of 300 s. If one rank needed
+more than five minutes for a first batch, a compilation or a download, the collective of the others ended,
+whatever `--first-step-timeout` was.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.local, pytest.mark.timeout(120)]
 
 
 def line_of(text: str, after: str = "") -> str:
-    """Return where the script has a line that ends with `text`, as messages name it."""
+    """Return the place of the script's line that ends with `text`, as messages name it."""
     lines = (SCRIPTS / "misuse.py").read_text().splitlines()
     begin = next(number for number, line in enumerate(lines) if line.endswith(after))
     number = next(number for number in range(begin, len(lines)) if lines[number].endswith(text))

@@ -1,4 +1,4 @@
-"""A script that catches what a step raises skips that batch, but no step that only a lost peer spoiled."""
+"""A script may catch an exception and skip the batch. A step that only a lost peer spoiled is repeated."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.local, pytest.mark.timeout(120)]
         ("skip", "--members 2"),  # the update is within the `try`, and the step once counted without it
         ("stale", "--nproc-per-node 2"),  # the update follows, with gradients that were never reduced
         ("own", "--nproc-per-node 2"),  # the script's own collective raises when it is waited for
-        ("own-stale", "--members 2"),  # the script's own collective raises at once, and the update follows
+        ("own-stale", "--members 2"),  # its own collective raises immediately; the update follows
     ],
 )
 def test_a_step_that_a_lost_peer_spoiled_is_repeated(

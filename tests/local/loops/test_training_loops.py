@@ -1,4 +1,4 @@
-"""Loops of well-known projects: after faults of ranks and members the weights are identical."""
+"""Loops in the style of popular projects end with identical weights after faults of ranks and members."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def digests(folder: Path) -> list[Json]:
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_a_well_known_loop_ends_with_the_same_bits(start: Start, loop: str, tmp_path: Path) -> None:
+def test_a_common_training_loop_ends_with_the_same_bits(start: Start, loop: str, tmp_path: Path) -> None:
     chance = random.Random(loop)
     calm, broken = tmp_path / "calm", tmp_path / "broken"
     quiet = {True: tmp_path / "quiet", False: tmp_path / "calm.quiet"}

@@ -1,7 +1,7 @@
 """A replacement for journalctl: it records its arguments, and prints the lines that a test provides.
 
-In the folder that the variable JOURNAL names, `lines`, a file or a pipe, is printed as it arrives;
-`calls` receives a line for each call. If there is a file `fails`, it exits with that text as its error.
+It uses the folder that the variable JOURNAL names. It prints `lines`, a file or a pipe, as it arrives, and
+adds a line to `calls` for each call. If a file `fails` exists, it exits with the text of that file as error.
 """
 
 from __future__ import annotations

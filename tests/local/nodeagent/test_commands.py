@@ -56,7 +56,7 @@ def test_missing_gpus_are_unhealthy_at_once_if_their_number_is_given(tmp_path: P
 
 
 def test_a_node_with_undecided_checks_is_not_called_healthy(tmp_path: Path, fake: Fake) -> None:
-    """The driver is gone, which may be due to its pod's restart for a minute: neither healthy nor faulty."""
+    """The driver is gone, perhaps because its pod restarts: the node is neither healthy nor faulty yet."""
     words = ("check", "--state-dir", str(tmp_path), "--for", "0.5", "--kernel-log", "none")
     with serving(tmp_path, fake) as agent:  # it remembers that there are two GPUs
         agent.until(lambda health: len(health["gpus"]) == 2)

@@ -48,7 +48,7 @@ def test_a_new_supervisor_continues_from_any_last_journal_line(start: Start, las
 
 
 def kill_all_who_know(status: dict[str, Any]) -> None:
-    """Kill the supervisor and all launchers, stopped first so that none can pass on what it knows."""
+    """Kill the supervisor and all launchers. Stop them first, so that none can pass on what it knows."""
     pids = [status["supervisor_pid"], *(each["launcher_pid"] for each in status["members"])]
     for signum in (signal.SIGSTOP, signal.SIGKILL):
         for pid in pids:
@@ -90,7 +90,7 @@ def test_steps_that_were_lost_together_with_the_supervisor_are_counted(start: St
 def test_a_run_from_scratch_whose_journal_is_lost_does_not_resume_from_older_states(
     start: Start,
 ) -> None:
-    """As on a disk that was full at the start: the line that makes older states void was never written."""
+    """A disk that is full at the start has this effect: the line that makes older states void is missing."""
     first = start("--members 2 --checkpoint-every 0", "steady.py", ENDLESS, 64, 2)
     first.steady()
     first.reach(600)

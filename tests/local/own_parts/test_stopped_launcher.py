@@ -25,7 +25,7 @@ def run(start_shared: Start) -> Iterator[Run]:
 
 
 def ready(run: Run) -> Json:
-    """Wait until there is a standby that could take ranks at once."""
+    """Wait until there is a standby that could take ranks immediately."""
     run.steady()
     return run.wait(lambda status: status["warm_ready"] and standbys(status), "a standby")
 
@@ -35,7 +35,7 @@ def standbys(status: Json) -> list[Json]:
 
 
 def there(pids: dict[str, int]) -> dict[str, str]:
-    """Return the processes that still exist, each with its line of /proc to explain a failure."""
+    """Return the processes that still exist, each with its line in /proc, which explains a failure."""
     found = {}
     for name, pid in pids.items():
         with suppress(FileNotFoundError, ProcessLookupError):

@@ -110,7 +110,7 @@ def test_members_that_end_with_a_short_run_have_not_failed(start: Start) -> None
 
 
 def _stands_still(pid: int) -> bool:
-    """Return whether all threads are stopped; one in a system call, such as a rename, stops only after it."""
+    """Return True if all threads are stopped. A thread in a system call, such as a rename, stops after it."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return all((task / "stat").read_text().rpartition(") ")[2].startswith("T") for task in tasks)
 
@@ -118,7 +118,7 @@ def _stands_still(pid: int) -> bool:
 def test_a_status_that_cannot_be_displayed_does_not_end_the_run(start: Start) -> None:
     run = start(OPTIONS, "steady.py", ENDLESS)
     pid = run.steady()["supervisor_pid"]
-    os.kill(pid, signal.SIGSTOP)  # otherwise it would overwrite the status at once
+    os.kill(pid, signal.SIGSTOP)  # otherwise it would overwrite the status immediately
     until(lambda: _stands_still(pid) or None, "each thread is stopped", 60)
     ours = run.run_dir / "ours.json"
     ours.write_text('{"members": [7], "ranks": 3, "step": "x", "phase": []}')

@@ -48,7 +48,7 @@ def strike(run: Run, kind: str, rank: int) -> None:
 
 
 def struck(run: Run, kind: str, rank: int) -> bool | None:
-    """Signal the process that the status names. Returns None if the previous fault has already ended it."""
+    """Signal the process that the status names. Return None if the previous fault has already ended it."""
     status = run.running()
     member = next(m for m in status["members"] if rank in m["ranks"])
     pids = {each: member[f"{each}_pid"] for each in ("sidecar", "launcher")}
@@ -63,7 +63,7 @@ def struck(run: Run, kind: str, rank: int) -> bool | None:
 
 
 def lives(pid: int | None) -> bool:
-    """Return whether the process exists and is no zombie, on which signals have no effect."""
+    """Return True if the process exists and is no zombie, on which signals would have no effect."""
     try:
         return pid is not None and Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):

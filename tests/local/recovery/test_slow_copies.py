@@ -1,4 +1,4 @@
-"""Slow copies and rare snapshots: the second fault costs no more than the first."""
+"""With slow copies and rare snapshots, a second fault costs no more than the first."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Change protected state after commits: python changes_after_commit.py FOLDER WHAT [hold].
 
-WHAT is one of the words below, and names what changes after the evaluation that follows every 20th (or 8th,
-32nd, 64th) commit. `often`, `first`, `second`, `each` and `quick` step a scheduler after every commit; with
-all but `often`, one rank also changes its private state. `always` changes that of rank 0 after every commit.
+WHAT is one of the words below. It determines what changes after the evaluation that follows every 20th (or
+8th, 32nd, 64th) commit. `often`, `first`, `second`, `each` and `quick` step a scheduler after every commit;
+with all of them but `often`, one rank also changes its private state. `always` changes the private state of
+rank 0 after every commit.
 A rank creates `begun.RANK` when the evaluation of step SHOWN begins, and writes its result to `result.RANK`.
 With `hold`, it waits in step HELD the first time that it reaches it.
 

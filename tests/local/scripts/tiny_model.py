@@ -1,4 +1,4 @@
-"""Code that these scripts share: a model with steps of a millisecond and all that makes a resume hard."""
+"""Code that these scripts share: a model with steps of a millisecond, and all that is hard to resume."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def train(
         loss = loss_of(step, session.rank, model(data(step, sampler)))
         rest(step, 1)
         loss.backward()
-        norm = nn.utils.clip_grad_norm_(model.parameters(), 1e9)  # of all ranks: a bad one shows on each
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 1e9)  # of all ranks, so a bad one shows on each
         optimizer.step()
         optimizer.zero_grad()
         rest(step, 2)

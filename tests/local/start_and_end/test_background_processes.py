@@ -39,7 +39,7 @@ def test_the_workers_of_a_killed_rank_are_ended(start: Start, tmp_path: Path) ->
 def test_two_simultaneous_reports_of_a_ranks_end_do_not_harm_the_launcher(
     start: Start, tmp_path: Path
 ) -> None:
-    """Workers keep their rank's socket open: usually its end is seen before the socket's, here at once."""
+    """Workers keep their rank's socket open, so its end is usually seen first. Here, both come together."""
     run = start("--nproc-per-node 2", "background_helper.py", tmp_path, 10_000_000)
     status = run.steady()
     until((tmp_path / "workers.1").exists, "the workers of rank 1", WAIT_S)
@@ -64,7 +64,7 @@ def test_two_simultaneous_reports_of_a_ranks_end_do_not_harm_the_launcher(
 
 
 def test_a_run_that_a_bench_ends_early_leaves_no_memory_behind() -> None:
-    """All its processes are killed at once; formerly, none was left to free its memory."""
+    """All its processes are killed together. Previously, no process was left to free the memory."""
     running = launch("left", holdfast_run((), (str(SCRIPTS / "steady.py"), "10000000")))
     try:
         status = running.run_dir / "status.json"

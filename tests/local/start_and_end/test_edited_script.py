@@ -52,7 +52,7 @@ def ended(run: Run, generations: int, ranks: int) -> None:
 
 
 def test_new_processes_of_a_group_execute_the_version_of_the_others(start: Start, tmp_path: Path) -> None:
-    """Once, processes that were warm before the edit had the old version, and all others the new one."""
+    """Previously, processes that were warm before the edit ran the old version and all others the new one."""
     run = edited(
         start, tmp_path, "--members 2 --standby 1", "train.py", text=SCRIPT.replace('"one"', '"two"')
     )

@@ -1,4 +1,4 @@
-"""When a process may be forked."""
+"""A process is forked only if it has a single thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run leaves nothing behind, however it ends, and one that was interrupted resumes where it was."""
+"""A run leaves nothing behind, however it ends. An interrupted run resumes where it stopped."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_one_signal_saves_the_newest_step_and_ends_cleanly(start: Start, signum:
     run = start("--nproc-per-node 2 --checkpoint-every 0", "steady.py", ENDLESS)
     step = run.steady()["step"]
     run.interrupt(signum)
-    if signum == signal.SIGUSR1:  # as a batch system sends them, when the time that it announced is over
+    if signum == signal.SIGUSR1:  # as a batch system sends them when the announced time is over
         for after in (signal.SIGUSR1, signal.SIGTERM):
             run.interrupt(after)
     ended = run.finish()

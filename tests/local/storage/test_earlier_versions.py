@@ -27,7 +27,7 @@ def run_dir(tmp_path: Path) -> Path:
     return Path(shutil.copytree(WRITTEN, tmp_path / "run"))
 
 
-def test_a_run_of_628c3a2_is_resumed_at_its_last_checkpoint_with_its_whole_state(
+def test_a_run_of_version_628c3a2_resumes_from_its_last_checkpoint_with_its_whole_state(
     start: Start, run_dir: Path
 ) -> None:
     """The weights at the end depend on each rank's random state, and on the optimizer's momentum."""
@@ -45,7 +45,7 @@ def test_a_run_of_628c3a2_is_resumed_at_its_last_checkpoint_with_its_whole_state
     assert (lineage, began["what"]["resume"]["source"]) == ([(1, 0), (2, 3), (3, STORED)], "checkpoint")
 
 
-def test_the_incidents_of_a_run_of_628c3a2_can_be_read(run_dir: Path) -> None:
+def test_the_incidents_of_a_run_of_version_628c3a2_can_be_read(run_dir: Path) -> None:
     listed = holdfast("incidents", "--run-dir", run_dir, cwd=run_dir)
     assert (listed.code, "i-0001" in listed.output) == (0, True), listed.output
     told = holdfast("explain", "1", "--run-dir", run_dir, cwd=run_dir)

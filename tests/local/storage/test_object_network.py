@@ -1,4 +1,4 @@
-"""Checkpoints go through a network that cuts connections to object storage, or lets nothing more through."""
+"""Checkpoints are stored over a network that cuts connections to object storage, or stops all traffic."""
 
 from __future__ import annotations
 

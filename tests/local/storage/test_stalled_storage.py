@@ -60,7 +60,7 @@ def test_a_fault_is_recovered_from_while_storage_hangs(start: Start, storage: St
 def test_ranks_that_die_one_after_another_while_a_checkpoint_hangs_cost_at_most_one_step_each(
     start: Start, tmp_path: Path
 ) -> None:
-    """Until it has been written, the slot that it is read from is not free, on whichever member that is."""
+    """Until the checkpoint has been written, its member cannot reuse the slot from which it is written."""
     storage = Storage(tmp_path / "run" / "checkpoints", tmp_path)
     options = "--members 2 --nproc-per-node 1 --standby 0 --checkpoint-every 1s"
     run = start(options, "steady.py", ENDLESS, **storage.environment)
@@ -90,7 +90,7 @@ def test_ranks_that_die_one_after_another_while_a_checkpoint_hangs_cost_at_most_
 
 
 def writer_and_other(journal: Path) -> tuple[str, str]:
-    """Return the one of two members that was ordered to write the last checkpoint, and the other one.
+    """Return the member that was ordered to write the last checkpoint, and the other member.
 
     It is m0 unless only m1 has done the newest step: a stop may find the members a step apart.
     """

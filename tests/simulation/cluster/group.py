@@ -106,7 +106,7 @@ class Group:
             self._break(generation)
             return
         if any(rank.away or rank.frozen for rank in ranks):
-            return  # a rank is missing, and the others wait for it
+            return  # one rank is missing, and the others wait for it
         bad = {rank.number for rank in ranks if self._take_cue(rank, step, ("nan",))}
         for rank in ranks:
             self._store(rank, step + 1)
@@ -212,7 +212,7 @@ class Group:
             self.world.after(self.world.hang_ms + LATER_MS, rank.member.changed)
 
     def fail(self, rank: Rank, kind: str, message: str, code: int) -> None:
-        """Let a rank raise: it writes its state, reports the exception, and exits a little later."""
+        """Make a rank raise: it writes its state, reports the exception, and exits a little later."""
         if not rank.alive:
             return
         if not rank.writing and kind in ("exception", "distributed"):
@@ -224,7 +224,7 @@ class Group:
         self.notice(rank)
 
     def end(self, rank: Rank, ending: Ending) -> None:
-        """End the process of a rank at once."""
+        """End the process of a rank immediately."""
         if rank.state != "exited":
             rank.ending = ending
             self._exit(rank)

@@ -55,7 +55,7 @@ class Rank:
     writing: bool = False  # the optimizer is writing
     asked: bool = False  # to copy its state and stop
     frozen: bool = False
-    away: str = ""  # why it does not train: hang, stop, flag
+    away: str = ""  # the reason why the rank does not train: hang, stop, flag
     ending: Ending | None = None
     flag: BadNumber | None = None
     marks: StartTimes = field(default_factory=StartTimes)
@@ -67,7 +67,7 @@ class Rank:
 
     @property
     def waits(self) -> bool:
-        """Whether its process has not started yet."""
+        """True if the rank's process has not started yet."""
         return self.state == "starting" and not self.marks.started_ns
 
     def told(self) -> RankState:
@@ -116,7 +116,7 @@ class Member:
             self.world.network.connect(self)
 
     def lose(self) -> None:
-        """Lose all processes and all memory at once."""
+        """Lose all processes and all memory at the same moment."""
         self.gone, self.sidecar = True, None
         self.slots, self.privates = [], {}
         for rank in self.ranks:
@@ -137,7 +137,7 @@ class Member:
     # -- processes
 
     def begin(self, launch: Launch, places: tuple[RankStart, ...], found: Content) -> None:
-        """Kill what is left of the previous generation, and create the ranks of the new one."""
+        """Kill the remaining ranks of the previous generation, and create the ranks of the new one."""
         if launch.generation <= self.generation or self.gone:
             return
         for rank in self.ranks:

@@ -18,7 +18,7 @@ LATENCY_MS, BEAT_MS, RETRY_MS = 1, 500, 50
 
 @dataclass
 class Line:
-    """What the supervisor knows of a member's connection. Messages of an older connection never arrive."""
+    """The supervisor's view of a member's connection. Messages of an older connection never arrive."""
 
     report: MemberReport | None = None
     connected: bool = False
@@ -68,7 +68,7 @@ class Network:
     # -- from the member
 
     def connect(self, member: Member) -> None:
-        """Report everything over a new connection; retry while there is no supervisor."""
+        """Report everything over a new connection. Retry while there is no supervisor."""
         if member.gone or member.sidecar is None:
             return
         if not self.world.is_supervised or member.name in self.cut:
@@ -109,7 +109,7 @@ class Network:
     # -- from the supervisor
 
     def order(self, name: str, order: MemberOrder) -> bool:
-        """Send `order` unless it equals the last one sent. Return whether it was sent."""
+        """Send `order` unless it equals the last one sent. Return True if it was sent."""
         line = self.line(name)
         if not line.connected or line.sent == order:
             return False

@@ -17,7 +17,7 @@ KEPT = 3
 
 @dataclass
 class Store:
-    """Checkpoints on storage, and how a rank gets the state that it restores."""
+    """The checkpoints on storage, from which ranks restore their state."""
 
     world: World
     found: list[Checkpoint] = field(default_factory=list)
@@ -28,7 +28,7 @@ class Store:
     _contents: dict[str, Content] = field(default_factory=dict)
 
     def stored(self) -> StorageContents:
-        """Return what the supervisor finds on storage; reading and verifying take no time."""
+        """Return the storage's content as the supervisor reads it. Reading and verifying take no time."""
         if self.away:
             return replace(self._seen, error="it is away")
         whole = [replace(c, verified=True) for c in self.found if c.path not in self._passed_over]
@@ -48,7 +48,7 @@ class Store:
         return max(self.found, key=lambda each: each.step, default=None)
 
     def prepare(self, member: Member, order: MemberOrder) -> Content | str:
-        """Return the state from which the ranks of `member` start, or why there is none."""
+        """Return the state from which the ranks of `member` start, or the reason why there is none."""
         assert order.launch is not None
         wanted = order.launch.restore
         if wanted is None:

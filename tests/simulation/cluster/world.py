@@ -49,7 +49,7 @@ class Killed(Exception):
 class World:
     """A simulated job of `steps` steps. `kills` are the points at which the supervisor dies.
 
-    `cues` name what happens to a rank when it begins a step, and how often.
+    `cues` determine what happens to a rank when it begins a step, and how often.
     """
 
     policy: Policy = field(default_factory=Policy)
@@ -62,7 +62,7 @@ class World:
     boot_ms: int = 500
     sidecar_ms: int = 200
     hang_ms: int = 600
-    peers_hang: bool = False  # as on a GPU: a dead peer leaves the others waiting
+    peers_hang: bool = False  # as on a GPU, where a dead peer leaves the others waiting
     keeps_itself: bool = False  # the script never joins, so holdfast has none of its state
     now_ns: int = BEGIN_NS
     points: int = 0
@@ -135,7 +135,7 @@ class World:
         return self._memory is not None
 
     def kill_supervisor(self) -> None:
-        """Lose all that the supervisor knows except the journal; its keeper starts a successor."""
+        """Lose everything that the supervisor knows except the journal. Its keeper starts a successor."""
         if self._memory is not None:
             self.has_forgotten |= bool(self.journal) and self._disk != self.journal[-1]
             self._memory, self._accounts, self._want, self._watch = None, None, None, StallWatch()
@@ -218,7 +218,7 @@ class World:
             self.remove(name)
 
     def _record(self, before: JobState, action: RunAction, after: JobState) -> None:
-        """Do what a supervisor does after writing the journal, and what its successor repeats."""
+        """Do what a supervisor does after it has written the journal, and what its successor repeats."""
         if before.incident and (after.incident is None or after.incident.number != before.incident.number):
             self.closed[before.incident.number] = "settled" if isinstance(action, Settle) else "overtaken"
         if isinstance(action, End) and after.incident:

@@ -1,1 +1,1 @@
-"""Unit tests of the modules that a training script imports, as far as they use torch."""
+"""Unit tests of those modules imported by a training script that use torch."""

@@ -1,7 +1,7 @@
-"""A device that runs its kernels late and out of step with its copies, under the control of a test.
+"""A device whose kernels run late and independently of its copies, under the control of a test.
 
 Its tensors are on the host, but may be read only through the device: a kernel's result does not exist
-before the kernel has run. Each request to the device lets it advance as far as the next choice says, so
+before the kernel has run. At each request, the device advances as far as the next choice allows, so
 a list of numbers is one interleaving of the host, the training's queue and the copies' queue.
 """
 
@@ -21,12 +21,12 @@ FAIR = 8  # polls after which a resting device must advance
 
 
 class Stuck(Exception):
-    """The host waits for something that never happens."""
+    """Raised if the host waits for something that never happens."""
 
 
 @dataclass(eq=False)
 class Here:
-    """A mark."""
+    """A mark in a queue of the device."""
 
     reached: bool = False
 
@@ -39,9 +39,9 @@ class Simulated:
     queues: bool = True
     meanwhile: Callable[[int], None] = lambda _: None  # called at each turn with the choice
     broken: bool = False
-    rests: bool = False  # may rest longer than `FAIR` polls
-    kernels: int = 0  # number that have run
-    waits: int = 0  # of the host for the training's queue, if not over at once
+    rests: bool = False  # True: the device may rest for longer than `FAIR` polls
+    kernels: int = 0  # the number of kernels that have run
+    waits: int = 0  # the host's waits for the training's queue that did not end immediately
     pinned: list[int] = field(default_factory=list)
     _training: deque[Any] = field(default_factory=deque)
     _copies: deque[Any] = field(default_factory=deque)
@@ -65,7 +65,7 @@ class Simulated:
         self._training.append(None)
 
     def turn(self) -> None:
-        """Advance both queues as far as the next choice says."""
+        """Advance both queues as far as the next choice allows."""
         choice = self.choices[self._turns % len(self.choices)]
         self._turns += 1
         fair = self._turns % FAIR == 0 and not self.rests
@@ -80,7 +80,7 @@ class Simulated:
         return self._run(self._training)
 
     def drain(self) -> None:
-        """Run everything that can run."""
+        """Run all kernels and copies that can run."""
         while self.train() or self._run(self._copies):
             pass
 

@@ -1,4 +1,4 @@
-"""A page's file, and a clock to write it by."""
+"""Fixtures: the file of a progress page, and a clock for its writer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`holdfast/` runs in the user's image: the standard library is there, torch may be."""
+"""`holdfast/` runs in the user's image, which has the standard library and perhaps torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def imported(tree: ast.AST) -> Iterator[str]:
 
 
 def at_import(tree: ast.Module) -> Iterator[str]:
-    """Yield what the import of a module imports: functions and `if TYPE_CHECKING:` are left out."""
+    """Yield the imports that run when a module is imported: none in functions or under TYPE_CHECKING."""
     for node in tree.body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             continue

@@ -1,4 +1,4 @@
-"""What a script sees of `holdfast`: the names that the user guide lists, and nothing that is internal."""
+"""A script sees the names of `holdfast` that the user guide lists, and no internal ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FUNCTIONS = [name for name in holdfast.__all__ if inspect.isfunction(getattr(hol
 
 
 def own_attributes(cls: type) -> dict[str, object]:
-    """Return what `cls` and its bases within holdfast define without an underscore."""
+    """Return the attributes without an underscore that `cls` and its bases in holdfast define."""
     bases = [base for base in cls.__mro__ if base.__module__.startswith("holdfast.")]
     return {name: value for base in bases for name, value in vars(base).items() if not name.startswith("_")}
 

@@ -20,20 +20,20 @@ Object = dict[str, Any]
 
 @functools.cache
 def load(path: Path) -> list[Object]:
-    """Return the objects in a file, which the tests share."""
+    """Return the objects in a file. All tests share them and must not change them."""
     with path.open() as file:
         return [each for each in yaml.safe_load_all(file) if each is not None]
 
 
 def resources(folder: Path) -> Iterator[Object]:
-    """Yield the objects that the kustomization in `folder` lists, without those of another folder."""
+    """Yield the objects in the files of `folder` that its kustomization lists."""
     for name in load(folder / "kustomization.yaml")[0]["resources"]:
         if (folder / name).is_file():
             yield from load(folder / name)
 
 
 def installed() -> list[Object]:
-    """Return the objects of all files that are applied, those of the overlays too."""
+    """Return the objects of all files that are applied, including the overlays."""
     folders = (BASE, *(each for each in sorted(OVERLAYS.iterdir()) if each.is_dir()))
     return [each for folder in folders for each in resources(folder)]
 
@@ -61,7 +61,7 @@ def containers(pod: Object) -> list[Object]:
 
 
 def restricted_violations(pod: Object) -> list[str]:
-    """Return what the Pod Security Standard `restricted` would refuse in a pod."""
+    """Return the fields of a pod that the Pod Security Standard `restricted` would refuse."""
     spec = pod["spec"]
     of_pod = spec.get("securityContext", {})
     found = [name for name in ("hostNetwork", "hostPID", "hostIPC") if spec.get(name)]

@@ -26,7 +26,7 @@ from tests.unit.manifests.kubernetes_files import (
 PLAIN = "-plain"
 FILES = sorted(EXAMPLES.glob("*.yaml"))
 NOT_TORCH = "tfjob"
-END_S = 60.0  # for a script of some milliseconds, on a busy machine
+END_S = 60.0  # the limit for a script of some milliseconds, on a busy machine
 SUPERVISED = [path for path in FILES if PLAIN not in path.stem]
 
 
@@ -113,7 +113,7 @@ def test_the_guides_claim_is_bound_to_its_volume_without_a_storage_class() -> No
 
 @pytest.fixture
 def line(tmp_path: Path) -> Path:
-    """The script of the TFJob, which is the same in its twin."""
+    """Give the script of the TFJob, which is the same in its twin."""
     (ours, _), (theirs, _) = (load(EXAMPLES / f"{NOT_TORCH}{end}.yaml") for end in ("", PLAIN))
     assert ours == theirs
     path = tmp_path / "line.py"
@@ -165,7 +165,7 @@ def workers(script: Path, *options: str) -> list[subprocess.Popen[str]]:
 
 
 def finished(worker: subprocess.Popen[str]) -> str:
-    """Return the rest of what a worker prints, when it has ended."""
+    """Wait for the end of a worker, and return the rest of its output."""
     try:
         return worker.communicate(timeout=END_S)[0]
     finally:

@@ -1,4 +1,4 @@
-"""The images: pinned, for a user without privileges, and built from what .dockerignore lets through."""
+"""The images are pinned, run without privileges, and are built only from files that .dockerignore allows."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def rules(kind: str) -> list[Object]:
 
 
 def verbs(role: Object, group: str, resource: str) -> set[str]:
-    """Return what a role allows to do with a resource, whatever the name."""
+    """Return the verbs that a role allows on a resource, whatever the object's name."""
     return {
         verb
         for rule in role["rules"]
@@ -188,7 +188,7 @@ def test_only_these_permissions_apply_to_all_namespaces() -> None:
 
 
 def test_permissions_on_secrets_and_other_single_objects_name_the_object() -> None:
-    """A `create` cannot be limited to a name; all else on these resources is."""
+    """A `create` cannot be limited to a name. All other verbs on these resources are."""
     single = {"secrets", "leases", "mutatingwebhookconfigurations"}
     for rule in (*rules("ClusterRole"), *rules("Role")):
         if single.intersection(rule["resources"]) and rule["verbs"] != ["create"]:

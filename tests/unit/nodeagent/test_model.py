@@ -13,7 +13,7 @@ def test_a_gpu_has_one_entity_in_every_notation_of_its_address(text: str) -> Non
 
 
 @given(st.text())
-def test_text_that_is_not_an_address_is_not_an_error(text: str) -> None:
+def test_text_that_is_not_an_address_is_returned_unchanged(text: str) -> None:
     assert normalized_pci(normalized_pci(text)) == normalized_pci(text)
 
 

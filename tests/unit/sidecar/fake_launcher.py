@@ -11,7 +11,7 @@ LIMIT_S = 20.0
 
 
 class Launcher:
-    """Sends the messages that a test gives it, and collects those that it receives."""
+    """Sends a test's messages, and collects the messages that it receives."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,4 +1,4 @@
-"""What a member's memory holds, made as its ranks make it."""
+"""The content of a member's memory, created as its ranks create it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WORLD_SIZE = 2
 
 @contextmanager
 def member() -> Iterator[Path]:
-    """Give a member's empty directory."""
+    """Give the empty directory of a member."""
     with memory_directory() as path:
         (path / "arena").mkdir()
         yield path

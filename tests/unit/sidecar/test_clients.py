@@ -39,7 +39,7 @@ def here() -> Iterator[Path]:
 
 
 class Known:
-    """What a link tells its owner."""
+    """Records the notifications of a link."""
 
     def __init__(self, path: Path) -> None:
         self.link = LauncherClient(path, self._changed)
@@ -52,11 +52,11 @@ class Known:
         return await asyncio.wait_for(self.states.get(), LIMIT_S)
 
 
-async def test_the_launchers_newest_state_is_known_and_forgotten_when_it_disconnects(here: Path) -> None:
+async def test_the_launchers_newest_state_is_known_until_the_launcher_disconnects(here: Path) -> None:
     path = here / "launcher.sock"
     there, known = Launcher(path), Known(path)
     async with running(known.link):
-        for generation in (1, 2):  # a launcher that was restarted
+        for generation in (1, 2):  # the launcher has been restarted
             async with there.listening():
                 writer = await asyncio.wait_for(there.came.get(), LIMIT_S)
                 state = launcher(generation=generation)
@@ -133,7 +133,7 @@ def test_an_order_without_a_launcher_is_dropped_silently(here: Path) -> None:
 
 
 class Supervisor:
-    """The supervisor's end: accepts members, and collects what they report."""
+    """The supervisor's end: accepts members, and collects their reports."""
 
     def __init__(self) -> None:
         self.came: asyncio.Queue[web.WebSocketResponse] = asyncio.Queue()

@@ -49,7 +49,7 @@ def test_checkpoints_may_be_in_object_storage() -> None:
 
 
 @pytest.mark.parametrize("word", ["", "read", "REPORTED"])
-def test_only_one_value_enables_reports_of_the_storage(word: str) -> None:
+def test_only_one_value_enables_storage_reports(word: str) -> None:
     assert not config.from_environment({**HERE, "HOLDFAST_STORAGE": word}).reports_storage
 
 

@@ -11,11 +11,11 @@ from holdfast.snapshot.member_directory import OBEYED, TOLD
 from sidecar.fencing import OrderFence, OrderVersion
 
 
-def test_orders_older_than_any_obeyed_before_are_refused_even_after_a_restart(tmp_path: Path) -> None:
+def test_orders_older_than_one_already_obeyed_are_refused_even_after_a_restart(tmp_path: Path) -> None:
     obeyed = OrderFence(tmp_path)
     assert obeyed.refusal(OrderVersion()) == ""
     obeyed.accept(OrderVersion(2, 5))
-    obeyed.accept(OrderVersion(1, 9))  # never a step back
+    obeyed.accept(OrderVersion(1, 9))  # an older version is never accepted
     for each in (obeyed, OrderFence(tmp_path)):
         assert each.newest == OrderVersion(2, 5)
         assert "a supervisor of epoch 2 has taken over the run" in each.refusal(OrderVersion(1, 9))

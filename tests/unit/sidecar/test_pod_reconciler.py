@@ -48,7 +48,7 @@ async def sidecar(here: Path, address: str = "127.0.0.1", *, reports: bool = Fal
 
 
 async def test_peers_receive_the_secret_of_the_job_and_never_the_pods_token(here: Path) -> None:
-    """With the token, a peer could speak to the supervisor in the name of this pod."""
+    """With this token, a peer could send reports to the supervisor in the name of this pod."""
     async with sidecar(here) as made:
         assert made.peer_token() == ""
         await made.obey(IDLE)

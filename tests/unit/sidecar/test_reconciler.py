@@ -42,7 +42,7 @@ from tests.unit.supervisor.job_views import launcher, rank
 
 LAUNCH = Launch(2, 1, 1, "", 0, 0, 0.0)
 POLL_S = 0.25
-NOBODY = 1 << 30  # beyond what any kernel gives to a process
+NOBODY = 1 << 30  # higher than any pid that a kernel assigns
 
 
 @pytest.fixture
@@ -53,14 +53,14 @@ def here() -> Iterator[Path]:
 
 @dataclass
 class Place:
-    """A sidecar at work, and the launcher that it talks to."""
+    """A running sidecar and its launcher."""
 
     sidecar: Sidecar
     there: Launcher
     writer: asyncio.StreamWriter
 
     async def tells(self, state: LauncherState) -> None:
-        """Have the launcher tell `state`; return when it is known."""
+        """Have the launcher send `state`, and return once the sidecar has it."""
         self.writer.write(codec.encode(state))
         await self.until(lambda report: report.launcher == replace(state, looks=()))
 
@@ -262,7 +262,7 @@ async def test_survivors_are_asked_to_secure_before_the_holdings_are_listed(here
 
 
 async def test_ranks_that_start_after_the_holdings_were_listed_are_asked_to_make_no_step(here: Path) -> None:
-    """The order to run was on its way to the launcher when the stop came."""
+    """The order to run was on its way to the launcher when the request to stop came."""
     async with at_work(here) as place:
         await place.sidecar.obey(MemberOrder("secure", 2))
         await place.until(lambda report: report.secured_for == 2)
@@ -321,7 +321,7 @@ async def test_a_launcher_without_signs_of_life_is_reported_until_it_responds(he
 
 async def test_a_starved_launcher_is_given_more_time(here: Path) -> None:
     async with at_work(here) as place:
-        await place.tells(launcher(rank(0), pid=os.getpid()))  # runnable, as we are while we look
+        await place.tells(launcher(rank(0), pid=os.getpid()))  # runnable, as this process is at that moment
         place.sidecar._poll(place.sidecar.launcher.heard_s + 30.0, 0.0)
         assert place.sidecar.report().launcher_silent == ""
 
@@ -398,7 +398,7 @@ async def test_a_requested_checkpoint_is_answered_by_its_number(here: Path) -> N
 
 
 class Stopped(Exception):
-    """The watch has been seen for long enough."""
+    """Raised once the watch has been observed for long enough."""
 
 
 @pytest.mark.parametrize(

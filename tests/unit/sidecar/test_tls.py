@@ -1,4 +1,4 @@
-"""Members that speak TLS to each other, with a certificate that is made for the test."""
+"""Members talk to each other over TLS, with a certificate that is created for the test."""
 
 from __future__ import annotations
 

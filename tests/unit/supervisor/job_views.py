@@ -1,4 +1,4 @@
-"""Builders for the views of a job that the decision gets."""
+"""Builders for the views of a job on which the decision is based."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def member(name: str, told: MemberReport | None = None, **given: Any) -> MemberV
 
 
 def memory(**given: Any) -> JobState:
-    """Return that of two members with a rank each, in their first generation."""
+    """Return the memory of a job of two members with one rank each, in its first generation."""
     made = JobState(2, 1, "running", 0, 1, placement=("m0", "m1"), launch=LAUNCH)
     return replace(made, **given)
 

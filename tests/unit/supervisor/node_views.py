@@ -1,4 +1,4 @@
-"""Builders for the views of nodes that the node decision gets."""
+"""Builders for the views of nodes on which the node decision is based."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def asked(view: PoolView, policy: NodePolicy = POLICY) -> list[QuarantineAction]
 
 
 def why(view: PoolView, node: str, policy: NodePolicy = POLICY) -> str:
-    """Return why a node is held."""
+    """Return the reason why a node is held."""
     [hold] = [each for each in decide(view, policy) if isinstance(each, Hold) and each.node == node]
     return hold.why
 

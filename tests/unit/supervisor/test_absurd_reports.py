@@ -1,4 +1,4 @@
-"""A member's report may have any content that its types allow: a job survives it, and decides something."""
+"""A job survives any content that the types of a member's report allow, and makes a decision."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.unit.supervisor.job_views import S, fault, member, memory, view
 
 POLICY = Policy(members=2, members_created_externally=True)
 PHASES = ("forming", "running", "securing", "saving", "stopping", "ended")
-# Numbers near those of the job are of more interest than any number at all.
+# Numbers near the job's own are more interesting than arbitrary ones.
 NUMBERS = st.one_of(st.integers(-2, 12), st.integers(-(1 << 62), 1 << 62))
 SECONDS = st.one_of(st.floats(-2.0, 200.0), st.floats(-codec.MAX_SECONDS, codec.MAX_SECONDS))
 FLOATS = st.one_of(SECONDS, st.floats(allow_nan=False, allow_infinity=False))

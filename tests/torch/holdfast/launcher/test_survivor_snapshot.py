@@ -1,4 +1,4 @@
-"""Which ranks are ordered to copy, waited for or killed: with real processes, sockets and pages."""
+"""The launcher orders ranks to copy, waits for them or kills them: with real processes and sockets."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Place:
         return process is not None and process.killed == signal.SIGKILL
 
     def leaves(self, securing: SurvivorSnapshot, rank: int) -> None:
-        """Let the launcher see the end of a process."""
+        """Make the launcher notice the end of a process."""
         assert self.children[rank].wait(20) == -signal.SIGKILL
         self.workers[rank].exited = True
         securing.worker_left()

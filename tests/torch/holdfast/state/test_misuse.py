@@ -1,4 +1,4 @@
-"""Misuse of the API raises or warns at once, and the message says what is right."""
+"""Misuse of the API raises or warns immediately, and the message states the right way."""
 
 from __future__ import annotations
 

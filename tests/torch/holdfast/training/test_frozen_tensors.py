@@ -26,7 +26,7 @@ WIDE = 256  # its square is beyond `frozen.LEAST_BYTES`
 
 @pytest.fixture(params=[True, False], ids=["the kernel tells of writes", "it does not"])
 def told(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Both cases must be correct; if the kernel does not report writes, only the second is tested."""
+    """Run a test with the kernel's report of writes, if this kernel has one, and without it."""
     if not request.param:
         monkeypatch.setattr(written_pages, "watch", lambda ranges: None)
     elif written_pages.watch([]) is None:
@@ -217,7 +217,7 @@ def test_tensors_that_were_written_once_are_always_compared(memory: Path, told: 
 def test_each_slot_gets_all_writes_since_its_own_snapshot(
     memory: Path, told: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A slot that a checkpoint is written from stays unchanged, while the other gets all later snapshots."""
+    """While a checkpoint is written from one slot, the other slot gets all snapshots."""
     objects = group()
     train(objects)
     snapshots = SnapshotWriter(memory / "a", objects, 1)

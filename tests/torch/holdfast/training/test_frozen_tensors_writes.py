@@ -1,4 +1,4 @@
-"""Frozen tensors in many kinds of memory are written at random, in many ways: each slot gets the content."""
+"""Frozen tensors in many kinds of memory are written in many random ways. Each slot gets the content."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 
 
 def tensor(chance: random.Random) -> torch.Tensor:
-    """Return a tensor in torch's memory or in a mapping: small or huge pages, touched or aligned or not."""
+    """Return a tensor in torch's memory or in a mapping. Pages may be small or huge, touched and aligned."""
     count = chance.choice([16_384, 40_000, 300_000, 1 << 20])
     if chance.random() < 0.5:
         return torch.randn(count)
@@ -65,7 +65,7 @@ def by_a_debugger(address: int, content: bytes) -> None:
 
 
 def by_a_child(address: int, content: bytes) -> None:
-    """Write in a child to its own copy, without effect here, and then here to pages that were shared."""
+    """Write in a child to its own copy, which has no effect here. Then write here to the same pages."""
     assert in_child(lambda: by_us(address, content)) == 0
     by_us(address, content)
 

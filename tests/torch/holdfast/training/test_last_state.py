@@ -1,4 +1,4 @@
-"""The state at a script's end is kept if it is the state at the end of its loop, and only then."""
+"""The state at a script's end is kept only if it is the state at the end of its loop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.torch.holdfast.training.test_state import Script, resumed, supervised
 
 
 def left(script: Script) -> bool:
-    """Return whether the last state is kept when the script ends."""
+    """Return True if the last state is kept when the script ends."""
     channel = script.state._rank.channel
     assert channel is not None
     assert channel.on_leaving is not None

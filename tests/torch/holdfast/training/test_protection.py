@@ -1,4 +1,4 @@
-"""Snapshots and private states of a rank: when they are made, what they contain, and what is void."""
+"""Snapshots and private states of a rank: their times, their contents, and which of them are void."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_an_interval_of_0_takes_only_the_first_snapshot(memory: Path) -> None:
 def test_a_slot_that_an_old_rank_has_overwritten_after_the_sidecars_check_is_not_restored(
     memory: Path,
 ) -> None:
-    """It would be the state of another step than the one from which the other members resume."""
+    """It would be the state of a different step from the one at which the other members resume."""
     launch = replace(SELDOM, snapshot_every=4)
     script = Script(supervised(memory, launch)).run(8)
     session = resumed(memory, script, launch, 4)
@@ -142,7 +142,7 @@ def test_the_next_generation_knows_the_time_of_a_copy_before_it_has_made_one(mem
 
 
 def test_the_interval_is_chosen_by_the_time_of_copies_once_the_slots_are_filled(memory: Path) -> None:
-    """The first copies of a large frozen part take a second; this must not delay the next by an hour."""
+    """The first copies of a large frozen part take a second, which must not delay the next one by an hour."""
     keeping = Script(supervised(memory, SELDOM)).run(1).state._protection
     assert keeping is not None
     snapshots = keeping.snapshots
@@ -217,7 +217,7 @@ def test_a_rank_with_a_bad_state_is_frozen_and_copies_nothing_even_at_its_exit(
 
 @pytest.mark.parametrize("generation", [1, 2])
 def test_a_rank_that_is_secured_before_it_has_a_state_makes_no_step(memory: Path, generation: int) -> None:
-    """A stop at the start of a generation: a step would overwrite the state of the last checkpoint."""
+    """At a stop at the start of a generation, a step would overwrite the state of the last checkpoint."""
     session = supervised(memory, replace(SELDOM, generation=2))
     session._obey(WorkerOrder("secure", generation=generation))
     assert Script(session).state._gate.frozen == (generation == 2)

@@ -76,7 +76,7 @@ def test_an_extra_snapshot_is_overwritten_before_any_other(memory: Path) -> None
 
 
 def test_a_snapshot_of_a_void_step_is_overwritten_before_a_good_one(memory: Path) -> None:
-    """The sidecar drops it, but not at once: in fast steps, the next snapshot is taken before that."""
+    """The sidecar drops the void snapshot a little later. With fast steps, the next snapshot comes first."""
     late: set[int] = set()
     objects = {"model": nn.Linear(3, 2)}
     snapshots = SnapshotWriter(memory, objects, 1, void=lambda: frozenset(late))
@@ -159,7 +159,7 @@ def test_a_copy_just_in_time_overwrites_the_newer_slot_if_the_older_one_is_being
 
 
 def test_a_copy_just_in_time_keeps_the_base_while_a_checkpoint_is_written_from_it(memory: Path) -> None:
-    """A checkpoint of gigabytes takes seconds, and a fault then once cost all steps since the restart."""
+    """A checkpoint of gigabytes takes seconds. A fault in that time once cost all steps since the restart."""
     model = {"model": nn.Linear(3, 2)}
     before = SnapshotWriter(memory, model, 1)
     before.write(1, 4)

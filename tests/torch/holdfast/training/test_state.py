@@ -73,11 +73,11 @@ class Script:
         return self
 
     def bits(self) -> list[Any]:
-        """Return everything that training depends on."""
+        """Return the complete state that training depends on."""
         return [self.written(), self.scheduler.state_dict(), self.state._private.core()]
 
     def written(self) -> list[Any]:
-        """Return what the optimizer writes."""
+        """Return the part of the state that the optimizer writes."""
         tensors = [*self.model.parameters()]
         tensors += [t for values in self.optimizer.state.values() for t in values.values()]
         return [t.detach().clone().view(-1).view(torch.uint8).tolist() for t in tensors]
@@ -154,7 +154,7 @@ def test_the_gate_is_closed_from_the_optimizers_first_write_to_the_commit() -> N
         assert found.step == script.state.step
 
 
-def test_draws_in_a_pause_do_not_change_the_generators() -> None:
+def test_a_pause_restores_the_generators_that_its_draws_changed() -> None:
     script = Script(alone())
     with script.state.pause("eval"):
         drawn = torch.rand(1), random.random()
@@ -303,7 +303,7 @@ def test_objects_without_state_are_named() -> None:
 
 
 class Unheard(socket.socket):
-    """A socket to a launcher that is gone: messages are lost."""
+    """A socket to a launcher that is gone, so messages are lost."""
 
     def __init__(self) -> None:
         super().__init__()

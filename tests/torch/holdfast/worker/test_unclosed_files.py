@@ -1,4 +1,4 @@
-"""Files of libraries and pipes are completed, and finalizers of the user's packages run, at a rank's end."""
+"""At a rank's end, files of libraries and pipes are completed, and the user's finalizers run."""
 
 from __future__ import annotations
 

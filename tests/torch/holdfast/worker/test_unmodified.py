@@ -1,4 +1,4 @@
-"""What is observed in a script that does not join: bad gradients, and steps of its optimizers."""
+"""Holdfast observes bad gradients and optimizer steps in a script that does not join."""
 
 from __future__ import annotations
 
@@ -114,9 +114,9 @@ def made() -> torch.optim.Optimizer:
 
 
 def test_a_late_join_receives_an_earlier_order_to_secure(tmp_path: Path) -> None:
-    """Its generation is over: a step would overwrite the state that the others resume from."""
+    """Its generation is over, so a step would overwrite the state from which the others resume."""
 
-    kept = []  # outlives `child`: a closed socket would make the listener end the process
+    kept = []  # outlives `child`, because the listener ends the process when the socket closes
 
     def child() -> None:
         ours, theirs = rank_channel.pair()

@@ -81,7 +81,7 @@ def test_samples_cover_the_text_without_gaps(context: int, more: int) -> None:
 
 
 def test_the_example_with_a_claim_prepares_the_text_that_the_other_examples_train_on(tmp_path: Path) -> None:
-    """Its init container may run twice, and in two pods at once."""
+    """Its init container may run twice, and in two pods at the same time."""
     example = kubernetes_files.load(kubernetes_files.EXAMPLES / "pytorchjob-guide.yaml")
     pod, _ = kubernetes_files.pods(example)
     prepare = next(each for each in pod["spec"]["initContainers"] if each["name"] == "data")

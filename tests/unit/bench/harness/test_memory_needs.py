@@ -85,7 +85,7 @@ def test_a_bench_that_is_terminated_leaves_no_memory_behind(signum: int) -> None
             [folder] = memory_needs.MEMORY.glob(f"bench-transfer-{bench.pid}-*")
             os.kill(bench.pid, signum)
             until(lambda: _ignores(bench.pid, signum) or None, "the first signal is heard", 60.0)
-            os.kill(bench.pid, signum)  # from an impatient user: it must not interrupt the removal
+            os.kill(bench.pid, signum)  # a second signal must not interrupt the removal
             said.read()
             assert bench.wait(60.0) == 130
         finally:
@@ -94,7 +94,7 @@ def test_a_bench_that_is_terminated_leaves_no_memory_behind(signum: int) -> None
 
 
 def _ignores(pid: int, signum: int) -> bool:
-    """True when the process ignores a signal, or is gone."""
+    """True if the process ignores the signal or is gone."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:

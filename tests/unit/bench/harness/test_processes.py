@@ -88,7 +88,7 @@ def test_a_process_that_is_gone_is_not_found() -> None:
 
 def test_cpu_time_of_this_process_grows_while_it_works() -> None:
     before, began_s = cpu_s(os.getpid()), time.process_time()
-    while time.process_time() - began_s < 0.05:  # the kernel books it at its ticks
+    while time.process_time() - began_s < 0.05:  # the kernel accounts CPU time at its ticks
         sum(range(10_000))
     assert cpu_s(os.getpid()) > before
     assert cpu_s(2**22 + 1) == 0.0

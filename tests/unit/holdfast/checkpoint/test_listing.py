@@ -25,7 +25,7 @@ def read(root: Path, most: int = 64) -> StorageListing:
 
 
 def unreadable(root: Path, step: int) -> Path:
-    """Make a checkpoint whose manifest cannot be read, and may be intact."""
+    """Create a checkpoint whose manifest cannot be read, although it may be intact."""
     found = root / f"step-{step:08d}"
     found.mkdir()
     (found / MANIFEST).symlink_to("elsewhere")
@@ -33,7 +33,7 @@ def unreadable(root: Path, step: int) -> Path:
 
 
 def with_meta(path: Path, meta: dict[str, Any]) -> None:
-    """Write the manifest again, with other values that the trainer has given."""
+    """Write the manifest again, with other values from the trainer."""
     found = manifest.unpack((path / MANIFEST).read_bytes())
     (path / MANIFEST).write_bytes(manifest.pack(replace(found, meta=meta)))
 
@@ -76,7 +76,7 @@ def test_a_damaged_checkpoint_is_refused_with_the_reason(tmp_path: Path) -> None
 
 
 def test_an_unreadable_manifest_counts_as_damaged_only_after_several_attempts(tmp_path: Path) -> None:
-    """Storage may fail for a while; without the newest checkpoint, training would go back for nothing."""
+    """Storage may fail for a while. Without the newest checkpoint, training would go back needlessly."""
     save(tmp_path, 5)
     unreadable(tmp_path, 7)
     reader = ListingReader(tmp_path, 64)

@@ -1,4 +1,4 @@
-"""The bytes of a manifest: what is read back, and the exact text of each refusal."""
+"""The bytes of a manifest are read back exactly, and each refusal has its exact text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""URLs of object storage: each is read back as it was written, and what is not one is refused."""
+"""URLs of object storage are read back as they were written, and other texts are refused."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def test_checkpoints_written_before_epochs_existed_count(memory: Path) -> None:
 
 
 def saved(root: Path, step: int, keep: int, proven: int) -> list[int]:
-    """Write one checkpoint and return the steps of those that stay, newest first."""
+    """Write one checkpoint, and return the steps of all remaining ones, newest first."""
     written = save(root, step)
     retain(root, Retention(keep, proven=proven), frozenset({written}))
     return steps(root)
@@ -109,7 +109,7 @@ def saved(root: Path, step: int, keep: int, proven: int) -> list[int]:
 
 @pytest.mark.parametrize("keep", [1, 2, 3])
 def test_an_equal_checkpoint_exists_whenever_replicas_come_to_differ(memory: Path, keep: int) -> None:
-    """Proofs come late and seldom, a supervisor that dies forgets one, and checkpoints are frequent."""
+    """Proofs come late and rarely, and a supervisor that dies forgets one. Checkpoints are frequent."""
     proofs = {100: 0, 200: 0, 300: 0, 400: 110, 500: 110, 600: 110, 700: 510, 800: 110, 900: 110, 1000: 730}
     known = -1
     for step, proven in proofs.items():

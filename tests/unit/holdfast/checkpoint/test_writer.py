@@ -185,7 +185,7 @@ def test_an_unreadable_checkpoint_is_reported_and_the_previous_one_is_used(memor
     save(memory, 1)
     save(memory, 2)
 
-    def child() -> None:  # out of descriptors: what is left is enough to list, not to open
+    def child() -> None:  # the remaining descriptors suffice to list, but not to open
         found = scan(memory)[0]
         soft = len(list(Path("/proc/self/fd").iterdir())) - 1
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, soft))

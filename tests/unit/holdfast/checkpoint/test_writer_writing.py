@@ -54,7 +54,7 @@ def test_a_failed_write_leaves_no_debris_and_keeps_the_previous_checkpoint(
 
 
 class Disk:
-    """What becomes durable, and what gets its name, in that order."""
+    """Records in order which files become durable and which get their names."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, broken: str = "nothing") -> None:
         self.seen: list[str] = []
@@ -190,7 +190,7 @@ def test_no_file_remains_open(memory: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_source_that_cannot_be_read_leaves_no_debris(memory: Path) -> None:
     save(memory, 1)
-    with pytest.raises(OSError, match="Input/output error") as caught:  # address 0: nothing there
+    with pytest.raises(OSError, match="Input/output error") as caught:  # address 0 is never mapped
         write_files(memory, {"a": b"a", "state": Path("/proc/self/mem")}, 2)
     assert caught.value.errno == errno.EIO
     assert names(memory) == {"latest", "step-00000001"}

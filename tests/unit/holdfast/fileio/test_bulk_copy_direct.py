@@ -26,7 +26,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def copied(folder: Path, content: bytes = CONTENT) -> int:
-    """Copy past the cache alone; return how far it came. What it says it has copied, it has."""
+    """Copy with direct writes only, check the copied part, and return its length."""
     (folder / "source").write_bytes(content)
     with open(folder / "source", "rb", buffering=0) as file, open(folder / "copy", "wb", buffering=0) as out:
         count = bulk_copy.copy_direct(file, out.fileno())
@@ -136,7 +136,7 @@ def test_a_partial_write_is_continued(
 ) -> None:
     if not able(tmp_path):
         pytest.skip("this file system has no O_DIRECT")
-    monkeypatch.setattr(bulk_copy, "_switched", lambda *_: True)  # without it: odd sizes are not refused
+    monkeypatch.setattr(bulk_copy, "_switched", lambda *_: True)  # without it, odd sizes are not refused
     monkeypatch.setattr(os, "pwrite", failing(1, written))
     assert copied(tmp_path) == copied_bytes
     monkeypatch.setattr(os, "pwrite", failing(1, written))

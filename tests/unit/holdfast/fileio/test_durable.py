@@ -10,7 +10,7 @@ from holdfast.fileio import durable
 
 
 def left(root: Path, host: str) -> Path:
-    """Return what a writer on `host` creates; whether that writer is alive cannot be checked."""
+    """Return a file as a writer on `host` creates it. Nobody here can check whether that writer is alive."""
     path = root / durable.temporary_path(root, "step").name.replace(durable._HOST, host)
     path.mkdir()
     (path / "data").write_bytes(b"data")

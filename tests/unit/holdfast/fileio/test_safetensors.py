@@ -118,7 +118,7 @@ def test_wide_tensors_come_first_and_equal_ones_keep_their_order() -> None:
 
 
 def test_tensors_that_fill_cache_lines_start_on_one_whatever_precedes_them() -> None:
-    """As an optimizer's state has them: a step of 4 bytes before the moments of each layer."""
+    """An optimizer's state has this shape: a step of 4 bytes before the moments of each layer."""
     layout = plan([("s0", "F32", ()), ("m0", "F32", (4, 16)), ("s1", "F64", ()), ("m1", "BF16", (32,))], {})
     assert [entry.name for entry in layout.entries] == ["m0", "m1", "s1", "s0"]
     assert [entry.begin for entry in layout.entries] == [0, 256, 320, 328]

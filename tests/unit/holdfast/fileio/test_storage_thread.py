@@ -55,7 +55,7 @@ def test_storage_that_hangs_is_waited_for_only_once(files: StorageThread, storag
     assert files.do(lambda: 1, WAIT_S) == 1
 
 
-def test_of_waiting_work_of_one_kind_only_the_newest_is_done(
+def test_only_the_newest_of_the_waiting_tasks_of_one_kind_is_done(
     files: StorageThread, storage: threading.Event
 ) -> None:
     files.submit(storage.wait)

@@ -59,7 +59,7 @@ MORE = {
     "another socket": "tried += socket.socketpair(); loop.register(tried[0], select.EPOLLIN)",
     "no connection": "loop.unregister(line)",
 }
-FREEZERS = (  # of cgroups of version 1 and 2
+FREEZERS = (  # the freezer files of cgroups of versions 1 and 2
     (Path("/sys/fs/cgroup/freezer"), "freezer.state", ("FROZEN", "THAWED")),
     (Path("/sys/fs/cgroup"), "cgroup.freeze", ("1", "0")),
 )
@@ -107,7 +107,7 @@ def threads(pid: int, function: str = "barrier", file: str = AT) -> tuple[Thread
 
 
 def settled(pid: int, stirs: str, *more: Thread, ours: frozenset[int] = frozenset()) -> CollectiveWait:
-    """Return how it is once it has begun to wait: that it is at rest, or the reason why not."""
+    """Return the result once the rank has begun to wait: that it is at rest, or the reason why not."""
     while True:
         found = blocked_ranks.of(pid, (*threads(pid), *more), ours)
         if found.stirs.startswith(stirs) if stirs else not found.stirs:
@@ -181,7 +181,7 @@ except BlockingIOError:
 
 @pytest.fixture
 def freezer() -> Iterator[tuple[Path, str, str]]:
-    """Give a cgroup, and what is written to freeze and to thaw it, where this machine lets us make one."""
+    """Give a cgroup and the texts that freeze and thaw it. Skip if this machine does not let us make one."""
     for root, file, words in FREEZERS:
         folder = root / f"holdfast-{os.getpid()}"
         try:
@@ -211,7 +211,7 @@ def test_a_frozen_rank_is_not_at_rest_because_it_may_have_been_woken_before(
 
 
 def test_the_mark_changes_once_the_rank_has_moved(peer: Peer) -> None:
-    """A word wakes a thread of it, which goes back to where it was."""
+    """A message wakes one of its threads, which then waits in the same place again."""
     turn = "threading.Semaphore(0)"
     reads = "beside(lambda: [turn.release() for _ in iter(lambda: os.read(0, 1), b'')], 'pt_tcpstore')"
     pid = peer.rank(f"turn = {turn}; beside(lambda: [turn.acquire() for _ in iter(int, 1)]); {reads}")
@@ -270,9 +270,9 @@ def test_holdfasts_threads_and_tqdms_monitor_may_run_if_they_wait(peer: Peer) ->
             "DistributedDataParallel._distributed_broadcast_coalesced (torch/nn/parallel/distributed.py:9)",
             True,
         ),
-        (f"new_group ({AT}:5000)", False),  # where outsiders may connect
+        (f"new_group ({AT}:5000)", False),  # outsiders may connect here
         (f"_store_based_barrier ({AT}:900)", False),
-        (f"monitored_barrier ({AT}:5400)", False),  # whose time limit the script asks about
+        (f"monitored_barrier ({AT}:5400)", False),  # the script handles its time limit
         ("rpc_sync (torch/distributed/rpc/api.py:1)", False),
         ("barrier (mine.py:1)", False),
         ("receive (holdfast/training/protection/private_exchange.py:90)", False),

@@ -1,4 +1,4 @@
-"""What a rank leaves behind: its data loader workers end with it when it fails."""
+"""The data loader workers of a rank end with it when it fails."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ os._exit(int(sys.argv[1]))
 class Rank:
     child: subprocess.Popen[str]
     worker: int
-    pidfd: int  # of the worker
+    pidfd: int  # the pid of the worker
 
     def reaped(self, folder: Path) -> None:
-        """Collect the rank as its launcher does."""
+        """Reap the rank as its launcher does."""
         ours, theirs = rank_channel.pair()
         os.waitid(os.P_PID, self.child.pid, os.WEXITED | os.WNOWAIT)
         worker_process.reap(WorkerProcess(0, ours, folder / "log", self.child.pid))
@@ -92,7 +92,9 @@ def test_the_workers_of_a_failed_rank_end_with_it(ranks: list[Rank], tmp_path: P
     assert rank.worker_ends()
 
 
-def test_processes_left_by_a_rank_that_ended_well_are_not_touched(ranks: list[Rank], tmp_path: Path) -> None:
+def test_processes_left_by_a_rank_that_exited_with_0_are_not_touched(
+    ranks: list[Rank], tmp_path: Path
+) -> None:
     rank = start(0)
     ranks.append(rank)
     assert rank.child.stdin is not None

@@ -1,4 +1,4 @@
-"""Which processes that a script has left in the background still work."""
+"""Processes that a script has left in the background are classified as working or resting."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from holdfast.inspection.left_processes import WINDOW_S, WORK_BYTES, WORK_CPU, B
 
 
 def looked(*found: WorkDone, pid: int = 7) -> list[bool]:
-    """Return at which of the windows between `found` the process is said to rest."""
+    """Return, for each of the readings `found` in turn, whether the process counts as resting."""
     seen = iter(found)
     background = BackgroundProcesses(lambda _: next(seen))
     return [bool(background.resting([pid], at * WINDOW_S)) for at in range(len(found))]

@@ -1,4 +1,4 @@
-"""Which orphans are a dead rank's."""
+"""Orphans are attributed to a dead rank, or left alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.inspection.left_processes import Origin, is_left, origin
 
-PRESENT = {20: 200, 21: 210}  # pid, when it began
+PRESENT = {20: 200, 21: 210}  # pid and start time
 PAST = {10: 100, 11: 110}
 
 
@@ -19,12 +19,12 @@ PAST = {10: 100, 11: 110}
         (Origin(20, 300, 1), False),
         (Origin(10, 300), True),  # a worker of a dead rank
         (Origin(10, 300, 2), True),
-        (Origin(77, 300, 2), False),  # in a session of its own
+        (Origin(77, 300, 2), False),  # in its own session
         (Origin(77, 300, 1), True),
         (Origin(77, 150), True),  # older than all living ranks
         (Origin(77, 300), False),
         (Origin(77, 205), False),
-        (Origin(77, 50), False),  # older than all ranks: of what the script imports
+        (Origin(77, 50), False),  # older than all ranks: started by an import of the script
     ],
 )
 def test_an_orphan_is_left_behind_only_if_no_living_rank_can_have_started_it(

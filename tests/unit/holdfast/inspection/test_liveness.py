@@ -1,4 +1,4 @@
-"""How long a part has been silent, and when it is given up."""
+"""The silence of a part is measured, and it is given up after its limit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from holdfast.inspection.liveness import HELD_UP_S, LIMIT_S, HeartbeatSilence, v
 
 
 def heard(*looks: tuple[float, float, float]) -> float:
-    """Return the length of the silence after looks of (last word, now, our lateness)."""
+    """Return the length of the silence after readings of (last sign of life, now, our lateness)."""
     silence, now_s = HeartbeatSilence(), 0.0
     for heard_s, now_s, late_s in looks:
         silence = silence.later(heard_s, now_s, late_s)

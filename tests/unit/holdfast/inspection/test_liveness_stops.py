@@ -1,4 +1,4 @@
-"""Which processes a signal has stopped, according to consecutive readings of /proc."""
+"""Consecutive readings of /proc show which processes a signal has stopped."""
 
 from __future__ import annotations
 

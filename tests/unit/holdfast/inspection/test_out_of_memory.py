@@ -1,4 +1,4 @@
-"""Which kills the kernel made because a cgroup was out of memory."""
+"""Kills that the kernel made because a cgroup was out of memory are recognized."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Groups:
 
     root: Path
     version: int
-    where: str  # of the process
+    where: str  # the cgroup file of the process
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True)

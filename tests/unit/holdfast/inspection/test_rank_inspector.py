@@ -1,4 +1,4 @@
-"""Inspections of real processes: what each does is determined from outside, without disturbing it."""
+"""Inspections of real processes determine from outside what each does, without disturbing it."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_the_wait_of_a_process_is_detected(
     pids: dict[str, int], habit: str, call: str, children: int
 ) -> None:
     found = look_at(pids[habit])
-    if found.calls[:1] != (call,) and habit == "spin":  # off its core just now, as any process may be
+    if found.calls[:1] != (call,) and habit == "spin":  # not on a core at this moment
         assert found.process_state == "R"
     else:
         assert found.calls[:1] == (call,)
@@ -114,7 +114,7 @@ def test_all_threads_are_seen_except_holdfasts_and_the_loops_of_libraries(
     pids: dict[str, int], habit: str, calls: tuple[str, ...]
 ) -> None:
     found = look_at(pids[habit])
-    while found.calls[:1] != calls[:1]:  # which is the last that each does
+    while found.calls[:1] != calls[:1]:  # the last thing that each process does
         found = look_at(pids[habit])
     assert found.calls == calls
     assert (evidence.findings(found).role == evidence.LOCKED) is (set(calls) == {thread_waits.LOCK})

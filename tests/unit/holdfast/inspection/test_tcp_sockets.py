@@ -1,4 +1,4 @@
-"""The kernel's list of connections: real ones, and malformed answers."""
+"""The kernel's list of connections is read, and malformed answers are refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.inspection.tcp_sockets import Connection
 
 @contextlib.contextmanager
 def pair(family: int, address: str, to: str = "") -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Connect two sockets: the one at `address`, by `to`."""
+    """Connect two sockets: one listens at `address`, and the other connects to `to`."""
     with socket.socket(family) as listener:
         listener.bind((address, 0))
         listener.listen(1)
@@ -88,8 +88,8 @@ def message(kind: int, body: bytes, flags: int = 0) -> bytes:
     return struct.pack("=IHHII", 16 + len(body), kind, flags, 1, 0) + body
 
 
-CLOSED = struct.pack("=BBBB", socket.AF_INET, 5, 0, 0) + bytes(68)  # that no process has any more
-BARE = CLOSED[:68] + struct.pack("=I", 9)  # with an inode, and no counts of bytes
+CLOSED = struct.pack("=BBBB", socket.AF_INET, 5, 0, 0) + bytes(68)  # no process has it open any more
+BARE = CLOSED[:68] + struct.pack("=I", 9)  # an entry with an inode but without byte counts
 COUNTED = BARE + struct.pack("=HH", 140, 2) + bytes(120) + struct.pack("=QQ", 5, 7)
 DONE = message(3, bytes(4))
 

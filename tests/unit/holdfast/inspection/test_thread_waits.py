@@ -1,4 +1,4 @@
-"""System calls as the kernel shows them, and the waits that they represent."""
+"""Waits are recognized from system calls as the kernel shows them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_wait_is_recognized_by_its_system_call(line: str, machine: str, expect
     ("caught", "children", "expected"),
     [
         ((), True, False),
-        ((signal.SIGINT, 32, 33), True, False),  # a plain Python and its C library
+        ((signal.SIGINT, 32, 33), True, False),  # the mappings of a plain Python and its C library
         ((signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGABRT, signal.SIGILL), True, False),
         ((signal.SIGTERM, signal.SIGPROF, signal.SIGWINCH), True, False),
         ((signal.SIGALRM,), False, True),

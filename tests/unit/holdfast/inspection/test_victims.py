@@ -15,7 +15,7 @@ from holdfast.worker.script import classify_failure
 
 
 class Group(Exception):
-    """As that of Python 3.11."""
+    """Like ExceptionGroup in Python 3.11."""
 
     def __init__(self, exceptions: tuple[BaseException, ...]) -> None:
         super().__init__("of a pool")
@@ -50,7 +50,7 @@ TENSORPIPE = "eof (this error originated at tensorpipe/transport/uv/connection_i
 
 
 def raised_in(file: str, body: str, **names: Any) -> BaseException:
-    """Return what `body` raises, run as a function of `file`; `raw(kind, text)` raises as C++ does."""
+    """Run `body` as a function of `file`; return its exception. `raw(kind, text)` raises as C++ does."""
     lines = "\n    ".join(body.splitlines())
     code = compile(f"def run():\n    {lines}\n", file, "exec")
     _, found, inner = file.rpartition("/torch/")
@@ -189,7 +189,7 @@ def test_an_exception_that_cannot_be_printed_is_not_a_lost_peer() -> None:
 
 
 def test_a_long_chain_is_examined_in_linear_time() -> None:
-    """Each link had the same two ways on: a chain of 50 was 2**50 looks."""
+    """Each link once had two paths to the next one, so a chain of 50 took 2**50 visits."""
     error: BaseException = RuntimeError(RESET)
     for _ in range(2000):
         outer = RuntimeError(RESET)

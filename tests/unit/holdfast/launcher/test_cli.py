@@ -1,4 +1,4 @@
-"""The exit code of a launcher: in a pod, it is the job's."""
+"""In a pod, the exit code of the launcher is the job's."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def order(directory: Path, launcher: subprocess.Popen[bytes], given: LauncherOrd
             except OSError:
                 assert launcher.poll() is None, launcher.communicate()
                 continue
-            assert line.recv(1 << 16)  # its state: it takes orders now
+            assert line.recv(1 << 16)  # the launcher sends its state, so it now accepts orders
             line.sendall(codec.encode(given))
             while line.recv(1 << 16):
                 pass
@@ -45,7 +45,7 @@ def order(directory: Path, launcher: subprocess.Popen[bytes], given: LauncherOrd
 
 @pytest.mark.parametrize("code", [0, 3])
 def test_a_pods_launcher_ends_with_the_code_of_the_job(memory: Path, code: int) -> None:
-    """The kubelet passes it on to the owner, which decides by it whether the job has failed."""
+    """The kubelet passes the code on to the owner, which uses it to decide whether the job has failed."""
     with started(memory) as launcher:
         order(memory, launcher, LauncherOrder("stop", exit_code=code))
         assert launcher.wait(LIMIT_S) == code

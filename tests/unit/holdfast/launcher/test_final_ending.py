@@ -1,4 +1,4 @@
-"""How a rank has ended, from its own report and from the kernel's: each cell of the table."""
+"""The ending of a rank is derived from its own report and the kernel's: each cell of the table."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_without_a_report_the_kernel_decides(ended: Ending) -> None:
 
 @pytest.mark.parametrize("ended", [GOOD, BAD, OURS])
 @pytest.mark.parametrize("reported", [FAILED, VICTIM])
-def test_a_report_stands_whatever_the_exit_code_or_the_launchers_signal(
+def test_a_report_takes_precedence_over_the_exit_code_and_the_launchers_signal(
     reported: Ending, ended: Ending
 ) -> None:
     assert final_ending(reported, ended) is reported

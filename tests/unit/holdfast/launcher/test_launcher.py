@@ -27,7 +27,7 @@ from holdfast.worker.script_source import ProgramSources
 
 @pytest.fixture
 def launcher() -> Iterator[Launcher]:
-    """One that is not served: it starts nothing."""
+    """Give a launcher that does not run its loop, so it starts no process."""
     directory = Path(tempfile.mkdtemp())
     settings = MemberSettings(directory, directory, "m0", 1, directory, os.getppid())
     parsed = program.parse([shutil.which("true") or "true"], Path.cwd())
@@ -41,7 +41,7 @@ def launcher() -> Iterator[Launcher]:
 def test_the_port_is_free_before_a_script_that_listens_on_it_itself_is_released(
     launcher: Launcher, joins: bool
 ) -> None:
-    """With torch imported ahead its first line binds the port, sooner than a launcher runs again."""
+    """With torch already imported, the script's first line binds the port before the launcher runs again."""
     ours, theirs = rank_channel.pair()
     pool = launcher.pool
     pool.strategy = "park"
@@ -92,7 +92,7 @@ def test_orders_of_a_supervisor_that_was_replaced_are_refused(launcher: Launcher
 
 
 def ended_rank(launcher: Launcher, code: int, said: Ending) -> Ending:
-    """Return how the launcher records the end of a rank that reported `said` and then exited with `code`."""
+    """Return the launcher's record of a rank that reported `said` and then exited with `code`."""
     ours, theirs = rank_channel.pair()
     child = os.fork()
     if child == 0:

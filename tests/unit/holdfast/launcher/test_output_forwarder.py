@@ -11,7 +11,7 @@ from holdfast.launcher.output_forwarder import KEPT_BYTES, OutputForwarder, forw
 
 
 class Reader:
-    """Reads what the forwarder writes, as a pod's log collector does."""
+    """Reads the forwarder's output, as a pod's log collector does."""
 
     def __init__(self) -> None:
         self.source, self.target = os.pipe()

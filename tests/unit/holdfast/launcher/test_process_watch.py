@@ -1,4 +1,4 @@
-"""How the launcher notices what its processes report and that they have ended."""
+"""The launcher receives its processes' reports and notices their ends."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ UNWINDING = Ending(1, 1, unwinding=True)
 
 
 class Watched:
-    """One process under watch, and what its watch has reported."""
+    """One watched process, and a record of what its watch has reported."""
 
     def __init__(self, folder: Path) -> None:
         self.events: list[str] = []  # messages and the end, in order
         self.reported: Ending | None = None  # when the end was reported
-        self.status: int | None = None  # of the reaped process
+        self.status: int | None = None  # the status of the reaped process
         self.selector = selectors.DefaultSelector()
         self.watch = ProcessWatch(self.selector, self._on_message, self._on_end)
         ours, self.theirs = rank_channel.pair()
@@ -50,7 +50,7 @@ class Watched:
         rank_channel.send(self.theirs, message)
 
     def turn(self) -> None:
-        """Handle everything that is ready, and wait for the first of it."""
+        """Wait until something is ready, and handle everything that is."""
         for key in event_loop.ready(self.selector, 60.0):
             key.data()
 
@@ -69,7 +69,7 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
 
 
 def waiting_child() -> tuple[int, IO[bytes]]:
-    """Return the pid of a process in its own group, and a pipe whose end makes it exit with 3."""
+    """Return the pid of a process in its own group, and a pipe whose closing makes it exit with 3."""
     child = subprocess.Popen(["sh", "-c", "read line; exit 3"], stdin=subprocess.PIPE, start_new_session=True)
     child.returncode = 0  # so that Popen does not reap it
     assert child.stdin is not None
@@ -77,7 +77,7 @@ def waiting_child() -> tuple[int, IO[bytes]]:
 
 
 def test_the_end_of_a_process_is_noticed_although_its_channel_stays_open(watched: Watched) -> None:
-    """As where a data loader worker holds the channel."""
+    """A data loader worker may hold the channel open."""
     child, line = waiting_child()
     watched.say(WorkerMessage("born", child))
     watched.turn()
@@ -155,7 +155,7 @@ def test_a_signal_sent_before_the_pid_was_known_is_sent_again(watched: Watched) 
         "no ending",
     ],
 )
-def test_how_a_process_says_that_it_will_end(
+def test_the_last_message_of_a_process_determines_the_reported_ending(
     watched: Watched, messages: list[WorkerMessage], reported: Ending | None
 ) -> None:
     watched.process.pid = os.getpid()

@@ -1,4 +1,4 @@
-"""What `holdfast install-runtime` writes to a volume: a whole package, for any user, at every run."""
+"""`holdfast install-runtime` writes a whole package to a volume, usable by any user, at every run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BYTECODE = "__pycache__"
 
 @pytest.fixture
 def volume(memory: Path) -> Path:
-    """An empty directory as the kubelet makes an emptyDir: owned by root, open to all."""
+    """Give an empty directory like the kubelet's emptyDir: owned by root, writable by all."""
     memory.chmod(0o755)
     made = memory / "volume"
     made.mkdir()
@@ -34,7 +34,7 @@ def volume(memory: Path) -> Path:
 
 @pytest.fixture
 def package(memory: Path) -> Path:
-    """A small package with bytecode, a data file, a package in it, and parts."""
+    """Give a small package with bytecode, a data file, a subpackage, and parts."""
     made = memory / "holdfast"
     for folder in (made, made / "inner", made / "_parts" / "supervisor"):
         folder.mkdir(parents=True)
@@ -54,14 +54,14 @@ def _write(path: Path, text: str) -> Path:
 
 
 def listing(folder: Path) -> dict[str, int]:
-    """Return the mode of all that is below `folder`, by its path."""
+    """Return the mode of every file and directory below `folder`, by path."""
     return {
         str(path.relative_to(folder)): stat.S_IMODE(path.stat().st_mode) for path in sorted(folder.rglob("*"))
     }
 
 
 def become(user: int) -> None:
-    """Run the rest of this process as `user`, if it may choose."""
+    """Run the rest of this process as `user` if it has the right to."""
     if os.geteuid() == 0:
         os.setgroups([])
         os.setgid(user)
@@ -179,7 +179,7 @@ def test_remains_of_a_killed_run_are_removed(
     number: int, volume: Path, package: Path, py_spy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed() -> None:
-        monkeypatch.setattr(shutil, "rmtree", lambda _: os._exit(0))  # reached when the copy has failed
+        monkeypatch.setattr(shutil, "rmtree", lambda _: os._exit(0))  # reached once the copy has failed
         monkeypatch.setattr(shutil, "copyfile", failing_at(number, OSError()))
         install(volume, package, py_spy)
 

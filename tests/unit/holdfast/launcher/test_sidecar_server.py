@@ -1,4 +1,4 @@
-"""The launcher's socket: what a sidecar receives, and what it may send."""
+"""The launcher's socket sends its state to a sidecar, and accepts its orders."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Loop:
         self.server.open()
 
     def turn(self) -> None:
-        """Handle what has come; something must."""
+        """Handle the events that have arrived. Fails if there are none."""
         found = self.selector.select(LIMIT_S)
         assert found
         for key, _ in found:
@@ -98,14 +98,14 @@ def test_a_closed_connection_is_forgotten_and_the_next_one_receives_the_whole_st
 
 
 def large(generation: int) -> LauncherState:
-    """Return what a launcher of 32 ranks tells that all fail, more than a socket's buffer holds."""
+    """Return the state of a launcher whose 32 ranks all fail, which exceeds a socket's buffer."""
     ended = Ending(1, 1, None, False, "exception", 1, "x" * 16_000)
     ranks = tuple(RankState(n, n, 100 + n, generation, "failing", ended) for n in range(32))
     return LauncherState(7, generation, ranks, (), 4000)
 
 
 def taken(loop: Loop, peer: socket.socket) -> bytes:
-    """Return all that a peer is sent which reads a little at a time, until nothing more comes."""
+    """Read a little at a time until nothing more arrives, and return everything."""
     found = b""
     peer.setblocking(False)
     while True:
@@ -118,10 +118,10 @@ def taken(loop: Loop, peer: socket.socket) -> bytes:
 
 
 def test_a_slow_reader_receives_whole_lines_and_skips_to_the_newest_one(loop: Loop) -> None:
-    """It used to be disconnected within a line, to get the same line after reconnecting, and so forever."""
+    """It used to be disconnected within a line, and got the same line after it reconnected, endlessly."""
     with loop.joined() as peer:
         for generation in range(1, 5):
-            loop.server.send_state(large(generation))  # never waits
+            loop.server.send_state(large(generation))  # the launcher never waits
             loop.server.beat()
         assert taken(loop, peer) == codec.encode(large(1)) + codec.encode(large(4))
         loop.server.beat()

@@ -1,4 +1,4 @@
-"""How warm processes and zygotes end, and when they are replaced."""
+"""The ends of warm processes and zygotes are recorded, and they are replaced after pauses."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_ending_of_a_lost_zygote_contains_its_status_and_output(
 
 @pytest.mark.parametrize("code", [0, 1])
 @pytest.mark.parametrize("printed", ["", "its usage\n", f"BadInput: {nested_scripts.LAUNCHED_INDIRECTLY}\n"])
-def test_a_process_whose_join_was_refused_has_not_ended_well(code: int, printed: str) -> None:
+def test_a_process_whose_join_was_refused_counts_as_failed(code: int, printed: str) -> None:
     ended = warm_pool.unjoined_ending(Ending(7, code), printed, refused=True)
     assert (ended.code, ended.fail, ended.is_good) == (2, "bad_input", False)
     assert ended.message.startswith(printed)
@@ -72,7 +72,7 @@ def test_a_zygote_whose_connection_closes_first_is_lost_with_its_own_status(code
         child = subprocess.Popen([sys.executable, "-c", code], pass_fds=(theirs.fileno(),))
     assert ours.recv(1) == b""
     assert Zygote(child.pid, ours).lost() == status
-    child.returncode = 0  # collected
+    child.returncode = 0  # the process has been reaped
 
 
 def test_a_zygote_that_only_closes_its_connection_is_killed() -> None:
@@ -84,7 +84,7 @@ def test_a_zygote_that_only_closes_its_connection_is_killed() -> None:
 
 
 class Tried(WarmPool):
-    """One whose processes are only asked for."""
+    """A pool that records requests for processes instead of starting them."""
 
     def _make(self, local_rank: int) -> None:
         asked.append(local_rank)
@@ -95,7 +95,7 @@ asked: list[int] = []
 
 @pytest.fixture
 def tried() -> Iterator[tuple[Tried, list[tuple[float, Callable[[], None]]]]]:
-    """A pool that makes nothing, and the pauses that it asks for."""
+    """Give a pool that starts no process, and the list of the pauses that it requests."""
     settings = MemberSettings(Path("/nowhere"), Path("/nowhere"), "m0", 1, Path("/nowhere"), 0)
     sources = ProgramSources(Program("script", "python", (), "train.py", (), ()))
     pauses: list[tuple[float, Callable[[], None]]] = []
@@ -121,7 +121,7 @@ def test_failing_warm_processes_are_retried_without_end_at_growing_pauses(
     assert (asked, pauses) == ([0, 0], []), "the first times at once"
     for number in range(10):
         warm.failed(FAILED)
-        warm.failed(FAILED)  # of another local rank: one pause is enough
+        warm.failed(FAILED)  # a process of another local rank: one pause is enough
         warm.fill()
         assert len(asked) == 2 + number, "nothing is made in a pause"
         pauses[-1][1]()

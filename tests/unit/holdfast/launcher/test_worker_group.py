@@ -1,4 +1,4 @@
-"""Which messages from which processes change the state of a rank."""
+"""A message changes the state of a rank only if the right process sent it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MESSAGES: dict[str, WorkerMessage] = {
 
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[WorkerGroup]:
-    """A group with one rank, which this process runs."""
+    """Give a group with one rank, which this process runs."""
     made = WorkerGroup(MemberSettings(tmp_path, tmp_path, "m0", 1, tmp_path, 0))
     made.begin(Launch(1, 1, 1, "", 0, 0, 0.0), (RankStart(0, 0),))
     ours, theirs = rank_channel.pair()

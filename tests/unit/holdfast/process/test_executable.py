@@ -1,4 +1,4 @@
-"""Programs that the kernel does not start, named before the attempt or after its refusal."""
+"""A program that the kernel cannot start is named before the attempt, or after the kernel's refusal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which GPUs a process sees, and what it waits for before it takes one."""
+"""A process sees its member's GPUs, and waits for the previous user of a device before it takes it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def visible(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def predecessor(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Another process, which has signed for device 3."""
+    """Give another process that has registered for device 3."""
     with subprocess.Popen(SLEEPER) as process:
         (tmp_path / "device-3").write_bytes(gpu_assignment._sign(process.pid))
         yield process

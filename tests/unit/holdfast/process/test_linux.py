@@ -33,7 +33,7 @@ def child() -> Iterator[subprocess.Popen[str]]:
 
 
 def ended(pid: int) -> None:
-    """Wait for the end of a process, which is not collected by that."""
+    """Wait for the end of a process without reaping it."""
     descriptor = os.pidfd_open(pid)
     try:
         assert select.select([descriptor], [], [], LIMIT_S)[0]
@@ -55,7 +55,7 @@ def test_a_child_is_collected_with_its_status_once_it_has_ended(child: subproces
 def test_the_end_of_a_child_that_a_debugger_holds_is_returned_without_waiting(
     child: subprocess.Popen[str],
 ) -> None:
-    """To wait for it would hold up the launcher, and then the whole run, until the debugger looks."""
+    """Waiting for it would block the launcher, and with it the run, until the debugger reads the status."""
     ours, theirs = rank_channel.pair()
     with ours, theirs, held(child.pid):
         process = WorkerProcess(0, ours, Path(os.devnull), pid=child.pid)
@@ -101,7 +101,7 @@ print("collected", flush=True)
 
 @contextmanager
 def parent(of: str) -> Iterator[tuple[int, Callable[[], str]]]:
-    """Yield the child of a process that runs `of`, and what has that go on and say what it did."""
+    """Yield the child of a process that runs `of`, and a function that continues it and gives its result."""
     words = [sys.executable, "-c", of, *SLEEPS]
     pipe = subprocess.PIPE
     with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True) as ours:
@@ -130,7 +130,7 @@ def test_a_process_that_a_debugger_holds_does_not_keep_others_from_ending(of: st
 
 
 def test_a_process_that_a_debugger_held_is_reaped_once_it_is_released() -> None:
-    """The next sweep may be hours away: it comes when another part ends."""
+    """The next sweep may be hours away, because it comes only when another part ends."""
     with parent(_KEEPER) as (pid, go_on):
         with held(pid):
             assert go_on() == "ended"
@@ -154,7 +154,7 @@ print(count)
 
 @pytest.mark.parametrize("leads", [True, False])
 def test_a_process_receives_a_signal_that_it_may_handle_only_once(leads: bool) -> None:
-    """Twice, a script that saves in its handler of Ctrl-C would be interrupted while it does."""
+    """A second signal would interrupt a script that saves in its handler of Ctrl-C."""
     pipe, command = subprocess.PIPE, [sys.executable, "-c", COUNTS]
     with subprocess.Popen(command, text=True, start_new_session=leads, stdin=pipe, stdout=pipe) as process:
         assert process.stdout is not None

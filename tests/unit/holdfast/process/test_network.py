@@ -1,4 +1,4 @@
-"""A port for a rendezvous that no other connection is likely to take."""
+"""The port for a rendezvous is one that no other connection is likely to take."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server's idle connections are few and short, whatever they send."""
+"""A server limits the number and the duration of idle connections, whatever they send."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class House:
         self.address = self.server.sockets[0].getsockname()
 
     async def enter(self, say: bytes = b"") -> int:
-        """Connect, and return the client's number once it has its answer, if it `say`s anything."""
+        """Connect and send `say`. Return the client's number, after its answer if it sent anything."""
         self.clients.append(await asyncio.open_connection(*self.address))
         number = len(self.clients) - 1
         if say:
@@ -50,7 +50,7 @@ class House:
         return number
 
     async def asked(self, number: int, say: bytes = b"x") -> bool:
-        """Return whether a client is still answered."""
+        """Return True if the server still answers the client."""
         reader, writer = self.clients[number]
         try:
             writer.write(say)

@@ -1,4 +1,4 @@
-"""What `ps` shows for a process that has taken a title, on real processes."""
+"""`ps` shows the titles of real processes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def by_ps():
 
 
 def printed(code: str, *arguments: str) -> list[str]:
-    """Return the lines that `code` prints in a process of its own."""
+    """Return the lines that `code` prints in a separate process."""
     argv = [sys.executable, "-c", SCRIPT + code, *arguments]
     ended = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
     assert ended.stderr == ""

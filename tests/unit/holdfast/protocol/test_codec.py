@@ -1,4 +1,4 @@
-"""Messages to JSON and back, and what is refused."""
+"""Messages are encoded as JSON and decoded again, and invalid ones are refused."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _BUILT: dict[type[Any], st.SearchStrategy[Any]] = {}  # a message is a part of o
 
 
 def values(hint: Any) -> st.SearchStrategy[Any]:
-    """Return a strategy for what a field of type `hint` may hold."""
+    """Return a strategy for the values that a field of type `hint` may have."""
     if hint in _SCALARS:
         return _SCALARS[hint]
     if dataclasses.is_dataclass(hint):

@@ -1,4 +1,4 @@
-"""The counter of the pieces copied so far, as a reader of the page finds it."""
+"""A reader of the page finds the number of pieces copied so far."""
 
 from __future__ import annotations
 

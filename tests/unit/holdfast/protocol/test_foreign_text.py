@@ -102,7 +102,7 @@ def look(rank: int, text: str) -> RankInspection:
 def test_the_texts_of_any_number_of_ranks_are_accepted_by_sidecar_and_supervisor(
     nproc: int, text: str, tmp_path: Path
 ) -> None:
-    """With 14 ranks and whole tracebacks nothing was heard of a member any more."""
+    """With 14 ranks and whole tracebacks, a member's reports were once too long, and it counted as lost."""
     long = text * 16_000
     group = group_of(nproc, nproc, tmp_path)
     for n, worker in enumerate(group.workers):
@@ -167,7 +167,7 @@ def test_the_texts_of_a_small_group_are_whole(tmp_path: Path) -> None:
 
 
 def test_in_a_large_group_of_small_members_the_end_of_each_log_is_whole(tmp_path: Path) -> None:
-    """By it a rank that its library aborted is told from the one that caused it."""
+    """The end of the log distinguishes a rank that its library aborted from the rank that caused this."""
     group = group_of(8, 4096, tmp_path)
     log = "ProcessGroupNCCL says a word\n" * 141
     for worker in group.workers:

@@ -1,4 +1,4 @@
-"""Texts of others do not move the cursor."""
+"""Foreign text never moves the cursor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which steps' private states are held after any number of steps."""
+"""After any number of steps, the store holds the private states of the right steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ steps = st.integers(0, 2**26)
 
 
 def held_after(last: int, every: int, first: int = 0) -> set[int]:
-    """Return the steps held after `first`..`last` were put one after another."""
+    """Return the steps held after the steps from `first` to `last` were stored in order."""
     places: dict[int, int] = {}
     for step in range(first, last + 1):
         for place in kept_steps.places(step, every):

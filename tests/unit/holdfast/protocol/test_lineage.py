@@ -1,4 +1,4 @@
-"""Which states a lineage makes void."""
+"""A lineage determines which states are void."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of phases is the only place that knows what a phase means and how it is spelled."""
+"""Only the table of phases contains the meaning and the spelling of a phase."""
 
 from __future__ import annotations
 

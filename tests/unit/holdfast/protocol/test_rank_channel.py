@@ -65,7 +65,7 @@ def fill(line: socket.socket) -> None:
 
 
 def test_a_non_blocking_send_does_not_wait_for_a_peer_that_does_not_read() -> None:
-    """A launcher that blocked there would hold up all of its ranks."""
+    """If the launcher blocked there, it would hold up all of its ranks."""
     ours, theirs = rank_channel.pair()
     with ours, theirs:
         fill(ours)

@@ -1,4 +1,4 @@
-"""What an arena makes of flipped bits, full disks and bad transfers."""
+"""An arena detects flipped bits, full disks and bad transfers."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_full_tmpfs_is_an_error_at_begin(memory: Path) -> None:
     too_much = 2 * status.f_blocks * status.f_frsize or 1 << 40
     arena = Arena(memory)
 
-    def child() -> None:  # on a file system without a size of its own the limit says no
+    def child() -> None:  # on a file system without a size limit of its own, the file size limit refuses
         if status.f_blocks == 0 or memory.parent != Path("/dev/shm"):
             limit_file_size(1 << 20)
         with pytest.raises(OSError, match=r".*") as caught:

@@ -1,4 +1,4 @@
-"""The record page of an arena, byte by byte: what each record, seal and cost says, and what is ignored."""
+"""The record page of an arena, byte by byte: records, seals and costs are read, and damaged ones ignored."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_the_page_leaves_no_descriptor_open(memory: Path) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
     records = [CommitRecords(memory) for _ in range(3)]
     after = len(list(Path("/proc/self/fd").iterdir()))
-    assert after <= before + len(records)  # Python's mmap keeps one of its own
+    assert after <= before + len(records)  # Python's mmap keeps its own descriptor
 
 
 def test_lack_of_space_for_the_page_is_an_error(memory: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_record_is_read_by_every_process_that_maps_the_page(memory: Path) -> N
     writer, reader = CommitRecords(memory), CommitRecords(memory)
     assert [reader.read(slot) for slot in range(2)] == [None, None]
 
-    for step in (40, 41):  # what was read before is not kept
+    for step in (40, 41):  # the earlier reading is not cached
         written = record(writer, step=step)
         writer.write(written)
         assert [each.read(0) for each in (writer, reader, CommitRecords(memory))] == [written] * 3

@@ -1,4 +1,4 @@
-"""The names in a member's folder, and what removes the memory of a run whose keeper was killed."""
+"""A member's folder has fixed names, and its members remove the memory of a run whose keeper was killed."""
 
 from __future__ import annotations
 
@@ -82,17 +82,17 @@ def test_nothing_is_removed_while_the_keeper_lives(run: Path) -> None:
         fcntl.flock(keeper, fcntl.LOCK_EX)
         member_directory.leave_member(run / "m0", os.getppid())
         member_directory.remove_if_abandoned(run / "m0")
-    # as told by a keeper that removes the memory itself
+    # by order of a keeper that removes the memory itself
     member_directory.leave_member(run / "m0", os.getppid())
     assert (run / "m0" / "arena").is_dir()
 
 
 def test_a_keeper_whose_first_thread_ends_before_its_others_is_waited_for(tmp_path: Path) -> None:
-    """The kernel tells of the first thread's end, and again of the last one's; the lock goes with that."""
+    """The kernel reports the end of the first thread, and later of the last one, which releases the lock."""
     run = tmp_path / "run"
     (run / "m0").mkdir(parents=True)
     command = [sys.executable, "-c", KEEPER, str(run), CHILD]
-    # Returns when the child, which has the pipe too, has ended.
+    # Returns once the child, which also holds the pipe, has ended.
     subprocess.run(command, check=False, capture_output=True, timeout=60)
     assert not run.exists()
 
@@ -133,7 +133,7 @@ def test_generated_names_are_recognized(rank: int) -> None:
 
 
 def test_no_other_module_spells_the_name_of_a_members_file() -> None:
-    """Words that mean other things too are looked for where a path is joined."""
+    """Words with other meanings are searched for only where a path is joined."""
     distinct = re.compile(
         r"(?<![\w-])(page|private|kept|slot|below)-(%|\\d|\d|$)|launcher\.sock|obeyed\.json|told\.json|\b(arena|restore)/"
     )

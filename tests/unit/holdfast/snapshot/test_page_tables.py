@@ -23,7 +23,7 @@ def layout(size: int = BYTES) -> Layout:
 
 
 def fill(arena: Arena, step: int, size: int = BYTES) -> int:
-    """Write a snapshot; return how many faults that took."""
+    """Write a snapshot, and return the number of page faults."""
     content = bytes([step]) * size
     draft = arena.begin(layout(size), 1, step, 2)
     assert draft is not None
@@ -61,7 +61,7 @@ def test_slots_that_would_have_to_change_are_not_touched(memory: Path) -> None:
     fill(arena, 1, 1000)
     assert page_tables.populate_ahead(arena, layout().total_bytes) is None
     (memory / "slot-1.safetensors").write_bytes(b"")
-    os.truncate(memory / "slot-1.safetensors", layout().total_bytes)  # as long, and empty
+    os.truncate(memory / "slot-1.safetensors", layout().total_bytes)  # of the same length, but empty
     assert page_tables.populate_ahead(arena, layout().total_bytes) is None
     assert (memory / "slot-1.safetensors").stat().st_blocks == 0
     assert [record.step for record in arena.records()] == [1]

@@ -180,11 +180,11 @@ def test_a_pinned_state_is_kept_however_many_follow(memory: Path) -> None:
 def test_every_snapshot_has_its_private_state_whatever_its_step(
     gaps: list[int], again: bool, large: bool
 ) -> None:
-    """Two slots, the older is overwritten; snapshots lie at any distance, as those before pauses do."""
+    """Of two slots, the older is overwritten. Snapshots can be any number of steps apart, as with pauses."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "rank"
         slots: list[int] = []
-        pins = slots.copy  # what it holds when it is asked
+        pins = slots.copy  # the store's content at the time of the query
         capacity = FEW_BYTES + 1 if large else 512
         store = PrivateStore(path, 0, capacity_bytes=capacity, pins=pins)
         step = 0

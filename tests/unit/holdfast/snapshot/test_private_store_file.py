@@ -1,4 +1,4 @@
-"""The file of a private store, byte by byte: its header, its entries, its size, and the place of a step."""
+"""The file of a private store, byte by byte: header, entries, size, and the place of each step."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ def test_an_entry_is_found_only_if_its_slot_holds_that_step_or_a_later_one(memor
     put(store, range(8))
     assert reader.stored(1, 7) == StoredEntry(1, 7, True, 300)
     assert reader.stored(1, 5) == StoredEntry(1, 5, True, 300)
-    assert reader.stored(1, 3) == StoredEntry(1, 7, True, 300)  # it took that place
+    assert reader.stored(1, 3) == StoredEntry(1, 7, True, 300)  # it has taken the place
     assert reader.stored(2, 7) is None
     assert reader.stored(0, 7) is None
-    assert reader.stored(1, 11) is None  # its place still has 7
+    assert reader.stored(1, 11) is None  # its place still contains step 7
     put(store, range(8, 12))
     assert reader.stored(1, 11) == StoredEntry(1, 11, True, 300)
 

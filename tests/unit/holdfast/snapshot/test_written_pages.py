@@ -1,4 +1,4 @@
-"""What the kernel reports about writes to this process's memory, and which memory is not watched."""
+"""The kernel reports writes to this process's memory. Some memory is not watched."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.sandbox import in_child
 
 PAGE = mmap.PAGESIZE
 SIZE = 64 * PAGE
-AT = 9 * PAGE + 100  # where the tests write
+AT = 9 * PAGE + 100  # the offset at which the tests write
 NINTH = ((9 * PAGE, 10 * PAGE),)
 TABLE = 2 << 20
 
@@ -101,7 +101,7 @@ def from_a_socket(memory: Memory, folder: Path) -> None:
 
 
 def from_outside(memory: Memory, folder: Path) -> None:
-    """As another process's process_vm_writev: the kernel takes the same way for one's own."""
+    """Write like another process's process_vm_writev: the kernel uses the same path for the own process."""
     content = ctypes.create_string_buffer(b"b" * 100)
     here, there = ((ctypes.c_size_t * 2)(at, 100) for at in (ctypes.addressof(content), memory.range[0] + AT))
     assert _libc.process_vm_writev(os.getpid(), here, 1, there, 1, 0) == 100
@@ -141,7 +141,7 @@ def test_a_write_is_detected_whoever_makes_it(write: Callable[[Memory, Path], No
     write(memory, tmp_path)
     assert memory.map[9 * PAGE : 10 * PAGE] != b"a" * PAGE
     assert watch.written(memory.range) == NINTH
-    assert watch.written(memory.range) == NINTH  # what was written stays written
+    assert watch.written(memory.range) == NINTH  # written pages stay reported as written
     memory.map[30 * PAGE] = 1
     assert watch.written(memory.range) == (*NINTH, (30 * PAGE, 31 * PAGE))
 
@@ -155,7 +155,7 @@ def test_a_write_beside_a_range_marks_at_most_one_page_of_it() -> None:
     memory.map[5 * PAGE + 301] = 1
     memory.map[6 * PAGE] = 1
     assert watch.written(part) == ((0, PAGE - 300), (5 * PAGE - 300, 5 * PAGE))
-    assert watch.written((address, SIZE)) == ((0, SIZE),)  # not what was asked to be watched
+    assert watch.written((address, SIZE)) == ((0, SIZE),)  # not a range that is watched
 
 
 def test_the_number_of_written_stretches_is_bounded() -> None:
@@ -171,7 +171,7 @@ def test_the_number_of_written_stretches_is_bounded() -> None:
 
 
 def test_no_more_ranges_are_watched_than_the_kernel_allows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process has so many mappings and no more: without one that is left, it gets no more memory."""
+    """The number of mappings of a process is limited. With none left, it could not allocate memory."""
     monkeypatch.setattr(written_pages, "MOST_RANGES", 2)
     memory = Memory()
     address, _ = memory.range
@@ -248,7 +248,7 @@ print(writes.watch([whole]) is None if done else "no io_uring")
 
 
 def test_nothing_is_watched_while_memory_is_pinned() -> None:
-    """What the kernel was given to write to at any time: io_uring's registered buffers, RDMA's regions."""
+    """The kernel may write to such memory at any time, as to io_uring's buffers and RDMA's regions."""
     watched(Memory().range).close()
     found = printed(WITH_PINNED_MEMORY)
     if found == "no io_uring":
@@ -267,7 +267,7 @@ def test_a_child_does_not_query_the_memory_of_its_parent() -> None:
 
     assert in_child(child) == 0
     assert watch.written(memory.range) == ()  # the parent's watch continues
-    memory.map[AT] = 1  # of a page that both had
+    memory.map[AT] = 1  # to a page that both processes shared
     assert watch.written(memory.range) == NINTH
 
 
@@ -317,7 +317,7 @@ def test_with_a_filter_of_system_calls_no_watch_is_attempted(action: int) -> Non
 
 
 def printed(script: str, *arguments: str) -> str:
-    """Return what a script prints in a process of its own."""
+    """Return what a script prints in a separate process."""
     argv = [sys.executable, "-c", script, *arguments]
     found = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert found.returncode == 0, (found.returncode, found.stderr)
@@ -326,7 +326,7 @@ def printed(script: str, *arguments: str) -> str:
 
 def test_a_kernel_that_refuses_is_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = Memory()
-    monkeypatch.setattr(written_pages, "_FEATURES", 1 << 62)  # as one that knows less
+    monkeypatch.setattr(written_pages, "_FEATURES", 1 << 62)  # as an older kernel does
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - a count, not paths
     assert written_pages.watch([memory.range]) is None
     assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208

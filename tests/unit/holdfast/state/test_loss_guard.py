@@ -1,4 +1,4 @@
-"""The loss guard: which losses are jumps, what it learns, and the text of its report."""
+"""The loss guard detects jumps, learns from the other losses, and reports each jump in a text."""
 
 from __future__ import annotations
 
@@ -300,7 +300,7 @@ def test_the_message_names_the_wrong_list(name: str, values: object) -> None:
 
 
 class Counted(float):
-    """A number that counts how often one of its kind was compared or subtracted from."""
+    """A number that counts how often numbers of this class are compared or subtracted from."""
 
     operations = 0
 
@@ -318,7 +318,7 @@ class Counted(float):
 
 
 def operations(window: int, loss: float) -> int:
-    """Return what one check of `loss` takes when the window is full of losses about 3."""
+    """Return the number of operations of one check of `loss` with a window full of losses near 3."""
     guard, chance = LossGuard(window), random.Random(0)
     for _ in range(window):
         guard.accept(Counted(chance.gauss(3.0, 0.1)))
@@ -328,7 +328,7 @@ def operations(window: int, loss: float) -> int:
 
 
 def test_a_typical_loss_is_judged_without_scanning_the_whole_window() -> None:
-    """Two searches by halves: a window 64 times as long costs some 6 comparisons more in each."""
+    """It uses two binary searches: a window 64 times as long costs some 6 more comparisons in each."""
     assert operations(64, 3.0) < 64
     assert operations(4096, 3.0) <= operations(64, 3.0) + 2 * 8
 

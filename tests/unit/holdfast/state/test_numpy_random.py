@@ -19,7 +19,7 @@ OTHERS = ("PCG64", "PCG64DXSM", "Philox", "SFC64")
 def twister_afterwards() -> Iterator[None]:
     before = RANDOM.get_bit_generator()
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # NumPy warns of a state that it cannot give
+        warnings.simplefilter("error")  # NumPy warns if it cannot return a state
         yield
     RANDOM.set_bit_generator(before)
 

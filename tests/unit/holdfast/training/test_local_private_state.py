@@ -36,7 +36,7 @@ def waited(side: LocalPrivateState, step: int) -> None:
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Return the list of the requested sleeps; none of them takes place."""
+    """Return the list of requested sleeps, without sleeping."""
     found: list[float] = []
     monkeypatch.setattr(time, "sleep", found.append)
     return found
@@ -89,7 +89,7 @@ def test_the_wait_ends_when_the_state_appears_even_in_a_store_that_grew(
 
 
 def waits_until_put(store: PrivateStore, side: LocalPrivateState, step: int, blob: bytes) -> bool:
-    """Put once `side` has looked in vain; say whether it waited until then and no longer."""
+    """Store the state once `side` has looked in vain. Return True if `side` waited exactly until then."""
     looked, done = threading.Event(), threading.Event()
     seen = side._store.stored
 

@@ -1,4 +1,4 @@
-"""When a rank may send its private state before the optimizer: after the pass known to be the last."""
+"""A rank may send its private state before the optimizer runs, after the pass known to be the last."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from holdfast.training.protection.private_backup import LEARNING_STEPS, SendTimi
 
 
 def step(early: SendTiming, passes: int, final: bool = True) -> list[bool]:
-    """Do one step and return the answer to each forward pass."""
+    """Do one step, and return the decision after each forward pass."""
     early.begin()
     answers = [early.after_forward() for _ in range(passes)]
     early.learn(final)
@@ -22,7 +22,7 @@ def passes(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture
 def early(passes: int) -> SendTiming:
-    """One that has watched enough."""
+    """Return a timing that has observed enough steps."""
     early = SendTiming()
     for _ in range(LEARNING_STEPS):
         assert not early.may_send_early

@@ -1,4 +1,4 @@
-"""One member's snapshots while steps become void: what it copies, and what that costs."""
+"""One member takes snapshots while steps become void, at a limited cost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Member:
     """Takes snapshots by the interval and by `SnapshotReplacement`, as a rank does; forgets void steps."""
 
     def __init__(self, near: bool, own: AbstractSet[int], others: AbstractSet[int], lag: int = 5) -> None:
-        """`own` steps are void when their work is over; `others` are known to be `lag` steps later."""
+        """`own` steps become void after their work; the member learns of `others` `lag` steps later."""
         self.retake = SnapshotReplacement(near)
         self.own, self.others, self.lag = own, others, lag
         self.slots: list[int] = [0]
@@ -93,7 +93,7 @@ def test_if_each_due_snapshot_is_void_for_another_rank_a_replacement_is_still_ma
 
 
 def test_a_snapshot_that_another_rank_of_the_member_overwrites_is_not_lost() -> None:
-    """Before a pause, which it comes to a moment before this rank has looked at its commit."""
+    """The other rank reaches a pause, and copies, just before this rank has looked at its commit."""
     retake = SnapshotReplacement(True)
     for step, there in ((48, (0, 32)), (49, (0, 32)), (50, (32,)), (51, (50, 32)), (52, (50, 32))):
         retake.observe(step, there, EVERY)
@@ -110,9 +110,9 @@ def test_if_each_step_is_void_for_another_rank_few_copies_are_wasted() -> None:
 
 @pytest.mark.parametrize("period", range(2, 10))
 def test_a_pattern_in_the_void_steps_does_not_prevent_snapshots(period: int) -> None:
-    """However few of the steps are not void for another rank, which forgets theirs within 11 steps.
+    """This holds however few steps are not void for another rank, whose void steps are known within 11 steps.
 
-    It takes a rank 1 or 2. At 12 of the 32 steps of the interval a period of 8 meets void steps only.
+    One or two ranks cause them. At 12 of the 32 steps of the interval, a period of 8 meets only void steps.
     """
     for good, lag in product(range(period), range(1, 12)):
         others = {step for step in range(STEPS + 1) if step % period != good}
@@ -124,7 +124,7 @@ def test_a_pattern_in_the_void_steps_does_not_prevent_snapshots(period: int) -> 
 def test_three_members_agree_on_a_step_that_is_kept_long_and_the_extra_copy_costs_no_other(
     own: set[int], both: set[int], equal: bool
 ) -> None:
-    """Half of the interval after the one that was due, unless that is void as well."""
+    """The step is half an interval after the one that was due, unless it is void as well."""
     both |= set() if equal else own
     members = [Member(False, own | both, set()), Member(False, both, own - both, lag=2)]
     for step in range(1, STEPS + 1):

@@ -19,7 +19,7 @@ WAIT_S = 20.0
 
 
 class Asked:
-    """Asks, from the test's thread, while the script's thread waits in `here`."""
+    """Queries the exception from the test's thread while the script's thread waits in `here`."""
 
     def __init__(self) -> None:
         self.reached, self.go_on = threading.Event(), threading.Event()
@@ -30,7 +30,7 @@ class Asked:
 
 
 def seen(source: str, folder: Path) -> UnwindingException | None:
-    """Return what is known of the exception in a script of this source, while it is in `here()`."""
+    """Run a script with this source, and return what is known of its exception while it is in `here()`."""
     path = folder / "train.py"
     path.write_text(source)
     asked = Asked()
@@ -173,7 +173,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[UnwindingException |
 
 
 class Told:
-    """What a lookout told, in order."""
+    """The reports of a lookout, in order."""
 
     def __init__(self) -> None:
         self.all: list[object] = []
@@ -294,7 +294,7 @@ def test_a_rank_reports_its_exception_before_it_has_unwound_and_again_at_its_end
         assert (early.what, early.ending.unwinding, early.ending.fail) == ("failing", True, "exception")
         _, said = rank.communicate(b"\n", WAIT_S)
         late, _ = rank_channel.receive(ours, WorkerMessage)
-        if late.what == "withdrawn":  # a look found it between the blocks and the end
+        if late.what == "withdrawn":  # a check found the exception between the blocks and the end
             late, _ = rank_channel.receive(ours, WorkerMessage)
     assert late.ending is not None
     assert (late.what, late.ending.unwinding, late.ending.message) == ("failing", False, early.ending.message)

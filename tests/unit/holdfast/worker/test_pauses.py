@@ -51,7 +51,7 @@ def test_an_exception_knows_the_last_pause_that_it_left() -> None:
     assert pauses.step_of_left_pause(error) == -1
     pauses.mark_left_pause(error, 20)
     outer.__cause__ = error
-    error.__context__ = outer  # whatever a script makes of them
+    error.__context__ = outer  # whatever order a script uses
     assert pauses.step_of_left_pause(error) == pauses.step_of_left_pause(outer) == 20
     pauses.mark_left_pause(outer, 21)
     assert pauses.step_of_left_pause(error) == 21

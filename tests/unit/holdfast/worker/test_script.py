@@ -1,4 +1,4 @@
-"""An exception is named by its type and the first line of what it says."""
+"""An exception is named by its type and the first line of its message."""
 
 from __future__ import annotations
 

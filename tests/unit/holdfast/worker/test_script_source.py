@@ -1,4 +1,4 @@
-"""The script as it was at the run's start is handed down, executed and shown even if its file changes."""
+"""The version of the script at the run's start is executed and shown, even if its file changes."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_file_that_was_only_touched_has_not_changed(kept: ProgramSources) -> N
 
 
 def looked(changes: SourceChanges, now_s: float) -> tuple[str, ...]:
-    """Return what is told after one look."""
+    """Return the changes that one look reports."""
     changes.check(now_s)
     assert changes._looking is not None
     changes._looking.result(10)

@@ -1,4 +1,4 @@
-"""A look at other threads must not start the garbage collector within the interpreter's lock: gh-106883."""
+"""Reading other threads' frames must not start the garbage collector under the runtime lock (gh-106883)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.worker import thread_frames
 def test_no_garbage_collection_runs_while_the_threads_are_listed(
     look: Callable[[], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The real calls allocate some hundred objects: with a threshold of one each would start a collection."""
+    """The real calls allocate some hundred objects. With a threshold of one, each starts a collection."""
     runs: list[str] = []
 
     def ran(phase: str, _info: object) -> None:
@@ -63,7 +63,7 @@ def test_a_collector_that_the_script_has_disabled_stays_disabled() -> None:
 def test_two_threads_that_list_frames_at_once_do_so_one_after_the_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The first to be done switched the collector on while the other was still within."""
+    """The thread that finished first once enabled the collector while the other was still listing."""
     inside, seen = threading.Event(), threading.Event()
     looks: list[bool] = []
 

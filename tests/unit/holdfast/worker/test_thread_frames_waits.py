@@ -12,7 +12,7 @@ WAITS = "def all_reduce(then):\n    return then()\n"
 
 
 def asked_while(file: str) -> str:
-    """Return what another thread sees while the main thread is within a function of `file`."""
+    """Return the result in another thread while the main thread is in a function of `file`."""
     names: dict[str, Callable[[Callable[[], str]], str]] = {}
     exec(compile(WAITS, file, "exec"), names)
     return names["all_reduce"](from_another_thread)
@@ -30,7 +30,7 @@ def from_another_thread() -> str:
     "called", ["/x/torch/distributed/distributed_c10d.py", "/x/torch/nn/parallel/distributed.py"]
 )
 def test_a_rank_within_a_collective_waits(called: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # What calls this here is Python's own waiting; in a rank it is C++ below torch's frame.
+    # Here, Python's own wait calls this. In a rank, C++ code below torch's frame calls it.
     monkeypatch.setattr(sys, "_current_frames", frames_at(called))
     assert whereabouts() == "collective"
 

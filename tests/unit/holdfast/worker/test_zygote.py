@@ -1,4 +1,4 @@
-"""What the zygote imports before it forks, and which settings it restores."""
+"""The zygote imports the script's modules before it forks, and restores the garbage collector's settings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WITHIN = "import gc; within = gc.get_threshold()[0]\n"
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder that modules are imported from; thresholds and its modules are put back."""
+    """Give a folder from which modules are imported. Restore the thresholds and the modules afterwards."""
     monkeypatch.syspath_prepend(str(tmp_path))
     thresholds = gc.get_threshold()
     yield tmp_path

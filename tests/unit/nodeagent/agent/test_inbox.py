@@ -26,7 +26,7 @@ def test_of_equal_events_the_first_and_the_newest_are_kept() -> None:
 
 
 def test_an_event_that_recurs_after_a_reset_is_not_merged_with_the_one_before_it() -> None:
-    """All three within one look: the fault before the reset ends, and the one after it stays."""
+    """All three come within one cycle: the reset ends the fault before it, and the later one remains."""
     inbox, evaluator = Inbox(POLICY), Evaluator(POLICY)
     reset = Observation(20.0, "gpu_reset", xid(48, 0.0).entity, "test")
     inbox.put([xid(48, 10.0), reset, xid(48, 30.0)])

@@ -69,7 +69,7 @@ def test_a_flipped_bit_or_a_torn_file_is_reported_and_the_previous_file_is_used(
         del raw[at:]
     (folder / NAME).write_bytes(raw)
     found, problems = saved_state.load(folder)
-    # A flip may fall on a blank of the first line, and change nothing that it says.
+    # A flip may hit a blank in the first line without changing its meaning.
     assert found == (full() if problems else newer)
     assert all(str(folder / NAME) in each for each in problems)
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from nodeagent.cli.privileges import NEEDS
 from nodeagent.cli.signals import page, sensors_of
+from nodeagent.policy.kernel_lines import KERNEL
 from nodeagent.policy.loading import load, shipped
-from nodeagent.policy.overriding import KERNEL
 
 POLICY = shipped()
 PAGE = page(POLICY)

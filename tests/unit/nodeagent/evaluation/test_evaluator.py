@@ -125,7 +125,7 @@ def test_the_operators_setting_takes_precedence_over_the_drivers_verdict() -> No
     assert said([*seen, xid(154, 500.0, "reset_gpu")], 501.0) == RESET, "it came for another reason"
 
 
-def test_a_later_verdict_none_of_the_driver_ends_the_finding() -> None:
+def test_a_later_driver_verdict_of_none_ends_the_finding() -> None:
     seen = [xid(48, 10.0), xid(154, 11.0, "reset_gpu"), xid(154, 500.0, "none")]
     assert said(seen, 1099.0) == RESET
     assert said(seen, 1100.0) == (Level.HEALTHY, Action.NONE)

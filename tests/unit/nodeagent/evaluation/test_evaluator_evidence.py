@@ -1,4 +1,4 @@
-"""Which evidence the evaluator keeps, and the order and changes of its findings."""
+"""The evaluator keeps bounded evidence, and orders its findings."""
 
 from __future__ import annotations
 

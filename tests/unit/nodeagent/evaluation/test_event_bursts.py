@@ -1,4 +1,4 @@
-"""The bursts of one event: what is merged, kept and stored, and which verdict of the driver counts."""
+"""The bursts of one event are merged, bounded and stored. The driver's newest verdict counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The samples of one check: the levels that they reach, what is folded and dropped, what is stored."""
+"""The samples of one check reach levels, and are folded, dropped and stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The policy that is shipped, at the edges of its thresholds."""
+"""The shipped policy is tested at its thresholds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ POLICY = shipped()
 
 
 def told(check: str, values: Iterable[float], every_s: float) -> tuple[Level, Action]:
-    """Return the finding after samples of `check`, one each `every_s`."""
+    """Return the finding after samples of `check`, one every `every_s` seconds."""
     made = Evaluator(POLICY)
     at_s = 0.0
     for value in values:

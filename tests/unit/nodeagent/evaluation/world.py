@@ -116,7 +116,7 @@ def said(seen: Iterable[Observation], now_s: float, branch: int | None = 575) ->
 
 
 def of(code: int, seen: Iterable[Observation], now_s: float, branch: int | None = 575) -> Said:
-    """Return the finding of one code alone."""
+    """Return the level and action of the finding with this code."""
     for each in standing(seen, now_s, branch):
         if each.code == code:
             return each.level, each.action

@@ -23,7 +23,7 @@ Slab:                 40 kB
 
 
 class Procs:
-    """Writes processes and their threads; what is written again has changed."""
+    """Writes processes and their threads. Writing one again changes it."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

@@ -19,7 +19,7 @@ def test_a_file_system_without_a_size_or_without_inodes_has_no_value() -> None:
     assert filesystems.inodes_used(100, 25) == 75.0
 
 
-@example(483_104_898_305_951, 0, 0)  # rounding would make more than all of it
+@example(483_104_898_305_951, 0, 0)  # rounding would give more than 100 percent
 @given(COUNT, COUNT, COUNT)
 def test_a_share_is_between_0_and_100_percent(total: int, free: int, available: int) -> None:
     for found in (filesystems.disk_used(total, free, available), filesystems.inodes_used(total, free)):

@@ -1,4 +1,4 @@
-"""How the time of a piece of work grows with its input, as a ratio that does not depend on the machine."""
+"""Measures how the time of a function grows with its input, as a ratio independent of the machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 def growth(work: Callable[[int], object], short: int, long: int) -> float:
     """Return how many times longer `work(long)` takes than `work(short)`; at best `long / short`.
 
-    Each time is the best of a few, in CPU time of this thread: other processes do not count.
+    Each time is the best of a few, in CPU time of this thread, so other processes do not count.
     """
     return _best_s(work, long) / max(
         _best_s(work, short), 20e-6

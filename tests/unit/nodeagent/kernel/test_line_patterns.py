@@ -93,7 +93,7 @@ def test_no_line_of_the_table_is_lost_by_the_prefilter() -> None:
     assert all(LINES.may_match(line.example) for line in TOLD)
     assert all(LINES.may_match_raw(raw(1, line.example)) for line in TOLD)
     assert not LINES.may_match_raw(raw(1, NOTHING))
-    # One hint may begin another: the shorter is enough.
+    # If one hint is the beginning of another, the shorter one is enough.
     both = LinePatterns([replace(TOLD[0], has="INFO: task nv"), replace(TOLD[0], has="INFO: task ")])
     assert both.may_match("INFO: task python3:1 blocked")
     assert not LinePatterns([]).may_match("blocked")

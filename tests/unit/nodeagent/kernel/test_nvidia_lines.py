@@ -19,7 +19,7 @@ CODES = [int(row["xid"]) for row in csv.DictReader(TABLE.read_text().splitlines(
 
 PROCESS = "pid=31337, name=pt_main_thread, "
 UNKNOWN = "pid='<unknown>', name=<unknown>, "
-# What the driver says after the code, where it is not the plain "pid, name, channel".
+# The driver's text after the code, where it differs from the plain "pid, name, channel".
 DETAILS = {
     13: UNKNOWN + "Graphics SM Warp Exception on (GPC 1, TPC 3, SM 0): Out Of Range Address",
     31: PROCESS
@@ -210,7 +210,7 @@ def test_the_line_that_names_a_gpus_uuid_is_not_an_event() -> None:
         "NVRM: Xid (PCI:0000:3b:00): abc, pid=2280636",
         "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  575.57.08",
         "NVRM: fallen off the bus and is not responding to commands.",
-        # A user may call a library what he likes.
+        # A user may give a library any name.
         "a.out[12]: segfault at 0 ip 0 sp 0 error 4 in NVRM: Xid (PCI:0000:3b:00): 79, .so[7f00+1000]",
         "a.out[12]: segfault at 0 ip 0 sp 0 error 4 in \nNVRM: Xid (PCI:0000:3b:00): 79, .so[7f00+1000]",
         "usb 1-1: Product: nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 20034, Fatal, Link 04",

@@ -1,4 +1,4 @@
-"""A kernel log in a socket: one read gives one record, as /dev/kmsg does."""
+"""A kernel log in a socket. One read returns one record, as with /dev/kmsg."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ XID_79 = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python3, GPU has fallen
 NOTHING = "eth0: renamed from veth123abc"
 
 COMPROMISED = "poll_health:801:(pid 0): device's health compromised - reached miss count"
-IMPORTANT = [  # no two of one fault
+IMPORTANT = [  # each for a different fault
     *(f"NVRM: Xid (PCI:0000:{bus:02x}:00): 79, GPU has fallen off the bus." for bus in range(8)),
     *(f"nvidia-nvswitch{n}: SXid (PCI:0000:0{n}:00.0): 20034, Fatal, Link 04 Fault" for n in range(4)),
     *(f"EXT4-fs (nvme{n}n1p1): Remounting filesystem read-only" for n in range(4)),
@@ -38,7 +38,7 @@ def raw(seq: int, text: str = NOTHING, *, facility: int = 0, at_s: float | None 
 
 
 class Log:
-    """What a sensor reads; it can lose records."""
+    """The log that a sensor reads. It can lose records."""
 
     def __init__(self) -> None:
         self.mine, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -64,7 +64,7 @@ class Log:
 
 
 class Script:
-    """A log that is a list of records: no descriptor could hold so many."""
+    """A log that is a list of records, because no descriptor could hold so many."""
 
     def __init__(self, records: Iterable[bytes]) -> None:
         self._records = iter(records)
@@ -92,7 +92,7 @@ def sensor(
 
 
 def events(found: Iterable[Observation]) -> list[Observation]:
-    """Leave out the readings of the counter of lost records."""
+    """Return the observations without the readings of the counter of lost records."""
     return [each for each in found if each.check != "observations_dropped"]
 
 

@@ -35,7 +35,7 @@ def test_a_reloaded_module_has_another_load_id(tmp_path: Path) -> None:
     module.mkdir(parents=True)
     first = driver_load(tmp_path)
     assert first == driver_load(tmp_path) != ""
-    module.rename(tmp_path / "before")  # so that its number is not free
+    module.rename(tmp_path / "before")  # keeps the inode number in use
     module.mkdir()
     assert driver_load(tmp_path) not in ("", first)
 

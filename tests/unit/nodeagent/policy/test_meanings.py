@@ -50,7 +50,7 @@ def test_every_row_of_nvlink_5_decodes_to_itself_in_both_layouts() -> None:
     assert len(ROWS) == 95
     for row in ROWS:
         expected = (LEVELS[row["level"]], ACTIONS[row["action"]])
-        # The word is made to contradict the row, so that it cannot be what was followed.
+        # The word contradicts the row on purpose, so that the result shows which of them was used.
         word = "Fatal" if expected[0] is Level.HEALTHY else "Nonfatal"
         for branch, mask in ((OLD, row["mask_lt_575"]), (NEW, row["mask_ge_575"])):
             for unit in (0, -1):
@@ -96,7 +96,7 @@ def test_an_error_that_the_driver_has_promoted_to_fatal_is_fatal() -> None:
         ("SAW_MVB Fatal 0x00000002 0x00000001", RESET),  # another unit's number
         ("OTHER Fatal 0x00000001 0x00000001", RESET),
         ("OTHER Nonfatal 0x00000001 0x00000001", NOTHING),
-        ("saw_mvb nonfatal 0x1 0x2", RESET),  # case and leading zeros are no difference
+        ("saw_mvb nonfatal 0x1 0x2", RESET),  # case and leading zeros do not matter
         ("SAW_MVB Fatal", UNDECIDED),
         ("nonsense", UNDECIDED),
         ("", UNDECIDED),
@@ -160,7 +160,7 @@ def test_xid_154_has_the_meaning_that_its_verdict_names(word: str, expected: tup
 
 def test_exceptions_at_an_unknown_location_do_not_count_as_a_repetition() -> None:
     again = Recurs(3, 86400.0, Level.DEGRADED, Action.CONTACT_SUPPORT, same_variant=True)
-    policy = replace(POLICY, xids={13: replace(POLICY.xids[13], recurs=again)})  # as an operator may want it
+    policy = replace(POLICY, xids={13: replace(POLICY.xids[13], recurs=again)})  # as an operator might set it
     assert policy.meaning("xid", 13, "").recurs is policy.meaning("xid", 13).recurs is None
     assert policy.meaning("xid", 13, "GPC 1 TPC 2").recurs == again
 

@@ -1,4 +1,4 @@
-"""Whatever an operator's file holds, it is a policy or a list of mistakes."""
+"""Any content of an operator's file results in a policy or in a list of mistakes."""
 
 from __future__ import annotations
 

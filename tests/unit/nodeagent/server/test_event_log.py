@@ -11,7 +11,7 @@ SOON_S = 10.0
 
 
 class Reader:
-    """Who reads the lines: takes its time, or goes away."""
+    """A reader of the lines that may be slow or disappear."""
 
     def __init__(self) -> None:
         self.lines: list[dict[str, Any]] = []

@@ -9,7 +9,7 @@ from nodeagent.sysfs.infiniband import CounterSum
 
 
 def growth(readings: list[int | None]) -> int:
-    """Count as the evaluator does: what is lower than before is a new baseline."""
+    """Return the growth as the evaluator computes it: a lower reading is a new baseline."""
     known = [each for each in readings if each is not None]
     return sum(max(0, b - a) for a, b in pairwise(known))
 

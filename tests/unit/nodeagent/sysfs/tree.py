@@ -1,4 +1,4 @@
-"""A small sysfs in a folder: two bridges, two adapters with a port each, a GPU, an NVMe disk, heat."""
+"""A small sysfs in a folder: bridges, adapters with a port each, a GPU, an NVMe disk, temperatures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HW_COUNTERS = ("rnr_nak_retry_err", "roce_slow_restart", "local_ack_timeout_err"
 
 
 class Tree:
-    """Writes attributes; `root` is what a sensor is given."""
+    """Writes attributes. `root` is the root that a sensor reads."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -54,7 +54,7 @@ class Tree:
         width: int = 16,
         most: int = 16,
     ) -> str:
-        """Make a device, below the bridge `above`; return its path below `root`."""
+        """Create a device below the bridge `above`, and return its path below `root`."""
         bus = self.root / "bus/pci/devices"
         parent = bus.joinpath(above).resolve() if above else self.root / "devices/pci0000:00"
         path = parent / address
@@ -74,7 +74,7 @@ class Tree:
         self.write(f"bus/pci/devices/{address}/aer_dev_{kind}", text)
 
     def infiniband(self, name: str, address: str, layer: str = "InfiniBand", port: str = "1") -> str:
-        """Make an adapter with one port that is up; return the port's path below `root`."""
+        """Create an adapter with one port that is up, and return the port's path below `root`."""
         folder = f"class/infiniband/{name}"
         self.set(folder, {"node_guid": f"guid:{address}", "board_id": "MT_0000000838"})
         self._link(f"{folder}/device", address)
@@ -86,7 +86,7 @@ class Tree:
         return path
 
     def net(self, name: str, address: str = "") -> str:
-        """Make an interface that is up, physical if it has an address; return its path below `root`."""
+        """Create an interface that is up, physical if it has an address. Return its path below `root`."""
         folder = f"class/net/{name}"
         self.set(folder, {"operstate": "up", "flags": "0x1003", "carrier_changes": 1})
         if address:
@@ -94,7 +94,7 @@ class Tree:
         return folder
 
     def hwmon(self, name: str, chip: str, below: str, temperatures: Mapping[str, object]) -> str:
-        """Make a sensor chip of the device at `below`, a path below `root`; return its own."""
+        """Create a sensor chip of the device at `below`, a path below `root`. Return the chip's path."""
         folder = f"class/hwmon/{name}"
         self.set(folder, {"name": chip, **temperatures})
         (self.root / below).mkdir(parents=True, exist_ok=True)
@@ -112,7 +112,7 @@ class Tree:
 
 
 def realistic(root: Path) -> Tree:
-    """Return a node with all kinds of devices, all well."""
+    """Return a node with healthy devices of all kinds."""
     tree = Tree(root)
     for bridge in BRIDGES:
         tree.pci(bridge, "0x060400")

@@ -7,7 +7,7 @@ import pytest
 from sidecar.state.memory_limits import CgroupLimit, cgroup_limit
 
 GB = 1_000_000_000
-NO_LIMIT = (1 << 63) - 4096  # as version 1 says it
+NO_LIMIT = (1 << 63) - 4096  # as version 1 writes it
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def belongs(mount: Path, *lines: str) -> Path:
 
 
 def first(folder: Path, limit: object, used: int, stat: str = "") -> None:
-    """Be a group of version 1."""
+    """Create the files of a cgroup of version 1."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "memory.limit_in_bytes").write_text(f"{limit}\n")
     (folder / "memory.usage_in_bytes").write_text(f"{used}\n")
@@ -30,7 +30,7 @@ def first(folder: Path, limit: object, used: int, stat: str = "") -> None:
 
 
 def second(folder: Path, limit: object, used: int, stat: str = "") -> None:
-    """Be a group of version 2."""
+    """Create the files of a cgroup of version 2."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "memory.max").write_text(f"{limit}\n")
     (folder / "memory.current").write_text(f"{used}\n")

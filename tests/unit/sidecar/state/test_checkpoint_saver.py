@@ -51,7 +51,7 @@ async def saved(
 
 
 def ready(path: Path, step: int = 7) -> CommitRecord:
-    """Have all that a checkpoint needs in one member."""
+    """Create everything that a checkpoint needs in one member."""
     record = snapshot(path, 2, step, fill=step)
     private(path, 0, 2, step, b"zero")
     private(path, 1, 2, step, b"one", kept=True)
@@ -86,7 +86,7 @@ async def test_the_time_for_which_storage_has_taken_nothing_is_reported(
             fsync(descriptor)
 
         monkeypatch.setattr(os, "fsync", seen_before)
-        saver._moved_s -= 1000.0  # for as long as nothing was to be written
+        saver._moved_s -= 1000.0  # nothing had to be written in this time
         assert saver.unmoved_s >= 1000.0
         await saver.save(record, (), {}, asked=1)
     assert saver.durable.error == ""
@@ -242,7 +242,7 @@ async def test_a_checkpoint_deleted_in_favour_of_newer_ones_is_not_reported_as_d
 async def test_the_orders_at_the_time_of_writing_decide_which_checkpoints_are_deleted(
     here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An order that comes while gigabytes are written is newer than the one that asked for them."""
+    """While gigabytes are written, a newer order may arrive than the one that requested the checkpoint."""
     for step in (60, 80):
         await saved(here, tmp_path, ready(here, step))
     async with fetching(here) as fetcher:

@@ -21,7 +21,7 @@ from tests.unit.sidecar.fake_peer import fetching
 from tests.unit.sidecar.memory import holdings, member, private, snapshot
 
 RUN = MemberOrder("run", 1, Launch(1, 2, 1, "", 0, 0, 0.0, skip=(3,)), checkpoint_every_s=60.0)
-STEPS = 8  # that the group has done
+STEPS = 8  # steps that the group has done
 
 
 @dataclass
@@ -49,7 +49,7 @@ def here() -> Iterator[Path]:
 async def saving(
     here: Path, root: Path, void: tuple[int, ...] = (), silent: bool = False, ranks: int = 1
 ) -> AsyncIterator[Place]:
-    """The supervisor answers that nothing but `void` is void, unless it is `silent`."""
+    """Give a running saver. Its supervisor answers that only `void` is void, or not at all if `silent`."""
     async with fetching(here) as fetcher:
         saver = CheckpointSaver(holdings(here), fetcher, DirectoryStorage(root))
         pages = ProgressMonitor(here, ranks, HangPolicy())
@@ -137,7 +137,7 @@ async def test_a_request_is_answered_by_its_number_whether_it_succeeds_or_not(
 async def test_while_a_checkpoint_is_written_no_other_snapshot_is_held_for_another_one(
     here: Path, tmp_path: Path
 ) -> None:
-    """Storage may hang: with a slot held for each of two nothing could be copied or fetched."""
+    """Storage may hang. If two checkpoints each held a slot, nothing could be copied or fetched."""
     hold(here, 5)
     hold(here, 6)
     async with saving(here, tmp_path) as place:

@@ -44,7 +44,7 @@ def test_the_newest_private_states_and_those_of_snapshots_are_listed(here: Path)
     store.close()
     steps = {each.step for each in holdings(here).privates()}
     assert {199, 198, 197} <= steps
-    assert 16 not in steps  # 64, 128 and 192 took its place: such a snapshot is of no use
+    assert 16 not in steps  # 64, 128 and 192 have taken its place, so the snapshot is useless
     assert len(steps) <= NEWEST + 1
 
 
@@ -76,7 +76,7 @@ def test_the_state_from_which_a_rank_was_started_is_also_held(here: Path) -> Non
     found = held.private(3, 1, 5)
     assert found is not None
     assert found.data == b"restored"
-    assert held.privates() == ()  # no snapshot goes with it
+    assert held.privates() == ()  # it belongs to no snapshot
     snapshot(here, 1, 5)
     assert held.privates() == (HeldPrivateState(3, 1, 5, True),)
 
@@ -154,5 +154,5 @@ def test_an_overwritten_snapshot_is_not_intact(here: Path) -> None:
     assert held.good(held.arena.records()[0])
     held.arena.forget(held.arena.records()[0])
     assert [slot.step for slot in held.slots()] == [6]
-    held.arena.forget(record)  # of which nothing is left
+    held.arena.forget(record)  # nothing of it is left
     assert [slot.step for slot in held.slots()] == [6]

@@ -49,7 +49,7 @@ async def test_a_snapshot_arrives_whole_and_sealed(there: Path, here: Path) -> N
 
 
 def announced(total: int, *, world_size: bytes = b"2", seal: bytes = b"none", rest: int = 4) -> bytes:
-    """Return the first lines of an answer that gives a whole snapshot."""
+    """Return the first lines of an answer that announces a whole snapshot."""
     return (
         b"HTTP/1.1 206 Partial Content\r\nContent-Length: %d\r\nContent-Range: bytes 0-%d/%d\r\n"
         b"X-Holdfast-World-Size: %s\r\nX-Holdfast-Seal: %s\r\n\r\n"
@@ -126,7 +126,7 @@ async def test_without_space_for_it_a_snapshot_is_refused(there: Path, here: Pat
     [
         b"",
         b"\x00\xff garbage\r\n\r\n",
-        b"HTTP/1.1 206\r\n\r\n",  # of no announced size
+        b"HTTP/1.1 206\r\n\r\n",  # without an announced size
         b"x" * 100_000,  # without an end
         announced(80).replace(b"World-Size", b"Size") + b"x" * 84,
         announced(80, world_size=b"x") + b"x" * 84,
@@ -135,7 +135,7 @@ async def test_without_space_for_it_a_snapshot_is_refused(there: Path, here: Pat
         announced(80).replace(b"bytes 0-", b"bytes 8-") + b"x" * 84,
         announced(0),
         announced(99999999999999999),
-        announced(1 << 41) + b"x" * 80,  # more than there is room for
+        announced(1 << 41) + b"x" * 80,  # larger than the available space
         announced(1000) + b"x" * 10,  # short
         announced(64, seal=b"00000000") + b"x" * 64,
         announced(64) + b"x" * 64 + zlib.crc32(b"x" * 64).to_bytes(4, "little"),  # no snapshot
@@ -259,7 +259,7 @@ async def test_a_pin_whose_requester_has_given_up_is_released(
 async def test_a_receiver_that_stops_reading_a_private_state_is_abandoned(
     there: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The loop copied all of it at once, and kept that for as long as the connection was."""
+    """The event loop once copied the whole state, and kept the copy as long as the connection."""
     given_up = asyncio.Event()
 
     class Heard(logging.Handler):

@@ -278,7 +278,7 @@ async def test_a_checkpoint_of_the_same_step_from_another_generation_is_a_differ
 
 
 async def test_memory_is_released_outside_the_event_loop(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes the kernel a quarter of a second for each gigabyte."""
+    """The kernel takes a quarter of a second for each gigabyte."""
     threads: list[threading.Thread] = []
     forget = Holdings.forget_restored
 
@@ -295,7 +295,7 @@ async def test_memory_is_released_outside_the_event_loop(here: Path, monkeypatch
 
 
 async def restarted(here: Path, generation: int, step: int, ranks: tuple[int, ...] = (0, 1)) -> list[Path]:
-    """Prepare the start of `generation` from what the one before it left; return the ranks' files."""
+    """Prepare the start of `generation` from its predecessor's state, and return the ranks' files."""
     snapshot(here, generation - 1, step)
     for rank in ranks:
         private(here, rank, generation - 1, step, b"%d of %d" % (rank, step))
@@ -322,7 +322,7 @@ async def test_private_states_do_not_accumulate_over_restarts_at_one_step(here: 
 
 
 async def test_private_states_of_a_snapshot_that_is_still_held_are_kept(here: Path) -> None:
-    """The group may go back to it, and the rank's own store may have nothing of that step."""
+    """The group may go back to that snapshot, and the rank's own store may lack the step."""
     [before] = await restarted(here, 2, 7, ranks=(0,))
     [now] = await restarted(here, 3, 9, ranks=(0,))
     assert {slot.step for slot in holdings(here).slots()} == {7, 9}
@@ -343,7 +343,7 @@ async def test_a_wall_clock_change_does_not_remove_the_files_of_a_starting_rank(
 
 
 async def test_an_overtaken_preparation_removes_nothing(here: Path, there: Path) -> None:
-    """Its snapshot comes late; meanwhile the next generation was prepared, and its ranks read their files."""
+    """Its snapshot arrives late, while the ranks of the next generation already read their files."""
     snapshot(here, 2, 7)
     private(here, 0, 2, 7, b"mine")
     async with fetching(here) as fetcher:
@@ -378,7 +378,7 @@ def test_a_full_volume_is_named_with_its_free_and_the_needed_space(
 
 
 async def test_a_volume_that_has_space_again_is_used(here: Path) -> None:
-    """A lost member's memory comes back a moment later, as the kernel gets to it."""
+    """The kernel frees the memory of a lost member a moment later."""
     snapshot(here, 2, 7)
     private(here, 0, 2, 7, b"mine")
     (here / "restore").write_bytes(b"no folder can be made here")

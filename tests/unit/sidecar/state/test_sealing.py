@@ -25,7 +25,7 @@ def arena(here: Path) -> Arena:
 
 
 def slow(arena: Arena, every: int, unit: int = 0) -> SnapshotSealer:
-    """Return one for which sealing takes so long that it may do so every `every` steps."""
+    """Return a sealer that takes so long that it may seal only every `every` steps."""
     sealing = SnapshotSealer(arena, lambda: (unit, 0.1))
     sealing._took_s = SHARE * 0.1 * every
     return sealing

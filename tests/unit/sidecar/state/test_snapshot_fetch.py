@@ -24,7 +24,7 @@ from tests.unit.sidecar.fake_peer import fetching, serving
 from tests.unit.sidecar.memory import WORLD_SIZE, flip, holdings, member
 
 CHUNK_BYTES = 64 << 10
-SILENCE_S = 20.0  # a machine that is busy answers late, and no test waits for as long
+SILENCE_S = 20.0  # longer than any answer of a busy machine; no test waits for so long
 SIZE = 20 * CHUNK_BYTES + 12_345
 
 Answer: TypeAlias = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -38,7 +38,7 @@ def folders() -> Iterator[list[Path]]:
 
 @pytest.fixture(autouse=True)
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Share out parts of a few small chunks, and soon give up on a silent holder."""
+    """Use parts of a few small chunks, and give up on a silent holder soon."""
     for module in (snapshot_fetch, snapshot_send, arenas):
         monkeypatch.setattr(module, "CHUNK_BYTES", CHUNK_BYTES)
     monkeypatch.setattr(snapshot_fetch, "PIECE_BYTES", 16 << 10)
@@ -62,7 +62,7 @@ def made(path: Path, seed: int = 0) -> CommitRecord:
 
 @asynccontextmanager
 async def cut(url: str, after: int, then_silent: bool) -> AsyncIterator[str]:
-    """Relay between a holder and a requester: pass on `after` bytes of each answer, and then no more."""
+    """Relay between a holder and a requester, but pass on only `after` bytes of each answer."""
     over = asyncio.Event()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -81,7 +81,7 @@ async def cut(url: str, after: int, then_silent: bool) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def deaf_once(url: str) -> AsyncIterator[str]:
-    """Relay to a holder, and pass nothing on until one requester has given up."""
+    """Relay to a holder, but pass on nothing until one requester has given up."""
     given_up = asyncio.Event()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -112,10 +112,10 @@ async def asked(url: str, request: bytes) -> AsyncIterator[asyncio.StreamReader]
 
 @asynccontextmanager
 async def answering_with(answer: Answer) -> AsyncIterator[str]:
-    """Serve every connection by `answer`, and end what is left of that.
+    """Serve every connection with `answer`, and end the remaining tasks afterwards.
 
-    The tasks are held here: asyncio's server does not, and one that waits for another connection than its own
-    could be collected by the garbage collector once its peer has hung up, with the sockets that it has.
+    This function holds references to the tasks, because asyncio's server does not. Otherwise the garbage
+    collector could free a task that waits for another connection, with its sockets, once its peer hangs up.
     """
     tasks: set[asyncio.Task[None]] = set()
 
@@ -174,7 +174,7 @@ async def test_parts_that_one_holder_does_not_send_are_fetched_from_another(
     sent, _ = made(one), made(other)
     if sealed:
         seal(one, other)
-    silence_s = SILENCE_S if sealed else 3.0  # without a seal it is taken from one alone, to the end of that
+    silence_s = SILENCE_S if sealed else 3.0  # without a seal, it is fetched completely from a single holder
     async with (
         serving(one) as first,
         serving(other) as second,

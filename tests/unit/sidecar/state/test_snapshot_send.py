@@ -1,4 +1,4 @@
-"""Congestion control of snapshot transfers: those within one host are not paced."""
+"""Snapshot transfers within one host are not paced by congestion control."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import socket
 
 from sidecar.state import snapshot_send
 
-ROOM = 16  # of a congestion control's name
+ROOM = 16  # the maximum length of a congestion control's name
 
 
 def congestion_of(line: socket.socket) -> bytes:

@@ -1,4 +1,4 @@
-"""The listings of storage in a member's reports: numbered, bounded, and never mistaken for empty storage."""
+"""A member reports numbered, bounded listings of storage. A failure never looks like empty storage."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LIMIT_S = 20.0
 
 
 class Listings:
-    """A lister at work, and a wait for what it finds."""
+    """A running lister, and a way to wait for its listings."""
 
     def __init__(self, root: Path) -> None:
         self.asked = 0

@@ -1,4 +1,4 @@
-"""Two S3 servers: ours, which fails as asked, and moto's, if it is installed beside the project."""
+"""Two S3 servers: ours, which fails on request, and moto's, if it is installed beside the project."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def server(tmp_path: Path) -> Iterator[ObjectServer]:
 def storage_at(
     url: str, local: Path, limits: RequestLimits = QUICK, location: object_location.ObjectLocation = LOCATION
 ) -> ObjectStorage:
-    with variables(credentials(url)):  # not when it is first used, because other threads read the environment
+    with variables(credentials(url)):  # not at its first use, because other threads read the environment
         client = ObjectClient(location, credentials(url), limits)
     return ObjectStorage(location, lambda: client, local)
 
@@ -89,7 +89,7 @@ def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(params=["ours", "moto"])
 def any_url(request: pytest.FixtureRequest) -> str:
-    """Give the URL of each kind of server, whose bucket `checkpoints` is empty at first."""
+    """Give the URL of each kind of server. Its bucket `checkpoints` is empty at first."""
     if request.param == "moto":
         url: str = request.getfixturevalue("moto")
         urllib.request.urlopen(urllib.request.Request(f"{url}/moto-api/reset", method="POST")).close()

@@ -1,4 +1,4 @@
-"""What a member does with object storage: it saves, lists, restores, and reports errors like any other."""
+"""A member saves to object storage, lists it, restores from it, and reports its errors."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ async def test_a_member_saves_and_another_one_restores_its_part(
     assert not (path / "rank-00000.bin").exists(), "the part of another member"
 
 
-async def test_an_error_of_storage_is_reported_and_the_next_save_succeeds(
+async def test_a_storage_error_is_reported_and_the_next_save_succeeds(
     here: Path, storage: ObjectStorage, server: ObjectServer
 ) -> None:
     record = ready(here)
@@ -130,7 +130,7 @@ async def listed(lister: StorageLister, changed: asyncio.Event, number: int) -> 
     return lister.listing
 
 
-async def test_a_storage_that_never_answers_is_listed_as_an_error(
+async def test_a_storage_that_never_answers_is_reported_as_an_error(
     storage: ObjectStorage, server: ObjectServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(storage_listing, "ANSWER_S", 0.05)
@@ -217,10 +217,10 @@ async def test_a_start_from_a_checkpoint_has_a_copy_of_it_until_all_ranks_have_r
         assert report.reading_s == -1.0
 
 
-async def test_a_member_says_for_how_long_storage_has_given_nothing(
+async def test_a_member_reports_how_long_storage_has_sent_nothing(
     here: Path, server: ObjectServer, storage: ObjectStorage
 ) -> None:
-    """The supervisor gives a start that reads all the time as long as it takes."""
+    """The supervisor sets no limit to a start that keeps receiving data."""
     await saved(here, storage, ready(here))
     hang, asked = Hang(), threading.Event()
 

@@ -1,4 +1,4 @@
-"""Errors of object storage: what is retried, how long, and what a message says and never says."""
+"""Errors of object storage are retried or reported, and no message contains a secret."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def client(url: str, limits: RequestLimits = QUICK, certificates: str = "", **mo
 
 
 def failure(made: ObjectClient) -> ObjectStoreError:
-    """Return the error of a listing, after a check that it has no secret and only one line."""
+    """Return the error of a listing. Check that it has no secret and only one line."""
     with pytest.raises(ObjectStoreError) as caught:
         list(made.objects("runs/gpt", 10))
     said = str(caught.value)
@@ -101,7 +101,7 @@ def test_an_unknown_access_key_is_not_repeated_in_the_message(server: ObjectServ
     assert "AKIAOTHER" not in str(error)
 
 
-def test_nobody_at_the_endpoint() -> None:
+def test_an_endpoint_without_a_listener_is_a_transient_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as found:
         port = found.getsockname()[1]
     error = failure(client(f"http://127.0.0.1:{port}"))
@@ -116,7 +116,7 @@ def test_an_endpoint_that_never_answers_is_given_up() -> None:
     assert str(error).endswith(": no answer in time")
 
 
-def test_a_half_configured_account_is_told_without_the_half() -> None:
+def test_an_incomplete_configuration_is_reported_without_revealing_its_key() -> None:
     given = {"AWS_ACCESS_KEY_ID": ACCESS_KEY}
     with variables(given), pytest.raises(ObjectStoreError) as caught:
         ObjectClient(LOCATION, given)
@@ -125,7 +125,7 @@ def test_a_half_configured_account_is_told_without_the_half() -> None:
     )
 
 
-def test_plain_http_is_used_only_for_an_endpoint_that_says_so(server: ObjectServer) -> None:
+def test_plain_http_is_used_only_for_an_endpoint_whose_url_requests_it(server: ObjectServer) -> None:
     assert list(client(server.url).objects("runs", 10)) == []
     error = failure(client(server.url.replace("http:", "https:"), HASTY))
     assert "no connection" in str(error) or "cut" in str(error)
@@ -145,7 +145,7 @@ def test_a_listing_is_bounded(server: ObjectServer) -> None:
 
 
 def test_the_library_works_at_the_lowest_priority(server: ObjectServer) -> None:
-    """Of the threads of a new process, those that exist only after the first request are the library's."""
+    """The library's threads are those of a new process that exist only after its first request."""
     program = """
 import os, sys
 from sidecar.storage.object_client import NICE
@@ -160,7 +160,7 @@ assert nice == {NICE}, nice
     subprocess.run([sys.executable, "-c", program], env=given, check=True, timeout=60)
 
 
-def test_a_storage_that_asks_for_fewer_requests_gets_them_later(server: ObjectServer, tmp_path: Path) -> None:
+def test_requests_that_the_storage_throttles_are_retried_later(server: ObjectServer, tmp_path: Path) -> None:
     refused: dict[str, int] = {}
 
     def interfere(request: Request) -> Fault | None:
@@ -195,7 +195,7 @@ def secure(authority: Authority, tmp_path: Path) -> Iterator[ObjectServer]:
         yield made
 
 
-def test_a_server_with_an_authority_of_its_own_is_trusted_if_the_user_says_so(
+def test_a_server_with_its_own_authority_is_trusted_if_the_user_configures_that_authority(
     secure: ObjectServer, authority: Authority
 ) -> None:
     trusting = client(secure.url, certificates=bundle([authority]))
@@ -206,7 +206,7 @@ def test_a_server_with_an_authority_of_its_own_is_trusted_if_the_user_says_so(
     assert not error.is_transient
 
 
-def test_a_pod_s_own_identity_serves_in_place_of_a_secret_and_its_token_is_read_again(
+def test_a_pods_own_identity_replaces_a_secret_and_its_token_is_read_again(
     secure: ObjectServer, authority: Authority, tmp_path: Path
 ) -> None:
     """The kubelet replaces the token about once an hour."""
@@ -255,7 +255,7 @@ def test_an_azure_container_needs_an_account() -> None:
         ObjectClient(location, {}, HASTY)
 
 
-def test_an_invalid_certificate_of_the_user_s_is_told(server: ObjectServer) -> None:
+def test_an_invalid_certificate_of_the_users_is_reported(server: ObjectServer) -> None:
     certificate = "-----BEGIN CERTIFICATE-----\nno\n-----END CERTIFICATE-----"
     given = {**credentials(server.url), environment.OBJECTS_CA: certificate}
     with pytest.raises(ObjectStoreError, match="not configured"):

@@ -1,4 +1,4 @@
-"""Checkpoints in object storage: written, listed, kept apart, copied here and deleted, on real S3 servers."""
+"""Checkpoints in object storage are written, listed, copied and deleted on real S3 servers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def copied(storage: ObjectStorage, step: int, *names: str) -> tuple[Path, str | 
 # -- on both servers
 
 
-def test_what_was_written_is_listed_verified_and_copied_here(any_url: str, tmp_path: Path) -> None:
+def test_a_written_checkpoint_is_listed_verified_and_copied(any_url: str, tmp_path: Path) -> None:
     storage = storage_at(any_url, tmp_path / "copies")
     assert steps(storage) == {}
     path = save(storage, 7, 2, epoch=3, known=(Lineage(2, 5),))
@@ -59,7 +59,7 @@ def test_what_was_written_is_listed_verified_and_copied_here(any_url: str, tmp_p
 
 
 def test_only_one_of_two_writers_of_a_step_publishes(any_url: str, tmp_path: Path) -> None:
-    """Both have found the step free and have uploaded their files; the second must not replace the first."""
+    """Both have found the step free and uploaded their files. The second must not replace the first."""
     first, second = (storage_at(any_url, tmp_path / name) for name in ("first", "second"))
     arrived = threading.Barrier(2, timeout=60)
     real = object_storage.StagedObjects.publish
@@ -82,9 +82,7 @@ def test_only_one_of_two_writers_of_a_step_publishes(any_url: str, tmp_path: Pat
     assert len(first._listing()["step-00000007"]) == 4, "the loser's files are gone"
 
 
-def test_a_newer_generation_replaces_an_older_one_and_never_the_other_way(
-    any_url: str, tmp_path: Path
-) -> None:
+def test_a_newer_generation_replaces_an_older_one_and_never_the_reverse(any_url: str, tmp_path: Path) -> None:
     storage = storage_at(any_url, tmp_path / "copies")
     save(storage, 7, 1)
     save(storage, 7, 3)
@@ -103,7 +101,7 @@ def test_deleted_checkpoints_leave_nothing(any_url: str, tmp_path: Path) -> None
     assert set(storage._listing()) == {"step-00000003"}
 
 
-def test_a_file_of_many_parts_is_the_same_again(any_url: str, tmp_path: Path) -> None:
+def test_a_file_of_many_parts_is_read_back_unchanged(any_url: str, tmp_path: Path) -> None:
     storage = storage_at(any_url, tmp_path / "copies")
     source, size = tmp_path / "snapshot", 3 * CHUNK_BYTES + 17
     source.write_bytes(os.urandom(size))
@@ -167,7 +165,7 @@ def test_a_write_that_is_refused_leaves_no_checkpoint_and_no_objects(
 def test_an_upload_that_is_interrupted_is_not_a_checkpoint(
     server: ObjectServer, storage: ObjectStorage
 ) -> None:
-    """As of a sidecar that is killed: nothing cleans up behind it."""
+    """A killed sidecar leaves such an upload, because nothing cleans up after it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ObjectStorage, "_discard", lambda *_: None)
         server.interfere = refusing("AccessDenied", 403, "PUT", MANIFEST)
@@ -201,7 +199,7 @@ def test_a_manifest_whose_answer_is_lost_is_published_once(
 def test_a_manifest_that_may_have_been_published_keeps_its_files(
     server: ObjectServer, storage: ObjectStorage
 ) -> None:
-    """The request was carried out, but neither its answer arrives nor that to any later one."""
+    """The request was carried out, but its answer is lost, and so is the answer to every later request."""
     sent: list[Request] = []
 
     def interfere(request: Request) -> Fault | None:
@@ -220,7 +218,7 @@ def test_a_manifest_that_may_have_been_published_keeps_its_files(
 def test_a_refusal_after_a_lost_answer_does_not_mean_that_nothing_was_published(
     server: ObjectServer, storage: ObjectStorage
 ) -> None:
-    """The credentials expire in the moment in which the manifest is written."""
+    """The credentials expire at the moment at which the manifest is written."""
     sent: list[Request] = []
 
     def interfere(request: Request) -> Fault | None:
@@ -256,7 +254,7 @@ def test_a_checkpoint_of_a_later_version_is_never_deleted(
     assert set(before) <= set(server.stored())
 
 
-def test_a_writer_replaces_nothing_that_it_has_not_seen(
+def test_a_writer_never_replaces_a_checkpoint_that_it_has_not_seen(
     server: ObjectServer, storage: ObjectStorage, tmp_path: Path
 ) -> None:
     """Before it replaces an older checkpoint of its step, another member publishes a newer one."""
@@ -343,7 +341,7 @@ def test_a_member_of_an_older_epoch_deletes_nothing(server: ObjectServer, storag
     assert server.stored() == before
 
 
-def test_a_checkpoint_that_was_replaced_after_it_was_listed_stays(
+def test_a_checkpoint_that_was_replaced_after_it_was_listed_is_not_deleted(
     server: ObjectServer, storage: ObjectStorage, tmp_path: Path
 ) -> None:
     save(storage, 7, 1)
@@ -374,13 +372,13 @@ def test_a_deletion_that_is_interrupted_leaves_no_damaged_checkpoint(
     ("epoch", "age_s", "stays"),
     [
         (1, 60.0, False),  # fenced off by the epoch of the newest checkpoint
-        (2, 60.0, True),  # may be at work
+        (2, 60.0, True),  # its writer may still be at work
         (2, DEBRIS_AGE_S + 60.0, False),
-        (3, DEBRIS_AGE_S + 60.0, True),  # of a later supervisor
+        (3, DEBRIS_AGE_S + 60.0, True),  # from a later supervisor
         (1, -60.0, True),  # newer than all checkpoints
     ],
 )
-def test_leftovers_are_deleted_only_if_their_writer_is_dead_or_fenced_off(
+def test_leftovers_are_deleted_only_if_their_writer_is_dead_or_of_an_older_epoch(
     server: ObjectServer, storage: ObjectStorage, epoch: int, age_s: float, stays: bool
 ) -> None:
     key = f"{PREFIX}/step-00000005/e{epoch}-g1-0123456789abcdef/{STATE}/00000"
@@ -393,7 +391,9 @@ def test_leftovers_are_deleted_only_if_their_writer_is_dead_or_fenced_off(
     assert steps(storage) == {7: 1}
 
 
-def test_what_is_not_ours_is_never_deleted(server: ObjectServer, storage: ObjectStorage) -> None:
+def test_objects_that_holdfast_did_not_write_are_never_deleted(
+    server: ObjectServer, storage: ObjectStorage
+) -> None:
     foreign = [
         f"{PREFIX}/notes.txt",
         f"{PREFIX}/step-00000005/mine/x",
@@ -496,7 +496,7 @@ def test_a_copy_that_was_interrupted_reads_only_what_is_missing(
     server.interfere = lambda request: asked.append(request.key) if request.method == "GET" else None
     directory, wrong = copied(
         storage_at(server.url, tmp_path / "copies"), 7
-    )  # of a sidecar that was restarted
+    )  # the client of a restarted sidecar
     assert wrong is None
     assert (directory / STATE).read_bytes() == state(7, 1, 6 * CHUNK_BYTES)
     read = [key for key in asked if STATE in key]
@@ -525,7 +525,7 @@ def test_a_damaged_copy_is_read_again(storage: ObjectStorage) -> None:
     assert (directory / STATE).read_bytes() == state(7)
 
 
-def test_a_copy_replaces_the_one_of_another_checkpoint_and_is_forgotten(
+def test_a_copy_replaces_the_copy_of_another_checkpoint_and_can_be_removed(
     storage: ObjectStorage, tmp_path: Path
 ) -> None:
     for step in (7, 8):
@@ -540,7 +540,7 @@ def test_a_copy_replaces_the_one_of_another_checkpoint_and_is_forgotten(
     storage.forget_copies()
 
 
-def test_a_copy_for_which_there_is_no_room_says_what_is_missing(
+def test_a_copy_that_does_not_fit_reports_the_missing_space(
     server: ObjectServer, storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(storage, 7)

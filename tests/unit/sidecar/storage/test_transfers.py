@@ -1,4 +1,4 @@
-"""How files are divided into objects: without gaps, under keys that sort like the file."""
+"""Files are divided into objects without gaps, under keys that sort in the order of the file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LAYOUTS = st.builds(ObjectLayout, st.just("e1-g1-0"), st.sampled_from([CHUNK_BYT
 
 
 @given(st.integers(0, 300 * CHUNK_BYTES), LAYOUTS)
-def test_the_parts_of_a_file_are_the_file(size: int, layout: ObjectLayout) -> None:
+def test_the_parts_of_a_file_cover_it_without_gaps(size: int, layout: ObjectLayout) -> None:
     found = transfers.parts("runs/step-00000007", "a.bin", size, layout)
     keys = [key for key, _, _ in found]
     assert sorted(set(keys)) == keys

@@ -16,7 +16,7 @@ S = 1_000_000_000
 
 
 def at_start() -> Progress:
-    """Return what the page of a rank says that has begun a generation."""
+    """Return the page of a rank that has just begun a generation."""
     with memory_directory() as here:
         page = Page.create(here / "page")
         page.begin(1, 0, 0, 77, 0)
@@ -30,7 +30,7 @@ START = at_start()
 
 
 class Rank:
-    """A rank that is looked at ten times a second."""
+    """A rank whose page is read ten times a second."""
 
     def __init__(self) -> None:
         self.page, self.own, self.now_s, self.looked_s = START, ComputeTime(), 0.0, 0.0
@@ -52,7 +52,7 @@ class Rank:
 @pytest.mark.parametrize(("step_s", "steps"), [(0.5, 50), (0.125, 50), (0.01, 500)])
 def test_a_window_is_fifty_steps_and_five_seconds(step_s: float, steps: int) -> None:
     rank = Rank()
-    rank.does(9.0, 8.0, 0.5)  # the first step is in no window
+    rank.does(9.0, 8.0, 0.5)  # no window contains the first step
     for _ in range(steps - 1):
         rank.does(step_s, step_s / 4, step_s / 2)
     assert (rank.own.window, rank.own.mean_s, rank.own.least_s) == (0, 0.0, 0.0)

@@ -80,7 +80,7 @@ def test_each_activity_is_late_exactly_when_its_limit_is_exceeded(
 
 
 def test_before_the_first_step_a_script_that_does_not_join_is_late_at_half_of_its_limit() -> None:
-    """It may never do a step that can be seen: the time alone does not distinguish inference from a hang."""
+    """It may never do a visible step, and the time alone does not distinguish inference from a hang."""
     policy = replace(POLICY, joins=False)
     for phase in (Phase.JOINING, Phase.OPTIMIZER):
         early = replace(FIRST, phase=phase)
@@ -150,7 +150,7 @@ def test_a_hang_is_found_within_three_p99_and_a_second(times_s: tuple[float, ...
 
 
 class Recent:
-    """The p99 of the last times, kept sorted: simulating needs one at each step."""
+    """The p99 of the last times. It keeps them sorted, because the simulation needs it at each step."""
 
     def __init__(self) -> None:
         self.arrived: deque[float] = deque(maxlen=KEPT)
@@ -204,7 +204,7 @@ def test_the_simulated_statistics_equal_the_real_ones() -> None:
 
 @given(base_s=st.floats(0.005, 100.0))
 def test_steps_up_to_five_times_the_median_need_enough_samples_to_avoid_false_alarms(base_s: float) -> None:
-    """At most p99 = 5x/3 less the floor may be known before a step of 5x: 20 samples have more."""
+    """Before a step of 5x, the p99 must be above (5x - the floor) / 3, which it is with 20 samples."""
     least_p99_s = (5 * base_s - POLICY.floor_s) / POLICY.factor
     share_below = max(0.0, least_p99_s / base_s - 1) / 4
     assert share_below**POLICY.min_samples < 1e-15

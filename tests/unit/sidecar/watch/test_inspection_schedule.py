@@ -13,7 +13,7 @@ def test_inspections_follow_one_another_at_growing_gaps() -> None:
         while not (number := schedule.advance(True, answered, now_s)):
             now_s += 0.01
         gaps.append(now_s)
-        now_s += 0.2  # the look itself
+        now_s += 0.2  # the inspection itself
         assert schedule.advance(True, answered, now_s) == 0
         answered = number
         assert schedule.advance(True, answered, now_s) == 0
@@ -30,7 +30,7 @@ def test_an_inspection_that_a_proof_needs_is_made_at_once_while_gaps_are_short()
     assert schedule.advance(True, 1, 0.2, 77) == 2
     assert schedule.advance(True, 2, 0.4, 77) == 0, "it was asked with that moment"
     taken, now_s = 2, 0.4
-    for moment in range(100, 200):  # ranks that move between all looks have a new moment each time
+    for moment in range(100, 200):  # ranks that move between all inspections have a new moment each time
         now_s += 0.1
         taken = schedule.advance(True, taken, now_s, moment) or taken
     assert taken < 15

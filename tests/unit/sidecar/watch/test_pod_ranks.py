@@ -1,4 +1,4 @@
-"""Ranks and a launcher in another container, whose process ids mean something else here, or nothing."""
+"""Ranks and a launcher in another container. Here, their process ids belong to other processes or to none."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.sandbox import memory_directory
 from tests.unit.sidecar.watch.test_progress_monitor import POLICY, Rank, seen, works
 from tests.unit.supervisor.job_views import launcher, rank
 
-NOBODY = 1 << 30  # beyond what any kernel gives to a process
+NOBODY = 1 << 30  # higher than any pid that a kernel assigns
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def here() -> Iterator[Path]:
 
 @pytest.fixture
 def stopped() -> Iterator[int]:
-    """Give the id of a process that is stopped."""
+    """Give the pid of a stopped process."""
     asleep = subprocess.Popen(["sleep", "600"])
     try:
         asleep.send_signal(signal.SIGSTOP)
@@ -89,7 +89,7 @@ def test_a_silent_launcher_of_another_container_has_an_unknown_state(
 
 
 def test_a_launcher_of_another_container_has_all_the_time_of_one_that_waits_for_a_core(here: Path) -> None:
-    """Its process is none of this container's, which must not be taken for a launcher that is gone."""
+    """Its process is not visible in this container. The sidecar must not conclude that it is gone."""
     observed, line = watch(here, "10.0.0.7", NOBODY)
     observed.poll_launcher(100.0 + liveness.HELD_UP_S - 1.0, 0.0)
     assert observed.silent == ""
@@ -103,7 +103,7 @@ def test_a_launcher_of_another_container_has_all_the_time_of_one_that_waits_for_
 def test_a_rank_that_its_launcher_reports_as_stopped_or_ended_does_no_work(
     here: Path,
 ) -> None:
-    """Else a restart would go back to before the work that it only seems to do: to an old snapshot."""
+    """Otherwise a restart would go back to an old snapshot, to repeat work that the rank only seems to do."""
     made = Rank(here)
     made.page.begin(1, 0, 0, NOBODY, 0)
     made.page.commit(1, 0.5, 0.5, 8, 64, 0.0, 0, -1, Phase.TAIL)

@@ -27,7 +27,7 @@ def here() -> Iterator[Path]:
 
 
 class Rank:
-    """A rank that writes its page in a time of its own."""
+    """A rank that writes its page with a simulated clock."""
 
     def __init__(self, here: Path, generation: int = 1) -> None:
         self.now_ns = 100 * S
@@ -114,7 +114,7 @@ def test_a_page_in_the_middle_of_a_write_keeps_its_previous_content(here: Path) 
     assert [each.step for each in pages.progress(1)] == [3]
     with (here / "page-0.bin").open("r+b") as file:
         file.seek(16)
-        file.write((1).to_bytes(8, "little"))  # odd: the writer died inside
+        file.write((1).to_bytes(8, "little"))  # odd: the writer died during a write
     assert [each.step for each in pages.progress(1)] == [3]
     [torn] = pages.raw(1)
     assert torn.torn
@@ -163,7 +163,7 @@ def test_lateness_of_the_sidecar_is_not_counted_against_a_rank(here: Path) -> No
     rank.page.phase(Phase.FORWARD)
     rank.does(5)
     rank.page.phase(Phase.DATA)
-    assert len(pages.poll(1, rank.now_ns + S, 0.0)) == 1  # it is forgotten with the step that it fell into
+    assert len(pages.poll(1, rank.now_ns + S, 0.0)) == 1  # it is forgotten with the step in which it occurred
 
 
 def test_lateness_of_the_sidecar_is_not_counted_even_if_the_rank_has_just_moved_on(here: Path) -> None:
@@ -187,7 +187,7 @@ def test_lateness_from_before_a_step_does_not_excuse_that_step(here: Path) -> No
 
 
 def test_work_before_a_commit_is_detected(here: Path) -> None:
-    """Of a process that is on its way out, or stopped, the page says the same as of one at work."""
+    """The page of a process that is ending or stopped looks the same as that of a working one."""
     rank, pages = Rank(here), ProgressMonitor(here, 1, POLICY)
     asleep = subprocess.Popen(["sleep", "600"])
     try:
@@ -272,7 +272,7 @@ def test_each_step_time_is_learned_once_and_kept_over_generations(here: Path) ->
         rank.does(step)
         pages.poll(1, 0, 0.0)
         pages.poll(1, 0, 0.0)
-    assert len(pages._watched[0].stats.times_s) == 4  # the first step is no usual one
+    assert len(pages._watched[0].stats.times_s) == 4  # the first step is not typical
     rank.page.begin(2, 0, 0, 78, 5)
     rank.does(6)
     rank.does(7)
@@ -281,7 +281,7 @@ def test_each_step_time_is_learned_once_and_kept_over_generations(here: Path) ->
 
 
 def test_a_copy_by_holdfast_is_not_work_after_a_commit(here: Path) -> None:
-    """A rank that is killed within one leaves nothing of the script's undone."""
+    """If a rank is killed during a copy, no work of the script is left undone."""
     rank, pages = Rank(here), ProgressMonitor(here, 1, POLICY)
     rank.page.commit(1, 0.5, 0.5, 8, 64, 0.0, 0, -1, Phase.TAIL)
     rank.now_ns += S
@@ -300,7 +300,7 @@ def test_for_a_pause_after_a_commit_the_report_states_whether_the_rank_has_left_
     rank, pages = Rank(here), ProgressMonitor(here, 1, POLICY)
 
     def told() -> tuple[bool, bool]:
-        """Return whether it is at work there, and whether that is declared."""
+        """Return whether the rank counts as working after its commit, and whether the work is declared."""
         [found] = pages.progress(1, rank.now_ns)
         return found.tail_s > 0, found.tail_declared
 
@@ -328,11 +328,11 @@ def test_for_a_pause_after_a_commit_the_report_states_whether_the_rank_has_left_
 
 
 def test_only_what_the_script_does_after_a_commit_counts_as_its_work(here: Path) -> None:
-    """A large process that is killed there takes long to end, and its page stands still meanwhile."""
+    """A large process takes long to end after it is killed, and its page does not change in that time."""
     rank, pages = Rank(here), ProgressMonitor(here, 1, POLICY)
 
     def tail_s() -> float:
-        """Return what is said of a rank that was killed just now and whose end is noticed a second later."""
+        """Return the reported tail of a rank that was just killed and whose end is noticed a second later."""
         [found] = pages.progress(1, 0, {0: rank.now_ns + S})
         return found.tail_s
 

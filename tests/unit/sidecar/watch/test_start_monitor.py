@@ -91,7 +91,7 @@ def test_a_process_is_late_after_three_seconds_and_over_its_limit_after_that_of_
 
 def test_the_sidecars_own_lateness_is_subtracted_to_the_nanosecond_at_each_poll() -> None:
     starts = StartMonitor(10.0)
-    starts.poll(RELEASED, 100 * S, 0.5)  # counts from 100 s, as the sidecar has not waited for it before
+    starts.poll(RELEASED, 100 * S, 0.5)  # counts from 100 s, because the sidecar did not wait for it before
     assert starts.poll(RELEASED, 102 * S, 1.0) == ()
     assert starts.poll(RELEASED, 105 * S, 1.0) == ()
     assert starts.poll(RELEASED, 105 * S + 1, 0.0) == (late(0, 1, 3.0, 3.0, False),)

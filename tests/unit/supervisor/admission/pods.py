@@ -17,7 +17,7 @@ def container(line: tuple[str, ...] = ("python", "train.py"), **fields: Any) -> 
 
 
 def pod(*containers: Pod, annotations: dict[str, str] | None = None, **spec: Any) -> Pod:
-    """Return a pod that asks for Holdfast. Keys of `annotations` are without the prefix."""
+    """Return a pod that opts in to Holdfast. Keys of `annotations` have no prefix."""
     asked = {pod_layout.PREFIX + key: value for key, value in (annotations or {}).items()}
     return {
         "apiVersion": "v1",

@@ -313,7 +313,7 @@ def test_an_init_container_without_limits_makes_the_pod_burstable() -> None:
     assert "resources" not in sidecar(found)
 
 
-def test_the_memory_volume_must_fit_into_the_training_container_s_limit() -> None:
+def test_the_memory_volume_must_fit_into_the_training_containers_limit() -> None:
     limited = container(resources=resources({"memory": "8Gi"}))
     found = injected(pod(limited)).pod
     assert named(found["spec"]["volumes"], pod_layout.MEMORY_VOLUME)["emptyDir"]["sizeLimit"] == "4Gi"

@@ -1,4 +1,4 @@
-"""What holds for every pod: the same result twice, no loss, the class of the pod, and a patch that fits."""
+"""Every injection is repeatable, loses nothing, keeps the pod's class, and gives a patch that fits."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def result(given_pod: Pod) -> Injected | Refused:
 
 
 def has_all(after: Any, before: Any, path: tuple[object, ...] = ()) -> list[tuple[object, ...]]:
-    """Return the paths of what is in `before` and not in `after`."""
+    """Return the paths of the values that are in `before` but not in `after`."""
     if isinstance(before, dict) and isinstance(after, dict):
         return [
             lost

@@ -10,7 +10,7 @@ from supervisor.admission.launcher_options import ACCELERATE, TORCHRUN, LaunchOp
 from supervisor.admission.shell_text import ShellWord, UnclearCommand
 from supervisor.options.run_options import TORCHRUN_OPTIONS
 
-# The options of `accelerate launch`, as its release 1.10 lists them, that say something about the ranks.
+# The options of `accelerate launch` in release 1.10 that concern the ranks.
 OF_ACCELERATE = {
     "--config_file", "--quiet", "--cpu", "--multi_gpu", "--mixed_precision", "--num_processes",
     "--num_machines", "--num_cpu_threads_per_process", "--enable_cpu_affinity", "--dynamo_backend",
@@ -62,7 +62,7 @@ def test_torchrun_options_accepted_by_run_are_known() -> None:
 
 
 def test_the_options_of_the_installed_torchrun_are_known() -> None:
-    torch = importlib.util.find_spec("torch")  # does not import it
+    torch = importlib.util.find_spec("torch")  # finds the package without importing it
     if torch is None or torch.origin is None:
         pytest.skip("there is no torch")
     source = (Path(torch.origin).parent / "distributed/run.py").read_text()

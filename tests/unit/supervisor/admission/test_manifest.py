@@ -162,7 +162,7 @@ def test_an_annotation_on_the_workload_instead_of_its_pods_is_reported() -> None
         ("  nprocPerNode: '4'\n", "[python, x.py]", 1),
     ],
 )
-def test_the_ranks_of_a_pytorchjob_are_those_that_its_operator_will_tell_torchrun(
+def test_a_pytorchjob_has_the_ranks_that_its_operator_passes_to_torchrun(
     spec: str, command: str, ranks: int
 ) -> None:
     template = TEMPLATE.replace("[torchrun, --nproc-per-node=2, train.py]", command)
@@ -173,7 +173,7 @@ def test_the_ranks_of_a_pytorchjob_are_those_that_its_operator_will_tell_torchru
     assert inject_manifest(text, CONTEXT)[0] == text
 
 
-def test_an_object_that_asks_without_saying_what_runs_is_pointed_out() -> None:
+def test_an_object_that_opts_in_without_a_pod_template_is_reported() -> None:
     text = "kind: TrainJob\nmetadata: {name: llama}\nspec:\n  overrides:\n  - &a\n    - metadata:\n"
     text += "        annotations: {holdfast.dev/inject: 'true'}\n  - *a\n"
     assert inject_manifest(text, CONTEXT) == (
@@ -189,7 +189,7 @@ def test_an_object_that_asks_without_saying_what_runs_is_pointed_out() -> None:
     assert inject_manifest(text.replace("'true'", "'false'"), CONTEXT)[1] == ()
 
 
-def test_an_object_that_declines_is_not_told_to_move_its_annotation() -> None:
+def test_an_object_that_opts_out_gets_no_advice_to_move_its_annotation() -> None:
     text = "kind: Pod\n" + TEMPLATE.replace('"true"', '"false"')
     assert inject_manifest(text, CONTEXT) == (text, ())
 

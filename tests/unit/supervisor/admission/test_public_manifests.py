@@ -1,8 +1,8 @@
-"""Manifests in the shape of those of public projects: each is injected as it must be, or says why not.
+"""Manifests in the shape of public projects' manifests are injected as expected, or a note states why not.
 
-`tests/samples/manifests` has the manifests, each with the source of its shape: the kind, the replica types,
-the containers and the way in which the command starts the training are those of the source, and the words
-are our own. `public_manifests.toml` says what must come out.
+`tests/samples/manifests` has the manifests, each with its source. The kind, the replica types, the containers
+and the way in which the command starts the training are as in the source; the words are our own.
+`public_manifests.toml` has the expected results.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ROWS = TABLE["manifest"]
 NAMES = [row["file"] for row in ROWS]
 LAUNCH = ("-c", launch_commands.START, pod_layout.LIBRARY, "--warm", "auto", "--")
 LICENCES = ("(Apache-2.0)", "(MIT)", "(MIT-0)", "(BSD-3-Clause)")
-ABOUT_STORAGE = ("checkpoints are lost with the pod", "the sidecar requests")  # said of most of them
+ABOUT_STORAGE = ("checkpoints are lost with the pod", "the sidecar requests")  # the note for most of them
 ASKS = 'holdfast.dev/inject: "true"'
 
 
@@ -60,7 +60,7 @@ def templates(text: str) -> dict[str, Any]:
 
 
 def expected_command(words: list[str]) -> list[str]:
-    """Return the words of a container; LAUNCH after a Python stands for our launcher."""
+    """Return the expected command of a container. LAUNCH after a Python stands for our launcher."""
     found: list[str] = []
     for word in words:
         found += LAUNCH if word == "LAUNCH" else [word.replace("LAUNCH", shlex.join(LAUNCH))]
@@ -77,7 +77,7 @@ def test_every_manifest_has_a_row_and_names_its_source_and_licence() -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=NAMES)
-def test_each_pod_is_injected_as_it_must_be_or_says_why_not(row: dict[str, Any]) -> None:
+def test_each_pod_is_injected_as_expected_or_a_note_states_why_not(row: dict[str, Any]) -> None:
     text = text_of(row["file"])
     before, after = templates(text), templates(inject_manifest(text, CONTEXT)[0])
     told = [(note.place, note.text) for note in inject_manifest(text, CONTEXT)[1]]
@@ -103,7 +103,7 @@ def test_each_pod_is_injected_as_it_must_be_or_says_why_not(row: dict[str, Any])
 
 
 @pytest.mark.parametrize("row", ROWS, ids=NAMES)
-def test_all_that_is_the_user_s_stays_but_the_command(row: dict[str, Any]) -> None:
+def test_everything_of_the_users_but_the_command_stays(row: dict[str, Any]) -> None:
     before = templates(text_of(row["file"]))
     after = templates(inject_manifest(text_of(row["file"]), CONTEXT)[0])
     for place, pod in before.items():
@@ -137,7 +137,7 @@ def test_injecting_is_deterministic_and_a_second_time_changes_nothing(name: str)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_twin_that_does_not_ask_is_unchanged_byte_for_byte(name: str) -> None:
+def test_a_twin_that_does_not_opt_in_is_unchanged_byte_for_byte(name: str) -> None:
     assert ASKS in text_of(name)
     for twin in (
         text_of(name).replace(ASKS, 'example.com/inject: "true"'),
@@ -147,8 +147,8 @@ def test_the_twin_that_does_not_ask_is_unchanged_byte_for_byte(name: str) -> Non
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if "size" in row], ids=lambda row: row["file"])
-def test_the_owner_says_how_many_pods_train(row: dict[str, Any]) -> None:
-    """`size` has, for each replica type, the number of pods that train, or why the pod is not one of them."""
+def test_the_owner_determines_how_many_pods_train(row: dict[str, Any]) -> None:
+    """For each replica type, `size` has the number of pods that train, or the reason why its pods do not."""
     owner = documents(text_of(row["file"]))[-1]
     kind = shipped().find(owner["apiVersion"], owner["kind"])
     assert kind is not None

@@ -48,7 +48,7 @@ def test_if_the_size_of_the_state_is_unknown_snapshots_may_take_half_of_the_limi
     assert resources.volume_bytes(None, None) == 2 * GI
 
 
-def test_the_limit_of_a_container_is_its_own_or_the_pod_s() -> None:
+def test_the_limit_of_a_container_is_its_own_or_the_pods() -> None:
     pod = {"resources": amounts({"memory": "2Gi"})}
     assert resources.memory_limit({"resources": amounts({"memory": "1Gi"})}, pod) == GI
     assert resources.memory_limit({}, pod) == 2 * GI

@@ -52,7 +52,7 @@ def test_a_policy_has_the_same_default_as_in_a_local_run() -> None:
     shared = {each.name for each in fields(PodSettings)} & {each.name for each in fields(RunOptions)}
     assert len(shared) == len(VALUES)
     differing = {name for name in shared if getattr(given, name) != getattr(local, name)}
-    assert differing == {"members", "nproc_per_node"}  # which the owner and the command of a pod say
+    assert differing == {"members", "nproc_per_node"}  # the owner and the command of a pod determine these
 
 
 @pytest.mark.parametrize("given", [{}, VALUES, {**VALUES, "loss-jump": "0"}])
@@ -208,7 +208,7 @@ def test_names_are_validated_as_kubernetes_does(key: str) -> None:
         assert len(problems({key: text})) == 1
 
 
-def test_a_hang_floor_above_the_first_step_s_limit_is_refused_as_by_run() -> None:
+def test_a_hang_floor_above_the_first_steps_limit_is_refused_as_by_run() -> None:
     (problem,) = problems({"hang-floor": "20m"})
     assert problem.endswith("invalid value '20m': expected at most holdfast.dev/first-step-timeout (10m)")
     assert parse(hang_floor="20m", first_step_timeout="30m").hang_floor_s == 1200
@@ -218,7 +218,7 @@ def test_a_hang_floor_above_the_first_step_s_limit_is_refused_as_by_run() -> Non
 def test_few_of_many_unknown_annotations_are_compared_with_the_known_ones(
     like: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The supervisor reads the annotations of all pods, again and again."""
+    """The supervisor reads the annotations of all pods repeatedly."""
     compared: list[str] = []
 
     def compare(text: str, *_: object, **__: object) -> list[str]:

@@ -11,7 +11,7 @@ ENVIRONMENT: dict[str, str | None] = {"N": "8", "SECRET": None, "OTHER": "$(N)"}
 
 
 def value(text: str, reference: str = "$N") -> str | None:
-    """Return what `reference` is known to stand for in the last command of `text`."""
+    """Return the known value of `reference` in the last command of `text`."""
     commands = simple_commands(f"{text} show")
     return value_at(reference, commands[-1], commands, ENVIRONMENT)
 

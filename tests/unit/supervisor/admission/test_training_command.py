@@ -408,7 +408,7 @@ def test_numbers_may_be_in_variables_whose_value_is_certain(text: str, nproc: in
 
 
 @pytest.mark.parametrize("shell", ["bash", "dash"])
-def test_a_real_shell_comes_to_the_launcher_after_all_that_prepares(shell: str, tmp_path: Path) -> None:
+def test_a_real_shell_reaches_the_launcher_after_its_preparations(shell: str, tmp_path: Path) -> None:
     text = (
         "set -e\ncd '{0}'\ncat <<'EOF' >train.py\nif (it's no shell\ntorchrun z.py\nEOF\n"
         'if [ -n "$HOME" ]; then N=1; else exit 3; fi\nfor n in 1 2; do N=$N$n; done\n'

@@ -1,4 +1,4 @@
-"""The webhook over a real socket: whatever it is sent, pods are admitted, injected or as they are."""
+"""The webhook on a real socket admits every pod, injected or unchanged, whatever it receives."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Place:
             return answer.status, json.loads(text) if answer.status == 200 else text
 
     async def response(self, found: object, **given: Any) -> dict[str, Any]:
-        """Return the response to the creation of a pod, which the API server always gets."""
+        """Return the response to the creation of a pod. The API server always gets one."""
         code, answer = await self.send(review(found, **given))
         assert (code, answer["kind"], answer["apiVersion"]) == (200, "AdmissionReview", "admission.k8s.io/v1")
         response: dict[str, Any] = answer["response"]
@@ -157,7 +157,7 @@ async def test_warnings_are_few_and_short_enough_for_the_api_server() -> None:
 
 
 async def test_an_oversized_review_is_refused_and_the_server_continues() -> None:
-    """The API server then admits the pod as it is: its policy for failures is to ignore them."""
+    """The API server then admits the pod unchanged, because the webhook's failure policy is Ignore."""
     async with place() as there:
         code, _ = await there.send(b'"' + b"x" * (MAX_REVIEW_BYTES + 1) + b'"')
         assert code == 413
@@ -215,7 +215,7 @@ def put(found: Pod, path: str, value: object) -> None:
 @settings(max_examples=25)
 @given(st.lists(st.tuples(st.sampled_from(_PLACES), _JSON), min_size=1, max_size=1), st.binary(max_size=40))
 def test_every_pod_is_admitted(changes: list[tuple[str, object]], junk: bytes) -> None:
-    """The webhook must not fail: the pod would be created without Holdfast, and nobody would know why."""
+    """If the webhook failed, the pod would be created without Holdfast and nobody would know why."""
 
     async def send() -> None:
         found = pod()
@@ -268,7 +268,7 @@ def configured(*bundles: str | None) -> dict[str, Any]:
 
 
 async def test_holdfasts_authorities_are_kept_in_the_configuration() -> None:
-    """It is applied without them, and again with every upgrade; another replica may have written them."""
+    """The configuration is applied without them at every upgrade. Another replica may have written them."""
     async with place() as there:
         served = there.served
         made = await certificate(there.server)

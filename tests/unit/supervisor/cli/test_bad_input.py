@@ -1,4 +1,4 @@
-"""Bad input on the command line: one line that names the thing, the value and what is expected."""
+"""Bad input on the command line results in one line with the option, the value and what is expected."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def here(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("line", "answer"), ANSWERS, ids=[line for line, _ in ANSWERS])
-def test_bad_input_has_this_message(here: Path, line: str, answer: str) -> None:
+def test_each_bad_input_has_exactly_its_message(here: Path, line: str, answer: str) -> None:
     with pytest.raises(BadInput) as error:
         parse(line.split(), environment={}, directory=here)
     assert str(error.value) == answer.replace("{here}", str(here))

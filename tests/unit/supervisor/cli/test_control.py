@@ -25,7 +25,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[RunDir]:
-    """A run that is going on."""
+    """Give a live run."""
     opened = open_for_run(Path("a-run"), 0.0, tmp_path)
     yield opened
     opened.close()
@@ -33,7 +33,7 @@ def run(tmp_path: Path) -> Iterator[RunDir]:
 
 @contextmanager
 def listening(run: RunDir, answer: Answer) -> Iterator[None]:
-    """Serve the run's API, and let the run say where."""
+    """Serve the run's API, and record its address in the run directory."""
     with api(answer) as url:
         run.write_run({"api": url})
         yield
@@ -50,7 +50,7 @@ def test_stop_requests_the_end_and_waits_until_the_run_has_ended(
         return 202, b'{"asked": true}'
 
     class Ends:
-        """The phases that the run goes through while it is waited for."""
+        """The phases of the run while a command waits for its end."""
 
         def __init__(self) -> None:
             self.phases = iter(["saving", "stopping"])

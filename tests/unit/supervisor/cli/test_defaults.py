@@ -1,4 +1,4 @@
-"""A setting has one default, in the command line and in each process that receives it."""
+"""A setting has the same default on the command line and in each process that receives it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from supervisor.cli.run import policy_of
 from supervisor.options import run_options
 from supervisor.view.model import Policy
 
-# The fields of all dataclasses that have one of these defaults: theirs is the same.
+# The fields of these dataclasses have the same default wherever they occur.
 FIELDS = {
     "snapshot_every": defaults.SNAPSHOT_EVERY,
     "snapshot_budget": defaults.SNAPSHOT_BUDGET,

@@ -1,4 +1,4 @@
-"""Where the demo stores its runs, or why it cannot."""
+"""The demo stores its runs in a directory, or states why it cannot."""
 
 from __future__ import annotations
 

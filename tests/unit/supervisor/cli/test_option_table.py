@@ -23,7 +23,7 @@ IN_WORDS = {
     "--job",
     "--context",
     "-n",
-}  # defaults that no value of the option says
+}  # defaults that are not values of the option
 NOT_A_BEGINNING = {"a", "an", "the", "how", "what", "whether", "if", "for", "when", "which", "to"}
 DATA = {
     "run": commands.RunOptions,
@@ -96,7 +96,7 @@ def test_a_bad_value_is_answered_with_option_value_and_expectation(name: str, op
 
 
 def test_the_options_in_the_table_of_environment_variables_exist() -> None:
-    launch = {"--name", "--nproc", "--directory", "--logs", "--warm"}  # of `holdfast launch`
+    launch = {"--name", "--nproc", "--directory", "--logs", "--warm"}  # an option of `holdfast launch`
     known = launch | {name for spec in COMMANDS.values() for each in spec.options for name in each.names}
     named = {
         option

@@ -122,7 +122,7 @@ def test_unknown_figures_of_a_script_that_keeps_its_own_state_are_marked() -> No
 
 def test_the_cost_of_a_restart_of_a_script_that_keeps_its_own_state_is_a_question_mark() -> None:
     resume = {"step": 0, "source": "none", "generation": 2}
-    old = incident(lost_steps=None, resume=resume)  # as of a version that did not say whose state it is
+    old = incident(lost_steps=None, resume=resume)  # from a version that did not record whose state it is
     new = incident(lost_steps=None, resume={**resume, "source": "checkpoint"}, own_state=True)
     ended = incident(lost_steps=None, resume=None, remedy="stop", own_state=True)
     rows = incidents.lines([old, new, ended])[1:]

@@ -49,7 +49,7 @@ def test_an_owner_above_the_kinds_of_the_table_is_not_looked_up() -> None:
     assert adopted(member, job).key == job_of(job)
 
 
-def test_pods_of_an_unknown_kind_are_its_job_if_they_say_how_many_they_are() -> None:
+def test_pods_of_an_unknown_kind_are_a_job_if_they_state_their_number() -> None:
     owner = made("example.com/v1", "TrainingRun", "llama")
     assert "says how many members" in refused(pod("a", owner))
     says = {"holdfast.dev/members": "2"}

@@ -23,7 +23,7 @@ def test_a_pod_that_was_not_injected_is_refused_with_the_webhooks_reason() -> No
     assert refused(member, job) == "the pod was not injected: 'two containers could train'"
 
 
-def test_the_ranks_that_were_injected_win_over_an_annotation_that_was_changed_later() -> None:
+def test_the_injected_number_of_ranks_takes_precedence_over_an_annotation_changed_later() -> None:
     job = made("batch/v1", "Job", "llama", {"parallelism": 2})
     assert adopted(pod("a", job, {}, {"holdfast.dev/nproc-per-node": "8"}, nproc=4), job).nproc == 4
 

@@ -32,7 +32,7 @@ def test_a_why_is_one_line_of_bounded_length_whatever_the_objects_say() -> None:
 
 
 def _paths(raw: object, above: str = "") -> list[str]:
-    """Return the path of each value in JSON; keys with dots cannot be named and are left out."""
+    """Return the path of each value in JSON. Keys with dots cannot be named and are omitted."""
     pairs = (
         list(raw.items()) if isinstance(raw, dict) else list(enumerate(raw)) if isinstance(raw, list) else []
     )

@@ -16,7 +16,7 @@ def name(row: WorkloadKind) -> str:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=name)
-def test_every_row_says_what_the_owner_counts_and_where_that_was_read(row: WorkloadKind) -> None:
+def test_every_row_states_what_the_owner_counts_and_names_its_source(row: WorkloadKind) -> None:
     assert row.failure.endswith(".")
     assert row.success.endswith(".")
     assert row.source
@@ -69,7 +69,7 @@ def test_a_row_is_found_by_the_group_and_not_by_the_kind_alone() -> None:
     assert KINDS.find("v1", "Job") is None
 
 
-def test_a_row_may_hold_for_some_versions_only() -> None:
+def test_a_row_applies_only_to_the_versions_that_it_names() -> None:
     old, new = KINDS.find("kubeflow.org/v1", "MPIJob"), KINDS.find("kubeflow.org/v2beta1", "MPIJob")
     assert old is not new
     assert KINDS.find("kubeflow.org/v3", "MPIJob") is None

@@ -1,4 +1,4 @@
-"""Pods and their owners as the controllers make them, for the tests of job membership."""
+"""Pods and their owners as the controllers create them, for the tests of job membership."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ JOBSET = "jobset.sigs.k8s.io/"
 
 
 def made(api_version: str, kind: str, name: str, spec: Json | None = None, by: Json | None = None) -> Json:
-    """Return an object as the API server sends it; `by` is its controller."""
+    """Return an object as the API server sends it. `by` is its controller."""
     metadata: Json = {"name": name, "namespace": "team", "uid": f"uid-{kind.lower()}-{name}"}
     if by is not None:
         metadata["ownerReferences"] = [reference_to(by)]
@@ -54,7 +54,7 @@ def pod(
     nproc: int = 4,
     members: object = None,
 ) -> Json:
-    """Return a pod that the webhook has injected; `members` is the number in its command."""
+    """Return a pod that the webhook has injected. `members` is the number in its command."""
     found = made("v1", "Pod", name, by=by)
     written = {"version": "0.9", "container": "train", "nproc": nproc, "members": members, "digest": "12ab"}
     found["metadata"]["labels"] = labels or {}
@@ -136,7 +136,7 @@ def kueue_pod(name: str, index: str, count: str = "3") -> Json:
 
 
 def put(raw: Any, path: str, value: object) -> None:
-    """Set what is at a path: keys, and places in lists, joined by dots."""
+    """Set the value at a path of keys and list positions, joined by dots."""
     *above, last = path.split(".")
     for name in above:
         raw = raw[int(name)] if isinstance(raw, list) else raw[name]

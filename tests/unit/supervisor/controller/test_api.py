@@ -32,7 +32,7 @@ Serve = Callable[..., Awaitable[Any]]
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Job]:
-    """A job that forms its group, with one publication of its status."""
+    """Give a job that forms its group and has published its status once."""
     connections = MemberServer(time.monotonic_ns, lambda: None)
     made = Job(
         Policy(),
@@ -51,7 +51,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
 
 @pytest.fixture
 async def serve(job: Job) -> AsyncIterator[Serve]:
-    """Serve the job; with drills or without."""
+    """Serve the job, with or without drills."""
     clients: list[Any] = []
 
     async def serving(drills: bool = True) -> Any:
@@ -99,7 +99,7 @@ async def test_drills_can_be_switched_off(serve: Serve) -> None:
 async def test_reads_between_two_ticks_change_nothing_and_all_return_the_last_published_status(
     serve: Serve, job: Job, tmp_path: Path
 ) -> None:
-    """The members report a straggler and a checkpoint meanwhile: a status built by a reader would notice."""
+    """The members report a straggler and a checkpoint, which would show in a status built by a reader."""
     client = await serve()
     job.publisher.files.do(lambda: None, 30.0)
     job.memory = memory()
@@ -130,7 +130,7 @@ async def _read(client: Any, path: str) -> bytes:
 
 
 def _state(job: Job, folder: Path) -> tuple[object, ...]:
-    """Return all that a query could change."""
+    """Return everything that a query could change."""
     written, publisher, index = folder / "status.json", job.publisher, job.checkpoints
     assert isinstance(index, CheckpointIndex)
     return (

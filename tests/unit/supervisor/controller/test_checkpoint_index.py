@@ -54,7 +54,7 @@ def notes(storage: CheckpointIndex) -> list[str]:
 
 @dataclass
 class Watched:
-    """A storage whose service runs; every look of it is counted."""
+    """A storage with a running service, which counts its reads."""
 
     root: Path
     looks: int = 0
@@ -160,7 +160,7 @@ async def test_a_checkpoint_found_damaged_is_unusable_until_it_is_written_again(
 async def test_checkpoints_that_members_write_are_looked_for_whatever_their_generation(
     watched: Watched,
 ) -> None:
-    """A journal was lost, and the generations of before are the newer ones."""
+    """A journal was lost, so the generations before the loss have higher numbers."""
     watched.storage.on_report(write(watched.root, 6, generation=5))
     await watched.until(lambda seen: len(seen.checkpoints) == 1)
     told = write(watched.root, 9, generation=2)
@@ -217,7 +217,7 @@ async def test_unavailable_storage_keeps_the_last_listing_and_is_reported(tmp_pa
 async def test_an_unreadable_checkpoint_does_not_count_as_damaged_at_once(
     tmp_path: Path, storage: CheckpointIndex
 ) -> None:
-    """Storage fails for a moment, and an older checkpoint would cost what is between them."""
+    """Storage may fail for a moment. Using an older checkpoint would lose the steps between the two."""
     write(tmp_path, 3)
     manifest = Path(write(tmp_path, 5).path) / "manifest.json"
     content = manifest.read_bytes()

@@ -38,7 +38,7 @@ from tests.unit.supervisor.job_views import launcher, member, memory, progress, 
 
 @dataclass
 class Backend:
-    """One that has told of `members`."""
+    """A backend that has reported `members`."""
 
     members: dict[str, str] = field(default_factory=dict)
     stop: StopRequest = ""
@@ -108,7 +108,7 @@ def test_a_silent_sidecar_is_inspected_once_and_not_at_the_end(job: Job) -> None
 
 
 class Leaving(Backend):
-    """One that is to be told of the end."""
+    """A backend that must be notified of the end."""
 
     def finish(self, exit_code: int, why: str, message: str, completion: Completion | None) -> None:
         self.told = exit_code, why
@@ -201,7 +201,7 @@ def test_a_member_that_the_backend_has_removed_is_gone_until_it_counts_as_lost(j
     assert seen(job) == [("m1", True), ("m0", False)]
     job.memory = replace(job.memory, lost=("m0",))
     assert seen(job) == [("m1", True)]
-    job.memory = replace(job.memory, lost=())  # of the last few alone is remembered that they are lost
+    job.memory = replace(job.memory, lost=())  # only the last few lost members are remembered
     assert seen(job) == [("m1", True)], "whoever was given up does not come back as another loss"
 
 
@@ -282,7 +282,7 @@ def test_orders_carry_the_epoch_and_a_next_supervisor_has_a_higher_one_than_the_
 
 
 class Making(Backend):
-    """One that makes members."""
+    """A backend that creates members."""
 
     def want(self, count: int, discard: tuple[str, ...]) -> None:
         pass
@@ -295,7 +295,7 @@ def training(step: int) -> MemberView:
 
 
 async def test_the_journal_records_that_a_state_is_held_before_any_decision(tmp_path: Path) -> None:
-    """Else a successor that hears of nobody would begin anew, as if nothing had ever been saved."""
+    """Otherwise a successor without reports would start over, as if no state had ever been saved."""
     connections = MemberServer(time.monotonic_ns, lambda: None)
     job = Job(
         Policy(),
@@ -356,7 +356,7 @@ async def test_a_line_that_could_not_be_written_is_retried_without_a_new_decisio
     await job.journal.write(now, job.policy, Wait(1), now.memory, None)
     await job.reconcile()
     await event_loop.result_of(job.journal.thread.submit(lambda: None), 30.0)
-    await asyncio.sleep(0)  # so that the loop hears of it
+    await asyncio.sleep(0)  # so that the loop notices it
     assert job.publisher.journal_error == "[Errno 28] no room"
     assert last(RunDir(job.publisher.run.path).journal) is None
     monkeypatch.setattr(job.journal.decisions, "write", write)

@@ -22,7 +22,7 @@ LEDGER = {"format": 1}
 
 
 class Log:
-    """A log that does what `act` does before each line."""
+    """A log that calls `act` before each line."""
 
     def __init__(self) -> None:
         self.lines: list[int] = []
@@ -38,7 +38,7 @@ class Log:
 
 
 class Writer:
-    """A writer, and what it has said of failures."""
+    """A writer, and a record of its reports of failures."""
 
     def __init__(self, held: JobState | None = None) -> None:
         self.log = Log()
@@ -59,7 +59,7 @@ class Writer:
         self.writer.write_without_decision(view(), Policy(), Wait(1), state, lambda: LEDGER)
 
     async def settled(self) -> None:
-        """Return once all that was submitted is written."""
+        """Return once all submitted lines are written."""
         await asyncio.wrap_future(self.writer.thread.submit(lambda: None))
         await asyncio.sleep(0)
 

@@ -1,4 +1,4 @@
-"""What a member is sent: the newest order, once."""
+"""A member receives the newest order, once."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_same_order_again_is_not_sent_again() -> None:
 
 
 async def test_a_replacement_for_a_half_open_connection_receives_the_orders() -> None:
-    """The old connection accepted the orders and delivered them to no one, because its other end was gone."""
+    """The old connection accepted the orders but delivered them to nobody, because its other end was gone."""
     made = connections()
     app = web.Application()
     app.router.add_get("/v1/member", made.serve)
@@ -142,7 +142,7 @@ async def test_a_member_has_its_proven_name_and_not_the_one_in_its_reports() -> 
 
 @pytest.mark.parametrize("after", [None, "m7.1"])
 async def test_a_connection_ends_when_its_member_is_replaced_or_gone(after: str | None) -> None:
-    """The kubelet has started the container again, or the pod is gone."""
+    """The kubelet has restarted the container, or the pod is gone."""
     heard = asyncio.Event()
     made = MemberServer(lambda: 0, heard.set)
     name: list[str | None] = ["m7"]
@@ -171,8 +171,8 @@ async def test_a_connection_without_a_member_is_ended_at_its_first_report() -> N
 async def test_a_new_connection_of_a_proven_member_closes_the_former_before_it_reports(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Only one can be read, however many a pod opens."""
-    monkeypatch.setattr(lines_of.MemberServer, "heartbeat_s", 3600.0)  # the server reads nothing else
+    """The server reads only one connection of a pod, however many it opens."""
+    monkeypatch.setattr(lines_of.MemberServer, "heartbeat_s", 3600.0)  # the server reads only this one
     made = connections()
     async with proven(made, lambda: "m7") as client:
         sockets = [await client.ws_connect("/v1/member") for _ in range(5)]

@@ -1,4 +1,4 @@
-"""The reports of one connection: the result is always that of decoding each in full."""
+"""Reports of one connection are decoded with the same result as if each were decoded in full."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_every_report_of_a_sequence_is_decoded_as_if_it_were_the_only_one(
         assert decoder.decode(text_of(sent)) == sent
 
 
-def test_what_is_repeated_is_the_same_object() -> None:
+def test_a_repeated_part_is_decoded_to_the_same_object() -> None:
     decoder = ReportDecoder()
     first = decoder.decode(text_of(FIRST))
     again = decoder.decode(text_of(replace(FIRST, sequence=2)))
@@ -85,8 +85,8 @@ def test_a_wrong_field_is_refused_by_name_after_a_good_report_too(name: str) -> 
     assert decoder.decode(text_of(FIRST)) == FIRST
 
 
-def test_a_part_that_moves_into_another_field_is_refused_as_ever() -> None:
-    """The text of a part is known from the last report, but here it is not where it was."""
+def test_a_known_part_in_the_wrong_field_is_refused() -> None:
+    """The text of the part is known from the last report, but here it is in another place."""
     decoder, text = ReportDecoder(), text_of(FIRST)
     decoder.decode(text)
     start, end = text.index(',"launcher":'), text.index(',"peer_url":')
@@ -96,7 +96,7 @@ def test_a_part_that_moves_into_another_field_is_refused_as_ever() -> None:
         decoder.decode(moved)
 
 
-def test_the_parts_are_in_the_order_of_the_fields() -> None:
+def test_the_table_of_parts_follows_the_order_of_the_fields() -> None:
     names = [each.name for each in fields(MemberReport)]
     marks = [names.index(each) for part in PARTS for each in (part.first, part.end) if each]
     assert marks == sorted(marks)

@@ -1,4 +1,4 @@
-"""The storage of a job as its members list it: the newest listing counts, and a failure empties nothing."""
+"""A job's storage is known from its members' listings. The newest one counts; a failure clears nothing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def listing(*steps: int, number: int = 1, asked: int = 0, error: str = "") -> St
 
 
 class Members:
-    """Members that each say of the storage what `listings` has."""
+    """Members, each of which reports its own entry of `listings`."""
 
     def __init__(self, *listings: StorageListing | None) -> None:
         self.listings = listings
@@ -43,7 +43,7 @@ class Members:
         return [report(f"m{n}", None, storage=each) for n, each in enumerate(self.listings)]
 
     def say(self, *listings: StorageListing | None) -> bool:
-        """Return whether something has changed."""
+        """Report new listings. Return True if they change anything."""
         self.listings = listings
         return self.storage._update()
 
@@ -107,7 +107,7 @@ def test_a_run_that_started_over_at_a_lower_step_has_its_newest_checkpoint_there
 
 @pytest.mark.parametrize("turned", [False, True])
 def test_an_order_counts_as_answered_only_in_a_listing_that_began_after_the_answer(turned: bool) -> None:
-    """The clock of the member that saved is behind: the others' listing has a checkpoint that is newer."""
+    """The clock of the member that saved is behind, and another member lists a newer checkpoint."""
     saved = replace(listing(asked=3), checkpoints=(listed(100, created=990.0), listed(90, created=1_000.0)))
     stale = replace(listing(number=40), checkpoints=(listed(90, created=1_000.0),))
     members = Members()
@@ -155,7 +155,7 @@ def test_storage_that_no_member_reports_any_more_counts_as_unread() -> None:
 def test_the_time_that_storage_may_fail_begins_when_a_member_first_lists_it(
     before: tuple[StorageListing, ...],
 ) -> None:
-    """Pods may be pending for hours: the job must not end because nobody has read its storage."""
+    """Pods may be pending for hours. The job must not end because nobody has read its storage yet."""
     members = Members()
     members.say(*before)
     members.say()
@@ -181,7 +181,7 @@ async def test_a_change_is_reported_as_soon_as_it_is_seen(monkeypatch: pytest.Mo
     await event_loop.end([running])
 
 
-def test_it_is_a_checkpoint_index_that_needs_no_requests() -> None:
+def test_the_reported_storage_is_a_checkpoint_index_that_ignores_requests() -> None:
     index: CheckpointSource = Members(listing(4)).storage
     before = index.stored
     index.request_rescan()

@@ -1,4 +1,4 @@
-"""Which reports a job need not consider before its next round."""
+"""A job can ignore routine reports until its next round."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ def test_a_report_of_further_steps_is_routine() -> None:
         {"progress": (progress(0, 7), progress(2, 7))},
     ],
 )
-def test_what_may_need_a_decision_is_not(change: dict[str, Any]) -> None:
+def test_a_report_that_may_need_a_decision_is_not_routine(change: dict[str, Any]) -> None:
     assert not is_routine(BEFORE, replace(BEFORE, **change))
 
 
-def test_the_first_report_of_a_connection_is_not() -> None:
+def test_the_first_report_of_a_connection_is_not_routine() -> None:
     assert not is_routine(None, BEFORE)
 
 
-def test_only_fields_that_exist_are_passed_over() -> None:
+def test_the_table_of_ignored_fields_names_only_existing_ones() -> None:
     assert {each.name for each in fields(MemberReport)} >= PASSING
     assert {each.name for each in fields(RankProgress)} >= PASSING_PROGRESS
 

@@ -1,4 +1,4 @@
-"""How a supervisor takes over from one that was stuck, or that could not write its journal."""
+"""A supervisor takes over from one that was stuck, or that could not write its journal."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_no_member_is_given_up_for_the_time_in_which_its_supervisor_was_stuck(na
 
 
 def test_members_that_take_seconds_to_reconnect_are_waited_for() -> None:
-    """There are standbys enough to go on without them, from an older state."""
+    """There are enough standbys to continue without them, but only from an older state."""
     policy = replace(TWO, standby=2)
     plain = cued(1, 5, "kill", policy=policy).run()
     decided = zip(plain.decided, plain.journal, strict=True)
@@ -111,7 +111,7 @@ def test_every_wait_starts_over_when_a_supervisor_takes_over() -> None:
         assert after.phase == ("running" if phase == "looking" else phase)
 
 
-def test_a_job_takes_over_with_the_time_of_now(tmp_path: Path) -> None:
+def test_a_job_that_takes_over_starts_its_waits_at_the_current_time(tmp_path: Path) -> None:
     before = view(phase="securing", incident=CRASH, since_ns=1)
     kept = Journal(tmp_path / "journal.jsonl")
     kept.write(before, Policy(), Wait(1), before.memory, None)
@@ -150,15 +150,15 @@ def test_a_member_that_has_not_yet_reported_is_waited_for_until_it_counts_as_los
         (90.0, False, 0.1, 0.0, False),
         (90.0, False, 5.0, 0.0, True),
         (30.0, True, 2.0, 98.0, False),
-        (30.0, False, 0.1, 99.0, False),  # its sidecar begins again, late in a long recovery
-        (30.0, False, 0.1, 30.0, True),  # it has come and gone for a minute, and was of no use
+        (30.0, False, 0.1, 99.0, False),  # its sidecar starts again, late in a long recovery
+        (30.0, False, 0.1, 30.0, True),  # it has appeared and disappeared for a minute, without any use
         (30.0, False, 5.0, 95.0, True),
     ],
 )
 def test_a_member_is_given_up_for_its_own_silence_and_not_for_the_length_of_a_recovery(
     since_s: float, connected: bool, silent_s: float, well_s: float, given_up: bool
 ) -> None:
-    """Work after a commit, large copies and storage may all make it longer than a member may be silent."""
+    """Work after a commit, large copies and storage can make a recovery longer than a member's timeout."""
     here = member("m0", report("m0", launcher(rank(0)), secured_for=1))
     away = member("m1", report("m1", launcher(rank(1)), secured_for=1))
     away = replace(away, connected=connected, silent_s=silent_s, well_ns=int(well_s * S))
@@ -210,7 +210,7 @@ def test_the_last_checkpoint_waits_for_others_that_may_hold_the_state() -> None:
 
 
 def without_state(stored: StorageContents) -> View:
-    """A group that has only storage left, and has been in its recovery for long."""
+    """Give a group that has only storage left, and has been recovering for a long time."""
     told = [member(f"m{n}", report(f"m{n}", launcher(rank(n)), secured_for=1)) for n in range(2)]
     seen = view(*told, phase="securing", incident=CRASH, since_ns=10 * S, saved=9)
     return replace(seen, stored=stored)
@@ -223,7 +223,7 @@ def test_unread_storage_does_not_end_the_run() -> None:
     assert isinstance(decide(without_state(found), Policy(members=2)), Start)
 
 
-def test_storage_has_its_full_time_from_when_it_failed() -> None:
+def test_storage_has_its_full_time_from_its_failure() -> None:
     seen = without_state(StorageContents(error="EIO", failed_ns=60 * S))
     assert decide(seen, Policy(members=2)) == Wait(120 * S, "storage cannot be read: EIO")
     ended = decide(replace(seen, now_ns=120 * S), Policy(members=2))
@@ -261,7 +261,7 @@ def test_a_generation_that_the_journal_lacks_has_its_own_incident() -> None:
 
 
 def test_a_group_is_not_ended_without_a_request_to_stop() -> None:
-    """A journal of an older version: the incident is of generation 1, and the group of generation 2."""
+    """In a journal of an older version, the incident is of generation 1 and the group of generation 2."""
     seen, policy = ahead(generation=2), Policy(members=2)
     secure = decide(seen, policy)
     assert isinstance(secure, Secure)
@@ -272,7 +272,7 @@ def test_a_group_is_not_ended_without_a_request_to_stop() -> None:
     assert isinstance(decide(ahead(generation=2, stop="graceful"), policy), Save)
 
 
-def test_a_full_disk_a_lost_member_and_a_dead_supervisor_do_not_end_a_run() -> None:
+def test_a_run_survives_a_full_disk_a_lost_member_and_a_dead_supervisor_together() -> None:
     world = cued(1, 3, "lose")
     world.cues[0, 6] = ("supervisor", 1)
     world.at(600, lambda w: setattr(w, "disk_full", True))

@@ -60,7 +60,7 @@ def on_storage(
 
 
 def asked(stored: StorageContents, now_s: float = 100.0) -> Any:
-    """Return what is done when a stop was asked for at 99 s, and no member holds anything."""
+    """Return the action if a stop was requested at 99 s and no member holds any state."""
     return closing.save_and_end(
         replace(view(now_s=now_s, phase="securing", since_ns=99 * S), stored=stored), ()
     )
@@ -223,7 +223,7 @@ AGAIN = "; it precedes the interrupted work after a commit (rank 0 after step 9)
 
 
 def evaluating(*slots: int, **given: Any) -> Any:
-    """Return a view in which rank 0 works after the commit of step 9, and both hold `slots`."""
+    """Return a view in which rank 0 works after the commit of step 9, and both members hold `slots`."""
     members = []
     for number in (0, 1):
         held = holding(f"m{number}", tuple((1, s) for s in slots), tuple((number, 1, s) for s in slots))
@@ -327,7 +327,7 @@ def test_a_rank_that_left_its_loop_early_is_named_when_the_run_has_finished() ->
 def at_the_end(
     *steps: int, phase: str = "done", held: int = 9, stored: StorageContents | None = None, **given: Any
 ) -> View:
-    """Return two members whose ranks have exited with code 0, and which hold the state of step `held`."""
+    """Return two members that hold the state of step `held`, and whose ranks have exited with code 0."""
     members = []
     for number, (name, step) in enumerate(zip(("m0", "m1"), steps, strict=True)):
         at = replace(progress(number, step), phase=phase)
@@ -356,7 +356,7 @@ SILENT = "rank 0 ended without a report (for example through os._exit()) or insi
 
 
 def missing(why: str) -> End:
-    """Return how a run ends that has finished without a checkpoint of its last step."""
+    """Return the end of a run that has finished without a checkpoint of its last step."""
     return End(0, f"{DONE}, but {NONE}{why}", warning=f"{NONE}{why}")
 
 
@@ -497,7 +497,7 @@ def test_a_rank_that_could_not_write_its_output_is_not_a_fault_and_determines_th
     first = member("m0", report("m0", launcher(rank(0, replace(lost, code=0, fail="")))))
     second = member("m1", report("m1", launcher(rank(1, lost, state=state))))
     action = decide(view(first, second), POLICY)
-    if state == "failing":  # its exit handlers run
+    if state == "failing":  # its exit handlers are running
         assert isinstance(action, Wait)
     else:
         lost_line = "; rank 1 could not write all of its output: OSError: No space left on device"
@@ -532,7 +532,7 @@ OLD = Checkpoint(4, 1, 2, "step-00000004")
 
 
 def stuck(asked: CheckpointReport | None = None, **given: Any) -> View:
-    """Return a group that no process can be made for: both hold the state of step 9, and 4 is on storage."""
+    """Return a group without processes: both members hold step 9, and step 4 is on storage."""
     members = []
     for number in (0, 1):
         waiting = rank(number, generation=2, pid=0, state="starting")

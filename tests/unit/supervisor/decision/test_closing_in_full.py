@@ -109,11 +109,11 @@ SCRATCH = PendingStart(1, 0, aside=SetAsideState())
         ),
     ],
 )
-def test_a_stop_once_the_state_is_secured(now: View, expected: RunAction) -> None:
+def test_a_stop_after_securing_saves_or_ends_as_the_state_allows(now: View, expected: RunAction) -> None:
     assert whole(closing.save_and_end(now, ())) == whole(expected)
 
 
-def test_a_stop_in_work_that_the_newest_checkpoint_precedes() -> None:
+def test_a_stop_names_the_work_that_will_be_repeated_from_an_older_checkpoint() -> None:
     none = replace(SECURED, members=tuple(replace(each, silent_s=2.0) for each in SECURED.members))
     cuts = (CutOffWork(1, 20, 19, 2.0),)
     for step, back in ((19, 19), (20, None)):
@@ -243,7 +243,7 @@ CHECKING = "checking whether the checkpoint of step 9 is on storage"
         ),
     ],
 )
-def test_the_last_checkpoint_of_a_stop(now: View, expected: RunAction) -> None:
+def test_a_stop_waits_for_its_last_checkpoint_within_its_limits(now: View, expected: RunAction) -> None:
     assert whole(closing.saving(now, POLICY)) == whole(expected)
 
 
@@ -294,7 +294,9 @@ ANOTHER = resume_point.newest(saving(LOST, holder("m1")), 9)
         (saving(LOST, holder("m1"), save_step=10), unsaved("member m0 is lost; there is no other", 10)),
     ],
 )
-def test_the_last_checkpoint_of_a_run_that_has_finished(now: View, expected: RunAction) -> None:
+def test_a_finished_run_waits_for_its_last_checkpoint_within_its_limits(
+    now: View, expected: RunAction
+) -> None:
     assert whole(closing.saving(finished(now), POLICY)) == whole(expected)
 
 
@@ -366,7 +368,9 @@ MISSED = (UndoneWork(0, 1, 9), UndoneWork(4, 0, 7, early=True), UndoneWork(6, 0,
         ),
     ],
 )
-def test_the_end_of_a_run_whose_ranks_have_finished(now: View, expected: RunAction) -> None:
+def test_a_run_whose_ranks_have_finished_saves_or_ends_as_its_state_allows(
+    now: View, expected: RunAction
+) -> None:
     assert whole(closing.finished(now, POLICY)) == whole(expected)
 
 
@@ -383,7 +387,7 @@ def test_a_silent_member_is_waited_for_only_for_a_share_of_its_timeout() -> None
     assert isinstance(closing.finished(now, POLICY), End), "it has no ranks"
 
 
-def test_why_the_last_state_of_a_rank_is_not_kept() -> None:
+def test_the_end_names_the_reason_why_a_last_state_is_not_kept() -> None:
     def why(*pages: Any, left: str = "", **given: Any) -> str:
         states = launcher(rank(0, Ending(1, 0)), rank(1, Ending(1, 0), left=left))
         told = report("m0", states, progress=pages)
@@ -442,7 +446,9 @@ def test_members_stop_within_their_grace(now: View, expected: RunAction) -> None
         ("interrupt", 130, True, ""),
     ],
 )
-def test_how_ranks_are_asked_to_end_first(stop: Any, code: int, joins: bool, first: str) -> None:
+def test_the_first_signal_to_the_ranks_depends_on_the_stop_and_the_exit_code(
+    stop: Any, code: int, joins: bool, first: str
+) -> None:
     own = member("m0", report("m0", launcher(rank(0), joins=joins)))
     assert closing.first_signal(view(own, stop=stop), End(code, "")) == first
 
@@ -480,7 +486,7 @@ def test_how_ranks_are_asked_to_end_first(stop: Any, code: int, joins: bool, fir
         ),
     ],
 )
-def test_the_last_sentence_and_its_parts(
+def test_the_last_sentence_and_its_parts_follow_from_how_the_run_ended(
     given: dict[str, Any], line: str, completion: Completion | None
 ) -> None:
     memory = view(**given).memory

@@ -23,7 +23,7 @@ def taught(*members: MemberView, stored: StorageContents | None = None, **given:
 
 
 def training(*at: tuple[int, int], **given: Any) -> tuple[MemberView, ...]:
-    """Return a member for each rank, at this step and with a snapshot of that one."""
+    """Return a member for each pair of its rank's step and its snapshot's step."""
     return tuple(
         member(f"m{n}", report(f"m{n}", launcher(), progress=(progress(n, step, snapshot),), **given))
         for n, (step, snapshot) in enumerate(at)
@@ -157,7 +157,7 @@ def test_ranks_without_a_step_have_none_to_lose_and_ranks_being_secured_are_know
 
 
 def test_a_history_that_was_not_recorded_is_learned_from_the_members() -> None:
-    """A run that was begun from scratch, and whose journal could not be written."""
+    """A run was started from scratch, and its journal could not be written."""
     told = KnownHistory(2, (Lineage(2, 0),), (7,))
     stored = StorageContents((Checkpoint(343, 1, 2, "a"),), lineage=(Lineage(1, 0),), generation=1)
     here = member("m0", report("m0", launcher(), told=told))
@@ -167,7 +167,7 @@ def test_a_history_that_was_not_recorded_is_learned_from_the_members() -> None:
     assert (known.lineage, known.saved) == ((Lineage(1, 0), Lineage(2, 350)), 343), "it knows better"
 
 
-def test_all_facts_at_once() -> None:
+def test_one_update_records_every_durable_fact() -> None:
     there = tuple(
         replace(each, report=replace(each.report, seals=(HeldChecksum(1, 4, 8, 7), HeldChecksum(1, 5, 8, 7))))
         for each in training((9, 8), (9, 7))

@@ -96,7 +96,7 @@ def test_status_shows_the_volume_that_has_the_least_to_spare() -> None:
     assert found["needed_bytes"] <= found["available_bytes"]
 
 
-def test_each_volume_in_full() -> None:
+def test_the_figures_of_each_volume_are_exact() -> None:
     members = (
         at("m0", 0, slots_bytes=5 * GB),
         at("m1", 1, private_bytes=7, free_bytes=9 * GB, limit_bytes=4),
@@ -154,7 +154,9 @@ IN_ALL = "not enough memory: a state of 400.0 MB takes"
         ),
     ],
 )
-def test_why_a_run_is_refused_in_full(room: dict[str, int], standby: bool, says: str) -> None:
+def test_the_refusal_of_a_run_states_the_needed_and_the_free_memory(
+    room: dict[str, int], standby: bool, says: str
+) -> None:
     members = [at(f"m{n}", n, **SMALL, **room) for n in range(2)]
     members += [at("m2", None, **SMALL, **room)] * standby
     assert memory_needed.reason_to_refuse(seen(*members)) == End(2, says)

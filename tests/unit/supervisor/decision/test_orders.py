@@ -198,7 +198,9 @@ SAVES: dict[str, Any] = {"save": 7, "save_step": 5, "save_generation": 2}
         ),
     ],
 )
-def test_each_order_in_full(member: str, given: dict[str, Any], expected: MemberOrder) -> None:
+def test_every_field_of_each_order_has_its_expected_value(
+    member: str, given: dict[str, Any], expected: MemberOrder
+) -> None:
     usual: dict[str, Any] = {
         "generation": 3,
         "sources": (SOURCE,),

@@ -115,7 +115,7 @@ def test_a_failed_restore_is_never_followed_by_a_start_from_the_beginning() -> N
     assert ended.exit_code == 1
 
 
-def test_each_end_without_a_usable_state_in_full() -> None:
+def test_each_end_without_a_usable_state_has_exactly_its_text() -> None:
     unusable = UnusableCheckpoint("s9", 9, "is bad")
     directory = "the run directory has"
     anew = "--from-scratch starts over from step 0"

@@ -82,7 +82,7 @@ def test_other_failures_are_retried_and_end_the_run_at_the_third() -> None:
 
 
 def test_training_ranks_continue_if_no_other_process_can_be_created() -> None:
-    """The script was edited, and is broken now."""
+    """The script was edited and is now broken."""
     broken = Ending(0, 1, message="SyntaxError: invalid syntax")
     assert warm(broken, 3, "running", ranks=(rank(0),)) is None
     waiting = rank(0, pid=0, state="starting")
@@ -90,7 +90,7 @@ def test_training_ranks_continue_if_no_other_process_can_be_created() -> None:
 
 
 def test_a_script_that_has_worked_is_retried_for_a_while() -> None:
-    """What the script reads before it joins may be away for a moment."""
+    """A file that the script reads before it joins may be missing for a moment."""
     away = Ending(0, 1, fail="exception", message="FileNotFoundError: data.pt")
     waiting = rank(0, pid=0, state="starting")
 
@@ -190,7 +190,7 @@ def test_the_same_failure_at_the_same_step_eventually_counts_as_a_bug(
 
 
 def raising(*names: str) -> tuple[View, Fault]:
-    """Return two ranks that raise these in step 6, and the fault of the first."""
+    """Return two ranks that raise these exceptions in step 6, and the fault of the first rank."""
     raised = [
         Ending(90 * S, 1, fail="exception", message=f'  File "train.py", line 7\n{name}: bad\n')
         if name

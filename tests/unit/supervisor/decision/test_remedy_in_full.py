@@ -158,7 +158,7 @@ def bug(cause: Fault, times: int, code: int, where: str = "at step 5") -> End:
         ),
     ],
 )
-def test_the_end_where_no_restart_helps(
+def test_the_run_ends_where_no_restart_helps(
     cause: Fault, history: int, policy: Policy, expected: End | None
 ) -> None:
     now = view(history=(past(cause),) * history)
@@ -191,7 +191,9 @@ def test_restarts_beyond_the_budget_end_the_run_with_the_last_cause() -> None:
         ({"rank": 0}, 0),
     ],
 )
-def test_which_failures_are_the_same(given: dict[str, Any], same: int) -> None:
+def test_failures_are_the_same_if_kind_rank_step_and_signature_agree(
+    given: dict[str, Any], same: int
+) -> None:
     found = remedy.reason_to_stop(
         view(history=(past(CRASH, **given),) * 2), replace(POLICY, identical_crashes=3), CRASH
     )
@@ -246,7 +248,7 @@ STARTING: dict[str, Any] = {"phase": "running", "ranks": (rank(0, pid=0, state="
 
 
 class Tried:
-    """The arguments of `cannot`, which each test calls itself."""
+    """The arguments of `cannot`, which the tests call themselves."""
 
     def __init__(self, *given: Any, **fields: Any) -> None:
         self.given, self.fields = given, fields
@@ -292,7 +294,7 @@ FAILED = Ending(1, 6, fail="exception", message="text")
         (Tried(FAILED, 3, settled=True), End(6, "the script failed 3 times before it joined", "text")),
     ],
 )
-def test_the_end_of_a_script_that_does_not_join(tried: Tried, expected: End | None) -> None:
+def test_repeated_failures_before_the_join_end_the_run(tried: Tried, expected: End | None) -> None:
     assert cannot(*tried.given, **tried.fields) == expected
 
 
@@ -329,7 +331,7 @@ NOW = "; the ranks wait for them, and the run ends if none can be created within
         (None, 9, {}, ""),
     ],
 )
-def test_why_no_warm_process_can_be_created_in_full(
+def test_the_report_names_why_no_warm_process_can_be_created(
     ending: Ending | None, failures: int, given: dict[str, Any], how: str
 ) -> None:
     state = launcher(**{"parked": (), "warm_ending": ending, "warm_failures": failures, **given})
@@ -376,7 +378,7 @@ def next_start(now: View, cause: Fault | None, *found: Fault, policy: Policy = P
     return remedy.start_generation(now, policy, cause, found)
 
 
-def test_a_roll_back_in_full() -> None:
+def test_a_roll_back_starts_with_exactly_these_fields() -> None:
     now = view(*two(), skip=(2,), history=(past(NAN),))
     action = next_start(now, NAN, NAN, policy=SKIPS)
     resumed = remedy.next_resume_point(now, SKIPS, NAN, (NAN,))
@@ -396,7 +398,7 @@ def test_a_roll_back_in_full() -> None:
     assert (other.skip, other.evidence, other.resume.step) == ((2,), (), 9)
 
 
-def test_a_restart_on_another_member_from_a_checkpoint_in_full() -> None:
+def test_a_restart_on_another_member_from_a_checkpoint_starts_with_exactly_these_fields() -> None:
     gone = fault("member_lost", 0)
     standby = member("m2", report("m2", launcher(port=4002), peer_url="http://10.0.0.7:81"))
     checkpoint = Checkpoint(7, 1, 2, "/s/step-7-1", skip=(4,))
@@ -419,7 +421,7 @@ def test_a_restart_on_another_member_from_a_checkpoint_in_full() -> None:
     )
 
 
-def test_the_first_start_from_scratch_in_full() -> None:
+def test_the_first_start_from_scratch_has_exactly_these_fields() -> None:
     measure = "start from the beginning, as requested"
     now = replace(view(*two(), phase="forming"), stored=StorageContents((Checkpoint(7, 1, 2, "p"),)))
     action = next_start(now, None, policy=replace(POLICY, from_scratch=True))
@@ -433,7 +435,7 @@ def test_the_first_start_from_scratch_in_full() -> None:
     )
 
 
-def test_a_script_that_keeps_its_own_state_in_full() -> None:
+def test_a_script_that_keeps_its_own_state_restarts_with_exactly_these_fields() -> None:
     own = tuple(
         member(f"m{n}", report(f"m{n}", launcher(rank(n), joins=False), peer_url="nonsense")) for n in (0, 1)
     )
@@ -448,7 +450,7 @@ def test_a_script_that_keeps_its_own_state_in_full() -> None:
     assert first.measure == "start from the script's first line, because it keeps its own state"
 
 
-def test_the_evidence_of_a_start_names_each_state_and_each_work_that_is_lost() -> None:
+def test_the_evidence_of_a_start_names_each_unused_state_and_all_repeated_work() -> None:
     now = group((rank(0), at(0, tail_s=1.5, late=(20,))), (rank(1, KILLED), at(1, tail_s=2.0)), (20, 15))
     action = next_start(now, CRASH, CRASH)
     assert isinstance(action, Start)
@@ -469,7 +471,7 @@ def test_the_evidence_of_a_start_names_each_state_and_each_work_that_is_lost() -
     assert action.cut == (CutOffWork(1, 20, 19, 2.0), CutOffWork(1, 20, 19))
 
 
-def test_an_exception_whose_work_cannot_be_repeated_ends_the_run_in_full() -> None:
+def test_an_exception_whose_work_cannot_be_repeated_ends_the_run() -> None:
     raised = fault("exception", 1, 20, message="text", code=4)
     now = group((rank(0), at(0)), (rank(1, KILLED), at(1, tail_s=2.0)), (20,))
     why = "rank 1 failed after step 20, and no earlier state is left from which to repeat it"
@@ -494,7 +496,7 @@ def test_an_exception_whose_work_cannot_be_repeated_ends_the_run_in_full() -> No
         ((20,), (), None, (VoidStep(1, 20, 0),), 20),
     ],
 )
-def test_the_state_from_which_work_is_repeated(
+def test_work_is_repeated_from_the_newest_usable_state_before_it(
     slots: tuple[int, ...],
     cuts: tuple[CutOffWork, ...],
     bound: int | None,
@@ -514,7 +516,7 @@ def test_work_of_the_first_step_is_repeated_from_the_beginning_unless_a_state_wa
     assert remedy.resume_before(saved, cuts, None).step == 3
 
 
-def test_which_checkpoint_is_read_in_full_before_it_is_used() -> None:
+def test_a_doubted_checkpoint_is_read_in_full_before_it_is_used() -> None:
     doubted = Checkpoint(7, 1, 2, "/s/step-7-1")
     restore = fault("restore", -1, 7)
 

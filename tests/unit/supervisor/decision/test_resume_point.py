@@ -115,7 +115,7 @@ def test_a_checkpoint_is_used_with_the_skipped_newer_ones_named() -> None:
 def test_a_checkpoint_obeys_the_same_limits_and_the_next_older_one_is_used(
     at_most: int | None, lineage: tuple[Lineage, ...]
 ) -> None:
-    """Replicas that differ bound the step, and every newer checkpoint is as bad as the newest."""
+    """Differing replicas limit the step, and every checkpoint beyond it is as bad as the newest."""
     kept = [Checkpoint(step, 1, 2, f"step-{step}") for step in (9, 8, 5)]
     found = resume_point.newest(stored(*kept, lineage=lineage), at_most)
     assert (found.source, found.step, found.path) == ("checkpoint", 8, "step-8")
@@ -160,13 +160,13 @@ def test_a_private_state_that_a_later_generation_made_void_counts_as_missing() -
     assert resume_point.missing_private_state(back, 10) == "the private state of rank 0, 1 is missing"
 
 
-def test_a_state_of_step_0_is_a_valid_saved_state() -> None:
+def test_a_state_of_step_0_counts_as_saved() -> None:
     assert not resume_point.has_saved_state(memory())
     assert resume_point.has_saved_state(memory(saved=0))
     assert resume_point.has_saved_state(memory(held=0))
 
 
-def test_each_resume_point_in_full() -> None:
+def test_each_resume_point_has_exactly_the_expected_fields() -> None:
     first = holding("m0", ((1, 12), (1, 10)), ((0, 1, 10), (1, 1, 10)))
     second = holding("m1", ((1, 10),), ((0, 2, 10), (1, 1, 10), (1, 1, 12)))
     checkpoint = Checkpoint(10, 1, 2, "/s/a")
@@ -218,7 +218,9 @@ def test_each_resume_point_in_full() -> None:
         ),
     ],
 )
-def test_which_private_states_are_missing(privates: tuple[HeldPrivateState, ...], why: str) -> None:
+def test_the_reason_names_the_rank_whose_private_state_is_missing(
+    privates: tuple[HeldPrivateState, ...], why: str
+) -> None:
     there = member("m0", report("m0", None, privates=privates))
     assert resume_point.missing_private_state(view(there, lineage=(Lineage(1, 5),)), 6) == why
 
@@ -237,7 +239,7 @@ def test_which_private_states_are_missing(privates: tuple[HeldPrivateState, ...]
         (HeldSnapshot(3, 9, 8), None, ""),
     ],
 )
-def test_why_a_state_must_not_be_used(
+def test_the_reason_why_a_state_must_not_be_used_is_given(
     state: HeldSnapshot | Checkpoint, at_most: int | None, why: str
 ) -> None:
     failed = PastFault("restore", -1, "m0", 3, "restore of slot 1/3", 0, 1)
@@ -247,7 +249,7 @@ def test_why_a_state_must_not_be_used(
     assert resume_point.reason_unusable(now, state, at_most) == why
 
 
-def test_which_checkpoints_are_on_storage_and_not_void() -> None:
+def test_void_checkpoints_on_storage_do_not_count() -> None:
     void, good, older = Checkpoint(9, 1, 2, "a"), Checkpoint(7, 2, 2, "b"), Checkpoint(5, 1, 2, "c")
     now = replace(view(lineage=(Lineage(2, 5),)), stored=StorageContents((void, good, older)))
     assert resume_point.newest_checkpoint(now) == good

@@ -106,7 +106,7 @@ def test_a_fault_before_the_first_new_step_is_a_separate_incident() -> None:
 
 
 def test_a_checkpoint_goes_to_members_by_its_name() -> None:
-    """Each has a folder of its own for them: no path of the supervisor means anything there."""
+    """Each member has its own folder for checkpoints, so a path of the supervisor is useless there."""
     stored = ResumePoint(5, 1, "checkpoint", "/the/supervisors/own/step-00000005")
     after = transition.after(view(*HELD, phase="securing"), start(stored), POLICY)
     assert after.launch is not None

@@ -82,7 +82,7 @@ def after(now: View, action: RunAction, **changes: Any) -> None:
     assert asdict(found) == asdict(replace(now.memory, **changes))
 
 
-def test_the_small_actions_change_one_field_each() -> None:
+def test_each_small_action_changes_only_its_own_fields() -> None:
     now = seen(warned=tuple(PastWarning(f"p{n}", "") for n in range(32)))
     later = (*now.memory.warned[1:], PastWarning("here", "text"))
     after(now, Warn("here", "text"), warned=later)
@@ -110,7 +110,7 @@ def test_the_small_actions_change_one_field_each() -> None:
     )
 
 
-def test_a_save_in_full() -> None:
+def test_a_save_changes_exactly_these_fields() -> None:
     after(
         seen("securing", save=4),
         Save("m1", replace(FROM_FIVE, step=4, generation=3), "", CUT, True),
@@ -126,7 +126,7 @@ def test_a_save_in_full() -> None:
     )
 
 
-def test_a_first_fault_in_full() -> None:
+def test_a_first_fault_changes_exactly_these_fields() -> None:
     early = fault("victim", 0, at_ns=80 * S)
     opened = OpenIncident(3, 1, 80 * S, 100 * S, 5.0, (CRASH, early), reached=6)
     common = {"phase": "securing", "since_ns": 100 * S, "incident": opened, "incidents": 3}
@@ -136,7 +136,7 @@ def test_a_first_fault_in_full() -> None:
     after(seen(end=end), Secure((CRASH, early), True, ""), **common)
 
 
-def test_a_stop_and_another_fault_of_the_same_generation_in_full() -> None:
+def test_a_stop_or_another_fault_of_the_generation_changes_exactly_these_fields() -> None:
     common = {"phase": "securing", "since_ns": 100 * S}
     after(seen(), Secure((), True, ""), **common)
     another = fault("exception", 0)
@@ -152,7 +152,7 @@ def test_a_fault_of_a_script_that_keeps_its_own_state_says_so() -> None:
     after(seen(members=(own,)), Secure((CRASH,), True, ""), **common, incident=opened)
 
 
-def test_a_hang_in_full() -> None:
+def test_a_hang_records_its_evidence_and_stacks() -> None:
     looks = (replace(PLAIN, rank=0), RankInspection(1, 5, 3, 0, "T", 0.5, "no stack"))
     shows = member("m0", report("m0", launcher(rank(0), rank(1)), looks=looks, looked_for=1))
     hang = fault("hang", 1)
@@ -172,7 +172,7 @@ def test_a_hang_in_full() -> None:
     after(seen(members=(shows,), incident=OPENED), Secure((CRASH,), True, ""), **common)
 
 
-def test_an_unknown_generation_is_followed_in_full() -> None:
+def test_an_unknown_generation_is_adopted_with_its_placement() -> None:
     def runs(name: str, *numbers: int) -> Any:
         ranks = (rank(n, generation=3) for n in numbers)
         return member(name, report(name, launcher(*ranks, generation=3)))
@@ -230,12 +230,12 @@ def restarted(now: View, action: Start, **changes: Any) -> JobState:
     return replace(now.memory, **{**usual, **changes})
 
 
-def test_a_restart_in_full() -> None:
+def test_a_restart_changes_exactly_these_fields() -> None:
     now = seen("securing")
     assert asdict(transition.after(now, begun(), POLICY)) == asdict(restarted(now, begun()))
 
 
-def test_a_restart_in_an_incident_in_full() -> None:
+def test_a_restart_during_an_incident_changes_exactly_these_fields() -> None:
     raised = fault("exception", 0, 7, message="bad")
     now = seen(
         *("securing",),
@@ -278,7 +278,7 @@ def test_a_restart_in_an_incident_in_full() -> None:
     assert asdict(transition.after(now, begun(), POLICY)) == asdict(expected)
 
 
-def test_a_restart_for_a_loss_jump_with_a_standby_from_a_checkpoint_in_full() -> None:
+def test_a_restart_for_a_loss_jump_on_a_standby_uses_the_checkpoint() -> None:
     jump = fault("loss_jump", 2, 5, value="7.0")
     standby = member("m2", report("m2", launcher(), peer_url="http://other:2"))
     stored = replace(FROM_FIVE, source="checkpoint", path="/s/step-5-1", holders=())
@@ -327,7 +327,7 @@ def test_the_state_is_also_written_to_storage_by_a_member_that_holds_it() -> Non
     assert saving(resume=replace(FROM_FIVE, source="checkpoint")) == (3, "")
 
 
-def test_the_first_start_in_full() -> None:
+def test_the_first_start_changes_exactly_these_fields() -> None:
     scratch = replace(POLICY, from_scratch=True)
     now = seen(
         "forming", placement=(), generation=0, seen=3, lineage=(Lineage(1, 9),), saved=9, held=8, equal=(4,)
@@ -361,7 +361,7 @@ def test_the_first_start_in_full() -> None:
     assert other == replace(pending, bound=None, aside=None), "the user has not asked for it"
 
 
-def test_how_many_steps_are_lost() -> None:
+def test_the_number_of_lost_steps_counts_from_the_furthest_known_step() -> None:
     def lost(reached: int, step: int, members: Any = HELD, **given: Any) -> tuple[int | None, bool, int]:
         now = seen("securing", members=members, incident=replace(OPENED, reached=reached), **given)
         found = transition.after(now, begun(resume=replace(FROM_FIVE, step=step)), POLICY).incident
@@ -390,7 +390,7 @@ def test_how_many_steps_are_lost() -> None:
 FINISHED = Completion(notes=("a note",))
 
 
-def test_the_end_of_a_run_that_has_finished_in_full() -> None:
+def test_the_end_of_a_finished_run_changes_exactly_these_fields() -> None:
     end = End(0, "all done", "message", completion=FINISHED, warning="no checkpoint")
     common: dict[str, Any] = {"phase": "stopping", "since_ns": 100 * S, "exit_code": 0, "why": "all done"}
     common |= {"message": "message", "completion": FINISHED}
@@ -402,7 +402,7 @@ def test_the_end_of_a_run_that_has_finished_in_full() -> None:
     after(seen(incident=recovered), replace(end, warning=""), **common, incident=closed)
 
 
-def test_the_end_for_a_fault_in_full() -> None:
+def test_the_end_for_a_fault_changes_exactly_these_fields() -> None:
     bug = fault("exception", 0, 5, message="bad")
     end = End(7, "a bug", "bad", bug)
     undecided = replace(OPENED, number=4, measure="m")
@@ -472,7 +472,7 @@ def test_a_bad_number_or_repeated_work_makes_the_later_states_void_for_the_next_
     assert (kept.seen, kept.lineage, kept.equal) == (6, (Lineage(1, 2),), (3, 9))
 
 
-def test_the_work_that_a_stop_leaves_undone() -> None:
+def test_work_that_a_stop_leaves_undone_is_recorded() -> None:
     def missed(code: int, back: int | None = None, cut: Any = CUT, **given: Any) -> list[tuple[int, ...]]:
         end = End(code, "stopped", cut=cut, back=back)
         found = transition.after(seen("securing", missed=(UndoneWork(1, 9, 9),), **given), end, POLICY).missed
@@ -529,12 +529,12 @@ def test_a_supervisor_that_takes_over_starts_its_waits_then() -> None:
         ("now", "now", "now"),
     ],
 )
-def test_a_request_to_stop_after_another_one(before: Any, how: Any, after: str) -> None:
+def test_a_request_to_stop_never_makes_the_stop_less_urgent(before: Any, how: Any, after: str) -> None:
     memory = seen().memory
     assert transition.asked_to_stop(replace(memory, stop=before), how) == replace(memory, stop=after)  # type: ignore[arg-type]
 
 
-def test_the_diagram_in_full() -> None:
+def test_the_diagram_has_exactly_this_text() -> None:
     assert transition.mermaid() == (
         "stateDiagram-v2\n"
         "    [*] --> forming\n"

@@ -17,14 +17,14 @@ RULE = "─"
 
 
 class Pipe(Terminal):
-    """Keeps what it is given."""
+    """Keeps the text that is written to it."""
 
     def write(self, text: str) -> None:
         self.writes.append(text)
 
 
 def frame_of(shown: list[str]) -> list[str]:
-    """Return the frame; what is above it must not have one in it."""
+    """Return the frame. The text above it must not contain another one."""
     [at] = [n for n, line in enumerate(shown) if line.startswith(RULE)]
     return shown[at + 1 :]
 

@@ -143,7 +143,7 @@ def test_a_directory_that_refuses_files_is_reported_and_so_is_its_recovery(run: 
     assert [path.name for path in run.path.iterdir() if "probe" in path.name] == []
 
 
-def test_the_message_about_a_directory_that_refuses_files(
+def test_the_message_about_a_directory_that_refuses_files_is_printed_once(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     following = RunFollower(run)

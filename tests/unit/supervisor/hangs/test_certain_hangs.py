@@ -128,7 +128,7 @@ SITUATIONS: dict[str, tuple[View, StallVerdict]] = {
 
 
 @pytest.mark.parametrize("name", SITUATIONS)
-def test_the_verdict_about_a_certain_hang(name: str) -> None:
+def test_each_certain_hang_has_exactly_its_verdict(name: str) -> None:
     view, expected = SITUATIONS[name]
     found = detection.judge(view, POLICY)
     assert found is not None
@@ -136,14 +136,14 @@ def test_the_verdict_about_a_certain_hang(name: str) -> None:
 
 
 def left_without_loop(number: int, step: int) -> Any:
-    """Return a member whose rank has ended well, of a script whose loop Holdfast does not know."""
+    """Return a member whose rank has exited with 0, of a script whose loop Holdfast does not know."""
     state = launcher(rank(number, Ending(7, 0)), joins=False)
     pages = (progress(number, step, -1),)
     return there(number, None, stalled=False, ending=Ending(7, 0), launcher=state, progress=pages)
 
 
 @pytest.mark.parametrize("late", [True, False], ids=["late", "not late"])
-def test_a_partner_without_a_known_loop_has_left_at_a_step_while_another_rank_waits_for_it(
+def test_a_rank_that_exited_with_0_is_at_fault_while_another_waits_for_it(
     late: bool,
 ) -> None:
     meets = replace(WAITS, at="all_reduce (torch/distributed/distributed_c10d.py:9)")

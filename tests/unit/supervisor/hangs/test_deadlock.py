@@ -1,4 +1,4 @@
-"""Ranks that all wait for each other: what proves a deadlock, and what does not."""
+"""Two inspections of ranks that all wait for each other can prove a deadlock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.unit.supervisor.hangs.test_detection import POLICY, seen, there
 from tests.unit.supervisor.hangs.test_evidence import BACKWARD, PLAIN, REDUCING
 from tests.unit.supervisor.job_views import S
 
-LINE = 0x5EED  # the connection between two ranks, in both of their sums
+LINE = 0x5EED  # the bytes of the connection between two ranks, in the sums of both
 REDUCES = replace(
     PLAIN,
     stack=BACKWARD,
@@ -42,7 +42,7 @@ def both(
 
 
 def twice(first: RankInspection, second: RankInspection, *later: RankInspection, **given: Any) -> View:
-    """Return what is known after a look at all, and another that was asked for then: at `later`, if given."""
+    """Return the view after an inspection of all ranks and a second, requested one, at `later` if given."""
     kinds = {name: given.pop(name) for name in ("phase", "stalled", "late_s") if name in given}
     before = seen(*both(first, second, **kinds), **given)
     one, other = later or (first, second)
@@ -50,7 +50,7 @@ def twice(first: RankInspection, second: RankInspection, *later: RankInspection,
 
 
 def after(before: View, *members: MemberView) -> View:
-    """Return what is known half a second later."""
+    """Return the view half a second later."""
     now = replace(before, now_ns=before.now_ns + S // 2, members=members)
     return replace(now, watch=observation.update(before.watch, now))
 
@@ -152,7 +152,7 @@ def test_a_rank_that_is_unseen_or_has_left_may_still_arrive() -> None:
 
 
 def test_a_pause_of_a_rank_that_waits_for_the_others_does_not_delay_the_verdict() -> None:
-    """It is not late, and its limit is half an hour: nothing would be done before."""
+    """Otherwise nothing would be done for half an hour, because this rank is not late until then."""
     pausing = [there(0, replace(REDUCES, asked=0)), there(1, MEETS, phase="eval", stalled=False)]
     before = seen(*pausing)
     assert judged(before).act_ns is None

@@ -23,7 +23,7 @@ LATE_S = 2.0  # since the last progress
 
 
 def there(number: int, look: RankInspection | None, **given: Any) -> MemberView:
-    """Return the member of a rank that is late, and how it looks; with `phase`, what its page says."""
+    """Return the member of a late rank with this inspection. `phase` is the phase on its page."""
     phase, stalled = given.pop("phase", "forward"), given.pop("stalled", True)
     limited, late_s = given.pop("limited", False), given.pop("late_s", LATE_S)
     marks = StartTimes(first_step_ns=0 if given.pop("first_step", False) else 1)
@@ -60,7 +60,7 @@ def certain(found: StallVerdict | None) -> int:
 
 
 def waits_on(found: StallVerdict | None) -> float:
-    """Return the limit of a verdict that is none yet."""
+    """Return the limit of a verdict that is still undecided."""
     assert found is not None
     assert found.act_ns is not None
     assert found.act_ns > 100 * S
@@ -200,7 +200,7 @@ def test_ranks_in_a_first_step_that_wait_for_one_that_has_left_do_not_get_its_fu
     assert found.act_ns == before.now_ns + int(certain_hangs.LEFT_S * S)
     assert found.fault is not None
     assert (found.fault.rank, found.fault.kind) == (1, "crash")
-    for other in (SLEEPS, WAITS, replace(meets, moved=True)):  # it works, waits for a device, or gets on
+    for other in (SLEEPS, WAITS, replace(meets, moved=True)):  # works, waits for a device, or makes progress
         first = seen(there(0, other, stalled=False, first_step=True), left)
         later = replace(first, now_ns=first.now_ns + int(2 * certain_hangs.LEFT_S * S))
         again = there(0, replace(other, phase_seq=2), turn=2, stalled=False, first_step=True)
@@ -213,7 +213,7 @@ def test_ranks_in_a_first_step_that_wait_for_one_that_has_left_do_not_get_its_fu
 
 @pytest.mark.parametrize("state", ["X", "Z"])
 def test_ended_ranks_whose_exits_are_not_yet_reported_do_not_hang(state: str) -> None:
-    """All had done their last step and left well, and the launcher was late to say so."""
+    """All ranks had done their last step and exited with 0, but the launcher reported this late."""
     ended = replace(PLAIN, process_state=state)
     assert waits_on(judged(there(0, ended), there(1, ended))) > 1.0
 
@@ -289,7 +289,7 @@ def test_a_stall_restarted_at_the_same_place_gets_twice_the_limit() -> None:
 
 
 def test_a_stall_restarted_at_an_unknown_place_or_the_same_step_gets_twice_the_limit() -> None:
-    """Ranks that look alike have no place, and what works is seen in another function by each look."""
+    """Ranks that look alike have no place, and each inspection of a working rank shows another function."""
     works = replace(PLAIN, cpu_s=0.2)
     untold = PastFault("hang", -1, "", 3, "stall", 0, 1, work="computing")
     elsewhere = PastFault("hang", 1, "m1", 5, "stall", 0, 1, place="load (data.py)", work="computing")
@@ -303,7 +303,7 @@ def test_a_stall_restarted_at_an_unknown_place_or_the_same_step_gets_twice_the_l
 
 
 def unbegun(number: int, look: RankInspection, late_s: float, **given: Any) -> MemberView:
-    """Return the member of a rank whose script has not joined, and has done no step for `late_s`."""
+    """Return the member of a rank whose script has not joined, and that has done no step for `late_s`."""
     return there(
         number, look, **{"phase": "joining", "begun": False, "late_s": late_s, "at_s": 300.0, **given}
     )
@@ -353,7 +353,7 @@ def test_a_group_without_a_step_and_without_signs_of_work_is_restarted_at_the_li
 
 
 def test_ranks_that_have_never_done_a_step_and_do_not_wait_for_each_other_are_left_alone() -> None:
-    """They may serve requests, and there are none."""
+    """They may serve requests and receive none."""
     found = judged(unbegun(0, SLEEPS, 100_000.0), unbegun(1, SLEEPS, 100_000.0))
     assert found is not None
     assert (found.act_ns, found.fault, found.place) == (None, None, UNBEGUN)
@@ -387,7 +387,7 @@ def test_a_long_start_is_not_learned_for_later_stalls() -> None:
 
 
 def test_a_rank_that_is_late_only_after_minutes_has_minutes_from_its_last_sign_of_work() -> None:
-    """A script whose steps take minutes: the limit for work was over when it was first looked at."""
+    """With steps of minutes, the limit for work has passed before the first inspection."""
     slow = {"late_s": 601.0, "at_s": 600.0}
     assert waits_on(judged(there(0, WORKS, **slow), there(1, WAITS, **slow))) == 1201.0
     assert certain(judged(there(0, SLEEPS, **slow), there(1, WAITS, **slow))) == 0
@@ -411,7 +411,7 @@ def test_ranks_that_all_wait_in_one_collective_are_left_to_the_network_without_b
 
 
 def test_collectives_at_different_places_are_named_and_keep_their_limit() -> None:
-    """One may be done, and its rank further, before another has its result."""
+    """One collective may be complete, and its rank further on, before another rank has its result."""
     evaluates = replace(WAITS, where="evaluate (train.py:42)")
     found = judged(there(0, WAITS), there(1, evaluates))
     assert waits_on(found) == 60.0
@@ -496,7 +496,7 @@ def test_a_rank_never_seen_or_not_for_long_may_wait_for_another() -> None:
 
 
 def test_time_in_which_no_rank_waited_for_another_counts_toward_no_limit() -> None:
-    """One is done with its own part of an evaluation, and comes to the collective before the others."""
+    """One rank finishes its own part of an evaluation and enters the collective before the others."""
     late: dict[str, Any] = {"late_s": 1000.0}
     before = seen(there(0, SLEEPS_APART, **late), there(1, COMPUTES_APART, **late))
     now = seen(
@@ -577,7 +577,7 @@ def test_the_warning_names_the_rank_the_line_the_times_and_the_remedy() -> None:
 def test_no_rank_hangs_if_it_may_wait_for_ranks_about_which_nothing_is_known_yet(
     told: MemberReport | None,
 ) -> None:
-    """A supervisor has taken over: the third rank may be in a pause, or at work."""
+    """A supervisor has just taken over. The third rank may be in a pause or working."""
     waiting = [there(0, WAITS, late_s=300.0), there(1, WAITS, late_s=300.0)]
     three: dict[str, Any] = {"world_size": 3, "placement": ("m0", "m1", "m2")}
     for policy in (POLICY, replace(POLICY, hang_floor_s=1.0)):
@@ -588,7 +588,7 @@ def test_no_rank_hangs_if_it_may_wait_for_ranks_about_which_nothing_is_known_yet
 
 
 def test_a_member_that_never_reports_its_ranks_does_not_suppress_verdicts_indefinitely() -> None:
-    """Its sidecar speaks, and finds no launcher though there is one."""
+    """Its sidecar reports, but finds no launcher although there is one."""
     three: dict[str, Any] = {"world_size": 3, "placement": ("m0", "m1", "m2"), "since_ns": -300 * S}
     mute = report("m2", None)
     members = (there(0, WAITS), there(1, STOPPED))
@@ -611,7 +611,7 @@ def test_a_member_that_never_reports_its_ranks_does_not_suppress_verdicts_indefi
 
 
 def test_a_supervisor_that_takes_over_compares_two_inspections_before_it_calls_work_a_hang() -> None:
-    """Its predecessor may have seen the rank work all the time."""
+    """Its predecessor may have seen the rank working all the time."""
 
     def at(looked: RankInspection, watch: StallWatch | None = None, turn: int = 1) -> View:
         waiting = there(0, WAITS, late_s=300.0, turn=turn)

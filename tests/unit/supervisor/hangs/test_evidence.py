@@ -102,12 +102,12 @@ def test_movement_is_evidence_of_work_even_where_others_are_waited_for() -> None
         ({"calls": ("lock", "lock for a time")}, False),  # a thread that backs off, a timer
         ({"calls": ("lock", "sleep")}, False),
         ({"calls": ("lock", "other")}, False),  # a native thread that waits for a signal
-        ({"calls": ("lock for a time",)}, False),  # it will wake up
+        ({"calls": ("lock for a time",)}, False),  # it will wake up by itself
         ({"calls": ("shared lock",)}, False),  # another process may release it
-        ({"calls": ("lock", "poll")}, False),  # a thread that may hear something
+        ({"calls": ("lock", "poll")}, False),  # a thread that may receive data
         ({"calls": ("lock", "unknown")}, False),
         ({"calls": ("unknown",)}, False),
-        ({"at": SCRIPT}, False),  # in an extension: threads that Python does not know may end it
+        ({"at": SCRIPT}, False),  # in an extension, a thread that Python does not know may end the wait
         ({"at": "get (multiprocessing/queues.py:103)"}, False),
         ({"children": 1}, False),
         ({"io_bytes": 1}, False),

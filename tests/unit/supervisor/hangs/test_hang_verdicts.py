@@ -1,4 +1,4 @@
-"""Which rank hangs, in full: the verdict of each criterion with its sentence, and the limits of each."""
+"""Each criterion for the hung rank has exactly this verdict, sentence and limit."""
 
 from __future__ import annotations
 
@@ -104,7 +104,9 @@ def looks(*inspected: RankInspection) -> tuple[RankInspection, ...]:
         ),
     ],
 )
-def test_the_verdict_of_each_criterion(inspected: tuple[RankInspection, ...], expected: HangVerdict) -> None:
+def test_each_criterion_names_the_expected_rank(
+    inspected: tuple[RankInspection, ...], expected: HangVerdict
+) -> None:
     assert named(*inspected) == expected
 
 
@@ -183,11 +185,11 @@ def test_the_main_thread_decides_or_the_first_one_if_none_has_that_name() -> Non
         ("", False),
     ],
 )
-def test_where_ranks_meet(place: str, meets: bool) -> None:
+def test_a_collective_is_recognized_as_a_meeting_point(place: str, meets: bool) -> None:
     assert hung_rank.is_meeting_point(place) is meets
 
 
-def test_groups_of_stacks_in_full() -> None:
+def test_equal_stacks_form_one_group() -> None:
     def thread(name: str, line: int, state: str = "idle") -> str:
         return f'Thread 0x{line:x} ({state}): "{name}"\n    f (a.py:{line})\n    g (b.py:2)\n'
 

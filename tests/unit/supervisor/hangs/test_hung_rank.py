@@ -57,7 +57,7 @@ IN_LOADER = (
 
 
 def at(rank: int, *frames: str, phase: int = BACKWARD, seq: int = 2) -> RankInspection:
-    """A rank that sleeps at step 10 with these frames."""
+    """Return a rank that sleeps at step 10 with these frames."""
     pid = 8500 + rank
     return RankInspection(rank, 10, phase, seq, "S", 0.001, dump(pid, *frames) if frames else "")
 
@@ -67,7 +67,7 @@ def waiting(rank: int) -> RankInspection:
 
 
 def named(*evidence: RankInspection) -> HangVerdict:
-    """Name the hung rank: the same one in whatever order the evidence comes."""
+    """Return the hung rank. Fails unless it is the same for any order of the evidence."""
     [suspicion] = {find_hung_rank(order) for order in permutations(evidence)}
     return suspicion
 

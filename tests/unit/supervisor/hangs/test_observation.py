@@ -1,4 +1,4 @@
-"""The record of a group in which no step ends, in full, after each view."""
+"""Each view of a group in which no step ends leads to exactly this record."""
 
 from __future__ import annotations
 
@@ -117,7 +117,9 @@ def calm(number: int, **given: Any) -> MemberView:
     ],
     ids=["none", "sleeps", "works", "computes", "apart", "stopped", "of no step", "of another step"],
 )
-def test_the_record_of_a_rank_that_becomes_late(look: RankInspection | None, expected: LateRank) -> None:
+def test_a_rank_that_becomes_late_is_recorded_with_its_inspection(
+    look: RankInspection | None, expected: LateRank
+) -> None:
     assert watched(there(0, look), calm(1)) == ranks(expected)
 
 
@@ -317,7 +319,7 @@ def test_time_in_which_the_supervisor_did_not_run_is_not_counted() -> None:
 # -- ranks at rest
 
 
-def test_the_ranks_at_rest_in_full() -> None:
+def test_the_record_of_ranks_at_rest_has_exactly_these_fields() -> None:
     def resting(
         members: tuple[MemberView, ...], before: Any = (), now_s: float = 100.0
     ) -> tuple[RankAtRest, ...]:
@@ -348,7 +350,7 @@ def test_the_ranks_at_rest_in_full() -> None:
     assert resting(both(method, MEETS))[0].place == "wait, called by f (a.py:1)"
 
 
-def test_the_places_where_all_ranks_wait_in_words() -> None:
+def test_the_description_of_a_deadlock_names_the_place_of_each_rank() -> None:
     def waits(*places: str) -> tuple[RankAtRest, ...]:
         return tuple(RankAtRest(n, 5, 7, 9, 1, 0, 9, 60.0, 3, place) for n, place in enumerate(places))
 

@@ -1,4 +1,4 @@
-"""The label of a pause is the user's: whatever it is, the pause is judged in the same way.
+"""The user chooses the label of a pause. The pause is judged in the same way, whatever its label.
 
 The pages are written and read as in a run, from the rank through the sidecar to the supervisor's decision.
 """
@@ -28,7 +28,7 @@ from tests.unit.supervisor.hangs.test_detection import WAITS
 from tests.unit.supervisor.job_views import S, launcher, member, rank, report, view
 
 OF_ITS_OWN = "evaluation"  # a label that is no word of Holdfast's
-OWN_PHASE = {"eval", "checkpoint"}  # these are the names of phases that a script declares with them
+OWN_PHASE = {"eval", "checkpoint"}  # the names of phases that a script declares by these labels
 LABELS = [*sorted({name_of(phase) for phase in Phase} - OWN_PHASE), NOT_BEGUN, "after commit", "running", ""]
 POLICY = Policy(members=1, nproc=2)
 STARTED = StartTimes(first_step_ns=1)
@@ -42,7 +42,7 @@ def here() -> Iterator[Path]:
 
 @dataclass
 class Group:
-    """Two ranks of a member. What happens to them, and when they are seen, is that of a situation."""
+    """Two ranks of a member. A situation determines what happens to them and when they are observed."""
 
     here: Path
     now_ns: int = 100 * S
@@ -72,7 +72,7 @@ class Group:
             self.pages[number].pause(pause_phase(label), label, limit_s)
 
     def look(self, seconds: float) -> View:
-        """Let time pass, and return what the supervisor sees then."""
+        """Let time pass, and return the supervisor's view."""
         self.now_ns += int(seconds * S)
         self.stalls = self.monitor.poll(1, self.now_ns, 0.0)
         told = report(
@@ -91,7 +91,7 @@ class Group:
         return now
 
     def close(self) -> None:
-        """Give back the files, which the collector would do at some later time, in another test."""
+        """Close the files. Otherwise the garbage collector would close them later, in another test."""
         for page in self.pages:
             page.close()
         for watched in self.monitor._watched:
@@ -214,7 +214,7 @@ def test_a_pause_is_judged_in_the_same_way_whatever_its_label_is(
 
 
 def _judgements(here: Path, happens: Callable[[Group, str], None], label: str) -> list[dict[str, Any]]:
-    """Return everything that is concluded from what is reported, without the label."""
+    """Return every conclusion from the reports, without the label."""
     group = Group(here)
     happens(group, label)
     group.close()
@@ -241,7 +241,7 @@ def _judgements(here: Path, happens: Callable[[Group, str], None], label: str) -
 
 
 def _without(label: str, value: Any) -> Any:
-    """Return `value` with the same text in place of the label, where a sentence shows it."""
+    """Return `value` with a fixed text in place of the label wherever a sentence shows it."""
     if isinstance(value, dict):
         return {key: _without(label, each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""What users read of a group in which no step ends, and of what an inspection has shown."""
+"""The sentences for users about a group in which no step ends, and about inspections."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ LIMITED = "no step for 40 s{}; Holdfast restarts it at 60 s."
         ),
     ],
 )
-def test_a_warning_in_full(found: StallVerdict, ranks: tuple[int, ...], warning: str) -> None:
+def test_each_warning_has_exactly_its_text(found: StallVerdict, ranks: tuple[int, ...], warning: str) -> None:
     assert sentences.warning(replace(view(), watch=late(*ranks)), found) == warning
 
 
@@ -92,7 +92,7 @@ def held(number: int, **given: Any) -> MemberView:
 
 
 def raised() -> View:
-    """Return two ranks, of which one is late and the other may be ended by its exception."""
+    """Return two ranks. One is late, and an exception may be about to end the other."""
     return seen(
         OTHER,
         there(1, SLEEPS, stalled=True, ending=RAISED, launcher=launcher(rank(1, RAISED, state="failing"))),
@@ -194,7 +194,7 @@ def raised() -> View:
         ),
     ],
 )
-def test_why_nothing_is_done_yet(now: View, expected: StallVerdict) -> None:
+def test_a_wait_names_why_nothing_is_done_yet(now: View, expected: StallVerdict) -> None:
     assert detection.judge(now, POLICY) == expected
 
 
@@ -248,12 +248,14 @@ def test_nothing_is_judged_about_another_generation_or_without_a_late_rank() -> 
         ("idle", "sleep", None, "in forward (sleeping)"),
     ],
 )
-def test_where_a_late_rank_is_in_words(role: str, work: str, look: RankInspection | None, says: str) -> None:
+def test_the_description_of_a_late_rank_names_its_place(
+    role: str, work: str, look: RankInspection | None, says: str
+) -> None:
     now = seen(there(0, WAITS), there(1, look))
     assert sentences.describe_late_rank(now, LateRank(1, 5, "forward", 7, role, work)) == says
 
 
-def test_what_delays_a_group_in_words() -> None:
+def test_the_description_of_a_standstill_names_what_delays_the_group() -> None:
     now = seen(there(0, SLEEPS), there(1, WAITS))
     named = now.watch.ranks[0]
     slept = f"rank 0 has been in {HERE} (sleeping) since step 5"
@@ -288,7 +290,7 @@ def test_the_label_of_a_pause_is_that_of_the_rank_in_its_present_phase() -> None
 # -- what the members report
 
 
-def test_the_groups_ranks_their_phases_and_inspections() -> None:
+def test_phases_and_inspections_are_those_of_the_groups_running_ranks() -> None:
     looks = (replace(PLAIN, rank=1, step=5), replace(PLAIN, rank=2, step=-1, where=""))
     told = report(
         *("m0", launcher(rank(0), rank(1), rank(2), rank(3, Ending(1, 0)))),
@@ -364,7 +366,9 @@ BUSY = replace(PLAIN, cpu_s=0.02, window_s=0.25)
         (replace(PLAIN, calls=("other",)), evidence.IDLE, evidence.UNKNOWN, False),
     ],
 )
-def test_what_an_inspection_shows_in_full(look: RankInspection, role: str, work: str, moves: bool) -> None:
+def test_each_inspection_has_exactly_these_findings(
+    look: RankInspection, role: str, work: str, moves: bool
+) -> None:
     assert evidence.findings(look) == evidence.Findings(role, work, moves)
 
 
@@ -388,7 +392,7 @@ def test_what_an_inspection_shows_in_full(look: RankInspection, role: str, work:
         (replace(PLAIN, calls=("run",), process_state="T"), False, False),
     ],
 )
-def test_which_inspections_show_work_and_which_show_that_no_other_rank_is_awaited(
+def test_an_inspection_shows_work_or_a_wait_for_no_other_rank(
     look: RankInspection, works: bool, apart: bool
 ) -> None:
     alone = replace(look, meets_unseen=False)
@@ -421,5 +425,5 @@ def test_which_inspections_show_work_and_which_show_that_no_other_rank_is_awaite
         ),
     ],
 )
-def test_an_inspection_in_one_line(look: RankInspection, line: str) -> None:
+def test_an_inspection_is_described_in_one_line(look: RankInspection, line: str) -> None:
     assert evidence.describe(look) == line

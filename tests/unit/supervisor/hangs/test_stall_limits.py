@@ -1,4 +1,4 @@
-"""The verdicts about stalls that may be work, in full: the limit, its reason, and the message to the user."""
+"""Each stall that may be work has exactly this verdict: limit, reason, and message to the user."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def limited(
     place: str = PLACE,
     **given: Any,
 ) -> StallVerdict:
-    """Return the verdict about a stall with a limit; by default, the last progress was at 98 s."""
+    """Return the verdict about a stall with a limit. By default, the last progress was at 98 s."""
     since_s, warn_s = given.pop("since_s", 98.0), given.pop("warn_s", limit_s / 2)
     fault = Fault(
         *("hang", number, f"m{number}" if number >= 0 else "", 5, int(since_s * S)),
@@ -193,7 +193,7 @@ SITUATIONS: dict[str, tuple[View, Policy, StallVerdict]] = {
 
 
 @pytest.mark.parametrize("name", SITUATIONS)
-def test_the_verdict_about_a_stall_that_may_be_work(name: str) -> None:
+def test_each_stall_that_may_be_work_has_exactly_its_verdict(name: str) -> None:
     view, policy, expected = SITUATIONS[name]
     found = detection.judge(view, policy)
     assert found is not None
@@ -282,7 +282,7 @@ def test_a_limit_doubles_with_each_restart_up_to_a_thousand_times() -> None:
     [
         (PAST, True),
         (replace(PAST, kind="crash"), False),
-        (replace(PAST, work=""), True),  # at this place
+        (replace(PAST, work=""), True),  # a restart at this place
         (replace(PAST, place="load (data.py)"), False),
         (replace(PAST, place="load (data.py)", step=5), True),
         (replace(PAST, place="load (data.py)", step=5, work=""), False),
@@ -290,7 +290,7 @@ def test_a_limit_doubles_with_each_restart_up_to_a_thousand_times() -> None:
         (replace(PAST, place="", work=""), False),
     ],
 )
-def test_which_restarts_were_for_the_same_stall(past: PastFault, same: bool) -> None:
+def test_only_a_restart_for_the_same_stall_doubles_the_limit(past: PastFault, same: bool) -> None:
     found = detection.judge(seen(there(0, SLEEPS), there(1, WAITS), history=(past,)), POLICY)
     assert found is not None
     assert found.limit_s == (120.0 if same else 60.0)

@@ -1,4 +1,4 @@
-"""An API server's memory: objects with versions, conditional writes, and answers that can get lost."""
+"""A simulated API server: objects with versions, conditional writes, and answers that can get lost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HANG_AFTER = "hang after"  # it takes effect, and is never answered
 
 
 class ObjectStore:
-    """`faults` are what happens to the next requests, one each; None is an answer. Then all are answered."""
+    """Each of `faults` happens to one of the next requests; None means an answer, as for all later ones."""
 
     def __init__(self) -> None:
         self.objects: dict[tuple[str, str, str], dict[str, Any]] = {}
@@ -63,7 +63,7 @@ class ObjectStore:
         return made
 
     def change(self, plural: str, namespace: str, name: str, spec: Mapping[str, Any]) -> None:
-        """Change a spec as somebody else would."""
+        """Change a spec as another client would."""
         known = self.objects[plural, namespace, name]
         known["spec"].update(spec)
         self._touch(known)
@@ -88,7 +88,7 @@ class ObjectStore:
         found["metadata"] = {**found["metadata"], "resourceVersion": str(self._version)}
 
     async def _meet(self) -> str:
-        """Do what happens to a request before it takes effect; return what happens to its answer."""
+        """Apply the fault of a request before it takes effect, and return the fault of its answer."""
         fault = self.faults[0] if self.faults else None
         self.faults = self.faults[1:]
         if isinstance(fault, Exception):
@@ -109,7 +109,7 @@ class ObjectStore:
 
 
 class Line:
-    """One client's connection to a store; with `cut`, it reaches nobody."""
+    """One client's connection to a store. While `cut` is set, it reaches nothing."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store

@@ -1,4 +1,4 @@
-"""An event loop whose clock jumps to the next timer as soon as nothing else is to be done."""
+"""An event loop whose clock jumps to the next timer as soon as no task is ready."""
 
 from __future__ import annotations
 

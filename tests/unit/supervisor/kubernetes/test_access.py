@@ -1,4 +1,4 @@
-"""Which API server is found, and which credentials are used."""
+"""The right API server and credentials are found."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ async def test_a_credential_plugin_is_called_again_when_its_token_is_refused(
     assert not await credentials.renew("Bearer one")
     (tmp_path / "token").write_text("two")
     assert await credentials.renew("Bearer one")
-    assert await credentials.renew("Bearer one")  # by a second request that was refused at the same time
+    assert await credentials.renew("Bearer one")  # a second request was refused at the same time
     assert await credentials.header() == "Bearer two"
 
 

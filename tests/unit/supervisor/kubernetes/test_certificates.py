@@ -71,7 +71,7 @@ async def test_the_first_replica_creates_the_authority_and_the_others_read_it() 
 @simulated
 async def test_racing_replicas_agree_on_one_authority() -> None:
     store = ObjectStore()
-    store.faults = [0.1] * 8  # all of them find nothing, and then all create
+    store.faults = [0.1] * 8  # all of them find no Secret, and then all create one
     found = await asyncio.gather(*(secret(store).load() for _ in range(8)))
     assert len({bundle(each) for each in found}) == 1
 
@@ -99,7 +99,7 @@ async def test_a_creation_whose_answer_was_lost_is_found_the_next_time() -> None
 
 @given(st.lists(st.integers(1, 900), max_size=30))
 def test_a_client_with_an_old_bundle_accepts_the_signer_for_years(waits: list[int]) -> None:
-    """Whenever replicas look, however rarely: what signs now was in every bundle of the last four years."""
+    """However rarely replicas look, every bundle of the last four years contains the current signer."""
     now = NOW
     authorities: tuple[Authority, ...] = ()
     bundles: list[tuple[datetime, str]] = []
@@ -129,7 +129,7 @@ def test_authorities_are_preserved_by_the_secret() -> None:
     again = decode(encode(made))
     assert bundle(again) == bundle(made)
     assert [each.ends for each in again] == [each.ends for each in made]
-    assert renewed(again, NOW) == again  # so nothing is written
+    assert renewed(again, NOW) == again  # so nothing needs to be written
 
 
 def test_the_order_in_the_secret_does_not_matter() -> None:
@@ -251,7 +251,7 @@ async def test_a_renewal_leaves_the_listening_socket_open() -> None:
 
 @simulated
 async def test_a_new_authority_in_the_secret_is_adopted() -> None:
-    """As after a leak: somebody has deleted the Secret, and another replica was the first to look."""
+    """After a leak, somebody has deleted the Secret, and another replica was the first to notice."""
     store = ObjectStore()
     changes: list[str] = []
     made = await server_certificate(secret(store), NAMES, bundle_changed=changes.append)
@@ -306,7 +306,7 @@ async def test_a_broken_secret_does_not_end_a_running_server() -> None:
     running.cancel()
 
 
-def test_the_limits_agree() -> None:
+def test_the_limits_of_certificates_are_in_ascending_order() -> None:
     days = (
         certificates.RENEW_DAYS,
         certificates.LEAF_DAYS,

@@ -1,4 +1,4 @@
-"""Requests to a local server that misbehaves in every way in which a real one or a proxy may."""
+"""The client sends requests to a local server that misbehaves as a real one or a proxy might."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Token:
-    """Credentials that are `tokens`, one after the other as each is refused."""
+    """Credentials that use the next of `tokens` whenever one is refused."""
 
     def __init__(self, *tokens: str) -> None:
         self.tokens = list(tokens) or ["Bearer one"]
@@ -67,7 +67,7 @@ async def serving(
 
 
 def answering(*answers: Any, status: int = 200) -> tuple[Handler, list[web.Request]]:
-    """Return a handler that gives the answers in turn, the last one for ever, and the list of requests."""
+    """Return a handler that gives the answers in turn and repeats the last one, and the list of requests."""
     left, requests = list(answers), []
 
     async def handle(request: web.Request) -> web.StreamResponse:
@@ -102,7 +102,7 @@ def status_of(code: int, reason: str, message: str = "said the server", cause: s
         (PODS.path("ns", "a/../../b?c"), "/api/v1/namespaces/ns/pods/a%2F..%2F..%2Fb%3Fc"),
     ],
 )
-def test_the_paths_of_resources(path: str, expected: str) -> None:
+def test_each_resource_has_its_path(path: str, expected: str) -> None:
     assert path == expected
 
 

@@ -104,7 +104,7 @@ async def test_while_the_server_is_away_known_callers_stay_valid_and_others_are_
     await asyncio.sleep(60)
     assert isinstance(await reviewer.review(TOKEN), ReviewUnavailable)
     server.answer = status()
-    assert await reviewer.review(TOKEN) == WORKER  # that it was unavailable is not remembered
+    assert await reviewer.review(TOKEN) == WORKER  # the unavailability is not cached
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def spec(store: ObjectStore) -> dict[str, Any]:
 
 
 class Body:
-    """Leads for `limit_s`, and takes `unwind_s` to end."""
+    """A body that leads for `limit_s` and takes `unwind_s` to end."""
 
     def __init__(self, limit_s: float = 1e5, unwind_s: float = 0.0) -> None:
         self.limit_s, self.unwind_s = limit_s, unwind_s
@@ -131,7 +131,7 @@ async def test_a_leader_that_was_stopped_does_not_count_as_leader_and_does_not_r
     with pytest.raises(LeaseLost):
         await lead(lock(store), body)
     assert found == [pytest.approx(-20)]
-    assert store.writes == [("create", "leader"), ("replace", "leader")]  # the second one gives it back
+    assert store.writes == [("create", "leader"), ("replace", "leader")]  # the second one releases it
 
 
 async def nobody(_epoch: int) -> str:
@@ -224,7 +224,7 @@ async def test_a_successor_waits_the_whole_duration_on_its_own_clock() -> None:
 
 @simulated
 async def test_wall_clocks_do_not_matter() -> None:
-    """A renewTime of last year is a renewal when it changes, one of next year is none when it does not."""
+    """A renewTime of last year counts as a renewal if it changes; one of next year does not if it stays."""
     store = ObjectStore()
     await lock(store, "a").try_hold()
     other = lock(store, "b")
@@ -274,7 +274,7 @@ async def test_a_lease_without_a_duration_lasts_as_long_as_this_process_would_ho
 @pytest.mark.parametrize("request_of_term", [1, 2, 3, 4])
 @simulated
 async def test_a_write_whose_answer_was_lost_is_recognized(fault: str, request_of_term: int) -> None:
-    """Request 0 looks, 1 creates, the others renew."""
+    """Request 0 reads, request 1 creates, and the others renew."""
     store, body = ObjectStore(), Body(limit_s=60)
     store.faults = [None] * request_of_term + [fault]
     await lead(lock(store), body)
@@ -318,7 +318,7 @@ async def test_another_holder_ends_leadership_at_once() -> None:
     with pytest.raises(LeaseLost, match="admin_1 holds the lease"):
         await leading
     assert body.ended_s <= changed_s + TERMS.retry_s
-    assert spec(store)["holderIdentity"] == "admin_1"  # not released: it is not ours
+    assert spec(store)["holderIdentity"] == "admin_1"  # not released, because it is not ours
 
 
 @simulated
@@ -352,7 +352,7 @@ async def test_an_epoch_is_raised_above_one_that_members_know() -> None:
         await term.raise_above(41)
         await term.raise_above(7)
         assert term.epoch == 42
-        await asyncio.sleep(30)  # renewals keep it
+        await asyncio.sleep(30)  # renewals keep the epoch
         assert term.epoch == 42
         with pytest.raises(ValueError, match="no epoch is above"):
             await term.raise_above(MAX_EPOCH)

@@ -30,7 +30,7 @@ def job(name: str = "a", uid: str = "u") -> Reference:
 
 
 class Answers(ApiServer):
-    """Answers requests as the test says, one each."""
+    """Answers each request as the test specifies."""
 
     def __init__(self) -> None:
         self.waiting: dict[str, asyncio.Future[KubernetesObject]] = {}  # by plural and name

@@ -1,4 +1,4 @@
-"""Which pod this process is in, and its certificate, as soon as the API server answers."""
+"""A process knows its own pod, and gets a certificate as soon as the API server answers."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ OWN, OTHER, THIRD = "127.0.0.1", "127.0.0.2", "127.0.0.3"
 
 
 class Place:
-    """Replicas on addresses of this machine; `answers` is what each of them says."""
+    """Replicas on addresses of this machine, with their `answers`."""
 
     def __init__(self, certificate: ServerCertificate, port: int) -> None:
         self.certificate, self.port = certificate, port
@@ -108,7 +108,7 @@ async def test_without_another_replica_or_a_name_there_is_no_rival() -> None:
 
 
 async def test_a_server_without_our_certificate_is_no_rival() -> None:
-    """Any pod may have an address that a supervisor had."""
+    """Another pod may have the former address of a supervisor."""
     async with place() as there, place() as stranger:
         stranger.answers = {OTHER: {"epoch": 9}}
         asking = Replicas(NAMES[0], stranger.port, OWN, there.certificate, there._addresses)

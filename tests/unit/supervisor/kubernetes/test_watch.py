@@ -37,7 +37,7 @@ def bookmark(version: int) -> WatchEvent:
 
 
 class ScriptedServer:
-    """Answers each list and each watch from a script: a watch's steps are events, errors and seconds."""
+    """Answers each list and watch from a script. The steps of a watch are events, errors and seconds."""
 
     def __init__(self, lists: Sequence[Listing | Exception], watches: Sequence[Sequence[Step]]) -> None:
         self.lists, self.watches = deque(lists), deque(watches)
@@ -84,7 +84,7 @@ class ScriptedServer:
 
 
 class Changes(list[tuple[str, str | None, str | None]]):
-    """What a mirror reported: name, old version, new version."""
+    """The changes that a mirror reported: name, old version, new version."""
 
     def __call__(self, name: ObjectName, old: KubernetesObject | None, new: KubernetesObject | None) -> None:
         before, after = [None if each is None else each["metadata"]["resourceVersion"] for each in (old, new)]
@@ -124,7 +124,7 @@ async def test_the_mirror_lists_then_resumes_at_the_last_version_it_received() -
     assert server.calls == ["list", "watch 100", "watch 140", "watch 141"]
     assert names(mirror) == {"b"}
     assert changes == [("a", None, "90"), ("b", None, "101"), ("a", "90", None), ("b", "101", "141")]
-    assert server.called_s[2] == pytest.approx(server.called_s[0] + 300)  # at once when a watch has ended
+    assert server.called_s[2] == pytest.approx(server.called_s[0] + 300)  # as soon as a watch has ended
 
 
 @pytest.mark.parametrize("steps", [[GONE], [event("ADDED", "b", 101), GONE]])
@@ -142,7 +142,7 @@ async def test_the_mirror_lists_again_when_history_has_expired_and_reports_only_
 
 @simulated
 async def test_the_mirror_lists_again_after_silence() -> None:
-    """The server may wait for a version that it has not reached, after its store was restored."""
+    """After its store was restored, the server may wait for a version that it has not reached yet."""
     silent = WatchStalled("WATCH pods", "silent for too long")
     server = ScriptedServer(
         [listing(1000, pod("a", 990)), listing(500, pod("b", 400))], [[130.0, silent], [1e6]]
@@ -221,7 +221,7 @@ async def test_the_mirror_is_synced_only_once_the_list_is_complete_and_reported(
 
 @simulated
 async def test_an_event_older_than_the_copy_is_ignored() -> None:
-    """A server that lags behind, or repeats itself, must not bring a deleted object back."""
+    """A server that lags behind or repeats events must not bring a deleted object back."""
     steps: list[Step] = [
         event("MODIFIED", "a", 120),
         event("MODIFIED", "a", 110),

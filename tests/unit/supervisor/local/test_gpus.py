@@ -94,7 +94,7 @@ def test_words_for_the_number_of_ranks_become_the_number(asked: object, gpus: in
 
 
 def members(environment: dict[str, str], gpus: int, nproc: int, count: int) -> list[str]:
-    """Return what the members with the first, second, ... ranks of a group see."""
+    """Return the devices that the members with the first, second, ... ranks of a group see."""
     given = {**environment, **devices.dealt_out(environment, gpus)}
     return [gpu_assignment.share(given, block * nproc, 0, nproc) for block in range(count)]
 

@@ -1,4 +1,4 @@
-"""How the keeper handles sidecars that run but do nothing, with real processes in their place."""
+"""The keeper handles sidecars that run but do nothing. Real processes take their place."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Make = Callable[[str, str], ManagedProcess]
 
 @pytest.fixture
 def make() -> Iterator[Make]:
-    """Make parts that were born long ago."""
+    """Create parts that were started long ago."""
     made: list[subprocess.Popen[bytes]] = []
 
     def part(name: str, program: str) -> ManagedProcess:
@@ -144,7 +144,7 @@ def test_an_unresponsive_sidecar_is_killed_if_it_does_nothing_at_all(
 def test_the_loss_of_a_member_is_reported_before_the_kernel_has_ended_its_ranks(
     kept: LocalKeeper, make: Make, monkeypatch: pytest.MonkeyPatch, gpus: int | None, told_first: bool
 ) -> None:
-    """They may hold gigabytes, for which that takes a while. A device must have its memory back first."""
+    """Ranks with gigabytes take a while to end. The device's memory must be free before it is reused."""
     kept.plan = replace(kept.plan, gpus=gpus)
     member = LocalMember("m0", make("launcher m0", WAITS), make("sidecar m0", WAITS))
     kept.members["m0"] = member
@@ -161,7 +161,7 @@ def test_the_loss_of_a_member_is_reported_before_the_kernel_has_ended_its_ranks(
             told.append(False)
 
     monkeypatch.setattr(ProcessTable, "sweep", sweep)
-    monkeypatch.setattr(ProcessTable, "_kill_strays", lambda _: None)  # this process has children of others
+    monkeypatch.setattr(ProcessTable, "_kill_strays", lambda _: None)  # other tests have children here too
     with ours, theirs:
         kept._connection = ours
         part = kept._children.watch("launcher m0", member.launcher.process)

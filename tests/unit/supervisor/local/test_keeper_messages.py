@@ -1,4 +1,4 @@
-"""Messages between keeper and supervisor: to bytes and back, and what either side does with other bytes."""
+"""Messages between keeper and supervisor are encoded and decoded, and other bytes do no harm."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def test_the_folder_of_an_ended_run_is_removed_and_that_of_a_live_one_is_kept(ro
 def test_a_run_that_starts_at_the_same_moment_does_not_count_a_new_folder_as_abandoned(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other one comes between any two system calls of ours."""
+    """The other run acts between any two system calls of this one."""
     starts: list[tuple[Path, int]] = []
     within = False
 

@@ -52,7 +52,7 @@ def test_a_part_that_was_killed_from_outside_or_lived_a_while_is_not_a_failure()
     assert restarts.failures("supervisor") == 0
 
 
-def test_the_pause_before_each_start_of_a_part() -> None:
+def test_the_pause_before_a_start_grows_with_consecutive_failures() -> None:
     restarts = Restarts()
     assert restarts.died("a", 10.0, 10.25) == 0.75
     assert restarts.died("a", 10.0, 12.0) == 0.0

@@ -195,7 +195,7 @@ def test_the_cleanup_of_old_folders_finds_the_folder_locked(run: Path, upkeep: V
 
 
 def _open_without_a_name(run: Path) -> int:
-    """Return how many files of the run this process has open that have no name."""
+    """Return the number of open files of the run in this process that have no name any more."""
     links = []
     for each in Path("/proc/self/fd").iterdir():
         try:
@@ -210,7 +210,7 @@ def test_the_keeper_reserves_descriptors_for_other_uses(
 ) -> None:
     for number in range(3):
         (run / "m0" / f"page-{number}.bin").write_bytes(b"here")
-    gc.collect()  # files that earlier tests left open would be closed in between
+    gc.collect()  # otherwise, files that earlier tests left open could be closed in between
     before = len(list(Path("/proc/self/fd").iterdir()))
     monkeypatch.setattr("supervisor.local.volume_repair._most_descriptors", lambda: 0)
     upkeep.repair(0.0)

@@ -126,13 +126,13 @@ AT_9 = HeartbeatSilence(9.0)
         (Watchdog(), lambda it: it.later(9.0, 5.5), Watchdog()),
     ],
 )
-def test_the_state_after_each_event(
+def test_each_event_leads_to_the_expected_state(
     before: Watchdog, event: Callable[[Watchdog], Watchdog], expected: Watchdog
 ) -> None:
     assert event(before) == expected
 
 
-def test_the_state_of_a_new_watchdog() -> None:
+def test_a_new_watchdog_has_recorded_no_event() -> None:
     assert Watchdog() == Watchdog(NEVER, False, 0.0, "", NEVER, NEVER, 0)
 
 
@@ -161,7 +161,7 @@ def test_a_supervisor_is_stuck_after_the_limit_for_its_state(
     assert doing in said or state == "t"
 
 
-def test_why_the_keeper_ends_the_run_itself() -> None:
+def test_the_keeper_ends_the_run_itself_once_the_supervisor_exceeds_a_limit() -> None:
     asked = Watchdog().stop_requested("graceful", 100.0)
     now = asked.stop_requested("now", 100.0)
     assert [now.overdue(100.0 + more) for more in (5.0, 5.5)] == [

@@ -253,7 +253,7 @@ def test_a_view_older_than_the_ledger_changes_no_time() -> None:
 
 
 def test_a_group_pauses_if_all_its_ranks_pause() -> None:
-    """If they are in different pauses, the first by its name counts."""
+    """If they are in different pauses, the first one by name counts."""
     accounts, found = begun(), []
     for now_s, phases in enumerate(
         (("eval", "paused"), ("checkpoint", "eval"), ("checkpoint", "forward"), ("paused", "paused")), 30

@@ -78,11 +78,11 @@ EXPECTED: dict[str, Any] = {
 }
 
 
-def test_the_record_of_an_incident_in_full() -> None:
+def test_the_record_of_an_incident_has_exactly_these_fields() -> None:
     assert record(WHOLE, MARKS) == EXPECTED
 
 
-def test_the_record_of_an_incident_that_another_overtook_in_full() -> None:
+def test_the_record_of_an_overtaken_incident_names_the_one_that_overtook_it() -> None:
     note = "i-0012 began before the first new step"
     before = timeline(fault=0.0, noticed=1.0, looked=1.5, secured=2.0, decided=3.0)
     assert superseded(WHOLE, replace(OPEN, number=12)) == {
@@ -94,7 +94,7 @@ def test_the_record_of_an_incident_that_another_overtook_in_full() -> None:
     }
 
 
-def test_the_record_of_an_incident_without_a_fault_in_full() -> None:
+def test_the_record_of_an_incident_without_a_fault_has_exactly_these_fields() -> None:
     bare = OpenIncident(7, 2, 90 * S, 89 * S, 0.0, cut=CUTS[:1])
     assert record(bare, None) == {
         **EXPECTED,
@@ -122,7 +122,7 @@ def test_the_record_of_an_incident_without_a_fault_in_full() -> None:
     }
 
 
-def test_when_an_incident_is_over() -> None:
+def test_an_incident_is_over_once_it_is_closed() -> None:
     def over(incident: OpenIncident, marks: Any = None) -> tuple[bool, float | None]:
         found = record(incident, marks)
         return found["open"], found["recovered_s"]

@@ -9,7 +9,7 @@ S = 1_000_000_000
 
 
 def training(steps: int, step_s: int = 1) -> Ledger:
-    """Steps 1 to `steps`, one after another from second 0."""
+    """Return a ledger with the steps 1 to `steps`, trained one after another from second 0."""
     ledger = Ledger(0, Bucket.PRODUCTIVE)
     for step in range(1, steps + 1):
         ledger.trained(step, step * step_s * S)
@@ -192,7 +192,7 @@ def test_a_stall_does_not_raise_the_ratio_of_the_last_hour() -> None:
 
 
 def test_training_without_a_supervisor_is_divided_among_all_steps_that_were_done() -> None:
-    """A supervisor died with its group: the next one goes back to step 30 of 100."""
+    """A supervisor died with its group, and the next one goes back to step 30 of 100."""
     ledger = Ledger(0, Bucket.PRODUCTIVE)
     ledger.trained(1, S)
     after = Ledger.restore(ledger.snapshot())

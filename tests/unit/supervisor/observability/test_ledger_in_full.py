@@ -1,4 +1,4 @@
-"""The ledger in full after each entry, as its snapshot shows it, and the windows of its shares."""
+"""After each entry, the ledger has exactly this snapshot, and its windows have exactly these shares."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def training(*ends_s: int) -> Ledger:
     return ledger
 
 
-def test_a_new_ledger_and_time_that_passes() -> None:
+def test_time_that_passes_is_added_to_the_present_bucket() -> None:
     ledger = Ledger(0)
     assert shown(ledger) == books("queued")
     ledger.enter(Bucket.START, 3 * S)
@@ -61,7 +61,7 @@ def test_a_new_ledger_and_time_that_passes() -> None:
     assert (ledger.pending_ns, ledger.total_ns, ledger.good_ns, ledger.at_ns) == (3 * S, 9 * S, 3 * S, 9 * S)
 
 
-def test_the_steps_that_were_trained() -> None:
+def test_trained_steps_are_pending_with_the_time_that_they_took() -> None:
     assert shown(training(2, 5)) == books(at_s=5, pending=((1, 1, 2), (2, 2, 3)))
     twice = training(2, 5)
     twice.trained(1, 6 * S)
@@ -81,7 +81,7 @@ def test_the_steps_that_were_trained() -> None:
     assert shown(first) == books(at_s=9, productive=5, warmup=4, secured=3)
 
 
-def test_steps_that_are_secured_or_rolled_back() -> None:
+def test_secured_steps_are_productive_and_rolled_back_ones_are_lost() -> None:
     ledger = training(1, 3, 6)
     ledger.secured(2)
     assert shown(ledger) == books(at_s=6, pending=((3, 3, 3),), productive=3, secured=2)
@@ -93,7 +93,7 @@ def test_steps_that_are_secured_or_rolled_back() -> None:
     assert shown(ledger) == books(at_s=8, stretch_s=6, productive=3, lost=5, secured=1)
 
 
-def test_steps_that_were_caught_up_with_are_divided_evenly() -> None:
+def test_time_is_divided_evenly_among_the_steps_that_were_caught_up_with() -> None:
     ledger = training(1)
     ledger.caught_up(5, 9 * S)
     assert shown(ledger) == books(at_s=9, pending=((1, 1, 1), (2, 5, 8)))
@@ -123,7 +123,7 @@ def test_steps_that_were_caught_up_with_are_divided_evenly() -> None:
     ("since_s", "detect", "tail_s"),
     [(7, 2, 2), (0, 4, 0), (9, 0, 4), (12, 0, 4), (5, 4, 0), (6, 3, 1)],
 )
-def test_a_fault_is_detected_from_its_first_symptom_in_the_step_in_progress(
+def test_detection_time_begins_at_the_first_symptom_within_the_step_in_progress(
     since_s: int, detect: int, tail_s: int
 ) -> None:
     ledger = training(5)
@@ -133,7 +133,7 @@ def test_a_fault_is_detected_from_its_first_symptom_in_the_step_in_progress(
     assert shown(ledger) == books("detect", at_s=11, pending=((1, 1, 5),), detect=detect + 2, tail_s=tail_s)
 
 
-def test_time_that_is_pending_at_the_end_or_before_another_beginning() -> None:
+def test_pending_time_is_productive_at_the_end_and_unknown_after_a_new_beginning() -> None:
     ledger = training(5)
     ledger.secured(0)
     ledger.begun_again(7 * S)
@@ -143,7 +143,7 @@ def test_time_that_is_pending_at_the_end_or_before_another_beginning() -> None:
     assert shown(ledger) == books(at_s=9, stretch_s=8, unknown=7, productive=2)
 
 
-def test_only_so_many_steps_are_pending_each_for_itself() -> None:
+def test_beyond_a_limit_the_oldest_pending_steps_are_merged_in_pairs() -> None:
     ledger = training(*range(1, MAX_PENDING + 1))
     pending = shown(ledger)["pending"]
     assert (len(pending), pending[0]) == (MAX_PENDING, [1, 1, S])
@@ -170,7 +170,7 @@ def test_only_so_many_steps_are_pending_each_for_itself() -> None:
         ({**training(3).snapshot(), "pending": [[1, 2]]}, "ledger: incomplete: "),
     ],
 )
-def test_why_a_snapshot_is_refused(state: Any, complaint: str) -> None:
+def test_the_refusal_of_a_snapshot_names_its_defect(state: Any, complaint: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(complaint)}"):
         Ledger.restore(state)
 
@@ -181,7 +181,7 @@ def test_samples_at_one_time_are_in_order_whatever_their_values() -> None:
     assert window.snapshot() == [[5, 9], [5, 2], [7, 1]]
 
 
-def test_the_share_of_time_that_was_good() -> None:
+def test_ettr_is_the_share_of_productive_time() -> None:
     ledger = training(5)
     assert ledger.ettr() == 1.0
     ledger.enter(Bucket.QUEUED, 5 * S)
@@ -193,7 +193,7 @@ def test_the_share_of_time_that_was_good() -> None:
     assert (ledger.ettr(-5 * S), Ledger(7).ettr()) == (25 / 40, 0.0)
 
 
-def test_the_samples_of_a_window() -> None:
+def test_a_window_keeps_one_sample_per_period_and_forgets_old_ones() -> None:
     window = Window(10, 3)
     assert (window.width_ns, window.snapshot(), window.share(30, 40, 40)) == (30, [], 0.0)
     window.advance(4, 25, 100, True)
@@ -221,14 +221,16 @@ def test_the_samples_of_a_window() -> None:
         (10, 25, 16, 0.6),
     ],
 )
-def test_the_share_of_a_window(width: int, at: int, good: int, share: float) -> None:
+def test_the_share_of_a_window_is_interpolated_between_its_samples(
+    width: int, at: int, good: int, share: float
+) -> None:
     window = Window(10, 3)
     window.restore([[0, 0], [10, 5], [20, 15], [30, 20]])
     assert window.share(width, at, good) == pytest.approx(share)
 
 
 def test_the_last_hour_is_more_exact_than_the_last_day() -> None:
-    """Samples are a minute apart in an hour and a quarter of an hour in a day."""
+    """Samples are a minute apart for the last hour, and a quarter of an hour apart for the last day."""
     ledger = Ledger(0, Bucket.PRODUCTIVE)
     ledger.enter(Bucket.QUEUED, 90_000 * S)
     now_ns = 93_700 * S

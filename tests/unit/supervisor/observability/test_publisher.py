@@ -20,7 +20,7 @@ def test_an_incident_that_did_not_fit_is_written_once_there_is_space(tmp_path: P
         publisher.publish(now, Bookkeeping(now.now_ns, None))
         publisher.files.do(lambda: None, 30.0)
 
-    (tmp_path / "incidents").write_bytes(b"")  # not even root can make a file in a file
+    (tmp_path / "incidents").write_bytes(b"")  # not even root can create a file below a file
     for number in (1, 2):
         for open_ in (True, False):
             publisher.incident(incident(number, open=open_))

@@ -1,4 +1,4 @@
-"""A status of any size fits into a Supervision, and what is left of it can be shown."""
+"""A status of any size is shortened to fit into a Supervision, and the rest can be shown."""
 
 from __future__ import annotations
 

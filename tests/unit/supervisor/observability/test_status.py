@@ -25,7 +25,7 @@ from tests.unit.supervisor.job_views import fault, launcher, member, memory, pro
 
 
 def seen(*owns_s: float) -> View:
-    """Return a view of members whose ranks have these own times; 0 is not known."""
+    """Return a view of members whose ranks have these own times; 0 means unknown."""
     members = []
     for number, own_s in enumerate(owns_s):
         said = replace(
@@ -55,12 +55,12 @@ def test_the_status_lists_slow_ranks_until_they_no_longer_are(tmp_path: Path) ->
 
 def told_by(records: StatusPublisher, now: View) -> dict[str, Any]:
     records.publish(now, Bookkeeping(now.now_ns, None))
-    records.files.do(lambda: None, 30.0)  # it is written in a thread
+    records.files.do(lambda: None, 30.0)  # a thread writes it
     return dict(records.published)
 
 
 def doing(*ranks: int, step: int = 9, **changed: Any) -> View:
-    """Return a view in which these ranks say how far they are, each with its number as its loss."""
+    """Return a view in which these ranks report their steps, each with its number as its loss."""
     members = [
         member(
             f"m{number}",

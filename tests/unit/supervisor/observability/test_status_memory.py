@@ -11,7 +11,7 @@ def incident(number: int, **given: Any) -> dict[str, Any]:
     return {"id": f"i-{number:04d}", "open": False, **given}
 
 
-def test_it_begins_with_what_a_predecessor_has_left() -> None:
+def test_a_new_memory_begins_with_the_predecessors_status_and_incidents() -> None:
     assert StatusMemory("a run", 3).status() is None
     memory = StatusMemory("a run", 3, {"step": 4}, [incident(1), {"id": "i-/../x"}, {"id": 4}, {}])
     assert memory.status() == {"step": 4}
@@ -26,7 +26,7 @@ def test_the_newest_incidents_are_kept_in_order() -> None:
     assert memory.incidents() == [incident(9_999), incident(10_000, open=True), incident(10_001)]
 
 
-def test_what_is_read_is_as_a_file_would_have_it() -> None:
+def test_incidents_are_read_as_json_would_return_them() -> None:
     memory = StatusMemory("a run", 3)
     memory.write_incident(incident(1, stacks=((1, 2),)))
     assert memory.incidents() == [incident(1, stacks=[[1, 2]])]

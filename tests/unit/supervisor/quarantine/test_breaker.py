@@ -56,7 +56,7 @@ def test_the_available_room_never_exceeds_share_or_floor(
 
 
 def test_a_node_that_is_out_does_not_count_as_unknown() -> None:
-    """Nor is a node without a report among those that serve."""
+    """A node without a report does not count as serving either."""
     silent = NodeView("n0")
     nodes = [well("a"), silent, well("u", silent_s=120.1), well("v", silent_s=120.0)]
     nodes += [well("o", quarantine=TAINTED, silent_s=1e6), NodeView("p", cordoned=True)]
@@ -76,5 +76,5 @@ def test_a_node_that_is_out_does_not_count_as_unknown() -> None:
         (Breaker(20, 2, 17, 10, 2), 0, "1 of 20 nodes are known to serve; at least 2 must be left"),
     ],
 )
-def test_the_room_of_a_breaker_and_its_reason(state: Breaker, room: int, why: str) -> None:
+def test_a_breaker_states_its_room_and_the_reason(state: Breaker, room: int, why: str) -> None:
     assert (state.room, state.why) == (room, why)

@@ -120,7 +120,7 @@ def test_an_avoided_node_that_becomes_bad_is_taken_out() -> None:
 
 
 def test_with_little_room_the_worst_nodes_are_taken_out_first() -> None:
-    """Sure before unsure, lasting before passing, dear before cheap, then the older, then by name."""
+    """Sure comes before unsure, lasting before passing, costly before cheap, then older, then by name."""
     nodes = [
         bad("alone", alone(action="replace", lasting=True, held_s=3 * DAY_S)),
         bad("passing", finding(lasting=False, held_s=4 * DAY_S)),

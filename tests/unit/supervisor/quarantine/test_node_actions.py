@@ -1,4 +1,4 @@
-"""The action for one node, in full: which one, on what evidence, with which reason, until when."""
+"""Each node has exactly this action, with its evidence, reason and time limit."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ AGED = Incident(NOW_S - 14 * DAY_S, "reboot_node")  # counts half
 
 
 def out(*findings: NodeFinding, **given: Any) -> NodeView:
-    """Return a tainted node with these findings; without any, one that has just recovered."""
+    """Return a tainted node with these findings. Without any, it has just recovered."""
     held = replace(HELD, **{key: given.pop(key) for key in ("action", "drain_at_s") if key in given})
     node = bad("a", *findings) if findings else well("a", report=replace(WELL, boot_id="b2"))
     return replace(node, **{"quarantine": held, **given})
@@ -201,7 +201,7 @@ NO_POLICY_OR_STORM: dict[str, tuple[NodeView, QuarantineAction | None]] = {
 
 
 @pytest.mark.parametrize("name", NO_POLICY_OR_STORM)
-def test_the_action_for_a_node(name: str) -> None:
+def test_each_node_has_exactly_the_expected_action(name: str) -> None:
     node, expected = NO_POLICY_OR_STORM[name]
     assert decide.node_action(node, NOW_S, CALM, POLICY) == expected
 
@@ -229,7 +229,7 @@ AVOIDED: dict[str, tuple[NodeView, QuarantineAction | None]] = {
 
 
 @pytest.mark.parametrize("name", AVOIDED)
-def test_the_action_for_a_node_if_degraded_ones_are_to_be_avoided(name: str) -> None:
+def test_each_node_has_exactly_the_expected_action_if_degraded_ones_are_avoided(name: str) -> None:
     node, expected = AVOIDED[name]
     assert decide.node_action(node, NOW_S, CALM, AVOIDING) == expected
 
@@ -263,7 +263,7 @@ def test_in_a_storm_findings_on_nodes_that_are_out_are_not_recorded() -> None:
         (degraded(), False),
     ],
 )
-def test_which_nodes_wait_for_the_breaker(node: NodeView, waiting: bool) -> None:
+def test_a_bad_node_that_can_still_be_taken_out_waits_for_the_breaker(node: NodeView, waiting: bool) -> None:
     assert decide.is_waiting(node) is waiting
 
 
@@ -295,7 +295,7 @@ def test_a_crowd_without_room_is_held_and_every_other_node_is_taken_out() -> Non
 def test_a_storm_is_a_hold_of_the_whole_pool_until_it_has_calmed_down() -> None:
     seen = pool(*(bad(f"b{at}", finding(held_s=90.0 + at)) for at in range(5)))
     why = "a storm: 5 nodes of the pool had trouble within 600 s of each other"
-    until_s = NOW_S + 1800.0 - 100.0  # the newest trouble was 90 s before the report of 10 s ago
+    until_s = NOW_S + 1800.0 - 100.0  # the newest finding was 90 s before the report, which is 10 s old
     names = [f"b{at}" for at in range(5)]
     assert decide.decide(seen, POLICY) == tuple(Hold(name, why, until_s) for name in [*names, ""])
 

@@ -117,7 +117,7 @@ def test_a_canary_is_not_trusted_while_no_other_agent_of_its_version_is_healthy(
 
 
 def test_a_node_that_waits_long_for_repair_says_nothing_about_agents() -> None:
-    """In a pool of four, one has waited for days for a part, and another one fails."""
+    """In a pool of four, one node has waited for a part for days, and another one fails."""
     policy = NodePolicy(max_share=0.5)
     out = settled(pool(bad("a"), size=4), policy)
     waiting = replace(node_of(out, "a"), report=report(finding(held_s=3 * DAY_S)))
@@ -184,7 +184,7 @@ def test_a_pool_without_trouble_has_no_storm() -> None:
         ),
     ],
 )  # fmt: skip
-def test_a_storm_of_the_pool_in_full(nodes: list[NodeView], expected: StormState) -> None:
+def test_a_storm_of_the_pool_has_exactly_these_fields(nodes: list[NodeView], expected: StormState) -> None:
     assert detected(*nodes) == expected
 
 
@@ -193,8 +193,8 @@ def test_a_large_pool_needs_more_nodes_in_trouble_for_a_storm() -> None:
     assert detected(*crowd(6, 90.0), size=699) == StormState(storm(6, 1700.0), {}, FIVE | {"a005"})
 
 
-def test_a_storm_of_a_rack_in_full() -> None:
-    """It holds each node of the rack that has trouble, and counts as one node of the pool."""
+def test_a_storm_of_a_rack_holds_its_troubled_nodes_only() -> None:
+    """It holds every troubled node of the rack, and counts as one node of the pool."""
     rack = crowd(3, 90.0, rack="r1")
     late = bad("late", finding(held_s=9000.0), rack="r1")
     other = [bad(f"b{at}", finding(held_s=90.0), rack="r2") for at in range(2)]
@@ -211,7 +211,7 @@ def test_a_storm_of_a_rack_in_full() -> None:
     assert detected(*rack).reason_for("late") is None
 
 
-def test_the_agents_of_a_version_that_is_not_trusted_in_full() -> None:
+def test_the_nodes_of_a_suspect_agent_version_are_held_with_the_reason() -> None:
     def of(version: str, name: str, held_s: float = 90.0, **given: object) -> NodeView:
         return bad(name, report=report(finding(held_s=held_s), agent=version), **given)
 

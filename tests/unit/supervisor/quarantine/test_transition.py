@@ -59,7 +59,7 @@ def test_a_weak_taint_leaves_a_waiver_and_adds_no_incident() -> None:
     assert released_by_operator(node, NOW_S).waiver == Waiver(("d", "x"), NOW_S)
 
 
-def test_the_whole_node_after_each_action() -> None:
+def test_each_action_changes_exactly_these_fields_of_a_node() -> None:
     waiver = Waiver(("x",), 0.0)
     node = well("a", waiver=waiver, released_at_s=NOW_S - 86400.0, history=(Incident(1.0, "none"),))
     held = Quarantine(("k",), "replace", ("kmsg",), "b1", NOW_S)

@@ -52,7 +52,7 @@ POLICY = Policy(members=2, standby=1, checkpoint_every_s=0.2, skip_bad_batches=T
 
 
 def eventful() -> World:
-    """Return a run in which everything happens that is ever decided."""
+    """Return a run in which every kind of decision occurs."""
     cues = {
         (0, 2): ("kill", 1),
         (1, 4): ("hang", 1),
@@ -115,7 +115,7 @@ def test_a_line_with_any_action_is_read_back(kind: type[object], tmp_path: Path)
 
 
 def test_the_parts_of_sentences_are_not_in_a_line(tmp_path: Path) -> None:
-    """Only displays take them: a line has the sentence."""
+    """Only displays use the parts. A line contains the sentence."""
     hung = replace(fault("hang"), hung="it is stopped")
     end = End(3, "finished; and more", completion=Completion(notes=("and more",)))
     seen = view(incident=OpenIncident(1, 1, 0, 0, 0.0, (hung,), measure="restart"), completion=end.completion)
@@ -135,7 +135,7 @@ def test_the_parts_of_sentences_are_not_in_a_line(tmp_path: Path) -> None:
 
 
 def test_a_line_contains_the_history_once_and_one_with_two_copies_is_read(tmp_path: Path) -> None:
-    """Once was half of 50 KB after a hundred incidents."""
+    """After a hundred incidents, one copy was half of a line of 50 KB."""
     path = tmp_path / "journal.jsonl"
     past = tuple(PastFault("crash", 1, "m1", step, f"signature {step}", 0, step) for step in range(100))
     seen = view(member("m0"), history=past)
@@ -369,7 +369,7 @@ def test_a_replaced_supervisor_writes_nothing_and_truncates_nothing(tmp_path: Pa
     newer = replace(now.memory, generation=4)
     second.write(now, POLICY, Wait(1), newer, None)
     before = path.read_bytes()
-    with pytest.raises(Deposed):  # without its lead it would cut the file to what it has written itself
+    with pytest.raises(Deposed):  # otherwise it would truncate the file to the lines it wrote itself
         first.write(now, POLICY, Wait(1), now.memory, None)
     assert path.read_bytes() == before
     held = journal.last(path)

@@ -68,7 +68,7 @@ def test_an_epoch_reported_by_others_is_exceeded_once(path: Path) -> None:
 def test_a_damaged_file_is_replaced_and_epochs_known_elsewhere_count(content: str, path: Path) -> None:
     path.write_text(content)
     lead = take_over(path)
-    lead.raise_above(3)  # as the journal, members and checkpoints tell
+    lead.raise_above(3)  # according to the journal, members and checkpoints
     assert lead.epoch == 4
     with lead.acting():
         assert int(path.read_text().split()[0]) == 4

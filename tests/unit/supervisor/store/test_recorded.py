@@ -44,7 +44,7 @@ def test_a_part_of_another_field_is_neither_recorded_nor_compared() -> None:
 
 
 def test_the_storage_listing_of_a_view_is_not_recorded() -> None:
-    """The decision takes the storage from the index: a copy in each report would only make lines longer."""
+    """The decision takes the storage from the index. A copy in each report would only make lines longer."""
     told = report("m0", launcher(rank(0)), storage=StorageListing(7))
     seen = view(member("m0", told))
     found = codec.from_json(View, json.loads(json.dumps(recorded(seen))))

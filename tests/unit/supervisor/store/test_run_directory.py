@@ -25,7 +25,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tree(root: Path) -> dict[str, bytes | str]:
-    """Return everything beneath `root`, so that a change would show."""
+    """Return everything below `root`, to detect changes."""
     return {
         str(path.relative_to(root)): str(path.readlink())
         if path.is_symlink()
@@ -37,7 +37,7 @@ def tree(root: Path) -> dict[str, bytes | str]:
 
 
 def started(path: Path | None, now: float, directory: Path) -> RunDir:
-    """Open a run directory as a run does that could be set up."""
+    """Open a run directory as a run does after a successful setup."""
     run = open_for_run(path, now, directory)
     run.name_latest(directory)
     return run
@@ -56,7 +56,7 @@ def refused(path: Path | None, directory: Path) -> str:
 
 @contextmanager
 def no_room() -> Iterator[None]:
-    """Let every write to a file fail, as on a full disk."""
+    """Make every write to a file fail, as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
@@ -69,7 +69,7 @@ def no_room() -> Iterator[None]:
 
 @contextmanager
 def somebody_else() -> Iterator[None]:
-    """Act as a user without write access to the files of others; a user other than root has none anyway."""
+    """Act as a user without write access to other users' files. Users other than root have none anyway."""
     if os.geteuid() != 0:
         yield
         return
@@ -221,7 +221,7 @@ def test_the_holder_of_an_old_lock_is_named_from_run_json(tmp_path: Path) -> Non
 def test_a_directory_is_free_once_its_process_is_dead_even_if_children_live(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_directory, "PATIENCE_S", 10.0)  # the child may still be inside of its exec
+    monkeypatch.setattr(run_directory, "PATIENCE_S", 10.0)  # the child may still be in its exec call
     ours, theirs = os.pipe()
     child = os.fork()
     if not child:
@@ -362,7 +362,7 @@ def test_files_that_may_hold_secrets_are_readable_by_their_owner_only(tmp_path: 
     finally:
         os.umask(usual)
     for path in (run.path, *run.path.rglob("*")):
-        if path.name != "checkpoints":  # weights are for whom their owner lets have them
+        if path.name != "checkpoints":  # the owner decides who may read the weights
             assert path.stat().st_mode & 0o077 == 0, path
     run.close()
 

@@ -111,7 +111,7 @@ def test_the_finally_blocks_of_a_rank_that_raised_are_waited_for() -> None:
     assert cut_off_work.wait_for_survivors(later(found, 31), POLICY) is None
     lost = replace(raising, fail="distributed")
     found = group((rank(0, lost, state="failing"), at(0)), (rank(1, KILLED), at(1)))
-    assert cut_off_work.wait_for_survivors(found, POLICY) is None  # a victim's are cut off, as ever
+    assert cut_off_work.wait_for_survivors(found, POLICY) is None  # those of a victim are cut off, as always
     over = group((rank(0), at(0)), (rank(1, RAISED), at(1)))
     assert cut_off_work.wait_for_survivors(over, POLICY) is None
 
@@ -257,7 +257,7 @@ def test_a_declared_pause_that_was_not_left_counts_as_work_whatever_its_usual_le
 def test_the_last_report_of_a_pause_does_not_count_if_the_others_have_gone_beyond_it(
     ahead: int, cuts: tuple[CutOffWork, ...]
 ) -> None:
-    """They could not without it: so it had left that pause since."""
+    """They could not have done so without this rank, so it has left that pause."""
     often = at(1, tail_s=0.02, tail_usual_s=0.02, tail_declared=True)
     found = group((rank(0), at(0, ahead)), (rank(1), often))
     lost = replace(found.members[1], exists=False, connected=False)
@@ -444,7 +444,7 @@ def test_without_an_earlier_state_the_run_continues_and_reports_the_loss() -> No
 
 
 def test_a_hang_in_a_pause_without_an_earlier_state_is_reported_at_the_end() -> None:
-    """All ranks evaluate, over the limit that they declared, and only the state of that step is left."""
+    """All ranks evaluate beyond their declared limit, and only the state of that step is left."""
     hung = at(0, tail_s=3.1, phase="eval")
     found = group((rank(0), hung), (rank(1), replace(hung, rank=1)), slots=(20,))
     members = tuple(
@@ -463,7 +463,7 @@ def test_a_hang_in_a_pause_without_an_earlier_state_is_reported_at_the_end() -> 
     ended = closing.finished(replace(seen, memory=after), POLICY)
     assert isinstance(ended, End)
     assert ended.exit_code == exit_codes.CUT_SHORT
-    again = ResumePoint(15, 1, "slot")  # a later fault went back behind it: it is done again
+    again = ResumePoint(15, 1, "slot")  # a later fault went back to before it, so it is done again
     secured = replace(seen, memory=replace(after, phase="securing"))
     assert transition.after(secured, replace(action, resume=again, cut=()), POLICY).missed == ()
 
@@ -567,7 +567,7 @@ def test_an_exception_after_a_commit_without_an_earlier_state_ends_the_run() -> 
 
 
 def test_an_exception_within_a_step_that_others_have_done_is_rolled_back() -> None:
-    """It came between the optimizer's step and the commit: the others' state has that step already."""
+    """It came between the optimizer's step and the commit, so the others' state already has that step."""
     found, faults = raised(0.0, (21, 15), ahead=21)
     action = remedy.start_generation(found, POLICY, faults[0], faults)
     assert isinstance(action, Start)
@@ -575,7 +575,7 @@ def test_an_exception_within_a_step_that_others_have_done_is_rolled_back() -> No
     found, faults = raised(0.0, (20, 15))
     action = remedy.start_generation(found, POLICY, faults[0], faults)
     assert isinstance(action, Start)
-    assert action.resume.step == 20  # as ever
+    assert action.resume.step == 20  # as always
 
 
 def test_a_distributed_error_is_not_an_exception_of_the_script() -> None:

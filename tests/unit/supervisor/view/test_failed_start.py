@@ -35,7 +35,7 @@ RESTORE = fault("restore", step=OLD, signature="slot 1 23")
 
 
 def seen(found: JobState, *steps: int, at: int = -1, now_s: float = 100.0) -> View:
-    """Return what the rules are given of two members that hold whole states of `steps` of generation 1."""
+    """Return the view of two members that hold whole states of `steps` of generation 1."""
     view = looked(found, *steps, at=at, now_s=now_s)
     return replace(view, memory=failed_start.without_failed_start(view))
 
@@ -61,7 +61,7 @@ def secured(found: JobState, *faults: Fault, steps: tuple[int, ...] = (NEW, OLD)
 
 
 def gone_back(*faults: Fault, progressed: RankProgress | None = None) -> JobState:
-    """Return the memory of a group that goes back to `OLD`, and has not begun there."""
+    """Return the memory of a group that goes back to `OLD` and has not started there yet."""
     opened = OpenIncident(1, 1, 90 * S, 91 * S, 0.0, faults)
     known = memory(phase="securing", incident=opened, incidents=1, settled=True)
     before = seen(known, NEW, OLD, at=NEW)
@@ -136,11 +136,11 @@ def test_a_bad_number_limits_the_usable_states_as_before() -> None:
     assert action.resume.step == 28
     again = secured(transition.after(seen(failed, NEW, 28), action, POLICY), RESTORE, steps=(NEW,))
     ended = remedy.start_generation(seen(again, NEW), POLICY, RESTORE, (RESTORE,))
-    assert isinstance(ended, End)  # each time that it is taken back
+    assert isinstance(ended, End)  # each time that it is undone
     assert "the run later went back to step 30" in ended.why
 
 
-def test_starting_over_is_not_undone_by_this() -> None:
+def test_a_failed_start_from_scratch_stays_a_start_from_scratch() -> None:
     anew = replace(POLICY, from_scratch=True)
     before = seen(memory(phase="forming", generation=1), NEW)
     action = remedy.start_generation(before, anew, None, ())
@@ -159,16 +159,18 @@ def test_an_exception_that_only_newer_states_follow_ends_the_run() -> None:
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_such_an_end_leaves_the_newer_state_to_the_next_run_and_names_the_work(times: int) -> None:
+def test_an_end_after_a_failed_start_leaves_the_next_run_the_newer_state_and_names_the_work(
+    times: int,
+) -> None:
     failed = secured(gone_back(fault("crash", 0, NEW), progressed=IN_EVALUATION), RESTORE, steps=(NEW,))
-    for _ in range(times):  # End comes once; what it does holds when it is done again
+    for _ in range(times):  # End comes once, but its effect must not change if it is repeated
         securing = replace(failed, phase="securing")
         failed = transition.after(seen(securing, NEW), End(1, "the storage is gone"), POLICY)
     assert failed.lineage == ()
     assert failed.missed[-1] == UndoneWork(0, 0, NEW)
 
 
-def test_a_stop_in_that_case_saves_the_newer_state_and_makes_nothing_void() -> None:
+def test_a_stop_after_a_failed_start_saves_the_newer_state_and_makes_nothing_void() -> None:
     failed = secured(gone_back(fault("crash", 0, NEW), progressed=IN_EVALUATION), RESTORE, steps=(NEW,))
     stopped = looked(replace(failed, stop="graceful"), NEW)
     saves = decide(stopped, POLICY)
@@ -178,7 +180,7 @@ def test_a_stop_in_that_case_saves_the_newer_state_and_makes_nothing_void() -> N
     assert valid(order.save_generation, order.save_step, order.lineage), "its own order forbids it"
 
 
-def test_an_immediate_stop_in_that_case_makes_nothing_void_and_names_the_work() -> None:
+def test_an_immediate_stop_after_a_failed_start_makes_nothing_void_and_names_the_work() -> None:
     back = gone_back(fault("crash", 0, NEW), progressed=IN_EVALUATION)
     stopped = looked(replace(back, stop="now"), NEW, OLD)
     ended = transition.after(stopped, decide(stopped, POLICY), POLICY)
@@ -195,7 +197,7 @@ def test_exceptions_of_start_after_start_are_each_kept_once() -> None:
 
 
 def begun_anew() -> JobState:
-    """Return the memory of a run that was asked to begin from scratch, and has not done a step."""
+    """Return the memory of a run that starts from scratch and has not done a step."""
     before = seen(memory(phase="forming", generation=1, lineage=(Lineage(1, 9),)), NEW)
     action = remedy.start_generation(before, ANEW, None, ())
     assert isinstance(action, Start)
@@ -224,7 +226,7 @@ def test_a_run_from_scratch_that_ends_before_its_first_step_makes_nothing_void()
 
 
 def test_a_run_from_scratch_that_is_stopped_before_its_first_step_saves_nothing() -> None:
-    """A checkpoint of its step 0 would have the older ones deleted, which it has made void."""
+    """A checkpoint of its step 0 would cause the deletion of the older ones, which the run has made void."""
     anew = replace(begun_anew(), stop="graceful", phase="securing")
     for step in (0, 1):
         begins = looked(anew)
@@ -249,7 +251,7 @@ def test_a_run_from_scratch_that_is_stopped_before_its_first_step_saves_nothing(
             assert (ended.lineage, ended.missed) == ((Lineage(1, 9),), ())
 
 
-def test_states_set_aside_by_such_a_run_are_found_unchanged_later() -> None:
+def test_states_set_aside_by_a_run_from_scratch_are_found_unchanged_later() -> None:
     missed = (UndoneWork(1, 0, 5),)
     before = memory(
         phase="forming", generation=1, lineage=(Lineage(1, 9),), saved=9, equal=(8,), missed=missed
@@ -263,7 +265,7 @@ def test_states_set_aside_by_such_a_run_are_found_unchanged_later() -> None:
 
 
 def test_a_step_that_raised_repeatedly_is_done_by_the_next_run_and_not_skipped() -> None:
-    """It resumes from where that step begins."""
+    """It resumes where that step begins."""
     raised = fault("exception", 0, NEW, message="ValueError: 1")
     cut_off = CutOffWork(0, NEW, NEW, raised=True)
     known = failed_start.pending_start(looked(memory()), NEW, None, (cut_off,), (raised,))

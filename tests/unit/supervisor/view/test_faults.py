@@ -31,7 +31,7 @@ BUG = '  File "train.py", line 7\nValueError: bad\n'
 
 
 def seen(*endings: Ending | None, **given: Any) -> tuple[Fault, ...]:
-    """Return the faults of member m1, whose ranks ended like this."""
+    """Return the faults of member m1 if its ranks ended in this way."""
     ranks = tuple(rank(number, each) for number, each in enumerate(endings, 1))
     told = report("m1", launcher(*ranks), progress=(progress(1, 5),))
     return faults.find_faults(view(WELL, member("m1", told), **given), POLICY)
@@ -72,7 +72,9 @@ def seen(*endings: Ending | None, **given: Any) -> tuple[Fault, ...]:
         ),
     ],
 )
-def test_an_ending_is_named(ending: Ending, kind: str, signature: str, detail: str) -> None:
+def test_an_ending_becomes_a_fault_with_kind_signature_and_detail(
+    ending: Ending, kind: str, signature: str, detail: str
+) -> None:
     [found] = seen(ending)
     assert (found.kind, found.signature, found.detail) == (kind, signature, detail)
     assert (found.rank, found.member, found.step) == (1, "m1", 5)
@@ -184,7 +186,7 @@ def test_causes_come_before_their_symptoms_and_earlier_before_later() -> None:
 
 
 def test_an_uncommitted_step_is_explained_by_the_failure_of_another_rank() -> None:
-    """A script that catches what a lost peer raises, and begins the step again, says nothing of the peer."""
+    """If a script catches the error of a lost peer and repeats the step, its own error hides the loss."""
     ended = Ending(80 * S, 2, fail="bad_input", message="begun 3 times", doubtful=True)
     [misuse] = seen(ended)
     assert (misuse.kind, misuse.doubtful) == ("bad_input", True)
@@ -241,7 +243,7 @@ def test_a_bad_number_of_a_script_that_keeps_its_own_state_is_counted_from_its_l
 
 
 def test_an_exception_of_many_lines_is_named_by_its_type_and_its_first_line() -> None:
-    """The last line of what a compiler says is any line of a program."""
+    """The last line of a compiler's message can be any line of a program."""
     text = f"{BUG}  %398 = call_function\n  %399 = call_function[target=add](args = (%398, 1))\n"
     ended = Ending(90 * S, 1, fail="exception", failed_ns=80 * S, message=text, raised="ValueError: bad")
     [found] = seen(ended)

@@ -11,7 +11,7 @@ from tests.unit.supervisor.job_views import launcher, member, rank, report, view
 
 MS = 1_000_000
 OURS, THEIRS = "boot-a time:1", "boot-b time:1"
-APART_NS = 295 * 3600 * 10**9  # their host has been up for so much longer
+APART_NS = 295 * 3600 * 10**9  # their host has been up for this much longer
 
 
 def told(now_ns: int, state: LauncherState | None = None, clock: str = THEIRS) -> MemberReport:
@@ -45,7 +45,7 @@ def test_times_on_the_same_clock_are_unchanged() -> None:
 
 
 def test_the_shortest_delay_counts_and_small_differences_do_not() -> None:
-    """A time tells one event from another: it must not change with each report."""
+    """A time identifies an event, so it must not change with each report."""
     offset = heard(ClockOffset(), 0, 80 * MS)
     offset = heard(offset, 500 * MS, 2 * MS)
     assert offset.ns == -APART_NS + 2 * MS
@@ -63,7 +63,7 @@ def test_drifting_clocks_are_followed() -> None:
 
 
 def test_the_first_failure_is_found_across_hosts() -> None:
-    """The first to fail is on the host that has been up for longer."""
+    """The rank that failed first is on the host that has been up for longer."""
     first = launcher(rank(1, Ending(APART_NS + 900 * MS, 1, fail="exception", failed_ns=APART_NS + 900 * MS)))
     later = launcher(rank(0, Ending(950 * MS, 1, fail="exception", failed_ns=950 * MS)))
     offset = heard(ClockOffset(), 1000 * MS, MS)
@@ -84,7 +84,7 @@ def test_each_time_of_a_rank_is_converted_and_none_precedes_the_clocks_beginning
     assert member_clocks.on_supervisor_clock(report("m1", None), offset) == report("m1", None)
 
 
-def test_what_is_known_of_the_clocks_after_each_report() -> None:
+def test_each_report_updates_the_known_clock_offset_within_its_window() -> None:
     def after(known: ClockOffset, difference_ms: int, now_ms: int) -> ClockOffset:
         sent = report("m1", None, now_ns=(now_ms - difference_ms) * MS, clock=THEIRS)
         return known.heard(sent, OURS, now_ms * MS)

@@ -32,7 +32,7 @@ STATES = ((0, 1, 9), (1, 1, 9))  # private states of both ranks
 
 
 def here(name: str, number: int, **given: Any) -> MemberView:
-    """Return a member that trains, holds all that is needed, and has said so for generation 1."""
+    """Return a member that trains, holds everything needed, and has reported it for generation 1."""
     held = holding(name, ((1, 9),), STATES, launcher=launcher(rank(number)), secured_for=1)
     assert held.report is not None
     return replace(held, report=replace(held.report, **given))
@@ -47,7 +47,7 @@ STANDBY = member("m2", report("m2", launcher(generation=0), secured_for=1))
 
 
 def followed(seen: View, *kinds: type[RunAction]) -> list[RunAction]:
-    """Decide and carry out, once for each of `kinds`, with members that say nothing new."""
+    """Decide and act once for each of `kinds`, with members that report nothing new."""
     actions: list[RunAction] = []
     for kind in kinds:
         actions.append(decide(seen, POLICY))
@@ -173,7 +173,7 @@ SECURING: dict[str, Any] = {
 def test_a_reporting_member_is_not_given_up_because_its_sidecar_cannot_reach_its_launcher(
     after_s: float, known: bool
 ) -> None:
-    """It holds what the group needs, and its launcher lives: a dead one takes its member with it."""
+    """It holds state that the group needs, and its launcher lives: a dead one takes its member with it."""
     members = (here("m0", 0), here("m1", 1, launcher=None))
     seen = view(*members, **SECURING, now_s=100 + after_s)
     action = decide(seen, replace(POLICY, standby=0, member_timeout_s=5.0))

@@ -99,7 +99,7 @@ def test_a_recurring_difference_is_attributed_to_the_script() -> None:
 
 
 def test_equality_before_a_restart_counts_after_it() -> None:
-    """They came to differ, and a rank died before the next seals could tell: each resumed from its own."""
+    """The replicas differed, and a rank died before the next seals showed it, so each kept its own state."""
     members = sealed("m0", GOOD, BAD, first=400, generation=1), sealed("m1", WORSE, GOOD, first=400)
     seen = view(*members, equal=(128, 256))
     fault = replica_divergence.find_divergence(seen)

@@ -88,7 +88,7 @@ def test_an_exception_may_end_its_rank_until_another_step_is_done(
     assert reports.is_unwinding(told, replace(rank(0), ending=ending, state=state)) is unwinding  # type: ignore[arg-type]
 
 
-def test_members_whose_ranks_are_still_unknown() -> None:
+def test_a_connected_member_without_a_rank_report_has_unknown_ranks() -> None:
     deaf = member("m3", report("m3", None, launcher_silent="it is stopped"))
     there = (WELL, member("m1"), member("m2", report("m2", None)), deaf, member("m4"))
     names = ("m0", "m1", "m2", "m3")
@@ -105,7 +105,7 @@ def test_the_furthest_step_is_reported_by_members_that_exist_or_is_in_the_journa
     assert not reports.is_furthest_step_reported(view(member("m0", report("m0", launcher()))))
 
 
-def test_which_scripts_keep_their_own_state_and_how_their_steps_are_named() -> None:
+def test_a_script_without_join_or_saved_state_keeps_its_own_state() -> None:
     def keeps(joins: bool, **given: object) -> bool:
         told = report("m1", launcher(rank(1), joins=joins), **given)
         return reports.script_keeps_own_state(view(member("m0"), member("m1", told)))

@@ -13,14 +13,14 @@ from supervisor.view.model import MemberView, View
 from supervisor.view.stragglers import Straggler, find_stragglers
 from tests.unit.supervisor.job_views import launcher, member, progress, report, view
 
-BLOCKS, STEPS = 10, 5  # of a window, as the sidecar keeps it
+BLOCKS, STEPS = 10, 5  # the steps of a window, as the sidecar keeps it
 WINDOW = BLOCKS * STEPS
 
 
 def told(
     rank: int, own_s: float, least_s: float | None = None, step_s: float = 0.1, step: int = 200
 ) -> RankProgress:
-    """Return what is said of a rank whose own time was never less than `least_s` in its window."""
+    """Return the progress of a rank whose own time was never less than `least_s` in its window."""
     least_s = own_s if least_s is None else least_s
     said = replace(progress(rank, step), step_s=step_s, own_s=own_s, own_least_s=least_s)
     return replace(said, own_data_s=own_s / 2, own_steps=WINDOW)
@@ -54,7 +54,7 @@ def test_of_two_ranks_the_other_is_the_measure_and_a_single_rank_is_never_slow()
     assert named(told(0, 5.0)) == []
 
 
-def test_a_part_of_the_window_is_not_enough() -> None:
+def test_a_partial_window_names_no_slow_rank() -> None:
     assert named(told(0, 0.03), told(1, 0.3, least_s=0.04)) == []
 
 
@@ -150,14 +150,14 @@ def test_a_rank_is_slow_since_the_beginning_of_its_window() -> None:
 
 
 class History:
-    """A group of ranks with steps of their own making, looked at after every block."""
+    """A group of ranks with given steps, judged after every block."""
 
     def __init__(self, world_size: int) -> None:
         self._owns: list[list[float]] = [[] for _ in range(world_size)]
         self.slow: tuple[Straggler, ...] = ()
 
     def block(self, steps: list[list[float]]) -> tuple[int, ...]:
-        """Add the own times of some steps to each rank; return the ranks that are slow now."""
+        """Add the own times of some steps to each rank. Return the ranks that are now slow."""
         for owns, added in zip(self._owns, steps, strict=True):
             owns.append(statistics.fmean(added))
         windows = [owns[-BLOCKS:] for owns in self._owns]

@@ -45,7 +45,7 @@ def test_a_rank_that_finished_its_loop_before_the_others_is_the_cause() -> None:
 @pytest.mark.parametrize("left", ["data", "idle"])
 @pytest.mark.parametrize("failed", ["backward", "idle"])
 def test_a_rank_that_leaves_with_0_in_the_middle_of_its_loop_is_the_cause(left: str, failed: str) -> None:
-    """An exception, as `sys.exit` is, ends the loop, so its page says idle, without work after a commit."""
+    """`sys.exit` raises an exception, which ends the loop. Its page then shows idle, without a tail."""
     cause = seen((left, 31), (failed, 31))
     assert (cause.kind, cause.rank, cause.step) == ("crash", 0, 31)
     assert cause.detail == "rank 0 exited with code 0 in the middle of its loop, after step 31"
@@ -77,7 +77,7 @@ def test_for_a_script_that_does_not_join_no_cause_is_known() -> None:
     ],
 )
 def test_in_a_generation_without_a_step_only_certain_causes_are_reported(phase: str, says: str) -> None:
-    """It resumed where a rank leaves the loop, or at the loop's end, and failed in what comes after."""
+    """It resumed where a rank leaves the loop, or at the loop's end, and failed afterwards."""
     restored = replace(LAUNCH, restore=Restore(20, 1, "slot"))
     told = [
         member(

@@ -1,4 +1,4 @@
-"""Any write of a script to the state between two commits is detected, and mere reads are not."""
+"""Any write of a script to the state between two commits is detected. Reads are not reported."""
 
 from __future__ import annotations
 
@@ -257,7 +257,7 @@ def test_a_parameter_that_was_created_in_inference_mode_also_has_a_footprint() -
 
 
 class Average:
-    """Like torch_ema's average: no module, and its state_dict returns the tensors themselves."""
+    """Like torch_ema's average: it is no module, and its state_dict returns the tensors themselves."""
 
     def __init__(self, model: nn.Module, tensors: int = 0) -> None:
         self.shadow = [p.detach().clone() for p in model.parameters()]

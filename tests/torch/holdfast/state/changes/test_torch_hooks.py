@@ -103,7 +103,7 @@ class Drawing(Ramp):
 
 
 class Clipping(Kept):
-    """It steps the optimizer, and counts the steps of one rank."""
+    """A wrapper that steps the optimizer and counts the steps of one rank."""
 
     def step(self) -> None:
         self.count += 1

@@ -1,4 +1,4 @@
-"""Whatever a device has run when a peer dies, a state that counts as whole is exactly that of its step."""
+"""Whatever a device has run when a peer dies, a state that counts as whole is exactly its step's state."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ GENERATION = 3
 LAUNCH = Launch(GENERATION, 1, 1, "", 0, 0, 0.0)
 STEPS = 6
 
-GATE_S = 0.02  # for a host that is stuck in its writes
+GATE_S = 0.02  # the time after which a host counts as stuck in its writes
 
 Bits = dict[str, bytes]
 

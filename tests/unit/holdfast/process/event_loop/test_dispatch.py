@@ -1,4 +1,4 @@
-"""Several descriptors are ready at once, and the handler of one closes another."""
+"""Several descriptors are ready at the same time, and the handler of one closes another."""
 
 from __future__ import annotations
 

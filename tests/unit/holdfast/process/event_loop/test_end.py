@@ -13,7 +13,7 @@ LIMIT_S = 20.0
 
 
 class Service:
-    """Runs until it is told what to do, and then takes `rounds` of the event loop to end."""
+    """Runs until a test requests its end, and then takes `rounds` of the event loop to end."""
 
     def __init__(self, name: str, ended: list[str], rounds: int = 0) -> None:
         self.began, self.told, self.over = asyncio.Event(), asyncio.Event(), asyncio.Event()

@@ -76,7 +76,7 @@ def test_a_loop_measures_its_lag_and_ends_the_remaining_tasks() -> None:
 
 
 def test_work_in_a_thread_that_never_ends_does_not_keep_the_loop_from_ending() -> None:
-    """A checkpoint on storage that hangs is read so."""
+    """A checkpoint is read in such a thread, and its storage may hang."""
     over = threading.Event()
 
     async def main(_: event_loop.Lag) -> str:
@@ -100,7 +100,7 @@ def test_work_in_a_thread_that_never_ends_does_not_keep_the_loop_from_ending() -
 
 
 def test_a_signal_while_the_loop_is_closed_is_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The end of its parent signals a part that has already ended on its own."""
+    """When its parent ends, a part gets a signal even if it is already ending by itself."""
     told: list[object] = []
     closes = asyncio.SelectorEventLoop._close_self_pipe  # type: ignore[attr-defined]
 

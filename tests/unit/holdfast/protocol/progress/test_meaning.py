@@ -1,4 +1,4 @@
-"""What a page's content means: when a tail began, what is uncommitted, how long a copy takes."""
+"""The content of a page shows when a tail began, what is uncommitted, and how long a copy takes."""
 
 from __future__ import annotations
 

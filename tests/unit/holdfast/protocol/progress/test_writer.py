@@ -1,4 +1,4 @@
-"""A progress page: its bytes, its writer, and what a reader finds after a crash."""
+"""A progress page has fixed bytes, and a reader understands it even after its writer has crashed."""
 
 import math
 import mmap
@@ -28,7 +28,7 @@ from tests.unit.holdfast.fake_page import MS, Clock, commit, seen, started
 ROOT = Path(__file__).parents[4]
 
 
-# Offset, format, value: what a reader of another version of this code relies on.
+# Offset, format and value. Readers of other versions rely on them.
 LAYOUT: tuple[tuple[int, str, object], ...] = (
     (0, "8s", b"holdfast"),
     (8, "I", 3),
@@ -268,9 +268,9 @@ def test_a_recreated_page_leaves_readers_of_the_old_one_undisturbed(path: Path, 
 
 
 def test_a_commit_takes_less_time_than_a_system_call(path: Path) -> None:
-    """It takes about 25 times as long as asking for the time, which is no system call either.
+    """It takes about 25 times as long as reading the clock, which is no system call either.
 
-    The 2 microseconds themselves are for the bench: they depend on the machine and its load.
+    The bench checks the limit of 2 microseconds, which depends on the machine and its load.
     """
     page = Page.create(path)
     page.begin(1, 0, 0, 0, 0)
@@ -284,7 +284,7 @@ def test_steps_that_were_changed_after_their_commit_are_listed_by_the_content_of
     path: Path, clock: Clock
 ) -> None:
     page = started(path, clock)
-    page.note_late(1, amended=True)  # none is void yet
+    page.note_late(1, amended=True)  # no step is void yet
     for step in range(0, 12, 2):
         page.note_late(step, amended=False)
         page.note_late(step + 1, amended=True)

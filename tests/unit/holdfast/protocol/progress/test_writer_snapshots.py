@@ -1,4 +1,4 @@
-"""A snapshot is Holdfast's work: no part of a step, whatever it takes."""
+"""A snapshot is Holdfast's work, so its time is not part of a step."""
 
 from __future__ import annotations
 

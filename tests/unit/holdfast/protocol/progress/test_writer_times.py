@@ -1,4 +1,4 @@
-"""What the page says of times: of steps, of pauses, and of what is a rank's own."""
+"""The page contains the times of steps and pauses, and a rank's own time."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_ranks_own_time_is_the_time_before_its_backward_passes(path: Path, clo
         clock.pass_ms(100)
     page.phase(Phase.OPTIMIZER)
     clock.pass_ms(1000)
-    assert own_ms(path) == (0, 0)  # it is told with the step
+    assert own_ms(path) == (0, 0)  # it is reported with the step
     commit(page, 43)
     assert own_ms(path) == (5, 60)
     page.begin(4, 1, 0, 77, 43)
@@ -205,7 +205,7 @@ def test_a_pause_and_the_end_of_a_loop_belong_to_the_work_after_the_commit(
     page.phase(Phase.DATA)
     assert tail_began_ns(seen(path)) == 0
     page.phase(outside)
-    assert tail_began_ns(seen(path)) == 0  # this one came in a step
+    assert tail_began_ns(seen(path)) == 0  # this snapshot was taken within a step
 
 
 def test_the_times_of_tails_are_stored_beside_the_step_times(path: Path, clock: Clock) -> None:

@@ -1,4 +1,4 @@
-"""A stand-in for an API server on this machine, in a thread of its own, with the objects of a test."""
+"""A stand-in for an API server on this machine, in a separate thread, with the objects of a test."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ current-context: first
 
 
 class ApiStandIn:
-    """The server's memory: objects by their path. Changed by requests, and by the test in between.
+    """The server's memory: objects by their path. Requests change it, and so does the test between them.
 
     Attributes:
         denied: Pairs of a verb and a plural that the user has no right to.
         unknown: Plurals that the server does not know.
         changed: Called with each patched object, to act on it as the supervisor does.
         read: Called with each object before it is sent.
-        after_read: The same, when the answer is made.
+        after_read: Called with each object after the answer was created.
         refusal: The status of the answer to every request, if not 0.
     """
 
@@ -103,7 +103,7 @@ class ApiStandIn:
         return parts[0], self.objects.get(path, {}) if len(parts) > 1 else None
 
     def _list(self, path: str, label: str) -> web.Response:
-        """Return the objects of a collection; with `label`, the name of one, only those that have it."""
+        """Return the objects of a collection. With `label`, return only those that have that label."""
         head, _, plural = path.rpartition("/")
         items = [
             each
@@ -155,7 +155,7 @@ def supervision(**changed: Any) -> dict[str, Any]:
 
 @contextmanager
 def standing_in() -> Iterator[ApiStandIn]:
-    """Serve a stand-in, which is empty at first."""
+    """Serve a stand-in that is empty at first."""
     made, loop = ApiStandIn(), asyncio.new_event_loop()
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", made.handle)

@@ -1,4 +1,4 @@
-"""The reasons why a command cannot use its cluster, each in one line."""
+"""A command that cannot use its cluster prints the reason in one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""stop and inject of a job on a cluster; the stand-in's `changed` and `read` are what the supervisor does."""
+"""stop and inject for a job on a cluster. The stand-in's `changed` and `read` act as the supervisor."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def answers(result: str) -> Any:
-    """Return what a supervisor does with each drill."""
+    """Return a function that answers each drill as a supervisor does."""
 
     def change(found: dict[str, Any]) -> None:
         found["status"] |= {"drilled": found["spec"]["drill"]["number"], "drillResult": result}
@@ -99,7 +99,7 @@ def test_two_concurrent_requests_get_two_numbers(capsys: Printed, server: ApiSta
     job = server.job()
 
     def other(found: dict[str, Any]) -> None:
-        """Write another user's drill when this one's command has read the resource."""
+        """Write another user's drill after this user's command has read the resource."""
         server.after_read = lambda _: None
         found["spec"]["drill"] = {"number": 1, "what": "nan"}
         server.touch(found)

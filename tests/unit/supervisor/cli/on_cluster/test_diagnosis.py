@@ -1,4 +1,4 @@
-"""The usual mistakes, each found in the object that shows it."""
+"""Each of the usual mistakes is found in the object that shows it."""
 
 from __future__ import annotations
 

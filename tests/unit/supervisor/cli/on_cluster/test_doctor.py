@@ -1,4 +1,4 @@
-"""What the doctor reads, and what it prints."""
+"""The doctor reads the cluster, and prints one line for each part."""
 
 from __future__ import annotations
 

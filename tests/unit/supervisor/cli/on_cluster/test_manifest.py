@@ -97,7 +97,7 @@ def test_a_full_disk_is_reported(manifest: Path, monkeypatch: pytest.MonkeyPatch
 
 
 class Full(io.RawIOBase):
-    """A file on a full disk, which accepts what is left at the end so that it can be closed."""
+    """A file on a full disk. It accepts the remaining data at the end, so that it can be closed."""
 
     def __init__(self) -> None:
         self._refusals = 1

@@ -1,4 +1,4 @@
-"""An API server on a real socket: versions, both kinds of patches, watches, and answers that get lost."""
+"""An API server on a real socket, with versions, patches, watches, and answers that get lost."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from supervisor.kubernetes.access import ServerAccess
 from supervisor.kubernetes.client import ApiServer
 
 Json = dict[str, Any]
-Fault = Callable[[], object] | int  # called before the request takes effect, or the status of a refusal
+Fault = Callable[[], object] | int  # called before the request takes effect, or a refusal's status
 LOST_ANSWER = -1  # the request takes effect, and the connection breaks
 NEVER = -2  # the request takes effect, and is never answered
 LIMIT_S = 20.0
 
 
 class NoToken:
-    """Credentials of an account that needs none."""
+    """Credentials without a token."""
 
     async def header(self) -> str:
         return ""
@@ -34,26 +34,26 @@ class NoToken:
 
 
 async def accept_the_rest() -> None:
-    """Have servers accept the connections that clients gave up, so that closing a server closes them."""
+    """Make servers accept the connections that clients gave up, so that closing a server closes them."""
     for _ in range(10):
         await asyncio.sleep(0)
 
 
 class ServedObjects:
-    """The objects, by plural, namespace and name. All have the subresource `status`, as Supervisions have.
+    """The objects, by plural, namespace and name. All have the subresource `status`, like Supervisions.
 
-    `faults` are what happens to the next requests that write, one each; None is nothing.
+    Each of `faults` happens to one of the next requests that write; None means no fault.
     """
 
     def __init__(self) -> None:
         self.objects: dict[tuple[str, str, str], Json] = {}
         self.events: list[Json] = []
         self.evictions: list[Json] = []
-        self.tokens: dict[str, Json] = {}  # the status of a review, by token
+        self.tokens: dict[str, Json] = {}  # the status of a token review, by token
         self.faults: list[Fault | None] = []
         self.broken: dict[str, int] = {}  # by plural: the status of every answer
-        self.refused = 0  # answers of these, and of objects that do not exist
-        self.requests: list[str] = []  # those that wrote something: verb, plural and name
+        self.refused = 0  # answers for these objects, and for objects that do not exist
+        self.requests: list[str] = []  # the requests that wrote something: verb, plural and name
         self._version = 100
         self._changed = asyncio.Event()
         self._log: list[tuple[int, str, str, Json]] = []  # version, plural, verb, object
@@ -61,7 +61,7 @@ class ServedObjects:
     # -- what a test does
 
     def put(self, plural: str, found: Json) -> Json:
-        """Store an object as somebody else would, and return it."""
+        """Store an object as another client would, and return it."""
         metadata = found["metadata"]
         key = (plural, metadata.get("namespace", ""), metadata["name"])
         verb = "MODIFIED" if key in self.objects else "ADDED"
@@ -82,14 +82,14 @@ class ServedObjects:
         return self.objects["supervisions", namespace, name]
 
     def change(self, name: str = "llama", namespace: str = "team", **parts: Json) -> None:
-        """Change parts of a Supervision as somebody else would; None removes a value."""
+        """Change parts of a Supervision as another client would. None removes a value."""
         found = self.supervision(name, namespace)
         for part, values in parts.items():
             found[part] = merged(found.get(part, {}), values)
         self.put("supervisions", found)
 
     async def until(self, condition: Callable[[], object]) -> None:
-        """Return once `condition` holds, which is tried at every change."""
+        """Return once `condition` holds. It is checked at every change."""
 
         async def wait() -> None:
             while not condition():
@@ -102,7 +102,7 @@ class ServedObjects:
 
     @asynccontextmanager
     async def serving(self, request_s: float = 10.0) -> AsyncIterator[ApiServer]:
-        """Serve the objects, and give a client."""
+        """Serve the objects, and yield a client."""
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", self._serve)
         async with TestServer(app) as server:
@@ -194,7 +194,7 @@ class ServedObjects:
         name = body["metadata"]["name"]
         if (plural, namespace, name) in self.objects:
             return status(409, "AlreadyExists")
-        body.pop("status", None)  # of a kind with the subresource
+        body.pop("status", None)  # a kind with the subresource
         self.requests.append(f"POST {plural} {name}")
         return web.json_response(self.put(plural, body), status=201)
 
@@ -254,7 +254,7 @@ def _patched(found: Json, body: Any, how: str) -> Json:
 
 
 def _only_part(found: Json, made: Json, part: str) -> Json:
-    """Return `found` with the status of `made` if that is the `part`, otherwise with its spec."""
+    """Return `found` with the status of `made` if `part` is the status, otherwise with the spec of `made`."""
     own, others = ("status", "spec") if part == "status" else ("spec", "status")
     kept = {key: value for key, value in found.items() if key not in (own, others)}
     return {**kept, **{key: made[key] for key in (own,) if key in made}, **_only(found, others)}

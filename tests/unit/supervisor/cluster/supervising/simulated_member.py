@@ -21,7 +21,7 @@ LIMIT_S = 20.0
 
 
 class SimulatedPod:
-    """Does what it is ordered, and connects again whenever its connection ends."""
+    """Obeys its orders, and connects again whenever its connection ends."""
 
     def __init__(self, name: str) -> None:
         self.orders: list[MemberOrder] = []
@@ -43,7 +43,7 @@ class SimulatedPod:
         return self._state.generation
 
     async def until(self, condition: Callable[[], object]) -> None:
-        """Return once `condition` holds, which is tried after every order and report."""
+        """Return once `condition` holds. It is checked after every order and report."""
 
         async def wait() -> None:
             while not condition():
@@ -75,19 +75,19 @@ class SimulatedPod:
             await event_loop.end([serving])
 
     async def train(self, step: int) -> None:
-        """Have the ranks reach a step."""
+        """Make the ranks reach a step."""
         self.step = step
         await self.send()
 
     async def end_rank(self, code: int) -> None:
-        """Have the process of every rank end with an exit code."""
+        """Make the process of every rank end with an exit code."""
         ending = Ending(time.monotonic_ns(), code)
         ended = tuple(replace(each, state="exited", ending=ending) for each in self._state.ranks)
         self._state = replace(self._state, ranks=ended)
         await self.send()
 
     async def send(self) -> None:
-        """Report, if there is a connection."""
+        """Send a report if there is a connection."""
         if self._socket is not None:
             with suppress(ConnectionError):
                 await self._socket.send_str(codec.encode(self._report()).decode())
@@ -121,7 +121,7 @@ class SimulatedPod:
     async def _beat(self) -> None:
         while True:
             await self.send()
-            await asyncio.sleep(0.05)  # a sidecar does so each 0.5 s
+            await asyncio.sleep(0.05)  # a sidecar does so every 0.5 s
 
     def _obey(self, order: MemberOrder) -> None:
         if order.epoch < self._epoch:

@@ -1,4 +1,4 @@
-"""A job's state as text: nothing is lost in conversion, and no foreign text does harm."""
+"""A job's state is converted to text without loss, and foreign text does no harm."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ def test_a_field_of_a_later_version_is_ignored() -> None:
 
 
 def test_a_large_state_is_compressed_to_fit_into_the_resource() -> None:
-    """The CRD allows 256 KiB; 2,000 members with long names are twice what one supervisor is made for."""
+    """The CRD allows 256 KiB. 2,000 members with long names are twice the design limit of a supervisor."""
     names = tuple(f"a-training-job-with-a-long-name-worker-{n}.{n:08x}" for n in range(2_000))
     state = memory(placement=names, lost=names[::7], world_size=16_000, nproc=8)
     text = held_state.encode(state, ledger().snapshot(), HERE)

@@ -1,4 +1,4 @@
-"""All jobs of a cluster: which pods belong together, and which resource describes them."""
+"""The pods of a cluster are grouped into jobs, and each job has its resource."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LABELS = {pod_layout.MEMBER_LABEL: pod_layout.IS_MEMBER}
 
 
 class ObservedJobs(ClusterJobs):
-    """Says when it has looked at everything once more."""
+    """Signals when it has completed another round."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -75,7 +75,7 @@ class Place:
         return SupervisedJob(context, group)
 
     async def until(self, condition: Callable[[], object]) -> None:
-        """Return once `condition` holds, which is tried after every look of the registry."""
+        """Return once `condition` holds. It is checked after every round of the registry."""
 
         async def wait() -> None:
             while not condition():
@@ -101,7 +101,7 @@ class Place:
 
 @asynccontextmanager
 async def place(directory: Path) -> AsyncIterator[Place]:
-    """Give a cluster whose registry runs."""
+    """Give a cluster with a running registry."""
     served = ServedObjects()
     async with served.serving() as server:
         there = Place(served, server, directory)
@@ -175,7 +175,7 @@ async def test_a_standing_reason_is_recorded_once_and_a_new_reason_again(
         alone = there.add(pod("alone", nproc=1))
 
         async def messages_of(expected: int) -> list[str]:
-            """Return the recorded messages once there are so many, and after several more rounds."""
+            """Return the recorded messages once this many exist and several more rounds have passed."""
             await there.served.until(lambda: len(there.served.events) >= expected)
             for _ in range(5):
                 await there.jobs.reconcile()
@@ -241,7 +241,7 @@ async def test_a_user_stops_a_job_through_its_resource(tmp_path: Path) -> None:
 async def test_the_resource_of_a_deleted_owner_does_not_affect_the_next_owner_of_that_name(
     tmp_path: Path,
 ) -> None:
-    """A job is stopped, deleted, and created again under its name, before its resource is collected."""
+    """A job is stopped, deleted, and created again under its name before its resource is collected."""
     async with place(tmp_path) as there:
         spec = {"stop": "now", "owner": {"kind": "Job", "uid": "an older one"}}
         there.served.put("supervisions", {"metadata": {"namespace": "team", "name": "llama"}, "spec": spec})
@@ -332,7 +332,7 @@ async def test_a_job_whose_resource_is_refused_gets_an_event_and_ends_with_its_p
     async with place(tmp_path) as there:
         there.served.put("jobs", by := owner(completions=1))
         there.served.broken["supervisions"] = code
-        there.supervisions.synced.set()  # they can be read, but not created
+        there.supervisions.synced.set()  # these resources can be read, but not created
         there.add(member(0, by))
         await there.served.until(lambda: there.served.events)
         event = there.served.events[0]
@@ -345,7 +345,7 @@ async def test_a_job_whose_resource_is_refused_gets_an_event_and_ends_with_its_p
 async def test_a_job_whose_name_another_job_has_for_long_gets_an_event(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A batch and a Volcano Job, for example: the two names for a Supervision are the same."""
+    """For example, a batch Job and a Volcano Job of one name would have Supervisions of one name."""
     async with place(tmp_path) as there:
         by = {"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "name": "llama", "uid": "volcano"}
         there.served.put(
@@ -364,7 +364,7 @@ async def test_a_job_whose_name_another_job_has_for_long_gets_an_event(
 async def test_pods_that_are_deleted_with_their_owner_keep_their_supervision_until_they_are_gone(
     tmp_path: Path,
 ) -> None:
-    """The garbage collector deletes the resource at once, and the pods have their grace to save the state."""
+    """The garbage collector deletes the resource immediately, while the pods use their grace to save."""
     async with place(tmp_path) as there:
         there.served.put("jobs", by := owner())
         found = there.add(member(0, by))
@@ -385,7 +385,7 @@ async def test_pods_that_are_deleted_with_their_owner_keep_their_supervision_unt
 async def test_what_has_not_changed_is_not_read_from_the_pods_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Reading 2,000 pods takes a fifth of a second, in which nothing else happens."""
+    """Reading 2,000 pods takes a fifth of a second and blocks everything else in that time."""
     read: list[str] = []
     real = read_pod
 
@@ -444,7 +444,7 @@ async def test_an_owner_that_cannot_be_read_prevents_adoption(tmp_path: Path) ->
 async def test_owners_that_cannot_be_read_delay_no_other_job_and_lose_no_pod(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: int
 ) -> None:
-    """A server that has just started refuses; a kind is applied again; its API is down."""
+    """The owner's kind cannot be read: its server has just started, is down, or the kind is applied again."""
     monkeypatch.setattr(object_cache, "FRESH_S", 0.02)
     async with place(tmp_path) as there:
         there.served.put("jobs", by := owner(completions=3))

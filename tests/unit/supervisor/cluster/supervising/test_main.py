@@ -1,4 +1,4 @@
-"""The supervisor's process: who may connect, who leads, and how a pod is evicted."""
+"""The supervisor's process serves proven members, leads in one replica, and evicts pods with care."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ class Place:
     lock: LeaseLock
 
     async def connect(self, token: str = TOKEN) -> int:
-        """Return the status of a member's request, which is no WebSocket: an accepted one gets 400."""
+        """Return the status of a member's plain request. An accepted one gets 400, as it is no WebSocket."""
         async with self.client.get("/v1/member", headers={"Authorization": f"Bearer {token}"}) as answer:
             return answer.status
 
     async def epoch(self) -> object:
-        """Return the epoch that another replica is told."""
+        """Return the epoch that the process reports to another replica."""
         async with self.client.get(PATH) as answer:
             found: dict[str, object] = await answer.json()
             return found["epoch"]
@@ -157,7 +157,7 @@ async def test_a_pod_is_evicted_only_if_its_uid_is_unchanged(monkeypatch: pytest
 
 
 def malformed_messages() -> list[str | bytes]:
-    """Return what no sidecar sends: reports with one change, beginnings of reports, and junk."""
+    """Return messages that no sidecar sends: reports with one change, truncated reports, and junk."""
     chance = random.Random(20261125)
     good = codec.encode(report("w-0", launcher(rank(0)), progress=(progress(0, 5),))).decode()
     found: list[str | bytes] = ["", "{}", "[]", "null", "{" * 5000, b"", b"\x00" * 64, good.encode()]
@@ -199,7 +199,7 @@ async def test_malformed_messages_end_neither_the_process_nor_the_supervision_of
 
 @pytest.mark.parametrize("expired", [True, False], ids=["not renewed", "not leading"])
 async def test_no_pod_is_evicted_without_a_confirmed_term(expired: bool) -> None:
-    """Another process may lead, and need the pod."""
+    """Another process may be the leader, and may need the pod."""
     lost = PodMember("uid-9", "w-0", "w-0.uid-9", "n0", "c", is_running=True)
     async with place() as there:
         there.supervisor._term = Leadership(there.lock, 7, 0.0) if expired else None
@@ -219,7 +219,7 @@ async def test_every_leader_derives_the_same_secrets_of_jobs() -> None:
 
 
 async def test_a_member_that_hangs_up_is_not_logged_with_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When a leader starts, many members give up and connect again."""
+    """When a leader starts, many members time out and connect again."""
     logged: list[object] = []
     monkeypatch.setattr(
         logging.getLogger("aiohttp.server"), "error", lambda *given, **_: logged.append(given)
@@ -244,7 +244,7 @@ async def test_a_member_that_hangs_up_is_not_logged_with_a_traceback(monkeypatch
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no such buffers")
 async def test_connections_with_small_buffers_carry_large_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     before: int = sslproto.SSLProtocol.max_size  # type: ignore[attr-defined]
-    monkeypatch.setattr(sslproto.SSLProtocol, "max_size", before)  # restores it
+    monkeypatch.setattr(sslproto.SSLProtocol, "max_size", before)  # restores the original
     main._limit_tls_buffers()
     now = datetime.now(timezone.utc)
     authority = certificates.new_authority(now)
@@ -259,7 +259,7 @@ async def test_connections_with_small_buffers_carry_large_messages(monkeypatch: 
         await writer.drain()
         writer.close()
 
-    message = bytes(range(256)) * 16_384  # 4 MiB, as the largest report
+    message = bytes(range(256)) * 16_384  # 4 MiB, like the largest report
     async with await asyncio.start_server(echo, "127.0.0.1", 0, ssl=server_side) as server:
         port = server.sockets[0].getsockname()[1]
         client_side = ssl.create_default_context(cadata=authority.text)
@@ -271,7 +271,7 @@ async def test_connections_with_small_buffers_carry_large_messages(monkeypatch: 
 
 
 async def test_an_eviction_is_given_up_when_the_term_ends() -> None:
-    """Soon after that another process may lead, and need the pod."""
+    """Soon after that, another process may be the leader and may need the pod."""
     lost = PodMember("uid-9", "w-0", "w-0.uid-9", "n0", "c", is_running=True)
     async with place(request_s=3600.0) as there:
         there.served.faults = [NEVER]
@@ -299,7 +299,7 @@ async def port_of(there: Place, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 
 
 @pytest.mark.parametrize("word", ["", "junk", TOKEN])
-async def test_a_connection_is_kept_for_no_word_that_is_presented_as_a_token(
+async def test_an_unverified_token_does_not_keep_a_connection_open(
     word: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     header = f"Authorization: Bearer {word}\r\n" if word else ""
@@ -337,7 +337,7 @@ async def test_a_members_connection_is_kept(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 class SlowReviewer:
-    """Refuses every token, once it is told to."""
+    """Refuses every token once the test allows it to answer."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -350,7 +350,7 @@ class SlowReviewer:
 
 
 async def test_few_tokens_of_one_address_are_reviewed_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise junk from one pod would delay the reviews of all members' tokens."""
+    """Otherwise, junk from one pod would delay the reviews of all members' tokens."""
     async with place() as there:
         reviewer = SlowReviewer()
         monkeypatch.setattr(there.supervisor, "_reviewer", reviewer)

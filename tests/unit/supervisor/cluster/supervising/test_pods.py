@@ -1,4 +1,4 @@
-"""Pods as members: which exist, under which names, and when one is deleted."""
+"""Pods become members under unique names, and the supervisor deletes a pod only when it must."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Json = dict[str, Any]
 
 @dataclass
 class Cluster:
-    """A backend, and what it has requested."""
+    """A backend, and a record of its requests."""
 
     now_s: float = 100.0
     deleted: list[str] = field(default_factory=list)
@@ -93,7 +93,7 @@ def test_a_container_that_is_dead_or_waiting_is_not_running(state: Json | None) 
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
 def test_a_pod_that_has_ended_runs_nothing(phase: str) -> None:
-    """The kubelet of a node that is lost cannot say that its containers are dead."""
+    """The kubelet of a lost node cannot report that its containers are dead."""
     read = read_pod(pod({"running": {}}, phase=phase), "train")
     assert (read.has_ended, read.is_running) == (True, False)
 
@@ -110,7 +110,7 @@ def test_a_pod_that_is_being_deleted_is_leaving() -> None:
     )
 )
 def test_the_name_of_a_member_is_never_reused(lives: list[tuple[str, int, int]]) -> None:
-    """A pod has a uid of its own, and a container that is started again counts its restarts."""
+    """A pod has a unique uid, and a container counts its restarts."""
     names = [
         read_pod(pod({"running": {}}, restarts, name=name, uid=f"{uid:08x}-0000-4000-8000-0"), "train").member
         for name, uid, restarts in lives
@@ -262,7 +262,7 @@ def _happen(
 
 
 def test_a_lost_member_that_responds_again_is_a_new_member_and_its_pod_is_kept() -> None:
-    """It may hold the only snapshot: evicting its pod would lose the state."""
+    """It may hold the only snapshot, so evicting its pod could lose the state."""
     cluster = Cluster()
     backend, (first, second) = cluster.backend, (running(1), running(2))
     backend.update([first, second])
@@ -303,7 +303,7 @@ def test_a_revived_member_that_is_lost_again_is_a_third_one_or_its_pod_is_delete
 
 
 def test_no_pod_is_evicted_while_evictions_are_blocked_nor_soon_after() -> None:
-    """The supervisor may be what is cut off; once it is not any more, members need time to connect."""
+    """The supervisor itself may be cut off. Once it is reachable again, members need time to connect."""
     there = Cluster()
     blocked = [True]
     there.backend.blocked = lambda: blocked[0]

@@ -1,4 +1,4 @@
-"""One job over its whole life: against an API server on a socket, with members that connect to it."""
+"""One job over its whole life, with an API server on a socket and members that connect."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Place:
     is_cut_off: bool = False
 
     def begin(self, epoch: int = 1) -> SupervisedJob:
-        """Have a leader of this epoch supervise the job."""
+        """Make a leader of this epoch supervise the job."""
         self.context = ClusterContext(
             self.server,
             EventRecorder(self.server, "holdfast-supervisor", "s-1"),
@@ -70,7 +70,7 @@ class Place:
         return PodGroup(self.key, 2, 1, self.policy, {}, tuple(self.pods.values()))
 
     async def add(self, number: int, restarts: int = 0) -> SimulatedPod:
-        """Have the owner create a pod, whose sidecar connects."""
+        """Create a pod as its owner does, and connect its sidecar."""
         uid, name = f"{number:08x}-{restarts}", f"w-{number}"
         member = member_name(name, uid, restarts)
         self.pods[uid] = PodMember(uid, name, member, f"n{number}", "c", is_running=True)
@@ -80,14 +80,14 @@ class Place:
         return made
 
     def look(self) -> None:
-        """Have the registry notice the present pods and the resource."""
+        """Make the registry notice the current pods and the resource."""
         self.job.update(self.group())
         found = self.served.objects.get(("supervisions", "team", "llama"))
         if found is not None:
             self.job.update_spec(found.get("spec"))
 
     def end_pods(self) -> None:
-        """Have all containers end, as they do when they are ordered to."""
+        """End all containers, as they do on an order to stop."""
         for uid, pod in self.pods.items():
             self.pods[uid] = replace(pod, is_running=False, has_ended=True)
         self.look()
@@ -107,7 +107,7 @@ class Place:
         )
 
     async def finish(self, members: Iterable[SimulatedPod]) -> None:
-        """Have the script end well, and the containers as they are ordered."""
+        """Make the script exit with 0, and the containers end as ordered."""
         for each in members:
             await each.end_rank(0)
         for each in members:
@@ -116,7 +116,7 @@ class Place:
         await self.until(phase="ended", exitCode=0)
 
     async def form(self) -> tuple[SimulatedPod, SimulatedPod]:
-        """Form a group of two members, and have it do a step."""
+        """Form a group of two members, and make it do a step."""
         self.begin()
         members = (await self.add(0), await self.add(1))
         for each in members:
@@ -224,7 +224,7 @@ async def test_a_replaced_supervisor_ends_its_work_on_the_job(tmp_path: Path) ->
 async def test_a_leader_that_was_cut_off_and_replaced_gives_no_orders_above_its_successors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its members list the checkpoints that the successor's members have written."""
+    """Its own members list the checkpoints that the successor's members have written."""
     monkeypatch.setattr(supervision, "RAISE_AGAIN_S", 0.0)
     async with place(tmp_path, replace(POLICY, checkpoint_every_s=60.0)) as there:
         first, second = await there.form()
@@ -283,7 +283,7 @@ async def test_pods_that_arrive_after_the_job_has_finished_end_with_its_code(tmp
 
 
 async def test_an_end_while_the_api_server_is_unavailable_is_recorded_afterwards(tmp_path: Path) -> None:
-    """The next leader would otherwise count the members of a finished job as lost."""
+    """Otherwise, the next leader would count the members of a finished job as lost."""
     async with place(tmp_path, replace(POLICY, form_s=0.5)) as there:
         members = await there.form()
         await there.until(step=3, phase="running")
@@ -350,7 +350,7 @@ async def test_a_summary_that_the_server_refuses_does_not_keep_the_end_from_bein
 
 @pytest.fixture
 def examined(monkeypatch: pytest.MonkeyPatch) -> asyncio.Queue[bool]:
-    """Give the answers to whether a job has ended."""
+    """Give the record of checks whether a job has ended, with their results."""
     answers: asyncio.Queue[bool] = asyncio.Queue()
     examine = supervision.has_ended
 
@@ -364,7 +364,7 @@ def examined(monkeypatch: pytest.MonkeyPatch) -> asyncio.Queue[bool]:
 
 
 async def turns() -> None:
-    """Let everything that is ready go on, several times."""
+    """Let all ready tasks run, several times."""
     for _ in range(50):
         await asyncio.sleep(0.002)
 
@@ -392,7 +392,7 @@ async def test_a_job_that_has_ended_is_left_alone_by_the_next_supervisors(
 
 
 async def test_an_end_that_users_do_not_see_yet_is_recorded_by_the_next_supervisor(tmp_path: Path) -> None:
-    """The last one died between its last decision and its last summary."""
+    """Its predecessor died between its last decision and its last summary."""
     async with place(tmp_path) as there:
         await there.finish(await there.form())
         await there.job.close()
@@ -515,14 +515,14 @@ async def test_a_job_keeps_training_while_its_resource_cannot_be_written(tmp_pat
 
 
 async def test_the_name_in_a_report_is_not_trusted(tmp_path: Path) -> None:
-    """Members say what they like; they are who their tokens say they are."""
+    """The token of a member proves its identity, whatever its reports contain."""
     async with place(tmp_path) as there:
         await there.form()
         assert set(there.job._server.connections) == {"w-0.00000000", "w-1.00000001"}
 
 
 async def test_members_leave_a_closed_job(tmp_path: Path) -> None:
-    """They connect to whoever supervises the job next: otherwise they would report to nobody."""
+    """They then connect to the next supervisor of the job. Otherwise they would report to nobody."""
     async with place(tmp_path) as there:
         members = await there.form()
         await there.job.close()
@@ -534,7 +534,7 @@ async def test_members_leave_a_closed_job(tmp_path: Path) -> None:
 async def test_a_failure_within_the_supervision_of_one_job_is_survived(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A defect in one job must not leave it unsupervised until another supervisor leads."""
+    """A defect must not leave a job unsupervised until another supervisor leads."""
     async with place(tmp_path) as there:
         members = await there.form()
         await there.until(step=3)
@@ -612,7 +612,7 @@ def test_every_leader_derives_the_same_secret_of_a_job() -> None:
 async def test_no_pod_of_a_job_is_evicted_while_only_this_supervisor_may_be_unreachable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """All pods may train well: a broken network here, a NetworkPolicy or another CA looks the same."""
+    """All pods may be training: a broken network, a NetworkPolicy or a wrong CA looks the same from here."""
     monkeypatch.setattr(pods, "RESTART_S", 0.0)
     async with place(tmp_path) as there:
         there.pods["lost"] = PodMember("lost", "w-9", "w-9.lost", "n9", "c", is_running=True)
@@ -635,7 +635,7 @@ async def test_no_pod_of_a_job_is_evicted_while_only_this_supervisor_may_be_unre
 
 
 async def test_the_connections_of_members_that_are_lost_and_gone_are_forgotten(tmp_path: Path) -> None:
-    """A job may run for months, and each restart of a container makes another member."""
+    """A job may run for months, and each restart of a container creates another member."""
     async with place(tmp_path) as there:
         await there.form()
         job, server = there.job.job, there.job._server

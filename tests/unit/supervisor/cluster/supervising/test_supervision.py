@@ -1,4 +1,4 @@
-"""The resource of a job: who may write it, and what happens when answers are lost or others write too."""
+"""Only the current supervisor writes a job's resource, even with lost answers and concurrent writers."""
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ async def test_a_decision_that_is_overtaken_while_it_is_sent_changes_nothing() -
 
 
 async def test_a_resource_that_another_supervisor_recreated_is_not_written() -> None:
-    """Its epoch may be lower: the new supervisor does not know of the one that the members reported."""
+    """Its epoch may be lower, because the new supervisor does not know the one that the members reported."""
     async with place() as there:
         records = await there.records(40)
         there.served.remove("supervisions", "team", "llama")
@@ -301,7 +301,7 @@ async def raise_above(records: SupervisionRecords, known: int) -> None:
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a failed attempt to take an epoch repeated without a pause."""
+    """Make failed attempts to take an epoch repeat without a pause."""
     monkeypatch.setattr(supervision, "RAISE_AGAIN_S", 0.0)
 
 
@@ -320,7 +320,7 @@ async def test_an_epoch_that_members_know_is_written_before_it_is_used() -> None
 
 
 async def test_the_epoch_of_a_successor_is_not_exceeded() -> None:
-    """Its members write checkpoints, which the replaced supervisor's members list."""
+    """The successor's members write checkpoints, which the replaced supervisor's members list."""
     async with place() as there:
         first, second = await there.records(), await there.records()
         before = there.served.supervision()

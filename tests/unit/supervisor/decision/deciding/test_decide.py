@@ -28,7 +28,7 @@ from tests.simulation.cluster.world import World
 from tests.unit.supervisor.job_views import S, launcher, member, rank, report, view
 
 
-def test_a_run_without_faults_forms_once_and_ends_well() -> None:
+def test_a_run_without_faults_forms_once_and_finishes() -> None:
     world = World(TWO, STEPS).run()
     assert is_whole(world)
     assert [type(action) for _, action, _ in world.journal] == [Start, Settle, End, Done]
@@ -50,7 +50,7 @@ def test_a_single_fault_has_its_name_and_remedy_and_costs_one_step_at_most(
         if isinstance(action, Start) and after.incident is not None:
             lost = world.group.reached.get(after.incident.generation, 0) - action.resume.step
             assert after.incident.lost == max(0, lost)
-            # but for a bad number, which is known only when others have gone on with it
+            # except for a bad number, which is known only after others have continued with it
             assert lost <= 1 or action.remedy == "rollback"
 
 
@@ -152,7 +152,7 @@ def test_a_new_supervisor_counts_a_stall_from_its_beginning() -> None:
 
 
 def test_a_cause_that_is_reported_after_its_victims_is_named() -> None:
-    """The member with the failing rank has the slower line, and its peer's end is told first."""
+    """The member with the failing rank has the slower connection, so its peer's end is reported first."""
     world = cued(1, 5, "kill").at(600, lambda w: w.network.delay("m1", 100, 10_000)).run()
     assert remedies(world) == [("crash", "restart", 5)]
     [incident] = {m.incident for _, a, m in world.journal if isinstance(a, Start) and m.incident}
@@ -184,7 +184,7 @@ def test_a_member_that_takes_long_to_start_does_not_count_as_lost() -> None:
 
 
 def test_a_briefly_disconnected_member_is_waited_for_if_no_other_can_take_its_ranks() -> None:
-    """Its rank is killed while its sidecar is being started again."""
+    """Its rank is killed while its sidecar is restarting."""
     policy = Policy(checkpoint_every_s=0)
     world = World(policy, STEPS, snapshot_every=1, cues={(0, 5): ("sidecar", 1), (0, 6): ("kill", 1)})
     world.sidecar_ms = 3000
@@ -195,7 +195,7 @@ def test_a_briefly_disconnected_member_is_waited_for_if_no_other_can_take_its_ra
 
 
 def test_the_decision_waits_seconds_for_a_missing_members_state_rather_than_lose_steps() -> None:
-    """The only member with state is away, and there is a standby without any."""
+    """The only member with state is disconnected, and there is a standby without state."""
     policy = Policy(standby=1, checkpoint_every_s=0)
     world = World(policy, STEPS, snapshot_every=1, cues={(0, 6): ("kill", 1)})
     world.at(500 + 400, lambda w: w.network.cut_off(w.memory.placement[0], 2500))
@@ -266,7 +266,7 @@ def test_a_repeatedly_dying_supervisor_still_completes_the_recovery() -> None:
 
 
 def test_a_supervisor_that_could_not_record_a_start_has_a_successor_that_recovers_it() -> None:
-    """The disk is full during a recovery, and the supervisor dies after it."""
+    """The disk is full during a recovery, and the supervisor dies afterwards."""
     world = cued(1, 3, "kill")
     world.cues[0, 6] = ("supervisor", 1)
     world.at(600, lambda w: setattr(w, "disk_full", True))

@@ -28,7 +28,7 @@ def test_the_same_signal_at_the_same_step_ends_the_run_at_the_fifth_time() -> No
 
 
 def test_a_rank_that_always_hangs_at_the_same_step_ends_the_run() -> None:
-    """The second time it is given as long as one that may work, but it is certain: a bug in the end."""
+    """The second time, it gets the limit of possible work, but the hang is certain, so it ends as a bug."""
     world = cued(1, 5, "hang", times=99, policy=replace(TWO, stall_limit_s=1.0)).run()
     assert world.ended is not None
     assert (world.ended.exit_code, len(world.starts)) == (1, 5)

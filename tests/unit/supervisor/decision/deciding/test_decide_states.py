@@ -1,4 +1,4 @@
-"""Where a group starts and resumes, and when a run ends instead of starting over."""
+"""A group starts and resumes from the right state. A run ends rather than start over."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.unit.supervisor.job_views import S, fault, holding, launcher, member,
 
 
 def begun(stored: StorageContents, now_s: float = 100.0, policy: Policy = TWO, **given: Any) -> RunAction:
-    """Return what is decided when two members are ready, the run began at 99 s, and this is on storage."""
+    """Return the decision for two ready members, a run that began at 99 s, and this content of storage."""
     ready = [member(f"m{n}", report(f"m{n}", launcher(generation=0, parked=(0,)))) for n in range(2)]
     given = {
         "phase": "forming",
@@ -100,7 +100,7 @@ def test_starting_from_scratch_makes_existing_states_void(stored: StorageContent
 
 
 def test_starting_from_scratch_applies_only_to_the_first_start() -> None:
-    """A fault after the first checkpoint is no reason to begin again."""
+    """A fault after the first checkpoint is no reason to start over."""
     policy = replace(TWO, from_scratch=True)
     held = [holding(f"m{n}", (), (), secured_for=1) for n in range(2)]
     seen = view(
@@ -130,7 +130,7 @@ def test_differing_replicas_without_storage_go_back_to_a_snapshot_or_the_run_rep
 
 
 def test_differing_replicas_lose_only_what_came_after_they_were_last_equal() -> None:
-    """All snapshots and the newest checkpoints are beyond the last equal seal: an older one is not."""
+    """All snapshots and the newest checkpoints are beyond the last equal seal. An older checkpoint is not."""
     held = [
         holding(f"m{n}", ((1, 512), (1, 500)), ((0, 1, 512), (1, 1, 512)), secured_for=1) for n in range(2)
     ]

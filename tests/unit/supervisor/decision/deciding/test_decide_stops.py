@@ -29,7 +29,7 @@ def test_a_graceful_stop_leaves_a_checkpoint_of_the_last_step() -> None:
 
 
 @pytest.mark.parametrize("when_ms", [100, 510, 700])
-def test_a_stop_at_once_waits_for_nothing(when_ms: int) -> None:
+def test_an_immediate_stop_waits_for_nothing(when_ms: int) -> None:
     world = World(TWO, STEPS).at(when_ms, ask("now")).at(when_ms + 1, World.look).run()
     assert world.ended is not None
     assert world.ended.exit_code == exit_codes.INTERRUPTED
@@ -63,7 +63,7 @@ def test_a_stop_while_the_group_recovers_saves_what_was_secured() -> None:
 
 
 def test_a_stop_never_saves_a_bad_state() -> None:
-    """The other member has gone on with it, and has a snapshot of it."""
+    """The other member has continued from the bad state, and has a snapshot of it."""
     world = cued(1, 5, "nan", snapshot_every=1).at(700, ask("graceful")).run()
     assert world.ended is not None
     newest = world.store.newest()

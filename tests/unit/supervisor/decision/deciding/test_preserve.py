@@ -85,9 +85,7 @@ def test_the_group_still_waits_for_its_member_from_the_same_time() -> None:
 def test_another_holder_saves_if_the_first_one_is_lost() -> None:
     three = replace(ON_CLUSTER, members=3)
     view = securing(here(0), here(1), lost=("m2",), placement=("m0", "m1", "m2"), world_size=3)
-    held = replace(
-        view, memory=replace(view.memory, world_size=2)
-    )  # the two states here are all that there are
+    held = replace(view, memory=replace(view.memory, world_size=2))  # the two states here are the only ones
     first = transition.after(held, decide(held, three), three)
     assert first.save_member == "m0"
     left = tuple(each if each.name == "m1" else replace(each, exists=False) for each in held.members)
@@ -116,7 +114,7 @@ def test_another_holder_saves_if_the_first_one_is_lost() -> None:
         "no state",
     ],
 )
-def test_no_request_to_save(view: View, policy: Policy) -> None:
+def test_a_save_that_would_not_help_is_not_requested(view: View, policy: Policy) -> None:
     action: RunAction = decide(view, policy)
     assert not isinstance(action, Preserve)
 
@@ -149,7 +147,7 @@ def test_every_lost_member_is_replaced_once_however_many_there_are() -> None:
     assert isinstance(decide(view, policy), Wait)
 
 
-def test_lost_members_that_are_gone_are_forgotten_at_last() -> None:
+def test_lost_members_are_forgotten_once_they_are_gone() -> None:
     memory = without_m1(lost=tuple(f"old{number}" for number in range(transition.LOST))).memory
     view = replace(without_m1(), memory=memory)
     action = Replace("m1", "")

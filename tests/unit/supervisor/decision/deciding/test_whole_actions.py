@@ -58,7 +58,7 @@ DEAF = "its launcher has sent no heartbeat for 5 s"
 
 
 def here(number: int, **given: Any) -> MemberView:
-    """Return a member that holds the state of step 9 and has secured it, with other fields of its report."""
+    """Return a member that holds the state of step 9 and has secured it. `more` overrides its report."""
     seen = {
         name: given.pop(name)
         for name in ("silent_s", "connected", "exists", "heard_ns", "well_ns")
@@ -392,7 +392,7 @@ ACTIONS: dict[str, tuple[View, RunAction]] = {
 
 
 @pytest.mark.parametrize("name", ACTIONS)
-def test_the_action_in_each_situation(name: str) -> None:
+def test_each_situation_has_exactly_its_action(name: str) -> None:
     now, expected = ACTIONS[name]
     action = decide(now, POLICY)
     assert type(action) is type(expected)
@@ -403,7 +403,7 @@ def test_the_action_in_each_situation(name: str) -> None:
 
 
 def stalled(now_s: float = 100.0, policy: Policy = POLICY, **given: Any) -> RunAction:
-    """Return the action while rank 0 sleeps since 98 s and rank 1 waits for it."""
+    """Return the action while rank 0 has been sleeping since 98 s and rank 1 waits for it."""
     now = seen(there(0, SLEEPS), there(1, WAITS), now_s=now_s, **given)
     watch = replace(now.watch, ranks=tuple(replace(each, since_ns=98 * S) for each in now.watch.ranks))
     return decide(replace(now, watch=watch), policy)
@@ -441,7 +441,7 @@ def test_a_stall_is_inspected_again_when_due_then_reported_once_and_then_acted_o
 
 
 def test_a_group_without_anything_due_is_inspected_again_a_second_later() -> None:
-    """The rank is alone, was warned of and was inspected long ago."""
+    """The only rank was reported and inspected long ago."""
     now = seen(there(0, SLEEPS, late_s=100.0), placement=("m0",), world_size=1)
     warned = (PastWarning("evaluate (train.py)", "before"),)
     now = replace(now, memory=replace(now.memory, warned=warned))

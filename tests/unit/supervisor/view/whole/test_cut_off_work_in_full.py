@@ -1,4 +1,4 @@
-"""The work that is waited for or cut off, in full: each rank with its step, time and limit."""
+"""The work that is waited for or cut off has exactly these steps, times and limits."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ FINISHED = Ending(95 * S, 0)
         ),
     ],
 )
-def test_the_work_that_a_restart_cuts_off(
+def test_a_restart_cuts_off_exactly_this_work(
     first: tuple[RankState, RankProgress],
     second: tuple[RankState, RankProgress],
     expected: tuple[CutOffWork, ...],
@@ -149,7 +149,7 @@ def test_the_work_that_a_restart_cuts_off(
     assert cut_off_work.find(group(first, second, (21, 20, 15)), ()) == expected
 
 
-def test_the_work_of_ranks_that_raised_exceptions() -> None:
+def test_the_work_of_a_rank_that_raised_an_exception_is_cut_off() -> None:
     def found(tail_s: float, *raised: Any, early: UncommittedWork | None = None) -> tuple[CutOffWork, ...]:
         now = group((rank(0), at(0, 21)), (rank(1, RAISED), at(1, tail_s=tail_s, early=early)), (21, 15))
         return cut_off_work.find(now, raised)
@@ -192,7 +192,7 @@ def test_the_work_before_a_failed_start_is_part_of_what_is_cut_off() -> None:
     assert failed_start.raised_before(now.memory) == ()
 
 
-def test_void_steps_and_states() -> None:
+def test_steps_that_were_changed_after_their_commit_are_void_with_their_states() -> None:
     void = (VoidStep(1, 12, 0), VoidStep(1, 9, 1), VoidStep(1, 9, 0), VoidStep(2, 7, 0))
     now = group((rank(0), at(0, late=(20,), amended=(18, 19))), (rank(1), at(1, amended=(19,))))
     now = replace(now, memory=replace(now.memory, void=void))
@@ -224,7 +224,7 @@ def test_the_checkpoint_of_step_zero_may_be_published_once_all_ranks_are_beyond_
         assert cut_off_work.publishable_step(now, replace(asks, report=None)) == -1
 
 
-def test_which_state_is_behind_all_work_and_what_is_not_repeated() -> None:
+def test_the_latest_resume_step_precedes_all_work_that_was_cut_off() -> None:
     cuts = (CutOffWork(0, 20, 19), CutOffWork(1, 20, 20))
     assert cut_off_work.latest_resume_step(cuts, None) == 19
     assert cut_off_work.latest_resume_step(cuts, 12) == 12
@@ -233,7 +233,7 @@ def test_which_state_is_behind_all_work_and_what_is_not_repeated() -> None:
     assert [cut_off_work.not_repeated(cuts, step) for step in (19, 20, 21)] == [(), cuts[:1], cuts]
 
 
-def test_cut_off_work_in_words() -> None:
+def test_the_description_of_cut_off_work_names_at_most_the_first_cases() -> None:
     after = [CutOffWork(number, 20 + number, 19) for number in range(4)]
     before = CutOffWork(5, 30, 30, early=True)
     assert (
@@ -270,7 +270,7 @@ ASIDE = SetAsideState((Lineage(1, 3),), MISSED, (2,), 3)
         ({}, None, True, {"aside": SetAsideState(FIRST.lineage, MISSED, (8,), 7)}),
     ],
 )
-def test_the_record_of_a_start(
+def test_a_pending_start_records_what_to_restore_if_it_fails(
     given: dict[str, Any], bound: int | None, from_scratch: bool, expected: dict[str, Any]
 ) -> None:
     now = View(100 * S, 0.0, replace(FIRST, missed=MISSED, **given))
@@ -282,7 +282,7 @@ def test_the_record_of_a_start(
 KNOWN = PendingStart(1, 20, (Lineage(0, 9),), MISSED, (8, 16), 12)
 
 
-def test_a_failed_start_is_undone_in_full() -> None:
+def test_a_failed_start_is_undone_completely() -> None:
     now = view(lineage=(Lineage(1, 20),), equal=(4,), missed=(), unbegun=KNOWN)
     undone = replace(KNOWN, failed=True)
     assert failed_start.without_failed_start(now) == replace(

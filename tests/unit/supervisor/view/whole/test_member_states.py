@@ -1,4 +1,4 @@
-"""Which members report, obey, may return or take ranks, with the exact moments at which this changes."""
+"""Members report, obey, may return or take ranks, and this changes at exact moments."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def test_a_sidecar_is_silent_after_its_time_and_is_renewed_once_a_minute() -> No
         (well("m0", silent_s=5.0), 0.0),
         (well("m0", silent_s=9.0), 0.0),
         (well("m0", exists=False), 0.0),
-        (member("m0", silent_s=1.0), 4.0),  # it has ranks, by the journal
+        (member("m0", silent_s=1.0), 4.0),  # it has ranks, according to the journal
         (member("m9", silent_s=1.0), 599.0),
         (well("m9", silent_s=1.0), 4.0),
     ],
 )
-def test_how_long_a_member_may_still_be_silent(found: MemberView, left_s: float) -> None:
+def test_each_member_has_exactly_this_time_of_silence_left(found: MemberView, left_s: float) -> None:
     now = view(found)
     assert members.timeout_left_s(now, found, POLICY) == left_s
     assert members.is_lost(now, found, POLICY) is (left_s == 0.0)
@@ -149,7 +149,7 @@ def test_members_that_may_return_have_their_time_from_when_they_were_last_well()
     assert deadlines(member("m1", report("m1", None))) == {"m1": 60 * S}
 
 
-def test_members_with_ranks_that_have_not_reported_yet() -> None:
+def test_a_placed_member_that_has_not_reported_is_unheard() -> None:
     there = (member("m0"), member("m1", silent_s=5.0), member("m9"), well("m2"))
     now = view(*there, placement=("m0", "m1", "m2"))
     assert members.unheard_members(now, POLICY) == ("m0",)

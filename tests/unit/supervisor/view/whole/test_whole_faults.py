@@ -32,7 +32,7 @@ STATE = Restore(8, 1, "slot")
 
 
 def found(*ranks: RankState, policy: Policy = POLICY, joins: bool = True, **given: Any) -> tuple[Fault, ...]:
-    """Return the faults of member m1 with these of the ranks 2 and 3, which are at the steps 5 and 6."""
+    """Return the faults of member m1 with these states of ranks 2 and 3, which are at steps 5 and 6."""
     told = report("m1", launcher(*ranks, joins=joins), progress=(progress(2, 5, -1), progress(3, 6, -1)))
     told = replace(told, **{name: given.pop(name) for name in tuple(given) if name in REPORTED})
     first = WELL if joins else replace(WELL, report=report("m0", launcher(rank(0), rank(1), joins=False)))
@@ -81,7 +81,7 @@ ABORTED = "what(): gloo/pair.cc:456] op.preamble.length <= op.nbytes. 12 vs 4. R
     ],
     ids=["killed", "raised", "bad input", "victim"],
 )
-def test_the_fault_of_a_process_that_ended(ending: Ending, fault: Fault) -> None:
+def test_a_process_that_ended_is_exactly_this_fault(ending: Ending, fault: Fault) -> None:
     assert found(rank(2), rank(3, ending)) == (fault,)
 
 
@@ -130,7 +130,7 @@ def test_the_fault_of_a_process_that_ended(ending: Ending, fault: Fault) -> None
     ],
     ids=["jump", "gradient", "loss", "a script that does not join"],
 )
-def test_the_fault_of_a_bad_number(flag: BadNumber, joins: bool, fault: Fault) -> None:
+def test_a_bad_number_is_exactly_this_fault(flag: BadNumber, joins: bool, fault: Fault) -> None:
     assert found(rank(2), rank(3, flag=flag), joins=joins) == (fault,)
 
 
@@ -181,12 +181,12 @@ LATE: dict[str, Any] = {"launcher": OLDER, "launch": WANTED, "started_ns": -501 
             refused("restore of slot 1/8", "not ready after 600 s"),
         ),
         (
-            {**LATE, "reading_s": 600.1},  # storage gives nothing any more
+            {**LATE, "reading_s": 600.1},  # storage sends no more data
             refused("restore of slot 1/8", "not ready after 600 s"),
         ),
     ],
 )
-def test_the_fault_of_a_member(given: dict[str, Any], fault: Fault) -> None:
+def test_a_lost_member_is_exactly_this_fault(given: dict[str, Any], fault: Fault) -> None:
     assert found(rank(2), rank(3), **given) == (fault,)
 
 
@@ -206,7 +206,7 @@ def test_a_member_within_its_limits_has_no_fault(given: dict[str, Any]) -> None:
     assert found(rank(2), rank(3), **given) == ()
 
 
-def test_a_member_of_one_rank_is_lost_with_that_rank_and_counts_from_the_rank_of_its_place() -> None:
+def test_a_lost_member_of_one_rank_is_named_with_that_rank() -> None:
     away = view(member("m0", report("m0", launcher(rank(0)))), member("m1", exists=False, silent_s=3.0))
     expected = lost("member m1 with rank 1 is lost: its processes are gone", number=1, step=-1)
     assert faults.find_faults(away, Policy(members=2)) == (expected,)
@@ -283,7 +283,7 @@ IN_COLLECTIVE = "rank 2 exited with code 0 at step 20 while rank 3 waited for it
         (steps(("idle", 21, 1.0), ("idle", 20, 0.0)), None),
     ],
 )
-def test_the_fault_of_a_rank_that_did_fewer_steps(view: View, fault: Fault | None) -> None:
+def test_a_rank_that_did_fewer_steps_is_exactly_this_fault(view: View, fault: Fault | None) -> None:
     assert uneven_steps.find_uneven_steps(view) == ((fault,) if fault is not None else ())
 
 
@@ -308,7 +308,7 @@ def older_ranks(told: MemberReport | None) -> MemberReport:
 # -- faults without a rank
 
 
-def test_the_faults_of_a_generation_that_the_journal_does_not_explain() -> None:
+def test_a_generation_that_the_journal_does_not_explain_is_a_fault() -> None:
     newer = view(member("m0", report("m0", launcher(generation=3))))
     common = ("lost_track", -1, "", -1, 100 * S, "lost track")
     text = "the members run generation 3, but the journal ends with generation 1"
@@ -329,7 +329,7 @@ def test_a_block_of_ranks_that_no_member_reports_is_that_of_a_member_that_has_no
     assert unknown_generation.claimed_placement(second_ranks, 3) == ("a", "b")
 
 
-def test_the_fault_of_replicas_that_differ() -> None:
+def test_differing_replicas_are_a_fault_that_names_the_minority() -> None:
     def seals(name: str, *crcs: int) -> Any:
         sums = tuple(HeldChecksum(1, 16 * at, 4096, crc) for at, crc in enumerate(crcs, 1))
         return member(name, report(name, launcher(), seals=sums))
@@ -381,7 +381,7 @@ def test_the_fault_of_replicas_that_differ() -> None:
         (Ending(1, 17, message="no"), "exited with code 17"),
     ],
 )  # fmt: skip
-def test_how_a_process_ended_in_words(ending: Ending, text: str) -> None:
+def test_the_description_of_an_ending_has_exactly_this_text(ending: Ending, text: str) -> None:
     assert endings.describe(ending) == text
 
 
@@ -396,7 +396,7 @@ def test_how_a_process_ended_in_words(ending: Ending, text: str) -> None:
         (Ending(1, 1, message=TEXT), "exit ValueError at train.py:7"),
     ],
 )
-def test_the_signature_of_a_failure(ending: Ending, signature: str) -> None:
+def test_each_failure_has_exactly_this_signature(ending: Ending, signature: str) -> None:
     assert endings.signature(ending) == signature
 
 
@@ -415,12 +415,12 @@ def test_the_signature_of_a_failure(ending: Ending, signature: str) -> None:
         (Ending(1, None, 9, fail="distributed"), "victim"),
     ],
 )
-def test_the_kind_of_a_fault(ending: Ending, kind: str) -> None:
+def test_each_ending_has_exactly_this_kind_of_fault(ending: Ending, kind: str) -> None:
     assert endings.kind_of_fault(ending) == kind
 
 
 def test_only_the_messages_of_many_faults_are_shortened_and_not_that_of_the_cause() -> None:
-    """The bound is for text whose characters take up to twelve bytes each."""
+    """The bound allows for characters of up to twelve bytes each."""
     longest = (1 << 20) // 12
     cause, *others = (Fault("crash", n, "m", 5, n, "", "", "x" * 600_000) for n in range(3))
     found = faults.with_bounded_messages((cause, *others))

@@ -1,4 +1,4 @@
-"""Pods as the API server shows them."""
+"""Pods as the API server returns them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def pod(name: str, uid: str = "", *, phase: str = "Running", **restarts: int) -> dict[str, Any]:
-    """Return a pod on node n1 whose containers, named with _ for -, have restarted so often."""
+    """Return a pod on node n1. The keywords are its containers, with _ for -, and their restart counts."""
     found = [
         {
             "name": each.replace("_", "-"),

@@ -1,4 +1,4 @@
-"""The lengths of the demo's runs, and what it sums up."""
+"""The demo's runs are long enough, and its summary counts the right recoveries."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_pod_that_kubernetes_had_to_replace_is_not_a_recovery_in_place() -> No
     assert course.in_place(found) == "2 recoveries in the pods that were there took 2.5 s together"
 
 
-def test_a_signal_ends_the_demo_only_where_it_looks_and_the_handlers_are_put_back() -> None:
+def test_a_signal_ends_the_demo_only_at_a_check_and_the_handlers_are_restored() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with Interruption() as stop:
         stop.check()

@@ -1,4 +1,4 @@
-"""What is said about pods: what was restarted, and why one does not start."""
+"""The demo reports which containers were restarted, and why a pod does not start."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_pod_without_the_sidecar_was_not_injected() -> None:
     assert pods.not_injected([plain]) == ""
 
 
-def test_init_containers_that_have_ended_well_do_not_count_as_stopped() -> None:
+def test_init_containers_that_exited_with_0_do_not_count_as_stopped() -> None:
     found = pod("gpt-0-a", trainer=0, holdfast_sidecar=1)
     found["status"]["initContainerStatuses"] = [
         {"name": "holdfast-setup", "state": {"terminated": {"exitCode": 0}}}

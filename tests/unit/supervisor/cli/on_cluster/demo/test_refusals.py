@@ -1,4 +1,4 @@
-"""What keeps the demo from a cluster: one line each, before anything was made."""
+"""The demo refuses an unsuitable cluster in one line, before it creates anything."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SYSTEM = "/api/v1/namespaces/holdfast-system"
 
 @pytest.fixture(autouse=True)
 def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Put a kubectl on PATH, alone, that records its arguments and fails."""
+    """Set PATH to a folder with only a kubectl that records its arguments and fails."""
     made = tmp_path / "bin" / "kubectl"
     made.parent.mkdir()
     made.write_text('#!/bin/sh\necho "$@" >> "$0.called"\necho no such luck >&2\nexit 1\n')
@@ -27,23 +27,25 @@ def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("nothing_configured")
-def test_without_a_cluster(capsys: Printed) -> None:
+def test_without_a_cluster_the_demo_is_refused(capsys: Printed) -> None:
     assert refused("demo --cluster", capsys).startswith("no cluster is configured: KUBECONFIG is not set")
 
 
-def test_without_kubectl(capsys: Printed, kubectl: Path) -> None:
+def test_without_kubectl_the_demo_is_refused(capsys: Printed, kubectl: Path) -> None:
     kubectl.unlink()
     assert refused("demo --cluster", capsys).startswith("demo --cluster needs kubectl, which is not on PATH")
 
 
-def test_without_a_checkout(capsys: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_checkout_the_demo_is_refused(
+    capsys: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(parts, "folder", lambda: tmp_path)
     assert "run it in a clone of the repository" in refused("demo --cluster", capsys)
 
 
 def last_error(capsys: Printed) -> str:
-    """Run the demo, which fails after it has begun, and return its message."""
+    """Run the demo, which fails after its start, and return its message."""
     assert program.main(["demo", "--cluster"]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1
@@ -51,12 +53,12 @@ def last_error(capsys: Printed) -> str:
 
 
 def posted(server: ApiStandIn) -> set[str]:
-    """Return what was made."""
+    """Return the objects that were created."""
     made = {path for method, path, _ in server.requests if method != "GET"}
     return made - {"/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"}
 
 
-def test_without_the_right_to_install(
+def test_without_the_right_to_install_the_demo_is_refused_and_changes_nothing(
     capsys: Printed, server: ApiStandIn, monkeypatch: pytest.MonkeyPatch, kubectl: Path
 ) -> None:
     monkeypatch.setattr(
@@ -83,16 +85,16 @@ def test_a_namespace_that_is_being_deleted_is_waited_for_by_the_user(
     assert posted(server) == set()
 
 
-def test_manifests_that_are_refused_are_removed_again(
+def test_objects_of_a_refused_installation_are_removed_again(
     capsys: Printed, server: ApiStandIn, kubectl: Path
 ) -> None:
-    server.put(SYSTEM, {"metadata": {"annotations": {installation.MADE_BY: "demo"}}})  # of a killed demo
+    server.put(SYSTEM, {"metadata": {"annotations": {installation.MADE_BY: "demo"}}})  # left by a killed demo
     assert "Holdfast cannot be installed: no such luck" in last_error(capsys)
     called = kubectl.with_name("kubectl.called").read_text().splitlines()
     assert [each.split()[:2] for each in called] == [["apply", "-k"], ["delete", "-k"]]
 
 
-def test_an_installation_that_a_job_uses_by_now_stays(
+def test_an_installation_that_a_job_has_begun_to_use_stays(
     capsys: Printed, server: ApiStandIn, kubectl: Path
 ) -> None:
     server.put(SYSTEM, {"metadata": {"annotations": {installation.MADE_BY: "demo"}}})

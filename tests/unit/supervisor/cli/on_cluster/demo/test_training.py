@@ -1,4 +1,4 @@
-"""The objects of both jobs: the examples, which must not get in each other's way in one namespace."""
+"""The objects of both jobs come from the examples, and must not collide in one namespace."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_supervised_job_is_the_example_with_other_arguments() -> None:
     assert found == example
 
 
-def test_the_twin_has_names_of_its_own_and_finds_its_own_master() -> None:
+def test_the_twin_has_its_own_names_and_finds_its_own_master() -> None:
     found = objects(TWIN)
     job, service = found["Job"], found["Service"]
     pod = job["spec"]["template"]
