@@ -43,6 +43,7 @@ IS_MEMBER = "true"
 NAMESPACE = "holdfast-system"
 SUPERVISOR_SERVICE = "holdfast-supervisor"
 SUPERVISOR_PORT = 8443
+SUPERVISOR_LEASE = "holdfast-supervisor"  # its holder leads
 SUPERVISOR_URL = f"https://{SUPERVISOR_SERVICE}.{NAMESPACE}.svc:{SUPERVISOR_PORT}"
 AUDIENCE = "holdfast.dev"  # of the tokens with which pods prove their identity
 

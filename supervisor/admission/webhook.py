@@ -23,7 +23,7 @@ from holdfast.version import __version__
 from supervisor.admission import injection
 from supervisor.admission.injection import InjectionContext, NotAsked, Refused
 from supervisor.kubernetes.certificates import ServerCertificate
-from supervisor.kubernetes.client import ApiServer, PatchType, ResourceKind, connect
+from supervisor.kubernetes.client import PODS, ApiServer, PatchType, ResourceKind, connect
 from supervisor.kubernetes.errors import ApiError
 from supervisor.kubernetes.events import EventRecorder, ObjectReference
 from supervisor.kubernetes.own_pod import START_TRIES, WAIT_S, OwnPod, certificate_for, service_names
@@ -36,7 +36,6 @@ MAX_REVIEW_BYTES = 8 << 20  # an object in etcd has at most about 3 MiB, and an 
 MAX_WARNINGS, WARNING_CHARS = 3, 250  # the API server truncates more
 RETRY_S, CHECK_S = 5.0, 60.0  # between two checks of the configuration: after a failure, and otherwise
 SHUTDOWN_S = 2.0
-PODS = ResourceKind("", "v1", "pods")
 CONFIGURATIONS = ResourceKind(
     "admissionregistration.k8s.io", "v1", "mutatingwebhookconfigurations", namespaced=False
 )

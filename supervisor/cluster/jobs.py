@@ -21,7 +21,7 @@ from supervisor.cluster.job_membership import Adopted, GroupFacts, JobKey, NotAd
 from supervisor.cluster.pods import PodGroup, PodMember, read_pod, too_few_connected
 from supervisor.cluster.supervised_job import NOT_SUPERVISED, SupervisedJob
 from supervisor.cluster.untrusted_json import UnfitObject
-from supervisor.kubernetes.client import ApiServer, KubernetesObject, ResourceKind
+from supervisor.kubernetes.client import PODS, ApiServer, KubernetesObject
 from supervisor.kubernetes.errors import ApiError
 from supervisor.kubernetes.events import EventRecorder, ObjectReference
 from supervisor.kubernetes.object_cache import ObjectCache
@@ -31,7 +31,6 @@ from supervisor.view.model import Policy
 log = logging.getLogger(__name__)
 
 CHANGE_IGNORED = "ChangeIgnored"  # of events about members of a job that exists
-PODS = ResourceKind("", "v1", "pods")
 MEMBERS = f"{pod_layout.MEMBER_LABEL}={pod_layout.IS_MEMBER}"  # a selector
 RETRY_S = 5.0  # between two rounds without a change
 REACH_S = 1.0  # for which a count of the connected members stays valid: each job asks several times a second
@@ -362,7 +361,7 @@ def _member(pod: KubernetesObject, order: tuple[int, ...]) -> PodMember:
 def _has_ended(pod: KubernetesObject) -> bool:
     """Return True if the pod has ended or is being deleted."""
     phase = (pod.get("status") or {}).get("phase")
-    return pod["metadata"].get("deletionTimestamp") is not None or phase in ("Succeeded", "Failed")
+    return pod["metadata"].get("deletionTimestamp") is not None or phase in pod_facts.ENDED_PHASES
 
 
 def _if_missed(pod: KubernetesObject) -> KubernetesObject:
@@ -370,7 +369,7 @@ def _if_missed(pod: KubernetesObject) -> KubernetesObject:
     metadata = pod["metadata"]
     annotations = metadata.get("annotations") or {}
     asks = annotations.get(pod_layout.INJECT) == "true"
-    ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+    ended = (pod.get("status") or {}).get("phase") in pod_facts.ENDED_PHASES
     if not asks or ended or pod_layout.NOT_INJECTED in annotations:
         return {}
     identity = {key: metadata.get(key) for key in ("name", "namespace", "uid")}

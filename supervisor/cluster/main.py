@@ -26,13 +26,13 @@ from holdfast.process import event_loop, logs
 from holdfast.process.network import Door, bearer_token
 from supervisor.admission import pod_layout
 from supervisor.cluster import supervision
-from supervisor.cluster.jobs import MEMBERS, PODS, ClusterJobs
+from supervisor.cluster.jobs import MEMBERS, ClusterJobs
 from supervisor.cluster.pods import PodGroup, PodMember
 from supervisor.cluster.supervised_job import ClusterContext, SupervisedJob
 from supervisor.cluster.supervision import SUPERVISIONS
 from supervisor.kubernetes import certificates
 from supervisor.kubernetes.certificates import AuthoritySecret, ServerCertificate
-from supervisor.kubernetes.client import ApiServer, KubernetesObject, connect
+from supervisor.kubernetes.client import PODS, ApiServer, KubernetesObject, connect
 from supervisor.kubernetes.errors import ApiError, EvictionBlocked, NotFound
 from supervisor.kubernetes.events import EventRecorder
 from supervisor.kubernetes.identity import Caller, ReviewUnavailable, TokenRefused, TokenReviewer
@@ -43,7 +43,6 @@ from supervisor.kubernetes.watch import Mirror
 
 log = logging.getLogger("supervisor")
 
-LEASE = "holdfast-supervisor"
 HEALTH_PORT = 8080
 TLS_BUFFER_BYTES = 16 << 10  # a TLS record
 # Reports are freed when the next ones arrive, without the garbage collector. Its passes over the objects of
@@ -64,7 +63,7 @@ class ClusterSupervisor:
     def __init__(self, server: ApiServer, me: OwnPod, measured: event_loop.Lag) -> None:
         self.events = EventRecorder(server, "holdfast-supervisor", me.name)
         self._server, self._me, self._measured = server, me, measured
-        self._reviewer = TokenReviewer(server)
+        self._reviewer = TokenReviewer(server, pod_layout.AUDIENCE)
         self._reviewing: Counter[str] = Counter()  # requests whose token is being reviewed, by address
         self._jobs: ClusterJobs | None = None  # while this process leads
         self._term: Leadership | None = None  # of the same time
@@ -78,7 +77,7 @@ class ClusterSupervisor:
 
         Raises `LeaseLost`; the process must then end, and its successor starts from the cluster's state.
         """
-        lock = LeaseLock(self._server, self._me.namespace, LEASE, self._me.name)
+        lock = LeaseLock(self._server, self._me.namespace, pod_layout.SUPERVISOR_LEASE, self._me.name)
         while True:
             await lead(lock, self._supervise, replicas.rival)
 

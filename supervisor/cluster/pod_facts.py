@@ -25,7 +25,7 @@ _INDEX = re.compile(r"[0-9]{1,9}")
 _RANGE = re.compile(r"([1-9][0-9]{0,8})(?::([1-9][0-9]{0,8}))?")
 _FIELD = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
 _ORDINAL = re.compile(r"-([0-9]{1,9})$")
-_ENDED = ("Succeeded", "Failed")
+ENDED_PHASES = ("Succeeded", "Failed")  # of a pod whose containers have all ended for good
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def read(raw: object) -> PodFacts:
         spec=table(pod.get("spec"), f"spec of pod {name}"),
         injected=injected,
         nproc=_nproc(annotations, injected),
-        has_ended=metadata.get("deletionTimestamp") is not None or phase in _ENDED,
+        has_ended=metadata.get("deletionTimestamp") is not None or phase in ENDED_PHASES,
     )
 
 

@@ -15,13 +15,13 @@ from types import MappingProxyType
 from typing import Any
 
 from supervisor.cluster.job_membership import JobKey
+from supervisor.cluster.pod_facts import ENDED_PHASES
 from supervisor.view.model import Completion, Policy, StopRequest
 
 log = logging.getLogger(__name__)
 
 REVIVE_S = 2.0  # after a member is lost, its pod becomes another member if it responds again
 RESTART_S = 20.0  # for the kubelet to report that it has restarted a dead container
-_ENDED = ("Succeeded", "Failed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +202,7 @@ def read_pod(pod: Mapping[str, Any], container: str) -> PodMember:
     found: Mapping[str, Any] = next((each for each in statuses if each.get("name") == container), {})
     restarts = found.get("restartCount") or 0
     uid, name = metadata["uid"], metadata["name"]
-    has_ended = status.get("phase") in _ENDED
+    has_ended = status.get("phase") in ENDED_PHASES
     state = found.get("state") or {}
     return PodMember(
         uid=uid,

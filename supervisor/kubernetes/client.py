@@ -70,6 +70,9 @@ class ResourceKind:
         return "/".join(parts)
 
 
+PODS = ResourceKind("", "v1", "pods")
+
+
 @dataclass(frozen=True, slots=True)
 class Listing:
     """A collection as it was at `version`, from which it can be watched."""

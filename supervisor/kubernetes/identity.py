@@ -19,7 +19,6 @@ from supervisor.kubernetes.client import KubernetesObject, ResourceKind
 from supervisor.kubernetes.errors import ApiError
 
 TOKEN_REVIEWS = ResourceKind("authentication.k8s.io", "v1", "tokenreviews", namespaced=False)
-AUDIENCE = "holdfast.dev"
 VALID_S = 60.0  # how long the token of a deleted pod may still be accepted
 REFUSED_S = 5.0
 REMEMBERED = 8192  # callers: four times the number of members that one supervisor is designed for
@@ -66,7 +65,7 @@ class Reviews(Protocol):
 class TokenReviewer:
     """Reviews tokens, and remembers the answers briefly by the hash of the token."""
 
-    def __init__(self, server: Reviews, audience: str = AUDIENCE) -> None:
+    def __init__(self, server: Reviews, audience: str) -> None:
         self._server, self._audience = server, audience
         self._callers: _Remembered[Caller] = _Remembered(REMEMBERED, VALID_S)
         self._refusals: _Remembered[TokenRefused] = _Remembered(REMEMBERED_REFUSALS, REFUSED_S)

@@ -222,7 +222,7 @@ class JobState:
     skip: tuple[int, ...] = ()
     incident: OpenIncident | None = None
     incidents: int = 0
-    looks: int = 0  # inspections of stacks, for hangs and for stalls that ended before they counted as hangs
+    looks: int = 0  # not used; kept because journals contain it
     settled: bool = False
     stop: StopRequest = ""
     first: FirstSignal = ""  # the signal or request that ranks receive before SIGTERM: see `LauncherOrder`
@@ -477,7 +477,7 @@ class Secure:
     """Freeze the group and secure the survivors' state."""
 
     faults: tuple[Fault, ...]
-    just_in_time: bool
+    just_in_time: bool  # not used (`MemberOrder.just_in_time` is); kept because journals contain it
     why: str
     end: End | None = None  # the end of the run, once the secured state is on storage
 
