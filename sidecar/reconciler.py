@@ -441,7 +441,7 @@ class Sidecar:
         If the snapshot is being read, a later call discards it. Until then, the supervisor knows that it must
         not resume from the snapshot. If the member holds only one snapshot, it is kept, because a void state
         is better than none. The rank that took a discarded snapshot notices that it is gone and takes
-        another.
+        another. The member reports void steps immediately, so that the other members learn of them soon.
         """
         void = self.observed.poll_void_steps(self.order)
         records = self.holdings.arena.records() if void else ()

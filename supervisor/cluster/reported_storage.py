@@ -1,4 +1,4 @@
-"""The checkpoints of a job whose storage only its members can read, from the members' reports."""
+"""Track the checkpoints of a job from its members' reports, if only the members can read its storage."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ POLL_S = 0.5  # between two checks of the members' newest listings
 
 
 class ReportedStorage:
-    """The storage as listed by members, in place of a `CheckpointIndex`.
+    """Provides the storage's contents from members' listings. Replaces a `CheckpointIndex`.
 
-    All members of a job see the same storage, so a listing from any of them is valid. Members verify the
-    checkpoint that they restore, so none is read in full beforehand.
+    All members of a job see the same storage, so any member's listing is valid. Checkpoints are not verified
+    in advance, because members verify the checkpoint that they restore.
     """
 
     def __init__(self, reports: Callable[[], Iterable[MemberReport]], changed: Callable[[], object]) -> None:
@@ -40,10 +40,10 @@ class ReportedStorage:
             await asyncio.sleep(POLL_S)
 
     def request_rescan(self) -> None:
-        """Do nothing, because members list the storage at short intervals, and after each checkpoint."""
+        """Do nothing, because members list the storage at short intervals and after each checkpoint."""
 
     def on_report(self, durable: CheckpointReport) -> None:
-        """Do nothing, because a listing states which save orders its member had answered by then."""
+        """Do nothing, because a listing includes the last save request that its member had handled."""
 
     def doubt(self) -> None:
         """Do nothing, because every restore verifies what it reads."""
@@ -54,8 +54,8 @@ class ReportedStorage:
     def _update(self) -> bool:
         """Adopt the best listing; return False if nothing has changed.
 
-        The time limit for failing storage does not begin while no member reports on the storage, because pods
-        may be pending for hours.
+        While no member reports on the storage, the time limit for failing storage does not begin, because
+        pods can be pending for hours.
         """
         listings = [each.storage for each in self._reports() if each.storage is not None]
         good = [each for each in listings if not each.error and each.number]
@@ -86,7 +86,8 @@ class ReportedStorage:
 def _age(listing: StorageListing) -> tuple[float, int, int, int]:
     """Return a key that sorts listings by their newest checkpoint.
 
-    Among equals, the listing of a member that has answered a save order sorts last: it has the result.
+    Among listings with the same newest checkpoint, the one with the newest handled save request sorts last,
+    because it includes the result of that request.
     """
     newest = listing.checkpoints[0] if listing.checkpoints else None
     created, step = (newest.created, newest.step) if newest else (0.0, -1)
