@@ -1,1 +1,1 @@
-"""The sidecar of a member: watches the ranks, holds the snapshots, and reports to the supervisor."""
+"""The sidecar of a member, which watches the ranks, holds the snapshots and reports to the supervisor."""

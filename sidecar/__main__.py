@@ -23,14 +23,14 @@ from sidecar.state import peers, snapshot_send
 log = logging.getLogger("sidecar")
 
 ALIVE_S = 5.0  # between two signs of life for the probe of a pod's container
-SHUTDOWN_S = 1.0  # how long peers' requests in progress may take at the end
+SHUTDOWN_S = 1.0  # how long the requests of peers that are in progress may take at shutdown
 
 
 async def serve(settings: config.Config, terminated: threading.Event, measured: event_loop.Lag) -> None:
     """Run the sidecar's services until SIGTERM or SIGINT.
 
-    If `terminated` is set, a SIGTERM arrived before the event loop could handle it, so stop at once. If a
-    service ends, the process ends too, and the backend restarts it.
+    If `terminated` is set, a SIGTERM arrived before the event loop could handle it, so stop immediately. If a
+    service ends, raise `RuntimeError`, so that the process ends and the backend restarts it.
     """
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
@@ -71,8 +71,8 @@ async def serve(settings: config.Config, terminated: threading.Event, measured: 
         services.append(asyncio.create_task(show_life(settings.directory / member_directory.ALIVE)))
     ending = asyncio.create_task(stop.wait())
     done, _ = await asyncio.wait({*services, ending}, return_when=asyncio.FIRST_COMPLETED)
-    # When the parent dies, the signal arrives once for each of its threads. The next signal would kill this
-    # process here.
+    # If the parent dies, the kernel sends the signal once for each of the parent's threads. Ignore the
+    # others, because from here on another signal would kill this process.
     linux.outlive_parent()
     await event_loop.end([*reversed(services), ending])
     with contextlib.suppress(OSError):
@@ -84,21 +84,21 @@ async def serve(settings: config.Config, terminated: threading.Event, measured: 
 
 
 async def show_life(file: Path) -> None:
-    """Touch `file` periodically, which stops when the event loop does. Never returns."""
+    """Touch `file` periodically, as proof that the event loop runs. Never returns."""
     while True:
         _touch(file)
         await asyncio.sleep(ALIVE_S)
 
 
 def _touch(file: Path) -> None:
-    with contextlib.suppress(OSError):  # of a volume without room: the probe accepts a missing file
+    with contextlib.suppress(OSError):  # the volume may be full; the probe accepts a missing file
         file.touch()
 
 
 def main() -> None:
     logs.setup()
     settings = config.from_environment(os.environ)
-    keeper = int(os.environ.get(environment.PARENT, "0"))  # there is no parent in a pod
+    keeper = int(os.environ.get(environment.PARENT, "0"))  # 0 in a pod, where no keeper exists
     terminated = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: terminated.set())  # until the event loop has its own handler
     try:
@@ -113,7 +113,7 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    # A thread that is still hashing or writing must not keep the process alive after SIGTERM.
+    # After SIGTERM, a thread that is still hashing or writing must not keep the process alive.
     limit = threading.Timer(5.0, os._exit, (0,))
     limit.daemon = True
     limit.start()

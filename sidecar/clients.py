@@ -31,14 +31,17 @@ CONNECT_S = 3.0  # the limit for connecting to the supervisor
 
 
 class LauncherClient:
-    """Keeps the newest `state` of the launcher, which is None while there is no connection."""
+    """Receives the launcher's state and sends it orders.
+
+    `state` is the newest state, or None while there is no connection.
+    """
 
     def __init__(self, path: Path, changed: Callable[[], None]) -> None:
         self._path = path
         self._changed = changed
         self._writer: asyncio.StreamWriter | None = None
         self.state: LauncherState | None = None
-        self.heard_s = 0.0  # when its last message arrived, in CLOCK_MONOTONIC; 0 without a connection
+        self.heard_s = 0.0  # when the launcher's last message arrived, by CLOCK_MONOTONIC; 0 if not connected
         self._refused = ""  # why the last state was refused; "" if it was accepted
 
     async def run(self) -> None:
@@ -78,20 +81,23 @@ class LauncherClient:
             self._changed()
 
     def _refuse(self, why: str) -> None:
-        """Log each reason only once, because the client reconnects many times a second."""
-        cause = _NUMBER.sub("", why)  # the offset at which a line is cut off is different each time
+        """Log each reason for a refusal only once, because the client reconnects many times a second."""
+        cause = _NUMBER.sub("", why)  # without the offset in the line, which differs each time
         if cause != self._refused:
             self._refused = cause
             log.warning("launcher refused", extra={"error": why})
 
     def send(self, order: LauncherOrder) -> None:
-        """Send an order. The order may be lost, so repeat it until the launcher's state shows it."""
+        """Send an order, which can be lost. Repeat the order until the launcher's state reflects it."""
         if self._writer is not None:
             self._writer.write(codec.encode(order))
 
 
 class SupervisorClient:
-    """Sends reports when something has changed, and passes orders to `obey`."""
+    """Sends a report to the supervisor after each change, and passes the supervisor's orders to `obey`.
+
+    Set `dirty` to request a report. Without a change, a report is sent every `interval_s`.
+    """
 
     def __init__(
         self,
@@ -102,9 +108,9 @@ class SupervisorClient:
         interval_s: float,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`token` is called for every connection, because a pod's token is renewed while the pod lives.
+        """`token` is called for every connection, because a pod's token is replaced while the pod lives.
 
-        `tls` verifies the supervisor if its address begins with https.
+        `tls` verifies the supervisor if its URL begins with https.
         """
         self._tls = tls
         self._url = url
@@ -117,8 +123,8 @@ class SupervisorClient:
     async def run(self) -> None:
         """Stay connected until cancelled. Losing the connection does not affect the ranks."""
         failures = 0
-        # The address behind a name changes with the supervisor's pod, and a dead pod may never refuse a
-        # connection.
+        # Do not cache addresses: a new supervisor pod has a new address, and the old address may never refuse
+        # a connection.
         connector = aiohttp.TCPConnector(use_dns_cache=False)
         limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
         async with aiohttp.ClientSession(connector=connector, timeout=limits) as session:
@@ -138,14 +144,14 @@ class SupervisorClient:
                 await asyncio.sleep(BACKOFF_S[min(failures, len(BACKOFF_S) - 1)])
 
     async def _talk(self, socket: _Socket) -> None:
-        """Send and receive until one of the two ends; re-raise the error of the one that failed."""
+        """Send reports and receive orders until either ends; re-raise its error."""
         both = {asyncio.create_task(self._speak(socket)), asyncio.create_task(self._listen(socket))}
         try:
             done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await event_loop.end(both)
-        # Retrieve both exceptions, because asyncio would log the other, usually the same lost connection,
-        # with a traceback.
+        # Retrieve both exceptions: asyncio logs an unretrieved one with a traceback, and the second exception
+        # is usually about the same lost connection.
         errors = [task.exception() for task in (*done, *(both - done)) if not task.cancelled()]
         for error in filter(None, errors):
             raise error

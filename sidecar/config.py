@@ -1,4 +1,4 @@
-"""The configuration of a sidecar, read from HOLDFAST_* variables at its start."""
+"""The configuration of a sidecar, which it reads from HOLDFAST_* variables when it starts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast.checkpoint.object_location import ObjectLocation
 from holdfast.protocol import defaults, environment
 from holdfast.snapshot import member_directory
 
-_OPTIONAL = {  # from a field to its variable
+_OPTIONAL = {  # the variable that sets each of these fields
     "hang_factor": environment.HANG_FACTOR,
     "hang_floor_s": environment.HANG_FLOOR_S,
     "first_step_s": environment.FIRST_STEP_S,
@@ -27,11 +27,11 @@ class Config:
     member: str
     node: str
     nproc: int
-    directory: Path  # in the memory volume: launcher.sock, pages, arena
-    checkpoints: Path  # with `objects`, for local copies only
+    directory: Path  # in the memory volume; contains launcher.sock, the progress pages and the arena
+    checkpoints: Path  # if `objects` is set, this directory is only for local copies
     supervisor_url: str
     token_file: Path
-    poll_s: float = 0.25  # between two polls, or less if a rank reaches its limit earlier
+    poll_s: float = 0.25  # between two polls; shorter if a rank reaches its limit earlier
     report_s: float = 0.5
     hang_factor: float = defaults.HANG_FACTOR
     hang_floor_s: float = defaults.HANG_FLOOR_S
@@ -39,12 +39,12 @@ class Config:
     pause_s: float = defaults.PAUSE_S
     address: str = ""  # the pod's address; "" if all members are on this machine
     certificates: str = ""  # PEM certificates that prove the identity of an https supervisor
-    reports_storage: bool = False  # the supervisor cannot read the storage itself
-    objects: ObjectLocation | None = None  # where the checkpoints are, if in object storage
+    reports_storage: bool = False  # True if the supervisor cannot read the storage and needs these reports
+    objects: ObjectLocation | None = None  # the checkpoints' location, if they are in object storage
 
     @property
     def is_pod(self) -> bool:
-        """True if the launcher runs in another container, whose process ids are not valid here."""
+        """True if the launcher runs in another container, so that its process ids are not valid here."""
         return bool(self.address)
 
     @property
@@ -59,7 +59,7 @@ class Config:
 def from_environment(given: Mapping[str, str]) -> Config:
     """Read the HOLDFAST_* variables that the backend set.
 
-    Raises `KeyError` if a required one is missing, `ValueError` if the URL of the checkpoints is not valid.
+    Raises `KeyError` if a required variable is missing, or `ValueError` if the checkpoint URL is invalid.
     """
     objects = given.get(environment.OBJECTS)
     optional = {name: float(given[variable]) for name, variable in _OPTIONAL.items() if variable in given}

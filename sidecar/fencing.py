@@ -1,8 +1,8 @@
-"""Refuse orders older than the newest that this member has obeyed, even after a restart of the sidecar.
+"""Refuse orders older than the newest one that this member has obeyed, even after the sidecar restarts.
 
-The member also keeps the run's history, which the orders contain, because the journal lacks it if the
-supervisor could not write. The number of the newest drill is kept as well, so that a restarted sidecar does
-not repeat a drill.
+The member also keeps the run's history from the orders, because the journal lacks part of it if the
+supervisor could not write. It also keeps the number of the newest drill, so that a restarted sidecar does not
+repeat it.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ class OrderVersion:
 
 
 class OrderFence:
-    """Compares orders with the `newest` that was obeyed, and keeps the run's `history` from the orders.
+    """Refuses outdated orders, and keeps the run's history.
 
-    Both are also stored in files in the member's directory, which is in memory.
+    `newest` is the version of the newest order that was obeyed, and `history` is the run's history as the
+    orders state it. Both are also stored in files in the member's directory, which is in memory.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -49,7 +50,7 @@ class OrderFence:
         self.history = _read(directory / member_directory.TOLD, KnownHistory, _MAX_HISTORY_BYTES)
 
     def refusal(self, asked: OrderVersion) -> str:
-        """Return why the member must not obey an order of version `asked`; "" if it may."""
+        """Return why the member must not obey an order of version `asked`; "" if it must."""
         newest = self.newest
         if asked >= newest:
             return ""
@@ -72,10 +73,10 @@ class OrderFence:
         self._keep(member_directory.OBEYED, asked)
 
     def learn(self, order: MemberOrder) -> tuple[Lineage, ...]:
-        """Keep the run's history from `order`, and return the lineage to be used.
+        """Keep the run's history from `order`, and return the lineage to use.
 
-        A supervisor whose journal lacks its last lines sends an older generation. Its lineage is also
-        incomplete, so the known lineage is used instead.
+        If the supervisor's journal lacks its last lines, the order has an older generation and an incomplete
+        lineage. The known lineage is then returned instead.
         """
         known = self.history
         if order.generation < known.generation:

@@ -1,8 +1,8 @@
-"""The sidecar: reports its member's state to the supervisor, and carries out the supervisor's newest order.
+"""Report the member's state to the supervisor, and carry out the supervisor's newest order.
 
-An order describes the desired state and holds until the next order replaces it, so the sidecar is
-level-triggered: at every change, `_pursue` determines what is still missing and takes the next step. A
-restarted sidecar starts without state, and the launcher and the supervisor send everything again.
+An order describes the desired state and is valid until the next order replaces it. The sidecar is
+level-triggered: after every change, `_pursue` determines what is still missing and takes the next step. A
+restarted sidecar needs no saved state for this, because the launcher and the supervisor send theirs again.
 """
 
 from __future__ import annotations
@@ -51,27 +51,27 @@ from sidecar.watch.member_watch import MemberWatch
 log = logging.getLogger(__name__)
 
 SOONEST_S = 0.01  # the shortest time between two polls
-ASK_ROUNDS = 50  # during work after a commit, ask the ranks for their activity once in this many polls
-RETRY_S = 1.0  # the pause before work that failed unexpectedly is retried
-SAVE_LOOK_S = 0.25  # between two checks of whether a checkpoint is due
+ASK_ROUNDS = 50  # during a tail, ask the ranks for their activity once in this many polls
+RETRY_S = 1.0  # before work that failed unexpectedly is retried
+SAVE_LOOK_S = 0.25  # between two checks whether a checkpoint is due
 _SAVE = "save-"  # the prefix of the names of tasks that write a checkpoint
 
 
 @dataclass(frozen=True, slots=True)
 class PrepareFailure:
-    """Why this member could not prepare the ranks of a generation. `error` is "" if it could."""
+    """Why this member could not prepare the ranks of a generation. `error` is "" if it succeeded."""
 
     error: str = ""
     generation: int = 0
-    is_occupied: bool = False  # for lack of a slot, of memory or of storage: the state itself may be good
+    is_occupied: bool = False  # no slot, memory or storage was available; the state itself may be good
     is_refused_by_volume: bool = False
 
 
 class Sidecar:
-    """The services of one sidecar and the state that they share."""
+    """Runs the services of one sidecar, and holds the state that they share."""
 
     def __init__(self, config: Config, measured: event_loop.Lag | None = None) -> None:
-        """`measured` is the event loop's selector, whose measured lag is part of the reports."""
+        """`measured` measures the lag of the event loop, which the reports include."""
         self.config = config
         self._lag = measured
         self.holdings = Holdings(config.arena, config.directory / member_directory.RESTORED)
@@ -100,13 +100,13 @@ class Sidecar:
         self.order = MemberOrder("idle", 0)
         self.fence = OrderFence(config.directory)
         self._clock = clock.identity()
-        # The grace period of the last order to stop that was passed to the launcher.
+        # The grace period of the last stop order that was sent to the launcher.
         self._stop_grace_s = math.inf
-        self.refused = ""  # the reason why an order was last refused
+        self.refused = ""  # why an order was last refused
         self._inspections = InspectionSchedule()
         self.secured_for = 0
-        self._restored = 0  # the generation all of whose ranks have restored, so that copies were removed
-        self._followed = 0  # the generation whose work after commits was watched until it ended
+        self._restored = 0  # the newest generation whose local copies were removed after all ranks restored
+        self._followed = 0  # the newest generation whose tails were watched until they ended
         self.unusable: tuple[HeldSnapshot, ...] = ()
         self._failure = PrepareFailure()
         self._privates: tuple[HeldPrivateState, ...] = ()
@@ -119,7 +119,7 @@ class Sidecar:
     # -- reporting
 
     def report(self) -> MemberReport:
-        """Return the member's complete state, as the next report to the supervisor."""
+        """Return the next report to the supervisor, which contains the member's complete state."""
         self._sequence += 1
         state = self.launcher.state
         slots = self.holdings.slots()
@@ -169,9 +169,9 @@ class Sidecar:
         )
 
     def _privates_now(self, state: LauncherState | None) -> tuple[HeldPrivateState, ...]:
-        """Return the list of private states from when they were last secured.
+        """Return the private states held, as of the last time that this member secured its state.
 
-        List them again once no rank is left that could change them.
+        Once no rank that could change them is left, return the current list instead.
         """
         if state is None or not state.ranks or any(rank.state != "exited" for rank in state.ranks):
             return self._privates
@@ -179,24 +179,24 @@ class Sidecar:
 
     def _changed(self) -> None:
         state = self.launcher.state
-        # The file with the newest epoch was lost.
+        # If the launcher knows a newer epoch, the file with the newest epoch was lost.
         if state is not None and state.epoch > self.fence.newest.epoch:
             self.fence.accept(OrderVersion(state.epoch, 0))
         self.supervisor.dirty.set()
         self._wake.set()
 
     def peer_token(self) -> str:
-        """Return the secret that members present to each other; "" in a pod that has not received it yet."""
+        """Return the secret that members present to each other; "" in a pod that has not received it."""
         if self.config.is_pod:
             return self.order.secret
         return self.config.token
 
     def _answered(self) -> int:
-        """Return the newest save order that has been carried out, or has failed."""
+        """Return the number of the newest save request that has been carried out or has failed."""
         return self.saver.durable.asked
 
     async def list_storage(self) -> None:
-        """List the checkpoints on storage for the reports, if they include them. Never returns."""
+        """List the checkpoints on storage, if the reports include them. Never returns."""
         if self.storage is None:
             await asyncio.Event().wait()
         else:
@@ -205,7 +205,7 @@ class Sidecar:
     # -- carrying out orders
 
     async def obey(self, order: MemberOrder) -> None:
-        """Make `order` the current order, unless it is older than an order that was already obeyed."""
+        """Make `order` the current order, unless a newer one has already been obeyed."""
         asked = OrderVersion(order.epoch, order.generation)
         why = self.fence.refusal(asked)
         if why:
@@ -229,7 +229,7 @@ class Sidecar:
             self._changed()
 
     async def pursue(self) -> None:
-        """Take the next step towards the order's desired state at every change, until cancelled."""
+        """After every change, take the next step towards the order's desired state. Runs until cancelled."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -239,13 +239,13 @@ class Sidecar:
         order, state = self.order, self.launcher.state
         self._forget_void()
         self._drill()
-        if order.do in _PURSUITS:  # a newer supervisor may send a word that this version lacks
+        if order.do in _PURSUITS:  # a newer supervisor may send an action that this version does not know
             _PURSUITS[order.do](self, order, state)
         if order.save > self.saver.durable.asked:
             self._begin(f"{_SAVE}{order.save}", self.checkpoints.save_on_request(order))
 
     def _start_ranks(self, order: MemberOrder, state: LauncherState | None) -> None:
-        """Prepare and start the ranks of the order, then inspect those that are late."""
+        """Prepare and start the order's ranks. While they run, have the launcher inspect late ranks."""
         if order.launch is None or state is None:
             return
         if state.generation < order.generation:
@@ -259,7 +259,7 @@ class Sidecar:
             self._inspect(state)
 
     def _secure_state(self, order: MemberOrder, _: LauncherState | None) -> None:
-        """Have the ranks secure their state, and follow their work after commits until it ends."""
+        """Have the ranks secure their state, and watch their tails until these end."""
         if self.secured_for < order.generation:
             self._secure(order)
         elif self._has_begun_since(order):
@@ -268,13 +268,13 @@ class Sidecar:
             self._begin(f"tails-{order.generation}", self._follow(order.generation))
 
     def _stand_by(self, order: MemberOrder, _: LauncherState | None) -> None:
-        """End the ranks, because other members run them now, and allocate memory for a snapshot."""
+        """End this member's ranks, which now run on other members, and preallocate memory for a snapshot."""
         self._end_ranks_before(order.generation)
         if order.room_bytes and order.room_bytes != self._room_bytes:
             self._begin("room", self._preallocate(order.room_bytes))
 
     def _stop(self, order: MemberOrder, state: LauncherState | None) -> None:
-        """Pass the order to the launcher. Repeat this if the grace period becomes shorter."""
+        """Pass the stop order to the launcher until it stops, and again if the grace period is shortened."""
         if state is None:
             return
         if not state.stopped or order.grace_s < self._stop_grace_s:
@@ -290,7 +290,7 @@ class Sidecar:
             )
 
     def _begin(self, name: str, work: object) -> None:
-        """Start `work`, unless work of that `name` is in progress. The next change tries again."""
+        """Start `work`, unless work with this `name` is in progress. The next change tries again."""
         assert asyncio.iscoroutine(work)
         if name in self._busy:
             work.close()
@@ -314,7 +314,7 @@ class Sidecar:
         self._restored = generation
 
     async def _preallocate(self, total_bytes: int) -> None:
-        """Allocate memory in advance for a snapshot that may have to be fetched, which halves the time."""
+        """Preallocate memory for a snapshot that may have to be fetched, to halve the time of the fetch."""
         self._room_bytes = total_bytes
         await self.restorer.preallocate(total_bytes, lambda: self.order.do == "idle")
 
@@ -333,7 +333,7 @@ class Sidecar:
         if self.order.generation == order.generation and self.order.do == "run":
             self.observed.forget_stalls()
             self._send_order(LauncherOrder("run", order.generation, launch, ranks))
-            # Time for the launcher to send its new state; otherwise the order is repeated.
+            # Give the launcher time to report its new state, so that the order is not sent twice.
             await asyncio.sleep(0.05)
 
     def _send_order(self, order: LauncherOrder) -> None:
@@ -349,7 +349,7 @@ class Sidecar:
 
     def _secure(self, order: MemberOrder) -> None:
         state = self.launcher.state
-        if state is None:  # the launcher will report soon; if it does not, the supervisor's wait times out
+        if state is None:  # wait for the launcher's state; if it does not arrive, the supervisor times out
             return
         waiting = state.generation == order.generation and not self.observed.silent
         if waiting and order.just_in_time and state.secure_asked < order.generation:
@@ -364,10 +364,10 @@ class Sidecar:
         self._send_order(secure)
 
     def _has_begun_since(self, order: MemberOrder) -> bool:
-        """Return whether the ranks of `order` appeared after this member had reported what it holds.
+        """Return whether the order's ranks started after this member had reported which states it holds.
 
-        The supervisor does not wait for their state, but they must not take another step, which would
-        overwrite the state that this member reported.
+        The supervisor does not wait for the state of these ranks. They must be frozen nevertheless, because
+        another step would overwrite a state that this member reported.
         """
         state = self.launcher.state
         if state is None or self.observed.silent or not order.just_in_time:
@@ -375,7 +375,7 @@ class Sidecar:
         return state.generation == order.generation and state.secure_asked < order.generation
 
     async def _follow(self, generation: int) -> None:
-        """Report when work outside the steps begins and ends, because the supervisor waits for the end."""
+        """Report when tails begin and end, because the supervisor waits until they have ended."""
         rounds, before = 0, frozenset[int]()
         while self.order.do == "secure" and self.order.generation == generation:
             tails = self.observed.ranks_in_tail(generation)
@@ -391,7 +391,7 @@ class Sidecar:
         self._followed = generation
 
     def _drill(self) -> None:
-        """Carry out the order's drill, once, as soon as the ranks of the order exist."""
+        """Carry out the order's drill once the order's ranks exist, and never repeat it."""
         drill, state = self.order.drill, self.launcher.state
         if drill is None or drill.number <= self._drilled.newest or state is None:
             return
@@ -401,9 +401,8 @@ class Sidecar:
         self.supervisor.dirty.set()
         if drill.what == "sidecar":
             os.kill(os.getpid(), signal.SIGKILL)
-            os._exit(
-                128 + signal.SIGKILL
-            )  # the kernel ignores that signal from the first process of a container
+            # The first process of a container cannot kill itself with a signal.
+            os._exit(128 + signal.SIGKILL)
         for rank in state.ranks:
             if rank.rank == drill.rank:
                 self._send_order(
@@ -413,10 +412,10 @@ class Sidecar:
     # -- watching
 
     async def watch(self) -> None:
-        """Poll the pages at each tick and when a rank reaches its limit. Watch the launcher. Never returns.
+        """Poll the pages and the launcher at each tick, and when a rank reaches its limit. Never returns.
 
-        The lateness of this process is subtracted, because neither the ranks nor the launcher caused the
-        delay.
+        The lateness of this process is not held against the ranks and the launcher, because they did not
+        cause it.
         """
         while True:
             wait_s = min(seconds_to_next_tick(self.config.poll_s), max(self.observed.pages.left_s, SOONEST_S))
@@ -427,7 +426,7 @@ class Sidecar:
             self._poll(now, lateness_s)
 
     def _poll(self, now_s: float, lateness_s: float) -> None:
-        if self.order.do != "stop":  # a launcher that is stopping may be silent
+        if self.order.do != "stop":  # a launcher that is ending can be silent
             self.observed.poll_launcher(now_s, lateness_s)
         self.observed.poll_ranks(self.order, lateness_s)
         self._forget_void()
@@ -436,12 +435,12 @@ class Sidecar:
             self._inspect(state)
 
     def _forget_void(self) -> None:
-        """Discard the snapshot of a step that a rank, here or on another member, changed after the commit.
+        """Discard the snapshot of a void step, which a rank on any member changed after the commit.
 
-        A snapshot that is being read is discarded by a later call; until then, the supervisor knows that it
-        must not resume from it. The last snapshot is kept, because a void state is better than none if no
-        other state is left. The rank that took a discarded snapshot notices this and takes another. A report
-        is sent at once, so that the other members soon learn which steps are void.
+        If the snapshot is being read, a later call discards it. Until then, the supervisor knows that it must
+        not resume from the snapshot. If the member holds only one snapshot, it is kept, because a void state
+        is better than none. The rank that took a discarded snapshot notices that it is gone and takes
+        another. The member reports void steps immediately, so that the other members learn of them soon.
         """
         void = self.observed.poll_void_steps(self.order)
         records = self.holdings.arena.records() if void else ()
@@ -451,7 +450,7 @@ class Sidecar:
                 return
 
     def _inspect(self, state: LauncherState) -> None:
-        """Have the launcher inspect its ranks while one of them, or a rank of another member, is late."""
+        """Have the launcher inspect its ranks while any of them, or a rank on another member, is late."""
         asked = self.order.look if self.order.do == "run" else 0
         number = self._inspections.advance(self._is_to_inspect(), state.looked, time.monotonic(), asked)
         if number:
@@ -463,7 +462,7 @@ class Sidecar:
     # -- saving
 
     async def seal(self) -> None:
-        """Seal new snapshots, until cancelled."""
+        """Seal new snapshots until cancelled."""
         await self.sealer.run()
 
     def _pace(self) -> tuple[int, float]:
@@ -471,7 +470,7 @@ class Sidecar:
         return max(every, 0), self.observed.pages.step_s()
 
     async def save(self) -> None:
-        """Write checkpoints at the interval while this member has rank 0, until cancelled."""
+        """While this member hosts rank 0, write a checkpoint after each interval. Runs until cancelled."""
         while True:
             await asyncio.sleep(seconds_to_next_tick(SAVE_LOOK_S))
             if self._hosts_rank_0() and await self.checkpoints.save_if_due(self.order, time.monotonic()):
@@ -489,7 +488,7 @@ class Sidecar:
 
 _PURSUITS: Mapping[MemberAction, Callable[[Sidecar, MemberOrder, LauncherState | None], None]] = (
     MappingProxyType(
-        {  # the next step for each order; drills and saves are carried out whatever the order is
+        {  # the method that takes the next step of each action; drills and saves are independent of it
             "run": Sidecar._start_ranks,
             "secure": Sidecar._secure_state,
             "idle": Sidecar._stand_by,
@@ -500,7 +499,7 @@ _PURSUITS: Mapping[MemberAction, Callable[[Sidecar, MemberOrder, LauncherState |
 
 
 def _checkpoint_storage(config: Config) -> CheckpointStorage:
-    """Return the storage of the checkpoints. The library for object storage is loaded only if it is used."""
+    """Return the storage for checkpoints. Load the library for object storage only if it is needed."""
     location = config.objects
     if location is None:
         return DirectoryStorage(config.checkpoints)
@@ -511,5 +510,5 @@ def _checkpoint_storage(config: Config) -> CheckpointStorage:
 
 
 def _context(config: Config) -> ssl.SSLContext | None:
-    """Return the context that verifies the supervisor; None for the system's certificates or plain HTTP."""
+    """Return a TLS context that verifies the supervisor; None for plain HTTP or the system's certificates."""
     return ssl.create_default_context(cadata=config.certificates) if config.certificates else None

@@ -23,7 +23,7 @@ from aiohttp import web
 from bench.harness.console import say
 from bench.scale import cluster_objects
 from bench.scale.cluster_objects import Json
-from supervisor.kubernetes.identity import AUDIENCE
+from supervisor.admission.pod_layout import AUDIENCE
 
 KEPT_EVENTS = 4096  # the events kept of each kind, for watches that resume; an older version is "gone"
 BOOKMARK_S = 30.0

@@ -212,17 +212,17 @@ class KmsgSensor:
         if not self._sightings.may_match(raw):  # nearly all
             seq = record_sequence(raw)
             if seq is not None:
-                self._is_new(seq)
+                self._advance_to(seq)
             return
         one = parse_record(raw)
-        if one is None or not self._is_new(one.seq):
+        if one is None or not self._advance_to(one.seq):
             return
         if one.facility == KERNEL_FACILITY or self._trusted:
             at_s = self._clock.from_monotonic(stamp_to_monotonic(one.monotonic_s, *slew))
             found += self._sightings.read(one.text, at_s)
 
-    def _is_new(self, seq: int) -> bool:
-        """Return True if a record has not been read before, and count the records missing before it."""
+    def _advance_to(self, seq: int) -> bool:
+        """Count the records missing before a record. Return False if it has been read before."""
         before = self._seq
         if before is None:
             self._seq = seq

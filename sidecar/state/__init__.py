@@ -1,1 +1,1 @@
-"""The state that a member holds: served to and fetched from others, checked, and saved to storage."""
+"""Manage the state that a member holds: exchange it with other members, verify it, and save it to storage."""

@@ -1,7 +1,7 @@
-"""Run work during the training in threads of the lowest priority, which yield their core to all others.
+"""Run work in threads with the lowest priority, so that it does not slow down the training.
 
-Threads that they start inherit the priority. If the ranks use every core, hashing a snapshot at normal
-priority would slow down one rank, and all ranks of the group wait for the slowest.
+If the ranks use every core, hashing a snapshot at normal priority would slow down one rank, and all other
+ranks would wait for it. Threads that these threads start inherit the priority.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _R = TypeVar("_R")
 
 
 def _yield_to_all() -> None:
-    with suppress(OSError):  # a container may forbid this; the thread then keeps the sidecar's priority
+    with suppress(OSError):  # if a container forbids this, the thread keeps the sidecar's priority
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
 
 

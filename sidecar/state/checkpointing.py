@@ -1,4 +1,4 @@
-"""Write snapshots to storage as checkpoints: at an interval while the group trains, and on request."""
+"""Write snapshots to storage as checkpoints, periodically during training and on request."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from sidecar.watch.progress_monitor import ProgressMonitor
 
 log = logging.getLogger(__name__)
 
-RETRY_S = 5.0  # the pause after a storage error or a missing answer from the supervisor; training continues
-ANSWER_S = 5.0  # time for the supervisor to confirm a snapshot; it receives every rank's progress each second
+RETRY_S = 5.0  # after a storage error or a missing answer from the supervisor; training continues meanwhile
+ANSWER_S = 5.0  # how long to wait for the supervisor's verdict; it receives each rank's progress every second
 
 
 class CheckpointSchedule:
-    """Decides which snapshots `saver` writes, and when. The outcome is in `saver.durable`."""
+    """Decides which snapshots to write, and when. `saver` writes them and sets `saver.durable`."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class CheckpointSchedule:
         saver: CheckpointSaver,
         ask: Callable[[], None] = lambda: None,
     ) -> None:
-        """`ask` is called when `publishing` changes. The supervisor's answer arrives by `note_order`."""
+        """`ask` is called when `publishing` changes. `note_order` receives the supervisor's answer."""
         self.publishing = -1
         self._ask = ask
         self._order = MemberOrder("idle", 0)  # the newest
@@ -49,12 +49,12 @@ class CheckpointSchedule:
         self._holdings = holdings
         self._pages = pages
         self._saver = saver
-        self._next_at_s = 0.0  # 0 if the interval has not begun
+        self._next_at_s = 0.0  # 0 before the first interval begins
 
     async def save_if_due(self, order: MemberOrder, now_s: float) -> bool:
-        """Save the newest good snapshot if a checkpoint is due; return False if none is due.
+        """If a checkpoint is due, save the newest good snapshot and return True.
 
-        The first interval begins with the first call. After a failure the next interval is shorter.
+        The first interval begins with the first call. After a failure, the next interval is shorter.
         """
         if order.do != "run" or order.checkpoint_every_s <= 0:
             return False
@@ -69,16 +69,16 @@ class CheckpointSchedule:
         return True
 
     def note_order(self, order: MemberOrder) -> None:
-        """Record the newest order, which includes what the ranks of other members report."""
+        """Record the newest order, which includes the supervisor's verdict on the ranks of other members."""
         self._order = order
         self._answer.set()
 
     async def _save_newest(self, order: MemberOrder) -> bool:
-        """Save the newest snapshot that every rank has found good, as shown by ranks that are past its step.
+        """Save the newest snapshot that is certainly good.
 
-        Skip a snapshot if a rank changed its state after the commit. Return False if that is not known yet,
-        or while another checkpoint is being written, because with both slots pinned no snapshot could be
-        taken or fetched.
+        A snapshot is good once every rank is past its step and none changed its state after the commit.
+        Return False if it is not known yet whether a snapshot is good. Also return False while another
+        checkpoint is being written, because if both slots were pinned, no snapshot could be taken or fetched.
         """
         if self._saver.busy:
             return False
@@ -97,7 +97,7 @@ class CheckpointSchedule:
                 async with self._holdings.pinned(record):
                     if len(ranks) >= record.world_size:
                         good = self._own_verdict(record)
-                    else:  # the supervisor knows about the other members' ranks
+                    else:  # only the supervisor knows about the ranks of other members
                         good = await self._ask_for_verdict(record)
                     if good and self._saver.busy:
                         return False
@@ -112,9 +112,9 @@ class CheckpointSchedule:
         return True
 
     def _own_verdict(self, record: CommitRecord) -> bool | None:
-        """Return True if no rank of this member has changed the state of the step or can still change it.
+        """Return True if the snapshot is good, and False if a rank of this member changed its state.
 
-        None means that it is not known yet.
+        Return None while a rank of this member can still change the state.
         """
         found = self._pages.progress(record.generation)
         if any(record.step in each.late for each in found):
@@ -122,9 +122,10 @@ class CheckpointSchedule:
         return all(each.step > record.step for each in found) or None
 
     async def _ask_for_verdict(self, record: CommitRecord) -> bool | None:
-        """Ask the supervisor; return True if no rank has changed the state of the step or still can.
+        """Ask the supervisor whether the snapshot is good. Return False if a rank changed its state.
 
-        None means that the supervisor did not answer in time, or that its order is for another generation.
+        Return None if the supervisor does not answer within `ANSWER_S`, or if its order is for another
+        generation.
         """
         give_up_at = time.monotonic() + ANSWER_S
         self.publishing = record.step
@@ -153,9 +154,9 @@ class CheckpointSchedule:
         return {*order.void, *newest.void}
 
     async def save_on_request(self, order: MemberOrder) -> None:
-        """Carry out the save request of `order`, and set `durable.asked` to its number, `order.save`."""
+        """Carry out the save request of `order`, and record its number, `order.save`, in `durable.asked`."""
         record = self._holdings.record(order.save_generation, order.save_step)
-        if record is None and order.do == "run":  # a newer snapshot, which is equally good, has replaced it
+        if record is None and order.do == "run":  # a newer, equally good snapshot has replaced it
             self._saver.durable = replace(self._saver.durable, asked=order.save)
             return
         if record is None:
@@ -170,9 +171,9 @@ class CheckpointSchedule:
 
 
 class CheckpointSaver:
-    """Writes one checkpoint at a time, and reports it to the supervisor in `durable`.
+    """Writes one checkpoint at a time. `durable` is the report on it for the supervisor.
 
-    `retention` may change while a checkpoint is written; its value at the end applies.
+    `retention` can change while a checkpoint is being written. The value at the end of the write applies.
     """
 
     def __init__(self, holdings: Holdings, fetcher: PeerClient, storage: CheckpointStorage) -> None:
@@ -186,7 +187,7 @@ class CheckpointSaver:
 
     @property
     def busy(self) -> bool:
-        """True while a checkpoint is being written. Another save would wait, possibly on hung storage."""
+        """True while a checkpoint is being written. Another save would wait, perhaps for hung storage."""
         return self._one.locked()
 
     @property
@@ -205,11 +206,11 @@ class CheckpointSaver:
         *,
         asked: int,
     ) -> None:
-        """Write the snapshot `record` to storage, with the outcome in `durable`. Storage errors do not raise.
+        """Write the snapshot `record` to storage, and record the outcome in `durable`.
 
-        If a checkpoint of the step already exists, it is not written again. `durable` always refers to an
-        existing checkpoint: if retention removes the new checkpoint at once, `durable` keeps referring to the
-        previous one.
+        Storage errors are recorded there and not raised. If a checkpoint of the step already exists, it is
+        not written again. `durable` always refers to an existing checkpoint: if retention immediately removes
+        the new checkpoint, `durable` still refers to the previous one.
         """
         async with self._one:
             try:
@@ -306,8 +307,8 @@ class CheckpointSaver:
 
 
 def _generation(source: StateSource, record: CommitRecord) -> int:
-    """Return the generation whose private state belongs to the snapshot.
+    """Return the generation of the private state that belongs to the snapshot.
 
-    This is a later generation than the snapshot's if the group has since resumed from that step.
+    It is later than the snapshot's generation if the group has since resumed from the snapshot's step.
     """
     return source.generation if source.generation and source.step == record.step else record.generation

@@ -1,4 +1,4 @@
-"""The state that this member holds: snapshots in the arena, and private states of ranks."""
+"""Read and write the state that this member holds: snapshots in the arena, and private states of ranks."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from holdfast.snapshot.commit_records import CommitRecord
 from holdfast.snapshot.private_store import PrivateBlob, PrivateReader
 
 _pinning = ThreadPoolExecutor(4, "pin")  # a separate pool, because hung storage must not block sends to peers
-PIECE_BYTES = 1 << 20  # how many bytes are compared at a time
-NEWEST = 12  # how many private states of each rank are listed, because a resume point is one of the last few
+PIECE_BYTES = 1 << 20  # bytes compared at a time
+NEWEST = 12  # private states listed for each rank; the group resumes only from one of the last few steps
 
 
 class Holdings:
-    """Reads the arena directory, and keeps the private states from which this member's ranks start."""
+    """Reads the states in the arena directory, and stores the private states from which ranks here start."""
 
     def __init__(self, directory: Path, restored: Path) -> None:
         """`restored` is the directory for the private states from which this member's ranks start."""
@@ -35,7 +35,7 @@ class Holdings:
 
     @contextlib.asynccontextmanager
     async def pinned(self, record: CommitRecord) -> AsyncIterator[Path]:
-        """Like `Arena.pin`, with the same exceptions, but wait for the slot in a thread."""
+        """Pin a snapshot as `Arena.pin` does, with the same exceptions, but wait for the slot in a thread."""
         pin = self.arena.pin(record)
         entering = asyncio.get_running_loop().run_in_executor(_pinning, pin.__enter__)
         try:
@@ -58,7 +58,7 @@ class Holdings:
         return None
 
     def privates(self) -> tuple[HeldPrivateState, ...]:
-        """List the private states held: the newest of each store, and those at the snapshots' steps."""
+        """Return the private states held: the newest ones of each rank, and all for the snapshots' steps."""
         wanted = {slot.step for slot in self.slots()}
         found: dict[tuple[int, int, int], HeldPrivateState] = {
             (rank, generation, step): HeldPrivateState(rank, generation, step, True)
@@ -75,10 +75,9 @@ class Holdings:
         return tuple(found.values())
 
     def private(self, rank: int, generation: int, step: int) -> PrivateBlob | None:
-        """Return a private state that is intact and final; None if there is none. Safe in any thread.
+        """Return the private state if it is intact and final; None otherwise. Safe in any thread.
 
-        A private state that is not final may have changed after it was stored, so it is not the state of a
-        step.
+        Until it is final, the script may still change the private state of the step.
         """
         for owner, path in self._store_paths():
             if owner != rank:
@@ -90,10 +89,10 @@ class Holdings:
         return self._as_restored(rank, generation, step)
 
     def keep_restored(self, rank: int, generation: int, step: int, data: bytes) -> Path:
-        """Store the private state from which a rank starts, for this and the next start; return its file.
+        """Store the private state from which a rank starts now, and can start again later; return its file.
 
-        The name contains the checksum, so that a damaged file is never used. A file that already has these
-        bytes is not written again. If this raises OSError, the file does not exist.
+        The file's name contains the checksum, so a damaged file is never used. If a file already has this
+        content, it is not written again. If this raises `OSError`, no incomplete file is left.
         """
         path = self._restored / member_directory.restored_name(rank, generation, step, zlib.crc32(data))
         partial = self._restored / f".{member_directory.restored_stem(rank, generation, step)}.tmp"
@@ -112,11 +111,12 @@ class Holdings:
         return path
 
     def forget_restored(self, wanted: frozenset[tuple[int, int, int]]) -> None:
-        """Remove the files that no start can need any more. Call this before a start's files are written.
+        """Remove the files that no start can need any more. Call this before writing the files of a start.
 
-        The states in `wanted` (rank, generation, step) are kept, and so is the newest state of each rank for
-        each step that has a snapshot, because `privates` lists no others. So a rank has at most two states in
-        addition to the wanted one, however often the group restarts. File times are not used. Raises OSError.
+        The states in `wanted` (rank, generation, step) are kept. For each step that has a snapshot, the
+        newest state of each rank is also kept, because `privates` lists it. Thus a rank never has more than
+        two states in addition to the wanted one, no matter how often the group restarts. File times are not
+        used. Raises `OSError`.
         """
         with self._restoring:
             steps = {slot.step for slot in self.slots()}
@@ -150,7 +150,7 @@ class Holdings:
         return {path: (int(match[1]), int(match[2]), int(match[3])) for path, match in found if match}
 
     def good(self, record: CommitRecord) -> bool:
-        """Return False if the snapshot is missing or differs from its seal. Without a seal it is good."""
+        """Return False if the snapshot is missing or does not match its seal; True if it has no seal."""
         try:
             return not self.arena.sealed(record) or self.arena.verify(record)
         except SnapshotGone:
@@ -164,7 +164,7 @@ class Holdings:
     def _store_paths(self) -> list[tuple[int, Path]]:
         try:
             paths = sorted(self.directory.iterdir())
-        except OSError:  # another process has removed the directory, which has not been recreated yet
+        except OSError:  # another process removed the directory, and nothing has recreated it yet
             return []
         found = ((path, member_directory.PRIVATE_STORE.fullmatch(path.name)) for path in paths)
         return [(int(match[1]), path) for path, match in found if match]
@@ -187,6 +187,6 @@ def _has(path: Path, data: bytes) -> bool:
 
 
 def _release_acquired(pin: contextlib.AbstractContextManager[Path], entered: asyncio.Future[Path]) -> None:
-    """Release a slot that was acquired only after the caller had been cancelled."""
+    """Release a slot that was acquired after the caller had already been cancelled."""
     if not entered.cancelled() and entered.exception() is None:
         pin.__exit__(None, None, None)

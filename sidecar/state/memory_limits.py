@@ -1,8 +1,8 @@
-"""Measures how much memory this member uses, and how much is available to it.
+"""Measure how much memory this member uses, and how much is available to it.
 
-A container can have less memory than its machine, so the limits of all cgroups count, from the cgroup of this
-process up to the root of the mount, in cgroup versions 1 and 2. The page cache of files counts as free,
-because the kernel reclaims it before it refuses an allocation. tmpfs does not count as free.
+A container can have less memory than its machine. The limits of all cgroups therefore count, from the cgroup
+of this process up to the root of the mount, in cgroup versions 1 and 2. The page cache of files counts as
+free, because the kernel reclaims it before it refuses an allocation. Files in a tmpfs do not count as free.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _MEMINFO = Path("/proc/meminfo")
 def measure(directory: Path, state_bytes: int) -> MemoryUse:
     """Return how much memory the snapshots and private states in `directory` use, and how much is available.
 
-    If a number cannot be read, the usage counts as zero and the room as unlimited, so that the supervisor
-    does not refuse a start for this reason.
+    If a figure cannot be read, usage counts as zero and available memory as unlimited, so that the supervisor
+    does not refuse a start because of it.
     """
     slots = private = 0
     with suppress(OSError):
@@ -46,7 +46,8 @@ def measure(directory: Path, state_bytes: int) -> MemoryUse:
     available, limit = _meminfo("MemAvailable", 2**63 - 1), 0
     allowed = cgroup_limit()
     if allowed is not None:
-        # The cgroup may be able to use all of the swap; assume that it can rather than refuse a start.
+        # The swap that the cgroup may use is not known. Assume all of it, because the alternative is to
+        # refuse a start that might succeed.
         left = allowed.left_bytes + _meminfo("SwapFree", 0)
         if left < available:
             available, limit = left, allowed.limit_bytes
@@ -68,23 +69,23 @@ _RECLAIMED_1 = ("total_inactive_file", "total_active_file")
 
 @dataclass(frozen=True, slots=True)
 class CgroupLimit:
-    """The memory left in the cgroup that has the least left, and the limit of that cgroup."""
+    """The remaining memory and the limit of the cgroup that has the least memory left."""
 
     left_bytes: int
     limit_bytes: int
 
 
 def cgroup_limit(membership: Path = cgroup.MEMBERSHIP, mount: Path = cgroup.MOUNT) -> CgroupLimit | None:
-    """Return the tightest limit of this process's memory cgroups; None if no limit is set or readable."""
+    """Return the tightest limit among this process's memory cgroups; None if no limit is set or readable."""
     found = [each for group in _groups(membership, mount) if (each := _limit_of(group)) is not None]
     return min(found, key=lambda each: each.left_bytes, default=None)
 
 
 def _groups(membership: Path, mount: Path) -> Iterator[Path]:
-    """Yield the directory of each memory cgroup of this process. The mount may not contain all of them."""
+    """Yield the directory of each memory cgroup of this process that the mount contains."""
     for found in cgroup.memory_cgroups(membership, mount):
         names = found.below.split("/")
-        if ".." in names:  # the cgroup is outside what this process can see
+        if ".." in names:  # this process cannot see the cgroup
             continue
         for root in found.roots:
             yield root

@@ -1,7 +1,7 @@
 """Serve this member's snapshots and private states to other members, and fetch theirs.
 
-On both sides, the bytes of a snapshot bypass the event loop: threads of `sidecar.state.snapshot_send` and
-`sidecar.state.snapshot_fetch` transfer them.
+On both sides, threads transfer the bytes of snapshots without the event loop: see
+`sidecar.state.snapshot_send` and `sidecar.state.snapshot_fetch`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 SILENCE_S = 10.0  # a peer that transfers no data for this long counts as lost
 PIECE_BYTES = 1 << 20
-SENDERS = 16  # how many ranges are sent at the same time: a few to each of a few peers
+SENDERS = 16  # ranges sent at the same time, enough for a few to each of a few peers
 _CRC = "X-Holdfast-Crc32"
 
 
@@ -47,9 +47,10 @@ _gatherers = ThreadPoolExecutor(2, "gather")
 def application(
     holdings: Holdings, token: Callable[[], str], door: Door, silence_s: float = SILENCE_S
 ) -> web.Application:
-    """Return the server for other members. Requests must carry the run's token; all are read-only.
+    """Return the application that serves other members.
 
-    Without a token, every request is refused.
+    All requests are read-only and must carry the run's token. While `token` returns "", every request is
+    refused.
     """
 
     @web.middleware
@@ -89,7 +90,7 @@ def application(
 async def _send_slot(
     request: web.Request, holdings: Holdings, record: CommitRecord, silence_s: float
 ) -> web.StreamResponse:
-    """Send a range of a pinned snapshot. A thread writes to the socket directly, bypassing aiohttp.
+    """Pin a snapshot and send a range of it from a thread, which writes directly to the socket.
 
     A peer that reads no data for `silence_s` is disconnected, because the next snapshot needs the slot.
     """
@@ -112,7 +113,7 @@ async def _send_slot(
                 snapshot_send.send_range, os.dup(line.fileno()), path, first, part, seal is None, silence_s
             )
             await asyncio.get_running_loop().run_in_executor(_senders, work)
-        except OSError as error:  # the peer may have run out of room, or may need no more of this range
+        except OSError as error:  # for example, the peer ran out of memory or needs no more of this range
             log.debug("range not sent", extra={"step": record.step, "error": str(error)})
         finally:
             transport.abort()
@@ -127,7 +128,7 @@ async def _send_through(
     seal: int | None,
     silence_s: float,
 ) -> web.StreamResponse:
-    """Send a range piece by piece through the transport, which encrypts it."""
+    """Send a range in pieces through the transport, which encrypts them."""
     response = web.StreamResponse(status=206, headers=dict(snapshot_send.fields(record, part, seal)))
     loop = asyncio.get_running_loop()
     try:
@@ -139,7 +140,7 @@ async def _send_through(
             for at in range(0, len(content), PIECE_BYTES):
                 await asyncio.wait_for(response.write(content[at : at + PIECE_BYTES]), silence_s)
         await asyncio.wait_for(response.write_eof(), silence_s)
-    except (OSError, asyncio.TimeoutError) as error:  # for the same reasons as without TLS
+    except (OSError, asyncio.TimeoutError) as error:  # see `_send_slot`
         log.debug("range not sent", extra={"step": record.step, "error": str(error)})
         if request.transport is not None:
             request.transport.abort()
@@ -149,7 +150,7 @@ async def _send_through(
 async def _send_private(
     request: web.Request, content: bytes, crc: int, silence_s: float
 ) -> web.StreamResponse:
-    """Send a private state piece by piece, because the event loop would copy a single write all at once.
+    """Send a private state in pieces, because copying it in one piece would block the event loop.
 
     A peer that reads no data for `silence_s` is disconnected.
     """
@@ -168,7 +169,7 @@ async def _send_private(
 
 
 class PeerClient:
-    """Fetches from other members, in one HTTP session for the life of the sidecar."""
+    """Fetches state from other members, with one HTTP session for the life of the sidecar."""
 
     def __init__(
         self,
@@ -177,7 +178,7 @@ class PeerClient:
         silence_s: float = SILENCE_S,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`token` returns the run's token. `tls` verifies the peers whose address begins with https."""
+        """`token` returns the run's token. `tls` verifies peers whose URL begins with https."""
         self._tls = tls
         self._holdings = holdings
         self._silence_s = silence_s
@@ -187,7 +188,7 @@ class PeerClient:
     async def snapshot(
         self, source: StateSource, *others: StateSource, keep: frozenset[tuple[int, int]] | None = None
     ) -> CommitRecord:
-        """Fetch the snapshot that these peers hold into the arena. For `keep` see `Arena.begin`.
+        """Fetch the snapshot that all of these peers hold into the arena. For `keep`, see `Arena.begin`.
 
         Raises `FetchFailed`, `ArenaBusy` if no slot is free, or `OSError` if the memory volume is full.
         """
@@ -241,7 +242,7 @@ async def _check(url: str, response: aiohttp.ClientResponse) -> None:
 
 
 async def _read_bounded(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:
-    """Return the body. Raises `CorruptSnapshot` if it exceeds `most_bytes`, whatever the Content-Length."""
+    """Return the body. Raises `CorruptSnapshot` if it exceeds `most_bytes`; does not trust Content-Length."""
     pieces, size = [], 0
     async for piece in response.content.iter_chunked(PIECE_BYTES):
         size += len(piece)

@@ -1,4 +1,4 @@
-"""Fetch and check the state from which this member's ranks will restore, before they start."""
+"""Before this member's ranks start, fetch and verify the state from which they will restore."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from sidecar.state.snapshot_fetch import FetchFailed
 
 log = logging.getLogger(__name__)
 
-ROOM_S = 10.0  # for a slot to become free
+ROOM_S = 10.0  # how long to wait for a free slot
 ROOM_LOOK_S = 0.01
-# The wait for a full memory volume, because the kernel may still be freeing a lost member's memory.
+# How long to retry if the memory volume is full: the kernel may still be freeing a lost member's memory.
 VOLUME_S = 5.0
 VOLUME_LOOK_S = 0.25
-STORAGE_S = 60.0  # for storage that fails or a disk that is full; what has been read so far is kept
+STORAGE_S = 60.0  # how long to retry if storage fails or the disk is full; the parts read so far are kept
 STORAGE_LOOK_S = 5.0
 
 
@@ -39,7 +39,7 @@ LocalStart: TypeAlias = "tuple[Launch, tuple[RankStart, ...]]"
 
 
 class StateUnavailable(Exception):
-    """This member cannot obtain the state. `slot` is its own snapshot if that is damaged."""
+    """This member cannot obtain the state. `slot` is its own snapshot of that state, if it is damaged."""
 
     def __init__(self, why: str, slot: HeldSnapshot | None = None) -> None:
         super().__init__(why)
@@ -59,26 +59,29 @@ class StorageFailed(StateUnavailable):
 
 
 class Restorer:
-    """Prepares the state that an order to run requires, so that all its paths exist on this member."""
+    """Makes the state that an order to run requires available in files on this member."""
 
     def __init__(self, holdings: Holdings, fetcher: PeerClient, storage: CheckpointStorage) -> None:
-        """`storage` is this member's access to the checkpoints; the supervisor's may differ."""
+        """`storage` is this member's access to the checkpoints, which may differ from the supervisor's."""
         self._storage = storage
-        self._reading_since_s = math.inf  # since storage last gave a part of a checkpoint, or since the start
+        # When storage last delivered a part of the checkpoint being read, or when the read began; inf
+        # otherwise.
+        self._reading_since_s = math.inf
         self._holdings = holdings
         self._fetcher = fetcher
         self._newest = 0  # the newest generation that this member was ordered to run
 
     async def prepare(self, order: MemberOrder, free_a_slot: Callable[[], object]) -> LocalStart:
-        """Return the launch and ranks with local paths. Raises `StateUnavailable`; safe to repeat.
+        """Return the order's launch and ranks with local paths. Raises `StateUnavailable`; safe to repeat.
 
-        While no slot is free, call `free_a_slot` repeatedly, because a rank of the previous generation that
-        is stopped or stuck during a copy would never release its slot. A slot from which a checkpoint is
-        being written stays in use for as long as storage takes, so the newer snapshot is overwritten in that
-        case (see `_snapshot_to_keep`). Raises `NoFreeSlot` if neither slot becomes available within `ROOM_S`.
+        While no slot is free, this calls `free_a_slot` repeatedly, because a rank of the previous generation
+        that is stopped or stuck in a copy would never release its slot. If a checkpoint is being written from
+        a slot, that slot remains in use for as long as storage takes. The newer snapshot is then overwritten
+        instead (see `_snapshot_to_keep`). Raises `NoFreeSlot` if neither slot becomes available within
+        `ROOM_S`.
 
-        If the memory volume is full, remove the files that no start needs and retry for `VOLUME_S`. Raises
-        `VolumeRefused`, with the free space in the message, if there is still no room.
+        If the memory volume is full, this removes the files that no start needs, and retries for `VOLUME_S`.
+        Raises `VolumeRefused`, whose message includes the free space, if there is still no room.
         """
         give_up_at, refused_until, keep = math.inf, math.inf, None
         while True:
@@ -88,7 +91,7 @@ class Restorer:
                 late = time.monotonic() > give_up_at
                 if late and keep is not None:
                     raise NoFreeSlot(str(error)) from None
-                # The limit begins with the first refusal, because the work before that may have taken long.
+                # The limit counts from the first refusal, because the work before it can take long.
                 give_up_at = min(give_up_at, time.monotonic() + ROOM_S)
                 keep = self._snapshot_to_keep(order, late)
                 if late and keep is None:
@@ -105,7 +108,7 @@ class Restorer:
             await asyncio.sleep(again_s)
 
     def _refused(self, error: OSError) -> str:
-        """Return a message with the error, the mount point of the memory volume, and its free space."""
+        """Return a message that contains the error, and the memory volume's mount point and free space."""
         folder = self._holdings.directory
         volume = next(each for each in (folder, *folder.parents) if os.path.ismount(each))
         why = error.strerror or str(error)
@@ -116,11 +119,11 @@ class Restorer:
         return f"{why}; the memory volume {volume} has {found.f_bavail * found.f_frsize:,} bytes free"
 
     def _snapshot_to_keep(self, order: MemberOrder, late: bool) -> frozenset[tuple[int, int]] | None:
-        """Return the older snapshot if it is being read, so that the fetch overwrites the newer snapshot.
+        """Return the snapshot that is being read, so that the fetch overwrites the other one.
 
-        Meanwhile this member could still resume from the older snapshot, and other members hold the snapshot
-        that is being fetched. Returns None if no snapshot is being read. If the snapshot being read is void,
-        also returns None until it is `late`, so that the reader has time to finish.
+        This is safe: during the fetch, this member can still resume from the returned snapshot, and other
+        members hold the one being fetched. Return None if no snapshot is being read. If the snapshot is void,
+        return None until it is `late`, so that its reader has time to finish.
         """
         record = self._holdings.arena.being_read()
         if record is None or not (late or valid(record.generation, record.step, order.lineage)):
@@ -128,10 +131,9 @@ class Restorer:
         return frozenset({(record.generation, record.step)})
 
     async def preallocate(self, total_bytes: int, wanted: Callable[[], bool]) -> None:
-        """Allocate memory in advance in a free slot for a snapshot of `total_bytes`, while that is `wanted`.
+        """Preallocate `total_bytes` for a snapshot in a free slot, while `wanted` returns True.
 
-        The memory is allocated piece by piece in the background, so the slot remains available for other
-        uses.
+        The memory is allocated in pieces in the background, and the slot remains available for other uses.
         """
         begin = 0
         while wanted() and 0 <= begin < total_bytes:
@@ -152,7 +154,7 @@ class Restorer:
             return await self._from_checkpoint(launch, order.ranks)
         path = await self._snapshot(launch, order.sources, keep)
         self._refuse_older(launch)
-        await self._forget(order)  # removed before the new files are written, because these may need the room
+        await self._forget(order)  # before the new files are written, because they may need the room
         ranks = tuple([replace(rank, private=await self._private(rank, order)) for rank in order.ranks])
         restore = replace(launch.restore, path=str(path), other=self._other(order))
         return replace(launch, restore=restore), ranks
@@ -162,7 +164,7 @@ class Restorer:
             raise StateUnavailable(f"generation {self._newest} was ordered in the meantime")
 
     async def _forget(self, order: MemberOrder) -> None:
-        """Remove the files that no start needs, in a thread because the kernel takes 0.25 s per gigabyte."""
+        """Remove the files that no start needs. Use a thread, because this takes 0.25 s per gigabyte."""
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(None, self._holdings.forget_restored, _privates(order))
 
@@ -223,16 +225,16 @@ class Restorer:
 
     @property
     def unread_s(self) -> float:
-        """Seconds since storage last gave a part of the checkpoint that is being read; -1 if none is."""
+        """Seconds since storage delivered a part of the checkpoint being read; -1 if none is being read."""
         since_s = self._reading_since_s
         return -1.0 if since_s == math.inf else time.monotonic() - since_s
 
     async def forget_copies(self) -> None:
-        """Remove the local copies of checkpoints, from which all ranks have restored."""
+        """Remove the local copies of checkpoints. Call this once all ranks have restored from them."""
         await background.run_in_background(self._storage.forget_copies)
 
     async def _from_checkpoint(self, launch: Launch, ranks: tuple[RankStart, ...]) -> LocalStart:
-        """Have the files of a checkpoint here and verified; return launch and ranks with their paths."""
+        """Return launch and ranks with the local paths of a checkpoint's files, copied here and verified."""
         wanted = launch.restore
         assert wanted is not None
         name = Path(wanted.path).name
@@ -264,7 +266,10 @@ class Restorer:
     async def _obtained(
         self, launch: Launch, obtain: Callable[[], tuple[Path, str | None]]
     ) -> tuple[Path, str | None]:
-        """Return what `obtain` returns; repeat it for `STORAGE_S` after storage last gave a part."""
+        """Call `obtain` until it succeeds, and return its result.
+
+        Raises `OSError` if storage delivers no part of the checkpoint for `STORAGE_S`.
+        """
         while True:
             try:
                 return await asyncio.get_running_loop().run_in_executor(None, obtain)
@@ -277,5 +282,5 @@ class Restorer:
 
 
 def _privates(order: MemberOrder) -> frozenset[tuple[int, int, int]]:
-    """Return the rank, generation and step of each private state from which the group may start."""
+    """Return the rank, generation and step of each private state from which the group can start."""
     return frozenset((each.rank, each.generation, each.step) for each in order.sources if each.rank >= 0)

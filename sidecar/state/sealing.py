@@ -1,9 +1,9 @@
-"""Compute the checksums (seals) of snapshots during training, using a small share of a core.
+"""Compute checksums (seals) of snapshots during training, using a small share of a core.
 
-A seal reveals a snapshot that was damaged later, and replicas that are no longer equal. To compare replicas,
-members must seal the same steps although some have time for fewer seals than others. Each member therefore
-doubles its interval until it stays within its share, so that a faster member seals all the steps that a
-slower member seals. A snapshot that stays the newest for a while is sealed regardless of its step.
+A seal reveals that a snapshot was damaged later, or that replicas have diverged. To compare replicas, members
+must seal the same steps, although slower members can seal fewer of them. Each member therefore doubles its
+interval until it stays within its share, so that a faster member seals every step that a slower one seals. A
+snapshot that stays the newest for `LINGER_S` is sealed regardless of its step.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from sidecar.state import background
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.25  # between two checks for a snapshot to seal; a bit that flips before the seal goes undetected
+LOOK_S = 0.25  # between two checks for a snapshot to seal; damage before the seal is not detected
 SHARE = 0.003  # the share of a core that sealing may use
-LINGER_S = 2.0  # after this time as the newest, a snapshot is sealed regardless of its step
-KEPT = 8  # how many seals are reported
-MOST = 1 << 20
+LINGER_S = 2.0  # a snapshot that has been the newest for this long is sealed regardless of its step
+KEPT = 8  # seals that are reported
+MOST = 1 << 20  # steps between two seals
 
 
 class SnapshotSealer:
-    """Seals one member's snapshots. `seals` are the last seals of the newest generation, oldest first."""
+    """Seals a member's snapshots. `seals` contains the last seals of the newest generation, oldest first."""
 
     def __init__(
         self,
@@ -39,9 +39,8 @@ class SnapshotSealer:
     ) -> None:
         """`pace` returns the snapshot interval in steps (0 if not fixed) and the step time in seconds.
 
-        `final` returns False for a snapshot that may be taken again because the script is still working after
-        the commit. Members may be at different points of that work, so their snapshots may differ until it
-        ends.
+        `final` returns False during the tail of the snapshot's step, because the snapshot may then be taken
+        again. Until the tail ends, the snapshots of different members can differ.
         """
         self._arena = arena
         self._pace = pace
@@ -51,7 +50,7 @@ class SnapshotSealer:
         self.seals: tuple[HeldChecksum, ...] = ()
 
     async def run(self) -> None:
-        """Look for a snapshot to seal at each tick, until cancelled."""
+        """Check for a snapshot to seal at each tick until cancelled."""
         while True:
             await asyncio.sleep(seconds_to_next_tick(LOOK_S))
             await self.seal_due(time.monotonic())
@@ -84,7 +83,7 @@ class SnapshotSealer:
         return newest if now_s - self._since[1] >= max(LINGER_S, self._took_s / SHARE) else None
 
     def every(self) -> int:
-        """Return the smallest number of steps whose multiples can be sealed within `SHARE`."""
+        """Return the interval between sealed steps: the shortest one that stays within `SHARE`."""
         unit, step_s = self._pace()
         every = max(unit, 1)
         while step_s > 0 and every < MOST and self._took_s > SHARE * step_s * every:
@@ -93,9 +92,9 @@ class SnapshotSealer:
 
 
 def _sealed(arena: Arena, record: CommitRecord) -> tuple[int, float]:
-    """Seal the snapshot; return its checksum and the CPU seconds that this thread took.
+    """Seal the snapshot; return its checksum and the CPU time of this thread in seconds.
 
-    Wall-clock time would include waits for other threads and processes.
+    CPU time, unlike wall-clock time, excludes waits for other threads and processes.
     """
     began = time.thread_time()
     return arena.seal(record, threads=1), time.thread_time() - began

@@ -1,10 +1,10 @@
-"""Fetch a snapshot from all members that hold it, in several streams, directly into the slot.
+"""Fetch a snapshot from all members that hold it, in several streams, directly into a slot.
 
-Each stream is a thread that receives a part into the mapped slot, and computes the CRC32 of each piece while
-the piece is in the processor's cache. The first stream starts with the whole snapshot, and a stream without
-work takes over half of what another stream has left. A faster holder therefore sends more, and if a holder
-dies or falls silent, the other holders send the remainder of its part. Parts from several holders are
-combined only if their seals are equal, because replicas that have silently diverged must never be mixed.
+Each stream is a thread. It receives a part into the mapped slot, and computes the CRC32 of each piece while
+the piece is still in the processor's cache. The first stream begins with the whole snapshot as its part. A
+stream without work takes over half of the remainder of another stream's part, so a faster holder sends more.
+If a holder dies or stops sending, the other holders send the rest of its part. Parts from several holders are
+combined only if the holders' seals are equal, because silently diverged replicas must never be mixed.
 """
 
 from __future__ import annotations
@@ -31,23 +31,26 @@ STREAMS = max(2, min(4, os.cpu_count() or 1))
 MAX_SLOT_BYTES = 1 << 42
 MAX_HEAD_BYTES = 16 << 10
 MAX_WHY_BYTES = 500
-PIECE_BYTES = 512 << 10  # received at a time; small enough to be hashed while it is in the cache
+PIECE_BYTES = 512 << 10  # received at a time; small enough to stay in the cache until it is hashed
 CONNECT_S = 2.0
-HEAD_S = 2.0  # the limit for the header of a response if another member also holds the snapshot
-STALLED_S = 1.0  # if no byte arrives for this long, another stream, if there is one, takes over the part
-LEAST_BYTES = 4 * CHUNK_BYTES  # the smallest part that is worth a separate connection
+HEAD_S = 2.0  # how long to wait for the header of a response if another member also holds the snapshot
+STALLED_S = 1.0  # a part that receives no byte for this long is passed to another stream, if one is idle
+LEAST_BYTES = 4 * CHUNK_BYTES  # the smallest part that justifies a separate connection
 
 
 _Asker: TypeAlias = "Callable[[StateSource, int, int, float], _Connection]"  # _ask
 
 
 class FetchFailed(Exception):
-    """A peer did not send the requested state. The message has its URL and the reason."""
+    """A peer did not send the requested state. The message contains the URL and the reason."""
 
 
 @dataclass(slots=True, eq=False)
 class _Part:
-    """The part that one stream receives. `end` shrinks when another stream takes over half of it."""
+    """The part of the snapshot that one stream receives.
+
+    `at` is the next byte to receive. `end` decreases when another stream takes over half of the remainder.
+    """
 
     at: int
     end: int
@@ -57,7 +60,7 @@ class _Part:
 
 @dataclass(slots=True, eq=False)
 class _Connection:
-    """A connection on which the response's header has been read and the requested bytes follow."""
+    """A connection on which the response's header has been read, so that the requested bytes come next."""
 
     source: StateSource
     url: str
@@ -80,12 +83,12 @@ def fetch(
 ) -> CommitRecord:
     """Fetch the snapshot that all of `sources` hold into the arena. Blocks, so call it in a thread.
 
-    For `keep` see `Arena.begin`.
+    For `keep`, see `Arena.begin`.
 
     Raises:
-        ArenaBusy: no slot of the arena is free.
-        FetchFailed: none of the sources sent it.
-        OSError: the memory volume has no room for it.
+        ArenaBusy: No slot of the arena is free.
+        FetchFailed: None of the sources sent the snapshot.
+        OSError: The memory volume has no room for the snapshot.
     """
     left = list(sources)
     ask = partial(_ask, token=token, tls=tls)
@@ -94,8 +97,9 @@ def fetch(
         try:
             return _from(first, arena, left, ask, silence_s, keep)
         except FetchFailed:
-            # Try the other holders, because they may only have been slow to answer. Without a seal they have
-            # not been asked yet, because all parts of an unsealed snapshot must be from the same holder.
+            # Try the other holders again, because some may only have been slow to answer. If the snapshot has
+            # no seal, they were not asked, because all parts of an unsealed snapshot must come from one
+            # holder.
             left = [each for each in left if each is not first.source]
             if not left:
                 raise
@@ -109,7 +113,7 @@ def _from(
     silence_s: float,
     keep: frozenset[tuple[int, int]] | None,
 ) -> CommitRecord:
-    """Receive the snapshot whose first response is `first`. Raises the same exceptions as `fetch`."""
+    """Receive the snapshot, beginning with the response `first`. Raises the same exceptions as `fetch`."""
     wanted = first.source
     try:
         incoming = arena.receive(wanted.generation, wanted.step, first.world_size, first.total_bytes, keep)
@@ -165,13 +169,13 @@ class _Transfer:
         whole = _Part(0, first.total_bytes, first, now_s)
         self._left: list[_Part] = []  # parts without a stream
         self._active: list[_Part] = [whole]
-        self._broken: OSError | None = None  # an error in this member's memory, not on a peer
+        self._broken: OSError | None = None  # an error of this member's memory volume, not of a peer
         self._why: FetchFailed = FetchFailed(f"{first.url}: no data received")
 
     def run(self) -> CommitRecord:
-        """Return the snapshot, committed and sealed.
+        """Transfer the snapshot, commit and seal it, and return its record.
 
-        Raises CorruptSnapshot, Malformed, FetchFailed, OSError.
+        Raises `CorruptSnapshot`, `Malformed`, `FetchFailed` or `OSError`.
         """
         count = min(max(STREAMS, len(self._sources)), max(1, self._first.total_bytes // LEAST_BYTES))
         holders = sorted(self._sources, key=lambda source: source is not self._first.source)
@@ -194,7 +198,7 @@ class _Transfer:
         return self._incoming.finish_with(self._crcs, self._first.seal)
 
     def _watch(self, streams: list[threading.Thread]) -> None:
-        """Wait for the end. If a part stalls, shut down its connection, so that its stream gives it up."""
+        """Wait for the end. If a part stalls, shut down its connection, so that its stream releases it."""
         while any(each.is_alive() for each in streams):
             with self._change:
                 if self._broken is None and (self._left or self._active):
@@ -221,7 +225,7 @@ class _Transfer:
             self._change.notify_all()
 
     def _stream(self, holder: StateSource, first: bool) -> None:
-        """Receive parts from one holder until none is left or the holder fails."""
+        """Receive parts from one holder until no part is left or the holder fails."""
         part = self._active[0] if first else self._next()
         while part is not None:
             try:
@@ -236,7 +240,7 @@ class _Transfer:
             part = self._next()
 
     def _next(self) -> _Part | None:
-        """Return a part without a stream, or half of what another stream has left; None if none is left."""
+        """Return a part without a stream, or half of another stream's remainder; None if nothing is left."""
         with self._change:
             while time.monotonic() < self._give_up_at and self._broken is None:
                 part = self._left.pop() if self._left else self._half()
@@ -276,7 +280,7 @@ class _Transfer:
             part.line.close()
 
     def _receive(self, part: _Part, holder: StateSource) -> None:
-        """Receive the remainder of a part. Raises FetchFailed, OSError, CorruptSnapshot."""
+        """Receive the remainder of a part. Raises `FetchFailed`, `OSError` or `CorruptSnapshot`."""
         if part.line is None:
             line = self._ask(holder, part.at, part.end, min(HEAD_S, self._silence_s))
             first = self._first
@@ -325,9 +329,9 @@ class _Transfer:
 def _ask(
     source: StateSource, begin: int, end: int, limit_s: float, *, token: str, tls: ssl.SSLContext | None
 ) -> _Connection:
-    """Request the snapshot's bytes from `begin`; return the connection on which they follow.
+    """Request the snapshot's bytes from `begin` to `end`; return the connection on which they arrive.
 
-    An `end` of 0 means the end of the snapshot. Raises FetchFailed.
+    An `end` of 0 means the end of the snapshot. Raises `FetchFailed`.
     """
     url = f"{source.url}/v1/slot/{source.generation}/{source.step}"
     place = urlsplit(source.url)
@@ -355,9 +359,9 @@ def _ask(
 
 
 def _begun(source: StateSource, url: str, line: socket.socket, begin: int) -> _Connection:
-    """Read the header of a response. Raises FetchFailed, OSError, ValueError, KeyError."""
+    """Read the header of a response. Raises `FetchFailed`, `OSError`, `ValueError` or `KeyError`."""
     raw = b""
-    # Byte by byte at the end, because the body must be received into the slot.
+    # Read no byte of the body here, because the body must be received into the slot.
     while not raw.endswith(b"\r\n\r\n"):
         room = 1 if raw.endswith(b"\r\n\r") or len(raw) >= MAX_HEAD_BYTES else _until_end(line)
         piece = line.recv(room)
@@ -379,7 +383,7 @@ def _begun(source: StateSource, url: str, line: socket.socket, begin: int) -> _C
 
 
 def _until_end(line: socket.socket) -> int:
-    """Return how many bytes of the header can be received without a byte of the body."""
+    """Return how many bytes can be received that certainly belong to the header and not to the body."""
     if isinstance(line, ssl.SSLSocket):  # the TLS socket does not support MSG_PEEK
         return 1
     seen = line.recv(MAX_HEAD_BYTES, socket.MSG_PEEK)
@@ -401,8 +405,8 @@ def _exactly(line: socket.socket, size: int) -> bytes:
 
 def _shut_down(line: _Connection) -> None:
     try:
-        # The shutdown method of an SSLSocket would end TLS first, and its reader would take ciphertext for
-        # content.
+        # SSLSocket.shutdown would discard the TLS layer first, and the receiving thread would then read
+        # ciphertext as content.
         socket.socket.shutdown(line.socket, socket.SHUT_RDWR)
     except OSError:
         return

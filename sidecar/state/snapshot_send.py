@@ -1,10 +1,10 @@
 """Send a range of a pinned snapshot to another member, from a thread and without copying it.
 
-The bytes go from the slot's file to the socket with sendfile, bypassing the interpreter and the event loop.
-Each chunk of 8 MiB is followed by its CRC32, unless the snapshot has a seal. If it has, the receiver compares
-the checksum of the whole snapshot instead, which also detects damage in this member's memory since the seal
-was computed. Over TLS, sendfile would send plaintext, so a thread reads the chunks and the server's transport
-sends them.
+sendfile transfers the bytes from the slot's file to the socket, without the interpreter or the event loop. If
+the snapshot has no seal, the CRC32 of each 8 MiB chunk follows the chunk. If it has a seal, the receiver
+compares the checksum of the whole snapshot instead, which also detects damage in this member's memory since
+the seal was computed. Over TLS, sendfile would send plaintext, so a thread reads the chunks and the server's
+transport sends them.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from pathlib import Path
 from holdfast.fileio.checksum import CHUNK_BYTES, stretch_crc
 from holdfast.snapshot.commit_records import CommitRecord
 
-try:  # both ends of a fetch hash all bytes, which with zlib's crc32 takes as long as moving them
+try:  # sender and receiver hash all bytes; with zlib's crc32, this would take as long as the transfer
     from zlib_ng.zlib_ng import crc32
-except ImportError:  # an image may lack zlib_ng, which is faster but yields the same checksums
+except ImportError:  # if an image lacks zlib_ng, zlib computes the same checksums more slowly
     from zlib import crc32
 
 __all__ = ["crc32"]
 
 SUM = struct.Struct("<I")
 SLOWEST_BYTES_S = 4 << 20
-PATIENCE_S = 60.0  # the time allowed for a range, in addition to its size at `SLOWEST_BYTES_S`
+PATIENCE_S = 60.0  # the time allowed for a range, in addition to its size divided by `SLOWEST_BYTES_S`
 
 
 def listener(host: str) -> socket.socket:
     """Return a listening socket for the peers, on a free port. Raises `OSError`.
 
-    Between members on one host, sending needs no pacing. If the system's congestion control is BBR, it paces
-    with a timer for every few packets, which takes several times as long as the copy. Therefore the socket
-    uses Reno, which every kernel has and permits. It must be set on the listener, because a connection that
-    has been paced once stays paced.
+    Between members on one host, sending needs no pacing. BBR, if it is the system's congestion control, sets
+    a timer for every few packets, which takes several times as long as the copy. On the loopback interface,
+    the socket therefore uses Reno, which every kernel provides and permits. The option must be set on the
+    listener, because a connection that BBR has paced once remains paced.
     """
     found = socket.create_server((host, 0))
     if ipaddress.ip_address(found.getsockname()[0]).is_loopback:
-        with suppress(OSError):  # without Reno, it is as fast as the system's default
+        with suppress(OSError):  # if this fails, the system's default still works, only more slowly
             found.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
     return found
 
@@ -55,7 +55,10 @@ class UnalignedRange(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ChunkRange:
-    """Bytes `begin` to `end` of a snapshot of `total_bytes`: whole chunks; the last may be shorter."""
+    """The bytes from `begin` to `end` of a snapshot of `total_bytes`, in whole chunks.
+
+    Only the last chunk of the snapshot can be shorter.
+    """
 
     begin: int
     end: int
@@ -63,7 +66,7 @@ class ChunkRange:
 
     @classmethod
     def parse(cls, text: str, total_bytes: int) -> ChunkRange:
-        """Read a Range header, such as "bytes=8388608-". Raises `UnalignedRange`."""
+        """Parse a Range header, such as "bytes=8388608-". Raises `UnalignedRange`."""
         first, dash, last = text.removeprefix("bytes=").partition("-")
         if not (text.startswith("bytes=") and dash and first.isdecimal() and len(text) < 64):
             raise UnalignedRange(f"range {text[:64]!r}: expected bytes=FIRST-LAST")
@@ -105,7 +108,7 @@ def fields(record: CommitRecord, part: ChunkRange, seal: int | None) -> tuple[tu
 
 
 def read(path: Path, part: ChunkRange, chunk: int, sums: bool) -> bytes:
-    """Return a chunk of the range, followed by its checksum if `sums`. Raises `OSError`."""
+    """Return a chunk of the range, followed by its checksum if `sums` is True. Raises `OSError`."""
     at, end = chunk * CHUNK_BYTES, min((chunk + 1) * CHUNK_BYTES, part.end)
     with path.open("rb") as file:
         content = os.pread(file.fileno(), end - at, at)

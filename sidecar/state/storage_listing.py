@@ -1,4 +1,4 @@
-"""List the checkpoints on storage for the reports to a supervisor that cannot read the storage itself."""
+"""List the checkpoints on storage, for reports to a supervisor that cannot read the storage."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from holdfast.process import event_loop
 from holdfast.protocol.foreign_text import shortened
 from holdfast.protocol.member_messages import StorageListing
 
-EVERY_S = 10.0  # between two listings: other members also write checkpoints
-PAID_EVERY_S = 60.0  # the same where each request costs money; the member that writes lists right after it
-ANSWER_S = 30.0  # then a listing counts as failed; storage may still be working on it
-MAX_LISTED = 64  # the newest ones
+EVERY_S = 10.0  # between two listings, because other members also write checkpoints
+# The same if each request costs money. The member that writes a checkpoint lists immediately afterwards.
+PAID_EVERY_S = 60.0
+ANSWER_S = 30.0  # a listing that takes longer counts as failed, although storage may still complete it
+MAX_LISTED = 64  # of the newest checkpoints
 MAX_WHY_BYTES = 300
 
 
 class StorageLister:
-    """Keeps `listing` up to date. A thread reads the storage, which may block."""
+    """Keeps `listing` up to date. It reads the storage in a thread, because storage can block."""
 
     def __init__(
         self, storage: CheckpointStorage, changed: Callable[[], None], asked: Callable[[], int]
     ) -> None:
-        """`changed` is called when the listing has changed; `asked` returns the newest answered order."""
+        """`changed` is called when `listing` changes. `asked` returns the number of the last handled save."""
         self._asked = asked
         self.listing = StorageListing(error="it has not been read yet")
         self._reader = ListingReader(storage, MAX_LISTED)

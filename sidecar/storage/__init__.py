@@ -1,1 +1,1 @@
-"""Checkpoints in object storage: requests to it, and transfers of files in parts."""
+"""Store checkpoints in object storage: send requests to it, and transfer files in parts."""

@@ -1,8 +1,8 @@
-"""Requests to an object storage: S3 and what is compatible with it, Google Cloud Storage, Azure.
+"""Send requests to object storage: S3 and compatible services, Google Cloud Storage, or Azure.
 
-Only this module knows the library. It takes the credentials from the environment and from the machine's
-metadata service; nothing that an error says here can contain one, because the storage's own text is never
-passed on, only the code of its answer.
+Only this module uses the obstore library, which reads the credentials from the environment or from the
+machine's metadata service. Error messages never contain credentials: they include the storage's error code,
+but none of its text.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 _Store: TypeAlias = "S3Store | GCSStore | AzureStore"
 
-# The variables that name an endpoint other than the provider's. One that begins with http:// is meant so.
+# The variables that set an endpoint other than the provider's. If one begins with http://, plain HTTP is
+# allowed.
 ENDPOINTS = (
     "AWS_ENDPOINT_URL_S3",
     "AWS_ENDPOINT_URL",
@@ -39,29 +40,29 @@ ENDPOINTS = (
     "AZURE_ENDPOINT",
 )
 NICE = 19
-LISTED = 1000  # objects per answer: the most that S3 gives
+LISTED = 1000  # objects per response, the maximum in S3
 
 _CODE = re.compile(r"<Code>([A-Za-z0-9.]{1,64})</Code>")
 _STATUS = re.compile(r"status code: ([45]\d\d)\b")
 _MEANINGS = {
     "NoSuchBucket": "the bucket does not exist",
     "ContainerNotFound": "the container does not exist",
-    "AccessDenied": "the credentials do not permit it",
+    "AccessDenied": "the credentials do not permit the request",
     "AllAccessDisabled": "the bucket is disabled",
-    "AuthorizationPermissionMismatch": "the credentials do not permit it",
+    "AuthorizationPermissionMismatch": "the credentials do not permit the request",
     "AuthenticationFailed": "the credentials are not valid",
     "ExpiredToken": "the credentials have expired",
     "InvalidToken": "the session token is not valid",
-    "InvalidAccessKeyId": "the access key is not known there",
+    "InvalidAccessKeyId": "the storage does not know the access key",
     "SignatureDoesNotMatch": "the secret key does not belong to the access key",
     "RequestTimeTooSkewed": "this machine's clock is wrong",
     "PermanentRedirect": "the bucket is in another region: set AWS_REGION",
     "AuthorizationHeaderMalformed": "the bucket is in another region: set AWS_REGION",
-    "ConditionalRequestConflict": "another writer of it was at work",
-    "OperationAborted": "another writer of it was at work",
-    "SlowDown": "it asks for fewer requests",
-    "ServiceUnavailable": "it is overloaded",
-    "InternalError": "it has an internal error",
+    "ConditionalRequestConflict": "another writer was changing the object",
+    "OperationAborted": "another writer was changing the object",
+    "SlowDown": "the storage is receiving too many requests",
+    "ServiceUnavailable": "the storage is overloaded",
+    "InternalError": "the storage has an internal error",
 }
 _TRANSIENT = frozenset(
     {"ConditionalRequestConflict", "OperationAborted", "SlowDown", "ServiceUnavailable", "InternalError"}
@@ -73,9 +74,9 @@ _TRANSIENT = frozenset(
 class RequestLimits:
     """How long requests may take, in seconds.
 
-    No limit applies to a checkpoint as a whole, only to one request: at most `write_s` for a part, so a
-    connection that moves 8 MiB in that time is never given up; `stall_s` without a byte of a part that is
-    read; `answer_s` for all other requests.
+    Each limit applies to a single request, and no limit applies to a whole checkpoint. Writing a part may
+    take `write_s`, so a connection that transfers 8 MiB in that time is fast enough. Reading a part fails
+    after `stall_s` without a byte, or after `read_s`. All other requests may take `answer_s`.
     """
 
     connect_s: float = 10.0
@@ -83,7 +84,7 @@ class RequestLimits:
     write_s: float = 300.0
     read_s: float = 600.0
     stall_s: float = 30.0
-    retry_s: float = 90.0  # from the first attempt until no more are made
+    retry_s: float = 90.0  # no attempt begins later than this after the first one
     retries: int = 8
     first_pause_s: float = 0.2
     longest_pause_s: float = 10.0
@@ -91,7 +92,7 @@ class RequestLimits:
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """An object in a listing. `written_s` is in seconds since 1970, on the clock of the storage."""
+    """An object in a listing. `written_s` is in seconds since 1970, by the storage's clock."""
 
     key: str
     bytes: int
@@ -101,14 +102,14 @@ class StoredObject:
 
 @dataclass(frozen=True, slots=True)
 class ObjectVersion:
-    """What identifies the content of an object. Which of the two there are depends on the storage."""
+    """Identifies the content of an object. The kind of storage determines which of the two fields are set."""
 
     e_tag: str | None
     number: str | None
 
 
 class ObjectStoreError(OSError):
-    """A request failed. The message says where, what was done and why, in one line and without secrets."""
+    """A request failed. The message has the location, operation and reason, in one line without secrets."""
 
     def __init__(self, message: str, transient: bool = False) -> None:
         super().__init__(message)
@@ -116,18 +117,22 @@ class ObjectStoreError(OSError):
 
 
 class ObjectClient:
-    """Requests to the bucket of `location`, with whole keys. All block; all raise `ObjectStoreError`."""
+    """Sends requests to the bucket of `location`. Keys are absolute.
+
+    All methods block, and raise `ObjectStoreError`.
+    """
 
     def __init__(
         self, location: ObjectLocation, given: Mapping[str, str], limits: RequestLimits | None = None
     ) -> None:
-        """`given` is the environment, which the library also reads itself. Raises `ObjectStoreError`."""
+        """`given` is the environment, which the library also reads directly. Raises `ObjectStoreError`."""
         self._location = location
         within = limits or RequestLimits()
         _start_library()
         try:
             self._quick = _store(location, given, within, within.answer_s)
-            # A repeated conditional write says nothing of the first one: its caller has to know of each.
+            # The library must not retry conditional writes: the retry's result does not show whether the
+            # first attempt succeeded, so the caller has to handle each attempt.
             self._once = _store(location, given, replace(within, retries=0), within.answer_s)
             self._writing = _store(location, given, within, within.write_s)
             self._reading = _store(location, given, within, within.read_s, within.stall_s)
@@ -135,7 +140,10 @@ class ObjectClient:
             raise ObjectStoreError(f"{location}: not configured: {_configuration_fault(error)}") from None
 
     def objects(self, below: str, most: int) -> Iterator[StoredObject]:
-        """Yield the objects below the folder `below`, in no order. Raises if there are more than `most`."""
+        """Yield the objects in the folder `below` and its subfolders, in any order.
+
+        Raises `ObjectStoreError` if there are more than `most`.
+        """
         count = 0
         with self._errors("list"):
             for some in obstore.list(self._quick, f"{below}/", chunk_size=LISTED):
@@ -147,7 +155,10 @@ class ObjectClient:
                     yield StoredObject(each["path"], each["size"], version, each["last_modified"].timestamp())
 
     def read(self, key: str, most_bytes: int) -> bytes | None:
-        """Return an object of at most `most_bytes`; None if there is none."""
+        """Return the content of an object; None if it does not exist.
+
+        Raises `ObjectStoreError` if it has more than `most_bytes`.
+        """
         try:
             with self._errors("read"):
                 got = obstore.get(self._reading, key)
@@ -158,7 +169,7 @@ class ObjectClient:
             return None
 
     def read_range(self, key: str, begin: int, end: int) -> bytes | None:
-        """Return the bytes of an object from `begin` to `end`; None if there is no such object."""
+        """Return the bytes of an object from `begin` up to `end`; None if the object does not exist."""
         try:
             with self._errors("read"):
                 return obstore.get_range(self._reading, key, start=begin, end=end).to_bytes()
@@ -166,14 +177,15 @@ class ObjectClient:
             return None
 
     def write(self, key: str, content: bytes) -> None:
-        """Write an object, in place of one that there may be."""
+        """Write an object, replacing any existing one."""
         with self._errors("write"):
             obstore.put(self._writing, key, content, use_multipart=False)
 
     def create(self, key: str, content: bytes) -> bool:
-        """Write an object unless there is one; return False if there is. It is certain that only one can.
+        """Write an object if it does not exist; return False if it does.
 
-        This is one request, which is not repeated. After a transient error it may have been carried out.
+        If several writers create the same object, only one of them succeeds. The request is not retried.
+        After a transient error, it may have been carried out.
         """
         try:
             with self._errors("write"):
@@ -183,9 +195,9 @@ class ObjectClient:
         return True
 
     def replace(self, key: str, content: bytes, version: ObjectVersion) -> bool:
-        """Write an object in place of this version of it; return False if there is no such version.
+        """Replace an object if it still has this version; return False if it does not.
 
-        Like `create`, this is one request.
+        As with `create`, the request is not retried.
         """
         expected: UpdateVersion = {}
         if version.e_tag is not None:
@@ -200,7 +212,7 @@ class ObjectClient:
         return True
 
     def version(self, key: str) -> ObjectVersion | None:
-        """Return the version of an object; None if there is none."""
+        """Return the current version of an object; None if the object does not exist."""
         try:
             with self._errors("read"):
                 found = obstore.head(self._quick, key)
@@ -209,13 +221,13 @@ class ObjectClient:
         return ObjectVersion(found["e_tag"], found["version"])
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects; those that do not exist are no error."""
+        """Delete objects. Objects that do not exist are ignored."""
         for begin in range(0, len(keys), LISTED):
             some = list(keys[begin : begin + LISTED])
             try:
                 with self._errors("delete"):
                     obstore.delete(self._quick, some)
-            except _Missing:  # Google and Azure report it: one of many, so each of them alone
+            except _Missing:  # Google and Azure fail if any object is missing, so delete each one separately
                 for key in some:
                     self._delete_one(key)
 
@@ -258,13 +270,14 @@ class _Exists(ObjectStoreError):
 
 @functools.cache
 def _start_library() -> None:
-    """Have the library start its threads, of the lowest priority: they hash and encrypt beside the training.
+    """Make the library start its threads with the lowest priority.
 
-    They inherit the priority of the thread whose request is the first one.
+    The threads hash and encrypt while the ranks train. They inherit their priority from the thread that sends
+    the first request.
     """
 
     def request() -> None:
-        with suppress(OSError):  # a container may forbid it
+        with suppress(OSError):  # a container may forbid this
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
         obstore.put(MemoryStore(), "none", b"")
 
@@ -280,7 +293,7 @@ def _store(
     request_s: float,
     stall_s: float = 0.0,
 ) -> _Store:
-    """Return the library's store. What is passed here replaces all options of its HTTP client."""
+    """Return the library's store. The options given here replace all default options of its HTTP client."""
     options: dict[str, Any] = {
         "allow_http": any(given.get(each, "").startswith("http://") for each in ENDPOINTS),
         "connect_timeout": timedelta(seconds=limits.connect_s),
@@ -307,17 +320,20 @@ def _store(
 
 
 def _why(error: Exception) -> tuple[str, bool]:
-    """Return the reason for an error, of which no part is the storage's free text, and if it may pass."""
+    """Return the reason for an error, and whether the error is transient.
+
+    The reason contains none of the storage's own text, which might include secrets.
+    """
     text = str(error)
     status, code = _STATUS.search(text), _CODE.search(text)
     if any(each in text for each in _METADATA):
-        return "no credentials: the environment has none, and no metadata service gives any", False
+        return "no credentials were found, neither in the environment nor from a metadata service", False
     if code is not None:
         meaning = _MEANINGS.get(code[1], "it refused the request")
         number = int(status[1]) if status is not None else 0
         return f"{meaning} ({code[1]})", code[1] in _TRANSIENT or number >= 500
     if isinstance(error, exceptions.PermissionDeniedError):
-        return "the credentials do not permit it (403)", False
+        return "the credentials do not permit the request (403)", False
     if isinstance(error, exceptions.UnauthenticatedError):
         return "the credentials are not valid (401)", False
     if isinstance(error, exceptions.NotSupportedError):
@@ -327,28 +343,29 @@ def _why(error: Exception) -> tuple[str, bool]:
     return next((meaning for part, meaning in _TROUBLE if part in text), _UNKNOWN)
 
 
-# Addresses from which the library asks for credentials if the environment has none.
+# The metadata services from which the library requests credentials if the environment has none.
 _METADATA = ("169.254.169.254", "169.254.170.2", "metadata.google.internal")
-# What the library's texts about a request without an answer contain, the most specific ones first.
+# Parts of the library's messages about requests without a response, and their meanings. The most specific
+# come first.
 _TROUBLE = (
     ("redirect without LOCATION", ("the bucket is in another region: set AWS_REGION", False)),
-    ("BadScheme", ("an endpoint does not begin with https://, or one of the storage with http://", False)),
+    ("BadScheme", ("an endpoint does not begin with https:// (or, for the storage, http://)", False)),
     ("InvalidCertificate", ("the certificate of the endpoint is not trusted", False)),
-    ("TimedOut", ("no answer in time", True)),
-    ("timed out", ("no answer in time", True)),
-    ("dns error", ("its name is not known", True)),
-    ("kind: Connect", ("no connection", True)),
-    ("error sending request", ("the connection was cut", True)),
-    ("kind: Interrupted", ("the connection was cut", True)),
-    ("kind: Decode", ("the connection was cut", True)),
-    ("kind: Body", ("the connection was cut", True)),
-    ("IncompleteMessage", ("the connection was cut", True)),
+    ("TimedOut", ("the request timed out", True)),
+    ("timed out", ("the request timed out", True)),
+    ("dns error", ("the endpoint's name cannot be resolved", True)),
+    ("kind: Connect", ("cannot connect to the endpoint", True)),
+    ("error sending request", ("the connection was lost", True)),
+    ("kind: Interrupted", ("the connection was lost", True)),
+    ("kind: Decode", ("the connection was lost", True)),
+    ("kind: Body", ("the connection was lost", True)),
+    ("IncompleteMessage", ("the connection was lost", True)),
 )
-_UNKNOWN = ("an answer that is not understood", False)
+_UNKNOWN = ("the response is not understood", False)
 
 
 def _configuration_fault(error: Exception) -> str:
-    """Return what the configuration lacks. Values may be secrets, so only known texts are passed on."""
+    """Return what is wrong with the configuration, without its values, because these can be secrets."""
     text = str(error)
     for part, meaning in _CONFIGURATION.items():
         if part in text:
@@ -358,7 +375,7 @@ def _configuration_fault(error: Exception) -> str:
 
 _CONFIGURATION = {
     "MissingAccount": "AZURE_STORAGE_ACCOUNT_NAME is missing",
-    "MissingAccessKeyId": "AWS_SECRET_ACCESS_KEY is given without AWS_ACCESS_KEY_ID",
-    "MissingSecretAccessKey": "AWS_ACCESS_KEY_ID is given without AWS_SECRET_ACCESS_KEY",
-    "builder error": "the endpoint is no URL",
+    "MissingAccessKeyId": "AWS_SECRET_ACCESS_KEY is set, but AWS_ACCESS_KEY_ID is not",
+    "MissingSecretAccessKey": "AWS_ACCESS_KEY_ID is set, but AWS_SECRET_ACCESS_KEY is not",
+    "builder error": "the endpoint is not a valid URL",
 }

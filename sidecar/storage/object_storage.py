@@ -1,13 +1,14 @@
-"""Checkpoints in object storage.
+"""Store checkpoints in object storage.
 
 ```text
-PREFIX/step-00000042/manifest.json                         makes it a checkpoint; written last, on condition
-PREFIX/step-00000042/e3-g7-9f2c61d0/FILE/00000 ...         the files, in a folder of this writer alone
-PREFIX/conditional-put                                     shows that the storage obeys conditions
+PREFIX/step-00000042/manifest.json                         completes the checkpoint; a conditional write
+PREFIX/step-00000042/e3-g7-9f2c61d0/FILE/00000 ...         the files, in a folder that only this writer uses
+PREFIX/conditional-put                                     tests whether the storage obeys conditions
 ```
 
-The manifest is created only if there is none, or replaces exactly the version that its writer has found not
-to count. So of several writers of a step only one publishes, and none can undo what it has not seen.
+A writer creates the manifest only if there is none. It replaces an existing manifest only if it has found
+that very version to be unusable. If several writers save the same step, therefore, only one of them publishes
+it, and no writer overwrites a manifest that it has not read.
 """
 
 from __future__ import annotations
@@ -54,26 +55,27 @@ PUBLISH_PAUSES_S = (
     5.0,
     10.0,
     20.0,
-)  # if the manifest is refused for now: a repeated upload would cost more
+)  # between attempts to write the manifest: retrying it is cheaper than uploading the checkpoint again
 _FOLDER = re.compile(r"e(\d{1,19})-g\d{1,19}-[0-9a-f]{16}")
 
-Objects = dict[str, StoredObject]  # of one checkpoint, by the key below it
+Objects = dict[str, StoredObject]  # the objects of one checkpoint, by their key relative to the checkpoint
 
 
 class ObjectStorage:
-    """The checkpoints at `location`. `local` is the directory for the files that ranks read.
+    """Reads and writes the checkpoints at `location`. Thread-safe.
 
-    It may be used by several threads.
+    `local` is the directory for local copies of the files that ranks read.
     """
 
     def __init__(self, location: ObjectLocation, connect: Callable[[], ObjectClient], local: Path) -> None:
-        """`connect` is called when storage is used, until it succeeds: a wrong configuration is an error of
-        each use, which is reported, and does not end the process.
+        """`connect` is called at each use of storage until it succeeds.
+
+        Each use therefore reports a wrong configuration as an error, and the process keeps running.
         """
         self._location, self._connect, self._local = location, connect, local
         self._connected: ObjectClient | None = None
-        self._manifests: dict[tuple[str, ObjectVersion], bytes] = {}  # those of the last listing
-        self._reading = threading.Lock()  # held to change `_manifests`
+        self._manifests: dict[tuple[str, ObjectVersion], bytes] = {}  # the manifests in the last listing
+        self._reading = threading.Lock()  # held while `_manifests` is changed
         self._obeys_conditions = False
         self._copying = threading.Lock()
 
@@ -113,7 +115,7 @@ class ObjectStorage:
         return None
 
     def _listing(self, name: str = "") -> dict[str, Objects]:
-        """Return all objects by the name of their checkpoint, or those of one of them."""
+        """Return the objects of the checkpoint `name`, or of all checkpoints, grouped by checkpoint."""
         found: dict[str, Objects] = defaultdict(dict)
         skip = len(self._location.prefix) + 1
         for each in self._client.objects(self._key(name), MOST):
@@ -139,7 +141,7 @@ class ObjectStorage:
             raise InvalidCheckpoint(f"has more than {MAX_BYTES} bytes")
         raw = self._client.read(f"{self._key(name)}/{MANIFEST}", MAX_BYTES)
         if raw is None:
-            raise InvalidCheckpoint("is missing")  # removed since it was listed
+            raise InvalidCheckpoint("is missing")  # it was removed after it was listed
         if stored.version != ObjectVersion(None, None):
             with self._reading:
                 self._manifests[name, stored.version] = raw
@@ -199,9 +201,10 @@ class ObjectStorage:
     # -- writing
 
     def prepare(self) -> None:
-        """Raise `OSError` if the storage ignores conditions: two writers could then undo each other's work.
+        """Raise `OSError` if the storage ignores write conditions.
 
-        The probe is the same object for all members, so after the first one it costs one request.
+        Without them, two writers could overwrite each other's manifests. All members create the same probe
+        object. Once it exists, this check costs one request.
         """
         if self._obeys_conditions:
             return
@@ -214,7 +217,7 @@ class ObjectStorage:
         )
 
     def check_room(self, files: Mapping[str, Path | bytes]) -> None:
-        """Do nothing: a bucket has no free space to ask for."""
+        """Do nothing, because a bucket does not report free space."""
 
     def acknowledge(self, name: str) -> Path:
         return Path(name)
@@ -240,7 +243,7 @@ class ObjectStorage:
                 self._discard(f"{self._key(name)}/{folder}")
 
     def _discard(self, folder: str) -> None:
-        """Delete a folder that nobody can publish any more. What cannot be deleted now is a leftover."""
+        """Delete a folder that no writer can publish any more. On failure, leave it to `remove_leftovers`."""
         try:
             self._client.delete([each.key for each in self._client.objects(folder, MOST)])
         except ObjectStoreError as error:
@@ -249,7 +252,7 @@ class ObjectStorage:
     # -- deleting
 
     def remove(self, path: Path, what: StoredCheckpoint | InvalidCheckpoint) -> None:
-        """Remove the manifest first, if it is still the same one; then the files that it names."""
+        """Remove the checkpoint unless its manifest has changed: first the manifest, then its files."""
         name = path.name
         objects = self._listing(name).get(name, {})
         try:
@@ -281,7 +284,7 @@ class ObjectStorage:
         newest_s = max((found[name][MANIFEST].written_s for name in manifests), default=0.0)
         for name, objects in found.items():
             if name in manifests and manifests[name] is None:
-                continue  # it is not known which folder the manifest means
+                continue  # the manifest is unreadable, so any of the folders may be in use
             used = _folder(manifests.get(name))
             for folder, written_s in _folders(objects).items():
                 match = _FOLDER.fullmatch(folder)
@@ -293,7 +296,7 @@ class ObjectStorage:
 
 
 class StagedObjects:
-    """The objects of a checkpoint whose manifest is not there yet."""
+    """The objects of a checkpoint that has not been published, because its manifest does not exist yet."""
 
     def __init__(self, client: ObjectClient, base: str, path: Path, layout: ObjectLayout) -> None:
         self._client, self._base, self.path = client, base, path
@@ -301,18 +304,21 @@ class StagedObjects:
         self.objects: ObjectLayout | None = layout
         self._layout = layout
         self._manifest = b""
-        self._occupied: ObjectVersion | None = None  # the manifest that was there instead
+        self._occupied: ObjectVersion | None = None  # the version of the manifest that existed already
         self.may_be_published = False
 
     def seal(self, manifest: bytes) -> None:
-        """Raise `OSError` if a part is missing: another member may have taken this one for dead."""
+        """Set the manifest to publish. Raises `OSError` if an object is missing.
+
+        Another member removes the objects of a writer that it considers dead.
+        """
         self._manifest = manifest
         folder = f"{self._base}/{self._layout.folder}"
         there = {each.key[len(self._base) + 1 :]: each for each in self._client.objects(folder, MOST)}
         for entry in self.entries:
             fault = _size_fault(there, self._layout, entry)
             if fault is not None:
-                raise OSError(errno.EIO, f"{fault}: another member has removed it")
+                raise OSError(errno.EIO, f"{fault}: another member has removed or replaced the object")
 
     def publish(self) -> bool:
         key = f"{self._base}/{MANIFEST}"
@@ -324,28 +330,29 @@ class StagedObjects:
     def replace(self) -> bool:
         version = self._occupied
         if version is None:
-            return False  # it was removed meanwhile
+            return False  # the other manifest was removed before its version could be read
         key = f"{self._base}/{MANIFEST}"
         return self._attempt(lambda: self._client.replace(key, self._manifest, version))
 
     def _attempt(self, put: Callable[[], bool]) -> bool:
-        """Return whether the manifest is now this one, also if the answer to an earlier request was lost.
+        """Return whether this writer's manifest is published, perhaps by an attempt whose response was lost.
 
-        If that remains unknown, raise, and keep the objects: they may be those of a checkpoint.
+        Raises `ObjectStoreError` if the outcome remains unknown. The objects are then kept, because they may
+        belong to a published checkpoint.
         """
         for pause_s in (*PUBLISH_PAUSES_S, 0.0):
             uncertain, self.may_be_published = self.may_be_published, True
             try:
                 self.may_be_published = put() or self._is_ours()
             except ObjectStoreError as error:
-                # A refusal says nothing of an earlier request, whose answer was lost.
+                # This refusal does not show whether an earlier attempt, whose response was lost, succeeded.
                 self.may_be_published = uncertain or error.is_transient
                 if not error.is_transient or not pause_s:
                     raise
                 time.sleep(pause_s)
             else:
                 return self.may_be_published
-        raise AssertionError("the last pause is none")
+        raise AssertionError("unreachable: the last attempt returns or raises")
 
     def _is_ours(self) -> bool:
         return self._client.read(f"{self._base}/{MANIFEST}", MAX_BYTES) == self._manifest
@@ -364,12 +371,12 @@ def _size_fault(
 
 
 def _folder(manifest: Manifest | None) -> str:
-    """Return the folder that a manifest names; "" if none."""
+    """Return the folder that a manifest names; "" if there is no manifest or it names no folder."""
     return manifest.objects.folder if manifest is not None and manifest.objects is not None else ""
 
 
 def _folders(objects: Objects) -> dict[str, float]:
-    """Return when storage accepted the last object of each folder."""
+    """Return the time at which storage accepted the newest object of each folder."""
     found: dict[str, float] = {}
     for key, each in objects.items():
         folder, separator, _ = key.partition("/")
@@ -379,7 +386,7 @@ def _folders(objects: Objects) -> dict[str, float]:
 
 
 def _is_below(key: str, folder: str) -> bool:
-    """Return whether an object belongs to the checkpoint whose manifest names `folder`, or no folder."""
+    """Return whether `key` is a file of the checkpoint whose manifest names `folder`; "" if it names none."""
     return key.startswith(f"{folder}/") if folder else "/" not in key and key != MANIFEST
 
 

@@ -1,9 +1,9 @@
-"""Move the files of a checkpoint to and from object storage, in parts, several at a time.
+"""Transfer the files of a checkpoint to and from object storage, several parts at a time.
 
-A file becomes plain objects of one part each, not one object of a multipart upload: a multipart upload of a
-process that was killed stays in the bucket, unlisted and paid for, and the library can neither find nor abort
-it. An object of its own is listed, so its remains can be deleted, and is read and checked alone, so a read
-that was interrupted goes on with the parts that are missing.
+Each part of a file is a separate object. Multipart uploads are not used: if a process is killed during one,
+the upload stays in the bucket, where it is billed but not listed, and the library can neither find nor abort
+it. Separate objects are listed, so the remains of an interrupted upload can be deleted. They are also read
+and verified separately, so an interrupted download resumes with the missing parts.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from holdfast.checkpoint.manifest import ObjectLayout
 from holdfast.fileio.checksum import CHUNK_BYTES, FileEntry, stretch_crc
 from sidecar.storage.object_client import ObjectClient, ObjectStoreError
 
-PARTS = 4  # moved at a time, each of which is in memory once
-FEW = 1000  # parts of a file for which they need not be larger than a chunk
-LARGEST = 2 * CHUNK_BYTES  # so that at most 64 MiB of content are in memory, and once more as it is copied
-TRIES = 3  # for each part that is read, besides the library's retries of each request
+PARTS = 4  # transferred at a time; each is held in memory
+FEW = 1000  # the most parts of a file before parts become larger than a chunk
+LARGEST = 2 * CHUNK_BYTES  # bounds the content in memory to 64 MiB, or twice that while it is copied
+TRIES = 3  # attempts to read each part, in addition to the library's retries of each request
 
 Part = tuple[str, int, int]  # key, first byte, end
 
@@ -35,7 +35,7 @@ def part_bytes(largest_file: int) -> int:
 
 
 def parts(base: str, name: str, size: int, layout: ObjectLayout | None) -> list[Part]:
-    """Return the objects of a file. `base` is the checkpoint's key; without a layout, it is one object."""
+    """Return the objects of a file of the checkpoint at `base`. Without a layout, the file is one object."""
     if layout is None:
         return [(f"{base}/{name}", 0, size)]
     step = layout.part_bytes
@@ -47,7 +47,7 @@ def parts(base: str, name: str, size: int, layout: ObjectLayout | None) -> list[
 
 
 def _reads(base: str, entry: FileEntry, layout: ObjectLayout | None) -> list[Part]:
-    """Return what is read of a file at a time: its objects or, of a single one, pieces of whole chunks."""
+    """Return the parts in which to read a file: its objects, or, if it is one object, ranges of chunks."""
     if layout is not None or not entry.bytes:
         return parts(base, entry.name, entry.bytes, layout)
     step = entry.chunk_bytes * max(1, CHUNK_BYTES // entry.chunk_bytes)
@@ -62,9 +62,9 @@ def upload(
     layout: ObjectLayout,
     moved: Callable[[], object],
 ) -> tuple[FileEntry, ...]:
-    """Write all files; return their sizes and checksums. `moved` is called for each part, on any thread.
+    """Write all files; return their sizes and checksums. `moved` is called after each part, on any thread.
 
-    Raises `OSError`, after the parts in progress have ended; some parts are then on storage.
+    If this raises `OSError`, no transfer is in progress any more, and some parts may be on storage.
     """
     crcs: dict[str, list[int]] = {name: [] for name in files}
     sizes = {
@@ -97,9 +97,9 @@ def download(
     target: Path,
     moved: Callable[[], object],
 ) -> str | None:
-    """Make `target` the file `entry`; return its defect on storage, or None if it is whole.
+    """Download the file `entry` to `target`. Return what is wrong with it on storage; None if it is intact.
 
-    What an interrupted download has left, in this process or an earlier one, is checked and not read again.
+    Parts that an interrupted download has left, even in an earlier process, are verified and not read again.
     Raises `OSError` if storage or the disk fails.
     """
     partial = target.with_name(f".{target.name}.partial")
@@ -138,7 +138,7 @@ def _size(descriptor: int) -> int:
 
 
 def _allocate(descriptor: int, size: int) -> None:
-    """Have the disk reserve the whole file. Raises OSError."""
+    """Reserve disk space for the whole file. Raises `OSError`."""
     os.ftruncate(descriptor, size)
     try:
         if size:
@@ -151,7 +151,7 @@ def _allocate(descriptor: int, size: int) -> None:
 def content_fault(
     client: ObjectClient, base: str, entry: FileEntry, layout: ObjectLayout | None
 ) -> str | None:
-    """Read a whole file; return its defect, or None if it is intact. Raises `OSError` if storage fails."""
+    """Read a whole file; return what is wrong with it, or None. Raises `OSError` if storage fails."""
     faults: list[str] = []
 
     def check(part: Part) -> None:
@@ -167,9 +167,9 @@ def content_fault(
 def _checked(
     client: ObjectClient, entry: FileEntry, part: Part, is_range: bool, use: Callable[[bytes], object]
 ) -> str | None:
-    """Read a part, and `use` it if its checksums are right; else return the defect.
+    """Read a part and call `use` with it. If it is missing or damaged, return the defect instead.
 
-    With `is_range` the part is a range of a larger object, otherwise it is an object of its own.
+    If `is_range`, the part is a range of a larger object. Otherwise, it is a separate object.
     """
     key, begin, end = part
     fault = None
@@ -195,7 +195,10 @@ def _checked(
 
 
 def _fault(entry: FileEntry, begin: int, content: bytes) -> str | None:
-    """Return the defect of a part, which is whole chunks: `unpack` accepts no other parts."""
+    """Return the defect of a part; None if its checksums are correct.
+
+    A part consists of whole chunks, because `unpack` accepts no other layout.
+    """
     size = entry.chunk_bytes
     with memoryview(content) as view:
         for number, at in enumerate(range(0, len(content), size), begin // size):
@@ -206,7 +209,7 @@ def _fault(entry: FileEntry, begin: int, content: bytes) -> str | None:
 
 
 def _missing(descriptor: int, entry: FileEntry, found: list[Part]) -> list[Part]:
-    """Return the parts of which the local file does not have the content."""
+    """Return the parts whose content is not in the local file."""
     size = entry.chunk_bytes
 
     def is_there(begin: int, end: int) -> bool:
@@ -244,7 +247,7 @@ def _crcs(content: bytes) -> list[int]:
 
 
 def _at_once(work: Iterable[Callable[[], None]]) -> None:
-    """Do each piece of `work`, `PARTS` at a time. After the first error, no other begins; it is raised."""
+    """Do each piece of `work`, `PARTS` at a time. Raise the first error, and begin no piece after it."""
     with ThreadPoolExecutor(PARTS, "holdfast-objects") as pool:
         running: set[Future[None]] = set()
         for each in work:

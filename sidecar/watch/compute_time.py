@@ -1,11 +1,11 @@
-"""Measures a rank's own time: how long it works in each step before it waits for other ranks. Pure.
+"""Measure a rank's own time: how long it works in each step before it waits for other ranks. Pure.
 
-All ranks of a group have the same step time, because in the backward pass the fast ranks wait for the
-slowest. Ranks differ only before that: in the time until the forward pass, and in the forward pass itself.
+All ranks of a group have the same step time, because fast ranks wait for the slowest in the backward pass.
+Ranks differ only before that, in the time until the forward pass and in the forward pass itself.
 
-The progress page has the sums of these two times over the generation. The sidecar reads them every few steps,
-and the steps between two readings form a block. The last blocks form the window. A rank whose steps are
-uneven still has a short block in the window, and a single long step lengthens only one block.
+The progress page contains the sums of these two times over the generation. The sidecar reads the sums every
+few steps. The steps between two readings form a block, and the last `BLOCKS` blocks form the window. Even if
+a rank's steps are uneven, some block in the window is short, and a single long step lengthens only one block.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 
 from holdfast.protocol.progress import Progress
 
-BLOCKS = 10  # the number of blocks in a window, which has at least 50 steps and at least 5 s
-BLOCK_STEPS = 5
-# The shortest block, so that a brief load on a core does not slow a whole window of fifty 1 ms steps.
+BLOCKS = 10  # in a window, which therefore covers at least 50 steps and at least 5 s
+BLOCK_STEPS = 5  # the fewest steps in a block
+# The shortest block. If steps take 1 ms, a brief load on a core must not slow down a whole window.
 BLOCK_S = 0.5
 
 
@@ -25,23 +25,23 @@ class StepBlock:
     """A rank's own time in consecutive steps."""
 
     steps: int
-    data_s: float  # the sum of the times until each forward pass
-    own_s: float  # `data_s` and the forward passes
+    data_s: float  # total time before the forward passes
+    own_s: float  # `data_s` plus the total time of the forward passes
 
 
 @dataclass(frozen=True, slots=True)
 class ComputeTime:
-    """The last blocks of one rank in one generation. The first step is not typical and not included."""
+    """The last blocks of one rank in one generation. They exclude the first step, which is not typical."""
 
     generation: int = 0
-    steps: int = 0  # completed when the current block began
+    steps: int = 0  # how many were complete when the current block began
     began_ns: int = 0
     data_ns: int = 0
     own_ns: int = 0
     blocks: tuple[StepBlock, ...] = ()
 
     def later(self, found: Progress, now_ns: int) -> ComputeTime:
-        """Return the blocks after a reading `found` of the page at `now_ns`."""
+        """Return the blocks after the page was read as `found` at `now_ns`."""
         data_ns, own_ns = found.data_ns, found.data_ns + found.forward_ns
         restarted = ComputeTime(found.generation, found.steps_done, now_ns, data_ns, own_ns)
         if found.generation != self.generation or not 0 < self.steps <= found.steps_done:
@@ -66,7 +66,7 @@ class ComputeTime:
 
     @property
     def data_s(self) -> float:
-        """The part of `mean_s` that is before the forward pass."""
+        """The part of `mean_s` before the forward pass."""
         return sum(each.data_s for each in self.blocks) / self.window if self.window else 0.0
 
     @property

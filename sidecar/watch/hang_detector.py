@@ -1,19 +1,20 @@
 """Determine which ranks are late. Pure: the time and the sidecar's own lateness are arguments.
 
-A step that takes longer than `floor_s + factor * p99` of the recent steps is late. This does not prove a
-hang: a late rank is inspected, and the supervisor judges the evidence. The limit counts from the last commit,
-or from the end of a pause inside the step, and not from the last change of phase, because a step with
-gradient accumulation changes phase many times, and the step times bound all of its phases together. The first
-step, and everything that is not work on a step (a pause that the script declares, a snapshot that Holdfast
-takes, joining, restoring), have separate limits. A rank that exceeds one of these counts as hung.
+A step is late if it takes longer than `floor_s + factor * p99` of the recent steps. Lateness does not prove a
+hang: the launcher inspects a late rank, and the supervisor judges the evidence. The limit counts from the
+last commit, or from the end of a pause inside the step. It does not count from the last change of phase,
+because a step with gradient accumulation changes phase many times, and step times cover all phases of a step.
+Separate limits apply to the first step and to everything that is not work on a step: a pause that the script
+declares, a snapshot that Holdfast takes, joining, and restoring. A rank that exceeds a separate limit counts
+as hung.
 
-In a script that does not join, Holdfast sees only the steps of torch's optimizers. Before the first step it
-is not known whether there will be any, because the script may do inference or be the parent of the processes
-that train. Such a rank is late after half of the limit for a first step, so that it is inspected and a
-warning appears, but even exceeding the whole limit does not mean that it hangs.
+If a script does not call `holdfast.join`, Holdfast sees only the steps of torch's optimizers. Before the
+first step, it cannot know whether there will be any: the script may do inference, or be the parent of the
+training processes. Such a rank is late after half of the limit for a first step, so that it is inspected and
+a warning appears. Even if it exceeds the whole limit, it does not count as hung.
 
-With the defaults, a late rank is noticed at most 3 x p99 + 0.6 s after its last progress, which leaves 0.4
-s of the promised second for the inspection.
+With the defaults, a late rank is noticed at most 3 x p99 + 0.6 s after its last progress. This leaves 0.4 s
+of the promised second for the inspection.
 """
 
 from __future__ import annotations
@@ -24,27 +25,28 @@ from dataclasses import dataclass
 from holdfast.protocol import defaults
 from holdfast.protocol.progress import PHASES, Phase, PhaseKind, Progress, of_kinds
 
-KEPT = 256  # how many of a rank's newest step times are used
-PAUSES = of_kinds(PhaseKind.PAUSE, PhaseKind.COPY)  # the page contains the limit and label of these phases
+KEPT = 256  # of a rank's newest step times are used
+PAUSES = of_kinds(PhaseKind.PAUSE, PhaseKind.COPY)  # phases whose limit and label are in the progress page
 _WORK = of_kinds(PhaseKind.STEP, PhaseKind.TAIL)
 _ENDS = of_kinds(PhaseKind.END)
 
 
 @dataclass(frozen=True, slots=True)
 class HangPolicy:
-    """Limits in seconds, and factors of the p99 step time."""
+    """Limits in seconds, and factors by which the p99 step time is multiplied."""
 
     factor: float = defaults.HANG_FACTOR
-    floor_s: float = (
-        defaults.HANG_FLOOR_S
-    )  # covers pauses of the host and of garbage collection when steps take milliseconds
-    min_samples: int = 20  # with fewer step times the p99 means little, so the next two limits apply
+    # When steps take milliseconds, this allows for pauses of the host and of garbage collection.
+    floor_s: float = defaults.HANG_FLOOR_S
+    min_samples: int = (
+        20  # with fewer step times, the p99 is unreliable, so the next two limits apply instead
+    )
     few_factor: float = 10.0
     few_floor_s: float = 5.0
-    first_step_s: float = defaults.FIRST_STEP_S  # includes compilers, caches, lazy initialisation, restoring
+    first_step_s: float = defaults.FIRST_STEP_S  # includes compiling, filling caches and restoring
     pause_s: float = defaults.PAUSE_S  # for a pause that declares no limit
-    finish_s: float = 30.0  # the time from a failure that the rank recorded until its process ends
-    joins: bool = True  # whether the script calls `holdfast.join`
+    finish_s: float = 30.0  # from a failure that the rank recorded until its process ends
+    joins: bool = True  # True if the script calls `holdfast.join`
 
     def __post_init__(self) -> None:
         for name in ("factor", "few_factor"):
@@ -57,10 +59,10 @@ class HangPolicy:
 
 @dataclass(frozen=True, slots=True)
 class StepStats:
-    """The last step times of a rank, over all generations. Created by `of` or `extended`."""
+    """The last step times of a rank, over all generations. Use `of` or `extended` to create one."""
 
     times_s: tuple[float, ...] = ()
-    p99_s: float = 0.0  # by the nearest-rank method, so for fewer than 100 times it is their maximum
+    p99_s: float = 0.0  # by the nearest-rank method; with fewer than 100 step times, it is their maximum
 
     @classmethod
     def of(cls, times_s: tuple[float, ...]) -> StepStats:
@@ -75,21 +77,21 @@ class StepStats:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """A rank that has made no progress for longer than its limit. `why` is for people."""
+    """A rank that has made no progress for longer than its limit. `why` is a message for users."""
 
     rank: int
     step: int  # the last committed step
     phase: Phase
-    since_ns: int  # when it last made progress, in CLOCK_MONOTONIC
+    since_ns: int  # when the rank last made progress, by CLOCK_MONOTONIC
     waited_s: float
     limit_s: float
-    limited: bool  # whether `limit_s` is the activity's own limit, so that exceeding it counts as a hang
+    limited: bool  # True if `limit_s` is the activity's own limit, so that exceeding it counts as a hang
     why: str
     begun: bool = True  # False if its script does not join and has completed no step
 
 
 def limit_s(progress: Progress, stats: StepStats, policy: HangPolicy) -> float:
-    """Return how many seconds the current activity may take; infinite outside any loop."""
+    """Return how many seconds the current activity may take; infinity outside a training loop."""
     if progress.failed_ns:
         return policy.finish_s
     if progress.phase in PAUSES:
@@ -106,28 +108,28 @@ def limit_s(progress: Progress, stats: StepStats, policy: HangPolicy) -> float:
 
 
 def _is_begun(progress: Progress, policy: HangPolicy) -> bool:
-    """Return False only if the script does not join, has done no step, is in no pause and has not failed."""
+    """Return False if the script does not join and has done no step, and neither pauses nor has failed."""
     has_own_limit = progress.phase in PAUSES or bool(progress.failed_ns)
     return policy.joins or has_own_limit or progress.steps_done > 0
 
 
 def is_limited(progress: Progress, policy: HangPolicy) -> bool:
-    """Return whether the activity has its own limit, because recent step times do not apply to it."""
+    """Return True if the activity has its own limit, because step times do not apply to it."""
     is_unusual = progress.phase not in _WORK or progress.steps_done == 0
     return bool(progress.failed_ns) or (is_unusual and _is_begun(progress, policy))
 
 
 def since_ns(progress: Progress) -> int:
-    """Return the time from which the current activity is measured: CLOCK_MONOTONIC nanoseconds."""
+    """Return when the current activity began, in nanoseconds of CLOCK_MONOTONIC."""
     if progress.failed_ns:
         return progress.failed_ns
     return progress.step_started_ns if progress.phase in _WORK else progress.phase_since_ns
 
 
 def pause_label(progress: Progress) -> str:
-    """Return the label of the pause or copy that the rank is in; "" in any other phase.
+    """Return the label of the current pause or copy; "" in any other phase.
 
-    The page keeps the label after the pause, so the phase must be checked.
+    The page still contains the label after the pause, so this function checks the phase.
     """
     return progress.pause_label if progress.phase in PAUSES else ""
 
@@ -139,7 +141,7 @@ def left_s(
     policy: HangPolicy,
     own_lateness_s: float = 0.0,
 ) -> float:
-    """Return in how many seconds `stalled` will report this rank without progress; 0 or less means now."""
+    """Return in how many seconds `stalled` will report this rank, unless it progresses; 0 or less: now."""
     allowed_s = limit_s(progress, stats, policy) + max(0.0, own_lateness_s)
     return allowed_s - (now_ns - since_ns(progress)) / 1e9
 
@@ -153,8 +155,8 @@ def stalled(
 ) -> Stall | None:
     """Return this rank's stall; None while the rank is within its limit.
 
-    `own_lateness_s` is how late the sidecar itself has been since the rank's last progress. This time is
-    added to the limit, because a machine that was suspended or overloaded has also delayed the rank.
+    `own_lateness_s` is the sidecar's own lateness since the rank's last progress. It is added to the limit,
+    because a suspended or overloaded machine also delays the rank.
     """
     start_ns = since_ns(progress)
     waited_s = (now_ns - start_ns) / 1e9

@@ -1,4 +1,4 @@
-"""Decides when a launcher inspects its ranks, while one of them or a rank of another member is late. Pure."""
+"""Decide when the launcher inspects its ranks, while any rank of the group is late. Pure."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ from dataclasses import dataclass
 
 FIRST_S = 0.25  # between the first two inspections; each later gap is 1.5 times as long
 LAST_S = 5.0  # the longest gap
-ANSWER_S = 10.0  # an inspection without a result after this time counts as lost
-# While gaps are shorter than this, an inspection that the supervisor requests as proof is due at once.
+ANSWER_S = 10.0  # an inspection that has no result after this time counts as lost
+# While gaps are shorter than this, an inspection that the supervisor requests is due immediately.
 DENSE_S = 1.0
 
 
 @dataclass(slots=True)
 class InspectionSchedule:
-    """Numbers and spaces the inspections: frequent at first, to detect a hang quickly, and rare later."""
+    """Numbers and schedules inspections: frequently at first, to detect a hang quickly, then more rarely."""
 
-    _requested: int = 0  # number of the newest inspection
+    _requested: int = 0  # the number of the newest inspection
     _requested_s: float = 0.0
-    _answered_s: float = 0.0  # when its result arrived; 0 until then
+    _answered_s: float = 0.0  # when the result of that inspection arrived; 0 until then
     _gap_s: float = FIRST_S
-    _moment: int = 0  # the supervisor's `moment` for which it was requested
+    _moment: int = 0  # the supervisor's `moment` for which that inspection was requested
 
     def advance(self, wanted: bool, answered: int, now_s: float, moment: int = 0) -> int:
-        """Request the next inspection if one is due; return its number, or 0.
+        """Return the number of the next inspection if it is due now, and record it as requested; otherwise 0.
 
-        `answered` is the number of the newest inspection with a result; a previous sidecar may have requested
-        it. `moment` is the number in the supervisor's order (`supervisor.hangs.deadlock`). While inspections
-        are dense, a new number makes another inspection due at once.
+        `answered` is the number of the newest inspection with a result, which a previous sidecar may have
+        requested. `moment` is the number in the supervisor's order (see `supervisor.hangs.deadlock`). While
+        gaps are shorter than `DENSE_S`, a new `moment` makes another inspection due immediately.
         """
         if not wanted:
             self._requested, self._requested_s, self._answered_s, self._gap_s = 0, 0.0, 0.0, FIRST_S

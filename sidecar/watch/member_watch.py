@@ -1,7 +1,7 @@
-"""Watch one member for its sidecar: whether the launcher responds, and which ranks stall or are at work.
+"""Watch one member for its sidecar: whether the launcher responds, and which ranks are late or busy.
 
 `MemberWatch` reads the launcher's last state and the ranks' progress pages. It sends nothing and carries out
-no order. Whenever something that a report contains has changed, it calls `changed`.
+no orders. After each change that the sidecar must report, it calls `changed`.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ log = logging.getLogger(__name__)
 
 
 class MemberWatch:
-    """The launcher and the ranks of one member, as of the last poll.
+    """The condition of one member's launcher and ranks, as of the last poll.
 
-    `stalls` are the ranks that are late. `silent` is the reason why the launcher counts as unresponsive, or
-    "" while it responds.
+    `stalls` contains the late ranks. `silent` says why the launcher counts as unresponsive; it is "" while
+    the launcher responds.
     """
 
     def __init__(self, config: Config, launcher: LauncherClient, changed: Callable[[], None]) -> None:
@@ -48,7 +48,7 @@ class MemberWatch:
         self.silent = ""
         self._launcher, self._changed = launcher, changed
         self._stalled_ns = 0  # when `stalls` was set
-        # Steps whose state ranks of this member changed after the commit.
+        # The steps whose state was changed, after the commit, by a rank of this member.
         self._changed_steps: frozenset[int] = frozenset()
         self._stopped: set[tuple[int, int]] = set()  # (rank, pid) of ranks that a signal has stopped
         self._starts = StartMonitor(config.first_step_s)
@@ -70,7 +70,7 @@ class MemberWatch:
             self._changed()
 
     def poll_ranks(self, order: MemberOrder, lateness_s: float) -> None:
-        """Determine which ranks are late. Does nothing without an order to run."""
+        """Determine which ranks are late. Do nothing unless the order is to run."""
         state = self._launcher.state
         if state is None or order.do != "run":
             self.pages.left_s = math.inf
@@ -89,8 +89,9 @@ class MemberWatch:
     def poll_void_steps(self, order: MemberOrder) -> frozenset[int]:
         """Return the steps of the order's generation whose snapshots are void.
 
-        A rank of this member changed their state after the commit, or a rank of another member did and the
-        ranks here have not amended theirs. Without an order to run, no step is void.
+        A snapshot is void if a rank of this member changed the state after the commit. It is also void if a
+        rank of another member did, unless a rank here has amended its state. Unless the order is to run, no
+        step is void.
         """
         if order.do != "run":
             return frozenset()
@@ -105,10 +106,10 @@ class MemberWatch:
         """Forget the stalls, because another generation begins."""
         self.stalls = ()
 
-    # -- the results of the last poll, or of the pages as they are now
+    # -- results of the last poll, and of reading the pages now
 
     def stalls_now(self) -> tuple[RankStall, ...]:
-        """Return the stalls with their durations up to now."""
+        """Return the stalls, with durations that extend to now."""
         more_s = (time.monotonic_ns() - self._stalled_ns) / 1e9
         return tuple(replace(each, stalled_s=round(each.stalled_s + more_s, 3)) for each in self.stalls)
 
@@ -123,7 +124,7 @@ class MemberWatch:
         return self.pages.progress(state.generation, now_ns, endings)
 
     def _note_stopped(self, state: LauncherState) -> None:
-        """Record which ranks are stopped, or were stopped when they ended, according to their launcher."""
+        """Record which ranks, according to the launcher, are stopped or were stopped when they ended."""
         for rank in state.ranks:
             if rank.stopped:
                 self._stopped.add((rank.rank, rank.pid))
@@ -134,7 +135,7 @@ class MemberWatch:
         self.pages.note_stopped(frozenset(number for number, _ in self._stopped))
 
     def ranks_in_tail(self, generation: int) -> frozenset[int]:
-        """Return the running ranks at work after a commit, or between the optimizer's writes and a commit."""
+        """Return the running ranks that are in a tail, or between the optimizer's writes and the commit."""
         state = self._launcher.state
         if state is None:
             return frozenset()
@@ -144,7 +145,7 @@ class MemberWatch:
         return alive & (tails | self.pages.uncommitted(generation, time.monotonic_ns()))
 
     def is_final(self, record: CommitRecord) -> bool:
-        """Return False while a rank still works after the commit of that step, which may change the state."""
+        """Return False during the tail of the snapshot's step, because a rank can still change the state."""
         found = self.pages.raw(record.generation)
         return not any(each.step == record.step and tail_began_ns(each) for each in found)
 

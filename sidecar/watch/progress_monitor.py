@@ -1,4 +1,4 @@
-"""Reads the progress pages of a member's ranks: what each rank is doing, and which ranks have stalled."""
+"""Read the progress pages of a member's ranks: what each rank is doing, and which ranks have stalled."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from holdfast.snapshot import member_directory
 from sidecar.watch.compute_time import ComputeTime
 from sidecar.watch.hang_detector import PAUSES, HangPolicy, StepStats, left_s, pause_label, since_ns, stalled
 
-RECENT = 32  # how many step times determine the usual step time, their median
-# The most time that is counted between two polls; a longer gap may mean that the machine was suspended.
+RECENT = 32  # the usual step time is the median of this many step times
+# The most time that counts between two polls. During a longer gap, the machine may have been suspended.
 MOST_BETWEEN_S = 0.3
-# The time to the next poll during work before a commit, because the process may end right after it.
+# The time until the next poll while a rank works before a commit, because its process may end soon after.
 SOON_S = 0.05
-KNOWN = 8  # after this many steps, the script's usual work before a commit is known
+KNOWN = 8  # the number of steps after which the usual duration of the work before a commit is known
 _NONE_ENDED: Mapping[int, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedWork:
-    """How long a rank has worked before its commit, as observed in several polls."""
+    """How long a rank has worked before its commit, as observed by several polls."""
 
     since_ns: int = 0
-    until_ns: int = 0  # the last poll
-    worked_s: float = 0.0  # the part of the time in which the process was able to run
+    until_ns: int = 0  # the time of the last poll
+    worked_s: float = 0.0  # only the time during which the process was able to run
 
     def later(self, since_ns: int, now_ns: int, is_able: bool) -> ObservedWork:
-        """Return the work after a poll at `now_ns`; it starts from 0 if `since_ns` has changed."""
+        """Return the work as of a poll at `now_ns`, counted from 0 if `since_ns` has changed."""
         before = self if since_ns == self.since_ns else ObservedWork(since_ns, since_ns)
         if now_ns <= before.until_ns:
             return before
@@ -48,25 +48,25 @@ class ObservedWork:
 
 @dataclass(frozen=True, slots=True)
 class StoppedTime:
-    """How long the process was stopped during work after a commit, and so did none of this work."""
+    """How long a process was stopped during a tail, and therefore did none of the tail's work."""
 
-    began_ns: int = 0  # when that work began
-    until_ns: int = 0  # the last poll
+    began_ns: int = 0  # when the tail began
+    until_ns: int = 0  # the time of the last poll
     is_stopped: bool = False  # at the last poll
     seconds: float = 0.0
 
     def later(self, began_ns: int, now_ns: int, is_stopped: bool) -> StoppedTime:
-        """Return the time after a poll at `now_ns`; it starts from 0 if `began_ns` has changed."""
+        """Return the stopped time as of a poll at `now_ns`, counted from 0 if `began_ns` has changed."""
         before = self if began_ns == self.began_ns else StoppedTime(began_ns, began_ns)
         if now_ns <= before.until_ns:
             return before
         more_s = (now_ns - before.until_ns) / 1e9 if is_stopped else 0.0
-        if not before.is_stopped:  # the process was stopped at an unknown time after that poll
+        if not before.is_stopped:  # it is unknown when, since the previous poll, the process was stopped
             more_s = min(more_s, MOST_BETWEEN_S)
         return StoppedTime(began_ns, now_ns, is_stopped, before.seconds + more_s)
 
     def total_s(self, began_ns: int, now_ns: int) -> float:
-        """Return how long the process was stopped until `now_ns` in the work that began at `began_ns`."""
+        """Return how long the process was stopped, until `now_ns`, in the tail that began at `began_ns`."""
         if began_ns != self.began_ns:
             return 0.0
         return self.seconds + (max(0, now_ns - self.until_ns) / 1e9 if self.is_stopped else 0.0)
@@ -74,43 +74,42 @@ class StoppedTime:
 
 @dataclass(slots=True)
 class MonitoredRank:
-    """One local rank: its page, its step times over all generations, and the sidecar's own lateness."""
+    """What is known about one local rank: its page, its step times over all generations, and its lateness."""
 
     memory: mmap.mmap | None = None
     inode: int = 0
     stats: StepStats = field(default_factory=StepStats)
     compute: ComputeTime = field(default_factory=ComputeTime)
-    times_read: int = -1  # `Progress.times_written` when step times were last read; -1 before the first read
+    times_read: int = -1  # `Progress.times_written` at the last read of step times; -1 before the first read
     activity_began_ns: int = 0
-    lateness_s: float = 0.0  # the sidecar's lateness since the rank's activity began
+    lateness_s: float = 0.0  # the sidecar's own lateness since the rank's activity began
     last: Progress | None = None
     uncommitted: ObservedWork = field(default_factory=ObservedWork)
     stopped: StoppedTime = field(default_factory=StoppedTime)
-    sees_process: bool = True  # whether the process's id is valid in this container
-    halted: frozenset[int] = (
-        frozenset()
-    )  # ranks that their launcher, in another container, reports as stopped
+    sees_process: bool = True  # True if the rank's process id is valid in this container
+    # The ranks that the launcher, which is in another container, reports as stopped.
+    halted: frozenset[int] = frozenset()
 
 
 class ProgressMonitor:
-    """Reads all pages of a member. `poll` takes about 50 microseconds per rank."""
+    """Reads all progress pages of a member. `poll` takes about 50 microseconds per rank."""
 
     def __init__(
         self, directory: Path, nproc: int, policy: HangPolicy, *, sees_processes: bool = True
     ) -> None:
-        """Without `sees_processes` the ranks are in another container, and every rank counts as running.
+        """Set `sees_processes` to False if the ranks are in another container.
 
-        Its launcher reports the ranks that are stopped.
+        Every rank then counts as running, unless the launcher reports it as stopped: see `note_stopped`.
         """
         self._paths = [str(directory / member_directory.page_name(local_rank)) for local_rank in range(nproc)]
         self._watched = [MonitoredRank(sees_process=sees_processes) for _ in range(nproc)]
         self.policy = policy
-        self.left_s = math.inf  # until the next poll is due, because a rank reaches its limit then
+        self.left_s = math.inf  # until the next poll must happen, because a rank then reaches its limit
 
     def note_stopped(self, ranks: frozenset[int]) -> None:
-        """Record which ranks the launcher reports as stopped, if their processes cannot be seen here.
+        """Record which ranks the launcher reports as stopped, if this container cannot see their processes.
 
-        It is not known when they were stopped, so none of their current work counts. Otherwise a restart
+        Because it is unknown when they were stopped, none of their current work counts. Otherwise, a restart
         might resume from an earlier step to repeat work that was never done.
         """
         for watched in self._watched:
@@ -119,8 +118,8 @@ class ProgressMonitor:
     def poll(self, generation: int, now_ns: int, own_lateness_s: float) -> list[RankStall]:
         """Read every page; return the ranks of `generation` that have stalled.
 
-        `own_lateness_s` is how late this poll is. A machine that was suspended or overloaded until now has
-        also delayed the ranks.
+        `own_lateness_s` is how late this poll is. It extends the limits, because a suspended or overloaded
+        machine also delays the ranks.
         """
         stalls, left = [], [math.inf]
         for local_rank, watched in enumerate(self._watched):
@@ -157,10 +156,10 @@ class ProgressMonitor:
     def progress(
         self, generation: int, now_ns: int = 0, ended: Mapping[int, int] = _NONE_ENDED
     ) -> tuple[RankProgress, ...]:
-        """Read the pages of `generation` again, so that they are as recent as a fault in the same report.
+        """Return the progress of the ranks of `generation`, from pages that are read now.
 
-        `ended` maps a rank to the time when it ended. Its page has not changed since then, so durations end
-        at that time.
+        The progress is thus as recent as a fault in the same report. `ended` maps each rank that has ended to
+        the time when it ended. Its page has not changed since, so its durations end at that time.
         """
         for local_rank, watched in enumerate(self._watched):
             self._read(local_rank, watched)
@@ -173,8 +172,7 @@ class ProgressMonitor:
     def uncommitted(self, generation: int, now_ns: int) -> frozenset[int]:
         """Observe and return the ranks of `generation` that work before a commit.
 
-        The observations add up to the duration of the work, so call this repeatedly while the duration
-        matters.
+        The duration of the work is the sum of the observations, so call this repeatedly while it matters.
         """
         ranks = set()
         for local_rank, watched in enumerate(self._watched):
@@ -188,12 +186,12 @@ class ProgressMonitor:
         return frozenset(ranks)
 
     def step_s(self) -> float:
-        """Return the usual step time of the slowest rank; 0 if no step time is known yet."""
+        """Return the usual step time of the slowest rank; 0 if no step times are known yet."""
         recent = [watched.stats.times_s[-RECENT:] for watched in self._watched if watched.stats.times_s]
         return max(map(statistics.median, recent), default=0.0)
 
     def raw(self, generation: int) -> tuple[Progress, ...]:
-        """Read the pages now and return them, including those whose writer died during a write."""
+        """Read and return the pages of `generation`, including pages whose writer died during a write."""
         found = []
         for local_rank, watched in enumerate(self._watched):
             last = self._read(local_rank, watched)
@@ -206,7 +204,7 @@ class ProgressMonitor:
     def _read(self, local_rank: int, watched: MonitoredRank) -> Progress | None:
         path = self._paths[local_rank]
         try:
-            # This is called in every poll, and pathlib takes five times as long.
+            # Every poll does this, and pathlib would take five times as long.
             inode = os.stat(path).st_ino  # noqa: PTH116
             if watched.memory is None or watched.inode != inode:
                 with open(path, "rb") as file:
@@ -214,7 +212,8 @@ class ProgressMonitor:
                 watched.inode = inode
         except FileNotFoundError:
             if watched.memory is None:
-                return None  # otherwise the file was removed, but the rank still writes to the mapped page
+                return None
+            # The file was removed, but the rank still writes to the page that is mapped here.
         except (OSError, ValueError):
             return None
         found = pages.read(watched.memory)
@@ -222,14 +221,14 @@ class ProgressMonitor:
         return found
 
     def _excuse(self, watched: MonitoredRank, began_ns: int, now_ns: int, own_lateness_s: float) -> None:
-        """Add up the sidecar's lateness since the rank's activity began; earlier lateness does not count."""
+        """Add this poll's lateness to the sidecar's lateness since the rank's activity began."""
         late_s = max(0.0, min(own_lateness_s, (now_ns - began_ns) / 1e9))
         if began_ns != watched.activity_began_ns:
             watched.activity_began_ns, watched.lateness_s = began_ns, 0.0
         watched.lateness_s += late_s
 
     def _learn(self, watched: MonitoredRank, found: Progress) -> None:
-        """Add the step times that are new since the last poll."""
+        """Add the step times recorded since the last poll."""
         assert watched.memory is not None
         if found.times_written == watched.times_read:
             return
@@ -276,7 +275,7 @@ def _message(watched: MonitoredRank, found: Progress, now_ns: int) -> RankProgre
 
 
 def _observe_uncommitted(watched: MonitoredRank, found: Progress, now_ns: int) -> bool:
-    """Record and return whether a rank works before its commit; such work usually ends between two polls."""
+    """Record work before a commit, and return True if the rank is doing such work."""
     since_ns = pages.uncommitted_since_ns(found)
     if since_ns:
         is_able = not watched.sees_process or linux.is_able(found.pid)
@@ -285,7 +284,7 @@ def _observe_uncommitted(watched: MonitoredRank, found: Progress, now_ns: int) -
 
 
 def _observe_stopped(watched: MonitoredRank, found: Progress, now_ns: int) -> None:
-    """Record whether a rank that works after its commit is stopped, unless the work has only just begun."""
+    """Record whether a rank in a tail is stopped, unless the tail has only just begun."""
     began_ns = pages.tail_began_ns(found)
     at_work = began_ns > 0 and found.tail_since_ns >= 0 and found.phase is not Phase.SNAPSHOT
     if at_work and now_ns - began_ns > int(SOON_S * 1e9):
@@ -294,10 +293,10 @@ def _observe_stopped(watched: MonitoredRank, found: Progress, now_ns: int) -> No
 
 
 def _uncommitted_work(watched: MonitoredRank, found: Progress, now_ns: int) -> UncommittedWork | None:
-    """Return how long a rank has worked before its commit; None if it does not, or if that is not certain.
+    """Return how long a rank has worked before its commit; None if it has not, or if that is not certain.
 
-    A large process takes half a second to end. During this time its page does not change, so it appears to
-    work. Work that is not declared must therefore have been observed, and its usual duration must be known.
+    A large process takes half a second to end. Its page does not change during this time, so the rank appears
+    to be working. Undeclared work therefore counts only if it was observed and its usual duration is known.
     """
     since_ns = pages.uncommitted_since_ns(found)
     if not since_ns or watched.memory is None or found.rank in watched.halted:
@@ -314,14 +313,14 @@ def _uncommitted_work(watched: MonitoredRank, found: Progress, now_ns: int) -> U
 
 
 def _tail(watched: MonitoredRank, found: Progress, now_ns: int) -> tuple[float, float, float]:
-    """Return the seconds of work after the commit, the usual seconds, and the seconds left of a pause."""
+    """Return three durations: of the current tail, of a usual tail, and the time left in a pause."""
     began_ns = pages.tail_began_ns(found)
     if not began_ns or watched.memory is None:
         return 0.0, 0.0, 0.0
     times_s = pages.tail_times_s(watched.memory) or ()
     usual_s = statistics.median(times_s[:-1]) if len(times_s) > 1 else 0.0
     pause_left_s = _pause_left_s(found, now_ns) if found.phase in PAUSES else 0.0
-    # A copy is not the script's work, so killing a rank during a copy interrupts none of that work.
+    # Do not count a copy: it is not the script's work, so killing the rank during a copy interrupts no work.
     until_ns = found.phase_since_ns if found.phase is Phase.SNAPSHOT else now_ns
     if found.tail_since_ns < 0:
         until_ns = min(until_ns, -found.tail_since_ns)

@@ -1,4 +1,4 @@
-"""Finds processes that were released to become ranks but do not start. Pure."""
+"""Find processes that were released to become ranks but do not start. Pure."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from holdfast.protocol.launcher_messages import LauncherState
 from holdfast.protocol.member_messages import RankStall
 from holdfast.protocol.progress import NOT_BEGUN, Phase
 
-LATE_S = 3.0  # how long to wait before a process is inspected; a parked process starts within milliseconds
+LATE_S = 3.0  # after which a process is inspected; a warm process starts within milliseconds
 
 
 @dataclass(slots=True)
 class StartMonitor:
     """Finds released processes that do not start.
 
-    A rank writes its own progress page, so a process that never runs has no page. This class measures its
-    time instead, from the launcher's report that it was released.
+    A rank writes its own progress page, so a process that never runs has none. This class therefore measures
+    the time since the launcher reported that the process was released.
     """
 
     first_step_s: float
     _since_ns: dict[tuple[int, int, int], int] = field(default_factory=dict)  # by generation, rank, pid
 
     def poll(self, state: LauncherState, now_ns: int, lateness_s: float) -> tuple[RankStall, ...]:
-        """Record which processes are waiting, and return those that should have started.
+        """Record which processes have not started yet, and return those that should have.
 
-        `lateness_s` is how late the sidecar itself is.
+        `lateness_s` is the lateness of the sidecar itself.
         """
         released = {
             (rank.generation, rank.rank, rank.pid)
@@ -33,7 +33,7 @@ class StartMonitor:
             if rank.state == "starting"
             and rank.pid
             and not rank.marks.started_ns
-            # A process that was not parked still has to import its modules, or does not run a Python script.
+            # A cold process still has to import its modules, or does not run a Python script.
             and state.strategy != "cold"
         }
         held_ns = int(lateness_s * 1e9)

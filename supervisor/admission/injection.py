@@ -1,8 +1,8 @@
-"""Decide whether to inject Holdfast into a pod; if so, add its parts and its launcher. Pure.
+"""Decide whether to inject Holdfast into a pod, and if so, add its containers and its launcher. Pure.
 
-The result depends only on the pod and the context. Injecting a pod again changes nothing, because the API
-server calls a webhook again if another webhook has changed the pod. Nothing of the user's changes except
-the command of the training container, and two tolerations if they are the cluster's defaults.
+The result depends only on the pod and the context. Injection is idempotent, because the API server calls a
+webhook again if another webhook has changed the pod. Of what the user specified, injection changes only the
+command of the training container, and two tolerations if they have the cluster's default values.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from supervisor.admission.resources import OwnResources
 from supervisor.admission.settings import PodSettingsError
 from supervisor.admission.training_command import NotUnderstood, TrainingCommand, understand
 
-# Variables of the training container that keep the user's value if the user has set them.
+# Variables of the training container that Holdfast sets only if the user has not set them.
 _USERS_OWN = (environment.LOGS, environment.BIND, environment.PY_SPY)
 MAX_WHY = 1000  # characters
-MAX_NOTED = 256 << 10  # bytes of annotations, above which the API server refuses a pod
+MAX_NOTED = 256 << 10  # bytes of annotations; the API server refuses a pod with more
 _IN_THE_WAY = "a name that Holdfast needs: rename it"
 
 
 @dataclass(frozen=True, slots=True)
 class InjectionRecord:
-    """What was injected, as recorded in the annotation `holdfast.dev/injected`.
+    """Describes what was injected into a pod. The annotation `holdfast.dev/injected` contains it.
 
     Attributes:
         version: The version of Holdfast that injected the pod.
         container: The name of the training container.
-        nproc: The number of ranks on the pod.
-        members: The number of pods in the group; None if only their owner states it.
+        nproc: The number of ranks in the pod.
+        members: The number of pods in the group; None if only their owner specifies it.
         digest: A checksum of everything that was added.
     """
 
@@ -55,7 +55,7 @@ class InjectionRecord:
 
 @dataclass(frozen=True, slots=True)
 class Injected:
-    """The injected pod. `notes` are for the user; kubectl shows them as warnings."""
+    """The injected pod. `notes` are messages for the user, which kubectl shows as warnings."""
 
     pod: PodObject
     patch: list[dict[str, Any]]
@@ -65,7 +65,7 @@ class Injected:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The pod, unchanged except for an annotation (if there is room) that says why it was not injected."""
+    """The pod without Holdfast. If there is room, an annotation says why it was not injected."""
 
     pod: PodObject
     patch: list[dict[str, Any]]
@@ -82,10 +82,10 @@ class _Unfit(Exception):
 
 
 def inject(pod: PodObject, context: InjectionContext) -> Injected | Refused | NotAsked:
-    """Inject the pod if it requests Holdfast and it is certain what the pod runs.
+    """Return the injected pod if the pod requests Holdfast and it is certain what the pod runs.
 
-    `pod` is not changed. A pod that cannot be injected runs as it would without Holdfast, with an annotation
-    that says why. No content of a pod makes this function raise.
+    This does not modify `pod`. A pod that cannot be injected gets an annotation that says why, and runs as it
+    would without Holdfast. This function never raises, whatever the pod contains.
     """
     try:
         annotations = pod_parts.mapping(pod_parts.mapping(pod, "metadata"), "annotations")
@@ -112,7 +112,7 @@ def inject(pod: PodObject, context: InjectionContext) -> Injected | Refused | No
 
 
 def record_of(annotations: Mapping[str, str]) -> InjectionRecord | None:
-    """Return what was injected into a pod with these annotations; None if nothing was."""
+    """Return the record of the injection from a pod's annotations; None if the pod was not injected."""
     try:
         read = json.loads(annotations[pod_layout.INJECTED])
         found = InjectionRecord(**{each.name: read[each.name] for each in fields(InjectionRecord)})
@@ -125,7 +125,7 @@ def record_of(annotations: Mapping[str, str]) -> InjectionRecord | None:
 
 
 class _Injection:
-    """One pod that requests Holdfast. Methods raise `_Unfit` or `MalformedPod` if it cannot be injected."""
+    """Injects one pod. Methods raise `_Unfit` or `MalformedPod` if the pod cannot be injected."""
 
     def __init__(self, pod: PodObject, context: InjectionContext, annotations: Mapping[str, str]) -> None:
         self.before = pod
@@ -135,7 +135,7 @@ class _Injection:
         self.spec = pod_parts.mapping(self.pod, "spec")
         self.users = pod_parts.items(self.spec, "containers")
         _check_kind(self.spec, annotations, context)
-        self.record = self._earlier(annotations)  # None: the pod is injected for the first time
+        self.record = self._earlier(annotations)  # None if the pod is injected for the first time
         self.training = self._training_container()
         self.notes: tuple[str, ...] = ()
 
@@ -166,7 +166,7 @@ class _Injection:
         return Injected(self.pod, json_patch(self.before, self.pod), record, self.notes)
 
     def _earlier(self, annotations: Mapping[str, str]) -> InjectionRecord | None:
-        """Return the record of an earlier injection, if the command still starts the launcher."""
+        """Return the record of an earlier injection; None if the command no longer starts the launcher."""
         record = record_of(annotations)
         if record is None:
             return None
@@ -194,7 +194,7 @@ class _Injection:
         return self.users[names.index(wanted)]
 
     def _with_accelerators(self, names: list[str]) -> list[str]:
-        """Return the names of those containers that have a GPU or another accelerator."""
+        """Return the containers in `names` that have a GPU or another accelerator."""
         found = []
         for each in self.users:
             limits = pod_parts.mapping(pod_parts.mapping(each, "resources"), "limits")
@@ -203,7 +203,7 @@ class _Injection:
         return found
 
     def _check_names(self) -> None:
-        """Raise `_Unfit` if a container or volume of the user has one of Holdfast's names."""
+        """Raise `_Unfit` if one of the user's containers or volumes has a name that Holdfast needs."""
         if self.record is not None:
             return
         for kind in ("containers", "initContainers", "ephemeralContainers"):
@@ -215,7 +215,7 @@ class _Injection:
                 raise _Unfit(f"the pod has a volume {each['name']}, {_IN_THE_WAY}")
 
     def _check_mounts(self) -> None:
-        """Raise `_Unfit` if the training container has a user's mount at or below one of Holdfast's paths."""
+        """Raise `_Unfit` if the user has mounted a volume at or below one of Holdfast's paths."""
         for each in pod_parts.items(self.training, "volumeMounts"):
             path = posixpath.normpath("/" + str(each.get("mountPath", "")).lstrip("/"))
             is_ours = self.record is not None and pod_layout.TRAINING_MOUNTS.get(each.get("name", "")) == path
@@ -224,10 +224,11 @@ class _Injection:
                     raise _Unfit(f"the training container has a mount at {path}, a path that Holdfast needs")
 
     def _user(self) -> dict[str, Any]:
-        """Return the parts of a security context that make Holdfast's containers run as the training user.
+        """Return the security context fields that make Holdfast's containers run as the training user.
 
-        The sidecar and the ranks share files in memory, which only their user can read. If no user is set,
-        the image determines it and is not known here: 0 is assumed, as in most training images.
+        The sidecar and the ranks share files in memory that only their user can read. If the pod sets no
+        user, the image determines it. The image is not known here, so assume 0, which most training images
+        use.
         """
         own = pod_parts.mapping(self.training, "securityContext")
         of_pod = pod_parts.mapping(self.spec, "securityContext")
@@ -247,10 +248,10 @@ class _Injection:
         return found
 
     def _understand_command(self) -> tuple[TrainingCommand | None, int, int | None]:
-        """Return the command, the ranks on the pod and the number of pods.
+        """Return the command, the number of ranks in the pod, and the number of pods.
 
         The command is None if an earlier injection has already replaced it. The number of pods is None if
-        only their owner states it.
+        only their owner specifies it.
         """
         if self.record is not None:
             return None, self.record.nproc, self.settings.members or self.record.members
@@ -268,7 +269,7 @@ class _Injection:
         return found, nproc, self.settings.members or _group_size(found.nnodes)
 
     def _variables(self) -> dict[str, str | None]:
-        """Return the variables of the training container; the value is None if it is not in the pod."""
+        """Return the training container's variables. A value is None if the pod does not contain it."""
         found = pod_parts.items(self.training, "env")
         of_pod = {
             str(each.get("name")): None if "valueFrom" in each else str(each.get("value") or "")
@@ -277,7 +278,7 @@ class _Injection:
         return of_pod | dict(self.context.operator_variables)
 
     def _ranks(self, stated: int | str) -> int:
-        """Return the number of ranks; "gpu" and "auto" mean one for each GPU, or one without GPUs."""
+        """Return the number of ranks. "gpu" and "auto" mean one per GPU, or one if there are no GPUs."""
         if isinstance(stated, int):
             return stated
         own = pod_parts.mapping(self.training, "resources")
@@ -331,7 +332,7 @@ class _Injection:
             self.training["args"] = []
 
     def _add(self, added: PodAdditions, command: TrainingCommand | None) -> None:
-        """Put all additions into the pod, with Holdfast's init containers after those of other injectors."""
+        """Add everything to the pod. Holdfast's init containers come after those of other injectors."""
         extra = command.environment if command is not None else ()
         self._add_variables([*added.variables, *({"name": name, "value": value} for name, value in extra)])
         pod_parts.put(
@@ -357,7 +358,7 @@ class _Injection:
 
 
 def _check_kind(spec: Mapping[str, Any], annotations: Mapping[str, str], context: InjectionContext) -> None:
-    """Raise `_Unfit` for pods that cannot run Holdfast, or that it must not touch."""
+    """Raise `_Unfit` if the pod cannot run Holdfast, or must not be changed."""
     system = pod_parts.mapping(spec, "os").get("name")
     selected = pod_parts.mapping(spec, "nodeSelector").get("kubernetes.io/os")
     if "windows" in (system, selected):
@@ -380,7 +381,7 @@ def _name(part: PodObject) -> object:
 
 
 def _group_size(nnodes: str) -> int | None:
-    """Return the number of pods that torchrun's --nnodes states; None for a range, or if it states none."""
+    """Return the number of pods in torchrun's --nnodes; None if it is a range or not a number."""
     low, _, high = nnodes.partition(":")
     is_stated = low.isdecimal() and int(low) > 0 and high in ("", low)
     return int(low) if is_stated else None
@@ -397,9 +398,9 @@ def _compact(value: object) -> str:
 def json_patch(before: Any, after: Any) -> list[dict[str, Any]]:
     """Return the JSON patch (RFC 6902) that turns `before` into `after`.
 
-    It contains only differences, so that changes of another webhook elsewhere survive. An object in a list is
-    compared with that at the same index, and additional objects are appended; a list of texts is replaced
-    as a whole. The operations depend only on the two documents.
+    The patch contains only differences, so that other webhooks' changes to other parts survive. Objects in
+    lists are compared by index, and additional objects are appended. A list of strings is replaced as a
+    whole. The operations depend only on the two documents.
     """
     return _changes("", before, after)
 

@@ -1,4 +1,4 @@
-"""The options of torchrun and `accelerate launch`, and how Holdfast treats each of them. Pure."""
+"""Define how Holdfast treats each option of torchrun and `accelerate launch`. Pure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from holdfast.launch_commands import ACCELERATE_LAUNCH
 from supervisor.admission.shell_text import ShellWord, UnclearCommand
 from supervisor.options.run_options import TORCHRUN_OPTIONS
 
-# dropped: it configures what Holdfast does itself. read: it states the number of ranks, or what the script
-# is. variable: the launcher would have set a variable. refused: ignoring it would change what the ranks do.
+# dropped: the option configures something that Holdfast does itself. read: the option specifies the number of
+# ranks, or what the script is. variable: for this option, the launcher would have set a variable, so Holdfast
+# sets it. refused: Holdfast cannot honor the option, and ignoring it would change what the ranks do.
 Effect: TypeAlias = Literal["dropped", "read", "variable", "refused"]
 
 
@@ -20,11 +21,11 @@ class LaunchOption:
     """One option of a launcher.
 
     Attributes:
-        names: Its spellings, with dashes; underscores are equivalent.
-        takes_value: Whether a value follows.
+        names: The spellings of the option, with dashes; underscores are equivalent.
+        takes_value: True if the option takes a value.
         effect: How Holdfast treats the option.
-        detail: The variable that it sets, or why it is refused.
-        value: For a flag with the effect "variable", the value of the variable.
+        detail: The variable that the option sets, or why the option is refused.
+        value: The value of the variable, for a flag with the effect "variable".
     """
 
     names: tuple[str, ...]
@@ -62,7 +63,7 @@ TORCHRUN = _table(
         LaunchOption(("--nnodes",), True, "read"),
         LaunchOption(("--module", "-m"), False, "read"),
         LaunchOption(("--no-python",), False, "read"),
-        LaunchOption(("--use-env",), False, "read"),  # only of torch.distributed.launch
+        LaunchOption(("--use-env",), False, "read"),  # exists only in torch.distributed.launch
         LaunchOption(("--max-restarts",), True),  # `holdfast.dev/max-restarts` has a different default
         LaunchOption(("--duplicate-stdout-filters",), True),
         LaunchOption(("--duplicate-stderr-filters",), True),
@@ -109,22 +110,22 @@ ACCELERATE = _table(
             "--main-training-function")),
     ]
 )  # fmt: skip
-# Options with these prefixes belong to one of the paradigms that are refused.
+# Options with these prefixes configure a paradigm that is refused.
 _FAMILIES = ("--fsdp-", "--deepspeed-", "--megatron-lm-", "--fp8-", "--zero", "--offload-", "--parallelism-")
 
 
 def scan(words: Sequence[ShellWord], options: Mapping[str, LaunchOption], program: str) -> LaunchArguments:
-    """Read the options of a launcher up to its script; `words` are the words after the launcher.
+    """Parse a launcher's options, up to the script. `words` are the words after the launcher.
 
     Raises:
-        UnclearCommand: An option is unknown or cannot be translated, or there is no script.
+        UnclearCommand: An option is unknown or refused, or there is no script.
     """
     given: list[tuple[LaunchOption, ShellWord]] = []
     place = 0
     while place < len(words):
         word = words[place]
         if word.text.startswith(("$", "`")) and word.expands:
-            raise UnclearCommand(f"{word.text} may stand for options of {program}: write them out")
+            raise UnclearCommand(f"{word.text} may expand to options of {program}: write them out")
         if word.text == "--":
             place += 1
             break
@@ -145,9 +146,9 @@ def scan(words: Sequence[ShellWord], options: Mapping[str, LaunchOption], progra
 def _find(
     word: ShellWord, options: Mapping[str, LaunchOption], program: str
 ) -> tuple[LaunchOption, ShellWord | None]:
-    """Return the option in `word`, and its value if the word contains it."""
+    """Return the option in `word`, and its value if `word` contains it."""
     name, equals, inline = word.text.partition("=")
-    if not name.startswith("--") and len(name) > 2:  # -r3, as argparse accepts it
+    if not name.startswith("--") and len(name) > 2:  # such as -r3, which argparse accepts
         name, equals, inline = word.text[:2], "=", word.text[2:].removeprefix("=")
     plain = "--" + name[2:].replace("_", "-") if name.startswith("--") else name
     option = options.get(plain)

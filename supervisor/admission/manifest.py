@@ -1,7 +1,7 @@
 """Inject Holdfast into the pod templates of a manifest, for clusters without Holdfast's webhook.
 
-No API server is involved, so what it would add to a pod (the cluster's defaults, the variables of an
-operator) is unknown here. The webhook therefore knows more about a pod than this module does.
+This module does not use an API server, so it does not know what the cluster would add to a pod, such as
+defaults or an operator's variables. The webhook therefore knows more about a pod than this module does.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _MISSING = "PyYAML is needed to read manifests: pip install 'holdfast[cluster]'"
 
 @dataclass(frozen=True, slots=True)
 class ManifestNote:
-    """What was done with one pod template, or why nothing was.
+    """A message for the user: how one pod template was injected, or why it was not.
 
     Attributes:
-        place: Where the template is: the kind and name of the object, and the path in it.
-        text: The message for the user.
-        injected: Whether the template was injected.
+        place: The location of the template: the kind and name of the object, and the path in it.
+        text: The message.
+        injected: True if the template was injected.
     """
 
     place: str
@@ -40,11 +40,11 @@ class ManifestNote:
 
 
 def inject_manifest(text: str, context: InjectionContext) -> tuple[str, tuple[ManifestNote, ...]]:
-    """Return the manifest with each pod template that requests Holdfast injected, and a note on each.
+    """Inject each pod template that requests Holdfast. Return the manifest, and a note on each template.
 
-    Documents without such a template are returned byte for byte. In all others, comments are lost and
-    anchors are expanded. A pod template is the value of a key that ends in "template", in any kind of
-    object, if it has containers.
+    A pod template is any value that has containers and whose key ends in "template", in an object of any
+    kind. Documents without a template to inject are returned byte for byte. In all other documents, comments
+    are lost and anchors are expanded.
 
     Raises:
         BadInput: The text is not YAML, or PyYAML is not installed.
@@ -61,9 +61,9 @@ def inject_manifest(text: str, context: InjectionContext) -> tuple[str, tuple[Ma
 
 
 def _documents(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the line `---` before each document, "" for a first one without it, and the document's text.
+    """Yield each document's separator line `---` and its text. The separator of the first document can be "".
 
-    Text before the first `---` belongs to that line if it has only comments and directives (%YAML).
+    If the text before the first `---` has only comments and directives (%YAML), it is part of that separator.
     """
     head, place = "", 0
     for match in _SEPARATOR.finditer(text):
@@ -80,7 +80,7 @@ def _documents(text: str) -> Iterator[tuple[str, str]]:
 def _injected_document(
     yaml: Any, body: str, context: InjectionContext
 ) -> tuple[str | None, list[ManifestNote]]:
-    """Return the text of the injected document, or None if it does not change, and notes."""
+    """Return the text of the document after injection, or None if it is unchanged, and the notes."""
     try:
         root = [yaml.load(body, Loader=_loader(yaml))]
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -123,7 +123,7 @@ def _ranks(result: Injected) -> str:
 
 
 def _note_misplaced(owner: dict[str, Any], place: str) -> list[ManifestNote]:
-    """Return a note if the annotation is on the object that contains the template, where it has no effect."""
+    """Return a note if the user annotated the object that contains the template, which has no effect."""
     if (_metadata(owner).get("annotations") or {}).get(pod_layout.INJECT) in (None, "false"):
         return []
     where = f"{pod_layout.INJECT} is an annotation of the {owner.get('kind', 'object')}"
@@ -131,10 +131,10 @@ def _note_misplaced(owner: dict[str, Any], place: str) -> list[ManifestNote]:
 
 
 def _note_without_template(document: Any) -> list[ManifestNote]:
-    """Return a note if an object (a TrainJob) requests Holdfast but does not say what its pods run."""
+    """Return a note if an object, such as a TrainJob, requests Holdfast but contains no pod template."""
     if not isinstance(document, dict) or not _asks(document, set()):
         return []
-    why = "what its pods run is written elsewhere, and only the webhook sees it"
+    why = "its pod template is in another object, so only the webhook can inject its pods"
     return [ManifestNote(_named(document), f"not injected: {why}", injected=False)]
 
 
@@ -148,10 +148,10 @@ def _asks(value: Any, seen: set[int]) -> bool:
 
 
 def _operator_variables(owner: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Return the variables with which an operator tells the pods of `owner` how many ranks run.
+    """Return the variables that an operator will add to the pods of `owner` to set the number of ranks.
 
-    Kubeflow's training operator adds one to the pods of a PyTorchJob, where torchrun reads it. Other
-    operators add theirs to pods that they create from objects without a pod template.
+    Kubeflow's training operator adds such a variable, which torchrun reads, to the pods of a PyTorchJob.
+    Other operators add theirs to pods that they create from objects without a pod template.
     """
     if owner.get("kind") != "PyTorchJob":
         return ()
@@ -164,9 +164,10 @@ def _operator_variables(owner: dict[str, Any]) -> tuple[tuple[str, str], ...]:
 
 
 def _templates(root: list[Any]) -> Iterator[tuple[dict[str, Any], str, Any, Any]]:
-    """Yield each pod template of a document: the object that contains it, its path there, and its place.
+    """Yield each pod template of a document, as a tuple (owner, path, holder, key).
 
-    The place is a container and a key or index of it. `root` contains the document.
+    `owner` is the object that contains the template, at `path`. The template itself is `holder[key]`. The
+    only element of `root` is the document.
     """
     document = root[0]
     if not isinstance(document, dict):
@@ -183,7 +184,7 @@ def _templates(root: list[Any]) -> Iterator[tuple[dict[str, Any], str, Any, Any]
 def _below(
     owner: dict[str, Any], value: Any, path: str, seen: set[int]
 ) -> Iterator[tuple[dict[str, Any], str, Any, Any]]:
-    if not isinstance(value, dict | list) or id(value) in seen:  # an anchored object may occur several times
+    if not isinstance(value, dict | list) or id(value) in seen:  # an anchored object can occur several times
         return
     seen.add(id(value))
     if isinstance(value, list):
@@ -221,13 +222,13 @@ def _metadata(owner: dict[str, Any]) -> dict[str, Any]:
 
 def _yaml() -> Any:
     try:
-        return importlib.import_module("yaml")  # not a dependency of `holdfast run`: `kubernetes` installs it
+        return importlib.import_module("yaml")  # installed with `kubernetes`; `holdfast run` does not need it
     except ModuleNotFoundError:
         raise BadInput(_MISSING) from None
 
 
 def _loader(yaml: Any) -> Any:
-    """Return a loader that leaves dates as texts, as Kubernetes does."""
+    """Return a loader that reads dates as strings, as Kubernetes does."""
     resolvers = {
         first: [each for each in known if each[0] != "tag:yaml.org,2002:timestamp"]
         for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
@@ -236,7 +237,7 @@ def _loader(yaml: Any) -> Any:
 
 
 def _dumper(yaml: Any) -> Any:
-    """Return a dumper that writes multi-line texts as blocks, and no anchors."""
+    """Return a dumper that writes multi-line strings as blocks, and writes no anchors."""
     found = type("Dumper", (yaml.SafeDumper,), {"ignore_aliases": lambda *_: True})
     found.add_representer(str, _represent)  # type: ignore[attr-defined]
     return found

@@ -1,11 +1,11 @@
-"""The names, paths and keys of an injected pod, each defined once. Pure.
+"""Define the names, paths and keys of an injected pod, and of the installation. Pure.
 
-The injector writes them; the sidecar, the supervisor of a cluster, the commands that examine a pod and the
+The injector writes them. The sidecar, the cluster's supervisor, the commands that examine a pod, and the
 documentation use the same definitions.
 
 ```text
 initContainers
-  ...                 those of the user, and of other injectors
+  ...                 the user's, and those of other injectors
   holdfast-setup      copies Holdfast and py-spy to /opt/holdfast, then ends
   holdfast-sidecar    runs as long as the pod (restartPolicy: Always)
 containers
@@ -22,7 +22,7 @@ from __future__ import annotations
 
 PREFIX = "holdfast.dev/"
 
-# Annotations that the user sets. Those for options of `holdfast run` are in `supervisor.admission.settings`.
+# Annotations that the user sets. `supervisor.admission.settings` has the ones for options of `holdfast run`.
 INJECT = PREFIX + "inject"
 CONTAINER = PREFIX + "container"
 MEMBERS = PREFIX + "members"
@@ -32,7 +32,7 @@ CHECKPOINTS = PREFIX + "checkpoints"
 CHECKPOINTS_SECRET = PREFIX + "checkpoints-secret"
 STATE_SIZE = PREFIX + "state-size"
 
-# Annotations that the injector sets: what it did (JSON), or why it did nothing.
+# Annotations that the injector sets: what it injected, as JSON, or why it injected nothing.
 INJECTED = PREFIX + "injected"
 NOT_INJECTED = PREFIX + "not-injected"
 
@@ -43,14 +43,15 @@ IS_MEMBER = "true"
 NAMESPACE = "holdfast-system"
 SUPERVISOR_SERVICE = "holdfast-supervisor"
 SUPERVISOR_PORT = 8443
+SUPERVISOR_LEASE = "holdfast-supervisor"  # the replica that holds it leads
 SUPERVISOR_URL = f"https://{SUPERVISOR_SERVICE}.{NAMESPACE}.svc:{SUPERVISOR_PORT}"
-AUDIENCE = "holdfast.dev"  # of the tokens with which pods prove their identity
+AUDIENCE = "holdfast.dev"  # of the tokens with which pods prove their identity to the supervisor
 
 # Containers
 SETUP = "holdfast-setup"
 SIDECAR = "holdfast-sidecar"
 CONTAINERS = (SETUP, SIDECAR)
-TRAINING_NAMES = ("pytorch", "tensorflow", "main", "trainer")  # by convention, the container that trains
+TRAINING_NAMES = ("pytorch", "tensorflow", "main", "trainer")  # conventional names of the training container
 PROXIES = ("istio-proxy", "linkerd-proxy")  # containers of service meshes, which never train
 
 # Volumes
@@ -60,27 +61,28 @@ IDENTITY_VOLUME = "holdfast-identity"
 CHECKPOINT_VOLUME = "holdfast-checkpoints"
 VOLUMES = (CODE_VOLUME, MEMORY_VOLUME, IDENTITY_VOLUME, CHECKPOINT_VOLUME)
 
-# Where they are mounted, and what they contain
+# Mount paths and contents of the volumes
 CODE = "/opt/holdfast"
-LIBRARY = CODE + "/lib"  # the only directory that is added to the path of the training's Python
+LIBRARY = CODE + "/lib"  # the only directory that is added to the Python path of the training
 PY_SPY = CODE + "/bin/py-spy"
 MEMORY = "/run/holdfast"
 LOGS = MEMORY + "/logs"
 CHECKPOINT_DIRECTORY = "/var/lib/holdfast/checkpoints"
 IDENTITY = "/var/run/secrets/holdfast.dev"
-TOKEN = "token"  # its name in `IDENTITY`
+TOKEN = "token"  # the name of the token's file in `IDENTITY`
 TOKEN_FILE = f"{IDENTITY}/{TOKEN}"
-TOKEN_S = 3600  # lifetime of a token; the kubelet replaces a token at 80 % of that
+TOKEN_S = 3600  # the lifetime of a token; the kubelet replaces it after 80 % of this time
 TRAINING_MOUNTS = {CODE_VOLUME: CODE, MEMORY_VOLUME: MEMORY, CHECKPOINT_VOLUME: CHECKPOINT_DIRECTORY}
 
 # Commands in Holdfast's image
 SETUP_ARGS = ("holdfast", "install-runtime", CODE)
 SIDECAR_ARGS = ("holdfast", "sidecar")
 
-# The sidecar touches this file every few seconds while its event loop turns. The probe fails once the file is
-# more than a minute old; the kubelet restarts the sidecar after a further minute or more: on a busy node a
-# healthy sidecar may be slow. It is a file and not a port, because pods in the host's network share ports,
-# and because the probe must not start a Python. A missing file is no failure: the sidecar may be starting.
+# The sidecar touches this file every few seconds while its event loop runs. The probe fails once the file is
+# more than a minute old. The kubelet restarts the sidecar at least a minute later, because on a busy node a
+# healthy sidecar can be slow. The probe checks a file and not a port, because pods in the host's network
+# share ports, and it does not start Python. If the file is missing, the probe succeeds, because the sidecar
+# may be starting.
 ALIVE = MEMORY + "/alive"
 ALIVE_PROBE = {
     "exec": {"command": ["sh", "-c", f'test -z "$(find {ALIVE} -mmin +1)"']},
@@ -90,8 +92,8 @@ ALIVE_PROBE = {
     "failureThreshold": 3,
 }
 
-# Variables that the kubelet fills in, with the fields of the pod that they hold. `HOLDFAST_*` variables are
-# in `holdfast.protocol.environment`.
+# Variables that the kubelet sets, and the fields of the pod from which it takes their values. The
+# `HOLDFAST_*` variables are in `holdfast.protocol.environment`.
 POD_NAME = "POD_NAME"
 POD_UID = "POD_UID"
 POD_NAMESPACE = "POD_NAMESPACE"
@@ -104,8 +106,8 @@ FIELDS = {
     POD_IP: "status.podIP",
     NODE_NAME: "spec.nodeName",
 }
-MEMBER = f"$({POD_NAME}).$({POD_UID})"  # the member's name: Kubernetes fills in both variables
-STORAGE_REPORTED = "reported"  # the sidecar reports the checkpoints, which the supervisor cannot read
+MEMBER = f"$({POD_NAME}).$({POD_UID})"  # the member's name; Kubernetes expands both variables
+STORAGE_REPORTED = "reported"  # the sidecar reports the checkpoints, because the supervisor cannot read them
 
 GPU_RESOURCE = "nvidia.com/gpu"
 ACCELERATORS = (
@@ -114,18 +116,18 @@ ACCELERATORS = (
     "/neuron",
     "/gaudi",
 )  # suffixes of resources that only training containers request
-NO_GPUS = ("NVIDIA_VISIBLE_DEVICES", "void")  # otherwise NVIDIA's runtime gives a container all GPUs
+NO_GPUS = ("NVIDIA_VISIBLE_DEVICES", "void")  # without this, NVIDIA's runtime gives a container all GPUs
 
-# How long a pod stays on a node that does not respond. The cluster's default is 300 s.
+# How long a pod remains on a node that does not respond. The cluster's default is 300 s.
 AWAY_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 AWAY_S = 30
 DEFAULT_AWAY_S = 300
 
-# Annotations of pods that the kubelet creates from files, and that no webhook can change.
+# Annotations of pods that the kubelet creates from files. Webhooks cannot change such pods.
 STATIC_POD_ANNOTATIONS = ("kubernetes.io/config.mirror", "kubernetes.io/config.source")
 SYSTEM_NAMESPACES = ("kube-system", "kube-public", "kube-node-lease", NAMESPACE)
 
 
 def member_name(pod: str, uid: str) -> str:
-    """Return the name of the member in a pod, as `MEMBER` spells it."""
+    """Return the name of a pod's member, in the form that `MEMBER` defines."""
     return f"{pod}.{uid}"

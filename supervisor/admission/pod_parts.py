@@ -1,6 +1,6 @@
-"""What is added to an injected pod: containers, volumes, mounts, variables. Pure.
+"""Define the containers, volumes, mounts and variables that are added to an injected pod. Pure.
 
-This module also has the functions that read a pod as JSON and add to it.
+This module also contains the functions that read a pod as JSON and add parts to it.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ _RESTRICTED = {
 
 @dataclass(frozen=True, slots=True)
 class InjectionContext:
-    """What the installation adds to every pod.
+    """The inputs of an injection other than the pod.
 
     Attributes:
         image: The image of Holdfast's containers.
-        version: The version of Holdfast that injects.
+        version: The version of Holdfast that injects the pod.
         ca: The PEM text of the supervisor's CA; "" to omit it.
-        supervisor_url: Where sidecars find the supervisor.
+        supervisor_url: The URL at which sidecars reach the supervisor.
         pull_policy: The pull policy of Holdfast's containers.
-        namespace: The namespace of the pod; the pod itself may not name it while it is being created.
-        operator_variables: The variables, by name, that an operator will add to the training container.
+        namespace: The pod's namespace, which a pod that is being created may not state itself.
+        operator_variables: The variables that an operator will add to the training container, as (name,
+        value).
     """
 
     image: str
@@ -48,14 +49,14 @@ class InjectionContext:
     operator_variables: tuple[tuple[str, str], ...] = ()
 
 
-DEFAULT_GRACE_S = 30  # of Kubernetes, between SIGTERM and SIGKILL
+DEFAULT_GRACE_S = 30  # Kubernetes' default time between SIGTERM and SIGKILL
 MAX_GRACE_S = 7 * 86_400
-END_S = 5  # of the grace period, for the ranks to end
+END_S = 5  # the part of the grace period that is reserved for the ranks to end
 
 
 @dataclass(frozen=True, slots=True)
 class PodAdditions:
-    """All that is added to a pod; the mounts and variables are for the training container."""
+    """Everything that is added to a pod. The mounts and variables are for the training container."""
 
     containers: tuple[PodObject, ...]
     volumes: tuple[PodObject, ...]
@@ -64,7 +65,7 @@ class PodAdditions:
 
 
 class MalformedPod(ValueError):
-    """A part of a pod does not have the type that the API defines; the message names the part."""
+    """A part of a pod does not have the type that the API defines. The message names the part."""
 
 
 def additions(
@@ -76,15 +77,15 @@ def additions(
     nproc: int,
     leave_s: int,
 ) -> PodAdditions:
-    """Return what is added to a pod.
+    """Return everything to add to a pod.
 
     Args:
-        context: What the installation adds.
-        asked: The settings of the pod.
-        user: The parts of a security context that set the user of Holdfast's containers.
+        context: The image, version and addresses to use.
+        asked: The pod's settings.
+        user: The security context fields that set the user of Holdfast's containers.
         own: The resources of Holdfast's containers.
         volume_bytes: The size of the memory volume.
-        nproc: The number of ranks on the pod.
+        nproc: The number of ranks in the pod.
         leave_s: How long the pod has to secure its state when it is deleted.
     """
     checkpoints = {"name": pod_layout.CHECKPOINT_VOLUME, "mountPath": pod_layout.CHECKPOINT_DIRECTORY}
@@ -98,10 +99,10 @@ def additions(
     setup["volumeMounts"] = [code]
     sidecar["env"] += _sidecar_variables(context, asked, nproc)
     sidecar["volumeMounts"] = [memory, identity, checkpoints]
-    if asked.checkpoints_secret:  # a variable that is set above counts more than a key of the Secret
+    if asked.checkpoints_secret:  # the variables in `env` take precedence over the keys of the Secret
         sidecar["envFrom"] = [{"secretRef": {"name": asked.checkpoints_secret}}]
     sidecar["livenessProbe"] = copy.deepcopy(pod_layout.ALIVE_PROBE)
-    sidecar["restartPolicy"] = "Always"  # makes an init container a sidecar that runs as long as the pod
+    sidecar["restartPolicy"] = "Always"  # makes the init container run as long as the pod
     return PodAdditions(
         (setup, sidecar),
         _volumes(asked, volume_bytes),
@@ -151,7 +152,7 @@ def _sidecar_variables(context: InjectionContext, asked: PodSettings, nproc: int
 
 
 def leave_s(spec: Mapping[str, Any]) -> int:
-    """Return how long a pod has to secure its state: its grace period, less the time for the ranks to end."""
+    """Return how long a pod has to secure its state: its grace period minus the time for the ranks to end."""
     grace = spec.get("terminationGracePeriodSeconds")
     grace_s = grace if type(grace) is int and 0 <= grace <= MAX_GRACE_S else DEFAULT_GRACE_S
     return max(0, grace_s - END_S)
@@ -194,10 +195,10 @@ def _volumes(asked: PodSettings, volume_bytes: int) -> tuple[PodObject, ...]:
 
 
 def shorten_absence(spec: PodObject) -> None:
-    """Let the pod leave a node 30 s after the node stopped responding, unless the user has set a toleration.
+    """Have the pod evicted 30 s after its node stops responding, unless the user has set a toleration.
 
-    When a webhook is called, the API server has already added its default tolerations of 300 s. They are
-    recognized by their exact content, and shortened.
+    When the API server calls a webhook, it has already added its default tolerations of 300 s. This
+    recognizes them by their exact content and shortens them.
     """
     tolerations = items(spec, "tolerations")
     for taint in pod_layout.AWAY_TAINTS:
@@ -217,17 +218,17 @@ def shorten_absence(spec: PodObject) -> None:
 
 
 def _tolerates(toleration: Mapping[str, Any], taint: str) -> bool:
-    """Return True if a toleration applies to this taint or to all."""
+    """Return True if the toleration applies to this taint, or to all taints."""
     return (toleration.get("key") or taint) == taint and toleration.get("effect") in (
         None, "", "NoExecute"
     )  # fmt: skip
 
 
-# Reading a pod, and adding to it.
+# -- reading a pod, and adding parts to it
 
 
 def mapping(of: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Return the object at `key`, empty if it is missing. Raises `MalformedPod`."""
+    """Return the object at `key`; {} if it is missing. Raises `MalformedPod`."""
     value = of.get(key)
     if value is None:
         return {}
@@ -237,7 +238,7 @@ def mapping(of: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def items(of: Mapping[str, Any], key: str) -> list[PodObject]:
-    """Return the list of objects at `key`, not a copy; [] if it is missing. Raises `MalformedPod`."""
+    """Return the list of objects at `key` itself, or [] if it is missing. Raises `MalformedPod`."""
     value = of.get(key)
     if value is None:
         return []
@@ -247,12 +248,12 @@ def items(of: Mapping[str, Any], key: str) -> list[PodObject]:
 
 
 def texts(of: Mapping[str, Any], key: str) -> list[str]:
-    """Return the texts in the list at `key`. Raises `MalformedPod`."""
+    """Return the list of strings at `key`; [] if it is missing. Raises `MalformedPod`."""
     value = of.get(key)
     if value is None:
         return []
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-        raise MalformedPod(f"{key} is not a list of texts: put each in quotes")
+        raise MalformedPod(f"{key} is not a list of strings: put each element in quotes")
     return value
 
 
@@ -264,10 +265,10 @@ def put(
     *,
     last: bool = False,
 ) -> None:
-    """Put `wanted` into the list at `key`, in place of objects with the same identity, or else at the end.
+    """Put `wanted` into the list at `key`, replacing objects with the same identity. Append all others.
 
-    With `last`, they all move to the end. A present object that has all the wanted values, and perhaps others
-    that the API server has filled in, is kept.
+    With `last`, all of them move to the end. An existing object that covers the wanted one is kept, because
+    the API server may have added defaults to it.
     """
     present = {identity(each): each for each in items(of, key)}
     chosen = {
@@ -281,7 +282,7 @@ def put(
 
 
 def covers(present: object, wanted: object) -> bool:
-    """Return True if `present` has all that `wanted` has, and possibly more fields, mounts or variables."""
+    """Return True if `present` contains all of `wanted`. It can have more fields, mounts or variables."""
     if isinstance(present, Mapping) and isinstance(wanted, Mapping):
         return all(key in present and covers(present[key], value) for key, value in wanted.items())
     if isinstance(present, list) and isinstance(wanted, list) and any(isinstance(w, dict) for w in wanted):

@@ -1,4 +1,4 @@
-"""Find the program that the words of a command start, and the script that a Python runs. Pure."""
+"""Find which program the words of a command start, and which script Python runs. Pure."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from collections.abc import Sequence
 
 from supervisor.admission.shell_text import ShellWord, UnclearCommand
 
-DEFAULT_PYTHON = "python3"  # starts Holdfast where the command does not name a Python
+DEFAULT_PYTHON = "python3"  # starts Holdfast if the command does not name a Python interpreter
 SET_COMMAND = "set the container's command to python, torchrun or accelerate launch"
 SHELLS = frozenset({"sh", "bash", "dash", "ash", "ksh", "zsh"})
 
 SSH_SERVER = "sshd"
 _IN_EACH_POD = "start the script with python or torchrun in each pod"
 _WITH_TORCHRUN = "starts the ranks itself: start the script with torchrun"
-_OF_MPI = f"starts the ranks itself, in other pods too: {_IN_EACH_POD}"
+_OF_MPI = f"starts the ranks itself, even in other pods: {_IN_EACH_POD}"
 OTHER_LAUNCHERS = {
     **dict.fromkeys(("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "horovodrun"), _OF_MPI),
     **dict.fromkeys(("deepspeed", "composer", "colossalai", "tune", "dlrover-run"), _WITH_TORCHRUN),
-    SSH_SERVER: f"waits for an mpirun that starts the ranks: {_IN_EACH_POD}",
+    SSH_SERVER: f"waits for mpirun to start the ranks: {_IN_EACH_POD}",
     "ray": f"starts the training's actors itself, which Holdfast does not supervise: {_IN_EACH_POD}",
 }
-"""Programs that are known to start ranks in a way that Holdfast cannot take over, and what to do instead."""
+"""Launchers that Holdfast cannot replace, with the reason and what the user can do instead."""
 
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
 _INITS = frozenset({"tini", "dumb-init"})  # each starts one program and forwards signals to it
 _FLAGS_WITH_VALUE = "WX"
-# Directories that may contain torchrun without its Python, which is then elsewhere on the PATH.
+# Directories in which torchrun may be installed without its Python, which is then found through the PATH.
 _COMMON_DIRECTORIES = ("", "/bin", "/usr/bin", "/usr/local/bin")
 _OF_A_USER = "/.local/bin"
 
 
 def program(word: ShellWord) -> str:
-    """Return the name of the program that a word starts; "" if that is not certain."""
+    """Return the name of the program that a word starts; "" if it is not certain."""
     return "" if word.expands else word.text.rpartition("/")[2]
 
 
@@ -42,16 +42,16 @@ def is_python(word: ShellWord) -> bool:
 
 
 def python_beside(path: str) -> str:
-    """Return the Python of a launcher's script: the one in its virtual environment, or else python3."""
+    """Return the Python that runs the launcher at `path`: the one in its virtual environment, or python3."""
     directory = path.rpartition("/")[0]
     shared = directory in _COMMON_DIRECTORIES or directory.endswith(_OF_A_USER)
     return DEFAULT_PYTHON if shared else f"{directory}/{DEFAULT_PYTHON}"
 
 
 def python_flags(words: Sequence[ShellWord]) -> tuple[tuple[str, ...], str | None, int]:
-    """Return the flags of a Python, the module after -m, and the index of the script or module.
+    """Return Python's flags, the module after -m, and the index of the script or module.
 
-    A cluster of flags that ends in -m or -c (`-um`) is split.
+    Combined flags that end in m or c, such as `-um`, are split.
     """
     flags: list[str] = []
     place = 1
@@ -69,7 +69,7 @@ def python_flags(words: Sequence[ShellWord]) -> tuple[tuple[str, ...], str | Non
         flags += [f"-{plain}"] if plain else []
         if plain != text[1:]:
             if place >= len(words) or (text[-1] == "m" and words[place].expands):
-                raise UnclearCommand(f"{words[0].text} {text} has no module or text that is known")
+                raise UnclearCommand(f"what {words[0].text} {text} runs is missing or not known")
             if text[-1] == "m":
                 return tuple(flags), words[place].text, place
             return (*flags, "-c"), None, place
@@ -77,17 +77,17 @@ def python_flags(words: Sequence[ShellWord]) -> tuple[tuple[str, ...], str | Non
             flags.append(words[place].text)
             place += 1
     if place < len(words) and words[place].text == "-":
-        raise UnclearCommand(f"{words[0].text} reads its script from its input")
+        raise UnclearCommand(f"{words[0].text} reads its script from standard input")
     return tuple(flags), None, place
 
 
 def _has_value(text: str) -> bool:
-    """Return True if the rest of the cluster `text` is the value of a flag, as in -Wignore."""
+    """Return True if the combined flags `text` include a flag whose value is the rest, as in -Wignore."""
     return any(flag in text for flag in _FLAGS_WITH_VALUE)
 
 
 def module(words: Sequence[ShellWord]) -> str:
-    """Return the module that a Python runs; "" for a script, or if the module is unknown."""
+    """Return the module that Python runs; "" if it runs a script, or if the module is not known."""
     try:
         return python_flags(words)[1] or ""
     except UnclearCommand:
@@ -95,7 +95,7 @@ def module(words: Sequence[ShellWord]) -> str:
 
 
 def has_script(words: Sequence[ShellWord]) -> bool:
-    """Return True if a Python runs a script or a module, not text from its input."""
+    """Return True if Python runs a script or a module, and not text from standard input."""
     try:
         return python_flags(words)[2] < len(words)
     except UnclearCommand:
@@ -103,7 +103,7 @@ def has_script(words: Sequence[ShellWord]) -> bool:
 
 
 def after_prefix(words: Sequence[ShellWord]) -> int:
-    """Return the index after programs that only start another one: `env`, `tini`, `dumb-init`."""
+    """Return the index after programs that only start another program: `env`, `tini`, `dumb-init`."""
     place = 0
     while place < len(words) and (name := program(words[place])) in {"env", *_INITS}:
         place += 1
@@ -124,7 +124,7 @@ def after_prefix(words: Sequence[ShellWord]) -> int:
 
 
 def shell_text_at(words: Sequence[ShellWord]) -> int:
-    """Return the index of the text in `bash -lc TEXT`."""
+    """Return the index of TEXT in a command such as `bash -lc TEXT`."""
     place, has_text = 1, False
     while place < len(words) and words[place].text[:1] in ("-", "+") and len(words[place].text) > 1:
         option = words[place].text
@@ -134,7 +134,7 @@ def shell_text_at(words: Sequence[ShellWord]) -> int:
         if option.startswith("--"):
             continue
         has_text = has_text or "c" in option
-        place += option.count("o") + option.count("O")  # pipefail, ...
+        place += option.count("o") + option.count("O")  # their values, such as pipefail
     if not has_text:
         raise UnclearCommand(f"{words[0].text} runs a file that Holdfast cannot read: {SET_COMMAND}")
     if place >= len(words):

@@ -1,4 +1,4 @@
-"""Sizes in Kubernetes' notation, the size of the memory volume, and Holdfast's container resources. Pure."""
+"""Compute the size of the memory volume, and the resources of Holdfast's containers. Pure."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _SUFFIXES = {
     **{name: Fraction(1, 1000**power) for power, name in enumerate(("m", "u", "n"), 1)},
 }
 
-# The request and the limit of each of Holdfast's containers. The CPU limit is not a whole number, because a
-# node with the static CPU policy would then reserve a core for the sidecar, which is idle most of the time.
+# The request and the limit of each of Holdfast's containers. The CPU limit is not a whole number: if it were,
+# a node with the static CPU policy would reserve a core for the sidecar, which is idle most of the time.
 _AMOUNTS = {
     "cpu": ("100m", "900m"),
     "memory": ("128Mi", "512Mi"),
@@ -29,12 +29,12 @@ _AMOUNTS = {
 }
 _QOS = ("cpu", "memory")  # the resources that determine a pod's QoS class
 DEFAULT_VOLUME_BYTES = 2 * GI
-_MARGIN_BYTES = 64 * MI  # sockets, logs, progress pages, private states
+_MARGIN_BYTES = 64 * MI  # for sockets, logs, progress pages and private states
 
 
 @dataclass(frozen=True, slots=True)
 class OwnResources:
-    """The `resources` of Holdfast's two containers, which may be empty, and whether the pod is Guaranteed."""
+    """The `resources` of Holdfast's two containers, and whether the pod is Guaranteed. They can be empty."""
 
     setup: Mapping[str, Mapping[str, str]]
     sidecar: Mapping[str, Mapping[str, str]]
@@ -42,7 +42,7 @@ class OwnResources:
 
 
 def quantity(value: object) -> Fraction:
-    """Return the number that `value` stands for: "500m", "4Gi", 2. Raises `ValueError`."""
+    """Return the number that `value`, such as "500m", "4Gi" or 2, represents. Raises `ValueError`."""
     match = _QUANTITY.fullmatch(str(value)) if isinstance(value, str | int | float) else None
     if match is None or isinstance(value, bool):
         raise ValueError(f"{value!r} is not a quantity such as 500m or 4Gi")
@@ -51,7 +51,7 @@ def quantity(value: object) -> Fraction:
 
 
 def size(count: int) -> str:
-    """Return a number of bytes in the API server's notation: 10Gi, 10304Mi, 1000."""
+    """Return a number of bytes in the API server's notation, such as 10Gi, 10304Mi or 1000."""
     for name, unit in (("Gi", GI), ("Mi", MI), ("Ki", KI)):
         if count and count % unit == 0:
             return f"{count // unit}{name}"
@@ -59,7 +59,7 @@ def size(count: int) -> str:
 
 
 def memory_limit(container: Mapping[str, Any], spec: Mapping[str, Any]) -> int | None:
-    """Return the bytes that a container may use, by its own limit or the pod's; None without one.
+    """Return how many bytes a container may use, from its own limit or the pod's; None if neither is set.
 
     Raises:
         ValueError: The limit is not a quantity.
@@ -71,8 +71,8 @@ def memory_limit(container: Mapping[str, Any], spec: Mapping[str, Any]) -> int |
 def volume_bytes(state_bytes: int | None, limit_bytes: int | None) -> int:
     """Return the size of the memory volume, a whole number of MiB.
 
-    It has room for two snapshots of a training state of `state_bytes`, plus a quarter. If the size of the
-    state is not given, the volume gets half of the training container's limit, or 2 GiB without a limit.
+    The volume has room for two snapshots of a training state of `state_bytes`, plus a quarter. If
+    `state_bytes` is None, the size is half of the training container's limit, or 2 GiB if there is no limit.
     """
     if state_bytes is not None:
         return math.ceil((2 * state_bytes * Fraction(5, 4) + _MARGIN_BYTES) / MI) * MI
@@ -87,21 +87,22 @@ def own_resources(
     memory_volume_bytes: int,
     copy_bytes: int = 0,
 ) -> OwnResources:
-    """Return the resources of Holdfast's containers, with which the pod keeps its class and passes quotas.
+    """Return resources for Holdfast's containers that preserve the pod's QoS class and satisfy quotas.
 
-    `containers` are all containers of the user, including init containers. A resource is requested (or
-    limited) if all of them request (or limit) it, because a quota may then exist that refuses a container
-    without it. If no container sets any resource, Holdfast's set none either, and the pod stays BestEffort.
-    In a Guaranteed pod, Holdfast's containers request their limits. If the resources are set for the whole
-    pod (`spec.resources`), Holdfast's containers have none.
+    `containers` contains all of the user's containers, including init containers. If all of them request (or
+    limit) a resource, Holdfast's containers do so too, because there may be a quota that refuses containers
+    without it. If no container sets any resource, Holdfast's set none either, and the pod remains BestEffort.
+    In a Guaranteed pod, the requests of Holdfast's containers equal their limits. If the resources are set
+    for the whole pod (`spec.resources`), Holdfast's containers set none.
 
-    A page of a memory volume is charged to the container that writes it first, and counts against its limit.
-    Ranks write snapshots. The training container's limit is the user's and is never changed, so the volume
-    must fit into it. A sidecar writes the snapshots that it receives from other members, up to the whole
-    volume. Its limit, if it has one, is therefore that of its process plus the size of the volume. Only in a
-    Guaranteed pod does this raise the pod's requests, by the same amount. In the same way,
-    `copy_bytes` are added to a limit of the disk: a copy of a checkpoint counts for the pod, as the sum of
-    these limits.
+    The kernel charges each page of a memory volume to the container that first writes it, and counts it
+    against that container's limit. Ranks write snapshots, so the volume must fit into the training
+    container's limit, which belongs to the user and is never changed. The sidecar writes the snapshots that
+    it receives from other members, which can fill the whole volume. Its memory limit, if it has one, is
+    therefore the limit for its process plus the size of the volume. Only in a Guaranteed pod does this raise
+    the pod's requests, by the same amount. Similarly, the sidecar's limit for disk space, if it has one,
+    includes `copy_bytes` for a copy of a checkpoint, because the disk usage of the pod may not exceed the sum
+    of its containers' limits.
 
     Raises:
         ValueError: A container's resource is not a quantity.
@@ -139,12 +140,12 @@ def _is_given(of: Mapping[str, Any]) -> bool:
 
 
 def _requested(container: Mapping[str, Any], name: str) -> Fraction:
-    """Return what a container requests, which is its limit if it sets only that, as in the API server."""
+    """Return what a container requests. As in the API server, this is its limit if it sets no request."""
     return _amount(container, "requests" if name in _amounts(container, "requests") else "limits", name)
 
 
 def _amount(of: Mapping[str, Any], kind: str, name: str) -> Fraction:
-    """Return the amount; 0 if none is given, which Kubernetes treats the same."""
+    """Return the amount; 0 if none is given, because Kubernetes treats both the same."""
     value = _amounts(of, kind).get(name)
     return Fraction(0) if value is None else quantity(value)
 

@@ -1,8 +1,8 @@
-"""The settings of a training job, read from the annotations of its pods. Pure.
+"""Read the settings of a training job from the annotations of its pods. Pure.
 
-Every policy option of `holdfast run` is also the annotation `holdfast.dev/<option>`, with the same values,
-because both come from the table of options. Settings that only a pod has (its training container, its
-storage) are in `POD_ANNOTATIONS`.
+Every policy option of `holdfast run` is also an annotation, `holdfast.dev/<option>`. Both accept the same
+values, because they are defined in the same table of options. Settings that exist only for pods, such as the
+training container and the storage, are in `POD_ANNOTATIONS`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from supervisor.options.run_options import RUN, Option
 from supervisor.options.value_types import ValueType, choice, span
 from supervisor.view.model import Policy
 
-# Options that have no meaning on a cluster: where a local run keeps its files and what it prints.
+# Options that have no meaning on a cluster, because they control the files and the output of a local run.
 LOCAL_ONLY = frozenset({"run_dir", "resume", "from_scratch", "port", "no_drills", "plain", "quiet"})
 _WRITTEN_BY_US = (pod_layout.INJECT, pod_layout.INJECTED, pod_layout.NOT_INJECTED)
 
@@ -31,18 +31,19 @@ _LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
 _SUBDOMAIN = re.compile(rf"(?=.{{1,253}}\Z){_LABEL.pattern}(?:\.{_LABEL.pattern})*", re.ASCII)
 _FLAG = choice("true", "false")
 
-# A pod may have 256 KiB of annotations, and the supervisor reads those of all pods again and again.
-MAX_PROBLEMS = 8  # that are looked for: each may need a comparison with all known names
-MAX_VALUE = 4096  # characters, the longest path
-_SHOWN = 100  # characters of an invalid name or value; a longer one resembles no valid one
+# Limits on the work: a pod may have 256 KiB of annotations, and the supervisor reads all pods' annotations
+# repeatedly.
+MAX_PROBLEMS = 8  # reported; each may need a comparison with all known names
+MAX_VALUE = 4096  # characters, the length of the longest path
+_SHOWN = 100  # characters of an invalid name or value; anything longer resembles no valid one
 
 
 @dataclass(frozen=True, slots=True)
 class DurableStorage:
-    """Where checkpoints are kept: a claim, a directory of the node, a bucket, or, if none, with the pod."""
+    """Where checkpoints are stored: in a claim, a directory of the node, a bucket or, by default, the pod."""
 
     claim: str = ""
-    path: str = ""  # within the claim; without a claim, a directory of the node
+    path: str = ""  # a path within the claim or, without a claim, on the node
     objects: str = ""  # the URL of a prefix in object storage
 
     @property
@@ -53,14 +54,14 @@ class DurableStorage:
 
 @dataclass(frozen=True, slots=True)
 class PodSettings:
-    """What the user has set by annotations. Policies have the same fields as in `RunOptions`."""
+    """The settings from a pod's annotations. Policy fields have the same names as in `RunOptions`."""
 
-    container: str = ""  # "": not given
+    container: str = ""  # "" if not given
     group: str = ""
     checkpoints: DurableStorage = DurableStorage()
-    checkpoints_secret: str = ""  # "": the pod's service account has the credentials
+    checkpoints_secret: str = ""  # "" if the pod's service account provides the credentials
     state_bytes: int | None = None
-    members: int | None = None  # None if the owner of the pods determines the number
+    members: int | None = None  # None if the pods' owner determines the number
     nproc_per_node: int | str | None = None  # None if the command determines the number
     standby: int = 0
     warm: str = defaults.WARM_STRATEGIES[0]
@@ -72,7 +73,7 @@ class PodSettings:
     skip_bad_batches: bool = False
     loss_jump: float | None = None
     hang_factor: float = defaults.HANG_FACTOR
-    hang_floor_s: float = 0.0  # 0: not given
+    hang_floor_s: float = 0.0  # 0 if not given
     stall_limit_s: float = defaults.STALL_LIMIT_S
     first_step_timeout_s: float = defaults.FIRST_STEP_S
     pause_timeout_s: float = defaults.PAUSE_S
@@ -81,7 +82,7 @@ class PodSettings:
 
 
 class PodSettingsError(Exception):
-    """The annotations are invalid. `problems` says why, in one line for each key."""
+    """The annotations are invalid. `problems` contains one line for each invalid key."""
 
     def __init__(self, problems: tuple[str, ...]) -> None:
         super().__init__("; ".join(problems))
@@ -114,7 +115,7 @@ def _parse_state_size(text: str) -> int:
     try:
         count = int(quantity(text))
     except ValueError:
-        raise ValueError from None  # without a message, so that the type's message is used
+        raise ValueError from None  # without a message, so that `ValueType` uses its own
     if not 1 << 10 <= count <= 1 << 50:
         raise ValueError
     return count
@@ -148,14 +149,14 @@ def is_policy(option: Option) -> bool:
 
 
 def key_of(option: Option) -> str:
-    """Return the key of the annotation with the meaning of `option`."""
+    """Return the key of the annotation that corresponds to `option`."""
     return pod_layout.PREFIX + option.names[0].removeprefix("--").removeprefix(pod_layout.PREFIX)
 
 
 ANNOTATIONS: Mapping[str, Option] = MappingProxyType(
     {key_of(each): each for each in (*POD_ANNOTATIONS, *filter(is_policy, RUN))}
 )
-"""All annotations that are settings, by their key, in the order of the documentation."""
+"""All annotations that are settings, by key, in the order of the documentation."""
 
 _OTHER_NAMES = {
     pod_layout.PREFIX + name.removeprefix("--"): key
@@ -165,10 +166,10 @@ _OTHER_NAMES = {
 
 
 def parse(annotations: Mapping[str, str]) -> PodSettings:
-    """Return the settings in the annotations of a pod; annotations with another prefix are ignored.
+    """Return the settings in a pod's annotations. Annotations with other prefixes are ignored.
 
     Raises:
-        PodSettingsError: Keys are unknown or values are invalid. It lists up to `MAX_PROBLEMS` of them.
+        PodSettingsError: A key is unknown or a value is invalid. Lists up to `MAX_PROBLEMS` problems.
     """
     values: dict[str, Any] = {}
     problems: list[str] = []
@@ -183,7 +184,7 @@ def parse(annotations: Mapping[str, str]) -> PodSettings:
         except ValueError as error:
             problems.append(str(error))
             if len(problems) >= MAX_PROBLEMS:
-                raise PodSettingsError((*problems, "further annotations are not examined")) from None
+                raise PodSettingsError((*problems, "further annotations were not checked")) from None
     settings = PodSettings(**values)
     if settings.hang_floor_s > settings.first_step_timeout_s:
         problems.append(
@@ -201,10 +202,10 @@ def parse(annotations: Mapping[str, str]) -> PodSettings:
 
 
 def _value(key: str, text: object, option: Option) -> object:
-    """Return the value of an annotation. Raises `ValueError` with a complete line for the user."""
+    """Return the value of an annotation. Raises `ValueError` with a complete message for the user."""
     value_type = option.value or _FLAG
     if not isinstance(text, str):
-        raise ValueError(f"{key}: invalid value {_short(text)}: expected a text: put it in quotes")
+        raise ValueError(f"{key}: invalid value {_short(text)}: expected a string: put it in quotes")
     if len(text) > MAX_VALUE:
         raise ValueError(f"{key}: invalid value {_short(text)}: it has more than {MAX_VALUE} characters")
     try:
@@ -226,7 +227,7 @@ def _unknown(key: str) -> str:
 
 @lru_cache(maxsize=1024)
 def _nearest(text: str, known: tuple[str, ...], cutoff: float = 0.6) -> str:
-    """Return the known word that is most like `text`; "" if none is."""
+    """Return the known word that is most similar to `text`; "" if none is similar."""
     if len(text) > _SHOWN:
         return ""
     return next(iter(difflib.get_close_matches(text, known, n=1, cutoff=cutoff)), "")
@@ -240,8 +241,8 @@ def _short(value: object) -> str:
 def policy(settings: PodSettings, members: int, nproc: int | None = None) -> Policy:
     """Return the policy of a job of `members` pods with `nproc` ranks each.
 
-    Without `nproc`, the annotated number is used, or 1. The policy is the one that `holdfast run`
-    derives from the same options.
+    Without `nproc`, use the annotated number of ranks, or 1. `holdfast run` derives the same policy from the
+    same options.
     """
     stated = settings.nproc_per_node
     limits = (settings.first_step_timeout_s, settings.pause_timeout_s, settings.hang_floor_s)
@@ -267,7 +268,7 @@ def policy(settings: PodSettings, members: int, nproc: int | None = None) -> Pol
 
 
 def sidecar_environment(settings: PodSettings) -> dict[str, str]:
-    """Return the variables that pass a sidecar its part of the settings, as `holdfast run` does."""
+    """Return the variables that configure a sidecar with these settings, as `holdfast run` sets them."""
     return {
         environment.HANG_FACTOR: str(settings.hang_factor),
         environment.HANG_FLOOR_S: str(settings.hang_floor_s or defaults.HANG_FLOOR_S),

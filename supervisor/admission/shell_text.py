@@ -1,8 +1,8 @@
-"""Read the text of `sh -c`: its simple commands, and the positions of their words. Pure.
+"""Parse the text of `sh -c` into simple commands, with the positions of their words. Pure.
 
-A command within `if`, a loop, a group or a subshell is marked: it may run several times, or not at all. Text
-with a function or a `case` is not read. The lines of a here-document are skipped. Nothing is expanded. A word
-that the shell would expand is marked, so that its text is not mistaken for its value.
+A command within `if`, a loop, a group or a subshell is marked, because it may run several times or not at
+all. Text that contains a function or a `case` is refused. Here-documents are skipped. Nothing is expanded,
+but a word that the shell would expand is marked, so that its text is not mistaken for its value.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import re
 from dataclasses import dataclass
 
 _CLOSERS = {"if": "fi", "for": "done", "while": "done", "until": "done", "select": "done", "{": "}", "(": ")"}
-_WITHIN = frozenset({"then", "elif", "else", "do"})  # a command follows, in the same compound command
-_PREFIXES = frozenset({"!", "time"})  # change the meaning of one command, and of nothing after it
+_WITHIN = frozenset({"then", "elif", "else", "do"})  # followed by a command in the same compound command
+_PREFIXES = frozenset({"!", "time"})  # change the meaning of only the next command
 _UNREAD = frozenset({"case", "esac", "function", "coproc"})
-MAX_CHARS = 128 << 10  # Linux starts no program with a longer argument
+MAX_CHARS = 128 << 10  # Linux does not start a program with a longer argument
 _REDIRECTION = re.compile(r"(?:\d*|&)(?:>>|>\||>&|<&|<>|<<<|<<-?|>|<)")
 _OPERATOR = re.compile(r"&&|\|\||\|&|;;|[;&|()\n]")
 _BLANK = re.compile(r"(?:[ \t]|\\\n)+")
@@ -31,10 +31,10 @@ class ShellWord:
     """One word of a command.
 
     Attributes:
-        text: The word without its quotes, with expansions as they are written.
-        expands: Whether the shell or Kubernetes replaces a part of it.
-        splits: Whether the replaced part is not quoted, so that the word may become several words, or none.
-        start, end: Its position in the text of the shell.
+        text: The word without quotes, and without expanding anything in it.
+        expands: True if the shell or Kubernetes expands a part of the word.
+        splits: True if that part is not quoted, so that the word may become several words, or none.
+        start, end: The position of the word in the shell's text.
     """
 
     text: str
@@ -46,11 +46,14 @@ class ShellWord:
 
 @dataclass(frozen=True, slots=True)
 class SimpleCommand:
-    """One command: its words without redirections, and the operators around it ("" at an end of the text).
+    """One command of a shell's text.
 
     Attributes:
-        redirections: Their positions.
-        within: The word that begins the innermost compound command around it, such as "if" or "(".
+        words: The words of the command, without redirections.
+        before: The operator before the command; "" at the beginning of the text.
+        after: The operator after the command; "" at the end of the text.
+        redirections: The positions of the command's redirections.
+        within: The word that begins the innermost enclosing compound command, such as "if" or "(".
     """
 
     words: tuple[ShellWord, ...]
@@ -64,7 +67,7 @@ def simple_commands(text: str) -> tuple[SimpleCommand, ...]:
     """Return the commands of `text` in order.
 
     Raises:
-        UnclearCommand: The text has a function or a `case`, something in it is not closed, or it is too long.
+        UnclearCommand: The text contains a function or a `case`, is incomplete, or is too long.
     """
     if len(text) > MAX_CHARS:
         raise UnclearCommand(f"it has more than {MAX_CHARS} characters")
@@ -75,7 +78,7 @@ def simple_commands(text: str) -> tuple[SimpleCommand, ...]:
 
 
 class _CommandReader:
-    """Reads a text from one command to the next. Methods raise `UnclearCommand`."""
+    """Parses a text, one command after the other. Methods raise `UnclearCommand`."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -86,8 +89,8 @@ class _CommandReader:
         self.before = ""
         self.open: list[str] = []  # the compound commands around `place`
         self.prefix = ""  # `!` or `time` before the words
-        self.is_closed = False  # a compound command has just ended: an operator must follow
-        self.documents: list[tuple[str, bool]] = []  # here-documents that begin at the next line
+        self.is_closed = False  # True if a compound command has just ended, so that an operator must follow
+        self.documents: list[tuple[str, bool]] = []  # here-documents that begin on the next line
 
     def advance(self) -> None:
         """Read the next blank, redirection, operator or word."""
@@ -109,7 +112,7 @@ class _CommandReader:
                 self._add(word)
 
     def finish(self) -> tuple[SimpleCommand, ...]:
-        """Return all commands, at the end of the text."""
+        """End the text, and return all commands."""
         self._end("")
         if self.open or self.documents:
             raise UnclearCommand(f"a {self.open[-1] if self.open else 'here-document'} is not closed")
@@ -123,7 +126,7 @@ class _CommandReader:
             self.place = self._after_test()
 
     def _is_reserved(self, word: ShellWord) -> bool:
-        """Return True for a reserved word, which begins, divides or ends a compound command."""
+        """Return True if the word is reserved. Such a word begins, divides or ends a compound command."""
         name = self.text[word.start : word.end]  # a quoted word is not reserved
         if name in _UNREAD:
             raise UnclearCommand(f"it has a compound command ({name})")
@@ -140,7 +143,7 @@ class _CommandReader:
 
     def _close(self, closer: str) -> None:
         if not self.open or _CLOSERS[self.open[-1]] != closer:
-            raise UnclearCommand(f"a {closer} ends nothing")
+            raise UnclearCommand(f"a {closer} does not match anything")
         self.open.pop()
         self.prefix = ""
 
@@ -163,7 +166,7 @@ class _CommandReader:
             self._skip_documents()
 
     def _end(self, operator: str) -> None:
-        """End the command that has been read, if there is one."""
+        """End the current command, if there is one."""
         if self.words:
             within = self.prefix or (self.open[-1] if self.open else "")
             around = (self.before, operator, tuple(self.redirections), within)
@@ -171,7 +174,7 @@ class _CommandReader:
         self.words, self.redirections, self.prefix = [], [], ""
 
     def _after_redirection(self, operator: re.Match[str]) -> int:
-        """Return where the target of a redirection ends."""
+        """Return the position after the target of a redirection."""
         blank = _BLANK.match(self.text, operator.end())
         place = blank.end() if blank else operator.end()
         if place >= len(self.text) or _OPERATOR.match(self.text, place):
@@ -182,7 +185,7 @@ class _CommandReader:
         return word.end
 
     def _skip_documents(self) -> None:
-        """Continue after the here-documents that begin in the next line."""
+        """Skip the here-documents that begin on the next line."""
         while self.documents:
             (end, has_tabs), line = self.documents[0], None
             while line != end:
@@ -196,7 +199,7 @@ class _CommandReader:
             del self.documents[0]
 
     def _after_test(self) -> int:
-        """Return where `[[ ... ]]` ends, in which operators have another meaning."""
+        """Return the position after `[[ ... ]]`, in which operators have a different meaning."""
         place = self.place
         while place < len(self.text):
             if blank := _BLANK.match(self.text, place):
@@ -212,7 +215,7 @@ class _CommandReader:
 
 
 def _word(text: str, start: int) -> ShellWord:
-    """Return the word that begins at `start`, where there is neither a blank nor an operator."""
+    """Return the word that begins at `start`. There must be no blank or operator at `start`."""
     place, pieces, expands, splits = start, list[str](), False, False
     while place < len(text):
         char = text[place]
@@ -241,7 +244,7 @@ def _word(text: str, start: int) -> ShellWord:
 
 
 def _double_quoted(text: str, place: int) -> tuple[str, bool, int]:
-    """Return the text up to the closing quote, whether it is expanded, and the position after the quote."""
+    """Return the text up to the closing quote, whether it contains an expansion, and the end position."""
     pieces, expands = list[str](), False
     while place < len(text) and text[place] != '"':
         if text[place] == "\\" and text[place + 1 : place + 2] in ("$", "`", '"', "\\", "\n"):
@@ -259,7 +262,7 @@ def _double_quoted(text: str, place: int) -> tuple[str, bool, int]:
 
 
 def _expansion(text: str, place: int) -> int:
-    """Return where the expansion at `place` ends; 0 if there is none."""
+    """Return the position after the expansion at `place`; 0 if there is no expansion."""
     if text[place] == "`":
         return _closing(text, "`", place + 1) + 1
     if text[place] != "$":
@@ -272,7 +275,7 @@ def _expansion(text: str, place: int) -> int:
 
 
 def _closing_bracket(text: str, opening: str, closing: str, place: int) -> int:
-    """Return the position after the bracket that closes an expansion."""
+    """Return the position after the closing bracket of an expansion."""
     depth = 1
     while place < len(text):
         if text[place] == "'":

@@ -1,6 +1,7 @@
-"""Find the value that a variable has at a command of a shell's text, if that is certain. Pure.
+"""Find the value of a variable at a command in a shell's text, if the value is certain. Pure.
 
-Guides write `export GPUS=8` or set a variable of the container, and then `torchrun --nproc-per-node=$GPUS`.
+Many guides write `export GPUS=8`, or set a variable of the container, and then use
+`torchrun --nproc-per-node=$GPUS`.
 """
 
 from __future__ import annotations
@@ -22,14 +23,15 @@ def value_at(
     commands: Sequence[SimpleCommand],
     environment: Mapping[str, str | None],
 ) -> str | None:
-    """Return what `text`, a reference such as "$N" or "${N}", stands for in `command`; None if unknown.
+    """Return the value of `text` in `command`; None if `text` is not a reference or its value is unknown.
 
     Args:
-        text: A word, without its quotes.
-        command: One of `commands`. Assignments before it on its own line do not count, because the shell
-            expands the words of a command first.
+        text: A word without its quotes; a reference is "$N" or "${N}".
+        command: One of `commands`. Assignments that precede its words (`N=8 torchrun ...`) do not count,
+        because
+            the shell expands the words first.
         commands: All commands of the text.
-        environment: The variables of the container; None for a value that is not in the pod itself.
+        environment: The container's variables. A value is None if the pod does not contain it.
     """
     reference = _REFERENCE.fullmatch(text)
     if reference is None:
@@ -43,7 +45,7 @@ def value_at(
 
 
 def _effect(command: SimpleCommand, name: str) -> tuple[bool, str | None]:
-    """Return whether `command` may set the variable `name`, and the value that it then has, if known."""
+    """Return whether `command` may set the variable `name`, and the resulting value if it is known."""
     words = [each for each in command.words if not each.text.startswith("-")]
     first = words[0].text if words else ""
     if _MAY_SET_ANY.fullmatch(first):

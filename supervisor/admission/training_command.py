@@ -1,8 +1,8 @@
-"""Understand the command of a training container, so that Holdfast can start its ranks instead. Pure.
+"""Understand the command of a training container, so that Holdfast can start the ranks instead. Pure.
 
-A launcher such as torchrun is replaced. Its options state the number of ranks, which are then started as
-torchrun would start them. Words around it (`env A=b`, `bash -c "cd /app && ..."`) stay in place, so they
-still run once for each pod, not once for each rank.
+A launcher such as torchrun is replaced. Its options specify the number of ranks, which Holdfast starts as
+torchrun would. The words around the launcher (`env A=b`, `bash -c "cd /app && ..."`) remain in place, so they
+still run once per pod, not once per rank.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from supervisor.admission.shell_text import ShellWord, SimpleCommand, UnclearCom
 from supervisor.options.value_types import ranks
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=", re.ASCII)
-_REFERENCE = re.compile(r"\$\$|\$\(([-._A-Za-z0-9]+)\)", re.ASCII)  # of Kubernetes, in `command` and `args`
+_REFERENCE = re.compile(r"\$\$|\$\(([-._A-Za-z0-9]+)\)", re.ASCII)  # in Kubernetes' `command` and `args`
 
 _NOT_TRAINING = frozenset({"pip", "venv", "ensurepip", "compileall", "site"})  # modules that only prepare
 _ONLY_NAME_PROGRAMS = frozenset(
     {"echo", "printf", "which", "type", "command", "pip", "pip3", "apt-get", "kill", "pkill"}
 )
-_LAUNCHER_WORDS = 6  # enough to recognize a launcher: `python -u -X dev -m torch.distributed.run`
+_LAUNCHER_WORDS = 6  # enough to recognize a launcher, such as `python -u -X dev -m torch.distributed.run`
 _SET_NPROC = f"set {pod_layout.NPROC_PER_NODE}"
 _NO_SIGNALS = "the shell does not pass SIGTERM on to the training: start it last, with `exec`"
 
 
 @dataclass(frozen=True, slots=True)
 class ShellFrame:
-    """The text of a shell `before` the launcher, and `after` the script and its arguments."""
+    """A shell's text `before` the launcher, and `after` the script and its arguments."""
 
     before: str
     after: str
@@ -44,17 +44,15 @@ class TrainingCommand:
     """What a training container runs.
 
     Attributes:
-        interpreter: The Python that starts Holdfast, which is that of the ranks if the command names it.
-        start: The first words of a rank's command, such as ("python3", "-u"); none for another program.
-        script: The script, module or program, and its arguments. In a shell, as they are written.
-        nproc: The ranks on each pod as stated: a number, "gpu", "auto" or "cpu"; None if not stated.
-        nnodes: The number of pods as stated; "" if it is not stated or not known.
-        environment: The variables that the replaced launcher would have set.
-        prefix: The words before all these: `env` with its arguments, or a shell with its options.
-        suffix: The words after the text of a shell: its $0, $1, ...
-        shell: The text around the launcher, if a shell starts it.
-        launcher: The launcher that is replaced; "" if there is none.
-        notes: Messages for the user.
+        interpreter: The Python that starts Holdfast. If the command names the Python of the ranks, it is that
+        one. start: The first words of a rank's command, such as ("python3", "-u"); empty if a rank is not
+        Python. script: The script, module or program, and its arguments. In a shell's text, they keep their
+        quotes. nproc: The number of ranks in each pod as specified, or "gpu", "auto" or "cpu"; None if not
+        specified. nnodes: The number of pods as specified; "" if it is not specified or not known.
+        environment: The variables that the replaced launcher would have set. prefix: The words before the
+        launcher: `env` with its arguments, or a shell with its options. suffix: The words after a shell's
+        text: its $0, $1 and so on. shell: The text around the launcher, if a shell starts it. launcher: The
+        launcher that is replaced; "" if there is none. notes: Messages for the user.
     """
 
     interpreter: str
@@ -75,7 +73,7 @@ class TrainingCommand:
         return self.start + self.script
 
     def started_by(self, launch: Sequence[str]) -> tuple[str, ...]:
-        """Return all words of the container's command, with `launch` before the command of a rank."""
+        """Return the container's whole command, with `launch` before the command of a rank."""
         if self.shell is None:
             return (*self.prefix, *launch, *self.per_rank)
         text = f"{self.shell.before}{shlex.join((*launch, *self.start))} {self.shell.after}"
@@ -84,7 +82,7 @@ class TrainingCommand:
 
 @dataclass(frozen=True, slots=True)
 class NotUnderstood:
-    """Why it is not certain what a training container runs, and what the user can do about it."""
+    """The command is not understood. `why` says what is unclear, and what the user can do."""
 
     why: str
 
@@ -98,10 +96,10 @@ def understand(
     """Return what a container with this `command` and these `args` runs.
 
     Args:
-        command: The container's `command`. If it is empty, the image decides what runs, which is not known.
-        args: The container's `args`.
-        environment: The container's variables; None for a value that is not in the pod itself.
-        nproc: The number of ranks on each pod, if the user has set it; the command is then not read for it.
+        command: The container's `command`. If it is empty, the image determines what runs, which is not
+        known. args: The container's `args`. environment: The container's variables. A value is None if the
+        pod does not contain it. nproc: The number of ranks in each pod, if the user has set it. It overrides
+        the command's number.
     """
     if not command:
         return NotUnderstood(
@@ -116,12 +114,12 @@ def understand(
 
 
 def _kubernetes_word(text: str) -> ShellWord:
-    """Return a word of `command` or `args`; `expands` is true if Kubernetes replaces a part of it."""
+    """Return a word of `command` or `args`. Its `expands` is True if Kubernetes expands a part of it."""
     return ShellWord(text, expands=any(match[1] for match in _REFERENCE.finditer(text)))
 
 
 class _Reader:
-    """Reads one command. Each method raises `UnclearCommand` for what it does not understand."""
+    """Parses one command. Methods raise `UnclearCommand` if they do not understand it."""
 
     def __init__(self, environment: Mapping[str, str | None], nproc: int | str | None) -> None:
         self.environment = environment
@@ -155,7 +153,7 @@ class _Reader:
         return replace(found, prefix=prefix + before, suffix=tuple(each.text for each in words[place + 1 :]))
 
     def _within(self, text: str, commands: tuple[SimpleCommand, ...]) -> TrainingCommand:
-        """Return what the one command that trains in a shell's text runs."""
+        """Return what a shell's text runs, if exactly one of its commands trains."""
         command = _training(commands)
         if command.after == "&":
             raise UnclearCommand("the training runs in the background")
@@ -178,7 +176,7 @@ class _Reader:
         return replace(found, script=rest, shell=ShellFrame(before, text[end:]), notes=notes)
 
     def _launched(self, words: list[ShellWord]) -> tuple[TrainingCommand, int] | None:
-        """Return what `words` start, and the index of the script; None if they start no training."""
+        """Return what `words` start, and the index of the script; None if they start no known program."""
         program = program_words.program(words[0]) if words else ""
         if program == launch_commands.TORCHRUN:
             return self._torchrun(program_words.python_beside(words[0].text), words, 1, program)
@@ -215,7 +213,7 @@ class _Reader:
     ) -> tuple[TrainingCommand, int]:
         rest = tuple(each.text for each in words[place:])
         if words[place].splits and words[place].text.startswith(("$", "`")):
-            raise UnclearCommand(f"{words[place].text} may stand for several words: write out the script")
+            raise UnclearCommand(f"{words[place].text} may expand to several words: write out the script")
         return TrainingCommand(interpreter, (interpreter, *flags), rest), place
 
     def _torchrun(
@@ -247,10 +245,10 @@ class _Reader:
         if config := arguments.value("--config-file"):
             if self.nproc is None:
                 raise UnclearCommand(
-                    f"what {config.text} sets is not in the pod: set the ACCELERATE_* variables, and"
-                    f" {pod_layout.NPROC_PER_NODE}"
+                    f"the pod does not contain the settings in {config.text}: set the ACCELERATE_* variables,"
+                    f" and {pod_layout.NPROC_PER_NODE}"
                 )
-            notes = (f"what {config.text} sets has no effect: set the ACCELERATE_* variables in the pod",)
+            notes = (f"{config.text} has no effect: set the ACCELERATE_* variables in the pod instead",)
         machines = self._stated(arguments.value("--num-machines"), "")
         nproc = self._share(arguments, program) if self.nproc is None else None
         place = begin + arguments.script
@@ -267,13 +265,13 @@ class _Reader:
         return found, place
 
     def _share(self, arguments: LaunchArguments, program: str) -> int | str:
-        """Return the ranks on each pod, which are all processes divided by the number of machines."""
+        """Return the number of ranks in each pod: all processes divided by the number of machines."""
         if arguments.has("--cpu"):
             return 1  # Accelerate then starts one process, regardless of other options
         total, all_machines = arguments.value("--num-processes"), arguments.value("--num-machines")
         machines = "1" if all_machines is None else self._stated(all_machines, "") or ""
         if total is None and machines == "1":
-            return "gpu"  # one for each GPU that it finds
+            return "gpu"  # Accelerate then starts one process per GPU
         count = self._stated(total, "") if total else None
         if not (count and count.isdecimal() and machines.isdecimal() and int(machines)):
             raise UnclearCommand(f"it is not known how many processes {program} starts: {_SET_NPROC}")
@@ -289,7 +287,7 @@ class _Reader:
             value = word.text if option.takes_value else option.value
             if option.takes_value and word.expands:
                 raise UnclearCommand(
-                    f"accelerate launch {option.names[0]}: {value} cannot be resolved here: write its value"
+                    f"accelerate launch {option.names[0]}: the value of {value} is not known: write it out"
                 )
             if value == "fp8":
                 raise UnclearCommand(
@@ -304,7 +302,7 @@ class _Reader:
         return tuple(found.items())
 
     def _start(self, interpreter: str, arguments: LaunchArguments, of_torchrun: bool) -> tuple[str, ...]:
-        """Return the words that torchrun would put before the script to start a rank."""
+        """Return the words that a launcher puts before the script to start a rank."""
         variables = self.environment if of_torchrun else {}
         as_module = arguments.has("--module") or variables.get("PET_MODULE") == "1"
         if arguments.has("--no-python") or variables.get("PET_NO_PYTHON") == "1":
@@ -315,7 +313,7 @@ class _Reader:
         return (python, "-u", "-m") if as_module else (python, "-u")
 
     def _number(self, word: ShellWord | None, variable: str, program: str) -> int | str | None:
-        """Return the ranks on each pod as stated by the option, or else by torchrun's variable."""
+        """Return the number of ranks in each pod, from the option or else from torchrun's variable."""
         if self.nproc is not None or (word is None and variable not in self.environment):
             return None
         stated = self._stated(word, variable)
@@ -325,7 +323,7 @@ class _Reader:
         return _checked(stated, program)
 
     def _stated(self, word: ShellWord | None, variable: str) -> str | None:
-        """Return the value of an option, or else of torchrun's variable; None if it is unknown."""
+        """Return the value of an option or, without it, of torchrun's variable; None if it is not known."""
         if word is None:
             value = self.environment.get(variable)
             return None if value is None or "$(" in value else value
@@ -336,15 +334,15 @@ class _Reader:
         return self._resolved(word.text)
 
     def _of_shell(self, text: str) -> str | None:
-        """Return what `text` stands for in the shell around the training; None if only the shell knows."""
+        """Return the value of `text` in the shell that starts the training; None if it is not known."""
         if (reference := _REFERENCE.fullmatch(text)) and reference[1] in self.environment:
-            return self._resolved(text)  # Kubernetes replaces it before the shell reads the text
+            return self._resolved(text)  # Kubernetes expands it before the shell reads the text
         if self.around is None:
             return None
         return shell_variables.value_at(text, *self.around, self.environment)
 
     def _resolved(self, text: str) -> str | None:
-        """Return `text` with Kubernetes' references replaced; None if one of them is unknown here."""
+        """Return `text` with Kubernetes' references expanded; None if the value of one is not known."""
         values = [self.environment.get(match[1]) for match in _REFERENCE.finditer(text) if match[1]]
         if any(value is None or "$(" in value for value in values):
             return None
@@ -370,7 +368,7 @@ def _commands(text: str) -> tuple[SimpleCommand, ...]:
 
 
 def _training(commands: Sequence[SimpleCommand]) -> SimpleCommand:
-    """Return the one command that trains: a launcher, or else the only Python that may be the training."""
+    """Return the command that trains: a launcher, or else the only Python command that may train."""
     placed = [(each, each.words[_places(each)[1] :]) for each in commands]
     launchers = [each for each, words in placed if words and _is_launcher(words)]
     pythons = [(each, words) for each, words in placed if words and _is_python_training(words)]
@@ -406,7 +404,7 @@ def _other_launcher(words: Sequence[ShellWord]) -> str:
 
 
 def _hidden_launcher(words: Sequence[ShellWord]) -> str:
-    """Return the launcher that another program is asked to start, as in `nsys profile torchrun`, or ""."""
+    """Return the launcher that another program starts, as in `nsys profile torchrun`; "" if there is none."""
     if not words or _is_launcher(words) or program_words.program(words[0]) in _ONLY_NAME_PROGRAMS:
         return ""
     rest = (words[place : place + _LAUNCHER_WORDS] for place in range(1, len(words)))
@@ -420,9 +418,9 @@ def _in_front(words: Sequence[ShellWord]) -> str:
 
 
 def _places(command: SimpleCommand) -> tuple[int, int]:
-    """Return the indices of the first word after assignments, and of the program that the command starts.
+    """Return the index of the first word after assignments, and the index of the program that is started.
 
-    The latter is the number of words if the program is not certain.
+    If the program is not certain, the second index is the number of words.
     """
     words, first = command.words, 0
     while first < len(words) and _ASSIGNMENT.match(words[first].text):
@@ -435,7 +433,7 @@ def _places(command: SimpleCommand) -> tuple[int, int]:
 
 
 def _is_last(command: SimpleCommand, commands: Sequence[SimpleCommand]) -> bool:
-    """Return True if `command` may replace the shell, because the shell does nothing after it."""
+    """Return True if `command` can replace the shell, because the shell does nothing after it."""
     traps = any(each.words[0].text == "trap" for each in commands)
     last = command is commands[-1] and command.after in ("", ";", "\n")
     return last and command.before in ("", ";", "\n", "&", "&&") and not traps
@@ -454,7 +452,7 @@ def _is_launcher(words: Sequence[ShellWord]) -> bool:
 
 
 def _is_python_training(words: Sequence[ShellWord]) -> bool:
-    """Return True for a Python command that may be the training: not pip, and not a one-liner."""
+    """Return True if a Python command may be the training, and is not pip or a one-liner, for example."""
     if not program_words.is_python(words[0]):
         return False
     prepares = program_words.module(words).partition(".")[0] in _NOT_TRAINING
@@ -462,7 +460,7 @@ def _is_python_training(words: Sequence[ShellWord]) -> bool:
 
 
 def _after_launch(words: Sequence[ShellWord], place: int) -> int:
-    """Return the index after the word `launch`, the only command of accelerate that trains."""
+    """Return the index after the word `launch`, which is the only accelerate command that trains."""
     if place >= len(words) or words[place].text != "launch":
         raise UnclearCommand("accelerate without launch starts no training")
     return place + 1

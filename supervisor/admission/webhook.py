@@ -1,8 +1,9 @@
-"""The webhook's process, `holdfast cluster webhook`: the API server sends it each pod that requests Holdfast.
+"""Run the webhook, `holdfast cluster webhook`, to which the API server sends each pod that requests Holdfast.
 
-The webhook reads nothing from the cluster to respond, so a response takes milliseconds. It refuses no pod: a
-pod that cannot be injected is admitted, with an annotation and an event that say why. If the webhook is not
-available, the API server admits pods unchanged, and the supervisor reports this in an event.
+The webhook does not read from the cluster in order to respond, so a response takes milliseconds. It never
+rejects a pod. If a pod cannot be injected, the webhook admits it with an annotation and an event that say
+why. If the webhook is unavailable, the API server admits pods unchanged, and the supervisor reports this in
+an event.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from holdfast.version import __version__
 from supervisor.admission import injection
 from supervisor.admission.injection import InjectionContext, NotAsked, Refused
 from supervisor.kubernetes.certificates import ServerCertificate
-from supervisor.kubernetes.client import ApiServer, PatchType, ResourceKind, connect
+from supervisor.kubernetes.client import PODS, ApiServer, PatchType, ResourceKind, connect
 from supervisor.kubernetes.errors import ApiError
 from supervisor.kubernetes.events import EventRecorder, ObjectReference
 from supervisor.kubernetes.own_pod import START_TRIES, WAIT_S, OwnPod, certificate_for, service_names
@@ -34,9 +35,8 @@ SERVICE = CONFIGURATION = "holdfast-webhook"
 PORT = 8443
 MAX_REVIEW_BYTES = 8 << 20  # an object in etcd has at most about 3 MiB, and an update carries two
 MAX_WARNINGS, WARNING_CHARS = 3, 250  # the API server truncates more
-RETRY_S, CHECK_S = 5.0, 60.0  # between two checks of the configuration: after a failure, and otherwise
+RETRY_S, CHECK_S = 5.0, 60.0  # until the next check of the configuration: after a failure, and otherwise
 SHUTDOWN_S = 2.0
-PODS = ResourceKind("", "v1", "pods")
 CONFIGURATIONS = ResourceKind(
     "admissionregistration.k8s.io", "v1", "mutatingwebhookconfigurations", namespaced=False
 )
@@ -46,8 +46,8 @@ class Admission:
     """Answers the API server's requests."""
 
     def __init__(self, events: EventRecorder, image: str) -> None:
-        self.ca = ""  # the PEM text for the sidecars
-        self.is_entered = False  # whether the API server has the CA, without which it cannot call the webhook
+        self.ca = ""  # the CA for the sidecars, as PEM text
+        self.is_entered = False  # True once the API server has the CA, which it needs to call the webhook
         self._events, self._image = events, image
 
     async def review(self, request: web.Request) -> web.Response:
@@ -85,7 +85,7 @@ class Admission:
         return {**_patch(found.patch), **({"warnings": _warnings(notes)} if notes else {})}
 
     def _report(self, pod: Mapping[str, Any], namespace: str, why: str) -> None:
-        """Record an event about the pod's owner, if any: the pod has no uid yet, and maybe no name."""
+        """Record an event, about the pod's owner if possible, because the pod has no uid yet."""
         metadata = pod.get("metadata")
         metadata = metadata if isinstance(metadata, dict) else {}
         owners = metadata.get("ownerReferences")
@@ -114,9 +114,9 @@ def _warnings(texts: tuple[str, ...]) -> list[str]:
 
 
 async def keep_configuration(server: ApiServer, certificate: ServerCertificate, admission: Admission) -> None:
-    """Keep the CA in the webhook's configuration, which the API server reads. Never returns.
+    """Keep the CA in the webhook's configuration, from which the API server reads it. Never returns.
 
-    Users apply the configuration without the CA, and apply it again with every upgrade.
+    The manifests contain the configuration without the CA, and users apply them again with every upgrade.
     """
     while True:
         delay_s = CHECK_S
@@ -177,7 +177,7 @@ async def serve(_: event_loop.Lag) -> None:
 
 
 async def _own_image(server: ApiServer, me: OwnPod) -> str:
-    """Return the image of this process, which injected pods use too, so that both have the same version."""
+    """Return the image of this process. Injected pods use the same image, and so have the same version."""
     for tries_left in reversed(range(START_TRIES)):
         try:
             pod = await server.get(PODS, me.name, me.namespace)
@@ -192,7 +192,7 @@ async def _own_image(server: ApiServer, me: OwnPod) -> str:
 
 
 async def _renew(certificate: ServerCertificate, admission: Admission) -> None:
-    """Use each new bundle of authorities for the pods that are injected from then on. Never returns."""
+    """Keep `admission.ca` equal to the current bundle of authorities. Never returns."""
     while True:
         admission.ca = certificate.bundle
         await asyncio.sleep(CHECK_S)

@@ -1,1 +1,1 @@
-"""The commands of `holdfast`: their options, and what they print."""
+"""The commands of `holdfast`: their options and their output."""

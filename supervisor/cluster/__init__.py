@@ -1,1 +1,1 @@
-"""Jobs on Kubernetes: which pods form one, how it is supervised, and where its memory is kept."""
+"""Supervise jobs on Kubernetes: find the pods of each job, run its supervision, and store its state."""

@@ -1,11 +1,12 @@
-"""Encode a job's state as the text in its Supervision, and decode it for another host's clock. Pure.
+"""Encode a job's state as text in its Supervision, and decode it for the clock of another host. Pure.
 
-A Supervision must stay small, so the text holds the job's state and its ledger, but not the view of all
-members from which they were computed, because members report to the next supervisor again.
+A Supervision must stay small, so the text contains the job's state and its ledger. It does not contain the
+view of all members from which the state was computed, because members report to the next supervisor again.
 
-All times in the state are CLOCK_MONOTONIC of the host that wrote it, which means nothing on another host. The
-text therefore also has that clock's time and the wall time of the write, and `decode` moves all times by the
-difference. An error of the wall clocks changes waits by the same amount, but it never changes an order.
+All times in the state are times of the writing host's CLOCK_MONOTONIC, which mean nothing on another host.
+The text therefore also contains the monotonic time and the wall time of the write, from which `decode`
+computes by how much to shift all times. An error of the wall clocks lengthens or shortens waits by the same
+amount, but never changes the order of events.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ class Instant:
 
 @dataclass(frozen=True, slots=True)
 class HeldState:
-    """The state that a predecessor has left in a Supervision, on this host's clock."""
+    """The state that the previous supervisor stored in a Supervision, in times of this host's clock."""
 
     memory: JobState
     ledger: Any
 
 
 class UnreadableState(ValueError):
-    """The text is not the state of a job; the message is the reason."""
+    """The text is not a job's state. The message says why."""
 
 
 def encode(memory: JobState, ledger: Any, now: Instant) -> str:
@@ -63,7 +64,7 @@ def encode(memory: JobState, ledger: Any, now: Instant) -> str:
 
 
 def decode(text: str, now: Instant) -> HeldState:
-    """Return the state in `text`, with all times moved to the clock of `now`. Raises `UnreadableState`."""
+    """Return the state in `text`, with all times shifted to the clock of `now`. Raises `UnreadableState`."""
     found = _parse(text)
     try:
         memory = codec.from_json(JobState, found.get("memory"), lenient=True)
@@ -81,7 +82,7 @@ def decode(text: str, now: Instant) -> HeldState:
 
 
 def _difference_ns(then: Instant, now: Instant) -> int:
-    """Return what must be added to times of the writer's clock to get times of this host's clock."""
+    """Return the number to add to a time of the writer's clock to get the time of this host's clock."""
     if then.clock and then.clock == now.clock:
         return 0
     passed_s = max(0.0, now.wall_s - then.wall_s)
@@ -96,7 +97,7 @@ def moved(value: _T, by_ns: int) -> _T:
     for each in fields(value):  # type: ignore[arg-type]  # only called with dataclasses
         found = getattr(value, each.name)
         if each.name.endswith("_ns") and type(found) is int:
-            changes[each.name] = (found + by_ns or 1) if found else 0  # not 0, which would be "never"
+            changes[each.name] = (found + by_ns or 1) if found else 0  # a time must not become 0, "never"
         elif is_dataclass(found):
             changes[each.name] = moved(found, by_ns)
         elif isinstance(found, tuple) and found and is_dataclass(found[0]):
@@ -105,9 +106,9 @@ def moved(value: _T, by_ns: int) -> _T:
 
 
 def _moved_ledger(ledger: Any, by_ns: int) -> Any:
-    """Return the ledger with its times moved; None for a ledger without valid times.
+    """Return the ledger with its times shifted; None if they are not valid.
 
-    A value that is not a mapping is returned unchanged; its reader rejects it.
+    A value that is not a mapping is returned unchanged, because its reader rejects it.
     """
     if not isinstance(ledger, Mapping) or not by_ns:
         return ledger

@@ -1,11 +1,11 @@
-"""Find the job that a pod belongs to, the size of that job, and the preferred order of its pods. Pure.
+"""Find the job to which a pod belongs, the size of that job, and the preferred order of its pods. Pure.
 
-All objects are untrusted JSON from the API server. If something in them has the wrong type, is missing or is
-contradictory, the result is a `NotAdopted` that says so, never an exception or a guess. A group of the
+All objects are untrusted JSON from the API server. If a value in them has the wrong type, is missing or is
+contradictory, the result is a `NotAdopted` that says so, and never an exception or a guess. A group of the
 wrong size would wait for members that never connect, or would start without some of its members.
 
-The supervisor assigns the ranks. RANK and WORLD_SIZE are never read, because depending on the controller
-they count pods or processes.
+The supervisor assigns the ranks. It never reads RANK and WORLD_SIZE, because these count pods with some
+controllers and processes with others.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from supervisor.cluster.untrusted_json import (
 )
 from supervisor.cluster.workload_kinds import WorkloadKind, shipped
 
-MAX_OWNERS = 8  # the longest known chain, of a LeaderWorkerSet's worker, has four
+MAX_OWNERS = 8  # the longest known chain, for a worker of a LeaderWorkerSet, has four
 MAX_REFERENCES = 64  # ownerReferences of one object
 
 T = TypeVar("T")
 
 
 class OwnerReference(NamedTuple):
-    """The identity of an owner, which is also the key by which it is looked up."""
+    """The identity of an owner, and the key for looking it up."""
 
     api_version: str
     kind: str
@@ -58,7 +58,10 @@ Find = Callable[[OwnerReference], object]
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """An owner whose kind is in the table. `kind` is None for a link, whose own owner owns the pods."""
+    """An owner whose kind is in the table.
+
+    `kind` is None for a link, an object that only connects the pods with the owner above it.
+    """
 
     reference: OwnerReference
     content: Mapping[str, Any]
@@ -69,8 +72,9 @@ class Owner:
 class OwnerChain:
     """The owners of a pod whose kinds are in the table, nearest first.
 
-    `beyond` is the next owner, which is not looked up because its kind, such as CronJob, is not in the table.
-    `unread` is an owner that must be looked up first. If the chain is unusable, `why` is the reason.
+    `beyond` is the next owner. It is not looked up, because its kind, such as CronJob, is not in the table.
+    `unread` is an owner that must be read before the chain is complete. If the chain is unusable, `why` says
+    why.
     """
 
     owners: tuple[Owner, ...] = ()
@@ -80,7 +84,7 @@ class OwnerChain:
 
     @property
     def workloads(self) -> tuple[tuple[Owner, WorkloadKind], ...]:
-        """The owners that are workloads, each with its row of the table; the topmost first."""
+        """The owners that are workloads, each with its row in the table; the topmost first."""
         return tuple((each, each.kind) for each in reversed(self.owners) if each.kind is not None)
 
     @property
@@ -91,11 +95,11 @@ class OwnerChain:
 
 @dataclass(frozen=True, slots=True)
 class JobKey:
-    """The identity of a job: the same for all of its pods, and for no pod of another job.
+    """The identity of a job: the same for all of its pods, and different for the pods of other jobs.
 
-    `name` is the name of its Supervision. The other fields describe its owner, and are empty for a group of
-    pods without an owner. `api_version` is not compared, because pods created before and after an upgrade may
-    name different versions.
+    `name` is the name of the job's Supervision. The other fields describe the job's owner, and are empty for
+    a group of pods without an owner. `api_version` is not compared, because pods that were created before and
+    after an upgrade can state different versions.
     """
 
     namespace: str
@@ -110,22 +114,23 @@ class JobKey:
 class Adopted:
     """A pod that is a member of a job.
 
-    `order` sorts the members of a job as their controller numbers them. The placement of ranks prefers this
-    order, so that a recreated pod gets the ranks of its predecessor. It is () if the pod has no number.
+    `order` sorts the members of a job in the order in which their controller numbers them. The placement of
+    ranks prefers this order, so that a recreated pod gets the ranks of its predecessor. `order` is () if the
+    pod has no number.
     """
 
     key: JobKey
-    members: int  # how many members the job trains with; additional ones are standbys
+    members: int  # the number of members with which the job trains; additional ones are standbys
     nproc: int  # ranks of each member
     order: tuple[int, ...]
-    replica_type: str  # from its label, in lower case; "" if its owner has only one
+    replica_type: str  # from the pod's label, in lower case; "" if its owner has only one type
 
 
 @dataclass(frozen=True, slots=True)
 class NotAdopted:
-    """A pod that is not a member of a job, and why.
+    """A pod that is not a member of a job. `why` says why.
 
-    `unread` is an owner that could not be read; the result may change once it can be read.
+    `unread` is an owner that could not be read. The result can change once it is read.
     """
 
     why: str
@@ -134,9 +139,9 @@ class NotAdopted:
 
 @dataclass(frozen=True, slots=True)
 class GroupFacts:
-    """What the pods of one job state about it. If they disagree, `why` says about what."""
+    """What the pods of one job state about the job. If they disagree, `why` describes the disagreement."""
 
-    pods: int = 0  # number of pods that train and have not ended
+    pods: int = 0  # the number of pods that train and have not ended
     members: str = ""  # "4" or "2:4"
     nproc: int = 0
     count: int = 0  # the size of a group of pods without an owner
@@ -148,8 +153,9 @@ def top_owner(pod: object, find: Find) -> OwnerChain:
 
     Args:
         pod: The pod as JSON.
-        find: Returns the object for a reference, or None (or any other value) if it is missing or cannot be
-            read. The `get` method of a mapping will do.
+        find: Returns the object for a reference, such as the `get` method of a mapping. Any value that is not
+        a
+            mapping, such as None, means that the object is missing or cannot be read.
     """
     owners: list[Owner] = []
     try:
@@ -177,10 +183,10 @@ def top_owner(pod: object, find: Find) -> OwnerChain:
 
 
 def _controller(metadata: Mapping[str, Any], namespace: str) -> OwnerReference | None:
-    """Return the owner that controls an object; None if it has none.
+    """Return the owner that controls an object; None if there is none.
 
-    DLRover does not mark its references as controlling. If none is marked, the reference to a known kind
-    is used; references to other kinds serve garbage collection.
+    DLRover does not mark its references as controlling. If no reference is marked, use the one to a known
+    kind, because references to other kinds exist only for garbage collection.
     """
     raw = items(metadata.get("ownerReferences"), "ownerReferences", MAX_REFERENCES)
     tables = [table(each, "an owner reference") for each in raw]
@@ -210,7 +216,7 @@ def _is_known(owner: OwnerReference) -> bool:
 
 
 def job_key(pod: object, owners: OwnerChain) -> JobKey | NotAdopted:
-    """Return the key of the job that `pod` belongs to, whether or not the pod trains."""
+    """Return the key of the job to which `pod` belongs, whether or not the pod trains."""
     try:
         return _key(pod_facts.read(pod), owners)
     except UnfitObject as error:
@@ -218,11 +224,11 @@ def job_key(pod: object, owners: OwnerChain) -> JobKey | NotAdopted:
 
 
 def read_group(pods_of_group: Iterable[object], owners: OwnerChain) -> GroupFacts:
-    """Return what those pods of a job state that train and have not ended.
+    """Return what the pods of a job state about it. Pods that have ended or do not train do not count.
 
     Args:
         pods_of_group: The pods with the same `job_key`, as JSON.
-        owners: The owners of any of them.
+        owners: The owners of any of these pods.
     """
     members, nproc = _Agreement(MEMBERS, ""), _Agreement("the number of ranks", 0)
     count = _Agreement("the size of the group", 0)
@@ -263,13 +269,13 @@ class _Agreement(Generic[T]):
 def adopt(
     pod: object, owners: OwnerChain, pods_of_group: Iterable[object] | GroupFacts
 ) -> Adopted | NotAdopted:
-    """Return `pod` as a member of its job, or why it is not one.
+    """Return `pod` as a member of its job, or the reason why it is not a member.
 
     Args:
         pod: The pod as JSON.
-        owners: What `top_owner` returns for it.
-        pods_of_group: The pods with the same `job_key`, with or without `pod`. Pass the result of
-            `read_group` instead to adopt n pods without reading n x n.
+        owners: The result of `top_owner` for the pod.
+        pods_of_group: The pods with the same `job_key`, with or without `pod`. To adopt all n pods of a group
+            without reading n x n pods, pass the result of `read_group` instead.
     """
     try:
         facts = pod_facts.read(pod)
@@ -317,7 +323,7 @@ def _owned(owner: OwnerReference, name: str) -> JobKey:
 
 
 def _job_name(pod: PodFacts, owner: OwnerReference, kind: WorkloadKind) -> str:
-    """Return the owner's name, with a number if the owner has several groups and this is not the first."""
+    """Return the owner's name, followed by a number if this is not the first of the owner's groups."""
     if not kind.instance:
         return owner.name
     number = pod.label(kind.instance)
@@ -332,7 +338,7 @@ def _replica_type(pod: PodFacts, owners: OwnerChain) -> str:
 
 
 def _members(pod: PodFacts, owners: OwnerChain, said: GroupFacts, replica_type: str) -> int:
-    """Return the number of members that the job trains with."""
+    """Return the number of members with which the job trains."""
     if said.why:
         refuse(said.why)
     if said.nproc not in (0, pod.nproc):
@@ -345,7 +351,7 @@ def _members(pod: PodFacts, owners: OwnerChain, said: GroupFacts, replica_type: 
     size = _size(owners, replica_type) if owners.workloads else said.count or _count(pod)
     if not size and not stated:
         refuse(f"neither the pod's owner nor {MEMBERS} says how many members the job has")
-    if high:  # elastic: the owner's size or else the number of present pods, within the range
+    if high:  # an elastic job has the owner's size, or else the number of existing pods, within the range
         return min(max(size or said.pods, int(low)), int(high))
     if size and stated and size != int(low):
         owner = f"{owners.workloads[0][0].reference} has" if owners.workloads else "its group has"
@@ -354,12 +360,12 @@ def _members(pod: PodFacts, owners: OwnerChain, said: GroupFacts, replica_type: 
 
 
 def _count(pod: PodFacts) -> int:
-    """Return the size of a group of pods without an owner, as stated by this pod; 0 if it states none."""
+    """Return the size of a group of pods without an owner, from this pod; 0 if the pod does not state it."""
     return pod_facts.count(pod, (source for kind in shipped().pods for source in kind.count))
 
 
 def _size(owners: OwnerChain, replica_type: str) -> int:
-    """Return the number of pods that train, from the topmost owner that defines it; 0 if none does."""
+    """Return the number of pods that train, from the topmost owner that states it; 0 if none does."""
     workloads = owners.workloads
     for number, (owner, kind) in enumerate(workloads):
         if not kind.below:
@@ -371,7 +377,7 @@ def _size(owners: OwnerChain, replica_type: str) -> int:
 
 
 def _order(pod: PodFacts, owners: OwnerChain, replica_type: str) -> tuple[int, ...]:
-    """Return the pod's numbers, preceded by the position of its replica type if several types train."""
+    """Return the pod's index numbers. If several replica types train, its type's position precedes them."""
     kinds = [kind for _, kind in owners.workloads] if owners.workloads else shipped().pods
     kind = next((each for each in kinds if each.index), None)
     found = [pod_facts.index(pod, sources) for sources in kind.index] if kind is not None else []

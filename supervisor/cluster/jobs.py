@@ -1,7 +1,7 @@
-"""All jobs of a cluster: which pods belong together, and one `SupervisedJob` for each group.
+"""Group the pods of a cluster into jobs, and run one `SupervisedJob` for each job.
 
-The registry is level-triggered. Whenever pods or Supervisions have changed, `reconcile` reads the mirrors,
-sorts the pods into jobs by their owners, and starts, updates or ends jobs until they agree with what it read.
+The registry is level-triggered. After each change to pods or Supervisions, `reconcile` reads the mirrors,
+assigns pods to jobs by their owners, and starts, updates or ends jobs to match.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from supervisor.cluster.job_membership import Adopted, GroupFacts, JobKey, NotAd
 from supervisor.cluster.pods import PodGroup, PodMember, read_pod, too_few_connected
 from supervisor.cluster.supervised_job import NOT_SUPERVISED, SupervisedJob
 from supervisor.cluster.untrusted_json import UnfitObject
-from supervisor.kubernetes.client import ApiServer, KubernetesObject, ResourceKind
+from supervisor.kubernetes.client import PODS, ApiServer, KubernetesObject
 from supervisor.kubernetes.errors import ApiError
 from supervisor.kubernetes.events import EventRecorder, ObjectReference
 from supervisor.kubernetes.object_cache import ObjectCache
@@ -30,18 +30,18 @@ from supervisor.view.model import Policy
 
 log = logging.getLogger(__name__)
 
-CHANGE_IGNORED = "ChangeIgnored"  # of events about members of a job that exists
-PODS = ResourceKind("", "v1", "pods")
-MEMBERS = f"{pod_layout.MEMBER_LABEL}={pod_layout.IS_MEMBER}"  # a selector
-RETRY_S = 5.0  # between two rounds without a change
-REACH_S = 1.0  # for which a count of the connected members stays valid: each job asks several times a second
-GATHER_S = 0.05  # for collecting changes: a job's pods are created one after another
-REMIND_S = 3000.0  # between two events for one reason; the API server keeps events for an hour
+CHANGE_IGNORED = "ChangeIgnored"  # the reason of events about invalid changes to a running job's pods
+MEMBERS = f"{pod_layout.MEMBER_LABEL}={pod_layout.IS_MEMBER}"  # the label selector of members
+RETRY_S = 5.0  # between two rounds if nothing changes
+REACH_S = 1.0  # how long a count of the connected members is reused; each job asks several times a second
+GATHER_S = 0.05  # how long to collect changes, because a job's pods are created one after another
+REMIND_S = 3000.0  # until an event with the same reason is repeated; the API server keeps events for an hour
 MAX_NOTICES = 20_000
 SLICE = 50  # pods or jobs that a round considers before other work may run: about 1 ms
-# The default of the annotation: the kubelet takes up to 10 s to restart a sidecar that has ended twice.
+# The annotation's default on a cluster: the kubelet takes up to 10 s to restart a sidecar that has ended
+# twice.
 MEMBER_TIMEOUT_S = 30.0
-SCAN_S = 60.0  # between two searches for pods that the webhook has missed
+SCAN_S = 60.0  # between two searches for pods that the webhook missed
 _MISSED = (
     f"the pod has the annotation {pod_layout.INJECT} but was created without Holdfast, because the webhook"
     " did not respond: it trains unsupervised until it is recreated"
@@ -52,7 +52,7 @@ _T = TypeVar("_T")
 
 
 class _OwnedPod(NamedTuple):
-    """A pod, its owners, and why it no longer seems to belong to the job of which it is a member; or ""."""
+    """A pod and its owners. `why` says why the pod no longer seems to belong to its job; "" if it does."""
 
     pod: KubernetesObject
     owners: OwnerChain
@@ -60,7 +60,7 @@ class _OwnedPod(NamedTuple):
 
 
 class _SortedPod(NamedTuple):
-    """A pod of the mirror, its owners and its job; valid while these are the same objects."""
+    """A pod of the mirror, its owners and its job. Valid until one of these objects is replaced."""
 
     pod: KubernetesObject
     owners: OwnerChain
@@ -68,7 +68,7 @@ class _SortedPod(NamedTuple):
 
 
 class _FormedGroup(NamedTuple):
-    """The pods of a job, the group that they form, and the events about them."""
+    """The pods of a job, the group that they form, and the events to record about them."""
 
     found: Sequence[_OwnedPod]
     group: PodGroup | None
@@ -84,7 +84,7 @@ class _Refusal(NamedTuple):
 
 
 class _Notices:
-    """Records events about pods: a standing reason once, and again after `REMIND_S`."""
+    """Records events about pods. An unchanged reason is recorded once, and again after `REMIND_S`."""
 
     def __init__(self, events: EventRecorder, now_s: Callable[[], float]) -> None:
         self._events, self._now_s = events, now_s
@@ -102,7 +102,7 @@ class _Notices:
 
 
 class ClusterJobs:
-    """The jobs of a cluster, for the term of one leader."""
+    """Supervises the jobs of a cluster for the term of one leader."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class ClusterJobs:
         events: EventRecorder,
         make: Callable[[PodGroup], SupervisedJob],
     ) -> None:
-        """`make` returns a job that is not started."""
+        """`make` returns a job that has not been started."""
         self.jobs: dict[JobKey, SupervisedJob] = {}
         self._server, self._pods, self._supervisions = server, pods, supervisions
         self._events, self._make = events, make
@@ -120,15 +120,16 @@ class ClusterJobs:
         now_s = asyncio.get_running_loop().time
         self._owners = ObjectCache(server, now_s, lambda: self.changed.set())
         self._notices = _Notices(events, now_s)
-        self.leads: Callable[[], bool] = lambda: True  # whether this process certainly holds the Lease
+        self.leads: Callable[[], bool] = lambda: True  # True if this process certainly holds the Lease
         self._by_uid: dict[str, SupervisedJob] = {}
-        # Of the last round: reading 2,000 pods again takes a fifth of a second.
+        # Results of the last round, which are reused because reading 2,000 pods again takes a fifth of a
+        # second.
         self._sorted: dict[ObjectName, _SortedPod] = {}
         self._formed: dict[JobKey, _FormedGroup] = {}
-        self._cut_off = (-math.inf, False)  # when the connected members were counted, and the result
+        self._cut_off = (-math.inf, False)  # when the connected members were last counted, and the result
 
     def job_of(self, pod_uid: str) -> SupervisedJob | None:
-        """Return the job of a pod; None if it has none, or none yet."""
+        """Return the job of a pod; None if the pod has no job, or not yet."""
         return self._by_uid.get(pod_uid)
 
     def is_cut_off(self) -> bool:
@@ -139,7 +140,7 @@ class ClusterJobs:
         return self._cut_off[1]
 
     async def run(self) -> None:
-        """Reconcile on every change and every `RETRY_S` until cancelled; then end the tasks of all jobs."""
+        """Reconcile after every change, and every `RETRY_S`. When cancelled, end the tasks of all jobs."""
         try:
             await asyncio.gather(self._pods.synced.wait(), self._supervisions.synced.wait())
             while True:
@@ -147,7 +148,7 @@ class ClusterJobs:
                 self._owners.forget_unused()
                 try:
                     await self.reconcile()
-                except (ApiError, OSError) as error:  # running jobs continue, and the rest is retried
+                except (ApiError, OSError) as error:  # running jobs continue, and the next round tries again
                     log.warning("jobs not reconciled", extra={"error": str(error)})
                 with suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self.changed.wait(), RETRY_S)
@@ -156,9 +157,9 @@ class ClusterJobs:
             await asyncio.gather(self._owners.close(), *(each.close() for each in self.jobs.values()))
 
     async def find_unsupervised(self) -> None:
-        """Record an event about each pod that asks for Holdfast but was not injected. Never returns.
+        """Record an event about each pod that requests Holdfast but was not injected. Never returns.
 
-        The webhook was not available when such a pod was created.
+        The webhook was unavailable when such a pod was created.
         """
         while True:
             await asyncio.sleep(SCAN_S)
@@ -187,30 +188,30 @@ class ClusterJobs:
                 job.update(group)
         async for key, job in _in_slices(tuple(self.jobs.items())):
             found = self._supervision(key)
-            if key not in groups:  # its last pod is gone
+            if key not in groups:  # the job's last pod is gone
                 job.update_pods(())
             if self._is_over(job, found):
                 await self.jobs.pop(key).close()
-                self.changed.set()  # its pods that are left are a new job
+                self.changed.set()  # the remaining pods become a new job
             elif found is not None:
                 job.update_spec(found.get("spec"), found["metadata"].get("uid"))
         self._by_uid = {uid: job for job in self.jobs.values() for uid in job.backend.pods}
 
     def _is_over(self, job: SupervisedJob, found: KubernetesObject | None) -> bool:
-        """Return True if this supervisor has no more to do for a job as it is now.
+        """Return True if this supervisor has nothing left to do for the job, so that it can be closed.
 
-        If another supervisor has taken the job over, it is left alone unless this process certainly leads.
+        If another supervisor has taken over the job, it is over only if this process certainly leads.
         """
         if job.has_ended and self.leads():
             return True
         if found is not None:
             return job.was_replaced(found["metadata"].get("uid"))
-        if job.was_seen:  # its resource was deleted, with its owner or by a user
+        if job.was_seen:  # the job's resource was deleted, together with its owner or by a user
             return not job.backend.is_leaving
-        return not job.backend.pods and job.job is None  # its resource was never created
+        return not job.backend.pods and job.job is None  # the job's resource was never created
 
     def _supervision(self, key: JobKey) -> KubernetesObject | None:
-        """Return the resource of a job, under its first or its second name; None if there is none."""
+        """Return the resource of a job, which can have either of two names; None if there is none."""
         places = (ObjectName(key.namespace, name) for name in supervision.names(key))
         found = (self._supervisions.objects.get(place) for place in places)
         return next((each for each in found if each and supervision.belongs_to(each, key)), None)
@@ -218,7 +219,7 @@ class ClusterJobs:
     async def _groups(self) -> dict[JobKey, PodGroup]:
         """Return the groups of pods, and record events about pods that are not members.
 
-        A pod stays with its job until it is gone, whatever is read about it or its owners later.
+        A pod remains with its job until it is gone, even if it or its owners change.
         """
         by_key: dict[JobKey, list[_OwnedPod]] = {}
         pods = tuple(self._pods.objects.items())
@@ -229,7 +230,7 @@ class ClusterJobs:
                 by_key.setdefault(job.key, []).append(_OwnedPod(pod, owners, _departure(key, job.key)))
             elif not isinstance(key, NotAdopted):
                 by_key.setdefault(key, []).append(_OwnedPod(pod, owners, ""))
-            elif owners.unread is None or self._owners.refusal(owners.unread):  # otherwise it is being read
+            elif owners.unread is None or self._owners.refusal(owners.unread):  # the owner is not being read
                 self._notices.record(pod, NOT_SUPERVISED, key.why)
         self._formed = {key: self._form(key, found) async for key, found in _in_slices(by_key.items())}
         for formed in self._formed.values():
@@ -263,7 +264,7 @@ async def _in_slices(items: Iterable[_T]) -> AsyncIterator[_T]:
 
 
 def _are_same(one: Sequence[_OwnedPod], other: Sequence[_OwnedPod]) -> bool:
-    """Return True if both are the same pods with the same owners, as objects."""
+    """Return True if both contain the identical pod and owner objects."""
     return len(one) == len(other) and all(
         a.pod is b.pod and a.owners is b.owners and a.why == b.why for a, b in zip(one, other, strict=True)
     )
@@ -279,11 +280,11 @@ def _departure(key: JobKey | NotAdopted, job: JobKey) -> str:
 def form_group(
     key: JobKey, found: Sequence[_OwnedPod], before: PodGroup | None = None
 ) -> tuple[PodGroup | None, list[_Refusal]]:
-    """Return the group of the pods of one job, None if it has no valid pod; and what to say about pods.
+    """Return the group that the pods of one job form, or None if no pod is valid, and the events to record.
 
-    `before` is the group of a job that exists. Its pods remain members until they are gone. While one of them
-    is no longer valid, or the pods disagree, the group keeps its size and settings, and gets only new pods
-    that agree with them.
+    `before` is the current group of an existing job. Its pods remain members until they are gone. While one
+    of them is no longer valid, or the pods disagree, the group keeps its size and settings, and accepts only
+    new pods that agree with these.
     """
     known = {each.uid: each for each in before.pods} if before is not None else {}
     valid = [each for each in found if not each.why]
@@ -304,7 +305,7 @@ def form_group(
             leaving.append(_member(each.pod, member.order))
     if not adopted:
         return (replace(before, pods=tuple(leaving)) if before is not None else None), refusals
-    # A pod that is a member already takes precedence, and one that has ended counts last.
+    # Take the settings from a pod that has not ended and is already a member, if there is one.
     source, first = min(
         adopted, key=lambda each: (_has_ended(each[0].pod), each[0].pod["metadata"]["uid"] not in known)
     )
@@ -322,7 +323,7 @@ def form_group(
 
 
 def _kept_group(before: PodGroup, found: Sequence[_OwnedPod]) -> tuple[PodGroup, list[_Refusal]]:
-    """Return the group `before` with its pods that are still there, and with new pods that agree with it."""
+    """Return the group `before` with those of its pods that still exist, plus new pods that agree with it."""
     known = {each.uid: each for each in before.pods}
     members: list[PodMember] = []
     refusals: list[_Refusal] = []
@@ -342,7 +343,7 @@ def _kept_group(before: PodGroup, found: Sequence[_OwnedPod]) -> tuple[PodGroup,
 
 
 def _alone(each: _OwnedPod, group: PodGroup) -> Adopted | NotAdopted:
-    """Return a pod as a member of `group`, whatever the group's other pods state."""
+    """Return a pod as a member of `group`, without regard to the other pods of the group."""
     if each.why:
         return NotAdopted(each.why)
     said = job_membership.read_group([each.pod], each.owners)
@@ -377,15 +378,15 @@ def _member(pod: KubernetesObject, order: tuple[int, ...]) -> PodMember:
 def _has_ended(pod: KubernetesObject) -> bool:
     """Return True if the pod has ended or is being deleted."""
     phase = (pod.get("status") or {}).get("phase")
-    return pod["metadata"].get("deletionTimestamp") is not None or phase in ("Succeeded", "Failed")
+    return pod["metadata"].get("deletionTimestamp") is not None or phase in pod_facts.ENDED_PHASES
 
 
 def _if_missed(pod: KubernetesObject) -> KubernetesObject:
-    """Return the identity of a pod that asks for Holdfast but never reached the webhook; {} for others."""
+    """Return the identity of a pod that requests Holdfast but never reached the webhook; {} for others."""
     metadata = pod["metadata"]
     annotations = metadata.get("annotations") or {}
     asks = annotations.get(pod_layout.INJECT) == "true"
-    ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+    ended = (pod.get("status") or {}).get("phase") in pod_facts.ENDED_PHASES
     if not asks or ended or pod_layout.NOT_INJECTED in annotations:
         return {}
     identity = {key: metadata.get(key) for key in ("name", "namespace", "uid")}
@@ -393,7 +394,7 @@ def _if_missed(pod: KubernetesObject) -> KubernetesObject:
 
 
 def _container(pod: KubernetesObject) -> str:
-    """Return the name of the training container that the webhook recorded, or else of the first container."""
+    """Return the name of the training container that the webhook recorded, or else the first container's."""
     try:
         name = pod_facts.read(pod).injected.get("container")
     except UnfitObject:

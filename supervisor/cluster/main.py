@@ -1,10 +1,11 @@
-"""The supervisor's process on a cluster: `holdfast cluster supervisor`.
+"""Run the supervisor of a cluster, `holdfast cluster supervisor`.
 
-It serves the members' connections over TLS, and supervises all jobs while it holds the Lease. Without the
-Lease, it reports to members that it does not lead, and they try another address.
+The process serves the members' connections over TLS, and supervises all jobs while it holds the Lease.
+Without the Lease, it tells members that it does not lead, and they try another address.
 
-While the API server does not respond, the leader continues, because its orders carry its epoch and members
-obey the highest epoch that they have received. It evicts no pod meanwhile, as no epoch protects an eviction.
+If the API server does not respond, the leader continues, because its orders contain its epoch, and members
+obey the highest epoch that they know. It does not evict pods during that time, because no epoch protects an
+eviction.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from holdfast.process import event_loop, logs
 from holdfast.process.network import Door, bearer_token
 from supervisor.admission import pod_layout
 from supervisor.cluster import supervision
-from supervisor.cluster.jobs import MEMBERS, PODS, ClusterJobs
+from supervisor.cluster.jobs import MEMBERS, ClusterJobs
 from supervisor.cluster.pods import PodGroup, PodMember
 from supervisor.cluster.supervised_job import ClusterContext, SupervisedJob
 from supervisor.cluster.supervision import SUPERVISIONS
 from supervisor.kubernetes import certificates
 from supervisor.kubernetes.certificates import AuthoritySecret, ServerCertificate
-from supervisor.kubernetes.client import ApiServer, KubernetesObject, connect
+from supervisor.kubernetes.client import PODS, ApiServer, KubernetesObject, connect
 from supervisor.kubernetes.errors import ApiError, EvictionBlocked, NotFound
 from supervisor.kubernetes.events import EventRecorder
 from supervisor.kubernetes.identity import Caller, ReviewUnavailable, TokenRefused, TokenReviewer
@@ -43,31 +44,31 @@ from supervisor.kubernetes.watch import Mirror
 
 log = logging.getLogger("supervisor")
 
-LEASE = "holdfast-supervisor"
 HEALTH_PORT = 8080
-TLS_BUFFER_BYTES = 16 << 10  # a TLS record
-# Reports are freed when the next ones arrive, without the garbage collector. Its passes over the objects of
-# all members find next to nothing, and the event loop waits up to 0.3 s for each: longer than for a decision.
+TLS_BUFFER_BYTES = 16 << 10  # the size of a TLS record
+# Garbage collection is rare. Reference counting frees each report when the next one arrives, so a pass over
+# the objects of all members finds almost nothing, but blocks the event loop for up to 0.3 s, longer than a
+# decision.
 COLLECT_S = 600.0  # between two passes
-MAX_NEW_OBJECTS = 1_000_000  # a pass is made earlier if more were created and not freed since the last one
-# Connections that have not sent a token yet. When a new leader starts, all members connect at the same time;
-# a connection that is closed to make room for others costs another TLS handshake.
+MAX_NEW_OBJECTS = 1_000_000  # a pass is due earlier if this many objects were created and not freed
+# Connections that have not sent a token yet. When a new leader starts, all members connect at the same time,
+# and closing a connection to make room for others costs another TLS handshake.
 MAX_IDLE = 1024
-BACKLOG = 128  # beyond which the kernel drops connections, and members wait for a second and longer
-REVIEWS_PER_ADDRESS = 16  # at once: pods in a node's network share its address
+BACKLOG = 128  # if more connections wait, the kernel drops them, and members wait for a second or longer
+REVIEWS_PER_ADDRESS = 16  # concurrent reviews; pods in a node's network share the node's address
 SHUTDOWN_S = 1.0  # for disconnecting the members, which then connect to the next supervisor
 
 
 class ClusterSupervisor:
-    """The supervisor of one process: its servers, and the jobs while it leads."""
+    """The supervisor of one process, with its servers and, while it leads, the jobs."""
 
     def __init__(self, server: ApiServer, me: OwnPod, measured: event_loop.Lag) -> None:
         self.events = EventRecorder(server, "holdfast-supervisor", me.name)
         self._server, self._me, self._measured = server, me, measured
-        self._reviewer = TokenReviewer(server)
-        self._reviewing: Counter[str] = Counter()  # requests whose token is being reviewed, by address
-        self._jobs: ClusterJobs | None = None  # while this process leads
-        self._term: Leadership | None = None  # of the same time
+        self._reviewer = TokenReviewer(server, pod_layout.AUDIENCE)
+        self._reviewing: Counter[str] = Counter()  # the number of requests being reviewed, by address
+        self._jobs: ClusterJobs | None = None  # None unless this process leads
+        self._term: Leadership | None = None  # None unless this process leads
         self._deleting: set[asyncio.Task[None]] = set()
         self._authorities = AuthoritySecret(server, me.namespace)
 
@@ -76,9 +77,9 @@ class ClusterSupervisor:
     async def lead(self, replicas: Replicas) -> None:
         """Supervise all jobs whenever this process holds the Lease, and wait for it otherwise. Never returns.
 
-        Raises `LeaseLost`; the process must then end, and its successor starts from the cluster's state.
+        Raises `LeaseLost`. The process must then end, and its successor starts from the cluster's state.
         """
-        lock = LeaseLock(self._server, self._me.namespace, LEASE, self._me.name)
+        lock = LeaseLock(self._server, self._me.namespace, pod_layout.SUPERVISOR_LEASE, self._me.name)
         while True:
             await lead(lock, self._supervise, replicas.rival)
 
@@ -119,9 +120,9 @@ class ClusterSupervisor:
             self._jobs = self._term = None
 
     def _evict(self, namespace: str, pod: PodMember) -> None:
-        """Evict a pod in the background. If that fails, the job requests it again.
+        """Evict a pod in the background. If this fails, the job requests it again.
 
-        Without a confirmed term, no pod is evicted, because another process may lead and need the pod.
+        Without a confirmed term, evict no pod, because another process may lead and need the pod.
         """
         if self._term is None or self._term.left_s <= 0:
             log.warning("pod not evicted: the lease is not renewed", extra={"pod": pod.name})
@@ -131,9 +132,10 @@ class ClusterSupervisor:
         task.add_done_callback(self._deleting.discard)
 
     async def _evict_now(self, namespace: str, pod: PodMember, term: Leadership) -> None:
-        """Evict the pod instead of deleting it, because its owner may not count an eviction as a failure.
+        """Evict the pod, and abandon the request when the term ends.
 
-        An eviction also respects PodDisruptionBudgets. The request is given up when the term ends.
+        The pod is evicted, not deleted, because some owners do not count an eviction as a failure, and
+        because an eviction respects PodDisruptionBudgets.
         """
         body = {
             "apiVersion": "policy/v1",
@@ -152,7 +154,7 @@ class ClusterSupervisor:
     # -- serving
 
     async def member(self, request: web.Request) -> web.StreamResponse:
-        """Serve a member's connection under the identity that its token proves."""
+        """Serve the connection of a member, which its token identifies."""
         caller = await self._review(request)
         if isinstance(caller, ReviewUnavailable):
             raise web.HTTPServiceUnavailable(text=f"{caller.why}\n")
@@ -167,13 +169,14 @@ class ClusterSupervisor:
         return await job.serve(request, caller.pod_uid)
 
     async def _review(self, request: web.Request) -> Caller | TokenRefused | ReviewUnavailable:
-        """Return whose token the request has.
+        """Return the pod to which the request's token belongs.
 
-        The reviews of one address are few, so that the tokens that it invents do not delay those of members.
+        The reviews for one address are limited, so that forged tokens do not delay the reviews of members'
+        tokens.
         """
         address = request.remote or ""
         if self._reviewing[address] >= REVIEWS_PER_ADDRESS:
-            return ReviewUnavailable("the tokens of too many requests of this address are being reviewed")
+            return ReviewUnavailable("the tokens of too many requests from this address are being reviewed")
         self._reviewing[address] += 1
         try:
             return await self._reviewer.review(bearer_token(request.headers.get("Authorization", "")))
@@ -187,7 +190,7 @@ class ClusterSupervisor:
         return web.json_response({EPOCH: self._term.epoch if self._term is not None else 0})
 
     async def ready(self, _: web.Request) -> web.Response:
-        """Respond to a probe; the process is ready whether or not it leads."""
+        """Respond to a probe. The process is ready whether or not it leads."""
         return web.Response(text="leads\n" if self._jobs is not None else "waits for the lease\n")
 
 
@@ -227,7 +230,7 @@ async def serve(measured: event_loop.Lag) -> None:
 
 
 async def collect_garbage() -> None:
-    """Free unreachable cycles of objects, rarely, in place of Python's automatic passes. Never returns."""
+    """Collect garbage at long intervals, in place of Python's automatic collection. Never returns."""
     loop = asyncio.get_running_loop()
     last_s = loop.time()
     while True:
@@ -240,21 +243,23 @@ async def collect_garbage() -> None:
 def _limit_tls_buffers() -> None:
     """Give each TLS connection of this process a buffer of `TLS_BUFFER_BYTES` instead of 256 KiB.
 
-    asyncio allocates it in full for each connection, and again for each read: 500 MB for 2,000 members.
+    asyncio allocates the whole buffer for each connection, and again for each read. For 2,000 members,
+    buffers of 256 KiB would take 500 MB.
     """
     sslproto.SSLProtocol.max_size = TLS_BUFFER_BYTES  # type: ignore[attr-defined]
 
 
 def _guard(door: Door) -> Any:
-    """Return the middleware that tells `door` which connections are idle."""
+    """Return middleware that tells `door` which connections are idle."""
 
     @web.middleware
     async def guard(request: web.Request, handler: Any) -> web.StreamResponse:
-        # No connection is trusted: that of a member is answering a request for as long as it lives.
+        # No connection has to be marked as trusted: a member's connection is never idle, because its only
+        # request lasts as long as the connection.
         with door.answering(request.protocol):
             try:
                 answer: web.StreamResponse = await handler(request)
-            except ConnectionError:  # the client is gone, and aiohttp would log a traceback for each
+            except ConnectionError:  # the client is gone; aiohttp would log a traceback
                 raise web.HTTPServiceUnavailable from None
             return answer
 
@@ -291,7 +296,7 @@ async def _listen_for_members(
 
 
 async def _listen_for_probes(supervisor: ClusterSupervisor) -> web.AppRunner:
-    """Serve probes and metrics, which need no token, on a separate port."""
+    """Serve probes and metrics, which require no token, on a separate port."""
 
     async def metrics(_: web.Request) -> web.Response:
         return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
@@ -307,7 +312,7 @@ async def _listen_for_probes(supervisor: ClusterSupervisor) -> web.AppRunner:
 
 
 def _secret(authorities: tuple[certificates.Authority, ...]) -> bytes:
-    """Return a secret that is the same for every leader of this installation."""
+    """Return a secret that is the same for all leaders of this installation."""
     key = certificates.encode(authorities[:1])["ca.key"]
     return hashlib.sha256(b"holdfast job secrets " + key.encode()).digest()
 

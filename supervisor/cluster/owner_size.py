@@ -1,8 +1,8 @@
-"""Read from an owner's object how many of its pods train, as its row in the table of kinds specifies. Pure.
+"""Read from an owner's object how many of its pods train. The table of kinds says where. Pure.
 
-An owner may have several replica types (the replicatedJobs of a JobSet, Master and Worker of a PyTorchJob).
-The types whose pod templates opt in form the group. If none opts in, because the pods got the annotation
-elsewhere, the types must be known to train together.
+An owner can have several replica types, such as the replicatedJobs of a JobSet, or the Master and Worker of a
+PyTorchJob. The types whose pod templates opt in form the group. If no template opts in, because the pods got
+the annotation in another way, the types must be known to train together.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def owner_size(
     Args:
         content: The owner's object.
         owner: The owner's name, for messages.
-        kind: The owner's row of the table.
+        kind: The owner's row in the table.
         idle: Replica types that do not train.
-        replica_type: The replica type of the pod in question; "" if the pod does not state it.
+        replica_type: The pod's replica type; "" if the pod does not state it.
 
     Raises:
         UnfitObject: The object has no size, or it is unclear which replica types form the group.
@@ -97,7 +97,7 @@ def _part(raw: Mapping[str, Any], where: str, kind: WorkloadKind, name: str) -> 
 
 
 def _opts_in(raw: Mapping[str, Any], where: str, kind: WorkloadKind) -> bool:
-    """Return True if the pod templates of a part opt in."""
+    """Return True if the part's pod templates opt in."""
     found = set()
     for path in kind.templates:
         template = at(raw, path, where)

@@ -25,7 +25,10 @@ _INDEX = re.compile(r"[0-9]{1,9}")
 _RANGE = re.compile(r"([1-9][0-9]{0,8})(?::([1-9][0-9]{0,8}))?")
 _FIELD = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
 _ORDINAL = re.compile(r"-([0-9]{1,9})$")
-_ENDED = ("Succeeded", "Failed")
+ENDED_PHASES = (
+    "Succeeded",
+    "Failed",
+)  # the phases of a pod whose containers have all ended and will not restart
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +41,8 @@ class PodFacts:
     labels: Mapping[str, Any]
     annotations: Mapping[str, Any]
     spec: Mapping[str, Any]
-    injected: Mapping[str, Any]  # what the webhook wrote; empty if it did not inject the pod
-    nproc: int  # ranks of the pod; 0 if it is not injected and states none
+    injected: Mapping[str, Any]  # the webhook's record; empty if it did not inject the pod
+    nproc: int  # the number of ranks; 0 if the pod is not injected and does not state it
     has_ended: bool
 
     def annotation(self, key: str) -> str:
@@ -52,7 +55,7 @@ class PodFacts:
 
 
 def read(raw: object) -> PodFacts:
-    """Return the facts of a pod in JSON. Raises `UnfitObject`."""
+    """Return the facts about a pod, which is given as JSON. Raises `UnfitObject`."""
     metadata = untrusted_json.metadata_of(raw, "the pod")
     name = untrusted_json.matching(NAME, metadata.get("name"), "the pod's name")
     annotations = table(metadata.get("annotations"), f"annotations of pod {name}")
@@ -68,7 +71,7 @@ def read(raw: object) -> PodFacts:
         spec=table(pod.get("spec"), f"spec of pod {name}"),
         injected=injected,
         nproc=_nproc(annotations, injected),
-        has_ended=metadata.get("deletionTimestamp") is not None or phase in _ENDED,
+        has_ended=metadata.get("deletionTimestamp") is not None or phase in ENDED_PHASES,
     )
 
 
@@ -84,7 +87,7 @@ def _injected(annotations: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _nproc(annotations: Mapping[str, Any], injected: Mapping[str, Any]) -> int:
-    """Return the number that the webhook wrote and passed to the launcher, or else the annotated number."""
+    """Return the number that the webhook recorded and passed to the launcher, or else the annotated one."""
     written = untrusted_json.whole(injected.get("nproc"), f"nproc in {INJECTED}", MAX_RANKS, 0)
     text = untrusted_json.text(annotations.get(NPROC_PER_NODE), NPROC_PER_NODE)
     if written or NOT_INJECTED in annotations or not _COUNT.fullmatch(text):
@@ -93,12 +96,12 @@ def _nproc(annotations: Mapping[str, Any], injected: Mapping[str, Any]) -> int:
 
 
 def members(pod: PodFacts) -> str:
-    """Return the annotated number of members, "4" or "2:4"; "" if there is none. Raises `UnfitObject`."""
+    """Return the annotated number of members, such as "4" or "2:4", or "". Raises `UnfitObject`."""
     return _range(pod.annotation(MEMBERS), f"{MEMBERS} of pod {pod.name}")
 
 
 def stated_members(pod: PodFacts) -> str:
-    """Return the number of members in the pod's command, as the webhook read it. Raises `UnfitObject`."""
+    """Return the number of members that the webhook read from the command, or "". Raises `UnfitObject`."""
     where = f"members in {INJECTED} of pod {pod.name}"
     found = pod.injected.get("members")
     if isinstance(found, int):
@@ -138,7 +141,7 @@ def first(pod: PodFacts, sources: Iterable[PodSource]) -> str:
 
 
 def value(pod: PodFacts, source: PodSource) -> str:
-    """Return the value that a pod has in one place; "" if none. Raises `UnfitObject`."""
+    """Return the value that a pod has in `source`; "" if it has none. Raises `UnfitObject`."""
     if source.place == "label":
         return pod.label(source.key)
     if source.place == "annotation":
@@ -150,7 +153,7 @@ def value(pod: PodFacts, source: PodSource) -> str:
 
 
 def _variable(pod: PodFacts, name: str) -> str:
-    """Return a variable of the training container, or of the first container that has it; "" if none has."""
+    """Return a variable of the training container or, if it lacks it, of the first one that has it, or ""."""
     where = f"containers of pod {pod.name}"
     raw = untrusted_json.items(pod.spec.get("containers"), where, MAX_CONTAINERS)
     containers = [table(each, where) for each in raw]
@@ -164,7 +167,7 @@ def _variable(pod: PodFacts, name: str) -> str:
 
 
 def _resolved(pod: PodFacts, variable: Mapping[str, Any], where: str) -> str:
-    """Return the value of a variable that is literal or comes from a label or annotation; "" otherwise."""
+    """Return a variable's value if it is literal or comes from a label or annotation; "" otherwise."""
     if variable.get("value") is not None:
         return untrusted_json.text(variable["value"], where, MAX_INJECTED)
     path = untrusted_json.at(variable, "valueFrom.fieldRef.fieldPath", where)

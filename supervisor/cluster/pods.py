@@ -1,9 +1,9 @@
-"""The members of one job on a cluster: the pods that its owner creates and replaces, and their connections.
+"""Manage the members of one job on a cluster: its pods, which its owner creates, and their connections.
 
-A member is one run of a pod's training container. If the kubelet restarts that container, its launcher has
-lost its ranks and all of its state, so the pod becomes another member, on the same node and with the same
-snapshots in the pod's memory volume. The name of a member therefore ends with the number of the container's
-restarts, and it changes as soon as the kubelet reports another container.
+A member is one run of a pod's training container. If the kubelet restarts the container, the launcher's ranks
+and state are lost, so the pod becomes another member, on the same node and with the same snapshots in the
+pod's memory volume. A member's name therefore ends with the number of the container's restarts, and changes
+as soon as the kubelet reports another container.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from typing import Any
 
 from holdfast.protocol.member_messages import CLUSTER_PING_S, MemberOrder, MemberReport
 from supervisor.cluster.job_membership import JobKey
+from supervisor.cluster.pod_facts import ENDED_PHASES
 from supervisor.controller.member_server import MemberConnection, MemberServer
 from supervisor.controller.routine_reports import is_routine
 from supervisor.view.model import Completion, Policy, StopRequest
 
 log = logging.getLogger(__name__)
 
-REVIVE_S = 2.0  # after a member is lost, its pod becomes another member if it responds again
-RESTART_S = 20.0  # for the kubelet to report that it has restarted a dead container
-COME_S = 30.0  # for members to connect to a new supervisor
-_ENDED = ("Succeeded", "Failed")
+REVIVE_S = 2.0  # this long after a member is lost, its pod becomes another member if it responds again
+RESTART_S = 20.0  # how long the kubelet has to report that it has restarted a dead container
+COME_S = 30.0  # how long members may take to connect to a new supervisor
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +37,20 @@ class PodMember:
     """A pod as a member of a job."""
 
     uid: str
-    name: str  # of the pod
-    member: str  # of the member that the pod is now
+    name: str  # the pod's name
+    member: str  # the name of the member that the pod is now
     node: str
-    container_id: str  # of the training container; "" before it has started
-    is_running: bool  # its training container runs
-    is_leaving: bool = False  # the pod is being deleted; its ranks run until they are ordered to end
+    container_id: str  # the training container's id; "" before it has started
+    is_running: bool  # True if the training container runs
+    is_leaving: bool = False  # True if the pod is being deleted; its ranks run until they are ordered to end
     has_ended: bool = False
-    first_name: str = ""  # of the member, before the pod became another member without a restart
-    order: tuple[int, ...] = ()  # sorts the pods of a job as their controller numbers them
+    first_name: str = ""  # the member's name before the pod became another member without a restart
+    order: tuple[int, ...] = ()  # sorts the pods of a job in the order in which their controller numbers them
 
 
 @dataclass(frozen=True, slots=True)
 class PodGroup:
-    """The pods of one job, and what they state about it."""
+    """The pods of one job, and what they state about the job."""
 
     key: JobKey
     members: int
@@ -62,7 +62,7 @@ class PodGroup:
 
 @dataclass(frozen=True, slots=True)
 class JobEnd:
-    """How the job ended, for the owner's pods and for users."""
+    """How the job ended. The job's pods exit with `exit_code`; the texts are for users."""
 
     exit_code: int
     why: str
@@ -71,7 +71,7 @@ class JobEnd:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """How many members run and are not leaving, and how many of these are connected."""
+    """The number of members that run and are not leaving, and the number of these that are connected."""
 
     running: int
     connected: int
@@ -80,7 +80,7 @@ class Reach:
 def too_few_connected(reaches: Iterable[Reach]) -> bool:
     """Return True if fewer than half of all running members are connected.
 
-    Then the supervisor's own network is more likely to be broken than the members are.
+    In this case, it is more likely that the supervisor's own network is broken than that the members are.
     """
     found = tuple(reaches)
     return 2 * sum(each.connected for each in found) < sum(each.running for each in found)
@@ -88,13 +88,13 @@ def too_few_connected(reaches: Iterable[Reach]) -> bool:
 
 @dataclass(slots=True)
 class PodBackend:
-    """The pods of one job. Implements the controller's `Backend`.
+    """Manages the pods of one job. Implements the controller's `Backend`.
 
-    `evict` is called with a pod that its owner must replace: the member is lost although its container seems
-    to run. `dismiss` orders a lost member to end its ranks at once. `responds` returns whether a member's
-    sidecar and launcher are connected. `stop_requested` records a user's request to stop where the next
-    supervisor finds it. `blocked` returns True while no pod may be evicted, because a member that seems to be
-    lost may only be out of this supervisor's reach.
+    `evict` is called with a pod that its owner must replace, because the member is lost although its
+    container seems to run. `dismiss` orders a lost member to end its ranks immediately. `responds` returns
+    True if a member's sidecar and launcher are connected. `stop_requested` stores a user's request to stop
+    where the next supervisor finds it. `blocked` returns True while no pod may be evicted, because a member
+    that seems to be lost may only be out of this supervisor's reach.
     """
 
     evict: Callable[[PodMember], None]
@@ -104,43 +104,43 @@ class PodBackend:
     ended: JobEnd | None = None
     responds: Callable[[str], bool] = lambda _: False
     blocked: Callable[[], bool] = lambda: False
-    user_stop: StopRequest = ""  # a user's request
+    user_stop: StopRequest = ""  # a user's request to stop
     pods: Mapping[str, PodMember] = field(default_factory=dict)  # by uid
-    _revived: dict[str, int] = field(default_factory=dict)  # by uid: how often the pod became another member
-    _lost: dict[str, float] = field(default_factory=dict)  # lost members, and when each was given up
+    _revived: dict[str, int] = field(default_factory=dict)  # by uid, how often the pod became another member
+    _lost: dict[str, float] = field(default_factory=dict)  # lost members, and when each was lost
 
-    # -- the controller's side
+    # -- called by the controller
 
     @property
     def members(self) -> Mapping[str, str]:
-        """The members that can train. A member that is leaving does not count, unless all are leaving."""
+        """The members that can train. Leaving members do not count, unless all members are leaving."""
         leaving = self.is_leaving
         there = (pod for pod in self.pods.values() if pod.is_running and (leaving or not pod.is_leaving))
         return MappingProxyType({pod.member: "running" for pod in there})
 
     @property
     def is_leaving(self) -> bool:
-        """True if all pods are being deleted, so that no member is left that could hold the state."""
+        """True if all pods are being deleted, so that no member remains to hold the state."""
         there = [pod for pod in self.pods.values() if not pod.has_ended]
         return bool(there) and all(pod.is_leaving for pod in there)
 
     @property
     def stop(self) -> StopRequest:
-        """A user's request to stop, or "". If all pods are being deleted, the run must save and end."""
+        """A user's request to stop; "terminate" if all pods are being deleted, so that the run must save."""
         return self.user_stop or ("terminate" if self.is_leaving else "")
 
     @property
     def volume_error(self) -> str:
-        """Always "": each pod has its own memory volume, whose errors its sidecar reports."""
+        """Always "", because each pod has its own memory volume, whose errors its sidecar reports."""
         return ""
 
     def want(self, count: int, discard: tuple[str, ...]) -> None:
         """Have the pods of the members in `discard` replaced, unless their containers are being restarted.
 
         A pod whose sidecar and launcher respond is not replaced, because it may hold the only copy of the
-        state. It becomes another member, as after a restart of its container. While evictions are `blocked`,
-        the time until one does not run either, so that members have time to connect again afterwards. `count`
-        has no effect, because the owner of the pods decides how many there are.
+        state. Instead, it becomes another member, as after a restart of its container. While evictions are
+        `blocked`, the time before an eviction does not pass, so that members can reconnect afterwards.
+        `count` has no effect, because the owner of the pods determines their number.
         """
         known = {pod.member: pod for pod in self.pods.values()}
         for member in discard:
@@ -164,9 +164,10 @@ class PodBackend:
                 self.evict(pod)
 
     def kill(self, member: str) -> None:
-        """Note that `member` is lost; its pod is evicted later if its container is not restarted.
+        """Record that `member` is lost. Its pod is evicted later, unless its container is restarted.
 
-        A pod that is being deleted is dismissed at once, because its successor may be waiting for its name.
+        If the pod is being deleted, dismiss the member immediately, because the pod's successor may be
+        waiting for its name.
         """
         self._lost.setdefault(member, self.now_s())
         if any(pod.member == member and pod.is_leaving for pod in self.pods.values()):
@@ -183,10 +184,10 @@ class PodBackend:
     def finish(self, exit_code: int, why: str, message: str, completion: Completion | None) -> None:
         self.ended = JobEnd(exit_code, why, message)
 
-    # -- the cluster's side
+    # -- called by the job
 
     def member_of(self, uid: str) -> str | None:
-        """Return the name of the member that the pod `uid` is now; None if it is not a pod of this job."""
+        """Return the name of the member that the pod `uid` is now; None if it does not belong to this job."""
         pod = self.pods.get(uid)
         return pod.member if pod is not None else None
 
@@ -204,13 +205,13 @@ class PodBackend:
 
 
 def read_pod(pod: Mapping[str, Any], container: str) -> PodMember:
-    """Return the member for a valid pod whose training container is `container`."""
+    """Return a valid pod as a member. `container` is the name of its training container."""
     metadata, status = pod["metadata"], pod.get("status") or {}
     statuses: list[Mapping[str, Any]] = list(status.get("containerStatuses") or ())
     found: Mapping[str, Any] = next((each for each in statuses if each.get("name") == container), {})
     restarts = found.get("restartCount") or 0
     uid, name = metadata["uid"], metadata["name"]
-    has_ended = status.get("phase") in _ENDED
+    has_ended = status.get("phase") in ENDED_PHASES
     state = found.get("state") or {}
     return PodMember(
         uid=uid,
@@ -281,5 +282,5 @@ def job_secret(secret: bytes, key: JobKey) -> str:
 
 
 def member_name(pod: str, uid: str, restarts: int) -> str:
-    """Return the name of a member, which is short enough for a status line and never used twice."""
+    """Return the name of a member. It is short enough for a status line and never reused."""
     return f"{pod}.{uid[:8]}" + (f".{restarts}" if restarts else "")

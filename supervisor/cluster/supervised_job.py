@@ -93,7 +93,7 @@ class SupervisedJob:
             self._stop_requested,
             time.monotonic,
             responds=self._server.responds,
-            blocked=self._evictions_blocked,
+            blocked=self._report_blocked_evictions,
         )
         self.job: Job | None = None
         self._context = context
@@ -458,8 +458,11 @@ class SupervisedJob:
     def _delete(self, pod: PodMember) -> None:
         self._context.delete(self.key.namespace, pod)
 
-    def _evictions_blocked(self) -> bool:
-        """Return whether this supervisor, and not a member, may be what is unreachable. Report it once."""
+    def _report_blocked_evictions(self) -> bool:
+        """Return True while no pod may be evicted, and report each new reason.
+
+        Evictions are blocked while this supervisor, rather than a member, may be cut off from the network.
+        """
         why = "" if self._server.has_heard else _NOT_REACHED
         why = why or (_CUT_OFF if self._context.is_cut_off() else "")
         if why and why != self._blocked:

@@ -1,7 +1,7 @@
-"""Read JSON objects from the API server whose types have not been checked. Pure.
+"""Read JSON objects from the API server without assuming that their types are right. Pure.
 
-A custom resource need not have a schema, and users write labels and annotations. Each reader treats a missing
-or null value as empty, and raises `UnfitObject` for a value of another type or size.
+A custom resource may lack a schema, and users write labels and annotations. Each function treats a missing or
+null value as empty, and raises `UnfitObject` for a value of the wrong type or size.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from holdfast.fileio.strict_json import brief
 
-MAX_TEXT = 253  # characters of an object's name, a DNS subdomain; a label has 63
+MAX_TEXT = 253  # characters of an object's name, which is a DNS subdomain; a label has at most 63
 
 NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 UID = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_]{0,127}")
@@ -21,7 +21,7 @@ API_VERSION = re.compile(r"([a-z0-9][-a-z0-9.]*/)?[a-z0-9]{1,63}")
 
 
 class UnfitObject(ValueError):
-    """An object is invalid; the message says where, and what was expected."""
+    """An object is invalid. The message says where, and what was expected."""
 
 
 def refuse(why: str) -> NoReturn:
@@ -49,7 +49,7 @@ def items(value: object, where: str, most: int) -> Sequence[Any]:
 
 
 def text(value: object, where: str, most: int = MAX_TEXT) -> str:
-    """Return a text of at most `most` characters."""
+    """Return a string of at most `most` characters."""
     if value is None:
         return ""
     if not isinstance(value, str) or len(value) > most:
@@ -58,9 +58,10 @@ def text(value: object, where: str, most: int = MAX_TEXT) -> str:
 
 
 def matching(pattern: re.Pattern[str], value: object, where: str) -> str:
-    """Return a text that `pattern` matches in full. A missing value is the empty text.
+    """Return a string that `pattern` matches in full. A missing value counts as "".
 
-    Names become parts of a URL, and the API server does not check names in ownerReferences.
+    This check is needed because names become parts of URLs, and the API server does not check
+    ownerReferences.
     """
     found = text(value, where)
     if not pattern.fullmatch(found):
@@ -78,7 +79,7 @@ def whole(value: object, where: str, most: int, default: int) -> int:
 
 
 def at(value: Mapping[str, Any], path: str, where: str) -> object:
-    """Return the value at `path`, which is field names joined by dots; None if it is missing."""
+    """Return the value at `path`, a sequence of field names joined by dots; None if it is missing."""
     found: object = value
     for name in path.split("."):
         found = table(found, f"a part of {path} in {where}").get(name)

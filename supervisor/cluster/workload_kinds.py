@@ -1,4 +1,4 @@
-"""The workload kinds that Holdfast adopts: one row for each, loaded from `workload_kinds.toml`."""
+"""Load the table of workload kinds that Holdfast adopts from `workload_kinds.toml`."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _NEEDED = ("kind", "groups", "failure", "success", "source")
 
 
 class PodSource(NamedTuple):
-    """A place where a pod states something about itself.
+    """A place in a pod from which a value is read.
 
-    `place` is one of `PLACES`, and `key` is the name of the label, annotation or variable. The place "name"
-    means the digits at the end of the pod's name.
+    `place` is one of `PLACES`. `key` is the name of the label, annotation or environment variable. The place
+    "name" stands for the digits at the end of the pod's name.
     """
 
     place: str
@@ -32,7 +32,7 @@ class PodSource(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WorkloadKind:
-    """One row of the table. The head of the file describes the fields. Dots separate the fields of a path."""
+    """One row of the table. The comment at the top of the file describes the fields. Paths contain dots."""
 
     kind: str
     groups: tuple[str, ...]
@@ -59,7 +59,7 @@ class WorkloadKind:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadKinds:
-    """The whole table: `owners` are the kinds that own pods, `pods` the groups of pods without an owner."""
+    """The whole table. `owners` are kinds that own pods, and `pods` are groups of pods without an owner."""
 
     owners: tuple[WorkloadKind, ...]
     pods: tuple[WorkloadKind, ...]
@@ -67,7 +67,7 @@ class WorkloadKinds:
     fallback_index: tuple[PodSource, ...]
 
     def find(self, api_version: str, kind: str) -> WorkloadKind | None:
-        """Return the row of an object with this `kind` and API version; None if it has none."""
+        """Return the row for objects of this `kind` and API version; None if there is none."""
         group, _, version = api_version.rpartition("/")
         for row in self.owners:
             if row.kind == kind and group in row.groups and (not row.versions or version in row.versions):
@@ -75,19 +75,19 @@ class WorkloadKinds:
         return None
 
     def is_link(self, api_version: str, kind: str) -> bool:
-        """Return True if the owner of such an object also owns the object's pods."""
+        """Return True if the owner of an object of this kind also owns the object's pods."""
         return (api_version.rpartition("/")[0], kind) in self.links
 
 
 class InvalidKindTable(ValueError):
-    """The table has a mistake; the message names the row and the field."""
+    """The table has a mistake. The message names the row and the field."""
 
 
 @cache
 def shipped() -> WorkloadKinds:
-    """Return the table of this package. Raises `InvalidKindTable`, or OSError if the file is missing.
+    """Return the table of this package. Raises `InvalidKindTable`, or `OSError` if the file is missing.
 
-    The package's loader reads the file, as it reads code, so a pure module may import this one.
+    Pure modules may call this, because the package's loader reads the file as it reads code.
     """
     text = pkgutil.get_data(__name__.rpartition(".")[0], FILE)
     if text is None:

@@ -1,4 +1,4 @@
-"""Derive the checkpoints of a job from its members' reports if only the members can read its storage."""
+"""Track the checkpoints of a job from its members' reports, if only the members can read its storage."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ POLL_S = 0.5  # between two checks of the members' newest listings
 
 
 class ReportedStorage:
-    """The storage as its members list it. Takes the place of a `CheckpointIndex`.
+    """Provides the storage's contents from members' listings. Replaces a `CheckpointIndex`.
 
-    All members of a job see the same storage, so a listing from any of them is valid. Members verify the
-    checkpoint that they restore, so no checkpoint is read in full beforehand.
+    All members of a job see the same storage, so any member's listing is valid. Checkpoints are not verified
+    in advance, because members verify the checkpoint that they restore.
     """
 
     def __init__(self, reports: Callable[[], Iterable[MemberReport]], changed: Callable[[], object]) -> None:
@@ -43,7 +43,7 @@ class ReportedStorage:
         """Do nothing, because members list the storage at short intervals and after each checkpoint."""
 
     def on_report(self, durable: CheckpointReport) -> None:
-        """Do nothing, because each listing states which save orders its member had answered."""
+        """Do nothing, because a listing includes the last save request that its member had handled."""
 
     def doubt(self) -> None:
         """Do nothing, because every restore verifies what it reads."""
@@ -86,8 +86,8 @@ class ReportedStorage:
 def _age(listing: StorageListing) -> tuple[float, int, int, int]:
     """Return a key that sorts listings by their newest checkpoint.
 
-    Among equals, the listing that follows the answer to the newest save order sorts last, because it contains
-    the result.
+    Among listings with the same newest checkpoint, the one with the newest handled save request sorts last,
+    because it includes the result of that request.
     """
     newest = listing.checkpoints[0] if listing.checkpoints else None
     created, step = (newest.created, newest.step) if newest else (0.0, -1)

@@ -1,1 +1,1 @@
-"""Talk to the Kubernetes API server: requests, mirrors, leadership, certificates, identities and events."""
+"""Use the Kubernetes API server for requests, mirrors, leadership, certificates, identities and events."""

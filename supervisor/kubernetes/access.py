@@ -1,7 +1,7 @@
-"""Find the API server and the credentials for it: from a pod's service account or a kubeconfig.
+"""Find the API server and the credentials for it, from a kubeconfig or the pod's service account.
 
 The `kubernetes` library reads the kubeconfig, because it supports all common forms (merged files, exec
-plugins, OIDC). It is imported only when it is needed, because that takes 0.1 s and 20 MB.
+plugins, OIDC). It is imported only when needed, because the import takes 0.1 s and 20 MB.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 log = logging.getLogger(__name__)
 
-PLUGIN_S = 120.0  # a kubeconfig may get its token from a program that asks the user to log in
+PLUGIN_S = 120.0  # the kubeconfig's plugin may ask the user to log in
 _IN_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
@@ -43,7 +43,10 @@ class Credentials(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ServerAccess:
-    """An API server and how to reach it. `server_name` is the certificate's name if not the host's."""
+    """An API server and how to reach it.
+
+    `server_name` is the name in the server's certificate, if it differs from the host name.
+    """
 
     url: str
     credentials: Credentials
@@ -54,10 +57,10 @@ class ServerAccess:
 
 
 async def find_access(kubeconfig: str | Path | None = None, context: str | None = None) -> ServerAccess:
-    """Return the access from the arguments, or else from $KUBECONFIG, ~/.kube/config or this pod.
+    """Return the access that the arguments specify, or else $KUBECONFIG, ~/.kube/config or this pod.
 
     Raises:
-        ClusterNotConfigured: None of these exists, or the first that does is unusable.
+        ClusterNotConfigured: None of these exists, or the first one that exists is unusable.
     """
     path = str(kubeconfig or os.environ.get("KUBECONFIG") or "")
     default = Path(os.environ.get("HOME") or "/") / ".kube" / "config"
@@ -66,7 +69,7 @@ async def find_access(kubeconfig: str | Path | None = None, context: str | None 
     if path:
         return await _from_kubeconfig(path, context)
     if context is not None:
-        raise ClusterNotConfigured(f"there is no kubeconfig that could have a context {context!r}")
+        raise ClusterNotConfigured(f"context {context!r} was requested, but there is no kubeconfig")
     if os.environ.get("KUBERNETES_SERVICE_HOST"):
         return await _from_pod(_IN_POD)
     raise ClusterNotConfigured(
@@ -76,7 +79,7 @@ async def find_access(kubeconfig: str | Path | None = None, context: str | None 
 
 
 class _LibraryCredentials:
-    """The token in a configuration of the library, which rereads a pod's token file every minute."""
+    """Provides the token of a library configuration. The library rereads a pod's token file every minute."""
 
     def __init__(self, configuration: Any, load: Callable[[], Awaitable[Any]]) -> None:
         self._configuration = configuration
@@ -89,7 +92,7 @@ class _LibraryCredentials:
 
         try:
             found = await self._configuration.get_api_key_with_prefix("BearerToken")
-        except (OSError, ConfigException) as error:  # a token remains valid for minutes after it is replaced
+        except (OSError, ConfigException) as error:  # the last token remains valid for minutes
             log.error("token not read", extra={"error": str(error)})
             return self._last
         self._last = (found or "").strip()
@@ -143,7 +146,7 @@ async def _from_kubeconfig(paths: str, context: str | None) -> ServerAccess:
             loader = await asyncio.wait_for(loading, PLUGIN_S)
         except asyncio.TimeoutError:
             raise ClusterNotConfigured(f"the kubeconfig's plugin took longer than {PLUGIN_S:g} s") from None
-        # The library does not check the file's structure, so a list in place of a mapping is a TypeError.
+        # The library does not check the file's structure: if it is wrong, any of these errors may occur.
         except (
             ConfigException,
             YAMLError,
@@ -187,10 +190,10 @@ def _access(
 
 
 def _verifying(configuration: Any) -> ssl.SSLContext:
-    """Return a context that verifies the server's certificate and name, and has the client certificate."""
+    """Return a TLS context that verifies the server and presents the client certificate, if there is one."""
     if not configuration.verify_ssl:
         raise ClusterNotConfigured(
-            "the kubeconfig has insecure-skip-tls-verify, so any process that responds at that address would"
+            "the kubeconfig sets insecure-skip-tls-verify, so any process that responds at that address would"
             " get the credentials: set the server's CA as certificate-authority-data instead"
         )
     try:
@@ -203,7 +206,8 @@ def _verifying(configuration: Any) -> ssl.SSLContext:
         raise ClusterNotConfigured(
             f"the certificates for access to the API server are unusable: {error}"
         ) from None
-    # By default, Python 3.13 refuses a CA without an authority key identifier, as many clusters have.
+    # By default, Python 3.13 refuses a CA without an authority key identifier, but many clusters use such a
+    # CA.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     return context
 

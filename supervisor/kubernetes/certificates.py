@@ -1,13 +1,15 @@
-"""Holdfast's certificate authority, in a Secret, and the server certificates that it signs, in memory.
+"""Manage Holdfast's certificate authority, which is stored in a Secret, and issue server certificates.
 
-Clients verify Holdfast's servers against the bundle of authorities, which a pod receives when it is created
-and keeps for its whole life. An authority therefore lives for years. Its successor joins the bundle
-`JOIN_DAYS` before the authority expires, but signs only in its last `SIGN_DAYS`. A pod that runs for less
-than the time in between never encounters a certificate that its bundle does not cover.
+Clients verify Holdfast's servers against a bundle of authorities. A pod receives the bundle when it is
+created, and keeps it for its whole life. An authority is therefore valid for years. Its successor joins the
+bundle `JOIN_DAYS` before the authority expires, but signs certificates only in the authority's last
+`SIGN_DAYS`. A pod that lives for less than the time between these two events never encounters a certificate
+that its bundle does not cover.
 
-The Secret's `ca.crt` has the certificates and its `ca.key` the private keys, the oldest authority first.
-To replace a key that has leaked, delete the Secret: the next check creates a new authority. Pods that run
-keep their bundle, so their sidecars cannot connect any more: they train unsupervised until they are replaced.
+The Secret's `ca.crt` contains the certificates and its `ca.key` the private keys, with the oldest authority
+first. To replace a leaked key, delete the Secret: the next check creates a new authority. Existing pods keep
+their old bundle, so their sidecars can no longer connect, and they train unsupervised until they are
+replaced.
 """
 
 from __future__ import annotations
@@ -41,8 +43,8 @@ AUTHORITY_DAYS = 3650
 JOIN_DAYS = 1825
 SIGN_DAYS = 180
 LEAF_DAYS = 14.0
-RENEW_DAYS = 7.0  # before a leaf expires, because the API server may be unreachable for a week
-CHECK_S = 3600.0  # between checks of the Secret: another replica may have added an authority
+RENEW_DAYS = 7.0  # before a leaf expires, in case the API server is unreachable for up to a week
+CHECK_S = 3600.0  # between checks of the Secret, because another replica may have added an authority
 RETRY_S = 60.0
 BACKDATED = timedelta(hours=1)  # for hosts whose clocks are behind
 _DAY = timedelta(days=1)
@@ -50,7 +52,7 @@ _PEM = serialization.Encoding.PEM
 
 
 class BrokenAuthority(Exception):
-    """The Secret is not a valid authority. The message says why, and that the Secret can be deleted."""
+    """The Secret contains no valid authority. The message says why, and suggests deleting the Secret."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ class Leaf:
 
 
 class SecretStore(Protocol):
-    """The methods of `ApiServer` that are needed here."""
+    """The methods of `ApiServer` that `AuthoritySecret` needs."""
 
     async def get(self, kind: ResourceKind, name: str, namespace: str = "") -> KubernetesObject: ...
 
@@ -96,7 +98,7 @@ def _utc_now() -> datetime:
 
 def new_authority(now: datetime) -> Authority:
     key = ec.generate_private_key(ec.SECP256R1())
-    # The name is unique, because clients find the signer by name.
+    # The name must be unique, because clients find the signer by name.
     common = f"Holdfast authority {now:%Y-%m-%d} {uuid.uuid4().hex[:8]}"
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
     ends = now + AUTHORITY_DAYS * _DAY
@@ -109,7 +111,7 @@ def new_authority(now: datetime) -> Authority:
 
 
 def renewed(authorities: Sequence[Authority], now: datetime) -> tuple[Authority, ...]:
-    """Return the authorities that have not expired, and a new one if the newest of them expires soon."""
+    """Return the authorities that have not expired, plus a new one if the newest of them expires soon."""
     left = [each for each in authorities if each.ends > now]
     if not left or left[-1].ends - now < JOIN_DAYS * _DAY:
         left.append(new_authority(now))
@@ -117,13 +119,13 @@ def renewed(authorities: Sequence[Authority], now: datetime) -> tuple[Authority,
 
 
 def signer(authorities: Sequence[Authority], now: datetime) -> Authority:
-    """Return the oldest authority that is valid for long enough; the newest if none is."""
+    """Return the oldest authority that remains valid for `SIGN_DAYS`; the newest one if none does."""
     lasting = [each for each in authorities if each.ends - now >= SIGN_DAYS * _DAY]
     return lasting[0] if lasting else authorities[-1]
 
 
 def bundle(authorities: Sequence[Authority]) -> str:
-    """Return the certificates of all authorities as PEM text, with which clients verify servers."""
+    """Return the PEM text of all authorities' certificates, with which clients verify servers."""
     return "".join(each.text for each in authorities)
 
 
@@ -155,7 +157,7 @@ def decode(data: object) -> tuple[Authority, ...]:
 
 
 class AuthoritySecret:
-    """The Secret that all replicas share."""
+    """Reads and writes the Secret with the authorities, which all replicas share."""
 
     def __init__(
         self,
@@ -168,18 +170,18 @@ class AuthoritySecret:
         self.now = now
 
     async def load(self) -> tuple[Authority, ...]:
-        """Return the authorities of the Secret; create it, or add a successor to it, if necessary.
+        """Return the authorities in the Secret. If necessary, create it or add a successor.
 
         Replicas that do this at the same time get the same authorities. Safe to repeat.
 
         Raises:
-            BrokenAuthority: The Secret is not a valid authority.
+            BrokenAuthority: The Secret contains no valid authority.
             ApiError, ServerUnreachable: A request failed.
         """
         for _ in range(_REPLICAS):
             try:
                 return await self._agree()
-            except (AlreadyThere, Conflict, NotFound):  # another replica was faster, so use what it wrote
+            except (AlreadyThere, Conflict, NotFound):  # another replica was faster; read what it wrote
                 continue
         return await self._agree()
 
@@ -233,10 +235,10 @@ def new_leaf(authority: Authority, names: Sequence[str], addresses: Sequence[str
 
 
 class ServerCertificate:
-    """A TLS context for servers, whose certificate is renewed in place, so the listening socket stays open.
+    """Keeps the certificate of a server's TLS `context` valid.
 
-    `bundle` is the PEM text that clients need. `bundle_changed` is called with the first bundle and whenever
-    it changes, and must not raise.
+    The certificate is renewed in place, so the listening socket stays open. `bundle` is the PEM text that
+    clients need. `bundle_changed` is called with the first bundle and after each change, and must not raise.
     """
 
     def __init__(
@@ -295,12 +297,12 @@ async def server_certificate(
     return made
 
 
-_REPLICAS = 5  # how many other replicas may be faster than this one
-_BROKEN = "the Secret of the certificate authority is unusable: {}. Delete it to have a new one created"
+_REPLICAS = 5  # attempts to write the Secret, because another replica may write it first
+_BROKEN = "the Secret of the certificate authority is unusable: {}. Delete it, and a new one is created"
 
 
 def _load_chain(context: ssl.SSLContext, chain: bytes) -> None:
-    """Use `chain` for new connections. OpenSSL reads only files, so it gets one in memory."""
+    """Use `chain` for new connections. OpenSSL can only read it from a file, so use a file in memory."""
     descriptor = os.memfd_create("certificate", os.MFD_CLOEXEC)
     try:
         with open(descriptor, "wb", closefd=False) as file:

@@ -1,8 +1,9 @@
-"""Requests to the Kubernetes API server: with raw JSON objects, and a bound on every wait and response.
+"""Send requests to the Kubernetes API server.
 
-Failures of the transport and refusals of the server are raised as the exceptions of
-`supervisor.kubernetes.errors`, with the request in words. No request is repeated, except once with new
-credentials after a 401, because only the caller can tell whether a request without a response took effect.
+Objects are raw JSON, and every wait and every response has a limit. Transport failures and refusals are
+raised as the exceptions in `supervisor.kubernetes.errors`, whose messages describe the request. After a 401,
+the client retries a request once with new credentials. It never retries otherwise, because only the caller
+can find out whether a request that got no response took effect.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ from supervisor.kubernetes.access import ServerAccess, find_access
 from supervisor.kubernetes.errors import MESSAGE_CHARS, ServerUnreachable, WatchStalled, refusal
 
 KubernetesObject = Mapping[str, Any]
-_Objects = list[KubernetesObject]  # within `ApiServer`, `list` is a method
+_Objects = list[KubernetesObject]  # an alias, because `list` is a method within `ApiServer`
 
 REQUEST_S = 15.0  # the API server's own limit for most requests is 60 s; it usually responds in milliseconds
 CONNECT_S = 5.0
-ANSWER_BYTES = 64 << 20  # a page of a list; one object has at most about 3 MiB
-LINE_BYTES = 8 << 20  # an event of a watch: one object
-# Objects in one answer to a list. It is parsed in one piece, while the event loop does not run: 39 ms
-# were measured for 100 pods of 16 KiB.
+ANSWER_BYTES = 64 << 20  # the limit for a page of a list; one object has at most about 3 MiB
+LINE_BYTES = 8 << 20  # the limit for an event of a watch, which contains one object
+# Objects per page of a list. Parsing a page blocks the event loop: for 39 ms with 100 pods of 16 KiB, as
+# measured.
 PAGE = 100
-MAX_PAGES = 4000  # bounds a list that does not end
-WATCH_S = 300  # how long until the server ends a watch; the next watch begins where it ended
-STALL_S = 130.0  # two missed bookmarks: in a watch without events, the server sends one every minute
+MAX_PAGES = 4000  # stops a list that would never end
+WATCH_S = 300  # after this time, the server ends a watch; the next watch resumes where it ended
+STALL_S = 130.0  # in a quiet watch, the server sends a bookmark every minute, so this is two missed bookmarks
 
 
 class PatchType(enum.Enum):
@@ -47,7 +48,7 @@ class PatchType(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ResourceKind:
-    """A kind of object, by its place in the API. `group` is "" for the core group."""
+    """A kind of object, identified by its place in the API. `group` is "" for the core group."""
 
     group: str
     version: str
@@ -59,7 +60,7 @@ class ResourceKind:
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
-        """Return the path of an object or a collection; without `namespace`, that of all namespaces."""
+        """Return the path of an object or a collection. If `namespace` is "", it spans all namespaces."""
         if self.namespaced and name and not namespace:
             raise ValueError(f"{self.plural} {name!r} needs a namespace")
         parts = [f"/apis/{self.group}" if self.group else "/api", self.version]
@@ -70,9 +71,12 @@ class ResourceKind:
         return "/".join(parts)
 
 
+PODS = ResourceKind("", "v1", "pods")
+
+
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A collection as it was at `version`, from which it can be watched."""
+    """A collection as of `version`, from which a watch can continue."""
 
     objects: tuple[KubernetesObject, ...]
     version: str
@@ -97,17 +101,17 @@ class _Request:
 
 
 async def connect(kubeconfig: str | Path | None = None, context: str | None = None) -> ApiServer:
-    """Return a client of the API server that the arguments, the environment or this pod designate.
+    """Return a client of the API server that the arguments, the environment or this pod specify.
 
-    No request is made yet. Raises `ClusterNotConfigured`.
+    This sends no request. Raises `ClusterNotConfigured`.
     """
     return ApiServer(await find_access(kubeconfig, context))
 
 
 class ApiServer:
-    """A client of one API server, to be closed at the end. Must be created in a running event loop.
+    """A client of one API server. Create it in a running event loop, and close it at the end.
 
-    A request that fails raises `ApiError`, one of its subclasses, or `ServerUnreachable`.
+    A failed request raises `ApiError`, one of its subclasses, or `ServerUnreachable`.
     """
 
     def __init__(self, access: ServerAccess, request_s: float = REQUEST_S, stall_s: float = STALL_S) -> None:
@@ -152,10 +156,11 @@ class ApiServer:
         fields: str = "",
         prune: Callable[[KubernetesObject], KubernetesObject] = lambda each: each,
     ) -> Listing:
-        """Return all objects that match the selectors, read page by page, as of one moment.
+        """Return all objects that match the selectors, as of one version.
 
-        `prune` is applied to each page as it arrives, so that the whole list is never held unpruned.
-        Raises `Gone` if reading took so long that the server no longer has that version; then list again.
+        The list is read in pages. `prune` is applied to the objects of each page as it arrives, so that the
+        whole list is never in memory unpruned. Raises `Gone` if reading took so long that the server no
+        longer has that version; in that case, list again.
         """
         found: _Objects = []
         query = {"limit": str(PAGE), **_selectors(labels, fields)}
@@ -182,8 +187,8 @@ class ApiServer:
     ) -> AsyncIterator[AsyncIterator[WatchEvent]]:
         """Yield an iterator over the events after the version `since`; the server ends it after `watch_s`.
 
-        The iteration raises `Gone` if the server no longer has that version, and `WatchStalled` if nothing
-        arrives in the time of two bookmarks, of which a working server sends one every minute.
+        The iterator raises `Gone` if the server no longer has that version. It raises `WatchStalled` if
+        nothing arrives for `STALL_S`, because a working server sends a bookmark every minute.
         """
         query = {
             "watch": "true",
@@ -208,14 +213,14 @@ class ApiServer:
     ) -> KubernetesObject:
         """Create the object.
 
-        Raises `AlreadyThere` if it exists, perhaps because of an earlier request whose answer was lost.
+        Raises `AlreadyThere` if it exists, perhaps because of an earlier request whose response was lost.
         """
         return await self._ask(_request("POST", kind, namespace, body=body))
 
     async def create_subresource(
         self, kind: ResourceKind, name: str, subresource: str, body: KubernetesObject, namespace: str = ""
     ) -> KubernetesObject:
-        """Post to a subresource, such as a pod's eviction, which may raise `EvictionBlocked`."""
+        """Post to a subresource, such as a pod's eviction. An eviction can raise `EvictionBlocked`."""
         return await self._ask(_request("POST", kind, namespace, name, subresource, body=body))
 
     async def replace(
@@ -236,10 +241,10 @@ class ApiServer:
         how: PatchType = PatchType.MERGE,
         subresource: str = "",
     ) -> KubernetesObject:
-        """Change parts of the object and return the whole.
+        """Change parts of the object and return the whole object.
 
-        A merge patch with metadata.resourceVersion or metadata.uid is conditional on it (`Conflict`), as is a
-        JSON patch that tests one (`InvalidObject`).
+        If a merge patch contains metadata.resourceVersion or metadata.uid and the object's value differs,
+        this raises `Conflict`. If a test in a JSON patch fails, this raises `InvalidObject`.
         """
         request = _request("PATCH", kind, namespace, name, subresource, body=body, content_type=how.value)
         return await self._ask(request)
@@ -253,9 +258,10 @@ class ApiServer:
         force: bool = False,
         subresource: str = "",
     ) -> KubernetesObject:
-        """Apply the fields in `body` as their owner `manager`; its fields that `body` omits are removed.
+        """Apply `body` as the field manager `manager`, and remove this manager's fields that `body` omits.
 
-        Raises `Conflict` if another manager owns one of them with a different value, unless `force`.
+        Unless `force` is set, raises `Conflict` if another manager owns a field and has set a different
+        value.
         """
         metadata = body["metadata"]
         request = _request(
@@ -281,9 +287,9 @@ class ApiServer:
         grace_s: int | None = None,
         propagation: str = "",
     ) -> None:
-        """Delete the object; raises `Conflict` if it does not have this `uid` or resource `version`.
+        """Delete the object. Raises `Conflict` if its uid or resource version differs from the given one.
 
-        Returns once the deletion is accepted. The object may remain for its grace period and finalizers.
+        This returns once the deletion is accepted. The object can remain for its grace period and finalizers.
         """
         conditions = {"uid": uid, "resourceVersion": version}
         options: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions"}
@@ -306,7 +312,7 @@ class ApiServer:
             response.release()
 
     async def _open(self, request: _Request, limit: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
-        """Return the response to `request` once its head has been read. Raises the server's refusal."""
+        """Return the response to `request`, with its body unread. Raise if the server refuses the request."""
         refused: str | None = None
         while True:
             header = await self._access.credentials.header()
@@ -363,7 +369,7 @@ def _request(
 
 
 def _segment(text: str) -> str:
-    """Return `text` quoted as one part of a path."""
+    """Return `text` quoted as one segment of a path."""
     if text in ("", ".", ".."):
         raise ValueError(f"{text!r} is not the name of an object")
     return quote(text, safe="")
@@ -376,12 +382,12 @@ def _selectors(labels: str, fields: str) -> dict[str, str]:
 
 @contextmanager
 def _translating(request: _Request) -> Iterator[None]:
-    """Raise errors of the transport as `ServerUnreachable`."""
+    """Raise transport errors as `ServerUnreachable`."""
     try:
         yield
     except ServerUnreachable:
         raise
-    except aiohttp.SocketTimeoutError:  # only watches have such a limit
+    except aiohttp.SocketTimeoutError:  # only watches have this limit
         raise WatchStalled(request.words, "silent for too long") from None
     except aiohttp.ClientConnectorError as error:
         raise ServerUnreachable(request.words, str(error), sent=False) from None
@@ -411,7 +417,7 @@ def _parse(request: _Request, data: bytes) -> dict[str, Any]:
 
 
 def _items(request: _Request, page: KubernetesObject) -> _Objects:
-    """Return the objects of a list, each with the kind and version that the list has only once."""
+    """Return the objects of a list, each with the kind and API version, which only the list itself states."""
     items, metadata = page.get("items"), page.get("metadata")
     if not (isinstance(metadata, dict) and "resourceVersion" in metadata):
         raise ServerUnreachable(request.words, "the answer is not a list of objects")

@@ -1,4 +1,4 @@
-"""The exceptions for failed requests to the API server, and how responses map to them."""
+"""Define the exceptions for failed requests to the API server, and map responses to them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MESSAGE_CHARS = 2000  # a longer message of the server is cut off
 
 
 class ApiError(Exception):
-    """The API server refused a request. `message` is the server's, `status` the HTTP status."""
+    """The API server refused a request. `message` is the server's message, and `status` the HTTP status."""
 
     def __init__(self, request: str, message: str, status: int) -> None:
         super().__init__(f"{request}: {message}")
@@ -25,7 +25,7 @@ class AlreadyThere(ApiError):
 
 
 class Conflict(ApiError):
-    """The object has changed from what the request was conditional on; read it again."""
+    """The object no longer satisfies the request's condition; read it again."""
 
 
 class Gone(ApiError):
@@ -33,11 +33,11 @@ class Gone(ApiError):
 
 
 class Forbidden(ApiError):
-    """The account lacks the right, or a quota or an admission check refuses the request."""
+    """The account lacks the permission, or a quota or an admission check refuses the request."""
 
 
 class Unauthenticated(ApiError):
-    """The server does not accept the credentials, even after they were loaded again."""
+    """The server does not accept the credentials, even after they were reloaded."""
 
 
 class InvalidObject(ApiError):
@@ -49,9 +49,11 @@ class EvictionBlocked(ApiError):
 
 
 class ServerUnreachable(OSError):
-    """No usable response: no connection, or the response was late, too long, not JSON, or a 5xx or 429.
+    """No usable response arrived.
 
-    `sent` is False if the request certainly did not reach the server. Otherwise it may have been carried out.
+    There was no connection, or the response was late, too long, not JSON, or had the status 429 or 5xx.
+    `sent` is False if the request certainly did not reach the server. Otherwise, the request may have been
+    carried out.
     """
 
     def __init__(self, request: str, message: str, sent: bool = True) -> None:
@@ -72,25 +74,25 @@ _BY_STATUS: Mapping[int, type[ApiError]] = {
 
 
 class WatchStalled(ServerUnreachable):
-    """A watch delivered neither an event nor a bookmark for too long.
+    """A watch delivered neither an event nor a bookmark for too long; list again.
 
-    The connection is half open, or the server waits for a version that is newer than its store, which was
-    restored from a backup. List again.
+    Either the connection is half open, or the server's store was restored from a backup, and the server waits
+    for a version that the store has not reached yet.
     """
 
 
 def refusal(request: str, status: int, answer: Mapping[str, Any]) -> Exception:
-    """Return the exception for `answer`, which is a Status of the API server."""
+    """Return the exception for `answer`, a Status object from the API server."""
     message = " ".join(str(answer.get("message") or answer.get("reason") or "").split())[:MESSAGE_CHARS]
     causes = _causes(answer, "reason")
     kind = _BY_STATUS.get(status, ApiError)
     if status == 409 and answer.get("reason") == "AlreadyExists":
         kind = AlreadyThere
-    elif status == 422 and "metadata.uid" in _causes(answer, "field"):  # of a patch that is conditional on it
+    elif status == 422 and "metadata.uid" in _causes(answer, "field"):  # the patch was conditional on the uid
         kind = Conflict
     elif status == 429 and "DisruptionBudget" in causes:
         kind = EvictionBlocked
-    elif "ResourceVersionTooLarge" in causes:  # its store was restored from a backup, or it is far behind
+    elif "ResourceVersionTooLarge" in causes:  # its store was restored from a backup, or lags behind
         kind = Gone
     elif status == 429 or status >= 500:
         return ServerUnreachable(request, f"HTTP {status}: {message}")

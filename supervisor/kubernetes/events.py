@@ -1,8 +1,8 @@
-"""Write Kubernetes Events about objects, which `kubectl describe` and `kubectl get events` show.
+"""Write Kubernetes Events about objects, for `kubectl describe` and `kubectl get events`.
 
-They are events of the core API, whose count every version of kubectl shows. If the same reason recurs for
-the same object within `SAME_S`, the event gets a higher count and the newest message, so that a repeating
-fault does not fill the server with events.
+The events belong to the core API, because every version of kubectl shows their count. If a reason recurs for
+the same object within `SAME_S`, the existing event gets a higher count and the newest message. A recurring
+fault therefore does not fill the server with events.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 EVENTS = ResourceKind("", "v1", "events")
 EventType = Literal["Normal", "Warning"]
 SAME_S = 600.0
-WAITING = 1000  # events that are not written yet; each additional one displaces the oldest
-REMEMBERED = 4096  # written events whose count may still grow
+WAITING = 1000  # the most events that wait to be written; each additional one displaces the oldest
+REMEMBERED = 4096  # the most written events whose count may still grow
 RETRY_S = 5.0
 MESSAGE_CHARS = 1024  # the API's limit
 _NAME_CHARS = 200
@@ -64,7 +64,7 @@ class EventSink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Series:
-    """One event: what it says, how often it happened, and the count that is written."""
+    """One event: its content, how often it occurred, and the count that the server has."""
 
     name: str
     reference: ObjectReference
@@ -91,7 +91,7 @@ class EventRecorder:
         instance: str,
         now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
     ) -> None:
-        self.dropped = 0  # events that were not written and never will be
+        self.dropped = 0  # events that will never be written
         self._server, self._component, self._instance, self._now = server, component, instance, now
         self._series: OrderedDict[tuple[str, ...], _Series] = OrderedDict()  # both written and waiting
         self._waiting: OrderedDict[tuple[str, ...], None] = OrderedDict()
@@ -103,9 +103,9 @@ class EventRecorder:
     def record(
         self, reference: ObjectReference, reason: str, message: str, type: EventType = "Normal"
     ) -> None:
-        """Queue an event to be written. Never waits or raises; if too many wait, the oldest is dropped.
+        """Queue an event. Never blocks or raises; if too many events wait, the oldest is dropped.
 
-        `reason` is one CamelCase word, the same for every event of a kind.
+        `reason` is one CamelCase word, which all events of the same kind share.
         """
         key = (reference.uid or reference.name, reference.namespace, reference.kind, reason, type)
         now, now_s = self._now(), asyncio.get_running_loop().time()
@@ -124,7 +124,7 @@ class EventRecorder:
         self._wake.set()
 
     async def run(self) -> NoReturn:
-        """Write recorded events, forever; while the API server is unreachable, they wait."""
+        """Write recorded events. They wait while the API server is unreachable. Never returns."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -134,13 +134,13 @@ class EventRecorder:
                     await self._write(key)
                 except OSError as error:
                     self._note(error)
-                    if key in self._waiting:  # the event itself may be at fault, so try the others first
+                    if key in self._waiting:  # this event may be the cause of the error, so try others
                         self._waiting.move_to_end(key)
                     await asyncio.sleep(RETRY_S)
             self._idle.set()
 
     async def flush(self, limit_s: float) -> bool:
-        """Wait up to `limit_s` until all recorded events are written; return True if they are."""
+        """Wait until all recorded events are written, at most `limit_s`; return True if they are."""
         try:
             await asyncio.wait_for(self._idle.wait(), limit_s)
         except asyncio.TimeoutError:
@@ -173,7 +173,7 @@ class EventRecorder:
         namespace = series.reference.namespace or "default"
         try:
             await self._server.create(EVENTS, self._body(series, namespace), namespace)
-        except AlreadyThere:  # the answer to an earlier attempt was lost
+        except AlreadyThere:  # an earlier attempt succeeded, but its response was lost
             await self._count_up(series)
 
     async def _count_up(self, series: _Series) -> None:
@@ -181,7 +181,7 @@ class EventRecorder:
         change = {"count": series.count, "lastTimestamp": _time(series.last), "message": series.message}
         try:
             await self._server.patch(EVENTS, series.name, change, namespace)
-        except NotFound:  # the server forgets events after an hour
+        except NotFound:  # the server deletes events after an hour
             await self._server.create(EVENTS, self._body(series, namespace), namespace)
 
     def _body(self, series: _Series, namespace: str) -> KubernetesObject:

@@ -1,8 +1,8 @@
-"""Identify the sender of a request: the pod to which the API server has issued the projected token.
+"""Identify the sender of a request: the pod to which the API server issued the sender's projected token.
 
-The API server reviews the token, for Holdfast's own audience only; nothing in it is decoded here. A token
-that a pod has for the API server itself is refused, because it must not be sent anywhere else. Nothing that a
-peer claims about itself is trusted.
+The API server reviews the token for Holdfast's own audience, and this module decodes nothing in it. A pod's
+token for the API server itself is refused, because it must not be sent anywhere else. Nothing that a peer
+claims about itself is trusted.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from supervisor.kubernetes.client import KubernetesObject, ResourceKind
 from supervisor.kubernetes.errors import ApiError
 
 TOKEN_REVIEWS = ResourceKind("authentication.k8s.io", "v1", "tokenreviews", namespaced=False)
-AUDIENCE = "holdfast.dev"
-VALID_S = 60.0  # how long the token of a deleted pod may still be accepted
-REFUSED_S = 5.0
+VALID_S = 60.0  # how long an accepted token is not reviewed again, even if its pod has been deleted
+REFUSED_S = 5.0  # how long a refused token is not reviewed again
 REMEMBERED = 8192  # callers: four times the number of members that one supervisor is designed for
 REMEMBERED_REFUSALS = 1024  # stored apart from the callers, so that junk does not displace them
-AT_ONCE = 32  # reviews; when a new leader starts, all members connect at the same time
+AT_ONCE = 32  # concurrent reviews; when a new leader starts, all members connect at the same time
 TOKEN_BYTES = 16384  # a service account's token has about 1 KiB
 _V = TypeVar("_V")
 _JWT = re.compile(r"[\w-]+\.[\w-]+\.[\w-]+", re.ASCII)
@@ -34,7 +33,7 @@ _EXTRA = "authentication.kubernetes.io/"
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A pod, as identified by the API server. `node` is "" on Kubernetes before 1.32."""
+    """A pod, as the API server identified it. `node` is "" on Kubernetes versions before 1.32."""
 
     namespace: str
     pod: str
@@ -45,14 +44,14 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class TokenRefused:
-    """The token does not identify a pod; `why` may be shown to its sender."""
+    """The token does not identify a pod. `why` can be shown to its sender."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReviewUnavailable:
-    """The API server could not review the token. The caller is not refused, and should try again."""
+    """The API server could not review the token, which may be valid. The caller should try again."""
 
     why: str
 
@@ -64,18 +63,19 @@ class Reviews(Protocol):
 
 
 class TokenReviewer:
-    """Reviews tokens, and remembers the answers briefly by the hash of the token."""
+    """Has the API server review tokens, and briefly remembers each result by the hash of the token."""
 
-    def __init__(self, server: Reviews, audience: str = AUDIENCE) -> None:
+    def __init__(self, server: Reviews, audience: str) -> None:
         self._server, self._audience = server, audience
         self._callers: _Remembered[Caller] = _Remembered(REMEMBERED, VALID_S)
         self._refusals: _Remembered[TokenRefused] = _Remembered(REMEMBERED_REFUSALS, REFUSED_S)
         self._turns = asyncio.Semaphore(AT_ONCE)
 
     async def review(self, token: str) -> Caller | TokenRefused | ReviewUnavailable:
-        """Return the pod to which the token belongs. May take as long as a request to the API server.
+        """Return the pod to which the token belongs. This can take as long as a request to the API server.
 
-        While the API server is unreachable, a caller that it confirmed less than `VALID_S` ago stays valid.
+        A token that the API server confirmed less than `VALID_S` ago is accepted even if the server is
+        unreachable.
         """
         if len(token) > TOKEN_BYTES or not _JWT.fullmatch(token):
             return TokenRefused("this is not a token of a service account")
@@ -111,7 +111,7 @@ def caller_of(status: object, audience: str) -> Caller | TokenRefused:
     if not isinstance(status, dict) or status.get("authenticated") is not True:
         said = status.get("error") if isinstance(status, dict) else None
         return TokenRefused(f"the API server does not accept this token: {said or 'no reason given'}")
-    # A server that does not support audiences accepts a token for any audience, and lists none.
+    # A server that does not support audiences accepts a token for any audience and lists none.
     if audience not in (status.get("audiences") or ()):
         return TokenRefused(f"the token is not for the audience {audience}")
     user = status.get("user") or {}
@@ -129,7 +129,7 @@ def _single(extra: Mapping[str, Any], name: str) -> str:
 
 
 class _Remembered(Generic[_V]):
-    """At most `limit` answers, each valid for `valid_s` after its request was sent; the oldest is dropped."""
+    """Stores the newest `limit` answers. Each is valid for `valid_s` after its request was sent."""
 
     def __init__(self, limit: int, valid_s: float) -> None:
         self._limit, self._valid_s = limit, valid_s

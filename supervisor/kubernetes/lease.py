@@ -1,18 +1,18 @@
 """Lead while this process holds a Kubernetes Lease.
 
-A leader counts its term from when the successful renewal was sent, so its own view of the term ends before
-that of any other process. Every attempt to renew is bounded by the rest of the term, so an API server that
-does not respond ends leadership on time instead of prolonging it. The lease of another process has expired
-once it has not changed for its whole duration on this process's monotonic clock: the times that hosts write
-into it are never compared.
+A leader counts its term from the time at which it sent the last successful renewal, so it considers the term
+over before any other process does. Each attempt to renew is limited to the rest of the term. If the API
+server does not respond, leadership therefore ends on time and is not prolonged. Another process's lease has
+expired once it has not changed for its whole duration, by this process's monotonic clock. The timestamps in
+the lease, which come from the clocks of different hosts, are never compared.
 
-Every write is conditional on the version that was read, so at most one of two contenders succeeds, and a
-write that arrives late changes nothing.
+Every write is conditional on the version that was read. At most one of two contenders succeeds, and a write
+that arrives late changes nothing.
 
 If the API server does not respond, no other process can be elected either, unless only this process is cut
-off from it. A leader that can ask the other contenders (`lead`, `rival`) therefore continues after the end of
-its term, unconfirmed: what the epoch in its orders protects may continue, and everything else must wait until
-`Leadership.left_s` is positive again.
+off from the server. A leader that can ask the other contenders (see `rival` in `lead`) therefore continues
+after its term without confirmation. Actions that the epoch in its orders protects may continue. All others
+must wait until `Leadership.left_s` is positive again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 LEASES = ResourceKind("coordination.k8s.io", "v1", "leases")
 MAX_EPOCH = (1 << 31) - 1  # the API's leaseTransitions has 32 bits
-UNWIND_S = 5.0  # after this time, a cancelled body that still runs is logged and cancelled again
+UNWIND_S = 5.0  # a cancelled body that still runs after this time is logged and cancelled again
 
 _T = TypeVar("_T")
 
@@ -42,15 +42,16 @@ class LeaseLost(Exception):
 
 
 class HeldByAnother(Exception):
-    """Another process certainly holds the lease. The message is its identity."""
+    """Another process certainly holds the lease. The message is the identity of that process."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseTerms:
     """Limits of leadership, in seconds.
 
-    Other processes may take over `duration_s` after they saw a renewal. The leader stops `deadline_s` after
-    it sent one; the difference is the time for the body to unwind. Attempts are `retry_s` apart.
+    Another process may take over `duration_s` after it last saw a renewal. The leader stops `deadline_s`
+    after it last sent one, and the difference is the time for the body to unwind. Attempts to renew are
+    `retry_s` apart.
     """
 
     duration_s: int = 15
@@ -75,7 +76,7 @@ class LeaseStore(Protocol):
 
 
 class LeaseLock:
-    """One process's hold on one Lease. Methods are safe to repeat, as they read before they write again."""
+    """Acquires, renews and releases a Lease for one process. All methods are safe to repeat."""
 
     def __init__(
         self,
@@ -89,7 +90,7 @@ class LeaseLock:
         self.terms = terms or LeaseTerms()
         self._server, self._namespace, self._name = server, namespace, name
         self._identity = identity
-        self._now = now  # for the times in the lease, which only users read
+        self._now = now  # for the timestamps in the lease, which are only for users
         self._turn = asyncio.Lock()
         self._leader = ""
         self._seen: tuple[object, ...] = ()
@@ -97,13 +98,12 @@ class LeaseLock:
         self.begin()
 
     def begin(self) -> None:
-        """Begin a term with a unique holder name, so that an earlier term counts as another process's."""
+        """Begin a term with a unique holder name, so that a lease from an earlier term is not ours."""
         self._holder = f"{self._identity}_{uuid.uuid4().hex[:8]}"
-        self._mine: KubernetesObject | None = (
-            None  # the lease as the last write left it; None if the outcome of that write is not certain
-        )
+        # The lease after the last write; None if the outcome of that write is uncertain.
+        self._mine: KubernetesObject | None = None
         self._may_hold = False
-        self._least = 0  # transitions
+        self._least = 0  # the lowest `leaseTransitions` to write
 
     @property
     def leader(self) -> str:
@@ -113,12 +113,13 @@ class LeaseLock:
     async def try_hold(self) -> int:
         """Create, take over or renew the lease; return the epoch of this term.
 
-        It is above every epoch of earlier holders, and never 0. If the answer to a write was lost or says
-        that the lease has changed, the lease is read to find out whether this process made the change.
+        The epoch is above the epochs of all earlier holders, and never 0. If the response to a write was
+        lost, or if the lease has changed, this reads the lease to find out whether this process made the
+        change.
 
         Raises:
             HeldByAnother: Another process holds the lease, and it has not expired.
-            ApiError, ServerUnreachable: It is unknown whether the lease is held; safe to repeat.
+            ApiError, ServerUnreachable: It is unknown whether this process holds the lease. Safe to repeat.
         """
         async with self._turn:
             try:
@@ -127,9 +128,9 @@ class LeaseLock:
                 return await self._hold(await self._look())
 
     async def raise_above(self, known: int) -> int:
-        """Renew with an epoch above `known`, and return it. Raises what `try_hold` raises.
+        """Renew the lease with an epoch above `known`, and return that epoch. Raises what `try_hold` raises.
 
-        Members may know a higher epoch than the lease contains, for example after the lease was deleted.
+        Members can know a higher epoch than the lease contains, for example after the lease was deleted.
         """
         if not 0 <= known < MAX_EPOCH:
             raise ValueError(f"no epoch is above {known}: a lease has room for {MAX_EPOCH}")
@@ -137,7 +138,10 @@ class LeaseLock:
         return await self.try_hold()
 
     async def release(self) -> None:
-        """Release the lease if this process holds it; safe to repeat. Raises what requests raise."""
+        """Release the lease if this process holds it.
+
+        Raises `ApiError` or `ServerUnreachable`; safe to repeat.
+        """
         async with self._turn:
             for _ in range(2):
                 lease = self._mine or (await self._look() if self._may_hold else None)
@@ -194,7 +198,7 @@ class LeaseLock:
         }
 
     def _held(self, spec: KubernetesObject | None) -> KubernetesObject:
-        """Return the spec with which this process holds the lease. `spec` is the current one, if any."""
+        """Return a spec with this process as the holder. `spec` is the current one, if there is one."""
         now = _micro_time(self._now())
         if spec is None or spec.get("holderIdentity") != self._holder:
             transitions = self._least if spec is None else max(self._least, _transitions(spec) + 1)
@@ -215,7 +219,7 @@ class LeaseLock:
 
 
 class Leadership:
-    """One term as leader. Every order contains `epoch`, so that members refuse orders of earlier leaders."""
+    """One term as leader. Every order contains `epoch`, so that members refuse earlier leaders' orders."""
 
     def __init__(self, lock: LeaseLock, epoch: int, expires_s: float) -> None:
         self.epoch = epoch
@@ -224,10 +228,10 @@ class Leadership:
 
     @property
     def left_s(self) -> float:
-        """Seconds until the term ends unless it is renewed; 0 or less after that.
+        """Seconds until the term ends unless it is renewed; 0 or less once it has ended.
 
-        A process that was suspended beyond the end of the term still runs briefly before it is cancelled.
-        Check this before any effect that the epoch does not protect.
+        A body that was suspended beyond the end of the term still runs briefly before it is cancelled. Check
+        this before every action that the epoch does not protect.
         """
         return self._expires_s - asyncio.get_running_loop().time()
 
@@ -235,7 +239,10 @@ class Leadership:
         self.epoch, self._expires_s = epoch, max(self._expires_s, expires_s)
 
     async def raise_above(self, known: int) -> None:
-        """Raise the epoch above `known`. Raises `LeaseLost`, or what requests raise; safe to repeat."""
+        """Raise the epoch above `known`.
+
+        Raises `LeaseLost`, `ApiError` or `ServerUnreachable`; safe to repeat.
+        """
         if known < self.epoch:
             return
         sent_s = asyncio.get_running_loop().time()
@@ -253,16 +260,17 @@ async def lead(
 ) -> None:
     """Wait for the lease, run `body` for as long as this process holds it, and release it at the end.
 
-    `rival` returns the name of another leader that is known to have an epoch above the given one, or "". With
-    it, a term that ends while the API server does not respond continues, unconfirmed, until the lease is
-    renewed, another process holds it, or there is a rival.
+    `rival` returns the name of another leader whose epoch is known to be above the given one, or "". If
+    `rival` is given and the API server does not respond when the term ends, the term continues without
+    confirmation until the lease is renewed, another process holds it, or there is a rival.
 
-    When this returns or raises, `body` has ended; the lease is renewed until then if possible. `body` is
-    cancelled once, however often this coroutine is, and again only if it does not end within `UNWIND_S`.
+    When this function returns or raises, `body` has ended. Until then, the lease is renewed if possible.
+    `body` is cancelled once, even if this coroutine is cancelled several times, and again only if it does not
+    end within `UNWIND_S`.
 
     Raises:
-        LeaseLost: The term has ended; nothing in this process may act as the leader any longer.
-        Exception: Whatever `body` raises.
+        LeaseLost: The term has ended, so nothing in this process may act as the leader any more.
+        Exception: Any exception that `body` raises.
     """
     whole = asyncio.ensure_future(_lead(lock, body, rival))
     try:
@@ -324,7 +332,7 @@ async def _acquire(lock: LeaseLock) -> Leadership:
 
 
 async def _keep(lock: LeaseLock, term: Leadership, rival: Callable[[int], Awaitable[str]] | None) -> None:
-    """Renew the term until it is lost. Raises `LeaseLost`; without `rival`, by the end of the term."""
+    """Renew the term until it is lost, then raise `LeaseLost`: without `rival`, by the end of the term."""
     loop = asyncio.get_running_loop()
     terms = lock.terms
     delay_s = terms.retry_s
@@ -334,13 +342,13 @@ async def _keep(lock: LeaseLock, term: Leadership, rival: Callable[[int], Awaita
         has_ended = term.left_s <= 0
         if has_ended and rival is None:
             raise LeaseLost(f"not renewed within {terms.deadline_s:g} s")
-        # An attempt may take half the term, so that there is time for another one, on a new connection.
+        # Limit each attempt to half of the term, so that another one can follow on a new connection.
         limit_s = terms.deadline_s / 2 if has_ended else min(term.left_s, terms.deadline_s / 2)
         try:
             epoch = await _within(limit_s, lock.try_hold())
         except HeldByAnother as error:
             raise LeaseLost(f"{error} holds the lease") from None
-        except ApiError as error:  # the server responds, so another process may be elected
+        except ApiError as error:  # the server responds, so another process can be elected
             if term.left_s <= 0:
                 raise LeaseLost(f"not renewed within {terms.deadline_s:g} s: {error}") from None
             log.warning("lease not renewed", extra={"error": str(error), "left_s": round(term.left_s, 1)})
@@ -351,13 +359,13 @@ async def _keep(lock: LeaseLock, term: Leadership, rival: Callable[[int], Awaita
                 raise LeaseLost(f"{other} leads with a higher epoch") from None
         else:
             if has_ended and epoch != term.epoch:
-                raise LeaseLost("another process held the lease meanwhile")
+                raise LeaseLost("another process held the lease in the meantime")
             term.extend(epoch, sent_s + terms.deadline_s)
         delay_s = max(0.0, terms.retry_s - (loop.time() - sent_s))
 
 
 async def _unwind(work: asyncio.Future[None]) -> None:
-    """Cancel the body until it ends, because `asyncio.wait_for` in it may lose a cancellation."""
+    """Cancel the body until it ends, because `asyncio.wait_for` in the body can lose a cancellation."""
     while not work.done():
         work.cancel()
         await asyncio.wait({work}, timeout=UNWIND_S)

@@ -1,8 +1,9 @@
-"""Objects that are read by name, kept, and read again in the background.
+"""Cache objects that are looked up by name, and refresh them in the background.
 
-A lookup never waits. It returns what was read last, however long ago, and has the object read if it is
-unknown or old. No failure removes an object that was read before: an API server that has just started
-refuses everything until it has loaded its access rules, and the API of one kind may hang.
+A lookup never waits. It returns the last content that was read, regardless of its age. If the object is
+unknown or its content is old, the lookup also starts a read. Failures never remove an object from the cache,
+because an API server that has just started refuses all requests until it has loaded its access rules, and the
+API of a single kind can hang.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from supervisor.kubernetes.errors import ApiError
 
 log = logging.getLogger(__name__)
 
-FRESH_S = 30.0  # an object is read again after this time
-RETRY_S = 5.0  # after a failure; doubled for each further one, up to `FRESH_S`
-UNUSED_S = 60.0  # an object that was not looked up for this time is forgotten
-PER_KIND = 4  # requests at a time: a kind that hangs delays no other kind
+FRESH_S = 30.0  # after this time, an object is read again
+RETRY_S = 5.0  # after a failure; doubled for each further failure, up to `FRESH_S`
+UNUSED_S = 60.0  # an object that was not looked up for this long is dropped
+PER_KIND = 4  # concurrent requests per kind, so that a kind whose API hangs does not delay the others
 MAX_OBJECTS = 10_000
 
 
 class ObjectIdentity(Protocol):
-    """The identity of an object. Must be hashable."""
+    """Identifies an object. Implementations must be hashable."""
 
     @property
     def api_version(self) -> str: ...
@@ -43,8 +44,8 @@ class ObjectIdentity(Protocol):
 
 @dataclass(slots=True)
 class _Entry:
-    content: KubernetesObject | None = None  # the last one that was read
-    refusal: str = ""  # the API server's answer to the last attempt, if it refused
+    content: KubernetesObject | None = None  # as last read
+    refusal: str = ""  # why the API server refused the last read; "" if it did not
     failures: int = 0  # in a row
     due_s: float = 0.0
     used_s: float = 0.0
@@ -53,7 +54,7 @@ class _Entry:
 
 @dataclass(slots=True)
 class _Kind:
-    """The requests for one kind. While its API is unreachable, all of them pause."""
+    """The requests for objects of one kind, which all pause while its API is unreachable."""
 
     waiting: dict[ObjectIdentity, None] = field(default_factory=dict)  # an ordered set
     reading: int = 0
@@ -62,7 +63,7 @@ class _Kind:
 
 
 class ObjectCache:
-    """Objects of those kinds whose plural is the kind's name in lower case with an s."""
+    """Caches objects. Supports kinds whose plural is the kind's name in lower case followed by an s."""
 
     def __init__(
         self, server: ApiServer, now_s: Callable[[], float], changed: Callable[[], None] = lambda: None
@@ -70,14 +71,14 @@ class ObjectCache:
         """`changed` is called when a lookup or `refusal` returns something new."""
         self._server, self._now_s, self._changed = server, now_s, changed
         self._entries: dict[ObjectIdentity, _Entry] = {}
-        self._kinds: dict[tuple[str, str], _Kind] = {}  # by API group and kind, whatever the version
+        self._kinds: dict[tuple[str, str], _Kind] = {}  # by API group and kind, for all versions
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_full = False
 
     def find(self, identity: ObjectIdentity) -> KubernetesObject | None:
-        """Return the object as last read, and have it read if that is due; None if it was never read.
+        """Return the object as last read, or None if it was never read. Start a read if one is due.
 
-        If an object of the same name but another uid exists, it is returned only if the right one never was.
+        An object that has the same name but another uid is returned only if the right object was never read.
         """
         now_s = self._now_s()
         entry = self._entries.get(identity)
@@ -97,17 +98,17 @@ class ObjectCache:
         return entry.content
 
     def refusal(self, identity: ObjectIdentity) -> str:
-        """Return the API server's answer to the last attempt if it refused; "" otherwise."""
+        """Return why the API server refused the last read of the object; "" if it did not."""
         entry = self._entries.get(identity)
         return entry.refusal if entry is not None else ""
 
     def forget_unused(self) -> None:
-        """Forget the objects that were not looked up for `UNUSED_S`."""
+        """Drop the objects that were not looked up for `UNUSED_S`."""
         least_s = self._now_s() - UNUSED_S
         self._entries = {key: each for key, each in self._entries.items() if each.used_s >= least_s}
 
     async def close(self) -> None:
-        """End all requests."""
+        """Cancel all requests, and wait until they have ended."""
         for kind in self._kinds.values():
             kind.waiting.clear()
         await event_loop.end(self._tasks)
@@ -117,7 +118,7 @@ class ObjectCache:
         return self._kinds.setdefault((group, identity.kind), _Kind())
 
     def _begin(self, kind: _Kind) -> None:
-        """Begin as many of the waiting requests as the kind may have now."""
+        """Begin waiting requests, up to the kind's limit."""
         while kind.waiting and kind.reading < PER_KIND and self._now_s() >= kind.paused_until_s:
             identity = next(iter(kind.waiting))
             del kind.waiting[identity]
@@ -142,7 +143,7 @@ class ObjectCache:
             entry.refusal = str(error)
         except (OSError, ValueError) as error:
             self._failed(entry, identity, str(error))
-            if self._now_s() >= kind.paused_until_s:  # requests that fail together count once
+            if self._now_s() >= kind.paused_until_s:  # concurrent failures count only once
                 kind.failures += 1
                 kind.paused_until_s = self._now_s() + _pause_s(kind.failures)
         else:

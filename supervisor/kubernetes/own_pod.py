@@ -1,4 +1,4 @@
-"""The pod of this process, and a certificate for the Service that it belongs to."""
+"""Read the identity of this process's pod, and get a certificate for the Service that it belongs to."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from supervisor.kubernetes.errors import ApiError
 
 log = logging.getLogger(__name__)
 
-START_TRIES = 30  # for the first requests, a second apart: the API server may still be starting
+START_TRIES = 30  # of the first requests, `WAIT_S` apart, because the API server may still be starting
 WAIT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class OwnPod:
-    """The pod of this process."""
+    """The pod in which this process runs."""
 
     name: str
     namespace: str

@@ -1,7 +1,7 @@
-"""Ask the other replicas of a Deployment which of them leads, without the API server.
+"""Ask the other replicas of a Deployment which of them leads, without using the API server.
 
-Only a leader whose term has ended while the API server does not respond needs to ask (`lease.lead`). If this
-process alone is cut off from the API server, another replica may have been elected.
+Only a leader whose term ends while the API server does not respond needs this (see `lease.lead`). If only
+this process is cut off from the API server, another replica may have been elected.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from supervisor.kubernetes.certificates import ServerCertificate
 log = logging.getLogger(__name__)
 
 PATH = "/v1/leader"
-EPOCH = "epoch"  # field of the answer: the epoch of the replica that answers; 0 if it does not lead
-ASK_S = 2.0  # for one answer
+EPOCH = "epoch"  # the field of the response with the epoch of the responding replica; 0 if it does not lead
+ASK_S = 2.0  # the limit for one response
 MAX_REPLICAS = 16
-MAX_BYTES = 1024  # of an answer
+MAX_BYTES = 1024  # of a response
 
 
 async def addresses_of(service: str) -> Sequence[str]:
-    """Return the addresses of a headless Service's pods. Raises `OSError` if the name cannot be resolved."""
+    """Return the addresses of a headless Service's pods. Raises `OSError` if the name does not resolve."""
     found = await asyncio.get_running_loop().getaddrinfo(service, None, type=socket.SOCK_STREAM)
     return [str(each[4][0]) for each in found]
 
 
 class Replicas:
-    """The pods of one headless Service; this process runs in one of them."""
+    """Asks the other pods of the headless Service to which this process's pod belongs."""
 
     def __init__(
         self,
@@ -43,15 +43,16 @@ class Replicas:
         certificate: ServerCertificate,
         addresses: Callable[[str], Awaitable[Sequence[str]]] = addresses_of,
     ) -> None:
-        """`service` is the full DNS name, which the certificates of all replicas contain."""
+        """`service` is the Service's full DNS name, which the certificates of all replicas contain."""
         self._service, self._port, self._own = service, port, own_address
         self._certificate = certificate
         self._addresses = addresses
 
     async def rival(self, epoch: int) -> str:
-        """Return the address of a replica that leads with an epoch above `epoch`; "" if none does.
+        """Return the address of a replica that leads with an epoch above `epoch`; "" if there is none.
 
-        Takes 2 x `ASK_S` at most. A replica that does not respond in time does not count as a rival.
+        This takes at most 2 x `ASK_S`. A replica that does not respond within that time does not count as a
+        rival.
         """
         try:
             found = await asyncio.wait_for(self._addresses(self._service), ASK_S)

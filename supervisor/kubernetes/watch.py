@@ -1,8 +1,8 @@
-"""Keep a local copy of a collection equal to the API server's, despite lost connections and lost history.
+"""Mirror a collection of the API server, despite lost connections and lost history.
 
-A list returns the collection at one version, and a watch delivers the changes since then. A watch that ends
-is resumed at the last version that it delivered. If the server no longer has that version, or is silent, the
-collection is listed again.
+A list returns the collection at one version, and a watch delivers the changes after that version. When a
+watch ends, the next one resumes at the last version that was delivered. If the server no longer has that
+version, or if it stops sending, the mirror lists the collection again.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ log = logging.getLogger(__name__)
 
 BACKOFF_S = 1.0  # after the second failure in a row; doubled for each further failure, up to `MAX_BACKOFF_S`
 MAX_BACKOFF_S = 30.0
-SHORT_S = 5.0  # a watch without events that the server ends sooner counts as a failure: retries must not spin
+# A watch without events that the server ends sooner than this counts as a failure, so that retries do not
+# spin.
+SHORT_S = 5.0
 
 
 class ObjectName(NamedTuple):
-    """`namespace` is "" for objects of the whole cluster."""
+    """The name of an object. `namespace` is "" for cluster-scoped objects."""
 
     namespace: str
     name: str
@@ -54,7 +56,7 @@ class Watchable(Protocol):
 
 
 def drop_bookkeeping(found: KubernetesObject) -> KubernetesObject:
-    """Return the object without the fields that only the API server and kubectl need, often half of it."""
+    """Return the object without fields that only the API server and kubectl need, often half of its size."""
     metadata = {key: value for key, value in found["metadata"].items() if key != "managedFields"}
     annotations = metadata.get("annotations")
     if annotations and _LAST_APPLIED in annotations:
@@ -71,11 +73,11 @@ def name_of(found: KubernetesObject) -> ObjectName:
 
 
 class Mirror:
-    """A copy of the objects of one kind, in one namespace or all, that match the selectors.
+    """Mirrors the objects of one kind that match the selectors, in one namespace or in all.
 
-    `changed(name, old, new)` is called for each change once `objects` contains it; `old` is None for a new
-    object, `new` for one that no longer exists. It must not block or raise. Objects are kept as `prune`
-    returns them, and must not be modified.
+    `changed(name, old, new)` is called for each change, after `objects` reflects it. `old` is None for a new
+    object, and `new` is None for a deleted one. `changed` must not block or raise. `objects` contains each
+    object as `prune` returned it. Do not modify them.
     """
 
     def __init__(
@@ -91,7 +93,7 @@ class Mirror:
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self.synced = asyncio.Event()  # set once `objects` has been complete for the first time
-        self.problem = ""  # why the copy may be out of date; "" while it is kept up to date
+        self.problem = ""  # why the mirror may be out of date; "" while it is up to date
         self._server, self._kind, self._namespace = server, kind, namespace
         self._labels, self._fields = labels, fields
         self._changed, self._prune, self._jitter = changed, prune, jitter
@@ -103,14 +105,14 @@ class Mirror:
 
     @property
     def silent_s(self) -> float:
-        """Seconds since the server last sent anything, which is the maximum age of the copy.
+        """Seconds since the server last sent anything. The mirror is not older than this.
 
-        If nothing changes, the server sends a bookmark every minute, so only a larger value is a problem.
+        Without changes, the server sends a bookmark every minute, so values up to a minute are normal.
         """
         return asyncio.get_running_loop().time() - self._heard_s if self.synced.is_set() else float("inf")
 
     async def run(self) -> NoReturn:
-        """Keep the copy up to date, forever. Raises only what `changed` or `prune` raises."""
+        """Keep the mirror up to date. Never returns, and raises only what `changed` or `prune` raises."""
         while True:
             try:
                 await self._follow()
@@ -145,7 +147,7 @@ class Mirror:
             self._failures += 1
 
     def _replace(self, listing: Listing) -> None:
-        """Replace the copy by the list, even if its version is lower, as after a restore from a backup."""
+        """Replace the contents. The list's version can be lower, such as after a restore from a backup."""
         found = {name_of(each): each for each in listing.objects}
         before = dict(self._objects)
         self._objects.clear()
@@ -183,7 +185,7 @@ class Mirror:
         self.problem = ""
 
     def _note(self, error: Exception) -> None:
-        """Log an error unless it equals the previous one, because the same error may last for hours."""
+        """Log an error unless it equals the previous one, because an error can recur for hours."""
         self._failures += 1
         if str(error) != self.problem:
             level = logging.INFO if isinstance(error, Gone) else logging.WARNING
@@ -203,8 +205,9 @@ def _version(found: KubernetesObject) -> str:
 
 
 def _is_known(version: str, since: str) -> bool:
-    """Return True if a copy at version `since` already contains the write with this `version`.
+    """Return True if a mirror at version `since` already contains the write with this `version`.
 
-    All objects of a kind share one counter of writes, and a watch delivers writes in that order.
+    All objects of a kind share one counter of writes, and a watch delivers writes in the order of this
+    counter.
     """
     return version.isdecimal() and since.isdecimal() and int(version) <= int(since)

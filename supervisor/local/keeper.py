@@ -158,7 +158,7 @@ class LocalKeeper:
         self._watchdog = self._watchdog.later(now_s, late_s)
         if self._supervisor is not None:
             self._check(self._supervisor, now_s)
-        self._inspect_sidecars(now_s)
+        self._replace_stuck_sidecars(now_s)
         why = self._watchdog.overdue(now_s)
         if why:
             self.end(f"stopped without a last checkpoint: {why}")
@@ -195,8 +195,8 @@ class LocalKeeper:
             self._repair.put_back()
         self._removals.watch(self._repair.folders())
 
-    def _inspect_sidecars(self, now_s: float) -> None:
-        """Replace sidecars that are stopped, or that neither report nor use CPU time. Ranks keep training.
+    def _replace_stuck_sidecars(self, now_s: float) -> None:
+        """Replace sidecars that are stopped, or neither report nor use CPU time; their ranks keep training.
 
         A sidecar that waits for a core or a disk is left alone. If the launcher is stopped too, the whole
         member or machine was stopped, and its sidecar is also left alone.
@@ -216,8 +216,8 @@ class LocalKeeper:
             if pid in pids and found.state == "S" and not found.traced and found.cpu_s == cpu_s:
                 self._replace_sidecar(pids[pid], "it sends no reports and uses no CPU time")
 
-    def _renew(self, name: str) -> None:
-        """Read the CPU time of a sidecar that sends no reports, for `_inspect_sidecars` to compare later."""
+    def _sample_silent_sidecar(self, name: str) -> None:
+        """Record the CPU time of a silent sidecar, for `_replace_stuck_sidecars` to compare it later."""
         member, now_s = self.members.get(name), time.monotonic()
         if member is None or member.sidecar is None or now_s - member.sidecar.born_s < NEW_S:
             return
@@ -297,7 +297,7 @@ class LocalKeeper:
             case KillMember(name):
                 self._kill(name)
             case Renew(name):
-                self._renew(name)
+                self._sample_silent_sidecar(name)
             case StopRun(how):
                 if self.stop != "now":
                     self.ask_stop(how)

@@ -477,7 +477,7 @@ class Secure:
     """Freeze the group and secure the survivors' state."""
 
     faults: tuple[Fault, ...]
-    just_in_time: bool
+    just_in_time: bool  # not used (`MemberOrder.just_in_time` is); kept because journals contain it
     why: str
     end: End | None = None  # how the run ends once the secured state is on storage
 

@@ -112,7 +112,7 @@ def test_a_failing_bucket_disturbs_no_training_and_is_reported(
 
         def told() -> bool | None:
             text = json.dumps(job.status()) + json.dumps(job.view())
-            return True if "the credentials do not permit it (AccessDenied)" in text else None
+            return True if "the credentials do not permit the request (AccessDenied)" in text else None
 
         job.until(told, "the status has the reason", SAVED_S)
         job.trains()

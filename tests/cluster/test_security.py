@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from supervisor.admission.pod_layout import AUDIENCE
 from tests.cluster.apparatus.kubernetes_cluster import (
     PROGRAMS,
     SUPERVISOR,
@@ -18,7 +19,6 @@ from tests.cluster.apparatus.kubernetes_cluster import (
 from tests.cluster.apparatus.namespaces import Namespaces
 from tests.cluster.apparatus.training_job import TrainingJob
 
-AUDIENCE = "holdfast.dev"
 HOST = f"{SUPERVISOR}.{SYSTEM}.svc"
 
 # Asks for a member's connection as a sidecar does, and prints the status of the answer.

@@ -1,1 +1,1 @@
-"""The commands for jobs on a Kubernetes cluster. They query the API server with the user's own rights."""
+"""The commands for jobs on a Kubernetes cluster, which access the API server with the user's permissions."""

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 from holdfast import exit_codes
 from supervisor.admission import pod_layout
 from supervisor.cli.on_cluster.resource import mapping, view_of
+from supervisor.cluster.pod_facts import ENDED_PHASES
 from supervisor.cluster.pods import member_name
 from supervisor.kubernetes.client import KubernetesObject
 from supervisor.observability.incident_record import SCHEMA
@@ -19,7 +20,6 @@ FindingState: TypeAlias = Literal["ok", "problem", "unknown"]
 INSTALL = "install Holdfast: `kubectl apply -k manifests/default`"
 AGAIN = "recreate the pod: an existing pod cannot be injected"
 _STARTING = ("ContainerCreating", "PodInitializing")  # reasons of a container that is starting normally
-_ENDED = ("Succeeded", "Failed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +156,9 @@ def examine(pod: KubernetesObject, around: PodSurroundings) -> DoctorFinding:
     if problem is not None:
         return DoctorFinding("problem", what, *problem)
     phase = mapping(pod.get("status")).get("phase")
-    if phase in _ENDED or metadata.get("deletionTimestamp"):
+    if phase in ENDED_PHASES or metadata.get("deletionTimestamp"):
         return DoctorFinding(
-            "ok", what, "it was injected, and has ended" if phase in _ENDED else "it is being deleted"
+            "ok", what, "it was injected, and has ended" if phase in ENDED_PHASES else "it is being deleted"
         )
     if phase != "Running":
         return DoctorFinding("ok", what, "it is injected, and is starting")

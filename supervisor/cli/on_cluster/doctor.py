@@ -16,12 +16,11 @@ from supervisor.cli.on_cluster.job_source import place
 from supervisor.cli.on_cluster.resource import mapping
 from supervisor.cluster.supervision import SUPERVISIONS
 from supervisor.display.screen import say_all, say_json
-from supervisor.kubernetes.client import KubernetesObject, ResourceKind
+from supervisor.kubernetes.client import PODS, KubernetesObject, ResourceKind
 from supervisor.kubernetes.errors import Forbidden, NotFound
+from supervisor.kubernetes.events import EVENTS
 from supervisor.wording import count
 
-PODS = ResourceKind("", "v1", "pods")
-EVENTS = ResourceKind("", "v1", "events")
 NAMESPACES = ResourceKind("", "v1", "namespaces", namespaced=False)
 DEPLOYMENTS = ResourceKind("apps", "v1", "deployments")
 WEBHOOKS = ResourceKind(

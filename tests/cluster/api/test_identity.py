@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from supervisor.admission.pod_layout import AUDIENCE
 from supervisor.kubernetes.client import ApiServer
-from supervisor.kubernetes.identity import AUDIENCE, Caller, TokenRefused, TokenReviewer
+from supervisor.kubernetes.identity import Caller, TokenRefused, TokenReviewer
 from tests.cluster.api.kinds import NODES, PODS, SERVICE_ACCOUNTS, pod
 
 pytestmark = pytest.mark.cluster
@@ -57,13 +58,13 @@ async def test_a_token_of_a_pod_names_the_pod_and_its_node(
     api: ApiServer, namespace: str, made: dict[str, Any]
 ) -> None:
     token = await token_for(api, namespace, AUDIENCE, made)
-    assert await TokenReviewer(api).review(token) == Caller(
+    assert await TokenReviewer(api, AUDIENCE).review(token) == Caller(
         namespace, "worker-0", made["metadata"]["uid"], made["spec"]["nodeName"], "default"
     )
 
 
 async def test_other_tokens_are_refused(api: ApiServer, namespace: str, made: dict[str, Any]) -> None:
-    reviewer = TokenReviewer(api)
+    reviewer = TokenReviewer(api, AUDIENCE)
     for_the_server = await token_for(api, namespace, "https://kubernetes.default.svc", made)
     of_no_pod = await token_for(api, namespace, AUDIENCE)
     right = await token_for(api, namespace, AUDIENCE, made)
@@ -80,9 +81,9 @@ async def test_the_token_of_a_pod_that_is_gone_is_refused(
 ) -> None:
     """The server caches valid tokens for 10 s, and our own cache adds at most a minute."""
     token = await token_for(api, namespace, AUDIENCE, made)
-    assert isinstance(await TokenReviewer(api).review(token), Caller)
+    assert isinstance(await TokenReviewer(api, AUDIENCE).review(token), Caller)
     await api.delete(PODS, "worker-0", namespace, grace_s=0)
     end_s = asyncio.get_running_loop().time() + LIMIT_S
-    while isinstance(found := await TokenReviewer(api).review(token), Caller):
+    while isinstance(found := await TokenReviewer(api, AUDIENCE).review(token), Caller):
         assert asyncio.get_running_loop().time() < end_s
     assert isinstance(found, TokenRefused)

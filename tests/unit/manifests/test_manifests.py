@@ -226,7 +226,7 @@ def test_every_binding_binds_a_role_and_an_account_that_exist() -> None:
 
 def test_names_and_ports_match_the_code() -> None:
     named = {each for rule in rules("Role") for each in rule.get("resourceNames", [])}
-    assert named == {certificates.AUTHORITY_SECRET, main.LEASE}
+    assert named == {certificates.AUTHORITY_SECRET, pod_layout.SUPERVISOR_LEASE}
     (pod,) = pods(of_kind("Deployment")["holdfast-supervisor"])
     ports = {each["name"]: each["containerPort"] for each in containers(pod)[0]["ports"]}
     assert ports["http"] == main.HEALTH_PORT

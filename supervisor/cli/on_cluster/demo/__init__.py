@@ -1,1 +1,1 @@
-"""`holdfast demo --cluster`: install Holdfast, break a training job in each way, and remove it all."""
+"""`holdfast demo --cluster`: install Holdfast, cause each kind of fault in a job, and remove everything."""

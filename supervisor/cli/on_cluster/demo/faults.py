@@ -12,12 +12,10 @@ from supervisor.cli.on_cluster.connection import ClusterConnection
 from supervisor.cli.on_cluster.demo import pods
 from supervisor.cli.on_cluster.demo.pods import PodChanges
 from supervisor.cli.on_cluster.demo.training import SUPERVISED, NotInTime, Observed, PodTraining
-from supervisor.kubernetes.client import ResourceKind
 from supervisor.kubernetes.errors import NotFound
+from supervisor.kubernetes.lease import LEASES
 from supervisor.wording import count
 
-LEASES = ResourceKind("coordination.k8s.io", "v1", "leases")
-LEASE = "holdfast-supervisor"
 RECOVERED_S = 120.0  # until a job trains again, with a new pod if it needs one
 T = TypeVar("T")
 FaultTarget: TypeAlias = Literal["rank", "pod", "sidecar", "supervisor"]
@@ -101,7 +99,9 @@ class FaultMaker:
     def _leader(self) -> str | None:
         """Return the pod that holds the Lease."""
         try:
-            lease = self._connection.ask(lambda server: server.get(LEASES, LEASE, pod_layout.NAMESPACE))
+            lease = self._connection.ask(
+                lambda server: server.get(LEASES, pod_layout.SUPERVISOR_LEASE, pod_layout.NAMESPACE)
+            )
         except NotFound:
             return None
         holder = str((lease.get("spec") or {}).get("holderIdentity") or "")

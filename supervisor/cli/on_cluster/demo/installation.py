@@ -18,7 +18,6 @@ from supervisor.cli.on_cluster.demo.kubectl import REQUEST_S, Kubectl
 from supervisor.cli.on_cluster.doctor import (
     DEPLOYMENTS,
     NAMESPACES,
-    PODS,
     REVIEWS,
     SUPERVISOR,
     WEBHOOK,
@@ -26,7 +25,7 @@ from supervisor.cli.on_cluster.doctor import (
 )
 from supervisor.cli.on_cluster.resource import mapping
 from supervisor.cluster.supervision import GROUP, SUPERVISIONS
-from supervisor.kubernetes.client import KubernetesObject
+from supervisor.kubernetes.client import PODS, KubernetesObject
 from supervisor.kubernetes.errors import AlreadyThere, ApiError, NotFound, ServerUnreachable
 
 MANIFESTS = Path("manifests") / "default"

@@ -15,9 +15,8 @@ from supervisor.cli.on_cluster.demo import pods
 from supervisor.cli.on_cluster.demo.interruption import Interruption
 from supervisor.cli.on_cluster.demo.kubectl import Kubectl
 from supervisor.cli.on_cluster.demo.pods import PodsSeen
-from supervisor.cli.on_cluster.doctor import PODS
 from supervisor.cli.on_cluster.job_source import NamedJob
-from supervisor.kubernetes.client import KubernetesObject, ResourceKind
+from supervisor.kubernetes.client import PODS, KubernetesObject, ResourceKind
 from supervisor.kubernetes.errors import NotFound, ServerUnreachable
 
 SUPERVISED, TWIN = "gpt", "gpt-torchrun"

@@ -12,10 +12,11 @@ from aiohttp.test_utils import TestServer
 
 from bench.scale import cluster_objects
 from bench.scale.api_server import ObjectStore, SimulatedApi
-from supervisor.cluster.jobs import MEMBERS, PODS
+from supervisor.admission.pod_layout import AUDIENCE
+from supervisor.cluster.jobs import MEMBERS
 from supervisor.cluster.supervision import SUPERVISIONS
 from supervisor.kubernetes.access import ServerAccess
-from supervisor.kubernetes.client import ApiServer, PatchType
+from supervisor.kubernetes.client import PODS, ApiServer, PatchType
 from supervisor.kubernetes.errors import AlreadyThere, Conflict, InvalidObject
 from supervisor.kubernetes.identity import Caller, TokenRefused, TokenReviewer
 from supervisor.kubernetes.lease import LEASES
@@ -103,7 +104,7 @@ async def test_a_lease_is_replaced_only_at_its_version() -> None:
 
 async def test_a_token_names_its_pod() -> None:
     async with serving() as (_, client):
-        reviewer = TokenReviewer(client)
+        reviewer = TokenReviewer(client, AUDIENCE)
         uid = cluster_objects.pod_uid(2, 1)
         found = await reviewer.review(cluster_objects.token_of(uid))
         assert isinstance(found, Caller)

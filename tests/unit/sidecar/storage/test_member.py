@@ -112,7 +112,7 @@ async def test_wrong_credentials_do_not_end_the_process_and_no_report_has_them(
 
     storage = ObjectStorage(LOCATION, connect, tmp_path)
     saver = await saved(here, storage, ready(here))
-    assert saver.durable.error.endswith("AWS_ACCESS_KEY_ID is given without AWS_SECRET_ACCESS_KEY")
+    assert saver.durable.error.endswith("AWS_ACCESS_KEY_ID is set, but AWS_SECRET_ACCESS_KEY is not")
     assert ACCESS_KEY not in saver.durable.error
 
 

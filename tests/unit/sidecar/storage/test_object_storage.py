@@ -154,7 +154,7 @@ def test_a_write_that_is_refused_leaves_no_checkpoint_and_no_objects(
     server: ObjectServer, storage: ObjectStorage, ending: str
 ) -> None:
     server.interfere = refusing("AccessDenied", 403, "PUT", ending)
-    with pytest.raises(OSError, match=r"write: the credentials do not permit it \(AccessDenied\)"):
+    with pytest.raises(OSError, match=r"write: the credentials do not permit the request \(AccessDenied\)"):
         save(storage, 7)
     assert server.stored() == [f"{PREFIX}/conditional-put"]
     server.interfere = lambda _: None
@@ -325,7 +325,7 @@ def test_a_writer_whose_parts_were_deleted_meanwhile_publishes_nothing(
         return None
 
     server.interfere = interfere
-    with pytest.raises(OSError, match="another member has removed it"):
+    with pytest.raises(OSError, match="another member has removed or replaced the object"):
         save(storage, 7)
     assert steps(storage) == {}
 

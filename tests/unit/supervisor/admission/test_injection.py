@@ -381,7 +381,7 @@ def test_pods_that_cannot_have_holdfast_are_refused(spec: Pod, reason: str) -> N
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"command": ["python", 3]}, "command is not a list of texts: put each in quotes"),
+        ({"command": ["python", 3]}, "command is not a list of strings: put each element in quotes"),
         ({"command": None}, "the container has no command"),
         ({"command": ["./start"]}, "does not know how './start' starts the training"),
         ({"resources": {"limits": {"memory": "much"}}}, "'much' is not a quantity"),

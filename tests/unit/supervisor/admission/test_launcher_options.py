@@ -47,7 +47,7 @@ def test_a_value_may_look_like_a_variable_but_an_option_may_not() -> None:
         scan([ShellWord("--node-rank"), value, ShellWord("x")], TORCHRUN, "torchrun").value("--node-rank")
         == value
     )
-    with pytest.raises(UnclearCommand, match=r"\$RANK may stand for options of torchrun"):
+    with pytest.raises(UnclearCommand, match=r"\$RANK may expand to options of torchrun"):
         scan([value, ShellWord("x")], TORCHRUN, "torchrun")
 
 

@@ -181,7 +181,8 @@ def test_an_object_that_opts_in_without_a_pod_template_is_reported() -> None:
         (
             ManifestNote(
                 "TrainJob llama",
-                "not injected: what its pods run is written elsewhere, and only the webhook sees it",
+                "not injected: its pod template is in another object,"
+                " so only the webhook can inject its pods",
                 injected=False,
             ),
         ),

@@ -128,7 +128,7 @@ def test_a_flag_is_true_or_false(text: str, value: bool) -> None:
 
 
 def test_a_value_that_is_not_text_is_reported_and_raises_no_error() -> None:
-    with pytest.raises(PodSettingsError, match="expected a text: put it in quotes"):
+    with pytest.raises(PodSettingsError, match="expected a string: put it in quotes"):
         settings.parse({PREFIX + "members": 2})  # type: ignore[dict-item]
 
 
@@ -231,7 +231,7 @@ def test_few_of_many_unknown_annotations_are_compared_with_the_known_ones(
     settings._nearest.cache_clear()
     assert found[0] == found[1]
     assert len(found[0]) == settings.MAX_PROBLEMS + 1
-    assert found[0][-1] == "further annotations are not examined"
+    assert found[0][-1] == "further annotations were not checked"
     assert len(compared) == (settings.MAX_PROBLEMS if len(like) < 300 else 0)
     assert all(len(text) <= 150 for text in compared)
 

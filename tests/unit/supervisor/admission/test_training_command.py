@@ -110,18 +110,18 @@ def test_a_shell_around_a_command_is_kept(line: str) -> None:
     ("line", "reason"),
     [
         ("python", "python has no script"),
-        ("python -", "reads its script from its input"),
-        ("python -m", "has no module or text"),
+        ("python -", "reads its script from standard input"),
+        ("python -m", "is missing or not known"),
         ("nvidia-smi -l", "does not know how 'nvidia-smi' starts the training"),
         ("deepspeed train.py", "^deepspeed starts the ranks itself: start the script with torchrun$"),
         ("python -m deepspeed.launcher.runner x.py", "starts the ranks itself"),
         (
             "/opt/mpi/bin/mpirun -np 4 python x.py",
-            "^mpirun starts the ranks itself, in other pods too: start the",
+            "^mpirun starts the ranks itself, even in other pods: start the",
         ),
         (
             "/usr/sbin/sshd -De",
-            "^sshd waits for an mpirun that starts the ranks: start the script with python or",
+            "^sshd waits for mpirun to start the ranks: start the script with python or",
         ),
         (
             "dlrover-run --nnodes=2 x.py",
@@ -147,7 +147,7 @@ def test_a_shell_around_a_command_is_kept(line: str) -> None:
         ("torchrun --nproc-per-node=0 x.py", SET_NPROC),
         ("torchrun --nproc-per-node=$(UNKNOWN) x.py", SET_NPROC),
         ("torchrun --nproc-per-node=$(PODS) x.py", SET_NPROC),
-        ("torchrun $(OPTIONS) x.py", r"\$\(OPTIONS\) may stand for options of torchrun: write them out"),
+        ("torchrun $(OPTIONS) x.py", r"\$\(OPTIONS\) may expand to options of torchrun: write them out"),
         ("torchrun --virtual-local-rank x.py", "it gives every rank the local rank 0"),
         ("torchrun --no-python -m x", "cannot be combined"),
         ("python -m torch.distributed.launch x.py", "passes --local-rank to the script"),
@@ -155,7 +155,7 @@ def test_a_shell_around_a_command_is_kept(line: str) -> None:
         ("python -m accelerate.commands.accelerate_cli env", "accelerate without launch"),
         (
             "accelerate launch --config_file c.yaml x.py",
-            "what c.yaml sets is not in the pod: set the ACCELERATE_\\* variables, and holdfast",
+            "the pod does not contain the settings in c.yaml: set the ACCELERATE_\\* variables, and holdfast",
         ),
         (
             "accelerate launch --use_fsdp --num_processes 2 x.py",
@@ -171,7 +171,7 @@ def test_a_shell_around_a_command_is_kept(line: str) -> None:
         ("accelerate launch --num_processes $(N) x.py", SET_NPROC),
         (
             "accelerate launch --mixed_precision $(P) x.py",
-            r"\$\(P\) cannot be resolved here: write its value",
+            r"the value of \$\(P\) is not known: write it out",
         ),
         ("accelerate launch --unheard_of x.py", "has an option that Holdfast does not know: --unheard_of"),
     ],
@@ -210,7 +210,7 @@ def test_the_annotation_determines_the_number_of_ranks(line: str, nproc: int | s
 def test_accelerates_config_file_is_reported_as_having_no_effect() -> None:
     found = understand(words("accelerate launch --config_file c.yaml x.py"), [], {}, 2)
     assert isinstance(found, TrainingCommand)
-    assert found.notes == ("what c.yaml sets has no effect: set the ACCELERATE_* variables in the pod",)
+    assert found.notes == ("c.yaml has no effect: set the ACCELERATE_* variables in the pod instead",)
 
 
 def test_torchrun_reads_its_variables_and_plain_python_does_not() -> None:
@@ -334,9 +334,9 @@ def test_a_shell_with_further_commands_stays_and_the_note_warns_about_signals(te
         ("torchrun --nproc_per_node=$NPROC x.py", f"(torchrun --nproc-per-node $NPROC): {SET_NPROC}"),
         ("torchrun --nproc_per_node=$(NPROC) x.py", SET_NPROC),
         ("accelerate launch --num_processes $N x.py", SET_NPROC),
-        ("torchrun $ARGS train.py", "$ARGS may stand for options of torchrun: write them out"),
-        ("torchrun `cat args` train.py", "may stand for options of torchrun"),
-        ("python $SCRIPT", "$SCRIPT may stand for several words: write out the script"),
+        ("torchrun $ARGS train.py", "$ARGS may expand to options of torchrun: write them out"),
+        ("torchrun `cat args` train.py", "may expand to options of torchrun"),
+        ("python $SCRIPT", "$SCRIPT may expand to several words: write out the script"),
         ("A=b nsys profile torchrun x.py", "nsys precedes torchrun"),
         ("nsys profile torchrun x.py; python report.py", "nsys precedes torchrun"),
         ("if true; then torchrun x.py; fi", f"the training is within a compound command (if): {SET_COMMAND}"),
@@ -347,11 +347,11 @@ def test_a_shell_with_further_commands_stays_and_the_note_warns_about_signals(te
         ("run() { torchrun x.py; }; run", f"it has a function: {SET_COMMAND}"),
         ("{ torchrun x.py; }", "the training is within a compound command ({)"),
         ("! torchrun x.py", "the training is within a compound command (!)"),
-        ("python - <<EOF\nprint(1)\nEOF", "python reads its script from its input"),
+        ("python - <<EOF\nprint(1)\nEOF", "python reads its script from standard input"),
         ("python <<EOF\nprint(1)\nEOF", "python has no script"),
         ("cat <<EOF\ntorchrun x.py\nEOF", "none of its commands starts Python"),
-        ("sshd; mpiexec -np 3 python x.py", "mpiexec starts the ranks itself, in other pods too"),
-        ("mkdir /run/sshd; /usr/sbin/sshd -D", "sshd waits for an mpirun"),
+        ("sshd; mpiexec -np 3 python x.py", "mpiexec starts the ranks itself, even in other pods"),
+        ("mkdir /run/sshd; /usr/sbin/sshd -D", "sshd waits for mpirun"),
         ("ray start --head; python x.py", "ray starts the training's actors itself"),
         ("python a.py && python b.py", "several commands may be the training"),
         ("torchrun a.py; torchrun b.py", "several commands may be the training"),

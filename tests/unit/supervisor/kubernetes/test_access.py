@@ -124,7 +124,7 @@ async def test_no_configuration_at_all_is_reported(tmp_path: Path) -> None:
         await find_access()
     with pytest.raises(ClusterNotConfigured, match="does not exist"):
         await find_access(tmp_path / "missing")
-    with pytest.raises(ClusterNotConfigured, match="could have a context 'x'"):
+    with pytest.raises(ClusterNotConfigured, match="context 'x' was requested"):
         await find_access(context="x")
 
 

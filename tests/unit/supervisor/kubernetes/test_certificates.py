@@ -151,7 +151,7 @@ def test_the_order_in_the_secret_does_not_matter() -> None:
     ],
 )
 def test_a_foreign_secret_is_reported_and_not_overwritten(data: object) -> None:
-    with pytest.raises(BrokenAuthority, match="Delete it to have a new one created"):
+    with pytest.raises(BrokenAuthority, match="Delete it, and a new one is created"):
         decode(data)
 
 

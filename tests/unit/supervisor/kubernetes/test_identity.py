@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from supervisor.admission.pod_layout import AUDIENCE
 from supervisor.kubernetes import identity
 from supervisor.kubernetes.client import KubernetesObject, ResourceKind
 from supervisor.kubernetes.errors import Forbidden, ServerUnreachable
 from supervisor.kubernetes.identity import (
-    AUDIENCE,
     Caller,
     ReviewUnavailable,
     TokenRefused,
@@ -59,14 +59,14 @@ class Server:
 @simulated
 async def test_a_caller_is_the_pod_that_the_server_names_for_the_right_audience() -> None:
     server = Server()
-    assert await TokenReviewer(server).review(TOKEN) == WORKER
+    assert await TokenReviewer(server, AUDIENCE).review(TOKEN) == WORKER
     assert server.bodies[0]["spec"] == {"token": TOKEN, "audiences": [AUDIENCE]}
 
 
 @simulated
 async def test_an_answer_is_valid_for_a_minute_from_the_time_its_request_was_sent() -> None:
     server = Server(delay_s=10.0)
-    reviewer = TokenReviewer(server)
+    reviewer = TokenReviewer(server, AUDIENCE)
     await reviewer.review(TOKEN)
     await asyncio.sleep(49.9)
     assert await reviewer.review(TOKEN) == WORKER
@@ -79,7 +79,7 @@ async def test_an_answer_is_valid_for_a_minute_from_the_time_its_request_was_sen
 @simulated
 async def test_a_refusal_is_valid_for_five_seconds() -> None:
     server = Server({"authenticated": False, "error": "[invalid bearer token, token has expired]"})
-    reviewer = TokenReviewer(server)
+    reviewer = TokenReviewer(server, AUDIENCE)
     for _ in range(2):
         found = await reviewer.review(TOKEN)
         assert isinstance(found, TokenRefused)
@@ -96,7 +96,7 @@ async def test_while_the_server_is_away_known_callers_stay_valid_and_others_are_
     error: Exception,
 ) -> None:
     server = Server()
-    reviewer = TokenReviewer(server)
+    reviewer = TokenReviewer(server, AUDIENCE)
     await reviewer.review(TOKEN)
     server.answer = error
     assert await reviewer.review(TOKEN) == WORKER
@@ -113,7 +113,7 @@ async def test_while_the_server_is_away_known_callers_stay_valid_and_others_are_
 @simulated
 async def test_text_that_is_not_a_token_is_refused_without_a_request(token: str) -> None:
     server = Server()
-    assert isinstance(await TokenReviewer(server).review(token), TokenRefused)
+    assert isinstance(await TokenReviewer(server, AUDIENCE).review(token), TokenRefused)
     assert server.bodies == []
 
 
@@ -124,7 +124,7 @@ async def test_invalid_tokens_do_not_displace_callers_and_the_memory_is_bounded(
     monkeypatch.setattr(identity, "REMEMBERED", 4)
     monkeypatch.setattr(identity, "REMEMBERED_REFUSALS", 2)
     server = Server()
-    reviewer = TokenReviewer(server)
+    reviewer = TokenReviewer(server, AUDIENCE)
     await reviewer.review(TOKEN)
     server.answer = {"authenticated": False}
     for n in range(50):
@@ -141,7 +141,7 @@ async def test_invalid_tokens_do_not_displace_callers_and_the_memory_is_bounded(
 
 @simulated
 async def test_the_token_itself_is_not_stored() -> None:
-    reviewer = TokenReviewer(Server())
+    reviewer = TokenReviewer(Server(), AUDIENCE)
     await reviewer.review(TOKEN)
     assert not any(TOKEN.encode() in key for key in reviewer._callers._answers)
     assert TOKEN not in repr(list(reviewer._callers._answers.values()))
@@ -150,7 +150,7 @@ async def test_the_token_itself_is_not_stored() -> None:
 @simulated
 async def test_many_concurrent_members_do_not_flood_the_server() -> None:
     server = Server(delay_s=0.5)
-    reviewer = TokenReviewer(server)
+    reviewer = TokenReviewer(server, AUDIENCE)
     found = await asyncio.gather(*(reviewer.review(f"a.{n}.b") for n in range(500)))
     assert found == [WORKER] * 500
     assert server.most_at_once == identity.AT_ONCE
@@ -159,7 +159,7 @@ async def test_many_concurrent_members_do_not_flood_the_server() -> None:
 @simulated
 async def test_requests_with_the_same_token_wait_for_one_review_when_many_wait() -> None:
     server = Server(delay_s=0.5)
-    reviewer = TokenReviewer(server)
+    reviewer = TokenReviewer(server, AUDIENCE)
     await asyncio.gather(*(reviewer.review(TOKEN) for _ in range(500)))
     assert len(server.bodies) <= identity.AT_ONCE
 

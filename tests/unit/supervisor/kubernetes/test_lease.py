@@ -178,7 +178,7 @@ async def test_a_rival_ends_a_term_that_cannot_be_renewed_and_no_other() -> None
 
 @pytest.mark.parametrize(
     ("holder", "why"),
-    [("pod-2_1", "pod-2_1 holds the lease"), ("", "another process held the lease meanwhile")],
+    [("pod-2_1", "pod-2_1 holds the lease"), ("", "another process held the lease in the meantime")],
     ids=["held", "held and given back"],
 )
 @simulated

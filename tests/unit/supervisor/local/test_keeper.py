@@ -70,7 +70,7 @@ def stop(part: ManagedProcess) -> None:
 
 def look(kept: LocalKeeper, *times_s: float) -> None:
     for now_s in times_s:
-        kept._inspect_sidecars(now_s)
+        kept._replace_stuck_sidecars(now_s)
 
 
 def test_removed_files_of_the_runs_memory_are_restored_before_the_next_check(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 from uuid import uuid4
@@ -13,6 +13,7 @@ from uuid import uuid4
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from bench.scale.api_server import merged
 from supervisor.kubernetes.access import ServerAccess
 from supervisor.kubernetes.client import ApiServer
 
@@ -226,19 +227,6 @@ def place_of(path: str) -> tuple[str, str, str, str]:
 def status(code: int, reason: str) -> web.Response:
     answer = {"kind": "Status", "code": code, "reason": reason, "message": f"said the server: {reason}"}
     return web.json_response(answer, status=code)
-
-
-def merged(before: Any, change: Any) -> Any:
-    """Return `before` after a merge patch (RFC 7386)."""
-    if not isinstance(change, Mapping):
-        return change
-    found = dict(before) if isinstance(before, Mapping) else {}
-    for name, value in change.items():
-        if value is None:
-            found.pop(name, None)
-        else:
-            found[name] = merged(found.get(name), value)
-    return found
 
 
 def _patched(found: Json, body: Any, how: str) -> Json:

@@ -15,12 +15,12 @@ from holdfast.fileio.storage_thread import StorageThread
 from holdfast.process import event_loop
 from supervisor.admission import pod_layout
 from supervisor.cluster import jobs, supervised_job
-from supervisor.cluster.jobs import MEMBERS, PODS, ClusterJobs
+from supervisor.cluster.jobs import MEMBERS, ClusterJobs
 from supervisor.cluster.pods import PodGroup, read_pod
 from supervisor.cluster.supervised_job import ClusterContext, SupervisedJob
 from supervisor.cluster.supervision import SUPERVISIONS
 from supervisor.kubernetes import object_cache
-from supervisor.kubernetes.client import ApiServer
+from supervisor.kubernetes.client import PODS, ApiServer
 from supervisor.kubernetes.events import EventRecorder
 from supervisor.kubernetes.watch import Mirror
 from tests.unit.supervisor.cluster.supervising.api_server import LIMIT_S, ServedObjects

@@ -32,7 +32,7 @@ from supervisor.cluster import jobs, main
 from supervisor.cluster.main import ClusterSupervisor
 from supervisor.cluster.pods import PodMember
 from supervisor.kubernetes import certificates
-from supervisor.kubernetes.identity import AUDIENCE, TokenRefused
+from supervisor.kubernetes.identity import TokenRefused
 from supervisor.kubernetes.lease import Leadership, LeaseLock
 from supervisor.kubernetes.own_pod import OwnPod
 from supervisor.kubernetes.replicas import PATH
@@ -92,10 +92,11 @@ async def place(request_s: float = 10.0) -> AsyncIterator[Place]:
         app.router.add_get("/readyz", supervisor.ready)
         app.router.add_get(PATH, supervisor.leader)
         async with TestClient(TestServer(app)) as client:
-            yield Place(served, supervisor, client, LeaseLock(server, ME.namespace, main.LEASE, ME.name))
+            lock = LeaseLock(server, ME.namespace, pod_layout.SUPERVISOR_LEASE, ME.name)
+            yield Place(served, supervisor, client, lock)
 
 
-def vouched(uid: str, audience: str = AUDIENCE) -> dict[str, Any]:
+def vouched(uid: str, audience: str = pod_layout.AUDIENCE) -> dict[str, Any]:
     extra = {"authentication.kubernetes.io/pod-name": ["w-0"], "authentication.kubernetes.io/pod-uid": [uid]}
     user = {"username": "system:serviceaccount:team:default", "extra": extra}
     return {"authenticated": True, "audiences": [audience], "user": user}
