@@ -24,7 +24,7 @@ from supervisor.view.model import Completion, StopRequest
 
 log = logging.getLogger(__name__)
 
-ALIVE_S = 1.0  # between two `Alive` messages; the keeper replaces a supervisor that misses several
+ALIVE_S = 1.0  # the interval of `Alive` messages; the keeper replaces a supervisor that misses several
 _READ_BYTES = 1 << 16
 
 

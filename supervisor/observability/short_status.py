@@ -11,7 +11,7 @@ from typing import Any
 
 from supervisor.store import packed_json
 
-MAX_BYTES = 64 << 10  # of the text
+MAX_BYTES = 64 << 10  # the largest text
 _DIGITS = 3  # decimal places of times in a shortened status
 _RANK = ("rank", "member", "state", "step", "phase", "label", "note", "slow", "slow_since", "peers_s")
 _RANK_TIMES = ("step_s", "p99_s", "own_s")
