@@ -342,7 +342,7 @@ class Job:
     def _take_stop(self) -> None:
         for requested in (self.backend.stop, self._stop_request):
             if requested and self.memory.stop != requested:
-                self.memory = transition.asked_to_stop(self.memory, requested)
+                self.memory = transition.with_stop_request(self.memory, requested)
 
     # -- requests from outside
 
@@ -352,7 +352,7 @@ class Job:
         The backend remembers the request in case this process dies before it is in the journal.
         """
         self._stop_request = "now" if now else self._stop_request or "graceful"
-        self.backend.stop_asked(self._stop_request)
+        self.backend.record_stop(self._stop_request)
         self.wake.set()
 
     def inject(self, what: str, rank: int) -> PendingDrill | None:

@@ -82,7 +82,7 @@ class LocalBackend:
     def renew(self, member: str) -> None:
         self._send(Renew(member))
 
-    def stop_asked(self, how: StopRequest) -> None:
+    def record_stop(self, how: StopRequest) -> None:
         self._send(StopRun(how))
 
     def finish(self, exit_code: int, why: str, message: str, completion: Completion | None) -> None:
