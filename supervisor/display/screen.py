@@ -72,7 +72,7 @@ class Screen:
 
     @property
     def busy(self) -> bool:
-        """True while the reader is too slow."""
+        """True while much text is waiting because the reader is slow."""
         return self._waiting_bytes > BUSY_BYTES
 
     def size(self) -> tuple[int, int]:

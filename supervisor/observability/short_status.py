@@ -28,7 +28,7 @@ def encode(status: Mapping[str, Any]) -> str:
 
 
 def decode(text: object) -> dict[str, Any] | None:
-    """Return the status in `text`, which need not be trusted; None if there is none."""
+    """Return the status in `text`, whose writer is not trusted; None if there is none."""
     try:
         found = packed_json.unpack(text) if isinstance(text, str) and text else None
     except packed_json.UnreadableText:
