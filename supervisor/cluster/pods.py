@@ -176,7 +176,7 @@ class PodBackend:
     def renew(self, member: str) -> None:
         """Do nothing, because the kubelet restarts a sidecar that has ended or is stuck for minutes."""
 
-    def stop_asked(self, how: StopRequest) -> None:
+    def record_stop(self, how: StopRequest) -> None:
         if self.user_stop != how:
             self.user_stop = how
             self.stop_requested(how)

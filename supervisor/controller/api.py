@@ -17,7 +17,7 @@ from supervisor.controller.member_server import MemberServer
 
 MAX_BODY_BYTES = 4096
 READ_S = 5.0  # the time limit for reading the incidents from the run directory
-_OPEN = frozenset({"/healthz", "/readyz", "/metrics"})  # for probes and scrapers, which have no token
+_OPEN = frozenset({"/healthz", "/readyz", "/metrics"})  # probes and scrapers have no token
 
 _Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

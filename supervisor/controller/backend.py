@@ -35,7 +35,7 @@ class Backend(Protocol):
     def renew(self, member: str) -> None:
         """Inspect the sidecar of a member, and replace it if it is stopped or stuck."""
 
-    def stop_asked(self, how: StopRequest) -> None:
+    def record_stop(self, how: StopRequest) -> None:
         """Record that the user asked the supervisor to stop the run, "graceful" or "now"."""
 
     def finish(self, exit_code: int, why: str, message: str, completion: Completion | None) -> None:

@@ -42,11 +42,11 @@ class CheckpointIndex:
         self._changed = changed
         self._wanted = asyncio.Event()
         self._verified: set[tuple[str, float]] = set()  # (name, time of writing)
-        self._damaged: dict[tuple[str, float], str] = {}  # by the same key: what is wrong with the checkpoint
+        self._damaged: dict[tuple[str, float], str] = {}  # what is wrong with each damaged checkpoint
         self._reader = ListingReader(root, MAX_CHECKPOINTS)
         self._reported: deque[CheckpointReport] = deque(maxlen=MAX_REPORTED)
         self._heard = 0  # the last save order that a member has answered
-        self._doubted: Checkpoint | None = None  # to be read in full
+        self._doubted: Checkpoint | None = None  # the checkpoint that `run` must read in full
         self.stored = StorageContents(error=UNREAD, failed_ns=time.monotonic_ns())
 
     async def run(self) -> None:

@@ -92,12 +92,12 @@ class Job:
         self._sidecars: tuple[tuple[str, bool, int | None], ...] = ()
         self._existed: tuple[str, ...] = ()  # members that the backend has ever reported, except lost ones
         self.drills = Drills()
-        self._stop_request: StopRequest = ""  # received over the API
+        self._stop_request: StopRequest = ""  # the request to stop that arrived through the API
         self._deadline_ns = 0
         self._step_s = 0.0
         self._room_bytes = 0  # the size of the snapshot for which a standby reserves memory
         self.watch = StallWatch()
-        self._renewed_ns: dict[str, int] = {}  # by member: when its sidecar's replacement was last requested
+        self._renewed_ns: dict[str, int] = {}  # when each member's sidecar was last renewed
 
     # -- the loop
 
@@ -152,7 +152,7 @@ class Job:
         self.checkpoints.verify(remedy.checkpoint_to_verify(view, self.policy))
         self._renew(view)
         self._give_orders(view)
-        if decided:  # after the orders, so that no member waits for the status
+        if decided:  # publish only after the orders are sent, so that no member waits for the status
             self.publish()
 
     def _compare_sidecars(self, view: View) -> None:
@@ -342,7 +342,7 @@ class Job:
     def _take_stop(self) -> None:
         for requested in (self.backend.stop, self._stop_request):
             if requested and self.memory.stop != requested:
-                self.memory = transition.asked_to_stop(self.memory, requested)
+                self.memory = transition.with_stop_request(self.memory, requested)
 
     # -- requests from outside
 
@@ -352,7 +352,7 @@ class Job:
         The backend remembers the request in case this process dies before it is in the journal.
         """
         self._stop_request = "now" if now else self._stop_request or "graceful"
-        self.backend.stop_asked(self._stop_request)
+        self.backend.record_stop(self._stop_request)
         self.wake.set()
 
     def inject(self, what: str, rank: int) -> PendingDrill | None:

@@ -34,9 +34,9 @@ _READ = (WSMsgType.TEXT, WSMsgType.PING, WSMsgType.PONG)
 # and private states, and grows to about 1.2 MB plus 2.3 KB for each rank.
 REPORT_BYTES = 2 << 20
 RANK_BYTES = 4 << 10
-RATE_BYTES = 2_000_000  # of a member's reports per second
+RATE_BYTES = 2_000_000  # how much a member may send per second, on average
 BURST_BYTES = 4_000_000
-LEAST_BYTES = 256  # the least that a message counts, because even an empty one takes time
+LEAST_BYTES = 256  # a smaller message counts as this much, because it takes time too
 
 
 def largest_report(nproc: int) -> int:
@@ -72,11 +72,12 @@ class MemberConnection:
     order: MemberOrder | None = None  # the newest order
     sent: MemberOrder | None = None  # the last order that was sent on the current socket
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    offset: ClockOffset = field(default_factory=ClockOffset)  # between the member's clock and this one
-    received: tuple[LauncherState | None, int] | None = None  # with the last report, and the offset then
+    offset: ClockOffset = field(default_factory=ClockOffset)  # the offset between the member's clock and ours
+    # the launcher's state in the last report, and the clock offset at that time
+    received: tuple[LauncherState | None, int] | None = None
     launcher: LauncherState | None = None  # the launcher's state in `received`, with times on this clock
     owner: object = None  # the newest socket of the member; older ones are ignored
-    transport: asyncio.Transport | None = None  # of `owner`, while it is open
+    transport: asyncio.Transport | None = None  # the transport of `owner` while it is open
     budget: ByteBudget = field(default_factory=ByteBudget)
 
 

@@ -83,8 +83,7 @@ def _spans(text: str) -> tuple[tuple[int, int], ...]:
     """Return where `PARTS` begin and end; () if the report is not in the form that `codec.encode` writes.
 
     In a JSON string, a backslash precedes each quotation mark, so the marks can only be names of fields. If a
-    sender wrote such a field in another place, the rest of the report would contain unknown fields, which the
-    decoder handles as usual.
+    sender wrote such a field in another place, it would be an unknown field there, as in a full decoding.
     """
     found = []
     at = 0

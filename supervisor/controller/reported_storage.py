@@ -15,7 +15,7 @@ from holdfast.protocol.member_messages import (
 )
 from supervisor.view.model import UNREAD, Checkpoint, StorageContents, UnusableCheckpoint
 
-POLL_S = 0.5  # between two checks of the members' newest listings
+POLL_S = 0.5  # the interval between checks of the members' newest listings
 
 
 class ReportedStorage:

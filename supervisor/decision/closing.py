@@ -31,8 +31,8 @@ CONFIRM_S = 10.0  # limit for a scan of the checkpoints on storage
 _QUIET = 0.6
 _DONE = name_of(Phase.DONE)
 _S = 1_000_000_000
-IDLE_S = 60.0  # until the next decision if there is no deadline
-_SLACK_S = 10.0  # after the members' grace period, before the keeper kills them
+IDLE_S = 60.0  # the time until the next decision if there is no deadline
+_SLACK_S = 10.0  # the keeper kills members that outlive their grace period by this time
 _AS_REQUESTED = "stopped as requested"  # `why` of a completed stop
 _STOPPED = "stopped"  # `why` of a stop whose checkpoint is missing
 

@@ -43,8 +43,8 @@ from supervisor.view.model import (
 )
 
 _S = 1_000_000_000
-RESTORE_RETRY_S = 1.0  # before another attempt to restore a state that could not be restored
-VOLUME_RETRY_S = 5.0  # before another attempt to restore if the memory volume had no room for the state
+RESTORE_RETRY_S = 1.0  # the pause before another attempt to restore a state
+VOLUME_RETRY_S = 5.0  # the same pause if the memory volume had no room for the state
 FOREVER_S = 1e9
 MAX_WARNED = 24  # places and files to warn about; must be fewer than `transition.WARNED`
 

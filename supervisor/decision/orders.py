@@ -16,7 +16,7 @@ from supervisor.fault_kinds import kind_of
 from supervisor.view import cut_off_work
 from supervisor.view.model import JobState, Policy
 
-BUSY_S = 10.0  # from a start, until members can be created even if the group has completed no step
+BUSY_S = 10.0  # this long after a start, members can be created even if no step has been completed
 
 
 def order_for(

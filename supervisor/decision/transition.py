@@ -558,7 +558,7 @@ def taken_over(memory: JobState, now_ns: int) -> JobState:
     return replace(memory, since_ns=now_ns)
 
 
-def asked_to_stop(memory: JobState, how: StopRequest) -> JobState:
+def with_stop_request(memory: JobState, how: StopRequest) -> JobState:
     """Return the state after a request to stop (`JobState.stop`). Only "now" replaces an earlier request."""
     if memory.stop == "now" or (memory.stop and how != "now"):
         return memory

@@ -15,12 +15,13 @@ from supervisor.display.screen import BUSY_BYTES, FULL_BYTES, Screen
 from supervisor.view.model import PHASES
 from supervisor.wording import count
 
-FRAME_S = 0.2  # between two frames; users cannot read faster changes
+FRAME_S = 0.2  # the interval between frames; users cannot read faster changes
 PROGRESS_S = 10.0
-LIVE_BYTES = 512 << 10  # of lines to keep for a slow terminal: more than a user can read
-# Of lines to keep for a file or a pipe. `Screen` accepts this much on top of the text that it is writing.
+LIVE_BYTES = 512 << 10  # how much text to keep for a slow terminal: more than a user can read
+# How much text to keep for a file or a pipe. `Screen` accepts this much on top of the text that it is
+# writing.
 PLAIN_BYTES = FULL_BYTES - 4 * BUSY_BYTES
-PIECE_BYTES = BUSY_BYTES // 4  # to write at a time, so that a burst is written while it arrives
+PIECE_BYTES = BUSY_BYTES // 4  # the size of one write, so that a burst is written while it arrives
 _BEGIN, _END = (
     "\x1b[?2026h",
     "\x1b[?2026l",

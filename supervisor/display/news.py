@@ -114,7 +114,7 @@ class StatusNews:
         for each in range(max(self._over + 1, number - _MAX_MISSED), number):
             found = self._incidents.recall(each)
             if found is None or found.get("open"):
-                break  # it will be shown when it is over
+                break  # the incident will be shown when it is over
             lines += self._ended(found)
         return lines
 

@@ -32,10 +32,10 @@ FULL_BYTES = 8 << 20  # if more text waits, new text is dropped
 CLOSE_S = 2.0  # the time limit for a slow reader at the end
 FLUSH_S = 0.5
 LAST_S = 0.5  # the time limit for the last lines, once there is room for them
-LAST_BYTES = 16 << 10  # of the last lines, which say how the run ended and are never dropped
-ROOM_BYTES = 64 << 10  # for these lines, a note, and the rest of a partly written line
+LAST_BYTES = 16 << 10  # the size of the last lines, which say how the run ended and are never dropped
+ROOM_BYTES = 64 << 10  # room for the last lines, a note, and the rest of a partly written line
 _AT_ONCE_BYTES = 4096  # what a pipe accepts without blocking when poll reports it as writable
-_POLL_MS = 100  # while a pipe is full
+_POLL_MS = 100  # the interval between polls while a pipe is full
 _GONE = (errno.EPIPE, errno.EIO)  # the reader has exited, or the terminal is closed
 
 
@@ -72,7 +72,7 @@ class Screen:
 
     @property
     def busy(self) -> bool:
-        """True while the reader is too slow."""
+        """True while much text is waiting because the reader is slow."""
         return self._waiting_bytes > BUSY_BYTES
 
     def size(self) -> tuple[int, int]:

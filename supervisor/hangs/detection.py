@@ -2,9 +2,8 @@
 
 Elapsed time alone proves nothing, so a stall belongs to one of two classes:
 
-- A certain hang is acted on immediately (`supervisor.hangs.certain_hangs`): for example, a process is
-stopped,
-  or a rank waits for locks that no other process can release.
+- A certain hang is acted on immediately (`supervisor.hangs.certain_hangs`). For example, a process is
+  stopped, or a rank waits for locks that no other process can release.
 - Possible work, such as loading, compiling or saving, has a time limit (`supervisor.hangs.stall_limits`). The
   limit is counted from the last sign of work, and learned from stalls that ended without a restart.
 

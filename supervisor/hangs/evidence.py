@@ -10,21 +10,21 @@ from holdfast.protocol.launcher_messages import RankInspection
 from supervisor.hangs import hung_rank
 
 # Roles
-STOPPED = "stopped"  # by a signal; it does nothing until it receives SIGCONT
+STOPPED = "stopped"  # a signal has stopped the rank, which does nothing until it receives SIGCONT
 TRACED = "traced"  # a debugger is attached
-GONE = "gone"  # its process has ended
-WAITS = "waits"  # in a collective, for other ranks
-LOCKED = "locked"  # all its threads wait for locks that no other process can release
-WORKS = "works"  # it or one of its child processes makes progress
-BUSY = "busy"  # it computes in one function, which is a long call or an endless loop
-IDLE = "idle"  # it waits for an event that may still come, from a file, a peer or a timer
+GONE = "gone"  # the process of the rank has ended
+WAITS = "waits"  # the rank waits for other ranks in a collective
+LOCKED = "locked"  # all threads wait for locks that no other process can release
+WORKS = "works"  # the rank or one of its child processes makes progress
+BUSY = "busy"  # the rank computes in one function: a long call or an endless loop
+IDLE = "idle"  # the rank waits for an event that may still come, from a file, a peer or a timer
 
 # Kinds of work. Messages show them, and Holdfast learns the durations of stalls for each kind.
 COMPUTES, CHILDREN, BYTES = "computing", "work of its child processes", "reading or writing"
 FILE, NETWORK, SLEEP, CHILD = "a file system", "a network or a pipe", "sleep", "a child process"
 LOCK, COLLECTIVE, UNKNOWN = "a lock", "a collective", "unknown"
 
-_BUSY_SHARE = 0.05  # of a core; a thread that only wakes up now and then uses less
+_BUSY_SHARE = 0.05  # the share of a core; a thread that only wakes up now and then uses less
 _LINE = re.compile(r":\d+\)$")
 _LOCKS = re.compile(r"\((threading|queue|concurrent/futures/\w+)\.py:\d+\)$")
 _ALL_LOCKS = (

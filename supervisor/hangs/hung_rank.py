@@ -45,7 +45,7 @@ class StackGroup:
     """Ranks whose stacks differ only in line numbers."""
 
     ranks: tuple[int, ...]
-    stack: str  # of the lowest rank
+    stack: str  # the stack of the lowest rank
 
 
 def name_rank(view: View, holding: list[LateRank]) -> LateRank:

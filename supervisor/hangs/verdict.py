@@ -16,7 +16,7 @@ UNBEGUN = "before the first step"
 class StallVerdict:
     """What holds up a group that completes no steps, and when the supervisor warns the user and acts."""
 
-    why: str  # in words: "rank 0 is in evaluate (train.py:42), waiting for a file system"
+    why: str  # for example "rank 0 is in evaluate (train.py:42), waiting for a file system"
     rank: int = -1  # the rank that holds up the others; -1 if it is unknown
     place: str = ""
     work: str = ""  # the kind of work; "" for a certain hang

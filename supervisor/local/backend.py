@@ -24,7 +24,7 @@ from supervisor.view.model import Completion, StopRequest
 
 log = logging.getLogger(__name__)
 
-ALIVE_S = 1.0  # between two `Alive` messages; the keeper replaces a supervisor that misses several
+ALIVE_S = 1.0  # the interval of `Alive` messages; the keeper replaces a supervisor that misses several
 _READ_BYTES = 1 << 16
 
 
@@ -82,7 +82,7 @@ class LocalBackend:
     def renew(self, member: str) -> None:
         self._send(Renew(member))
 
-    def stop_asked(self, how: StopRequest) -> None:
+    def record_stop(self, how: StopRequest) -> None:
         self._send(StopRun(how))
 
     def finish(self, exit_code: int, why: str, message: str, completion: Completion | None) -> None:

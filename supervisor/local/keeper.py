@@ -47,8 +47,8 @@ from supervisor.view.model import Completion, StopRequest
 
 STOP_S = 8.0  # the time for a part to end after SIGTERM
 SEND_S = 0.5  # a supervisor that takes longer to read a state is stuck
-IDLE_S = 0.5  # in this time, a working sidecar polls its ranks twice, which uses CPU time
-REPAIR_S = 0.25  # between two checks of whether the run's folder in memory is complete
+IDLE_S = 0.5  # a working sidecar polls its ranks twice in this time, which uses CPU time
+REPAIR_S = 0.25  # the interval between checks that the run's folder in memory is complete
 NEW_S = 2.0  # the time for a sidecar to import its modules and connect
 SUPERVISOR, MEMBERS = "supervisor", "another member"  # names in `Restarts`; a sidecar has its own name
 FREE_S = 30.0  # the time at the end for the kernel to release the memory of lost members
@@ -61,7 +61,7 @@ class LocalMember:
     name: str
     launcher: ManagedProcess | None = None  # None until the template has imported
     sidecar: ManagedProcess | None = None
-    lost: bool = False  # its processes are being ended, and the supervisor has been informed
+    lost: bool = False  # the supervisor knows that the member is lost, and its processes are being ended
     gone: bool = False
 
 
@@ -85,7 +85,7 @@ class LocalKeeper:
     finished: Finished | None = None
     news: list[str] = field(default_factory=list)  # lines for the user; the reader empties the list
     _supervisor: ManagedProcess | None = None
-    _connection: socket.socket | None = None  # to the supervisor
+    _connection: socket.socket | None = None  # the connection to the supervisor
     _received: codec.LineBuffer = field(default_factory=codec.LineBuffer)
     _refusals: set[str] = field(default_factory=set)  # the causes that were reported
     _count: int = 0  # members created
@@ -94,14 +94,16 @@ class LocalKeeper:
     _restarts: Restarts = field(default_factory=Restarts)
     _watchdog: Watchdog = field(default_factory=Watchdog)
     _stops: Stops = field(default_factory=Stops)  # which sidecars are stopped
-    # by pid of a silent sidecar: its CPU time, and when that was read
+    # the CPU time of each silent sidecar, and when it was read; the key is the PID
     _silent: dict[int, tuple[float, float]] = field(default_factory=dict)
     _polled_s: float = 0.0  # when the last `poll` returned
     _hurry: bool = False
     _reported_unkillable: bool = False
     _repaired_s: float = 0.0  # when the run's folder was last checked
     _repair: VolumeRepair = field(init=False)
-    _removals: RemovalWatcher = field(default_factory=RemovalWatcher)  # of files in the run's folder
+    _removals: RemovalWatcher = field(
+        default_factory=RemovalWatcher
+    )  # reports removals from the run's folder
     _children: ProcessTable = field(init=False)
     _template: ForkServerClient = field(init=False)  # forks the members' launchers
     _parts: ForkServerClient = field(init=False)  # forks the supervisor and the sidecars

@@ -19,7 +19,7 @@ class Restarts:
     """The parts that wait for their next start. All times are in seconds on one monotonic clock."""
 
     _due: list[tuple[float, str]] = field(default_factory=list)
-    # by part: the number of failures in a row, and the time of the last one
+    # each part's number of failures in a row, and the time of the last one
     _failures: dict[str, tuple[int, float]] = field(default_factory=dict)
 
     def died(self, part: str, born_s: float, now_s: float, failed: bool = False) -> float:

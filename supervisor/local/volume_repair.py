@@ -178,11 +178,11 @@ class VolumeRepair:
     runtime: Path
     _members: dict[str, RepairedFolder] = field(default_factory=dict)
     _root: RepairedFolder = field(init=False)
-    _owner: Identity | None = None  # of the lock file, which shows other runs that this one is alive
+    _owner: Identity | None = None  # identifies the lock file that shows other runs that this one is alive
     _lock: int = -1  # the descriptor of that file if it was recreated
     _kept: int = -1  # the descriptor of the folder, locked against programs that remove old files
     _reported_s: float = -LOG_GAP_S
-    _back: list[Path] = field(default_factory=list)  # restored but not reported yet
+    _back: list[Path] = field(default_factory=list)  # files that were restored but not reported yet
     _error: str = ""
     _failures: int = 0  # consecutive calls of `repair` that could not restore everything
 
@@ -300,6 +300,6 @@ def _is_folder(path: Path) -> bool:
 
 
 def _allow(path: str, status: os.stat_result, owner: int) -> None:
-    """Give the owner, who is this user, the permissions in `owner` again."""
+    """Restore the permissions `owner` for the owner of `path`, which is this user."""
     if status.st_mode & owner != owner:
         os.chmod(path, stat.S_IMODE(status.st_mode) | owner)  # noqa: PTH101

@@ -29,14 +29,13 @@ _NEVER = HeartbeatSilence()
 class Watchdog:
     """What the keeper knows about its supervisors. Times are seconds on one monotonic clock; 0: never."""
 
-    silence: HeartbeatSilence = _NEVER  # since the start or the last heartbeat of the current supervisor
+    silence: HeartbeatSilence = _NEVER  # silence since the current supervisor's start or last heartbeat
     spoke: bool = False  # the current supervisor has sent a heartbeat
     killed_s: float = 0.0  # when SIGKILL was sent to it
     stop: StopRequest = ""  # how the user asked the run to stop (`JobState.stop`)
-    since_stop: HeartbeatSilence = _NEVER  # since `stop` last changed
-    unanswered: HeartbeatSilence = (
-        _NEVER  # since the later of `since_stop` and any supervisor's last heartbeat
-    )
+    since_stop: HeartbeatSilence = _NEVER  # the time since `stop` last changed
+    # the time since `stop` last changed or, if later, since any supervisor's last heartbeat
+    unanswered: HeartbeatSilence = _NEVER
     crashes: int = 0  # supervisors that died since `stop` last changed
 
     def born(self, now_s: float) -> Watchdog:

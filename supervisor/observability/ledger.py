@@ -28,7 +28,7 @@ HOUR_NS, DAY_NS = 3600 * _S, 86_400 * _S
 
 
 class Bucket(str, Enum):
-    PRODUCTIVE = "productive"  # as an activity: training
+    PRODUCTIVE = "productive"  # training whose steps are secured; as an activity, all training
     LOST = "lost"  # trained and then rolled back; never an activity
     UNKNOWN = "unknown"  # trained before the restart of a script that keeps its own state; never an activity
     CHECKPOINT = "checkpoint"  # a save blocked the training
@@ -38,7 +38,7 @@ class Bucket(str, Enum):
     START = "start"
     RENDEZVOUS = "rendezvous"
     RESTORE = "restore"
-    WARMUP = "warmup"  # by how much the first step of a generation took longer than usual
+    WARMUP = "warmup"  # the extra time that the first step of a generation took
     QUEUED = "queued"  # waiting for capacity
     PAUSED = "paused"
 

@@ -21,7 +21,7 @@ class MetricSpec:
     name: str
     help: str
     labels: tuple[str, ...] = ()
-    buckets: tuple[float, ...] = ()  # for a histogram
+    buckets: tuple[float, ...] = ()  # the upper bounds of a histogram's buckets
 
     @property
     def exported(self) -> str:
@@ -97,7 +97,8 @@ class Metrics:
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         """Register all metrics in `registry`, or in a new one if it is None."""
         self.registry = registry or CollectorRegistry()
-        self._counters: dict[str, Counter] = {}  # these three are keyed by name, without "holdfast_"
+        # The keys of these three are names without "holdfast_".
+        self._counters: dict[str, Counter] = {}
         self._gauges: dict[str, Gauge] = {}
         self._histograms: dict[str, Histogram] = {}
         for spec in METRICS:

@@ -70,8 +70,7 @@ class StatusPublisher:
             lag: Returns the maximum and p99 lag of the supervisor's event loop, in seconds.
             policy: The limits by which a group that completes no step is judged.
             lead: The leadership of the run. Once another supervisor takes over, no more files are written,
-            and
-                `deposed` contains the reason.
+                and `deposed` contains the reason.
             files: The thread that writes the files. By default, the publisher starts its own.
             published: Called after each status is published.
         """

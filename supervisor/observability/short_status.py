@@ -11,7 +11,7 @@ from typing import Any
 
 from supervisor.store import packed_json
 
-MAX_BYTES = 64 << 10  # of the text
+MAX_BYTES = 64 << 10  # the largest text
 _DIGITS = 3  # decimal places of times in a shortened status
 _RANK = ("rank", "member", "state", "step", "phase", "label", "note", "slow", "slow_since", "peers_s")
 _RANK_TIMES = ("step_s", "p99_s", "own_s")
@@ -28,7 +28,7 @@ def encode(status: Mapping[str, Any]) -> str:
 
 
 def decode(text: object) -> dict[str, Any] | None:
-    """Return the status in `text`, which need not be trusted; None if there is none."""
+    """Return the status in `text`, whose writer is not trusted; None if there is none."""
     try:
         found = packed_json.unpack(text) if isinstance(text, str) and text else None
     except packed_json.UnreadableText:

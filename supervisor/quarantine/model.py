@@ -91,8 +91,8 @@ class NodeView:
     rack: str = ""
     quarantine: Quarantine | None = None
     waiver: Waiver | None = None
-    cordoned: bool = False  # by someone else: this package never cordons
-    ready: bool = True  # as the kubelet reports it
+    cordoned: bool = False  # someone else has cordoned it; this package never does
+    ready: bool = True  # whether the kubelet reports it as ready
     busy: bool = False  # jobs are running on it
     history: tuple[Incident, ...] = ()  # oldest first
     released_at_s: float | None = None  # when it was last released

@@ -65,7 +65,7 @@ def lemon_score(history: Sequence[Incident], now_s: float, policy: NodePolicy) -
 
 
 def required_health_s(node: NodeView, now_s: float, policy: NodePolicy) -> float:
-    """Return how long a node must have been healthy. Each incident doubles it, up to `max_clean_s`."""
+    """Return how long a node must have been healthy. Each incident doubles the time, up to `max_clean_s`."""
     doublings = min(32.0, max(0.0, lemon_score(node.history, now_s, policy) - 1.0))
     needed_s = policy.clean_s * math.pow(2.0, doublings)
     if node.quarantine is not None and not is_remedied(node):

@@ -132,7 +132,7 @@ def _suspects(pool: PoolView, bad: Sequence[NodeView], policy: NodePolicy) -> di
     )
     distrusted = {
         version: Reason(
-            math.inf,  # until the agents' reports change
+            math.inf,  # the reason lasts until the agents' reports change
             f"{count} of {reporting[version]} agents of version {version or 'unknown'} report unhealthy: "
             f"the version is suspect",
         )

@@ -49,7 +49,7 @@ class LastEntry:
     memory: JobState
     ledger: Any
     decision: Decision | None  # its author may not have carried it out completely
-    epoch: int = 0  # of the supervisor that made the decision
+    epoch: int = 0  # the epoch of the supervisor that made the decision
 
 
 class Journal:
@@ -260,7 +260,7 @@ def _backwards(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
         later = b""
         while end > 0:
-            # for a long line, each read is twice as large as the previous one
+            # Until the start of a long line is found, each read is twice as large as the previous one.
             begin = max(0, end - max(_BLOCK_BYTES, len(later)))
             file.seek(begin)
             first, *whole = (file.read(end - begin) + later).split(b"\n")

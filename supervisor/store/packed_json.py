@@ -25,7 +25,7 @@ def pack(value: Any, plain_bytes: int) -> str:
 
 
 def unpack(text: str) -> Any:
-    """Return the value in `text`, which need not be trusted. Raises `UnreadableText`."""
+    """Return the value in `text`, whose writer is not trusted. Raises `UnreadableText`."""
     try:
         if text.startswith(_COMPRESSED):
             packed = base64.b64decode(text.removeprefix(_COMPRESSED), validate=True)

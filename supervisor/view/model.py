@@ -54,7 +54,7 @@ class Fault:
     rank: int
     member: str
     step: int
-    at_ns: int  # when it began, on the clock of the supervisor's host
+    at_ns: int  # when the fault began, on the clock of the supervisor's host
     signature: str
     detail: str
     message: str = ""
@@ -62,10 +62,10 @@ class Fault:
     signal: int | None = None
     position: int = -1
     value: str = ""  # the bad number
-    place: str = ""  # for a hang: the line of the script at which the rank hangs
-    work: str = ""  # for a hang that may have been work: the kind of work
-    doubtful: bool = False  # for bad input: another rank's fault may have caused it
-    # for a hang: the part of `detail` after "rank 1 hangs: "
+    place: str = ""  # the line of the script at which a rank hangs
+    work: str = ""  # the kind of work, for a hang that may have been work
+    doubtful: bool = False  # the fault of another rank may have caused this bad input
+    # the part of a hang's `detail` that follows "rank 1 hangs: "
     hung: str = field(default="", compare=False, metadata=UNRECORDED)
 
 
@@ -157,7 +157,7 @@ class PendingStart:
     cut: tuple[CutOffWork, ...] = ()  # the work that the fault before the start cut off
     raised: tuple[Fault, ...] = ()  # the exceptions before the start
     failed: bool = False  # the start failed, and its changes were undone
-    aside: SetAsideState | None = None  # for a run from scratch that has not completed a step yet
+    aside: SetAsideState | None = None  # set in a run from scratch that has not completed a step yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +259,7 @@ class MemberView:
     name: str
     exists: bool  # according to the backend
     connected: bool
-    silent_s: float  # since its last report
+    silent_s: float  # the time since its last report
     report: MemberReport | None = None
     heard_ns: int = 0  # when this supervisor received the member's first report
     well_ns: int = 0  # when the member last reported that its launcher responds
@@ -318,13 +318,13 @@ class LateRank:
 
     rank: int
     step: int
-    phase: str  # its name, or `progress.NOT_BEGUN`
+    phase: str  # the name of its phase, or `progress.NOT_BEGUN`
     since_ns: int  # when it last made progress
     # The conclusion of its newest inspection, one of `supervisor.hangs.evidence`; "" before the first one.
     role: str = ""
     work: str = ""  # the kind of its work
     worked_ns: int = 0  # when a sign of work was last seen; 0: never
-    busy: bool = False  # it computes without visible progress
+    busy: bool = False  # whether it computes without visible progress
     look: int = 0  # number of the newest inspection
     phase_seq: int = -1
     at: str = ""  # its innermost function, without the line number
@@ -349,7 +349,7 @@ class RankAtRest:
     heard_ns: int  # when the supervisor received that inspection
     rests_s: float  # how long after that inspection none of the rank's waits can time out
     ends: int  # checksum of its connections; the XOR over all ranks is 0 if they wait only for each other
-    place: str  # for example "barrier, called by evaluate (train.py:42)"
+    place: str  # where it waits, for example "barrier, called by evaluate (train.py:42)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,7 +357,7 @@ class PendingException:
     """An exception that may be about to end its rank."""
 
     rank: int
-    failed_ns: int  # on the clock of the rank's host; distinguishes exceptions
+    failed_ns: int  # when it was raised, on the clock of the rank's host; identifies the exception
     since_ns: int  # when the supervisor first received it
 
 
@@ -367,10 +367,10 @@ class StallWatch:
 
     generation: int = 0
     ranks: tuple[LateRank, ...] = ()  # ranks that are late, or watched for another reason
-    # from the last stall of this generation that ended without a restart
+    # what was learned from the last stall of this generation that ended without a restart
     passed: tuple[LearnedStall, ...] = ()
     hints: tuple[PendingException, ...] = ()
-    rests: tuple[RankAtRest, ...] = ()  # while any rank is late: all ranks at rest, late or not
+    rests: tuple[RankAtRest, ...] = ()  # all ranks at rest, even if not late; () while no rank is late
     untold_ns: int = 0  # when a member's report on its ranks was first found missing; 0 if none is missing
 
     @property
@@ -554,7 +554,7 @@ class End:
     cause: Fault | None = None
     cut: tuple[CutOffWork, ...] = ()  # work that the stop cuts off
     back: int | None = None  # later states become void; storage has a checkpoint of this step
-    warning: str = ""  # for the status
+    warning: str = ""  # a warning that the status shows
     # the parts of `why` if the script has finished
     completion: Completion | None = field(default=None, compare=False, metadata=UNRECORDED)
 

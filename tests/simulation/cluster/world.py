@@ -17,7 +17,7 @@ from holdfast.protocol.launcher_messages import StartTimes
 from supervisor.decision import closing, orders, transition
 from supervisor.decision.decide import decide
 from supervisor.decision.durable_facts import with_durable_facts
-from supervisor.decision.transition import asked_to_stop, taken_over
+from supervisor.decision.transition import taken_over, with_stop_request
 from supervisor.hangs import observation
 from supervisor.observability.bookkeeping import Bookkeeping
 from supervisor.view.model import (
@@ -173,7 +173,7 @@ class World:
         if self._memory is None or self._accounts is None or self.ended is not None:
             return
         if self.stop and self._memory.stop != self.stop:
-            self._memory = asked_to_stop(self._memory, self.stop)
+            self._memory = with_stop_request(self._memory, self.stop)
         for _ in range(50):
             view = self._view(self._memory)
             self._memory = view.memory

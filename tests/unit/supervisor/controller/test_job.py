@@ -54,7 +54,7 @@ class Backend:
     def renew(self, member: str) -> None:
         self.renewed.append(member)
 
-    def stop_asked(self, how: StopRequest) -> None:
+    def record_stop(self, how: StopRequest) -> None:
         self.stop = how
 
     def finish(self, exit_code: int, why: str, message: str, completion: Completion | None) -> None:

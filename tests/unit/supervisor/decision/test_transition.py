@@ -10,7 +10,7 @@ from holdfast.protocol.launcher_messages import RankInspection as Looked
 from holdfast.protocol.launcher_messages import Restore
 from holdfast.protocol.lineage import Lineage
 from supervisor.decision import transition
-from supervisor.decision.transition import LOST, TRANSITIONS, IllegalTransition, asked_to_stop
+from supervisor.decision.transition import LOST, TRANSITIONS, IllegalTransition, with_stop_request
 from supervisor.view.model import (
     PHASES,
     Dismiss,
@@ -199,11 +199,11 @@ def test_a_good_end_keeps_the_remedy_of_a_recovery_without_a_step_left_to_do() -
 
 
 def test_an_immediate_stop_cannot_be_withdrawn() -> None:
-    memory = asked_to_stop(JobState(1, 1), "graceful")
+    memory = with_stop_request(JobState(1, 1), "graceful")
     assert memory.stop == "graceful"
-    now = asked_to_stop(memory, "now")
-    assert asked_to_stop(now, "graceful").stop == "now"
-    assert asked_to_stop(memory, "interrupt").stop == "graceful", "the first stays"
+    now = with_stop_request(memory, "now")
+    assert with_stop_request(now, "graceful").stop == "now"
+    assert with_stop_request(memory, "interrupt").stop == "graceful", "the first stays"
 
 
 def test_what_is_decided_depends_on_nothing_but_the_view() -> None:

@@ -531,7 +531,7 @@ def test_a_supervisor_that_takes_over_starts_its_waits_then() -> None:
 )
 def test_a_request_to_stop_never_makes_the_stop_less_urgent(before: Any, how: Any, after: str) -> None:
     memory = seen().memory
-    assert transition.asked_to_stop(replace(memory, stop=before), how) == replace(memory, stop=after)  # type: ignore[arg-type]
+    assert transition.with_stop_request(replace(memory, stop=before), how) == replace(memory, stop=after)  # type: ignore[arg-type]
 
 
 def test_the_diagram_has_exactly_this_text() -> None:

@@ -155,8 +155,8 @@ def test_pods_that_have_ended_do_not_prevent_the_others_from_leaving() -> None:
 
 def test_a_users_request_takes_precedence_over_leaving_pods() -> None:
     there = Cluster()
-    there.backend.stop_asked("now")
-    there.backend.stop_asked("now")
+    there.backend.record_stop("now")
+    there.backend.record_stop("now")
     there.backend.update([running(0, is_leaving=True)])
     assert there.backend.stop == "now"
     assert there.stops == ["now"], "it is recorded once"
