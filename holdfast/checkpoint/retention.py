@@ -39,7 +39,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """Data in object storage that belongs to no checkpoint. Its writer may still be at work, or has died.
+    """Data in object storage that belongs to no checkpoint. Its writer may be at work or may have died.
 
     `epoch` is the epoch that the writer obeyed. `written_s` is the time, on storage's clock, at which storage
     accepted the last of the data.
@@ -53,9 +53,10 @@ def is_abandoned(left: Leftover, epoch: int, newest_epoch: int, newest_s: float)
     """Return whether a member that obeys `epoch` may delete `left`.
 
     `newest_epoch` is the highest epoch of all checkpoints, and `newest_s` is the time at which the newest
-    checkpoint was published. Only data that was written before that time may be deleted. If its writer obeys
-    an epoch below `newest_epoch`, the writer may not publish any more. Any other writer counts as dead if it
-    has written nothing for an hour, because a live writer writes continuously.
+    checkpoint was published. Only data that was written before that time may be deleted, and not by a member
+    that obeys a lower epoch than the writer or a checkpoint. A writer that obeys an epoch below
+    `newest_epoch` may not publish any more. Any other writer counts as dead if it has written nothing for an
+    hour, because a live writer writes continuously.
     """
     if newest_epoch > epoch or left.epoch > epoch or left.written_s >= newest_s:
         return False

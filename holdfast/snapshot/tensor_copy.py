@@ -45,7 +45,7 @@ _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE: one call instead of one fault per p
 
 
 def _nothing() -> None:
-    """Do nothing: the default for a caller that needs no progress reports."""
+    """Do nothing. This is the default for callers that do not need progress reports."""
 
 
 _Pair = tuple["torch.Tensor", "torch.Tensor"]  # target, source
@@ -238,7 +238,7 @@ def _bytes_at(address: int, size: int) -> torch.Tensor:
 def _concatenate(sources: list[torch.Tensor], target: torch.Tensor, moved: Callable[[], None]) -> None:
     import torch
 
-    with torch.no_grad():  # this mode is per thread
+    with torch.no_grad():  # each thread has its own mode
         torch.cat(sources, out=target)
     moved()
 

@@ -57,7 +57,7 @@ class State:
         self._random: Mapping[str, bytes] | None = None  # restored random states, to be set by the first loop
         # The label, limit and start of each open pause, outermost first.
         self._pauses: list[tuple[str, float, float]] = []
-        self._warned_pauses: set[str] = set()  # which warnings of unused pauses were printed
+        self._warned_pauses: set[str] = set()  # the warnings of unused pauses that were printed
         self._loops: LoopHistory
 
     def _warn_of_shared_generators(self) -> None:
@@ -93,7 +93,7 @@ class State:
         """Restore the group's resume point, if any, into the objects. Call this once, before the first step.
 
         Raises:
-            BadInput: an object cannot be protected, or the state is of another model.
+            BadInput: an object cannot be protected, or the state is from a different model.
         """
         rank, protection = self._rank, self._protection
         if protection is not None:
@@ -169,7 +169,7 @@ class State:
                 training.refuse_uncommitted(step)
             training.judge_pending()
             training.end_tail()
-        finally:  # also after a `break`, because the code after the loop is not part of a step
+        finally:  # this also runs after a `break`, because the code after the loop is not part of a step
             self._turn += 1
             training.show_phase(Phase.IDLE)
         if self._protection is not None:

@@ -12,7 +12,7 @@ from holdfast.state.change_detection import ChangeDetector, Footprint
 from holdfast.state.device import Device
 from holdfast.training.protection.device_copy import HostPart, TensorSplit
 
-LOOK_CLOSELY = 4  # in the first steps of a generation, up to this one, the search for changes is thorough
+LOOK_CLOSELY = 4  # up to this many steps into a generation, the search for changes is more thorough
 
 
 class CommittedState:

@@ -351,7 +351,7 @@ def _peer_of(
     pins: Callable[[], Collection[int]],
     again: Callable[[int, bytes], None],
 ) -> tuple[PrivateStateRing | LocalPrivateState | None, PrivateStore | None]:
-    """Return the exchange with other ranks, and the store for received states. None means not needed."""
+    """Return the exchange with other ranks, and the store for received states; None if they are unneeded."""
     if launch.world_size == 1:
         return None, None
     if launch.nproc < launch.world_size:

@@ -104,7 +104,7 @@ class SnapshotSchedule:
         return self._asked_every == 0
 
     def held(self, step: int) -> bool:
-        """True if there is a snapshot of this generation's `step`."""
+        """Return True if there is a snapshot of this generation's `step`."""
         return self.writer.held(self._generation, step)
 
     def expect(self, state_bytes: int) -> None:
@@ -227,7 +227,7 @@ class SnapshotSchedule:
             self._replacement.voided(step, self._every)
 
     def note_late(self, step: int, amended: bool) -> None:
-        """Report that the state of `step` has changed after its commit.
+        """Report that the state of `step` changed after its commit.
 
         `amended` means that the copies include the change.
         """
