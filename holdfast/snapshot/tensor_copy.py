@@ -83,7 +83,7 @@ class ParallelCopy:
         self._own_work, *self._other_work = map(work, shares)
 
     def run(self, moved: Callable[[], None] = _nothing) -> None:
-        """Copy all tensors. Once this has returned or raised an exception, no thread is copying any more.
+        """Copy all tensors. Once this has returned or raised an exception, no thread is still copying.
 
         Each thread calls `moved` after each piece, to report progress.
         """

@@ -66,7 +66,7 @@ class WrittenPages:
     """Watches ranges of this process's memory for writes. The watch begins when the object is constructed."""
 
     def __init__(self, ranges: Iterable[Range]) -> None:
-        """Start to watch the `MOST_RANGES` largest ranges, except those that cannot be watched.
+        """Start watching the `MOST_RANGES` largest ranges, except those that cannot be watched.
 
         Raises `OSError` if the kernel does not support this.
         """
@@ -131,7 +131,7 @@ class WrittenPages:
 
 
 def watch(ranges: Iterable[Range]) -> WrittenPages | None:
-    """Start to watch `ranges`. If that is not possible, return None and log the error at debug level."""
+    """Start watching `ranges`. If that is not possible, return None and log the error at debug level."""
     try:
         if _pinned():
             return None

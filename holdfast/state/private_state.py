@@ -246,7 +246,7 @@ class PrivateState:
         return self._objects
 
     def no_data(self, names: set[str]) -> list[str]:
-        """Return those of `names`, sorted, whose objects are not iterable and therefore not data loaders."""
+        """Return, sorted, the names of objects among `names` that are not iterable, so not data loaders."""
         data = ("__iter__", "__next__")
         return [n for n in sorted(names) if not any(hasattr(type(self._objects[n]), each) for each in data)]
 

@@ -148,7 +148,7 @@ class Session:
     # -- joining
 
     def _enter(self) -> None:
-        """Become the rank: set the environment, open the page, start to listen, form the process group."""
+        """Become the rank: set the environment, open the page, start listening, form the process group."""
         import torch
 
         if self._rank.channel is not None:

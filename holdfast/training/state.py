@@ -27,7 +27,7 @@ from holdfast.worker import pauses
 
 _COMMIT = "commit(loss, grad_norm=..., samples=..., tokens=..., flops=..., position=...)"
 _PAUSE = 'pause("eval", limit_s=600)'
-# A pause that has exceeded its limit gets this limit, because 0 would stand for the run's limit.
+# A pause that has exceeded its limit gets this limit, because 0 would mean the run's limit.
 _MIN_LIMIT_S = 1e-3
 
 
@@ -243,9 +243,9 @@ class State:
         script may swap in other weights during the pause if it restores the original weights before the end.
 
         Raises:
-            BadInput: the label, the limit or an argument is invalid; this is raised when the pause begins. Or
-                the pause decorates an `async def` or a generator function, whose work is done after its call
-                has returned.
+            BadInput: when the pause begins, if the label, the limit or an argument is invalid. Also when it
+                decorates an `async def` or a generator function, because such a function does its work after
+                its call has returned.
         """
         return misuse.Pause(label, lambda: self._paused(label, limit_s, unknown), self._warn_of_unused_pause)
 

@@ -29,7 +29,7 @@ class CommittedState:
         self.steps_done = 0  # the steps that were committed in this generation
         self._tails_done = 0  # the value of `steps_done` at the end of the last tail
         self._searches = True  # whether the next footprint searches for added or replaced parameters
-        # A `TensorSplit` whose tensors are known to be those of a footprint.
+        # A `TensorSplit` whose tensors are known to be the tensors of a footprint.
         self._compared: TensorSplit | None = None
 
     @property

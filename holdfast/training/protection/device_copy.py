@@ -79,7 +79,7 @@ class AsyncCopy:
     def __init__(
         self, device: Device, division: TensorSplit, part: HostPart | None, targets: Sequence[torch.Tensor]
     ) -> None:
-        """Start to copy into `targets`: contiguous tensors on the host, one for each tensor of `division`."""
+        """Start copying into `targets`: contiguous tensors on the host, one for each tensor of `division`."""
         import torch
 
         self._division = division  # keeps the tensors' memory alive until the copy has ended

@@ -30,8 +30,8 @@ class SnapshotReplacement:
     def __init__(self, has_all_private: bool) -> None:
         """Start without a planned replacement.
 
-        `has_all_private` means that this member has the private states of all ranks: those of its own ranks,
-        and those that it keeps for another member.
+        `has_all_private` means that this member has the private states of all ranks, because it keeps the
+        states of all other members' ranks in addition to its own.
         """
         self._has_all_private = has_all_private
         self._replace_from = -1  # the first step that may replace a void step; -1 if no replacement is needed

@@ -194,7 +194,7 @@ class SnapshotWriter:
         keep: frozenset[tuple[int, int]] | None = None,
         host_part: HostPart | None = None,
     ) -> PendingSnapshot | None:
-        """Start to copy the whole state from the device. On return, the host's part has been copied.
+        """Start copying the whole state from the device. On return, the host's part has been copied.
 
         For the arguments, see `write`. The result is None if no slot was free. The copy waits for no other
         work, so it completes if the device works.
