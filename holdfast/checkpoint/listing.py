@@ -26,7 +26,7 @@ class ListingReader:
         self._unread: Counter[str] = Counter()  # the number of failed reads of each checkpoint, by name
 
     def read(self) -> StorageListing:
-        """Return the checkpoints on storage as a listing, whose number the caller sets.
+        """Return a listing of the checkpoints on storage. The caller sets its number.
 
         Raises `OSError` if the folder cannot be read. Also raises it if a manifest cannot be read, until
         `PATIENCE` reads of that manifest have failed; from then on, the checkpoint is listed as damaged.

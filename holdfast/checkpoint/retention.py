@@ -20,7 +20,7 @@ _Found: TypeAlias = tuple[Path, StoredCheckpoint | InvalidCheckpoint]
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Specifies which checkpoints to keep: the newest `keep` that are not void, and one for `proven`.
+    """Specifies which checkpoints to keep: the newest `keep` that are not void, and one up to `proven`.
 
     Attributes:
         keep: How many of the newest checkpoints to keep, at least 1.
