@@ -55,7 +55,7 @@ def load(path: Path | str) -> StoredCheckpoint:
     """Return the checkpoint in the directory `path`, without verifying the content of its files.
 
     Raises:
-        NewerFormat: A later version of holdfast wrote it.
+        NewerFormat: A later version of holdfast wrote the checkpoint.
         Unreadable: Storage failed.
         InvalidCheckpoint: The directory is not a valid checkpoint. The message gives the reason in one line.
     """
@@ -69,10 +69,9 @@ def described(
     """Return the checkpoint at `path`, using its storage's functions to access it.
 
     `read` returns the bytes of the manifest. If it fails, it raises `InvalidCheckpoint` with a message that
-    continues "manifest.json ...". `fault` describes what is wrong with a file; None if nothing is.
+    continues "manifest.json ...". `fault` returns a description of what is wrong with a file, or None.
 
-    Raises:
-        NewerFormat, Unreadable, InvalidCheckpoint: as `load` does.
+    Raises the same errors as `load`.
     """
     try:
         manifest = unpack(read())

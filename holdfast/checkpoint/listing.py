@@ -23,10 +23,10 @@ class ListingReader:
     def __init__(self, storage: Path | CheckpointStorage, most: int) -> None:
         self._storage = DirectoryStorage(storage) if isinstance(storage, Path) else storage
         self._most = most
-        self._unread: Counter[str] = Counter()  # how many reads have failed, by name
+        self._unread: Counter[str] = Counter()  # the number of failed reads of each checkpoint, by name
 
     def read(self) -> StorageListing:
-        """Return the checkpoints on storage as a listing, whose number the caller sets.
+        """Return a listing of the checkpoints on storage. The caller sets its number.
 
         Raises `OSError` if the folder cannot be read. Also raises it if a manifest cannot be read, until
         `PATIENCE` reads of that manifest have failed; from then on, the checkpoint is listed as damaged.
@@ -54,7 +54,10 @@ class ListingReader:
         )
 
     def count_failed_read(self, name: str, error: catalog.Unreadable) -> None:
-        """Count a failed read of the checkpoint `name`. Raises `OSError` if fewer than `PATIENCE` failed."""
+        """Count a failed read of the checkpoint `name`.
+
+        Raises `OSError` until `PATIENCE` reads have failed. From then on, the checkpoint counts as damaged.
+        """
         self._unread[name] += 1
         if self._unread[name] < PATIENCE:
             raise OSError(f"checkpoint {name}: {error}")

@@ -20,7 +20,7 @@ _Found: TypeAlias = tuple[Path, StoredCheckpoint | InvalidCheckpoint]
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Specifies which checkpoints to keep: the newest `keep` that are not void, and one for `proven`.
+    """Specifies which checkpoints to keep: the newest `keep` that are not void, and one up to `proven`.
 
     Attributes:
         keep: How many of the newest checkpoints to keep, at least 1.
@@ -39,7 +39,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """Data in object storage that belongs to no checkpoint. Its writer may still be at work, or has died.
+    """Data in object storage that belongs to no checkpoint. Its writer may be at work or may have died.
 
     `epoch` is the epoch that the writer obeyed. `written_s` is the time, on storage's clock, at which storage
     accepted the last of the data.
@@ -53,9 +53,10 @@ def is_abandoned(left: Leftover, epoch: int, newest_epoch: int, newest_s: float)
     """Return whether a member that obeys `epoch` may delete `left`.
 
     `newest_epoch` is the highest epoch of all checkpoints, and `newest_s` is the time at which the newest
-    checkpoint was published. Only data that was written before that time may be deleted. If its writer obeys
-    an epoch below `newest_epoch`, the writer may not publish any more. Any other writer counts as dead if it
-    has written nothing for an hour, because a live writer writes continuously.
+    checkpoint was published. Only data that was written before that time may be deleted, and not by a member
+    that obeys a lower epoch than the writer or a checkpoint. A writer that obeys an epoch below
+    `newest_epoch` may no longer publish. Any other writer counts as dead if it has written nothing for an
+    hour, because a live writer writes continuously.
     """
     if newest_epoch > epoch or left.epoch > epoch or left.written_s >= newest_s:
         return False
@@ -92,8 +93,8 @@ def retain(
     found = tuple(each for each in storage.each_checkpoint() if not isinstance(each[1], NewerFormat))
     if any(isinstance(what, StoredCheckpoint) and what.epoch > wanted.epoch for _, what in found):
         return ()
-    told = [what.lineage for _, what in found if isinstance(what, StoredCheckpoint)]
-    void = _void(found, lineage.merged(wanted.lineage, *told))
+    lineages = [what.lineage for _, what in found if isinstance(what, StoredCheckpoint)]
+    void = _void(found, lineage.merged(wanted.lineage, *lineages))
     valid = tuple(each for each in found if each[0] not in void)
 
     def intact(path: Path, what: StoredCheckpoint) -> bool:

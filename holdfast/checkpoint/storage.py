@@ -66,7 +66,7 @@ class CheckpointStorage(Protocol):
     def local_copy(
         self, found: StoredCheckpoint, names: Iterable[str], moved: Callable[[], object]
     ) -> tuple[Path, str | None]:
-        """Return a local directory with the files `names`, and their defect or None.
+        """Make the files `names` available in a local directory; return it, and a defect or None.
 
         Object storage downloads only these files. A directory returns the checkpoint itself, after verifying
         all of its files. A retry is safe, and does not download complete files again.
@@ -92,7 +92,7 @@ class CheckpointStorage(Protocol):
         generation: int,
         moved: Callable[[], object],
     ) -> AbstractContextManager[StagedCheckpoint]:
-        """Write the files of a new checkpoint. When the context ends, remove them if they are unpublished."""
+        """Write the files of a new checkpoint. When the context ends, remove them unless published."""
 
     def remove(self, path: Path, what: StoredCheckpoint | InvalidCheckpoint) -> None:
         """Remove a checkpoint that `each_checkpoint` has yielded. No reader ever sees a part of it.

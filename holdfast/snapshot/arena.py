@@ -110,7 +110,7 @@ class Arena:
         """Yield the path of a snapshot. No writer can overwrite the snapshot while the context is open.
 
         Raises:
-            SnapshotGone: The slot has another snapshot by now, or a writer is filling it.
+            SnapshotGone: The slot now has another snapshot, or a writer is filling it.
         """
         descriptor = self._lock(record)
         try:

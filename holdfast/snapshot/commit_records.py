@@ -34,7 +34,7 @@ _COST = struct.Struct("<8sQd")  # magic, bytes, seconds
 COST_MAGIC = b"HFCOST01"
 
 
-class CommitRecord(NamedTuple):  # each snapshot constructs one, five times as fast as a frozen dataclass
+class CommitRecord(NamedTuple):  # made in each snapshot; a frozen dataclass would take five times as long
     """Identifies one complete snapshot. No two commits to the same slot have the same `sequence`."""
 
     slot: int
@@ -89,12 +89,12 @@ class CommitRecords:
         return CommitRecord(slot, generation, step, world_size, total, self._paths[slot], sequence)
 
     def next_sequence(self) -> int:
-        """Return a sequence number higher than those of all earlier commits, including discarded ones."""
+        """Return a sequence number higher than that of any earlier commit, including discarded commits."""
         first, second = _SEQUENCE.unpack_from(self._page)
         return int((max(first, second) + 1) % 2**64)
 
     def write(self, record: CommitRecord) -> None:
-        """Write a record. The content of its slot must be complete by now."""
+        """Write a record. The content of its slot must already be complete."""
         body = _RECORD.pack(
             RECORD_MAGIC,
             record.generation,
@@ -128,7 +128,7 @@ class CommitRecords:
     def seal(self, record: CommitRecord, checksum: int) -> None:
         """Seal `record` with a checksum.
 
-        If the write is interrupted, or if the slot has another record by now, the slot has no valid seal.
+        If the write is interrupted, or if the slot now has another record, the slot has no valid seal.
         """
         body = _SEAL.pack(*_bound(record), checksum)
         begin = _seal(record.slot)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from holdfast.snapshot.arena import Arena
 
 LEAST_BYTES = 64 << 20  # for smaller states, the time for the faults is negligible in a recovery
-PIECE_BYTES = 1 << 20  # takes about 0.3 ms
+PIECE_BYTES = 1 << 20  # populating a piece takes about 0.3 ms
 PAUSES = 2.0  # after each piece, the thread pauses this many times as long as the piece took
 
 

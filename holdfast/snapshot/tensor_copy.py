@@ -45,7 +45,7 @@ _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE: one call instead of one fault per p
 
 
 def _nothing() -> None:
-    """Do nothing: the default for a caller that needs no progress reports."""
+    """Do nothing. This is the default for callers that do not need progress reports."""
 
 
 _Pair = tuple["torch.Tensor", "torch.Tensor"]  # target, source
@@ -83,7 +83,7 @@ class ParallelCopy:
         self._own_work, *self._other_work = map(work, shares)
 
     def run(self, moved: Callable[[], None] = _nothing) -> None:
-        """Copy all tensors. Once this has returned or raised an exception, no thread is copying any more.
+        """Copy all tensors. Once this has returned or raised an exception, no thread is still copying.
 
         Each thread calls `moved` after each piece, to report progress.
         """
@@ -238,7 +238,7 @@ def _bytes_at(address: int, size: int) -> torch.Tensor:
 def _concatenate(sources: list[torch.Tensor], target: torch.Tensor, moved: Callable[[], None]) -> None:
     import torch
 
-    with torch.no_grad():  # this mode is per thread
+    with torch.no_grad():  # each thread has its own mode
         torch.cat(sources, out=target)
     moved()
 

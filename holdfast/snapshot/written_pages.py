@@ -1,4 +1,4 @@
-"""Determine which pages of this process's memory were written since a watch began. The kernel tracks them.
+"""Ask the kernel which pages of this process's memory were written since a watch began.
 
 Linux 6.7 and later can write-protect pages, so that the first write to a page causes a fault. The kernel
 resolves the fault and records the write. This is the feature UFFD_FEATURE_WP_ASYNC of userfaultfd. The ioctl
@@ -66,7 +66,7 @@ class WrittenPages:
     """Watches ranges of this process's memory for writes. The watch begins when the object is constructed."""
 
     def __init__(self, ranges: Iterable[Range]) -> None:
-        """Start to watch the `MOST_RANGES` largest ranges, except those that cannot be watched.
+        """Start watching the `MOST_RANGES` largest ranges, except those that cannot be watched.
 
         Raises `OSError` if the kernel does not support this.
         """
@@ -100,7 +100,7 @@ class WrittenPages:
         return True
 
     def written(self, what: Range) -> tuple[Stretch, ...]:
-        """Return, in order, the stretches of a range that may have been written since the watch began.
+        """Return the stretches of a range that may have been written since the watch began, in order.
 
         If the range is not watched, or no longer watched, the result is the whole range. A write during the
         call may appear only in the next result. Any thread may call this.
@@ -131,7 +131,7 @@ class WrittenPages:
 
 
 def watch(ranges: Iterable[Range]) -> WrittenPages | None:
-    """Start to watch `ranges`. If that is not possible, return None and log the error at debug level."""
+    """Start watching `ranges`. If that is not possible, return None and log the error at debug level."""
     try:
         if _pinned():
             return None

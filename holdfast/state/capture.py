@@ -43,7 +43,7 @@ class CollectedState:
 
     tensors: list[tuple[str, torch.Tensor]] = field(default_factory=list)
     document: dict[str, Any] = field(default_factory=dict)
-    _names: dict[int, str] = field(default_factory=dict)  # by the tensor's identity
+    _names: dict[int, str] = field(default_factory=dict)  # the name of each tensor, by its identity
 
     def add(self, name: str, tensor: torch.Tensor) -> str:
         """Add `tensor` unless it is listed already; return the name under which it is listed.
@@ -108,7 +108,7 @@ def refuse_dtypes(objects: Mapping[str, Any]) -> None:
                 dtype_of(f"{name}.{key}", parameter)
             for key, buffer in value.named_buffers():
                 if buffer.is_quantized:
-                    raise BadInput(f"{name}.{key}: a buffer of type {buffer.dtype} cannot be kept")
+                    raise BadInput(f"{name}.{key}: a buffer of type {buffer.dtype} cannot be stored")
         elif isinstance(value, torch.optim.Optimizer):
             for n, own in enumerate(parameters(value)):
                 dtype_of(f"{name}.param.{n}", own)
@@ -279,7 +279,7 @@ def flatten(name: str, value: Any, tree: CollectedState, beside: torch.device | 
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise BadInput(
-        f"{name}: {type_with_article(value)} cannot be kept in a snapshot: "
+        f"{name}: {type_with_article(value)} cannot be stored in a snapshot: "
         "a state may hold tensors, numbers, strings, and lists and mappings of them"
     )
 
@@ -392,7 +392,7 @@ def dtype_of(name: str, tensor: torch.Tensor) -> str:
     except KeyError:
         instead = ": keep the real numbers that torch.view_as_real() returns" if tensor.is_complex() else ""
         raise BadInput(
-            f"{name}: a tensor of type {tensor.dtype} cannot be kept in a snapshot{instead}"
+            f"{name}: a tensor of type {tensor.dtype} cannot be stored in a snapshot{instead}"
         ) from None
 
 
@@ -453,10 +453,10 @@ def refuse_tensor(name: str, tensor: torch.Tensor) -> None:
     if is_lazy(tensor):
         raise BadInput(f"{name} has no shape yet: run one forward pass of the module before protect")
     if tensor.layout != torch.strided:
-        raise BadInput(f"{name} is a sparse tensor ({tensor.layout}): only dense tensors can be kept")
+        raise BadInput(f"{name} is a sparse tensor ({tensor.layout}): only dense tensors can be stored")
     if is_traceable_wrapper_subclass(tensor):
         raise BadInput(
-            f"{name} is {type_with_article(tensor)}, which wraps other tensors: only plain ones can be kept"
+            f"{name} is {type_with_article(tensor)}, which wraps other tensors: only plain ones can be stored"
         )
 
 

@@ -203,7 +203,7 @@ class ChangeDetector:
     def _differs(self, since: Footprint) -> str | None:
         walk = since.walk
         now = dict(self._tensors())
-        for name, tensor in zip(walk.names, walk.tensors, strict=False):  # `names` also has those of `lists`
+        for name, tensor in zip(walk.names, walk.tensors, strict=False):  # `names` also covers `lists`
             if now.pop(name, None) is not tensor:
                 return f"{name} was replaced"
         if now:

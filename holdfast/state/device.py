@@ -73,7 +73,7 @@ class Device(Protocol):
         """Wait until the device reaches the mark, for at most `limit_s`. Return whether it has reached it."""
 
     def copy(self, pairs: Sequence[Pair]) -> DeviceCopy:
-        """Start to copy flat, contiguous tensors to the host. The copy waits only for earlier copies.
+        """Start copying flat, contiguous tensors to the host. The copy waits only for earlier copies.
 
         The device must already have computed the sources. The caller must keep sources and targets alive
         until the copy has ended.
@@ -83,7 +83,7 @@ class Device(Protocol):
         """Delay all work that the calling thread queues from now on until `copy` has ended."""
 
     def bring(self, numbers: Sequence[torch.Tensor]) -> PendingNumbers:
-        """Start to copy up to `NUMBERS` one-element tensors to the host."""
+        """Start copying up to `NUMBERS` one-element tensors to the host."""
 
     def pin(self, memory: memoryview) -> PinnedMemory | None:
         """Page-lock host memory until `release` is called; return None if that is not possible.

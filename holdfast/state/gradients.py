@@ -157,7 +157,7 @@ class StepNumbers:
         probe: torch.Tensor | None = None,
         position: int = -1,
     ) -> None:
-        """Start to copy the numbers that are on the device.
+        """Start copying the numbers that are on the device.
 
         `probe` is the result of `GradientProbe.probe`, or None if the gradients were not probed.
         """

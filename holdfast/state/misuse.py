@@ -396,7 +396,7 @@ class AccumulatedGradients:
         self._added = self._warned = False
 
     def watch(self) -> None:
-        """Start to watch a few gradients, because no optimizer has stepped in the step being committed."""
+        """Start watching a few gradients, because no optimizer has stepped in the step being committed."""
         found = [] if self._warned else list(islice(self._candidates(), WATCHED))
         for parameter, grad in found:
             same = grad.data_ptr(), capture.version(grad)

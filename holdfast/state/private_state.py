@@ -246,7 +246,7 @@ class PrivateState:
         return self._objects
 
     def no_data(self, names: set[str]) -> list[str]:
-        """Return those of `names`, sorted, whose objects are not iterable and therefore not data loaders."""
+        """Return, sorted, the names of objects among `names` that are not iterable, so not data loaders."""
         data = ("__iter__", "__next__")
         return [n for n in sorted(names) if not any(hasattr(type(self._objects[n]), each) for each in data)]
 
@@ -280,7 +280,7 @@ class PrivateState:
         cannot be written in place, or if it shares memory now but did not when the blob was made.
 
         Raises:
-            BadInput: the blob is from another model.
+            BadInput: the blob is from a different model.
         """
         sections = parse_sections(blob)
         held = {name: content for name, content in sections.items() if name.startswith("buffer:")}
@@ -297,7 +297,7 @@ class PrivateState:
             if content is None and buffer is None:
                 continue
             if content is None or buffer is None or len(content) != buffer.nbytes:
-                raise BadInput(f"the snapshot is of another model: {name} differs")
+                raise BadInput(f"the snapshot is from a different model: {name} differs")
             filled.append((place, buffer, content))
             if name not in self._tied:  # a write to a tied buffer would change its parameter
                 _fill(buffer, content)
@@ -308,7 +308,7 @@ class PrivateState:
             self._restore_alias(place, known, held.pop(f"buffer:{place[0]}", None), sections)
         if held:
             name = next(iter(held))[7:]
-            raise BadInput(f"the snapshot is of another model: {name} is not in the script's model")
+            raise BadInput(f"the snapshot is from a different model: {name} is not in the script's model")
         self._restore_objects(sections.get("objects", b"{}"))
         self._restore_guard(sections)
         return sections

@@ -2,7 +2,7 @@
 
 The states are read several times per step, each time with cold CPU caches. Python returns a state as a tuple
 of 625 integers, and NumPy returns a copy. Both are slow to build. So the generator's words are first compared
-in place with those of the last result, and a new result is built only if they have changed.
+in place with the words of the last result, and a new result is built only if they have changed.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _words_of(generator: Any) -> int:
     """Return the address of the state of a `random.Random`; 0 if it is not known.
 
     In CPython 3.10 to 3.13, the position and 624 words follow the object's header. Other versions may use
-    another layout, so the address is returned only if the words there are the same as those of `getstate()`.
+    another layout, so the address is returned only if `getstate()` returns the same words.
     """
     if sys.implementation.name != "cpython" or not isinstance(generator, random.Random):
         return 0

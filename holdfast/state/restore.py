@@ -231,7 +231,7 @@ def _restore_module(name: str, module: torch.nn.Module, held: _SnapshotTensors) 
     if wrong is None:
         wrong = _missing_in_model(name, {key for key, _ in mine}, held.layout)
     if wrong is not None:
-        raise BadInput(f"the snapshot is of another model: {wrong}")
+        raise BadInput(f"the snapshot is from a different model: {wrong}")
     for key, parameter in mine:
         held.fill(key, parameter)
 

@@ -99,7 +99,7 @@ def is_custom_scheduler(value: Any, objects: Mapping[str, Any]) -> bool:
 
 
 def _only_sets_options(value: Any) -> bool:
-    """Return whether the code of `value` uses an optimizer's groups, and steps nothing but schedulers."""
+    """Return whether the code of `value` uses an optimizer's groups and steps only schedulers."""
     sets = False
     for code in _codes(type(value)):
         receiver = ""

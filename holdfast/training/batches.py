@@ -132,7 +132,7 @@ class Batches:
             yield feed.batch(self._following(self._state.step))
 
     def _following(self, step: int) -> int:
-        """Return the first step from `step` on that is not skipped."""
+        """Return the first step that is not skipped, starting from `step`."""
         while step in self._session._rank.skip:
             step += 1
         return step

@@ -47,7 +47,7 @@ class PeerConnections:
         return cls({fd: inode for fd, inode in open_sockets().items() if fd not in known})
 
     def forget_closed(self) -> None:
-        """Forget the connections that are closed by now, such as those that only served to form the group."""
+        """Forget the connections that are already closed, such as those used only to form the group."""
         gone = self._gone()
         self._inodes = {fd: inode for fd, inode in self._inodes.items() if fd not in gone}
 

@@ -97,7 +97,7 @@ class NumberCheck:
         return numbers
 
     def judge_pending(self, step: int) -> None:
-        """Wait for the unjudged numbers, if there are any, and judge them. `step`: see `_judge`."""
+        """Wait for the unjudged numbers, if there are any, and judge them. For `step`, see `_judge`."""
         numbers = self._unjudged
         if numbers is not None:
             numbers.receive()

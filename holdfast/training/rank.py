@@ -1,4 +1,4 @@
-"""This process's place in one generation of the group, and its reports to its launcher.
+"""Represent a process's place in one generation of the group, and send its reports to its launcher.
 
 All other modules of this package may import this module. It imports only `caught_errors` from the package.
 """
@@ -101,11 +101,11 @@ class Rank:
         self.say(WorkerMessage("started", marks=self._times))
 
     def joined(self) -> None:
-        """Record that the process group has been formed just now."""
+        """Record the current time as the time at which the process group was formed."""
         self._times = replace(self._times, joined_ns=time.monotonic_ns())
 
     def restored(self) -> None:
-        """Record that the protected objects' state has been restored just now."""
+        """Record the current time as the time at which the protected objects were restored."""
         self._times = replace(self._times, restored_ns=time.monotonic_ns())
 
     def report_first_step(self) -> None:

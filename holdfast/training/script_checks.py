@@ -15,7 +15,7 @@ class ScriptChecks:
     """One rank's checks. Each check warns once of one kind of mistake. They do not affect the step."""
 
     def __init__(self, rank: Rank, modules: Iterable[Any], optimizers: Sequence[Any], device: Device) -> None:
-        """Start to watch the first step, including what the script does before the state is restored."""
+        """Start watching the first step, including what the script does before the state is restored."""
         self._rank, self._modules, self._optimizers = rank, tuple(modules), optimizers
         self._unprotected: misuse.UnprotectedTraining | None = misuse.UnprotectedTraining(
             self._modules, optimizers, self._warn
@@ -26,7 +26,7 @@ class ScriptChecks:
         self._threads: BackgroundThreads
 
     def begin(self, objects: Mapping[str, Any]) -> None:
-        """Start to check parameter groups, schedulers and threads. Call this once `objects` are restored."""
+        """Start checking parameter groups, schedulers and threads. Call this once `objects` are restored."""
         self._added = misuse.AddedGroups(self._modules, self._optimizers, self._warn)
         self._schedulers = misuse.UnprotectedSchedulers(self._optimizers, objects, self._warn)
         self._threads = BackgroundThreads(lambda text: misuse.warn(0, text))  # printed on every rank

@@ -81,8 +81,8 @@ class Session:
         number of steps in that state.
 
         Raises:
-            BadInput: an object cannot be protected, the resume point is of another model, or protect was
-                called before.
+            BadInput: an object cannot be protected, the resume point is from a different model, or protect
+                was called before.
         """
         misuse.require_names("protect(model=model, optimizer=optimizer)", unnamed)
         if self._state is not None:
@@ -148,7 +148,7 @@ class Session:
     # -- joining
 
     def _enter(self) -> None:
-        """Become the rank: set the environment, open the page, start to listen, form the process group."""
+        """Become the rank: set the environment, open the page, start listening, form the process group."""
         import torch
 
         if self._rank.channel is not None:
@@ -279,7 +279,7 @@ def join() -> Session:
         return _joined.session
     mine = launcher_channel.current_channel or _from_environment()
     if mine is not None and not mine.is_ours:
-        raise BadInput("join() in a process that the script forked: only the script itself is a rank")
+        raise BadInput("join() was called in a process that the script forked, which cannot be a rank")
     if mine is None:
         nested_scripts.refuse_below_rank(os.environ)
         launch, rank = _place_without_launcher()
@@ -288,7 +288,7 @@ def join() -> Session:
             _park(mine)
         order = mine.wait_start()
         if order.launch is None or order.rank is None:
-            raise Fenced("the launcher's order to start contains no rank")
+            raise Fenced("the launcher started this process without assigning it a rank")
         launch, rank = order.launch, order.rank
         if rank.rank == 0 and _has_used_gpu() and not mine.parked:
             sys.stderr.write(f"holdfast: {_COLD}\n")
@@ -299,7 +299,7 @@ def join() -> Session:
 
 
 def _park(mine: launcher_channel.LauncherChannel) -> None:
-    """Prepare this process to start as a rank without delay, and report whether it can wait for that.
+    """Prepare this process to become a rank without delay, and report whether it can be kept warm.
 
     The preparation does not use a GPU: this process does not know yet which GPU it will get, and until then
     the memory of that GPU belongs to another process.

@@ -27,7 +27,7 @@ from holdfast.worker import pauses
 
 _COMMIT = "commit(loss, grad_norm=..., samples=..., tokens=..., flops=..., position=...)"
 _PAUSE = 'pause("eval", limit_s=600)'
-# A pause that has exceeded its limit gets this limit, because 0 would stand for the run's limit.
+# A pause that has exceeded its limit gets this limit, because 0 would mean the run's limit.
 _MIN_LIMIT_S = 1e-3
 
 
@@ -57,7 +57,7 @@ class State:
         self._random: Mapping[str, bytes] | None = None  # restored random states, to be set by the first loop
         # The label, limit and start of each open pause, outermost first.
         self._pauses: list[tuple[str, float, float]] = []
-        self._warned_pauses: set[str] = set()  # which warnings of unused pauses were printed
+        self._warned_pauses: set[str] = set()  # the warnings of unused pauses that were printed
         self._loops: LoopHistory
 
     def _warn_of_shared_generators(self) -> None:
@@ -93,7 +93,7 @@ class State:
         """Restore the group's resume point, if any, into the objects. Call this once, before the first step.
 
         Raises:
-            BadInput: an object cannot be protected, or the state is of another model.
+            BadInput: an object cannot be protected, or the state is from a different model.
         """
         rank, protection = self._rank, self._protection
         if protection is not None:
@@ -169,7 +169,7 @@ class State:
                 training.refuse_uncommitted(step)
             training.judge_pending()
             training.end_tail()
-        finally:  # also after a `break`, because the code after the loop is not part of a step
+        finally:  # this also runs after a `break`, because the code after the loop is not part of a step
             self._turn += 1
             training.show_phase(Phase.IDLE)
         if self._protection is not None:
@@ -243,9 +243,9 @@ class State:
         script may swap in other weights during the pause if it restores the original weights before the end.
 
         Raises:
-            BadInput: the label, the limit or an argument is invalid; this is raised when the pause begins. Or
-                the pause decorates an `async def` or a generator function, whose work is done after its call
-                has returned.
+            BadInput: when the pause begins, if the label, the limit or an argument is invalid. Also when it
+                decorates an `async def` or a generator function, because such a function does its work after
+                its call has returned.
         """
         return misuse.Pause(label, lambda: self._paused(label, limit_s, unknown), self._warn_of_unused_pause)
 

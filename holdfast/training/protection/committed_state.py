@@ -12,7 +12,7 @@ from holdfast.state.change_detection import ChangeDetector, Footprint
 from holdfast.state.device import Device
 from holdfast.training.protection.device_copy import HostPart, TensorSplit
 
-LOOK_CLOSELY = 4  # in the first steps of a generation, up to this one, the search for changes is thorough
+LOOK_CLOSELY = 4  # up to this many steps into a generation, the search for changes is more thorough
 
 
 class CommittedState:
@@ -29,7 +29,7 @@ class CommittedState:
         self.steps_done = 0  # the steps that were committed in this generation
         self._tails_done = 0  # the value of `steps_done` at the end of the last tail
         self._searches = True  # whether the next footprint searches for added or replaced parameters
-        # A `TensorSplit` whose tensors are known to be those of a footprint.
+        # A `TensorSplit` whose tensors are known to be the tensors of a footprint.
         self._compared: TensorSplit | None = None
 
     @property

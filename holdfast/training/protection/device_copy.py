@@ -54,7 +54,7 @@ class TensorSplit:
         return HostPart(self, text, kept)
 
     def host(self, part: HostPart | None) -> list[tuple[int, torch.Tensor]]:
-        """Return the host's tensors with their indices. They are from `part`, or live if `part` is None."""
+        """Return the host's tensors with their indices: copies from `part`, or live tensors if it is None."""
         if part is None:
             return [(at, self.tensors[at][1]) for places in self._on_host.values() for at in places]
         found: list[tuple[int, torch.Tensor]] = []
@@ -79,7 +79,7 @@ class AsyncCopy:
     def __init__(
         self, device: Device, division: TensorSplit, part: HostPart | None, targets: Sequence[torch.Tensor]
     ) -> None:
-        """Start to copy into `targets`: contiguous tensors on the host, one for each tensor of `division`."""
+        """Start copying into `targets`: contiguous tensors on the host, one for each tensor of `division`."""
         import torch
 
         self._division = division  # keeps the tensors' memory alive until the copy has ended

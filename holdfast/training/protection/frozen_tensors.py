@@ -8,7 +8,7 @@ A script may write a few rows of a parameter through `.data`, for example in a m
 none of these three would reveal it. So the kernel reports which pages were written since just before the copy
 into the slot was made (see `holdfast.snapshot.written_pages`), and these pages are compared with the slot. If
 the kernel cannot report this, every skipped tensor is compared as a whole. Differences are written to the
-slot. After the first difference, no tensor is skipped any more.
+slot. After the first difference, tensors are no longer skipped.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class FrozenTensors:
     def _compare(self, tensors: Tensors) -> dict[str, _Fingerprint]:
         """Return the candidates' fingerprints.
 
-        The first time that candidates are unchanged since the previous call, start to watch their pages.
+        The first time that candidates are unchanged since the previous call, start watching their pages.
         """
         if self._of is not tensors:
             self._of, self._candidates, self._asked = tensors, _candidates(self.objects, tensors), False

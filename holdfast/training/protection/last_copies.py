@@ -25,7 +25,7 @@ from holdfast.training.rank import Rank
 GATE_S = 0.8  # a just-in-time copy waits this long for the optimizer to finish its writes
 LAST_PAUSE_S = 0.01  # the pause between two attempts to make the last copy when its slot is in use
 _INSIDE = "inside the optimizer's writes"
-_WORTHLESS = "it is as bad as the state that was found bad"
+_WORTHLESS = "the state was found to be bad, so it is not copied"
 
 
 class UnjudgedNumbers(Protocol):
@@ -116,7 +116,7 @@ class LastCopies:
         with snapshots.copying:
             snapshots.end_transfer()
             if snapshots.held(step):
-                return SecureAnswer(number, step, True, "held already")
+                return SecureAnswer(number, step, True, "already held")
             # If the host's part was kept, it has already been compared with the footprint.
             since = committed.footprint if whole.part is None else None
             if since is not None and since.step != step:
@@ -124,7 +124,7 @@ class LastCopies:
             if step == snapshots.voided:
                 return self._refusal(step, "changed after its commit")
             if since is not None and snapshots.defers and committed.in_tail:
-                return self._refusal(step, "in work after a commit that changes the state")
+                return self._refusal(step, "during work after a commit, which may change the state")
             if since is not None and (what := committed.changed(since)) is not None:
                 return self._refusal(step, what)
             cost_s = snapshots.writer.write_just_in_time(

@@ -191,7 +191,7 @@ class LateChanges:
         return f"{min(late)} was changed"
 
     def _changed_only_now(self, changed: set[str], paused: bool) -> set[str]:
-        """Return those of the `changed` objects that have not changed after every earlier commit.
+        """Return the `changed` objects, except those that have also changed after every earlier commit.
 
         An object that changes after each commit either prefetches, as a loader does, or follows the steps.
         Call this only for the first commits of a generation.

@@ -2,7 +2,7 @@
 
 Private state (buffers, random generators, the position in the data) differs from rank to rank, so no other
 rank has a copy. It is stored in two places: in the rank's own store, which outlives its process, and on
-another member (see `holdfast.training.protection.private_exchange`). A state that cannot change any more is
+another member (see `holdfast.training.protection.private_exchange`). A state that can no longer change is
 stored as final, and a lost rank can resume only from a final state. If a state changes after it was sent, it
 is sent again at the commit, as final.
 """
@@ -69,7 +69,7 @@ class PrivateBackup:
     # -- in the order of a step
 
     def begin_loop(self, step: int) -> None:
-        """Store and exchange the private state that the loop starts from, at `step`. Collective."""
+        """Store and exchange the private state of `step`, from which the loop starts. Collective."""
         if self._sent > step:  # the script left the previous loop in the middle of a step
             self._receive()
         self._core = self._private.core()
@@ -88,7 +88,7 @@ class PrivateBackup:
     def after_forward(self, step: int) -> None:
         """Send the private state of `step` if it is expected to be final after this forward pass.
 
-        Forward passes in the tail do not count, for example those of an evaluation with gradients.
+        Forward passes in the tail do not count; they may belong to an evaluation with gradients.
         """
         if self._committed.in_tail:
             return
@@ -217,7 +217,7 @@ class PrivateBackup:
     # -- storing and exchanging
 
     def _send(self, step: int, *, sure: bool | None = None) -> None:
-        """Store and send the private state of `step`. It is final if it is `sure` not to change any more."""
+        """Store and send the private state of `step`. `sure` means that it is final: it will not change."""
         self._sent = step
         sure = self._is_sure() if sure is None else sure
         began = time.perf_counter()
@@ -314,7 +314,7 @@ class SendTiming:
         self._never = False
 
     def begin(self) -> None:
-        """Start to count the forward passes of a step, possibly of a repeated step."""
+        """Start counting the forward passes of a step, possibly of a repeated step."""
         self._passes = 0
 
     def after_forward(self) -> bool:
@@ -351,7 +351,7 @@ def _peer_of(
     pins: Callable[[], Collection[int]],
     again: Callable[[int, bytes], None],
 ) -> tuple[PrivateStateRing | LocalPrivateState | None, PrivateStore | None]:
-    """Return the exchange with other ranks, and the store for received states. None means not needed."""
+    """Return the exchange with other ranks, and the store for received states; None if they are unneeded."""
     if launch.world_size == 1:
         return None, None
     if launch.nproc < launch.world_size:

@@ -96,12 +96,12 @@ class PrivateStateRing:
             each.setblocking(False)
 
     def send(self, step: int, blob: bytes, late: bool) -> None:
-        """Start to send `blob`, without waiting. `receive` must be called next. Raises `PeerLost`."""
+        """Start sending `blob`, without waiting. `receive` must be called next. Raises `PeerLost`."""
         self._step = step
         self._give(_HEADER.pack(step, len(blob), _LATE if late else _FINAL), blob)
 
     def send_again(self, step: int, blob: bytes) -> None:
-        """Start to send the final state of a step whose blob was sent as late. This never waits.
+        """Start sending the final state of a step whose blob was sent as late. This never waits.
 
         If the peer is lost, this does not raise an exception, but the next `send` raises `PeerLost`.
         """

@@ -75,7 +75,7 @@ class Protection:
         """Restore the group's resume point, if any, into the objects.
 
         Returns the step, and the random states to be set when the loop starts. Raises `BadInput` if the state
-        is of another model. The message names the first tensor that differs.
+        is from a different model. The message names the first tensor that differs.
         """
         found = self._rank.launch.restore
         if found is None:
@@ -90,7 +90,7 @@ class Protection:
             self.snapshots.expect(path.stat().st_size)
             self._is_restored = True
             return found.step, random_states
-        except ValueError as error:  # the state is of another model, or Holdfast did not write the file
+        except ValueError as error:  # the state is from a different model, or Holdfast did not write the file
             where = Path(found.path).name if found.source == "checkpoint" else f"step {found.step}"
             accepted = "resume with the model that it was saved with, or use another run directory"
             raise BadInput(f"{found.source} {where}: {error}; {accepted}") from None

@@ -28,7 +28,11 @@ class SnapshotReplacement:
     """Plans one member's replacement snapshots in one generation. The member's first rank uses it."""
 
     def __init__(self, has_all_private: bool) -> None:
-        """Start without a plan. `has_all_private`: this member has its own or kept states of all ranks."""
+        """Start without a planned replacement.
+
+        `has_all_private` means that this member has the private states of all ranks, because it keeps the
+        states of all other members' ranks in addition to its own.
+        """
         self._has_all_private = has_all_private
         self._replace_from = -1  # the first step that may replace a void step; -1 if no replacement is needed
         self._common_step = -1  # the common step that all members copy; -1 if there is none

@@ -104,7 +104,7 @@ class SnapshotSchedule:
         return self._asked_every == 0
 
     def held(self, step: int) -> bool:
-        """True if there is a snapshot of this generation's `step`."""
+        """Return True if there is a snapshot of this generation's `step`."""
         return self.writer.held(self._generation, step)
 
     def expect(self, state_bytes: int) -> None:
@@ -227,7 +227,7 @@ class SnapshotSchedule:
             self._replacement.voided(step, self._every)
 
     def note_late(self, step: int, amended: bool) -> None:
-        """Report that the state of `step` has changed after its commit.
+        """Report that the state of `step` changed after its commit.
 
         `amended` means that the copies include the change.
         """
@@ -332,12 +332,13 @@ class SnapshotSchedule:
         return part if part is None or self._committed.is_as_committed(part) else None
 
     def advance(self, *, must: bool = False) -> None:
-        """On a device, end a copy that is complete, and begin a copy that is due. The host does not wait.
+        """On a device, end a copy that is complete, and begin a copy that is due.
 
-        `must` means that the optimizer's writes are about to be queued. In this case, a copy that is due
-        begins now: the host waits until the device has done the previous step. The writes are then delayed
-        until the copy has ended. A copy is never queued before the previous step is done, because it would
-        hold the lock of its slot while it waits for work that a dead peer may block.
+        Without `must`, the host does not wait. `must` means that the optimizer's writes are about to be
+        queued. In this case, the host waits until the device has done the previous step, and then begins a
+        copy that is due. The writes are delayed until the copy has ended. A copy is never queued before the
+        previous step is done, because it would hold the lock of its slot while it waits for work that a dead
+        peer may block.
         """
         if self._gate.frozen:
             return

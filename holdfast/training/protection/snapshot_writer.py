@@ -194,7 +194,7 @@ class SnapshotWriter:
         keep: frozenset[tuple[int, int]] | None = None,
         host_part: HostPart | None = None,
     ) -> PendingSnapshot | None:
-        """Start to copy the whole state from the device. On return, the host's part has been copied.
+        """Start copying the whole state from the device. On return, the host's part has been copied.
 
         For the arguments, see `write`. The result is None if no slot was free. The copy waits for no other
         work, so it completes if the device works.
@@ -335,14 +335,14 @@ class SnapshotWriter:
         return cost_s
 
     def write_over(self, generation: int, step: int) -> float | None:
-        """Do the same as `write`, but keep the older snapshot and overwrite the newer one."""
+        """Do the same as `write`, but overwrite the newer snapshot, because the older one is being read."""
         stays = self._first_to_go(generation)
         return self.write(generation, step, None if stays is None else frozenset({stays}))
 
     def _first_to_go(self, generation: int) -> tuple[int, int] | None:
         """Return the snapshot that `write` would overwrite.
 
-        The result is None if there are not two snapshots from both of which the group could resume.
+        The result is None unless there are two snapshots and the group could resume from both.
         """
         ages = [(record.generation, record.step) for record in self.arena.records()]
         good = (self._base, self._second_base)
@@ -398,7 +398,7 @@ def copy_limit_s(total_bytes: int) -> float:
 
 
 def _no_progress() -> None:
-    """Do nothing: the default for `on_progress`."""
+    """Do nothing. This is the default for `on_progress`."""
 
 
 def snapshot_interval(cost_s: float, step_s: float, budget: float, seldom_s: float = MIN_INTERVAL_S) -> int:

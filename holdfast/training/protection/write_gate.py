@@ -99,7 +99,7 @@ class WriteGate:
     def open(self) -> None:
         """Mark the end of the step's writes.
 
-        All writes are queued by now, and the host's objects belong to the next step.
+        At this point, all writes are queued, and the host's objects belong to the next step.
         """
         mark = self._device.mark()
         with self._looking:

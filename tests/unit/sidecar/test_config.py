@@ -44,7 +44,7 @@ def test_checkpoints_may_be_in_object_storage() -> None:
     found = config.from_environment({**HERE, "HOLDFAST_OBJECTS": "s3://bucket/runs/a"})
     assert str(found.objects) == "s3://bucket/runs/a"
     assert config.from_environment({**HERE, "HOLDFAST_OBJECTS": ""}).objects is None
-    with pytest.raises(ValueError, match="each job needs a prefix"):
+    with pytest.raises(ValueError, match="each job needs its own prefix"):
         config.from_environment({**HERE, "HOLDFAST_OBJECTS": "s3://bucket"})
 
 

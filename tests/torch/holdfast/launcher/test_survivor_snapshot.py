@@ -223,7 +223,7 @@ def test_ranks_with_a_bad_state_are_all_asked_at_once_and_all_awaited(place: Pla
     assert sorted(place.asked()) == [0, 1, 2]
     for number in range(3):
         assert not securing.done
-        securing.receive(SecureAnswer(number, 8, False, "it is as bad as the state that was found bad"))
+        securing.receive(SecureAnswer(number, 8, False, "the state was found to be bad, so it is not copied"))
     assert securing.done
 
 

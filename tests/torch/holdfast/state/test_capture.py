@@ -189,7 +189,7 @@ def test_a_snapshot_of_another_model_names_the_first_tensor_that_differs(
     before = bits({"model": here})
     with pytest.raises(BadInput) as caught:
         restore.restore({"model": here}, *snapshot({"model": there}))
-    assert str(caught.value) == f"the snapshot is of another model: {why}"
+    assert str(caught.value) == f"the snapshot is from a different model: {why}"
     assert bits({"model": here}) == before
 
 
@@ -214,7 +214,7 @@ def test_a_value_that_no_snapshot_can_hold_is_named(value: object) -> None:
         def state_dict(self) -> dict[str, object]:
             return {"deep": [0, value]}
 
-    with pytest.raises(BadInput, match=r"^odd\.deep\.1: an? .* cannot be kept in a snapshot"):
+    with pytest.raises(BadInput, match=r"^odd\.deep\.1: an? .* cannot be stored in a snapshot"):
         snapshot({"odd": Odd()})
 
 

@@ -124,9 +124,9 @@ def test_a_blob_without_a_guard_leaves_the_guard_empty() -> None:
 
 def test_a_buffer_of_another_model_is_named() -> None:
     blob = state(Buffered(3), Position()).collect()
-    with pytest.raises(BadInput, match=r"of another model: model\.norm\.running_mean differs"):
+    with pytest.raises(BadInput, match=r"from a different model: model\.norm\.running_mean differs"):
         state(Buffered(4), Position()).restore(blob)
-    with pytest.raises(BadInput, match=r"of another model: model\.slim is not in the script's model"):
+    with pytest.raises(BadInput, match=r"from a different model: model\.slim is not in the script's model"):
         state(nn.BatchNorm1d(3), Position()).restore(renamed(blob))
 
 

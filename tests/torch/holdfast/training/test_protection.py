@@ -209,7 +209,7 @@ def test_a_rank_with_a_bad_state_is_frozen_and_copies_nothing_even_at_its_exit(
     assert kept is not None
     listed = kept.snapshots.arena.records()
     answer = kept.snapshot_just_in_time(SELDOM.generation, copy=False)
-    assert (answer.whole, answer.why) == (False, "it is as bad as the state that was found bad")
+    assert (answer.whole, answer.why) == (False, "the state was found to be bad, so it is not copied")
     assert script.state._gate.frozen
     kept.last_copies.before_exit()
     assert kept.snapshots.arena.records() == listed
@@ -926,7 +926,7 @@ def test_large_buffers_are_named_once_with_their_size(
 def test_parameters_of_an_unsupported_type_are_refused_by_protect(memory: Path, kind: torch.dtype) -> None:
     model = torch.nn.Linear(2, 2)
     model.odd = torch.nn.Parameter(torch.zeros(2).to(kind), requires_grad=False)
-    with pytest.raises(BadInput, match=rf"^model\.odd: a tensor of type {kind} cannot be kept in a snapshot"):
+    with pytest.raises(BadInput, match=rf"^model\.odd: a tensor of type {kind} cannot be stored in a"):
         supervised(memory, SELDOM).protect(model=model)
 
 
@@ -936,5 +936,5 @@ def test_a_quantized_buffer_is_refused_by_protect(memory: Path) -> None:
     model.register_buffer(
         "table", torch._empty_affine_quantized([2], scale=0.1, zero_point=0, dtype=torch.qint8)
     )
-    with pytest.raises(BadInput, match=r"^model\.table: a buffer of type torch\.qint8 cannot be kept"):
+    with pytest.raises(BadInput, match=r"^model\.table: a buffer of type torch\.qint8 cannot be stored"):
         supervised(memory, SELDOM).protect(model=model)

@@ -477,7 +477,7 @@ def test_the_error_about_another_model_names_the_source_of_the_snapshot(memory: 
     session = resumed(memory, Script(supervised(memory, launch)).run(2), launch, 2)
     other = nn.Linear(4, 4)
     with pytest.raises(
-        BadInput, match=r"^slot step 2: the snapshot is of another model: model\.weight is not"
+        BadInput, match=r"^slot step 2: the snapshot is from a different model: model\.weight is not"
     ):
         session.protect(model=other)
 

@@ -183,7 +183,7 @@ def test_a_value_that_no_snapshot_can_hold_is_named_whenever_it_appears() -> Non
     standing = CachedCollector(objects)
     standing.collect()
     objects["optimizer"].param_groups[0]["odd"] = 1j
-    with pytest.raises(BadInput, match=r"^optimizer\.group\.0\.odd: a complex cannot be kept"):
+    with pytest.raises(BadInput, match=r"^optimizer\.group\.0\.odd: a complex cannot be stored"):
         standing.collect()
 
 
