@@ -225,9 +225,8 @@ def _timeline(incident: Mapping[str, Any], style: Style) -> list[str]:
     stations = [
         (str(each.get("what")), float(each.get("at_s") or 0.0))
         for each in incident.get("timeline") or []
-        if not (
-            incident.get("own_state") and each.get("what") == "secured"
-        )  # Holdfast secures nothing for such a script
+        # Holdfast secures nothing for a script that keeps its own state.
+        if not (incident.get("own_state") and each.get("what") == "secured")
     ]
     stations.sort(key=lambda each: each[1])  # the sort is stable, so stages with equal times keep their order
     if not stations:

@@ -333,7 +333,7 @@ def overview() -> str:
 
 
 def summaries() -> dict[str, str]:
-    """Return the one-line summary of every command, including those of the node agent."""
+    """Return the one-line summary of every command, including the node agent's commands."""
     return {**{name: entry.summary for name, entry in COMMANDS.items()}, **NEIGHBOURS}
 
 

@@ -109,9 +109,8 @@ class Installation:
                 f"namespace {pod_layout.NAMESPACE} exists, but Holdfast is only partly installed in it:"
                 " `holdfast doctor` says what is missing"
             )
-        return (
-            not self.is_ours
-        )  # the installation of a demo that was killed is applied again, and then removed
+        # If a demo was killed, its installation is applied again, and removed at the end of this demo.
+        return not self.is_ours
 
     def check_rights(self, *, installs: bool) -> None:
         """Raise `BadInput` if the user lacks a right that the demo needs."""
