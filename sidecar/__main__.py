@@ -1,4 +1,4 @@
-"""Start one member's sidecar: `python -m sidecar`, configured by HOLDFAST_* variables."""
+"""Run a member's sidecar, `python -m sidecar`, which HOLDFAST_* variables configure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sidecar.state import peers, snapshot_send
 
 log = logging.getLogger("sidecar")
 
-ALIVE_S = 5.0  # between two signs of life for the probe of a pod's container
+ALIVE_S = 5.0  # between two updates of the file that a pod's liveness probe checks
 SHUTDOWN_S = 1.0  # how long the requests of peers that are in progress may take at shutdown
 
 

@@ -1,4 +1,4 @@
-"""The sidecar's two connections: a unix socket to its launcher and a WebSocket to the supervisor."""
+"""Connect the sidecar to its launcher, by a unix socket, and to the supervisor, by a WebSocket."""
 
 from __future__ import annotations
 

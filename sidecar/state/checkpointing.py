@@ -25,7 +25,7 @@ from sidecar.watch.progress_monitor import ProgressMonitor
 
 log = logging.getLogger(__name__)
 
-RETRY_S = 5.0  # after a storage error or a missing answer from the supervisor; training continues meanwhile
+RETRY_S = 5.0  # after a storage error or a missing answer from the supervisor; training continues
 ANSWER_S = 5.0  # how long to wait for the supervisor's verdict; it receives each rank's progress every second
 
 

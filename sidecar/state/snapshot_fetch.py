@@ -287,7 +287,7 @@ class _Transfer:
             if (line.total_bytes, line.seal) != (first.total_bytes, first.seal):
                 line.close()
                 raise FetchFailed(
-                    f"{line.url}: its snapshot of step {holder.step} differs from that of {first.url}"
+                    f"{line.url}: its snapshot of step {holder.step} differs from the one at {first.url}"
                 )
             part.line = line
         line = part.line

@@ -47,15 +47,8 @@ log = logging.getLogger(__name__)
 
 MOST = 1_000_000  # objects of one job; more are refused
 PROBE = "conditional-put"
-PUBLISH_PAUSES_S = (
-    0.2,
-    0.5,
-    1.0,
-    2.0,
-    5.0,
-    10.0,
-    20.0,
-)  # between attempts to write the manifest: retrying it is cheaper than uploading the checkpoint again
+# Between attempts to write the manifest, because retrying is cheaper than uploading the checkpoint again.
+PUBLISH_PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
 _FOLDER = re.compile(r"e(\d{1,19})-g\d{1,19}-[0-9a-f]{16}")
 
 Objects = dict[str, StoredObject]  # the objects of one checkpoint, by their key relative to the checkpoint

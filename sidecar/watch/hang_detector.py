@@ -38,9 +38,7 @@ class HangPolicy:
     factor: float = defaults.HANG_FACTOR
     # When steps take milliseconds, this allows for pauses of the host and of garbage collection.
     floor_s: float = defaults.HANG_FLOOR_S
-    min_samples: int = (
-        20  # with fewer step times, the p99 is unreliable, so the next two limits apply instead
-    )
+    min_samples: int = 20  # with fewer step times, the p99 is unreliable, so the next two fields apply
     few_factor: float = 10.0
     few_floor_s: float = 5.0
     first_step_s: float = defaults.FIRST_STEP_S  # includes compiling, filling caches and restoring

@@ -110,12 +110,7 @@ MEMBER = f"$({POD_NAME}).$({POD_UID})"  # the member's name; Kubernetes expands 
 STORAGE_REPORTED = "reported"  # the sidecar reports the checkpoints, because the supervisor cannot read them
 
 GPU_RESOURCE = "nvidia.com/gpu"
-ACCELERATORS = (
-    "/gpu",
-    "/tpu",
-    "/neuron",
-    "/gaudi",
-)  # suffixes of resources that only training containers request
+ACCELERATORS = ("/gpu", "/tpu", "/neuron", "/gaudi")  # suffixes of resources for training containers only
 NO_GPUS = ("NVIDIA_VISIBLE_DEVICES", "void")  # without this, NVIDIA's runtime gives a container all GPUs
 
 # How long a pod remains on a node that does not respond. The cluster's default is 300 s.

@@ -15,7 +15,7 @@ from supervisor.admission import pod_layout, resources, settings
 from supervisor.admission.resources import OwnResources
 from supervisor.admission.settings import PodSettings
 
-PodObject: TypeAlias = dict[str, Any]  # a pod, a template of one, or a part of either, as JSON
+PodObject: TypeAlias = dict[str, Any]  # a pod, a pod template, or a part of either, as JSON
 
 _RESTRICTED = {
     "allowPrivilegeEscalation": False,

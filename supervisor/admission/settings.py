@@ -136,7 +136,7 @@ POD_ANNOTATIONS = (
            "durable storage for checkpoints", "none: checkpoints are lost with the pod"),
     Option((pod_layout.CHECKPOINTS_SECRET,), "checkpoints_secret", _named(_SUBDOMAIN, _NAME), "NAME", "",
            "Secret whose keys are the sidecar's variables with the credentials for object storage",
-           "those of the pod's service account or node"),
+           "the credentials of the pod's service account or node"),
     Option((pod_layout.STATE_SIZE,), "state_bytes", _STATE_SIZE, "SIZE", "",
            "size of the training state, from which the memory for snapshots is computed",
            "half of the training container's memory limit is for snapshots"),

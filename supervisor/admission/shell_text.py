@@ -23,7 +23,7 @@ _VARIABLE = re.compile(r"[A-Za-z_]\w*|[@*#?$!\-0-9]", re.ASCII)
 
 
 class UnclearCommand(ValueError):
-    """A command cannot be understood with certainty. The message says why."""
+    """It is not certain what a command does. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)

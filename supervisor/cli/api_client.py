@@ -1,4 +1,4 @@
-"""Access to a run for the commands: its records and its HTTP API. Every wait is bounded."""
+"""Give commands access to a run's records and its HTTP API. Every wait has a limit."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from supervisor.store.run_directory import RunDir
 
 TIMEOUT_S = 2.0  # a supervisor responds within milliseconds, or not at all while it is being restarted
 _MAX_BYTES = 64 << 20
-# Maximum age at which a cluster job's status counts as current. It is written every 5 s, and clocks differ.
+# The greatest age at which a cluster job's status counts as current. It is written every 5 s, and clocks
+# differ.
 CURRENT_S = 30.0
 
 
 class RunRecords(Protocol):
-    """The records that the commands need, from the directory of a run or the resource of a job."""
+    """The records that commands need, from a run's directory or a job's resource."""
 
     @property
     def path(self) -> PurePath:
@@ -31,10 +32,10 @@ class RunRecords(Protocol):
         """Return the last status; None if it is missing or unreadable."""
 
     def has_status(self) -> bool:
-        """True if a status exists, readable or not."""
+        """Return True if a status exists, even if it is unreadable."""
 
     def is_in_use(self) -> bool:
-        """True until the run has ended."""
+        """Return True until the run has ended."""
 
     def incidents(self) -> list[dict[str, Any]]:
         """Return the known incidents, oldest first."""
@@ -44,7 +45,7 @@ class RunRecords(Protocol):
 
 
 def title(run: RunRecords) -> str:
-    """Return how messages refer to a run: run 20260101-120000-ab12, or job research/gpt."""
+    """Return how messages refer to a run, such as "run 20260101-120000-ab12" or "job research/gpt"."""
     return f"run {run.path.name}" if isinstance(run, RunDir) else f"job {run.path}"
 
 
@@ -62,7 +63,7 @@ class RequestRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ApiClient:
-    """The address of one supervisor, and the token of its run."""
+    """A client of one supervisor, with the token of its run."""
 
     url: str
     token: str
@@ -72,7 +73,7 @@ class ApiClient:
         return self._ask(urllib.request.Request(self.url + path, headers=self._headers()))
 
     def post(self, path: str, body: Mapping[str, object], more_s: float = 0.0) -> Any:
-        """Post `body` to `path` and return the JSON response; wait `more_s` seconds longer than usual.
+        """Post `body` to `path` and return the JSON response. Wait `more_s` seconds longer than usual.
 
         Raises:
             Unreachable: No response arrived, but the request may have been carried out.
@@ -121,7 +122,7 @@ def newest_status(run: RunRecords) -> tuple[dict[str, Any] | None, bool, bool]:
     """Return a run's newest status, whether the run is alive, and whether the status is current.
 
     A status is current if the supervisor has just sent it or, for a job, if it is less than `CURRENT_S` old.
-    While a run's supervisor is being restarted, the last status that it wrote is returned.
+    While a run's supervisor is restarting, this returns the last status that it wrote.
     """
     alive = run.is_in_use()
     if not isinstance(run, RunDir):

@@ -1,4 +1,4 @@
-"""`holdfast checkpoints`: the checkpoints of a run on storage, and which of them are intact."""
+"""`holdfast checkpoints`: list the checkpoints of a run, and say which of them are intact."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ _PASSED_OVER = re.compile(r"checkpoint (\S+) is not used: (.+)", re.DOTALL)  # `
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSummary:
-    """A directory with a checkpoint's name. `fault` says what is wrong with it; "" if no fault is known."""
+    """A directory that is named like a checkpoint. `fault` says what is wrong with it, if known."""
 
     name: str
     path: str
     fault: str
-    verified: bool  # it was read in full
+    verified: bool  # True if it was read in full
     newest_whole: bool = False
     step: int | None = None
     generation: int | None = None
     world_size: int | None = None
     created: float | None = None  # seconds since the epoch
     bytes: int | None = None
-    void: bool = False  # no longer usable, because the run has since resumed from an earlier step
+    void: bool = False  # True if it is not usable, because the run has since resumed from an earlier step
 
     def as_json(self) -> dict[str, Any]:
         return {"schema": SCHEMA, **asdict(self)}
@@ -60,7 +60,7 @@ def show(run: RunDir, command: commands.Checkpoints) -> int:
 
 
 def show_reported(run: RunRecords, command: commands.Checkpoints) -> int:
-    """Show the checkpoints that a job's pods report, because their storage cannot be read from here."""
+    """Show the checkpoints that a job's pods report, because this machine cannot read their storage."""
     status = run.status() or {}
     found = reported(status)
     if command.json:
@@ -71,7 +71,7 @@ def show_reported(run: RunRecords, command: commands.Checkpoints) -> int:
 
 
 def reported(status: Mapping[str, Any]) -> list[CheckpointSummary]:
-    """Return the checkpoints in a status: the newest usable one, and those that are passed over."""
+    """Return the checkpoints in a status: the newest usable one, and those that were passed over."""
     newest = status.get("checkpoint") or {}
     found = []
     if newest.get("step") is not None:
@@ -92,7 +92,7 @@ def reported_lines(found: list[CheckpointSummary], error: str) -> list[str]:
 
 
 def _read_now(name: str) -> None:
-    """Show which checkpoint is being read, on a terminal line that the next call overwrites."""
+    """Show which checkpoint is being read, on a line of the terminal that the next call overwrites."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\x1b[K{'reading ' * bool(name)}{name}")
         sys.stderr.flush()
@@ -104,10 +104,10 @@ def survey(
     """Return the checkpoints in `root`, newest first.
 
     Args:
-        root: The directory of checkpoints; it may be missing.
-        verify: Whether to read them in full.
+        root: The directory of checkpoints, which may be missing.
+        verify: True to read the checkpoints in full.
         reading: Called with the name of each checkpoint before it is read in full.
-        known: The lineage of the run, to which the lineages in the checkpoints are added.
+        known: The lineage of the run. The lineages in the checkpoints are merged into it.
 
     Raises:
         OSError: `root` cannot be read.

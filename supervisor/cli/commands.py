@@ -1,4 +1,4 @@
-"""The commands of `holdfast` as data: a dataclass for each, with the values of its options."""
+"""Represent each command of `holdfast` as a dataclass with the values of its options."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from supervisor.cli.option_table import IMAGE
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """`holdfast run`. `notes` are lines to show before the run starts."""
+    """`holdfast run`. `notes` are messages to show before the run starts."""
 
     command: tuple[str, ...]
     nproc_per_node: int = 1
@@ -21,15 +21,15 @@ class RunOptions:
     run_dir: Path | None = None
     resume: bool = False  # refuse to start unless the run directory contains a run
     from_scratch: bool = False  # start from step 0, regardless of checkpoints on storage
-    snapshot_every: int = defaults.SNAPSHOT_EVERY  # steps; 0: only the first
+    snapshot_every: int = defaults.SNAPSHOT_EVERY  # steps; 0 for only the first snapshot
     snapshot_budget: float = defaults.SNAPSHOT_BUDGET  # share of the step time
-    checkpoint_every_s: float = defaults.CHECKPOINT_EVERY_S  # 0: none
+    checkpoint_every_s: float = defaults.CHECKPOINT_EVERY_S  # 0 for no checkpoints
     keep_checkpoints: int = defaults.KEEP_CHECKPOINTS
     max_restarts: int = defaults.MAX_RESTARTS  # per hour
     skip_bad_batches: bool = False
-    loss_jump: float | None = None  # 0: never; None: only a warning, at `defaults.LOSS_JUMP`
+    loss_jump: float | None = None  # 0 to disable; None for only a warning, at `defaults.LOSS_JUMP`
     hang_factor: float = defaults.HANG_FACTOR
-    hang_floor_s: float = 0.0  # 0: not given
+    hang_floor_s: float = 0.0  # 0 if not given
     stall_limit_s: float = defaults.STALL_LIMIT_S
     first_step_timeout_s: float = defaults.FIRST_STEP_S
     pause_timeout_s: float = defaults.PAUSE_S
@@ -46,7 +46,7 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterOptions:
-    """The cluster and namespace that a command addresses; "" means kubectl's default."""
+    """The cluster and namespace that a command accesses; "" for kubectl's default."""
 
     context: str = ""
     namespace: str = ""
@@ -54,14 +54,14 @@ class ClusterOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOptions(ClusterOptions):
-    """The job on a cluster that a command addresses: NAME or NAMESPACE/NAME; "" for a run on this machine."""
+    """The job on a cluster, as NAME or NAMESPACE/NAME; "" for a run on this machine."""
 
     job: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Status(JobOptions):
-    """`holdfast status`. In all commands, `run_dir` is None for the newest run."""
+    """`holdfast status`. In every command, a `run_dir` of None means the newest run."""
 
     run_dir: Path | None = None
     json: bool = False
@@ -110,7 +110,7 @@ class Jobs(ClusterOptions):
 
 @dataclass(frozen=True, slots=True)
 class Doctor(ClusterOptions):
-    """`pod` is NAME or NAMESPACE/NAME; "" for all pods of the namespace."""
+    """`holdfast doctor`. `pod` is NAME or NAMESPACE/NAME; "" for all pods of the namespace."""
 
     pod: str = ""
     json: bool = False
@@ -118,7 +118,7 @@ class Doctor(ClusterOptions):
 
 @dataclass(frozen=True, slots=True)
 class InjectManifest:
-    """`file` is "-" for the standard input."""
+    """`holdfast inject-manifest`. `file` is "-" for standard input."""
 
     file: str
     image: str = IMAGE

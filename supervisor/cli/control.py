@@ -1,4 +1,4 @@
-"""`holdfast stop` and `holdfast inject`: requests to the supervisor of a run in progress."""
+"""`holdfast stop` and `holdfast inject`: send requests to the supervisor of a run in progress."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from supervisor.display.screen import say, say_json
 from supervisor.observability.incident_record import SCHEMA
 from supervisor.store.run_directory import RunDir
 
-# Long enough for a restart of the supervisor, which takes well under a second.
+# Long enough for the supervisor to restart, which takes well under a second.
 PATIENCE_S = 5.0
-STOP_S = 180.0  # the final checkpoint may stall for 120 s, and the ranks have 30 s to exit
+STOP_S = 180.0  # the final checkpoint may stall for 120 s, and the ranks then have 30 s to exit
 _POLL_S = 0.1
 
 
@@ -35,7 +35,7 @@ def stop(run: RunDir, command: commands.Stop) -> int:
 
 
 def follow_end(run: RunRecords, name: str, command: commands.Stop) -> int:
-    """Wait until a stopping run has ended, show how it ended, and return the exit code."""
+    """Wait for a stopping run to end, show how it ended, and return the command's exit code."""
     if not command.json:
         say(f"stopping {title(run)}")
     ended = _wait_for_end(run, (lambda _: None) if command.json else say)
@@ -62,7 +62,7 @@ def inject(run: RunDir, command: commands.Inject) -> int:
 def show_injected(
     run: RunRecords, name: str, command: commands.Inject, answer: Mapping[str, object] | None = None
 ) -> None:
-    """Print that a fault was injected; `answer` is the supervisor's response."""
+    """Print that a fault was injected. `answer` is the supervisor's response."""
     if command.json:
         named = {"run": name, "injected": command.kind, "rank": command.rank}
         say_json({"schema": SCHEMA, **named, **(answer or {})})
@@ -76,9 +76,9 @@ def show_injected(
 
 
 def send_request(run: RunDir, what: str, body: dict[str, object], *, repeat: bool) -> dict[str, Any]:
-    """Send a request to the run's supervisor and return the response; retry for up to `PATIENCE_S`.
+    """Send a request to the run's supervisor and return the response. Retry for up to `PATIENCE_S`.
 
-    With `repeat`, the request is sent again even if the supervisor may have received it already. Raises
+    With `repeat`, send the request again even if the supervisor may already have received it. Raises
     `BadInput` if the run is not running, or if its supervisor refuses the request or does not respond.
     """
     deadline = time.monotonic() + PATIENCE_S
@@ -123,7 +123,7 @@ def _once(api: ApiClient, what: str, body: dict[str, object]) -> dict[str, Any]:
 def _wait_for_end(run: RunRecords, show: Callable[[str], object]) -> bool:
     """Wait until the run has ended, and pass each new phase to `show`.
 
-    Returns False if this takes longer than `STOP_S`, not counting time in which the run saves its state.
+    Return False if this takes longer than `STOP_S`. The time in which the run saves its state does not count.
     """
     deadline = time.monotonic() + STOP_S
     before = ""
@@ -134,7 +134,7 @@ def _wait_for_end(run: RunRecords, show: Callable[[str], object]) -> bool:
         if phase not in ("", "running", "ended") and words != before:
             show(words)
             before = words
-        if phase == "saving":  # the supervisor itself gives up if saving makes no progress
+        if phase == "saving":  # the supervisor gives up by itself if saving makes no progress
             deadline = time.monotonic() + STOP_S
         if time.monotonic() >= deadline:
             return False

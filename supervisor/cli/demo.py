@@ -1,4 +1,4 @@
-"""`holdfast demo`: train a GPT twice, undisturbed and with nine faults, and compare the final weights."""
+"""`holdfast demo`: train a GPT twice, once undisturbed and once with nine faults, and compare the weights."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from supervisor.wording import count, outcome, percent, seconds, what
 
 WORLD = ("--members", "2", "--nproc-per-node", "1")
 TRAIN = ("-m", "trainer.gpt", "--log-every", "50", "--val-every", "150")
-LIMIT_S = 600.0  # for each of the two runs; enough for a machine many times slower than usual
+LIMIT_S = 600.0  # for each of the two runs; enough even for a very slow machine
 NOTHING = hashlib.sha256().hexdigest()  # the digest of a part without tensors
 _BAR = 40
 
@@ -58,10 +58,10 @@ FAULTS = (
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What is trained, for how long, and which faults are injected."""
+    """What to train, for how long, and which faults to inject."""
 
     steps: int
-    pace_s: float  # minimum step time of the broken run, so that it lasts until the last fault
+    pace_s: float  # the minimum step time of the broken run, so that it lasts until the last fault
     train: tuple[str, ...]
     drills: tuple[DemoFault, ...]
 
@@ -74,8 +74,8 @@ QUICK = Scenario(240, 0.06, _TINY, (FAULTS[0], FAULTS[3], FAULTS[5]))
 def run(command: commands.Demo) -> int:
     """Run the demo and return the exit code.
 
-    The code is 0 if the run recovered from all faults and the weights are equal, 2 if a package is missing,
-    and 1 otherwise. Raises `BadInput` for an unusable directory.
+    The exit code is 0 if the run recovered from all faults and the weights are equal, 2 if a package is
+    missing, and 1 otherwise. Raises `BadInput` if the directory is unusable.
     """
     style = style_of(sys.stdout)
     missing = _missing()
@@ -102,7 +102,7 @@ def _folder(given: Path | None) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
         raise BadInput(f"--run-dir {str(given)!r} is a file: give a directory, which may be new") from None
-    except (OSError, RuntimeError) as error:  # a loop of links is a RuntimeError
+    except (OSError, RuntimeError) as error:  # a loop of symbolic links raises RuntimeError
         why = error.strerror if isinstance(error, OSError) else str(error)
         what = "the temporary directory" if given is None else f"--run-dir {str(given)!r}"
         raise BadInput(f"{what} cannot be created ({why}): choose another directory with --run-dir") from None
@@ -135,7 +135,7 @@ def _demo(folder: Path, style: Style, show: Scenario) -> bool:
 
 
 class _Run:
-    """A child process `holdfast run`, started as a user would start it, with its output in the file `log`."""
+    """A child process `holdfast run`, started as a user would start it. The file `log` has its output."""
 
     def __init__(
         self, process: subprocess.Popen[bytes], run: RunDir, log: Path, style: Style, steps: int
@@ -147,7 +147,7 @@ class _Run:
         self.watch = DemoRun(run, process, style)
 
     def wait(self) -> int:
-        """Show the progress until the run has ended, and return its exit code."""
+        """Show progress until the run has ended, and return its exit code."""
         return self.watch.until_end(self.steps, LIMIT_S)
 
 
@@ -161,7 +161,7 @@ def _start(
 ) -> _Run:
     path, log = folder / name, folder / f"{name}.log"
     if path.exists():
-        shutil.rmtree(path)  # from an earlier demo: the user chose `folder` for the demo's runs
+        shutil.rmtree(path)  # it is from an earlier demo, because the user chose `folder` for the demo's runs
     known = os.environ.get("PYTHONPATH", "")
     place = str(parts.folder())
     environment = {**os.environ, "PYTHONPATH": f"{place}{os.pathsep}{known}" if known else place}
@@ -169,13 +169,13 @@ def _start(
     words += ["--checkpoint-every", "5s", "--plain", "--", sys.executable, *show.train]
     words += ["--steps", str(show.steps), "--digest", str(folder / f"{name}.json"), *more]
     with log.open("wb") as out:
-        # Run in the demo's folder: the working directory may contain another package called `trainer`.
+        # Run in the demo's folder, because the working directory may contain another package named `trainer`.
         process = subprocess.Popen(words, cwd=folder, env=environment, stdout=out, stderr=out)
     return _Run(process, RunDir(path), log, style, show.steps)
 
 
 def _break(broken: _Run, style: Style, show: Scenario) -> bool:
-    """Inject the faults at intervals, print their outcomes, and return whether the run recovered from all."""
+    """Inject the faults at intervals and print their outcomes. Return True if the run recovered from all."""
     every = (show.steps - 60) // len(show.drills)
     for number, drill in enumerate(show.drills):
         at = broken.watch.until_ready(10 + number * every)
@@ -216,7 +216,7 @@ def show_ledger(status: Mapping[str, Any], style: Style) -> None:
 
 
 def _compare(folder: Path, style: Style) -> bool:
-    """Print a comparison of each rank's digests in the two runs, and return whether all are equal."""
+    """Print a comparison of each rank's digests in the two runs. Return True if all are equal."""
     calm, broken = (json.loads((folder / f"{name}.json").read_text()) for name in ("calm", "broken"))
     good = True
     for rank in sorted(calm, key=int):
@@ -229,12 +229,12 @@ def _compare(folder: Path, style: Style) -> bool:
             mark = style.paint("equal", "32") if undisturbed == disturbed else style.paint("DIFFERENT", "31")
             say(f"  rank {rank}  {part:10s} {str(undisturbed)[:24]}  {mark}")
     if good:
-        say("  All state is bit-for-bit identical to that of the undisturbed run.")
+        say("  All state is bit-for-bit identical in both runs.")
     return good
 
 
 POLL_S = 0.05
-READY_S = 120.0  # limit for replacing a member and warming up its processes
+READY_S = 120.0  # the limit for replacing a member and warming up its processes
 DRILL_S = 60.0
 WITHOUT_INCIDENT = ("sidecar", "supervisor")  # drills that do not affect the training
 
@@ -252,7 +252,7 @@ class DemoRun:
         return self._run.status() or {}
 
     def until_end(self, steps: int, limit_s: float) -> int:
-        """Show progress until the process has ended; terminate it after `limit_s`. Returns its exit code."""
+        """Show progress until the process has ended or `limit_s` has passed, and return its exit code."""
         deadline = time.monotonic() + limit_s
         while self._process.poll() is None:
             self._progress(steps)
@@ -268,9 +268,9 @@ class DemoRun:
         return self._process.returncode
 
     def until_ready(self, step: int) -> int | None:
-        """Wait until `step` is done and replacement processes are warm; return the current step.
+        """Wait until `step` is done and replacement processes are warm. Return the current step.
 
-        Returns None if the run ends first or if this takes longer than `READY_S`.
+        Return None if the run ends before that, or if this takes longer than `READY_S`.
         """
         deadline = time.monotonic() + READY_S
         while time.monotonic() < deadline and self._process.poll() is None:
@@ -306,7 +306,7 @@ class DemoRun:
     def _until_back(self, kind: str, before: dict[str, Any]) -> str | None:
         """Wait until the killed sidecar or supervisor is back, and return the outcome in words.
 
-        Returns None if there was an incident, or if this takes longer than `DRILL_S`.
+        Return None if there was an incident, or if this takes longer than `DRILL_S`.
         """
         deadline = time.monotonic() + DRILL_S
         while time.monotonic() < deadline and self._process.poll() is None:

@@ -19,8 +19,8 @@ from supervisor.observability.incident_record import SCHEMA
 from supervisor.wording import is_cost_unknown, lost_in_words, outcome, place, seconds, table, what
 
 _RIGHT = frozenset({2, 3, 4, 5, 6})
-_ADDED_FIELDS: dict[str, Any] = {"schema": SCHEMA, "overtaken_by": None}  # older records lack these
-_BAR = 40  # columns for the time from the fault to the first new step
+_ADDED_FIELDS: dict[str, Any] = {"schema": SCHEMA, "overtaken_by": None}  # older records lack these fields
+_BAR = 40  # columns, for the time from the fault to the first new step
 _SOURCES = {
     "slot": "a snapshot in memory",
     "checkpoint": "a checkpoint on storage",
@@ -70,7 +70,7 @@ def _known(run: RunRecords) -> list[dict[str, Any]]:
 
 
 def _choose(found: list[dict[str, Any]], word: str) -> dict[str, Any]:
-    """Return the incident that `word` names: i-0003, 3 or last. Raises `BadInput` if there is none."""
+    """Return the incident that `word` (i-0003, 3 or last) names. Raises `BadInput` if there is none."""
     names = [str(each["id"]) for each in found]
     if not names:
         raise BadInput(f"unknown incident {word!r}: this run has had no incidents")
@@ -186,7 +186,7 @@ def _of_fault(fault: Mapping[str, Any], incident: Mapping[str, Any]) -> str:
 
 def _decided(incident: Mapping[str, Any]) -> list[str]:
     decision = incident.get("decision") or {}
-    # `measure` omits the cause, which the previous section shows; older records have no `measure`.
+    # `measure` omits the cause, because the previous section shows it. Older records have no `measure`.
     why = _one_line(decision.get("measure") or decision.get("why") or incident.get("why"))
     lines = [why or str(decision.get("action") or incident.get("remedy") or "")]
     resume = incident.get("resume") or {}
@@ -207,7 +207,7 @@ def _decided(incident: Mapping[str, Any]) -> list[str]:
 
 
 def _taken_by(generation: object, failed: object) -> str:
-    """Return a clause that says whether the failed group or an earlier group took the state."""
+    """Return a clause that says whether the group that failed, or an earlier one, took the state."""
     if generation == failed:
         return f", taken by the group that failed (generation {failed})"
     return f", taken by an earlier group (generation {generation}; generation {failed} failed)"
@@ -221,15 +221,14 @@ def _from_the_beginning(incident: Mapping[str, Any]) -> str:
 
 
 def _timeline(incident: Mapping[str, Any], style: Style) -> list[str]:
-    """Return a line for each stage of the recovery: its time, and a bar for its duration."""
+    """Return a line for each stage of the recovery, with its time and a bar for its duration."""
     stations = [
         (str(each.get("what")), float(each.get("at_s") or 0.0))
         for each in incident.get("timeline") or []
-        if not (
-            incident.get("own_state") and each.get("what") == "secured"
-        )  # Holdfast secures nothing for such a script
+        # Holdfast secures nothing for a script that keeps its own state.
+        if not (incident.get("own_state") and each.get("what") == "secured")
     ]
-    stations.sort(key=lambda each: each[1])  # stable: stages with the same time keep their order
+    stations.sort(key=lambda each: each[1])  # the sort is stable, so stages with equal times keep their order
     if not stations:
         return []
     whole_s = max(stations[-1][1], 1e-9)
@@ -266,7 +265,7 @@ def _one_line(value: object) -> str:
 
 
 def _ranges(ranks: list[int]) -> str:
-    """Return ascending numbers as ranges: "0-3, 7" for 0, 1, 2, 3, 7."""
+    """Return numbers as ranges, such as "0-3, 7" for 0, 1, 2, 3, 7."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and rank == runs[-1][-1] + 1:

@@ -1,4 +1,4 @@
-"""The options of every command in one table, from which parser, messages and help are derived. Pure."""
+"""Define all commands' options in one table, from which parser, messages and help are derived. Pure."""
 
 from __future__ import annotations
 
@@ -76,11 +76,11 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class CommandSpec:
-    """One command. `summary` is its line in the list of commands; `about` is the text above its options."""
+    """One command. `summary` is its line in the list of commands, and `about` the text above its options."""
 
     summary: str
     options: tuple[Option, ...]
-    examples: tuple[tuple[str, str], ...]  # command line, what it does
+    examples: tuple[tuple[str, str], ...]  # each a command line and what it does
     about: str = ""
     arguments: tuple[Argument, ...] = ()
     foreign: tuple[TorchrunOption, ...] = ()
@@ -116,7 +116,7 @@ _CHECKPOINTS_ABOUT = """\
 Lists the newest first. The exit code is 1 if any checkpoint is damaged."""
 
 _STOP_ABOUT = """\
-Waits until the run has ended. The exit code is 1 if that takes too long."""
+Waits until the run has ended. The exit code is 1 if this takes too long."""
 
 
 def _in_two_columns(rows: Mapping[str, str]) -> str:
@@ -135,26 +135,27 @@ Trains the model twice, undisturbed and with nine injected faults (with --quick,
 the run recovered from each fault, and compares the final weights bit for bit. Needs torch and
 numpy. The exit code is 0 only if the run recovered from every fault and the weights are equal.
 
-With --cluster, which needs a checkout of Holdfast and kubectl, it installs Holdfast in the cluster
-unless it is there, breaks a Job of two pods, compares its weights with those of the same Job under
-torchrun, undisturbed, and removes everything that it has made, also on Ctrl-C."""
+With --cluster, the demo installs Holdfast in the cluster unless it is already installed, injects
+faults into a Job of two pods, and compares the Job's weights with those of an undisturbed Job under
+torchrun. At the end, or after Ctrl-C, it removes everything that it created. This needs kubectl and
+a checkout of Holdfast."""
 
 _JOBS_ABOUT = """\
 Each line is a Supervision, the resource that Holdfast's supervisor keeps for a job. The commands
-status, incidents, explain, checkpoints, stop and inject take its name as --job. They query the API
-server with your own rights: the ClusterRole view is enough to read jobs; edit is needed to change them."""
+status, incidents, explain, checkpoints, stop and inject take its name as --job. They access the API
+server with your own rights: the ClusterRole view is enough to read jobs, and edit to change them."""
 
 _DOCTOR_ABOUT = """\
-Checks the installation, your rights, the namespace and its pods. Prints a line per check, with a
+Checks the installation, your rights, the namespace and its pods. Prints a line for each check, and a
 remedy for each problem. The exit code is 1 if any problem was found."""
 
 _MANIFEST_ABOUT = """\
 FILE is a manifest, or - for standard input. Adds Holdfast to each pod template that has the
-annotation holdfast.dev/inject: "true" and prints the result; a note for each such template goes to
-stderr. The CA certificate with which a sidecar verifies the supervisor is left out, because only
+annotation holdfast.dev/inject: "true" and prints the result. Prints a note on each such template to
+stderr. The CA certificate with which a sidecar verifies the supervisor is omitted, because only
 the webhook has it. The exit code is 1 if a template with the annotation cannot be injected."""
 
-# Commands of the node agent, which `holdfast` dispatches before the supervisor's parser is called.
+# The node agent's commands, which `holdfast` dispatches before it calls the supervisor's parser.
 NEIGHBOURS: Mapping[str, str] = MappingProxyType(
     {"node": "monitor the GPUs and the host of this node, and recommend what to do about faults"}
 )

@@ -1,4 +1,4 @@
-"""Parse the command line. An error is one line: the place, the value, and what was expected."""
+"""Parse the command line. An error message is one line: the option, its value, and what was expected."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ def parse(
     environment: Mapping[str, str] | None = None,
     directory: Path | None = None,
 ) -> Command:
-    """Return the command in `argv`; a request for help or the version is a `Show`.
+    """Return the command in `argv`. A request for help or the version is a `Show`.
 
     Args:
         argv: The words of the command line, without the program's name.
-        environment: The environment variables, for CUDA_VISIBLE_DEVICES and PET_*; this process's by default.
-        directory: The working directory of the command of `run`; this process's by default.
+        environment: The environment, for CUDA_VISIBLE_DEVICES and PET_*; the default is this process's
+        environment. directory: The working directory of the command of `run`; the default is this process's.
 
     Raises:
         BadInput: The command line is invalid; the message is one line.
@@ -120,7 +120,7 @@ def _command(word: str, rest: Sequence[str]) -> str:
 
 
 def _misplaced(word: str, rest: Sequence[str]) -> str:
-    """Return the message that an option must follow its command; "" if that command lacks the option."""
+    """Return the message that an option must come after its command; "" if the command has no such option."""
     name = word.partition("=")[0]
     meant = next((each for each in rest if each in COMMANDS), "run")
     if _find(name, COMMANDS[meant]) is None:
@@ -129,7 +129,7 @@ def _misplaced(word: str, rest: Sequence[str]) -> str:
 
 
 def _scan(words: list[str], entry: CommandSpec, *, whole_command: bool) -> _Read:
-    """Read the options; with `whole_command`, stop at the first word that is not an option or its value."""
+    """Read the options. With `whole_command`, stop at the first word that is not an option or its value."""
     read, everything = _Read(), tuple(words)
     while words:
         start = len(everything) - len(words)
@@ -184,10 +184,10 @@ def _option(word: str, rest: list[str], entry: CommandSpec, read: _Read) -> None
 
 
 def _take_torchruns(environment: Mapping[str, str], entry: CommandSpec, read: _Read) -> None:
-    """Use torchrun's variables (PET_NNODES, ...) for options that were not given, as torchrun does.
+    """Use torchrun's variables, such as PET_NNODES, for options that were not given, as torchrun does.
 
-    Cluster operators such as Kubeflow set them. Their values are checked like those of the options, and each
-    one is reported to the user.
+    Operators such as Kubeflow's set these variables. Their values are checked like the values of options, and
+    the user is informed about each one.
     """
     for variable in sorted(environment):
         name = "--" + variable.removeprefix("PET_").lower().replace("_", "-")
@@ -207,7 +207,7 @@ def _value(name: str, text: str, option: Option) -> object:
 
 
 def _read_value(name: str, text: str, value: ValueType) -> object:
-    """Return the value of `text`. Raises `BadInput`, which says what is expected for `name`."""
+    """Return the value of `text`. Raises `BadInput`, whose message says what `name` expects."""
     try:
         found = value.read(text)
         return Path(str(found)).expanduser() if value.kind == "path" else found
@@ -238,7 +238,7 @@ def _find(name: str, entry: CommandSpec) -> Option | TorchrunOption | None:
 
 
 def _plain(name: str) -> str:
-    """Return an option with dashes in place of underscores; like torchrun, accept both."""
+    """Return an option with dashes in place of underscores, because torchrun accepts both."""
     return name if not name.startswith("--") else "--" + name[2:].replace("_", "-")
 
 
@@ -260,7 +260,7 @@ def _near(name: str, known: Sequence[str]) -> str:
     begun = [each for each in long if each[2:].startswith(stem)] if len(stem) >= 2 else []
     close = difflib.get_close_matches("--" + stem, long, n=1, cutoff=0.8)
     alike = [each for each in long if len(stem) >= 5 and each[2:7] == stem[:5]]
-    # Not for single letters, nor for names of another length, which may be options of the script.
+    # Single letters, and names of a different length, do not count: they may be options of the script.
     loose = [
         each
         for each in difflib.get_close_matches("--" + stem, long, n=1, cutoff=0.6)
@@ -293,12 +293,12 @@ def _check_place(name: str, entry: CommandSpec, values: Mapping[str, object]) ->
         raise BadInput("--job and --run-dir cannot be combined: give a job on a cluster or a run here")
     for field_name, spelled in (("context", "--context"), ("namespace", "-n")):
         if takes_job and field_name in values and "job" not in values:
-            raise BadInput(f"{spelled} needs --job NAME: give the job that `holdfast {name}` should address")
+            raise BadInput(f"{spelled} needs --job NAME: give the job that `holdfast {name}` should access")
     if name == "demo" and "context" in values and "cluster" not in values:
         raise BadInput("--context needs --cluster: without it, the demo runs on this machine")
     if "cluster" in values and "run_dir" in values:
         raise BadInput(
-            "--cluster and --run-dir exclude each other: on a cluster, the demo has no run directories"
+            "--cluster and --run-dir cannot be combined: on a cluster, the demo has no run directories"
         )
     given = values.get("namespace")
     if given and values.get("all_namespaces"):
@@ -309,10 +309,10 @@ def _check_place(name: str, entry: CommandSpec, values: Mapping[str, object]) ->
         raise BadInput(f"{what} {named!r} and -n {given!r} name different namespaces: give only one")
 
 
-# The help, generated from the table of options.
+# -- help, generated from the table of options
 
 _WIDTH = 100  # columns of the help
-_INDENT = 31  # where the text of an option begins
+_INDENT = 31  # the column at which the text of an option begins
 _INTRO = """\
 Holdfast keeps distributed PyTorch training running through crashes, hangs and NaNs.
 
@@ -333,7 +333,7 @@ def overview() -> str:
 
 
 def summaries() -> dict[str, str]:
-    """Return the one-line summary of every command, including those of the node agent."""
+    """Return the one-line summary of every command, including the node agent's commands."""
     return {**{name: entry.summary for name, entry in COMMANDS.items()}, **NEIGHBOURS}
 
 

@@ -1,4 +1,4 @@
-"""`holdfast run`: start a run, supervise it, display it, and return the script's exit code."""
+"""`holdfast run`: start and supervise a run, display it, and return the script's exit code."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from supervisor.store.run_directory import RunDir, open_for_run
 from supervisor.view.model import Policy
 
 TICK_S = 0.25
-_ANNOUNCING = (signal.SIGUSR1, signal.SIGUSR2)  # sent by a batch system before SIGTERM
+_ANNOUNCING = (signal.SIGUSR1, signal.SIGUSR2)  # a batch system sends one of these before SIGTERM
 _ONCE = (signal.SIGHUP, *_ANNOUNCING)  # a repetition does not count as a second request
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, *_ONCE)
 
 
 def run(options: RunOptions) -> int:
-    """Run the command to its end and return its exit code. Raises `BadInput` before it starts any process."""
+    """Run the command to its end, and return its exit code. Raises `BadInput` before starting any process."""
     parsed = program.parse(list(options.command), Path.cwd())
     missing = program.check_start(parsed) or program.check_module(parsed, Path.cwd())
     if missing:
@@ -49,8 +49,8 @@ def run(options: RunOptions) -> int:
         return 1
     if options.skip_bad_batches and not parsed.joins and parsed.kind != "other":
         raise BadInput(
-            "--skip-bad-batches needs a script that calls holdfast.join: Holdfast cannot skip a batch of a"
-            " script that does not import it. Omit the option"
+            "--skip-bad-batches needs a script that calls holdfast.join, because Holdfast cannot skip batches"
+            " in other scripts: omit the option"
         )
     api = _listen(options.port)
     run_dir = open_for_run(options.run_dir, time.time(), must_exist=options.resume)
@@ -94,13 +94,13 @@ def policy_of(options: RunOptions) -> Policy:
 
 
 def _patience_s(options: RunOptions) -> float:
-    """Return for how many seconds a rank waits for its peers: longer than it takes to detect a hang."""
+    """Return how long a rank waits for its peers, in seconds. This is longer than detecting a hang takes."""
     limits = (options.first_step_timeout_s, options.pause_timeout_s, options.hang_floor_s)
     return max(defaults.PATIENCE_S, 2 * max(limits))
 
 
 def _listen(port: int) -> socket.socket:
-    """Return a listening socket for the API, which stays open when the supervisor is restarted.
+    """Return a listening socket for the API. It stays open when the supervisor is restarted.
 
     Raises:
         BadInput: The port cannot be opened.
@@ -126,7 +126,7 @@ def _describe(
         "drills": not options.no_drills,
         "started": time.time(),
         "started_ns": time.monotonic_ns(),
-        "journal_bytes": journal.size(run_dir.journal),  # where the lines of earlier runs end
+        "journal_bytes": journal.size(run_dir.journal),  # the end of the earlier runs' lines
         "pid": os.getpid(),
         "runtime": str(runtime),
         "api": f"http://127.0.0.1:{api.getsockname()[1]}",
@@ -178,8 +178,8 @@ class RunConsole:
         known = IncidentRecords(self.following.incident, run_dir.newest_incident())
         self.screen: Display = display(sys.stdout, known, plain=options.plain, quiet=options.quiet)
         self.interrupts = 0
-        self.announced = False  # the last signal announced a SIGTERM
-        self.unshown = False  # the user was informed that the status cannot be displayed
+        self.announced = False  # True if the last signal announced a SIGTERM
+        self.unshown = False  # True once the user was informed that the status cannot be displayed
 
     def until_end(self) -> int:
         self._take_signals()
@@ -194,7 +194,7 @@ class RunConsole:
         finally:
             lost = self.screen.close()
         if lost:
-            with suppress(OSError):  # stderr may be on the same disk
+            with suppress(OSError):  # stderr may be a file on the same disk
                 print(f"holdfast: the output cannot be written: {lost}", file=sys.stderr, flush=True)
         return code or (exit_codes.NOT_WRITTEN if lost else 0)
 
@@ -241,7 +241,7 @@ class RunConsole:
     def _take_signals(self) -> None:
         """Handle the signals that end or suspend a run.
 
-        A signal that is ignored at startup, as under nohup, stays ignored; SIGINT is always handled.
+        A signal that is ignored at startup, as under nohup, remains ignored. SIGINT is always handled.
         """
         handled = (
             signum
@@ -258,10 +258,10 @@ class RunConsole:
                 self._interrupted(signum)
 
     def _interrupted(self, signum: int) -> None:
-        """End the run: cleanly at the first signal, immediately at the second, and by SIGKILL at the third.
+        """End the run: cleanly at the first signal, immediately at the second, and with SIGKILL at the third.
 
-        A closing terminal may send SIGHUP more than once, which counts as one request. A batch system
-        announces the end of the allotted time with SIGUSR1 or SIGUSR2. The SIGTERM that follows does not
+        A closing terminal can send SIGHUP several times, which counts as one request. A batch system
+        announces the end of the allotted time with SIGUSR1 or SIGUSR2, and the SIGTERM that follows does not
         count as a second request.
         """
         if signum in _ONCE and self.interrupts:
@@ -282,7 +282,7 @@ class RunConsole:
             self.keeper.hurry()
 
     def _suspend(self) -> None:
-        """Stop this process after Ctrl-Z, as usual, but first print what that means for the run."""
+        """Stop this process after Ctrl-Z, as usual, but first print what this means for the run."""
         self.screen.say(
             "holdfast: suspended: training continues, but processes that die are not restarted until `fg`"
             " or `bg`"

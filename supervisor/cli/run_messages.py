@@ -1,4 +1,4 @@
-"""Messages of `holdfast run` about an earlier run, the end of this run, and how to resume. Pure."""
+"""Compose the messages of `holdfast run` about an earlier run, the run's end, and how to resume. Pure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def after(status: Mapping[str, Any], code: int, given: Sequence[str], run_dir: P
 def closing_line(why: str, completion: Completion | None, status: Mapping[str, Any]) -> str:
     """Return the last line of a run: `why` it ended and, if the script finished, what was trained and saved.
 
-    The line gives the number of steps if the script ended early, and the step of the newest checkpoint.
+    If the script ended early, the line states the number of steps and the step of the newest checkpoint.
 
     Args:
         why: The reason, from `closing.summary`.
@@ -58,12 +58,12 @@ def closing_line(why: str, completion: Completion | None, status: Mapping[str, A
 
 
 def stopping(status: Mapping[str, Any], name: str, grace_s: float) -> str:
-    """Return the line that reports how the run responds to the first signal that ends it.
+    """Return the line that says how the run responds to the first signal that ends it.
 
     Args:
         status: The newest status; empty if there is none yet.
         name: The name of the signal.
-        grace_s: How long the script has to exit on its own, in seconds.
+        grace_s: The time in seconds that the script has to exit.
     """
     if status.get("phase", "forming") == "forming":
         return "stopping"
@@ -74,15 +74,15 @@ def stopping(status: Mapping[str, Any], name: str, grace_s: float) -> str:
 
 
 def before(earlier: Mapping[str, Any] | None, run_dir: PurePath, stored: bool) -> list[str]:
-    """Return a warning if a run in the directory of an earlier run will repeat steps; else [].
+    """Return a warning if this run will repeat steps of an earlier run in the same directory; otherwise [].
 
-    The repeated steps are those after the newest checkpoint of a run that finished, or all steps of a run
-    that left no checkpoint.
+    If the earlier run finished, the steps after its newest checkpoint are repeated. If it left no checkpoint,
+    all of its steps are repeated.
 
     Args:
         earlier: The last status of the earlier run; None if there was no run.
         run_dir: The directory of both runs.
-        stored: Whether there are checkpoints. If so, the run resumes from one or reports why it cannot.
+        stored: True if there are checkpoints. The run then resumes from one, or reports why it cannot.
     """
     step = earlier.get("step") if earlier is not None else None
     if earlier is None or type(step) is not int:
@@ -110,9 +110,9 @@ def _nothing_to_do(status: Mapping[str, Any], run_dir: PurePath) -> list[str]:
 
 
 def _has_trained(status: Mapping[str, Any]) -> bool:
-    """True if the run has completed steps, so its input was accepted and it can be resumed.
+    """Return True if the run has completed steps, which shows that the command accepts its input.
 
-    If the input of a command was refused, it would be refused again.
+    If a command refused its input, it would do so again, so it makes no sense to resume it.
     """
     resumed, step = status.get("resumed") or {}, status.get("step")
     began = resumed.get("step", 0)

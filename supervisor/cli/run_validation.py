@@ -1,4 +1,4 @@
-"""Check the options of `run` together, before any process is started."""
+"""Validate the options of `holdfast run` in combination, before any process is started."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def checked(
     Args:
         values: Fields of `RunOptions` by name.
         words: The command as the user wrote it.
-        as_module: Whether its first word is the name of a module.
-        as_it_stands: Whether it is started unchanged, even if its name ends in .py.
-        notes: Lines to show to the user before the run starts.
+        as_module: True if the first word is the name of a module.
+        as_it_stands: True if the command is started unchanged, even if its name ends in .py.
+        notes: Messages to show to the user before the run starts.
         given: The words of the command line without the run directory.
         environment: The environment variables, for CUDA_VISIBLE_DEVICES.
         directory: The working directory of the command.
@@ -66,7 +66,7 @@ def checked(
 
 
 def _entered(words: list[str], as_module: bool, as_it_stands: bool) -> list[str]:
-    """Return the command, preceded by the Python interpreter where torchrun would add it."""
+    """Return the command. Put the Python interpreter before it wherever torchrun would."""
     if as_module:
         if not words:
             raise BadInput("missing module after -m: expected a name, as in `-m package.train`")
@@ -93,7 +93,7 @@ def check_devices(
     gpus: int | None,
     uses_cuda: Callable[[], bool] = devices.torch_uses_cuda,
 ) -> None:
-    """Raise `BadInput` if there are more ranks than GPUs, because two ranks on one GPU later fail in NCCL."""
+    """Raise `BadInput` if there are more ranks than GPUs, because NCCL fails if ranks share a GPU."""
     wanted = options.nproc_per_node * options.members
     if not gpus or wanted <= gpus or not uses_cuda():
         return

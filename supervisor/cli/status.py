@@ -1,4 +1,4 @@
-"""`holdfast status`: the phase of a run, its saved state, its ranks, and where its time went."""
+"""`holdfast status`: show the phase of a run, its saved state, its ranks, and where its time went."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from supervisor.store import journal
 from supervisor.store.run_directory import RunDir
 from supervisor.wording import number, part, percent, seconds, sentence, slowness, table, what
 
-MAX_SLOW = 5  # slow ranks that are listed individually
+MAX_SLOW = 5  # slow ranks that are listed separately
 LEDGER_WORDS = {
     "productive": "training",
     "lost": "lost (trained, then rolled back)",
@@ -114,7 +114,7 @@ def _progress(found: Mapping[str, Any]) -> str:
 
 def _safety(found: Mapping[str, Any]) -> str:
     parts = []
-    memory_is_gone = found.get("phase") == "ended"  # by now, a secured state is either on storage or lost
+    memory_is_gone = found.get("phase") == "ended"  # a secured state is now either on storage or lost
     if found.get("secured_step") is not None and not memory_is_gone:
         parts.append(f"secured {found['secured_step']:,}")
     if (found.get("snapshot_step") or -1) >= 0 and not memory_is_gone:
@@ -196,7 +196,7 @@ def _ranks(found: Mapping[str, Any]) -> list[str]:
 
 
 def _ledger(found: Mapping[str, Any]) -> list[str]:
-    """Return a line for each bucket that is not empty: productive time first, then by size."""
+    """Return a line for each bucket that is not empty, with productive time first, then sorted by size."""
     total_s = float(found.get("total_s") or 0.0)
     buckets = {str(k): float(v) for k, v in (found.get("buckets_s") or {}).items()}
     if total_s <= 0 or not buckets:

@@ -25,10 +25,7 @@ _INDEX = re.compile(r"[0-9]{1,9}")
 _RANGE = re.compile(r"([1-9][0-9]{0,8})(?::([1-9][0-9]{0,8}))?")
 _FIELD = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
 _ORDINAL = re.compile(r"-([0-9]{1,9})$")
-ENDED_PHASES = (
-    "Succeeded",
-    "Failed",
-)  # the phases of a pod whose containers have all ended and will not restart
+ENDED_PHASES = ("Succeeded", "Failed")  # all containers have ended and will not be restarted
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
-"""One job of a cluster, for the term of one leader: its pods, its members' connections, its `Job`.
+"""Supervise one job of a cluster for the term of one leader.
 
-A Supervision may outlive several runs of its job: when the owner restarts a failed job, it creates new pods
-after the old ones were ordered to end, and a user may create pods without an owner again under the same name.
-Each run has its own `Job`, and continues from the state of the previous run.
+A Supervision can outlive several runs of its job. An owner that restarts a failed job creates new pods after
+the old ones were ordered to end, and a user can create pods without an owner again under the same name. Each
+run has its own `Job`, which continues from the state of the previous run.
 """
 
 from __future__ import annotations
@@ -49,33 +49,34 @@ from supervisor.view.model import JobState, StopRequest
 log = logging.getLogger(__name__)
 
 RETRY_S = 2.0  # until a failed request to the API server is retried
-MAX_RETRY_S = 30.0  # the same if it has failed for long
-REFUSED_S = 5.0  # a refusal that lasts longer is recorded as an event
-COLLECT_S = 60.0  # the same for a name that a deleted owner still has: its resource is deleted soon
-NOT_SUPERVISED = "NotSupervised"  # the reason of events
-DISMISSED = 143  # exit code for a deleted pod, because a Kubernetes Job would count 0 as a success
-SUMMARY_S = 5.0  # between two writes of the summary into the resource, if the phase stays the same
-SPREAD = 0.2  # of that time, by which it varies at random
+MAX_RETRY_S = 30.0  # the same, if the request has failed for a long time
+REFUSED_S = 5.0  # a refusal that lasts longer than this is recorded as an event
+COLLECT_S = 60.0  # the same, if a deleted owner's resource still has the name; it is usually deleted soon
+NOT_SUPERVISED = "NotSupervised"  # a reason of events
+DISMISSED = 143  # the exit code of a deleted pod, because a Kubernetes Job would count 0 as a success
+SUMMARY_S = 5.0  # between two writes of the summary into the resource while the phase does not change
+SPREAD = 0.2  # the fraction of `SUMMARY_S` by which that time varies at random
 SPACING_S = 0.5  # between two statuses while members connect one after another
-CALM_S = 2.0  # between two rounds of a job without news; its deadlines and all news come earlier
+CALM_S = 2.0  # between two rounds of a job without news; deadlines and news cause one earlier
 POLL_S = 1.0  # between two checks for pods of a new run
-REMOVAL_S = 60.0  # for the mirror to show that a request to stop was removed; one that is there later is new
+# How long the mirror may still show a removed request to stop. A request that it shows later is a new one.
+REMOVAL_S = 60.0
 _NOT_REACHED = "no pod is evicted: none of the job's members has connected to this supervisor"
 _CUT_OFF = "no pod is evicted: fewer than half of the members of all jobs are connected to this supervisor"
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterContext:
-    """What all jobs under one leader share."""
+    """What all jobs of one leader share."""
 
     server: ApiServer
     events: EventRecorder
     records: StorageThread  # stores the statuses and incidents of all jobs
-    epoch: int  # of the leader
-    secret: bytes  # from which the secret of each job is derived
+    epoch: int  # the leader's epoch
+    secret: bytes  # each job's secret is derived from this
     lag: Callable[[], tuple[float, float]]
-    delete: Callable[[str, PodMember], None]  # of a namespace
-    is_cut_off: Callable[[], bool] = lambda: False  # most members of all jobs are not connected
+    delete: Callable[[str, PodMember], None]  # evicts a pod of the given namespace
+    is_cut_off: Callable[[], bool] = lambda: False  # True if most members of all jobs are not connected
 
 
 class SupervisedJob:
@@ -99,28 +100,28 @@ class SupervisedJob:
         self._context = context
         self._resource: SupervisionResource | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._over: frozenset[str] = frozenset()  # members of the run that has ended
+        self._over: frozenset[str] = frozenset()  # the members of the run that has ended
         self._spec: Mapping[str, Any] = {}
-        self._records: SupervisionRecords | None = None  # of the present run
-        self._shown: tuple[str, bool] | None = None  # the phase in the last status, and whether it is settled
-        self._summary_due = asyncio.Event()  # the phase has changed since the last summary
-        self._seen_uid: object = None  # of the resource
-        self._problem = ""  # the last one that is recorded as an event
+        self._records: SupervisionRecords | None = None  # of the current run
+        self._shown: tuple[str, bool] | None = None  # the last status's phase, and whether it was settled
+        self._summary_due = asyncio.Event()  # set when the phase has changed since the last summary
+        self._seen_uid: object = None  # the resource's uid, as last seen
+        self._problem = ""  # the last problem that was recorded as an event
         self._blocked = ""  # why no pod may be evicted, as last reported
         self._drills = RequestedDrills(context.server, lambda: self.job, self._delete_member)
         self._has_work = asyncio.Event()  # there is a pod that has not ended
         self._stop_removed_s: float | None = None  # when the request to stop an earlier run was removed
 
-    # -- what the registry reads and sets
+    # -- called by the registry
 
     def start(self) -> None:
-        """Begin to supervise in the background. Each line that this work logs contains the job."""
+        """Begin to supervise in the background. All log lines of this work contain the job."""
         token = logs.CONTEXT.set({"job": f"{self.key.namespace}/{self.key.name}"})
         self._spawn(self._supervise(), "supervise")
         logs.CONTEXT.reset(token)
 
     def update(self, group: PodGroup) -> None:
-        """Set the current pods and settings. A changed policy applies from the next run on."""
+        """Set the current pods and settings. A changed policy takes effect with the next run."""
         self.group = group
         self.update_pods(group.pods)
 
@@ -133,20 +134,20 @@ class SupervisedJob:
         else:
             self._has_work.set()
         present = {pod.member for pod in self.backend.pods.values()}
-        if self.job is not None:  # a lost member is not needed any more
+        if self.job is not None:  # lost members are no longer needed
             present |= {*self.job.memory.placement, *self.job.existed} - {*self.job.memory.lost}
         self._server.keep(present)
 
     def was_replaced(self, uid: object) -> bool:
         """Return True if the resource with this uid has replaced the one that was seen before.
 
-        A resource that this job has taken over itself has not: the registry sees it only later.
+        A resource that this job has just taken over does not count, even if the registry has not seen it yet.
         """
         taken = self._resource.uid if self._resource is not None else None
         return self._seen_uid is not None and uid not in (self._seen_uid, taken)
 
     def update_spec(self, spec: object, uid: object = None) -> None:
-        """Carry out what users have requested in the spec of the resource with this uid."""
+        """Carry out users' requests in the spec of the resource with this uid."""
         self.was_seen = True
         self._seen_uid = uid
         self._spec = spec if isinstance(spec, Mapping) else {}
@@ -163,21 +164,21 @@ class SupervisedJob:
 
     @property
     def reach(self) -> Reach:
-        """How many members of the job are connected."""
+        """The numbers of running and of connected members of the job."""
         running = [pod.member for pod in self.backend.pods.values() if pod.is_running and not pod.is_leaving]
         lines = (self._server.connections.get(member) for member in running)
         return Reach(len(running), sum(line is not None and line.connected for line in lines))
 
     async def close(self) -> None:
-        """End all work on the job without changing it. Its pods continue to train.
+        """End all work on the job without changing the job. Its pods continue to train.
 
-        The members' connections end at their next report, so that they connect to the next supervisor.
+        Each member's connection ends at its next report, so that the member connects to the next supervisor.
         """
         await event_loop.end(self._tasks)
-        self.backend.update(())  # last, because a running job would regard this as the loss of all members
+        self.backend.update(())  # must be last: a running job would take this for the loss of all members
 
     async def serve(self, request: web.Request, uid: str) -> web.StreamResponse:
-        """Serve the connection of the pod `uid` under the name of its member."""
+        """Serve the connection of the pod `uid`, under the name of its member."""
         limit_bytes = largest_report(self.group.nproc)
         return await self._server.serve(request, lambda: self.backend.member_of(uid), limit_bytes)
 
@@ -193,7 +194,7 @@ class SupervisedJob:
                     if not self._has_work.is_set() and await supervision.has_ended(
                         self._context.server, self.key
                     ):
-                        await self._has_work.wait()  # nothing is left to do, and nothing to write
+                        await self._has_work.wait()  # there is nothing to supervise, and nothing to write
                     found = await self._take_over()
                     if found.state is not None and self._are_all_new(found.state.memory):
                         await self._forget_stop()
@@ -207,7 +208,7 @@ class SupervisedJob:
                     log.warning("another supervisor leads this job", extra={"why": str(error)})
                     await asyncio.sleep(RETRY_S)
                     return
-                except Exception:  # the other jobs must survive; this job's members continue to train
+                except Exception:  # other jobs must not be affected; this job's members continue to train
                     log.exception("job failed")
                     await asyncio.sleep(RETRY_S)
                     fresh = False
@@ -218,10 +219,10 @@ class SupervisedJob:
             self.has_ended = True
 
     def _pause_s(self, error: Exception, failed_s: float) -> float:
-        """Return the time until the job is taken over again, which has failed for `failed_s`.
+        """Return how long to wait before trying to take over the job again, after failures for `failed_s`.
 
-        A refusal that lasts is recorded as an event, once for each reason. The resource of an owner that is
-        gone is usually deleted soon.
+        A lasting refusal is recorded as an event, once for each reason. If the owner of the resource is gone,
+        this waits longer before it records one, because the resource is usually deleted soon.
         """
         if not isinstance(error, (ApiError, OSError)):
             log.error("job not taken over", exc_info=error)
@@ -252,19 +253,19 @@ class SupervisedJob:
         return await self._resource.take_over(self._context.epoch)
 
     def _are_all_new(self, memory: JobState) -> bool:
-        """Return True if all pods were created after the run in `memory`, which has ended.
+        """Return True if the run in `memory` has ended and all current pods were created after it.
 
-        Only pods without an owner are judged by this. Only a user creates them again, whereas an owner may
-        replace the pods of a job that has finished.
+        This applies only to pods without an owner, because only a user can create them again. An owner may
+        replace pods even after its job has finished.
         """
         if memory.phase not in ("stopping", "ended") or self.key.uid or not self.backend.pods:
             return False
         return self._are_gone({*memory.placement, *memory.lost})
 
     def _are_gone(self, members: Set[str]) -> bool:
-        """Return True if no pod of these members is left, except those that are being deleted."""
+        """Return True if no pods of these members are left, except pods that are being deleted."""
         return not any(
-            known == name or known.startswith((f"{name}.", f"{name}-"))  # a later start of the container
+            known == name or known.startswith((f"{name}.", f"{name}-"))  # after a restart of the container
             for pod in self.backend.pods.values()
             if not pod.is_leaving
             for name in (member_name(pod.name, pod.uid, 0),)
@@ -272,8 +273,8 @@ class SupervisedJob:
         )
 
     async def _forget_stop(self) -> None:
-        """Remove the request to stop, which was for an earlier run."""
-        assert self._resource is not None  # because the job is taken over
+        """Remove a request to stop that was for an earlier run."""
+        assert self._resource is not None  # because the job was taken over
         await self._resource.request_stop(None)
         self._stop_removed_s, self.backend.user_stop = time.monotonic(), ""
 
@@ -314,9 +315,10 @@ class SupervisedJob:
         await self._record_end(job, records)
 
     def _end_members(self, job: Job) -> None:
-        """Order all members of the run to end, including those that connect later.
+        """Order all members of the run to end, including members that connect later.
 
-        Pods that appeared after its last decision do not belong to it, but to the owner's next attempt.
+        Pods that appeared after the run's last decision belong to the owner's next attempt, and not to this
+        run.
         """
         ended = self.backend.ended
         if ended is not None:
@@ -329,11 +331,11 @@ class SupervisedJob:
             )
 
     async def _next_run(self) -> bool:
-        """Wait for pods that were not part of the run that has ended.
+        """Wait for pods that did not belong to the run that has ended. Return True once they form a new run.
 
-        After a failure, such pods are the owner's next attempt: return True, for a new run. After a success,
-        they are restarted containers that had finished: order them to end too. Pods without an owner are
-        another run of the user's if none of the previous run is left.
+        After a failure, such pods are the owner's next attempt. After a success, they are restarted
+        containers that had already finished, so they are ordered to end. Pods without an owner form a new run
+        if no pod of the previous run is left.
         """
         job = self.job
         assert job is not None
@@ -352,7 +354,7 @@ class SupervisedJob:
     # -- publishing
 
     async def _publish(self, job: Job) -> None:
-        """Publish the status whenever a sidecar connects or disconnects; a decision does so, too."""
+        """Publish the status whenever a sidecar connects or disconnects. Each decision also publishes it."""
         while True:
             await job.members_changed.wait()
             job.members_changed.clear()
@@ -360,15 +362,15 @@ class SupervisedJob:
             await asyncio.sleep(SPACING_S)
 
     def _note_published(self) -> None:
-        """Have the summary written at once when the phase changes."""
-        assert self.job is not None  # its status was published
+        """Have the summary written immediately if the phase has changed."""
+        assert self.job is not None  # because its status was published
         shown = (self.job.memory.phase, self.job.memory.settled)
         if shown != self._shown:
             self._shown = shown
             self._summary_due.set()
 
     async def _summarize(self, job: Job, records: SupervisionRecords) -> None:
-        """Write the summary when it is due. Jobs that began together do not write theirs together."""
+        """Write the summary when it is due. Random intervals keep jobs from writing simultaneously."""
         while True:
             due_s = SUMMARY_S * random.uniform(1 - SPREAD, 1 + SPREAD)
             try:
@@ -379,14 +381,14 @@ class SupervisedJob:
             await self._write_summary(job, records)
 
     async def _announce(self, job: Job, records: SupervisionRecords) -> None:
-        """Replace the previous run's end in the resource with the start of a new run. Raises `Deposed`."""
+        """Replace the previous run's end with the new run's start in the resource. Raises `Deposed`."""
         try:
             await records.write(supervision.announcement(job.memory))
         except (ApiError, OSError) as error:
             log.info("new run not announced", extra={"error": str(error)})
 
     async def _write_summary(self, job: Job, records: SupervisionRecords) -> None:
-        """Write the summary for users into the resource. A failure is only logged. Raises `Deposed`."""
+        """Write the summary for users into the resource. Failures are only logged. Raises `Deposed`."""
         try:
             await records.write(self._summary(job))
         except Deposed:
@@ -399,10 +401,11 @@ class SupervisedJob:
         return supervision.summary(job.publisher.published, job.publisher.run.incidents())
 
     async def _record_end(self, job: Job, records: SupervisionRecords) -> None:
-        """Write the last state and the summary, and try again until they are stored. Raises `Deposed`.
+        """Write the last state and the summary, and retry until they are stored. Raises `Deposed`.
 
         Without the last state, the next supervisor would wait for the members of a job that has ended, and
-        then count them as lost. Without the summary, only what users see would be missing.
+        would then count them as lost. The summary is only for users, so it is omitted if the API server
+        refuses it.
         """
         state, shown = supervision.end(job.memory, job.bookkeeping.ledger.snapshot()), self._summary(job)
         while True:
@@ -412,7 +415,7 @@ class SupervisedJob:
             except Deposed:
                 records.lead.depose()
                 raise
-            except InvalidObject as error:  # trying again does not help
+            except InvalidObject as error:  # a retry would be refused as well
                 log.error("end of the job refused", extra={"error": str(error)})
                 if not shown:
                     return

@@ -1,7 +1,7 @@
-"""The `Supervision` of a job: a resource with the job's state for the next supervisor, and its summary.
+"""Read and write a job's `Supervision`, which holds a summary, and the job's state for the next supervisor.
 
-Every write tests that the resource still has this supervisor's epoch, also the one that takes a higher epoch.
-A supervisor that was replaced can therefore change nothing, however late its requests arrive.
+Every write tests that the resource still has this supervisor's epoch, including the write that takes a higher
+epoch. A supervisor that was replaced can therefore change nothing, even if its requests arrive late.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ log = logging.getLogger(__name__)
 
 GROUP, VERSION, KIND = "holdfast.dev", "v1alpha1", "Supervision"
 SUPERVISIONS = ResourceKind(GROUP, VERSION, "supervisions")
-SAVE_S = 5.0  # limit for writing a decision; the job carries it out sooner if the write is slow
-TAKE_OVER_TRIES = 5  # of a conditional write, which fails if another writer is faster
-MAX_RECENT = 10  # incidents
+SAVE_S = 5.0  # the limit for writing a decision; the job does not wait for a slow write to end
+TAKE_OVER_TRIES = 5  # attempts at a conditional write, which fails if another writer is faster
+MAX_RECENT = 10  # incidents in the resource
 MAX_INCIDENT_BYTES = 3 << 10
-MAX_FIELD_BYTES = 200  # of an incident that is still too large when its texts are shortened
+MAX_FIELD_BYTES = 200  # of each field of an incident that is too large even with shortened texts
 DRILL_DONE = "carried out"  # the result of a drill that was not refused
-RAISE_S = 1.5  # limit for taking a higher epoch, for which a decision waits
-RAISE_AGAIN_S = 2.0  # until that is tried again: the decisions in between do not wait
-MAX_UNSURE = 16  # remembered claims of a new epoch whose answer was lost
+RAISE_S = 1.5  # the limit for taking a higher epoch, because a decision waits for it
+RAISE_AGAIN_S = 2.0  # until a failed attempt is repeated; decisions made before that do not wait
+MAX_UNSURE = 16  # remembered claims of a new epoch whose response was lost
 
 
 @dataclass(frozen=True, slots=True)
 class Takeover:
-    """What a supervisor finds when it takes over a job. `state` is None for a new job."""
+    """What a supervisor finds in the resource when it takes over a job. `state` is None for a new job."""
 
     epoch: int
     state: HeldState | None
@@ -57,21 +57,22 @@ class Takeover:
 
 
 class OwnerGone(OSError):
-    """The Supervision of this name belongs to another owner, which is usually gone. Try again later."""
+    """The Supervision with this name belongs to another owner, which is usually gone. Try again later."""
 
 
 class SupervisionResource:
-    """The resource of one job. All methods raise `ApiError` or `ServerUnreachable`, an `OSError`."""
+    """The resource of one job. All methods can raise `ApiError` or `ServerUnreachable`, an `OSError`."""
 
     def __init__(self, server: ApiServer, namespace: str, name: str) -> None:
         self.namespace, self.name = namespace, name
         self._server = server
-        self.uid: object = None  # of the resource that was taken over
+        self.uid: object = None  # the uid of the resource that was taken over
 
     async def take_over(self, least_epoch: int) -> Takeover:
-        """Claim an epoch above all earlier ones, at least `least_epoch`, and return what the resource holds.
+        """Claim an epoch, and return the contents of the resource.
 
-        Raises `Conflict` if the resource changes during each of `TAKE_OVER_TRIES` attempts.
+        The epoch is above all earlier ones, and at least `least_epoch`. Raises `Conflict` if the resource
+        changes during each of `TAKE_OVER_TRIES` attempts.
         """
         for tries_left in reversed(range(TAKE_OVER_TRIES)):
             found = await self._server.get(SUPERVISIONS, self.name, self.namespace)
@@ -109,22 +110,22 @@ class SupervisionResource:
             await self._write_again(found, epoch, values)
 
     async def _write_again(self, found: KubernetesObject, epoch: int, values: Mapping[str, Any]) -> None:
-        """Write into a resource that lost this epoch: its status was removed, or restored from a backup.
+        """Write into a resource whose status, and with it this epoch, was removed or restored from a backup.
 
-        Raises `Conflict` if another supervisor has written since `found` was read.
+        Raises `Conflict` if another supervisor has written to the resource since `found` was read.
         """
         version = {"resourceVersion": found["metadata"]["resourceVersion"]}
         await self._patch({"metadata": version, "status": {"epoch": epoch, **values}}, PatchType.MERGE)
 
     async def stored(self) -> tuple[int, object]:
-        """Return the epoch in the resource, and the last claim of an epoch that members had reported."""
+        """Return the epoch in the resource, and the claim with which it was last raised."""
         found = await self._server.get(SUPERVISIONS, self.name, self.namespace)
         return _epoch(found), _mapping(found.get("status")).get("claim")
 
     async def request_stop(self, how: str | None) -> None:
-        """Record a user's request to stop the job, so that the next supervisor knows of it too.
+        """Record a user's request to stop the job, so that the next supervisor also knows about it.
 
-        None removes an earlier one.
+        None removes an earlier request.
         """
         await self._server.patch(SUPERVISIONS, self.name, {"spec": {"stop": how}}, self.namespace)
 
@@ -141,7 +142,7 @@ async def ensure(
 ) -> SupervisionResource:
     """Create or update the resource of the job `key` with these numbers and settings, and return it.
 
-    Raises `OwnerGone`, an `OSError`, if another owner still has the name.
+    Raises `OwnerGone`, an `OSError`, if the resource with that name still belongs to another owner.
     """
     spec = {"members": members, "nprocPerNode": nproc, "settings": dict(settings)}
     owner = {
@@ -167,12 +168,12 @@ async def ensure(
             known = _owner(found)
             if known.get("kind") != key.kind:  # an owner of another kind has the same name
                 continue
-            if known.get("uid") != key.uid:  # usually it is being garbage-collected with its owner
+            if known.get("uid") != key.uid:  # the resource is usually being garbage-collected with its owner
                 other = f"{known.get('apiVersion')} {key.kind} {known.get('name')}"
                 raise OwnerGone(
                     f"the Supervision {name} belongs to {other} with the uid {known.get('uid')}"
                 ) from None
-            old = dict.fromkeys(_mapping(_mapping(found.get("spec")).get("settings")))  # null removes them
+            old = dict.fromkeys(_mapping(_mapping(found.get("spec")).get("settings")))  # null removes a field
             change = {**spec, "settings": {**old, **settings}}
             await server.patch(SUPERVISIONS, name, {"spec": change}, key.namespace)
         return SupervisionResource(server, key.namespace, name)
@@ -180,7 +181,7 @@ async def ensure(
 
 
 async def has_ended(server: ApiServer, key: JobKey) -> bool:
-    """Return True if the last run of the job `key` has ended, and its end is recorded for users as well."""
+    """Return True if the last run of the job `key` has ended, and its end was also recorded for users."""
     for name in names(key):
         try:
             found = await server.get(SUPERVISIONS, name, key.namespace)
@@ -194,24 +195,24 @@ async def has_ended(server: ApiServer, key: JobKey) -> bool:
 
 
 def names(key: JobKey) -> tuple[str, str]:
-    """Return the name of the job's resource, and the name to use if another owner has the first name."""
+    """Return the name of the job's resource, and the name to use if the first belongs to another owner."""
     return key.name, f"{key.name}-{key.kind.lower() or 'pods'}"
 
 
 def belongs_to(found: KubernetesObject, key: JobKey) -> bool:
-    """Return True if a Supervision belongs to the job `key`, and not to another owner of the same name."""
+    """Return True if a Supervision belongs to the job `key`, and not to another owner with the same name."""
     owner = _owner(found)
     return (owner.get("kind") or "", owner.get("uid") or "") == (key.kind, key.uid)
 
 
 def without_status(found: KubernetesObject) -> KubernetesObject:
-    """Return the parts of a Supervision that others write, for a mirror: the status is this process's own."""
+    """Return a Supervision without its status, for a mirror, because only this process writes the status."""
     pruned = drop_bookkeeping(found)
     return {name: value for name, value in pruned.items() if name != "status"}
 
 
 def is_news(old: KubernetesObject | None, new: KubernetesObject | None) -> bool:
-    """True unless only the status has changed, as every few seconds in every job."""
+    """Return False if only the status has changed, which happens every few seconds in every job."""
     return old is None or new is None or _uid_and_spec(old) != _uid_and_spec(new)
 
 
@@ -220,21 +221,21 @@ def _uid_and_spec(found: KubernetesObject) -> tuple[object, object]:
 
 
 class SupervisionLead(Lead):
-    """The right of this supervisor to act on one job; lost for good once another supervisor takes over.
+    """The right of this supervisor to act on one job, which ends when another supervisor takes over.
 
-    Its epoch is always one that this supervisor has written into the resource with a conditional write.
+    `epoch` is always an epoch that this supervisor has written into the resource with a conditional write.
     """
 
     def __init__(self, epoch: int, resource: SupervisionResource, loop: asyncio.AbstractEventLoop) -> None:
-        """Lead with the `epoch` that was taken over. `loop` runs the requests of `raise_above`."""
+        """`epoch` is the one with which the job was taken over. `loop` runs the requests of `raise_above`."""
         super().__init__(epoch=epoch)
         self.deposed: Deposed | None = None
         self._resource, self._loop = resource, loop
         self._unsure: tuple[tuple[int, str], ...] = ()  # epochs that may have been taken, with their claims
-        self._failed_s = -RAISE_AGAIN_S  # when an epoch could not be taken, on CLOCK_MONOTONIC
+        self._failed_s = -RAISE_AGAIN_S  # when the last attempt to take an epoch failed, by CLOCK_MONOTONIC
 
     def depose(self) -> Deposed:
-        """Record that another supervisor has taken over the job, and return the exception that says so."""
+        """Record that another supervisor has taken over the job, and return the exception to raise."""
         self.deposed = Deposed(self.epoch, self.epoch + 1)
         return self.deposed
 
@@ -247,9 +248,10 @@ class SupervisionLead(Lead):
     def raise_above(self, known: int) -> None:
         """Take an epoch above `known`, which was found in a member's report or a checkpoint.
 
-        Such an epoch may be that of a successor, which only the resource can tell. The epoch is therefore
-        unchanged until the API server has accepted the higher one in place of it. Must be called in a thread
-        other than the event loop's. Safe to repeat: for `RAISE_AGAIN_S` after a failure, it does nothing.
+        The epoch `known` may belong to a successor, and only the resource shows whether it does. This
+        supervisor's epoch therefore remains unchanged until the API server has accepted the higher one. Call
+        this in a thread other than the event loop's. Safe to repeat; for `RAISE_AGAIN_S` after a failure,
+        calls do nothing.
 
         Raises:
             Deposed: Another supervisor has taken over the job.
@@ -270,7 +272,7 @@ class SupervisionLead(Lead):
                 raise
 
     async def store(self, values: Mapping[str, Any]) -> None:
-        """Set fields of the status. Raises `Deposed`, but not for an epoch that this process has taken."""
+        """Set fields of the status. Raises `Deposed`, unless this process itself took the newer epoch."""
         expected = self.epoch
         try:
             await self._resource.write(expected, values)
@@ -280,14 +282,14 @@ class SupervisionLead(Lead):
             await self._resource.write(self.epoch, values)
 
     async def _claim(self, epoch: int) -> None:
-        """Write a higher epoch in place of the present one. Its claim tells it from a successor's."""
+        """Write a higher epoch, with a claim that distinguishes it from a successor's epoch."""
         claim = secrets.token_hex(8)
         self._unsure = (*self._unsure, (epoch, claim))[-MAX_UNSURE:]
         await self.store({"epoch": epoch, "claim": claim})
         self.epoch, self._unsure = epoch, ()
 
     async def _has_landed(self) -> bool:
-        """Return True if the resource holds an earlier claim of this process whose answer was lost."""
+        """Return True if the resource contains a claim of this process whose response was lost."""
         found = await self._resource.stored()
         if found not in self._unsure:
             return False
@@ -305,7 +307,8 @@ class SupervisionLog:
     def write(self, view: View, policy: Policy, action: RunAction, after: JobState, ledger: Any) -> None:
         """Store the job's state after a decision.
 
-        Raises `OSError` if the state may not have been stored, and `Deposed` if another supervisor leads.
+        Raises `OSError` if it is not certain that the state was stored, and `Deposed` if another supervisor
+        leads.
         """
         with self._lead.acting():
             values = _decided(after, ledger, type(action).__name__, str(getattr(action, "why", "")))
@@ -324,10 +327,11 @@ def in_loop(
 ) -> None:
     """Run `work` in `loop`, and wait for it in another thread.
 
-    `work` is called in the loop: a coroutine that a loop which ends never starts would be reported as lost.
+    The coroutine is created in the loop. If it were created here and the loop ended before it started, Python
+    would warn that it was never awaited.
 
-    Raises what it raises, and `OSError` instead of `ApiError`, if it takes longer than `limit_s`, and if the
-    loop has ended.
+    Raises the exceptions of `work`, with `OSError` in place of `ApiError`. Also raises `OSError` if `work`
+    takes longer than `limit_s`, or if the loop has ended.
     """
     outcome: concurrent.futures.Future[None] = concurrent.futures.Future()
     started: list[asyncio.Task[None]] = []
@@ -351,7 +355,7 @@ def in_loop(
     try:
         loop.call_soon_threadsafe(start)
         outcome.result(limit_s)
-    except concurrent.futures.TimeoutError:  # before Python 3.11, it is not the built-in one
+    except concurrent.futures.TimeoutError:  # before Python 3.11, this differs from the built-in TimeoutError
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(give_up)
         raise OSError(f"the API server has not responded for {limit_s:g} s") from None
@@ -364,7 +368,7 @@ def in_loop(
 
 
 class SupervisionRecords:
-    """The records of a job whose state is in a Supervision, and whose checkpoints its members list."""
+    """The records of a job on a cluster: the state in its Supervision, and the checkpoints in storage."""
 
     def __init__(
         self,
@@ -408,7 +412,7 @@ def _decided(after: JobState, ledger: Any, decision: str, why: str) -> dict[str,
 
 
 def end(memory: JobState, ledger: Any) -> dict[str, Any]:
-    """Return the status fields about a run that has ended: its last state, and its result for users."""
+    """Return the status fields for a run that has ended: its last state, and its result for users."""
     message = memory.why[:MAX_INCIDENT_BYTES]
     return {
         **_decided(memory, ledger, Done.__name__, memory.why),
@@ -429,17 +433,17 @@ def summary(published: Mapping[str, Any], incidents: Sequence[Mapping[str, Any]]
         "recent": [_bounded(each) for each in incidents[-MAX_RECENT:]],
     }
     found = {name: value for name, value in values.items() if value is not None}
-    return {**found, "view": short_status.encode(published)}  # "" rather than one that is out of date
+    return {**found, "view": short_status.encode(published)}  # "" if it is too large, never an outdated one
 
 
 def announcement(memory: JobState) -> dict[str, Any]:
-    """Return the status fields for users about a run that has not decided anything yet."""
+    """Return the status fields for users at the start of a run, before its first decision."""
     made = {"phase": memory.phase, "generation": memory.generation, "step": 0}
     return {**made, "exitCode": None, "message": "", "decision": "", "why": ""}
 
 
 def _bounded(incident: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return an incident in about `MAX_INCIDENT_BYTES`: stacks are dropped and long texts shortened."""
+    """Return an incident in about `MAX_INCIDENT_BYTES`, without stacks and with long texts shortened."""
     for most in (1000, 300, 100):
         if _size(incident) <= MAX_INCIDENT_BYTES:
             break
@@ -479,7 +483,7 @@ def _held(status: Mapping[str, Any]) -> HeldState | None:
         return None
     try:
         return held_state.decode(text, here())
-    except held_state.UnreadableState as error:  # the job resumes from what members and storage hold
+    except held_state.UnreadableState as error:  # the job resumes from members' or storage's states
         log.error("the state in the resource cannot be read", extra={"error": str(error)})
         return None
 

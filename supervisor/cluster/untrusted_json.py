@@ -70,7 +70,7 @@ def matching(pattern: re.Pattern[str], value: object, where: str) -> str:
 
 
 def whole(value: object, where: str, most: int, default: int) -> int:
-    """Return a whole number from 0 to `most`; `default` for a missing value."""
+    """Return an integer from 0 to `most`; `default` if the value is missing."""
     if value is None:
         return default
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:

@@ -274,7 +274,7 @@ class ServerCertificate:
             self._bundle_changed(text)
 
     async def run(self) -> NoReturn:
-        """Check at intervals, forever. While the API server is unreachable, the certificate stays in use."""
+        """Check at intervals. While the API server is unreachable, keep the certificate. Never returns."""
         while True:
             try:
                 await self.check()

@@ -84,7 +84,7 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class WatchEvent:
-    """`verb` is ADDED, MODIFIED, DELETED or BOOKMARK; a bookmark's object has only a resource version."""
+    """An event of a watch. `verb` is ADDED, MODIFIED, DELETED, or BOOKMARK with only a resource version."""
 
     verb: str
     object: KubernetesObject

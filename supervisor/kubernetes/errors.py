@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-MESSAGE_CHARS = 2000  # a longer message of the server is cut off
+MESSAGE_CHARS = 2000  # a longer message from the server is truncated
 
 
 class ApiError(Exception):
@@ -41,7 +41,7 @@ class Unauthenticated(ApiError):
 
 
 class InvalidObject(ApiError):
-    """The server refuses the object or the request; the message says which field is wrong, and why."""
+    """The server refused the object or the request. The message says which field is wrong, and why."""
 
 
 class EvictionBlocked(ApiError):

@@ -33,7 +33,7 @@ _NAME_CHARS = 200
 
 @dataclass(frozen=True, slots=True)
 class ObjectReference:
-    """The object that an event is about. `namespace` is "" for objects of the whole cluster."""
+    """The object that an event is about. `namespace` is "" for cluster-scoped objects."""
 
     api_version: str
     kind: str

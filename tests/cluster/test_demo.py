@@ -64,7 +64,7 @@ def test_the_demo_removes_everything_when_it_is_interrupted(
         finally:
             demo.kill()
     assert demo.returncode == 130, out
-    assert "Removing what the demo has made" in out
+    assert "Removing everything that the demo created" in out
     assert "Traceback" not in out
 
 

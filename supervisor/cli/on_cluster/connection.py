@@ -1,4 +1,4 @@
-"""A command's connection to the API server. Its failures become one-line messages.
+"""Connect a command to the API server, and turn failures into one-line messages.
 
 The connection has the rights of the user's kubeconfig. The `kubernetes` library, which reads that file, is
 imported only when a connection is made.
@@ -27,8 +27,8 @@ _DENIED = re.compile(
     r'User "(?P<user>[^"]*)" cannot (?P<verb>\w+) resource "(?P<resource>[^"]+)"'
     r'(?:.* in the namespace "(?P<namespace>[^"]+)")?'
 )
-# The ClusterRoles that grant a right: Holdfast's own, in manifests/base/access.yaml, and the standard roles
-# that include them.
+# The ClusterRoles that grant a right: Holdfast's own roles in manifests/base/access.yaml, and the standard
+# roles that include them.
 _VIEW = "the ClusterRole holdfast-view has that right, as do view, edit and admin"
 _EDIT = "the ClusterRole holdfast-edit has that right, as do edit and admin"
 
@@ -49,7 +49,7 @@ class ClusterConnection:
         return self._server.namespace
 
     def ask(self, work: Callable[[ApiServer], Awaitable[_T]]) -> _T:
-        """Run `work` and return its result. Raises the exceptions of `ApiServer`."""
+        """Run `work` with the API server, and return its result. Raises the exceptions of `ApiServer`."""
 
         async def asked() -> _T:
             return await work(self._server)
@@ -62,7 +62,7 @@ def connected(options: ClusterOptions) -> Iterator[ClusterConnection]:
     """Yield a connection to the cluster that `options` select.
 
     Raises:
-        BadInput: No cluster is configured, or its API server does not respond or refuses a request of the
+        BadInput: No cluster is configured, or the API server does not respond or refuses a request of the
             `with` block.
     """
     loop = asyncio.new_event_loop()

@@ -1,4 +1,4 @@
-"""`holdfast stop --job` and `holdfast inject --job`: requests written into the job's Supervision."""
+"""`holdfast stop --job` and `holdfast inject --job`: write requests into the job's Supervision."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from supervisor.cluster.supervision import DRILL_DONE
 from supervisor.controller.drills import LIMIT_S
 from supervisor.kubernetes.errors import Conflict, NotFound, ServerUnreachable
 
-# Time for the supervisor to read the request, carry out the drill, and write the result.
+# How long the supervisor has to read the request, carry out the drill, and write the result.
 DRILL_S = 10.0 + LIMIT_S
-DRILL_TRIES = 8  # of a conditional write, which fails if the supervisor has written to the resource
+DRILL_TRIES = 8  # attempts at a conditional write, which fails if the supervisor has written to the resource
 
 
 def stop(job: NamedJob, command: commands.Stop) -> int:
@@ -32,7 +32,7 @@ def inject(job: NamedJob, command: commands.Inject) -> int:
 
 
 def carry_out(job: NamedJob, kind: str, rank: int) -> None:
-    """Have the supervisor inject a fault, and return once it was carried out. Raises `BadInput`."""
+    """Have the supervisor inject a fault, and return once it has done so. Raises `BadInput`."""
     refused = _result(job, _request(job, kind, rank))
     if refused:
         raise BadInput(f"inject was refused: {refused}")
@@ -44,7 +44,7 @@ def _check_running(job: NamedJob, what: str) -> None:
 
 
 def _request(job: NamedJob, kind: str, rank: int) -> int:
-    """Write a drill into the resource, and return its number, which is unique."""
+    """Write a drill into the resource, and return the drill's unique number."""
     for _ in range(DRILL_TRIES):
         asked = job.spec.get("drill")
         numbers = (job.summary.get("drilled"), asked.get("number") if isinstance(asked, dict) else None)
@@ -64,7 +64,7 @@ def _request(job: NamedJob, kind: str, rank: int) -> int:
 
 
 def _result(job: NamedJob, number: int) -> str:
-    """Wait for the result of a drill; return "" if it was carried out, otherwise why it was refused.
+    """Wait for the result of a drill. Return "" if it was carried out, or else why it was refused.
 
     Raises `BadInput` if there is no result within `DRILL_S`.
     """

@@ -1,4 +1,4 @@
-"""Find what is wrong with an installation, a namespace or a pod, given their API objects. Pure."""
+"""Find what is wrong with an installation, a namespace or a pod, from their API objects. Pure."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ _STARTING = ("ContainerCreating", "PodInitializing")  # reasons of a container t
 
 @dataclass(frozen=True, slots=True)
 class DoctorFinding:
-    """The result of one check; "unknown" if the user lacks the rights for it.
+    """The result of one check.
 
-    `what` names the object that was examined. `remedy` says how the user can solve a problem.
+    `state` is "unknown" if the user lacks the rights for the check. `what` names the object that was checked.
+    `remedy` says how the user can solve a problem.
     """
 
     state: FindingState
@@ -45,7 +46,7 @@ class DoctorFinding:
 
 
 def webhook(found: KubernetesObject | None) -> DoctorFinding:
-    """Examine the webhook's configuration, which is None if it does not exist."""
+    """Check the webhook's configuration, which is None if it does not exist."""
     what = "webhook configuration"
     if found is None:
         return DoctorFinding("problem", what, "it does not exist, so no pod is injected", INSTALL)
@@ -58,7 +59,7 @@ def webhook(found: KubernetesObject | None) -> DoctorFinding:
 
 
 def deployment(name: str, found: KubernetesObject | None) -> DoctorFinding:
-    """Examine one of Holdfast's two deployments, which is None if it does not exist."""
+    """Check one of Holdfast's two deployments, which is None if it does not exist."""
     what = f"deployment {name}"
     if found is None:
         return DoctorFinding("problem", what, f"it does not exist in {pod_layout.NAMESPACE}", INSTALL)
@@ -74,7 +75,7 @@ def deployment(name: str, found: KubernetesObject | None) -> DoctorFinding:
 
 
 def exclusion(namespace: KubernetesObject, configuration: KubernetesObject) -> str:
-    """Return why the webhook's selector excludes a namespace; "" if it does not."""
+    """Return why the webhook's selector excludes the namespace; "" if it does not."""
     labels = mapping(namespace["metadata"].get("labels"))
     for hook in configuration.get("webhooks") or ():
         selector = mapping(hook.get("namespaceSelector"))
@@ -98,7 +99,7 @@ def _matches(labels: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
 
 
 def namespace(name: str, why_not: str) -> DoctorFinding:
-    """Examine a namespace; `why_not` says why the webhook excludes it, or is ""."""
+    """Check a namespace. `why_not` says why the webhook excludes it; it is "" if the webhook does not."""
     what = f"namespace {name}"
     if not why_not:
         return DoctorFinding("ok", what, "its pods can be injected")
@@ -135,7 +136,7 @@ def job(found: KubernetesObject) -> Iterator[DoctorFinding]:
 
 @dataclass(frozen=True, slots=True)
 class PodSurroundings:
-    """The surroundings of a pod: the jobs, its events, and why its namespace is excluded, or ""."""
+    """The jobs in a pod's namespace, the pod's events, and why the namespace is excluded, if it is."""
 
     jobs: tuple[KubernetesObject, ...] = ()
     events: tuple[KubernetesObject, ...] = ()
@@ -143,7 +144,7 @@ class PodSurroundings:
 
 
 def asks(pod: KubernetesObject) -> bool:
-    """True if the pod requests injection, even in a wrong form such as a label."""
+    """Return True if the pod requests injection, even in a wrong way, such as with a label."""
     metadata = pod["metadata"]
     return any(pod_layout.INJECT in mapping(metadata.get(each)) for each in ("annotations", "labels"))
 
@@ -196,7 +197,7 @@ def _not_injected(pod: KubernetesObject, around: PodSurroundings) -> tuple[str, 
 
 
 def _not_running(pod: KubernetesObject) -> tuple[str, str] | None:
-    """Return what keeps a pod's containers from running."""
+    """Return what keeps a pod's containers from running, and a remedy; None if nothing does."""
     status, name = mapping(pod.get("status")), pod["metadata"]["name"]
     for each in status.get("conditions") or ():
         if each.get("type") == "PodScheduled" and each.get("status") == "False":
@@ -213,7 +214,7 @@ def _not_running(pod: KubernetesObject) -> tuple[str, str] | None:
 
 
 def _not_supervised(pod: KubernetesObject, around: PodSurroundings) -> tuple[str, str] | None:
-    """Return why an injected pod that runs is not supervised; None if it is."""
+    """Return why a running, injected pod is not supervised, and a remedy; None if it is supervised."""
     name, member = _job_of(pod, around.jobs)
     see = f"see `kubectl logs {pod['metadata']['name']} -c {pod_layout.SIDECAR}`"
     reach = f"a NetworkPolicy may block its connection to {pod_layout.SUPERVISOR_URL}"
@@ -235,7 +236,7 @@ def _not_supervised(pod: KubernetesObject, around: PodSurroundings) -> tuple[str
 
 
 def _job_of(pod: KubernetesObject, jobs: Sequence[KubernetesObject]) -> tuple[str, Mapping[str, Any] | None]:
-    """Return the job whose status lists a pod, and the pod's entry; "" and None if no job lists it."""
+    """Return the job whose status lists the pod, and the pod's entry; "" and None if no job lists it."""
     metadata = pod["metadata"]
     name = member_name(metadata["name"], metadata["uid"], 0)
     for each in jobs:
@@ -251,7 +252,7 @@ def _path(found: KubernetesObject) -> str:
 
 
 def _when(event: Mapping[str, Any]) -> str:
-    """Return a key that sorts events by time, as text, because all times have the same zone and format."""
+    """Return a key that sorts events by time: the text of the time, because all have the same format."""
     series = mapping(event.get("series"))
     return str(series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime") or "")
 

@@ -1,4 +1,4 @@
-"""Carry out one command that addresses a cluster."""
+"""Carry out a command that accesses a cluster."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def obey(command: JobCommand | commands.Jobs | commands.Doctor) -> int:
     """Carry out the command and return the exit code.
 
     Raises:
-        BadInput: The command cannot be carried out; the message is one line.
+        BadInput: The command cannot be carried out. The message is one line.
     """
     if isinstance(command, commands.Checkpoints) and command.verify:
         raise BadInput(

@@ -1,4 +1,4 @@
-"""`holdfast doctor`: examine the installation, the user's rights and pods, and print what is wrong."""
+"""`holdfast doctor`: check the installation, the user's rights and pods, and print what is wrong."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ WEBHOOKS = ResourceKind(
 )
 REVIEWS = ResourceKind("authorization.k8s.io", "v1", "selfsubjectaccessreviews", namespaced=False)
 WEBHOOK, SUPERVISOR = "holdfast-webhook", "holdfast-supervisor"
-MAX_PODS = 30  # listed one by one
+MAX_PODS = 30  # pods that are listed separately
 
 
 @dataclass(frozen=True, slots=True)
 class Withheld:
-    """The result of a read that the user's rights do not allow; `why` names the missing right."""
+    """The result of a read that the user's rights do not permit. `why` names the missing right."""
 
     why: str
 
 
 def show(connection: ClusterConnection, command: commands.Doctor) -> int:
-    """Print the findings and return the exit code. Raises `BadInput` for an unknown pod or namespace."""
+    """Print the findings, and return the exit code. Raises `BadInput` for an unknown pod or namespace."""
     namespace, name = place(connection, command, command.pod)
     found = tuple(_Examination(connection, namespace, name).run())
     problems = sum(each.state == "problem" for each in found)
@@ -51,14 +51,14 @@ def show(connection: ClusterConnection, command: commands.Doctor) -> int:
 
 
 class _Examination:
-    """Checks of the installation, a namespace, and the pod `pod`; "" means all pods that request Holdfast."""
+    """Checks the installation, a namespace, and one pod. If `pod` is "", checks all that request Holdfast."""
 
     def __init__(self, connection: ClusterConnection, namespace: str, pod: str) -> None:
         self._connection, self._namespace, self._pod = connection, namespace, pod
         self._configuration: KubernetesObject | None = None
 
     def run(self) -> Iterator[DoctorFinding]:
-        pods = self._pods()  # first, so that a mistyped name is reported before any check
+        pods = self._pods()  # this comes first, so that a mistyped name is reported before any check
         yield from self._installation()
         excluded = ""
         space = self._get(NAMESPACES, self._namespace)
@@ -99,7 +99,7 @@ class _Examination:
                 yield diagnosis.deployment(name, found)
 
     def _rights(self) -> Iterator[DoctorFinding]:
-        """Examine whether supervisions exist, and what the user may do with them."""
+        """Check whether the API server knows supervisions, and what the user may do with them."""
         what = f"your rights in namespace {self._namespace}"
         try:
             self._connection.ask(
@@ -131,7 +131,7 @@ class _Examination:
             )
             for pod in pods
         ]
-        found.sort(key=lambda each: each.state != "problem")  # a stable sort, so otherwise by name
+        found.sort(key=lambda each: each.state != "problem")  # the sort is stable and keeps names in order
         yield from found[:MAX_PODS]
         if len(found) > MAX_PODS:
             rest = sum(each.state == "problem" for each in found[MAX_PODS:])
@@ -145,7 +145,7 @@ class _Examination:
     # -- reading
 
     def _pods(self) -> tuple[KubernetesObject, ...] | Withheld:
-        """Return the pods to examine. Raises `BadInput` if the named pod does not exist."""
+        """Return the pods to check. Raises `BadInput` if the named pod does not exist."""
         if not self._pod:
             listed = self._list(PODS)
             return listed if isinstance(listed, Withheld) else tuple(filter(diagnosis.asks, listed))
@@ -180,7 +180,7 @@ class _Examination:
         return found.objects
 
     def _may(self, verb: str) -> bool:
-        """True if the user has the right `verb` on supervisions in the namespace."""
+        """Return True if the user has the right `verb` on supervisions in the namespace."""
         asked = {
             "namespace": self._namespace,
             "verb": verb,

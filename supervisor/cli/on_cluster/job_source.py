@@ -1,4 +1,4 @@
-"""The job that a command addresses on a cluster, read from its Supervision instead of a run's directory."""
+"""Read a job on a cluster from its Supervision, as commands read a run from its directory."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from supervisor.kubernetes.client import KubernetesObject
 from supervisor.kubernetes.errors import ApiError, NotFound, ServerUnreachable
 
 READ_S = 1.0  # between two reads while a command waits for a job
-SUMMARY_S = 8.0  # limit for the last status after a job's end; a status is written every 5 s
+SUMMARY_S = 8.0  # how long to wait for the last status after a job's end; one is written every 5 s
 
 
 class NamedJob:
     """The records of one job on a cluster. Implements `RunRecords`.
 
-    `is_in_use` reads the resource again, at most every `READ_S`. A job whose resource was deleted has ended.
+    `is_in_use` rereads the resource, at most every `READ_S`. A job whose resource was deleted counts as
+    ended.
     """
 
     def __init__(self, connection: ClusterConnection, namespace: str, name: str) -> None:
-        """Read the job. Raises `NotFound` if it does not exist, and the other exceptions of `ApiServer`."""
+        """Read the job. Raises `NotFound` if it does not exist, or another exception of `ApiServer`."""
         self.namespace, self.name = namespace, name
         self.path = PurePosixPath(namespace, name)
         self.is_gone = False
@@ -45,7 +46,7 @@ class NamedJob:
         )
 
     def change(self, spec: Mapping[str, object], *, version: str = "") -> None:
-        """Set fields of the spec; with `version`, raise `Conflict` if the resource's version differs."""
+        """Set fields of the spec. With `version`, raises `Conflict` if the resource's version differs."""
         body: dict[str, Any] = {"spec": dict(spec)}
         if version:
             body["metadata"] = {"resourceVersion": version}
@@ -68,17 +69,17 @@ class NamedJob:
         """The resource's status, which contains a few fields of the run's status."""
         return mapping(self._object.get("status"))
 
-    # -- the records, as in a run's directory
+    # -- records, as in a run's directory
 
     def status(self) -> dict[str, Any] | None:
-        """Return the last status, or only the fields in the resource if the status did not fit into it."""
+        """Return the last status, or only the resource's own fields if the status did not fit into it."""
         return status_of(self._object)
 
     def has_status(self) -> bool:
         return bool(self.summary.get("phase"))
 
     def is_in_use(self) -> bool:
-        """True until the job has ended and its last status was written or `SUMMARY_S` has passed."""
+        """Return True until the job has ended, and its last status was written or `SUMMARY_S` has passed."""
         if not self.is_gone and time.monotonic() - self._read_s >= READ_S:
             try:
                 with suppress(ServerUnreachable):  # the next read may succeed
@@ -97,7 +98,7 @@ class NamedJob:
         return is_late and time.monotonic() - self._ended_s < SUMMARY_S
 
     def incidents(self) -> list[dict[str, Any]]:
-        """Return the last incidents; `omitted` counts the earlier incidents."""
+        """Return the last incidents. `omitted` is the number of earlier incidents."""
         return recent_of(self._object)
 
     def unreadable_incidents(self) -> list[str]:
@@ -105,7 +106,7 @@ class NamedJob:
 
     @property
     def omitted(self) -> int:
-        """The number of incidents that the resource no longer holds."""
+        """The number of incidents that the resource no longer contains."""
         total = self.summary.get("incidents")
         opened = bool((self.status() or {}).get("open_incident"))
         return max(0, (total if type(total) is int else 0) - len(self.incidents()) - opened)
@@ -121,13 +122,13 @@ def find(connection: ClusterConnection, options: JobOptions) -> NamedJob:
 
 
 def place(connection: ClusterConnection, options: ClusterOptions, word: str) -> tuple[str, str]:
-    """Split NAME or NAMESPACE/NAME; the default namespace is that of the options or of the context."""
+    """Split NAME or NAMESPACE/NAME. The default namespace comes from the options or else from the context."""
     given, slash, name = word.rpartition("/")
     return (given if slash else options.namespace or connection.namespace), name
 
 
 def _unknown(connection: ClusterConnection, namespace: str, name: str) -> str:
-    """Return the error message for an unknown job; it suggests the most similar name."""
+    """Return the error message for an unknown job, which suggests the most similar name."""
     try:
         listed = connection.ask(lambda server: server.list(SUPERVISIONS, namespace, prune=_metadata_only))
     except NotFound:

@@ -1,4 +1,4 @@
-"""`holdfast inject-manifest`: print a manifest as it would be injected, without a cluster."""
+"""`holdfast inject-manifest`: add Holdfast to the pod templates of a manifest, without a cluster."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NOTHING = (
 
 
 def show(command: commands.InjectManifest) -> int:
-    """Print the manifest, and notes on stderr; return the exit code.
+    """Print the injected manifest, and notes on stderr. Return the exit code.
 
     Raises:
         BadInput: The file cannot be read, or is not YAML, or PyYAML is not installed.
@@ -47,7 +47,7 @@ def _read(name: str) -> str:
 
 
 def _write(text: str) -> None:
-    """Write the manifest byte for byte, so that the parts that were not injected stay unchanged."""
+    """Write the manifest byte for byte, so that the parts that were not injected remain unchanged."""
     try:
         sys.stdout.buffer.write(text.encode())
         sys.stdout.flush()

@@ -9,12 +9,12 @@ from supervisor.kubernetes.client import KubernetesObject
 from supervisor.observability import short_status
 from supervisor.observability.incident_record import SCHEMA
 
-# Fields that are written with each decision, so they may be newer than the published status.
+# Fields that are written with each decision, and can therefore be newer than the published status.
 _NEWER = ("phase", "generation", "incidents")
 
 
 def status_of(found: KubernetesObject) -> dict[str, Any] | None:
-    """Return the status of a job as in status.json; None if it has none yet."""
+    """Return a job's status, in the form of status.json; None if the job has no status yet."""
     summary = mapping(found.get("status"))
     if not summary.get("phase"):
         return None

@@ -148,6 +148,6 @@ def with_torch(bin_folder: Path) -> Path:
 def test_the_installed_wheel_runs_the_demo(with_torch: Path, project: Path) -> None:
     """It recovers from three faults in a folder of modules named like the parts, and proves the result."""
     said = run(with_torch / "holdfast", "demo", "--quick", cwd=project)
-    assert "All state is bit-for-bit identical to that of the undisturbed run" in said
+    assert "All state is bit-for-bit identical in both runs" in said
     assert said.count("back in") == 3
     assert run(with_torch / "supervisord", "--version").strip()

@@ -1,4 +1,4 @@
-"""The course of `holdfast demo --cluster`, what it prints, and the removal of what it has made."""
+"""Run `holdfast demo --cluster`: print each part of the demo, and remove everything that the demo created."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ from supervisor.kubernetes.errors import ApiError, NotFound
 from supervisor.view.model import ENDING_PHASES
 from supervisor.wording import number, seconds
 
-INTERRUPTED = 130  # exit code, as of a shell after Ctrl-C
-END_S = 240.0  # for the rest of the steps
+INTERRUPTED = 130  # the exit code, which shells use after Ctrl-C
+END_S = 240.0  # the limit for the remaining steps
 _RESTRICTED = "pod-security.kubernetes.io/enforce"
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterScenario:
-    """How long both jobs train, and how the supervised one is broken meanwhile."""
+    """How long both jobs train, and which faults are injected into the supervised one."""
 
     steps: int
-    pace_s: float  # shortest step: a fast machine would finish before the last fault
-    apart: int  # steps between a recovery and the next fault, so that there is something to lose
+    pace_s: float  # the minimum step time, so that a fast machine does not finish before the last fault
+    apart: int  # steps between a recovery and the next fault, so that each fault can cost something
     faults: tuple[ClusterFault, ...]
 
     @property
     def args(self) -> tuple[str, ...]:
-        """The arguments of the script in both jobs."""
+        """The arguments for the script in both jobs."""
         return ("--tiny", f"--steps={self.steps}", f"--pace={self.pace_s}", "--val-every=0", "--log-every=20")
 
 
@@ -59,10 +59,11 @@ QUICK = ClusterScenario(300, 0.1, 10, faults.QUICK)
 
 
 def run(command: commands.Demo) -> int:
-    """Run the demo on a cluster and return the exit code.
+    """Run the demo on a cluster, and return the exit code.
 
-    It is 0 if the job recovered from all faults as announced and the weights are equal, 1 otherwise, and 130
-    after Ctrl-C. Raises `BadInput` if the cluster cannot run it. What the demo has made is removed always.
+    The exit code is 0 if the job recovered from all faults as expected and the weights are equal, 130 after
+    Ctrl-C, and 1 otherwise. Raises `BadInput` if the cluster cannot run the demo. Unless the user wants to
+    keep it, everything that the demo created is removed.
     """
     checkout, kubectl = find_checkout(), Kubectl(command.context)
     began = time.monotonic()
@@ -86,7 +87,7 @@ def run(command: commands.Demo) -> int:
 
 
 class _Performance:
-    """One demo, in a namespace of its own."""
+    """Performs one demo in a separate namespace."""
 
     def __init__(
         self,
@@ -105,13 +106,13 @@ class _Performance:
         self._style: Style = style_of(sys.stdout)
 
     def play(self) -> bool:
-        """Do all of it except the removal. Returns False if a fault was not recovered or the weights differ.
+        """Perform all parts but the removal. Return True if the job recovered and the weights are equal.
 
-        Raises `BadInput`, `NotInTime` and `Interrupted`.
+        Raises `BadInput`, `NotInTime` or `Interrupted`.
         """
         is_there = self._installation.is_there()
         self._installation.check_rights(installs=not is_there)
-        # The supervisor of an installation that others may use is left alone.
+        # Do not kill the supervisor of an installation that others may use.
         chosen = tuple(each for each in self._show.faults if each.target != "supervisor" or not is_there)
         what = f"a byte-level GPT in 2 pods, {self._show.steps} steps, broken {len(chosen)} times"
         say(f"{self._bold('holdfast demo --cluster')}: {what}")
@@ -130,16 +131,17 @@ class _Performance:
 
     def _install(self, is_there: bool) -> str:
         for name in other_demos(self._connection):
-            say(f"  namespace {name} is of another demo; if that was killed: kubectl delete namespace {name}")
+            removal = f"kubectl delete namespace {name}"
+            say(f"  namespace {name} belongs to another demo; if that demo was killed: {removal}")
         if is_there:
-            say("  Holdfast is installed in this cluster: the demo uses it and leaves it as it is")
+            say("  Holdfast is already installed in this cluster: the demo uses it and does not change it")
         else:
             say("  kubectl apply -k manifests/default")
             self._installation.install()
         began = time.monotonic()
         image = self._installation.wait()
         took = "" if is_there else f" after {seconds(time.monotonic() - began)}"
-        say(f"  its webhook and its supervisor are ready{took} (image {image})")
+        say(f"  the webhook and the supervisor are ready{took} (image {image})")
         return image
 
     def _start(self, image: str) -> None:
@@ -149,13 +151,13 @@ class _Performance:
             "kind": "Namespace",
             "metadata": {"name": self._namespace, "labels": labels},
         }
-        self._has_namespace = True  # even if the answer is lost
+        self._has_namespace = True  # set first, because the response may be lost
         self._connection.ask(lambda server: server.create(NAMESPACES, space))
         self._installation.wait_for_injection(self._namespace)
         self._training.start(self._checkout / EXAMPLES, self._show.args, image)
         say(f"  namespace {self._namespace}, pod security profile restricted")
         say(f"  job {SUPERVISED}: examples/kubernetes/job.yaml, whose pods have one annotation for Holdfast")
-        say(f"  job {TWIN}: the same without Holdfast, under torchrun; nobody disturbs it")
+        say(f"  job {TWIN}: the same job under torchrun, without Holdfast and without faults")
         self._training.wait_for_start(self._live)
         self.clear()
         for name in (SUPERVISED, TWIN):
@@ -174,18 +176,18 @@ class _Performance:
             good = good and found.good
             step = self._training.observe().step
         if len(chosen) < len(self._show.faults):
-            say("  left out: killing the supervisor's pod, because this installation is not the demo's")
+            say("  omitted: killing the supervisor's pod, because the demo did not install this Holdfast")
         return good
 
     def _calm_step(self, step: int) -> int:
-        """Wait until the job trains calmly at `step` or later, and return the present step."""
+        """Wait until the job trains calmly at `step` or later, and return the current step."""
 
         def look() -> int | None:
             view = self._training.view()
             self._progress(view.get("step"), view.get("loss"))
             if view.get("phase") in ENDING_PHASES:
                 raise NotInTime(
-                    f"the job was still to be broken at step {step}, but has ended: it was too fast"
+                    f"the job ended before step {step}, where the next fault was due: it was too fast"
                 )
             return int(view["step"]) if self._training.is_calm(step) else None
 
@@ -207,7 +209,7 @@ class _Performance:
         self._training.until(look, "the job ends", END_S)
         self.clear()
         job = self._training.job()
-        assert job is not None  # it has ended
+        assert job is not None  # because it has ended
         view = job.status() or {}
         if view.get("exit_code") != 0:
             raise NotInTime(f"the job ended with exit code {view.get('exit_code')}: {view.get('message')}")
@@ -217,7 +219,7 @@ class _Performance:
         say(f"  {in_place(job.incidents())}")
 
     def _compare(self) -> bool:
-        """Print the digests of both jobs, and return whether they are equal."""
+        """Print the digests of both jobs. Return True if they are equal."""
 
         def look() -> tuple[str, str] | None:
             found = self._training.digest(SUPERVISED), self._training.digest(TWIN)
@@ -237,7 +239,7 @@ class _Performance:
     # -- the end
 
     def report_failure(self, why: str) -> None:
-        """Print why the demo has failed, and the state of the pods."""
+        """Print why the demo failed, and the state of the pods."""
         self.clear()
         say(f"  {self._style.paint(f'failed: {why}', '31')}")
         with suppress(ApiError, OSError):
@@ -248,18 +250,18 @@ class _Performance:
             say(f"  job {SUPERVISED}: {view.get('phase')}, step {view.get('step')}, {view.get('message')}")
 
     def keep(self) -> None:
-        """Say what is kept and how it is removed."""
+        """Print what is kept, and how to remove it."""
         say("", f"Everything is kept: try `holdfast explain last --job {self._namespace}/{SUPERVISED}`")
         say(f"To remove it: kubectl delete namespace {self._namespace}")
         if self._installation.is_ours:
             say("              kubectl delete -k manifests/default")
 
     def remove(self) -> bool:
-        """Remove what the demo has made, and return whether all of it is gone. Raises nothing."""
+        """Remove everything that the demo created. Return True if all of it is gone. Never raises."""
         if not self._has_namespace and not self._installation.is_ours:
             return True
         began = time.monotonic()
-        _say("", "Removing what the demo has made ...")
+        _say("", "Removing everything that the demo created ...")
         not_deleted, removal = self._delete_namespace(), self._installation.remove(self._namespace)
         still_there = not_deleted or self._await_gone()
         problems = [each for each in (still_there, removal.text if removal.is_problem else "") if each]
@@ -267,7 +269,7 @@ class _Performance:
         for each in (*problems, *notes):
             _say(f"  {each}")
         if not problems:
-            _say(f"  all {'else' if notes else 'of it'} is gone after {seconds(time.monotonic() - began)}")
+            _say(f"  everything{' else' if notes else ''} was removed in {seconds(time.monotonic() - began)}")
         return not problems
 
     def _delete_namespace(self) -> str:
@@ -294,7 +296,7 @@ class _Performance:
             time.sleep(LOOK_S)
         if not self._has_namespace:
             return ""
-        return f"namespace {self._namespace} is not gone within {GONE_S:g} s: {why}; {self._by_hand}"
+        return f"namespace {self._namespace} was not removed within {GONE_S:g} s: {why}; {self._by_hand}"
 
     @property
     def _by_hand(self) -> str:
@@ -312,7 +314,7 @@ class _Performance:
             )
 
     def _live(self, text: object) -> None:
-        """Show a line that the next one replaces, at a terminal."""
+        """On a terminal, show a line that the next line replaces."""
         if sys.stdout.isatty() and text:
             sys.stdout.write(f"\r\x1b[K  {str(text)[:100]}")
             sys.stdout.flush()
@@ -326,21 +328,21 @@ class _Performance:
 
 
 def in_place(found: Sequence[Mapping[str, Any]]) -> str:
-    """Return what the recoveries cost for which Kubernetes had nothing to do. Pure."""
+    """Return how long all recoveries took in which Kubernetes did not replace a pod. Pure."""
     times = [
         float(each["recovered_s"])
         for each in found
         if each["kind"] != "member_lost" and each.get("recovered_s")
     ]
-    return f"{len(times)} recoveries in the pods that were there took {seconds(sum(times))} together"
+    return f"the {len(times)} recoveries without a new pod took {seconds(sum(times))} in total"
 
 
 def _clock(spent_s: float) -> str:
-    """Return a time since the beginning of the demo, such as 1:05."""
+    """Return a time since the start of the demo in minutes and seconds, such as 1:05."""
     return f"{int(spent_s) // 60:d}:{int(spent_s) % 60:02d}"
 
 
 def _say(*texts: str) -> None:
-    """Print, unless the reader has exited: what the demo has made is removed all the same."""
+    """Print `texts`. If the reader has exited, do nothing, so that the removal continues."""
     with suppress(BrokenPipeError, Unwritable):
         say(*texts)

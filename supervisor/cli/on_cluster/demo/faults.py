@@ -1,4 +1,4 @@
-"""The faults that the demo causes, and what Holdfast and the kubelet have done about each."""
+"""Cause the demo's faults, and find out how Holdfast and the kubelet responded to each."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from supervisor.kubernetes.errors import NotFound
 from supervisor.kubernetes.lease import LEASES
 from supervisor.wording import count
 
-RECOVERED_S = 120.0  # until a job trains again, with a new pod if it needs one
+RECOVERED_S = 120.0  # the limit for a job to train again, if necessary with a new pod
 T = TypeVar("T")
 FaultTarget: TypeAlias = Literal["rank", "pod", "sidecar", "supervisor"]
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterFault:
-    """A fault to cause. `drill` is that of `holdfast inject`; "" if a pod is deleted instead."""
+    """A fault to cause. `drill` is the KIND for `holdfast inject`; "" if a pod is deleted instead."""
 
     target: FaultTarget
     drill: str
@@ -33,27 +33,27 @@ class ClusterFault:
 
 @dataclass(frozen=True, slots=True)
 class FaultOutcome:
-    """How a fault ended. `incident` is its record; None for a fault that does not affect the training."""
+    """The outcome of a fault. `incident` is its record; None if the fault does not affect the training."""
 
     text: str
-    pods: str  # which pods and containers were restarted
+    pods: str  # says which pods and containers were restarted
     good: bool
     incident: dict[str, Any] | None = None
 
 
 KILL = ClusterFault("rank", "kill", 1, "kill -9 of rank 1 (as the kernel does when memory runs out)")
-STOP = ClusterFault("rank", "stop", 0, "SIGSTOP of rank 0 (a process that exists and does nothing)")
+STOP = ClusterFault("rank", "stop", 0, "SIGSTOP of rank 0 (the process exists but does nothing)")
 NAN = ClusterFault("rank", "nan", 0, "rank 0 computes a NaN, which spoils every gradient")
 SIDECAR = ClusterFault("sidecar", "sidecar", 0, "kill -9 of the sidecar of rank 0")
-POD = ClusterFault("pod", "", 1, "kubectl delete pod, of the pod that has rank 1")
-SUPERVISOR = ClusterFault("supervisor", "", 0, "kubectl delete pod --force, of the supervisor's pod")
+POD = ClusterFault("pod", "", 1, "kubectl delete pod, for the pod of rank 1")
+SUPERVISOR = ClusterFault("supervisor", "", 0, "kubectl delete pod --force, for the supervisor's pod")
 
 FAULTS = (KILL, STOP, NAN, SIDECAR, POD, SUPERVISOR)
 QUICK = (KILL, NAN, POD)
 
 
 def as_expected(fault: ClusterFault, changed: PodChanges) -> bool:
-    """True if no pod and no container was restarted except the one that the fault has ended. Pure."""
+    """Return True if only the pod or container that the fault ended was replaced or restarted. Pure."""
     if fault.target == "pod":
         return (len(changed.gone), len(changed.new), changed.restarted) == (1, 1, ())
     if changed.gone or changed.new:
@@ -69,9 +69,10 @@ class FaultMaker:
         self._connection, self._training = connection, training
 
     def cause(self, fault: ClusterFault, describe: Callable[[dict[str, Any]], str]) -> FaultOutcome:
-        """Cause the fault and return how it ended; `describe` puts an incident into words.
+        """Cause the fault, wait for the recovery, and return the outcome.
 
-        Raises `BadInput` if a drill is refused, and `NotInTime` if the job does not recover.
+        `describe` puts an incident into words. Raises `BadInput` if a drill is refused, and `NotInTime` if
+        the job does not recover.
         """
         before = self._training.observe()
         self._strike(fault)
@@ -93,11 +94,11 @@ class FaultMaker:
             training.delete_pod(leader, pod_layout.NAMESPACE, grace_s=0)
         else:
             job = training.job()
-            assert job is not None  # it trains
+            assert job is not None  # because the job trains
             control.carry_out(job, fault.drill, fault.rank)
 
     def _leader(self) -> str | None:
-        """Return the pod that holds the Lease."""
+        """Return the name of the pod that holds the Lease; None if no pod does."""
         try:
             lease = self._connection.ask(
                 lambda server: server.get(LEASES, pod_layout.SUPERVISOR_LEASE, pod_layout.NAMESPACE)
@@ -105,10 +106,10 @@ class FaultMaker:
         except NotFound:
             return None
         holder = str((lease.get("spec") or {}).get("holderIdentity") or "")
-        return holder.rpartition("_")[0] or None  # the rest tells one process of the pod from the next
+        return holder.rpartition("_")[0] or None  # the suffix distinguishes successive processes of the pod
 
     def _closed_incident(self, before: Observed) -> dict[str, Any] | None:
-        """Return the newest incident once it is over and was not there `before`."""
+        """Return the newest incident if it is over and not part of `before`; None otherwise."""
         job = self._training.job()
         recent = job.incidents() if job is not None else []
         known = {each["id"] for each in (before.view.get("last_incident") or {},) if "id" in each}
@@ -121,7 +122,7 @@ class FaultMaker:
     def _after_return(
         self, fault: ClusterFault, before: Observed, words: str, is_back: Callable[[], bool]
     ) -> FaultOutcome:
-        """Wait until a part of Holdfast is back, and then for a status: the one that is there is older."""
+        """Wait until a part of Holdfast is back, and then until a newer status shows that the job trains."""
         training = self._training
         stale = self._until(
             lambda: training.view() if is_back() else None, f"{fault.target} is back after: {fault.words}"
@@ -146,7 +147,7 @@ class FaultMaker:
         return job is not None and int(job.summary.get("epoch") or 0) > before.epoch
 
     def _until(self, look: Callable[[], T | None], what: str) -> T:
-        """Wait as `PodTraining.until` does, but not for a job that has ended."""
+        """Wait as `PodTraining.until` does, but raise `NotInTime` as soon as the job has ended."""
 
         def look_or_refuse() -> T | None:
             found = look()

@@ -1,4 +1,4 @@
-"""The installation that the demo uses: one that is there, which is left alone, or one made for the demo."""
+"""Manage the installation that the demo uses: an existing one, which stays unchanged, or a temporary one."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from supervisor.kubernetes.errors import AlreadyThere, ApiError, NotFound, Serve
 
 MANIFESTS = Path("manifests") / "default"
 EXAMPLES = Path("examples") / "kubernetes"
-MADE_BY = f"{GROUP}/installed-by"  # annotation of the system's namespace
-DEMO_LABEL = f"{GROUP}/demo"  # of a demo's namespace
-READY_S = 150.0  # for both deployments, on a busy machine with two cores
-INJECTED_S = 30.0  # after both are ready: the API server and the node's Service rules follow within seconds
-GONE_S = 120.0  # pods have 30 s to end, and the namespace controller comes by every few seconds
+MADE_BY = f"{GROUP}/installed-by"  # an annotation of Holdfast's namespace
+DEMO_LABEL = f"{GROUP}/demo"  # the label of a demo's namespace
+READY_S = 150.0  # the limit for both deployments, on a busy machine with two cores
+INJECTED_S = 30.0  # after both are ready; the API server and the Service normally follow within seconds
+GONE_S = 120.0  # pods have 30 s to end, and the namespace controller runs every few seconds
 LOOK_S = 0.3
 _PROGRAMS = (WEBHOOK, SUPERVISOR)
 
 
 @dataclass(frozen=True, slots=True)
 class Right:
-    """A right that the demo needs; `group` is "" for the core group."""
+    """A right that the demo needs. `group` is "" for the core group."""
 
     verb: str
     group: str
@@ -68,14 +68,14 @@ INSTALL_RIGHTS = (
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """How the removal went; `text` is for the user, "" if there is nothing to say."""
+    """The result of the removal. `text` is a message for the user, or ""."""
 
     text: str = ""
     is_problem: bool = False
 
 
 def find_checkout() -> Path:
-    """Return the root of the checkout whose manifests and examples are applied. Raises `BadInput`."""
+    """Return the root of the checkout that contains the manifests and examples. Raises `BadInput`."""
     for place in (parts.folder(), Path.cwd()):
         if (place / MANIFESTS).is_dir() and (place / EXAMPLES).is_dir():
             return place
@@ -86,7 +86,7 @@ def find_checkout() -> Path:
 
 
 class Installation:
-    """Holdfast in the cluster. `is_ours` is True if this demo, or one that was killed, has installed it."""
+    """Holdfast in the cluster. `is_ours` is True if this demo, or a demo that was killed, installed it."""
 
     def __init__(
         self, connection: ClusterConnection, kubectl: Kubectl, checkout: Path, stop: Interruption
@@ -97,7 +97,7 @@ class Installation:
         self._probe = str(checkout / EXAMPLES / "bare-pods.yaml")
 
     def is_there(self) -> bool:
-        """Find out whether Holdfast is installed. Raises `BadInput` if that is unclear."""
+        """Return True if Holdfast is installed, but not by a demo. Raises `BadInput` if that is unclear."""
         space = self._get_namespace()
         if space is None:
             return False
@@ -109,15 +109,16 @@ class Installation:
                 f"namespace {pod_layout.NAMESPACE} exists, but Holdfast is only partly installed in it:"
                 " `holdfast doctor` says what is missing"
             )
-        return not self.is_ours  # one that a killed demo has left is applied again, and removed
+        # If a demo was killed, its installation is applied again, and removed at the end of this demo.
+        return not self.is_ours
 
     def check_rights(self, *, installs: bool) -> None:
         """Raise `BadInput` if the user lacks a right that the demo needs."""
         for right in (*TRAIN_RIGHTS, *(INSTALL_RIGHTS if installs else ())):
             if not self._may(right):
                 what = f"{right.plural}.{right.group}" if right.group else right.plural
-                need = "installing Holdfast needs the rights of an administrator of the cluster"
-                why = need if right in INSTALL_RIGHTS else "the demo makes and removes a namespace of its own"
+                need = "installing Holdfast needs the rights of a cluster administrator"
+                why = need if right in INSTALL_RIGHTS else "the demo creates and removes a namespace"
                 raise BadInput(f"forbidden: you may not {right.verb} {what} in this cluster; {why}")
 
     def install(self) -> None:
@@ -128,12 +129,12 @@ class Installation:
             "metadata": {"name": pod_layout.NAMESPACE, "annotations": {MADE_BY: "demo"}},
         }
         if not self.is_ours:
-            self.is_ours = True  # even if the answer is lost: `remove` looks again
+            self.is_ours = True  # set first, because the response may be lost; `remove` checks again
             try:
                 self._connection.ask(lambda server: server.create(NAMESPACES, space))
             except AlreadyThere:
                 self.is_ours = False
-                raise BadInput(f"somebody else has just created {pod_layout.NAMESPACE}: try again") from None
+                raise BadInput(f"another user has just created {pod_layout.NAMESPACE}: try again") from None
         self._has_applied = True
         _, why = self._kubectl.attempt("apply", "-k", self._manifests)
         if why:
@@ -159,9 +160,9 @@ class Installation:
             self._stop.pause(LOOK_S)
 
     def wait_for_injection(self, namespace: str) -> None:
-        """Wait until the API server has the webhook inject a pod, which is not created. Raises `BadInput`.
+        """Wait until the API server has the webhook inject a pod, in a dry run. Raises `BadInput`.
 
-        The webhook may be ready a second before the API server knows that, and its Service has an address.
+        The webhook can be ready a second before the API server trusts it and its Service has an address.
         """
         deadline = time.monotonic() + INJECTED_S
         words = ("create", "--dry-run=server", "-o", "json", "-n", namespace, "-f", self._probe)
@@ -170,14 +171,14 @@ class Installation:
             if not why and pod_layout.SIDECAR in printed:
                 return
             if time.monotonic() > deadline:
-                why = why or "the webhook does not answer"
+                why = why or "the webhook does not respond"
                 raise BadInput(f"new pods are not injected: {why}; see `holdfast doctor`")
             self._stop.pause(LOOK_S)
 
     def remove(self, own_namespace: str) -> Removal:
-        """Remove the installation if it is the demo's and nobody else uses it by now.
+        """Remove the installation if it belongs to the demo and nobody else uses it.
 
-        `own_namespace` is that of this demo, which does not count.
+        `own_namespace` is the namespace of this demo, whose use does not count.
         """
         if not self.is_ours:
             return Removal()
@@ -187,7 +188,7 @@ class Installation:
             if space is None and not self._has_applied:
                 return Removal()
             if space is not None and not _is_of_a_demo(space):
-                return Removal("Holdfast stays installed: its namespace is not marked as a demo's any more")
+                return Removal("Holdfast stays installed: its namespace is no longer marked as a demo's")
             users = list(self._users(own_namespace))
         except (ApiError, OSError) as error:
             why = f"it is not known who uses it ({error})"
@@ -202,10 +203,10 @@ class Installation:
         )
 
     def _users(self, own_namespace: str) -> Iterator[str]:
-        """Yield who else uses the installation: jobs, and demos that have not started theirs yet."""
+        """Yield other users of the installation: jobs, and demos that may not have started their jobs."""
         try:
             jobs = self._connection.ask(lambda server: server.list(SUPERVISIONS, prune=_metadata_only))
-        except NotFound:  # the kind is gone, or was never made
+        except NotFound:  # the resource definition was removed, or was never created
             return
         for each in jobs.objects:
             if each["metadata"]["namespace"] != own_namespace:
@@ -242,7 +243,7 @@ class Installation:
 
 
 def other_demos(connection: ClusterConnection) -> list[str]:
-    """Return the namespaces of demos that are running, or were killed before they could remove theirs."""
+    """Return the namespaces of demos that are running, or were killed before they removed their namespace."""
     try:
         found = connection.ask(lambda server: server.list(NAMESPACES, labels=DEMO_LABEL))
     except ServerUnreachable:
@@ -256,7 +257,7 @@ def _is_of_a_demo(space: KubernetesObject) -> bool:
 
 
 def _is_ready(found: KubernetesObject | None) -> bool:
-    """True if all replicas of a deployment's present version are available."""
+    """Return True if all replicas of a deployment's current version are available."""
     if found is None:
         return False
     status, wanted = mapping(found.get("status")), mapping(found.get("spec")).get("replicas", 1)
@@ -265,7 +266,7 @@ def _is_ready(found: KubernetesObject | None) -> bool:
 
 
 def _image(found: KubernetesObject | None) -> str:
-    assert found is not None  # it is ready
+    assert found is not None  # because it is ready
     image: str = found["spec"]["template"]["spec"]["containers"][0]["image"]
     return image
 

@@ -1,4 +1,8 @@
-"""Ctrl-C and SIGTERM end the demo only where it looks: it always knows what it has made and must remove."""
+"""Handle Ctrl-C and SIGTERM in the demo.
+
+A signal ends the demo only at points where it checks for signals, so that it always knows what it has created
+and must remove.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +15,11 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(Exception):
-    """The user has asked the demo to end."""
+    """The user has requested that the demo end."""
 
 
 class Interruption:
-    """While entered, records signals that ask this process to end; a second one does not stop the removal."""
+    """A context manager that records signals to end. A second signal does not stop the removal."""
 
     def __init__(self) -> None:
         self._is_asked = False
@@ -42,7 +46,7 @@ class Interruption:
             raise Interrupted
 
     def pause(self, seconds: float) -> None:
-        """Wait for less than a second, and check before and after."""
+        """Wait for `seconds`, which should be less than one, and check for signals before and after."""
         self.check()
         time.sleep(seconds)
         self.check()

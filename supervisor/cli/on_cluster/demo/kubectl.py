@@ -1,4 +1,4 @@
-"""kubectl, for what the API alone cannot do: build and apply the manifests, and read logs as text."""
+"""Run kubectl for tasks beyond the API: build and apply the manifests, and read logs as text."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import subprocess
 
 from holdfast.errors import BadInput
 
-REQUEST_S = 60.0  # for a request that waits for nothing
+REQUEST_S = 60.0  # the limit for a request that does not wait for anything
 
 
 class Kubectl:
-    """kubectl in one context of the kubeconfig; "" for the current one."""
+    """Runs kubectl in one context of the kubeconfig; "" for the current context."""
 
     def __init__(self, context: str = "") -> None:
-        """Raises `BadInput` if there is no kubectl."""
+        """Raises `BadInput` if kubectl is not installed."""
         found = shutil.which("kubectl")
         if found is None:
             raise BadInput(
@@ -23,9 +23,9 @@ class Kubectl:
         self._words = [found, *(["--context", context] if context else [])]
 
     def attempt(self, *words: str, limit_s: float = REQUEST_S) -> tuple[str, str]:
-        """Run kubectl and return its output, and in one line why it failed, or "".
+        """Run kubectl. Return its output, and one line that says why it failed, or "".
 
-        A process group of its own keeps Ctrl-C from ending a kubectl that removes something.
+        kubectl runs in a separate process group, so that Ctrl-C does not end it while it removes something.
         """
         try:
             done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What the cluster shows of pods: which were replaced or restarted, and why one does not start. Pure."""
+"""Find out which pods were replaced or restarted, and why a pod does not start. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NO_IMAGE = ("ErrImageNeverPull", "ErrImagePull", "ImagePullBackOff", "InvalidIm
 
 @dataclass(frozen=True, slots=True)
 class PodsSeen:
-    """A job's pods at one moment: the uid of each, and how often each of their containers has restarted."""
+    """A job's pods at one moment: the uid of each pod, and the number of restarts of each container."""
 
     uids: Mapping[str, str]
     restarts: Mapping[tuple[str, str], int]  # by pod and container
@@ -24,7 +24,7 @@ class PodsSeen:
 
 @dataclass(frozen=True, slots=True)
 class PodChanges:
-    """What has happened to a job's pods between two moments."""
+    """What happened to a job's pods between two moments."""
 
     gone: tuple[str, ...] = ()
     new: tuple[str, ...] = ()
@@ -41,7 +41,7 @@ class PodChanges:
 
 
 def seen(pods: Iterable[KubernetesObject]) -> PodsSeen:
-    """Return what counts about `pods`, without those that are being deleted."""
+    """Return the uids and restarts of `pods`, without pods that are being deleted."""
     alive = [each for each in pods if not each["metadata"].get("deletionTimestamp")]
     return PodsSeen(
         {_name(pod): str(pod["metadata"].get("uid")) for pod in alive},
@@ -69,9 +69,9 @@ def changes(before: PodsSeen, after: PodsSeen) -> PodChanges:
 
 
 def replacement_times(pods: Iterable[KubernetesObject], name: str, fault_s: float) -> str:
-    """Return how long after a fault a pod was created and its container started; "" if that is not known.
+    """Return how long after a fault a pod was created and its container started; "" if this is not known.
 
-    `fault_s` is in seconds since the epoch.
+    `fault_s` is the time of the fault in seconds since 1970.
     """
     for pod in pods:
         if _name(pod) != name:
@@ -89,7 +89,7 @@ def replacement_times(pods: Iterable[KubernetesObject], name: str, fault_s: floa
 
 
 def missing_image(pods: Iterable[KubernetesObject]) -> str:
-    """Return which image a node lacks, and what to do about it; "" if none is missing."""
+    """Return which image a node lacks, and what to do about it; "" if no image is missing."""
     for pod in pods:
         for each in _statuses(pod):
             waiting = mapping(mapping(each.get("state")).get("waiting"))
@@ -104,7 +104,7 @@ def missing_image(pods: Iterable[KubernetesObject]) -> str:
 
 
 def waiting_for(pods: Iterable[KubernetesObject]) -> str:
-    """Return in words why pods do not run; "" if all of them do, or have ended well."""
+    """Return in words why pods do not run; "" if all of them run or have succeeded."""
     found = []
     for pod in pods:
         status = mapping(pod.get("status"))
@@ -125,19 +125,19 @@ def waiting_for(pods: Iterable[KubernetesObject]) -> str:
 
 
 def all_run(pods: Iterable[KubernetesObject]) -> bool:
-    """True if every container is running, or has ended well as an init container does."""
+    """Return True if every container is running, or has exited with code 0, as init containers do."""
     states = [mapping(each.get("state")) for pod in pods for each in _statuses(pod)]
     return all("running" in each or mapping(each.get("terminated")).get("exitCode") == 0 for each in states)
 
 
 def is_injected(pod: KubernetesObject) -> bool:
-    """True if Holdfast has added its sidecar."""
+    """Return True if the pod has Holdfast's sidecar."""
     setup = mapping(pod.get("spec")).get("initContainers") or ()
     return any(each.get("name") == pod_layout.SIDECAR for each in setup)
 
 
 def not_injected(pods: Iterable[KubernetesObject]) -> str:
-    """Return which pod was not injected, and why if that is known; "" if all of them were."""
+    """Return which pod was not injected, and why if that is known; "" if all pods were injected."""
     for pod in pods:
         if not is_injected(pod):
             why = mapping(pod["metadata"].get("annotations")).get(pod_layout.NOT_INJECTED)
@@ -146,7 +146,7 @@ def not_injected(pods: Iterable[KubernetesObject]) -> str:
 
 
 def places(pods: Iterable[KubernetesObject]) -> str:
-    """Return the pods with their nodes, for people."""
+    """Return the pods and their nodes in words."""
     return ", ".join(f"{_name(pod)} on {mapping(pod.get('spec')).get('nodeName')}" for pod in pods)
 
 

@@ -1,4 +1,4 @@
-"""The demo's two jobs: an example with Holdfast, which is broken, and its undisturbed twin under torchrun."""
+"""Run the demo's two jobs: an example with Holdfast that suffers faults, and its twin under torchrun."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from supervisor.kubernetes.client import PODS, KubernetesObject, ResourceKind
 from supervisor.kubernetes.errors import NotFound, ServerUnreachable
 
 SUPERVISED, TWIN = "gpt", "gpt-torchrun"
-FILES = {SUPERVISED: "job.yaml", TWIN: "job-plain.yaml"}  # of examples/kubernetes
+FILES = {SUPERVISED: "job.yaml", TWIN: "job-plain.yaml"}  # in examples/kubernetes
 PODS_EACH = 2
-READY_S = 150.0  # until the job trains: four pods import torch at once
-LOOK_S = 0.4  # between two looks at the cluster
-LIBRARY_IMAGE = "holdfast:dev"  # in the examples
+READY_S = 150.0  # the limit for the job to train; four pods import torch at the same time
+LOOK_S = 0.4  # between two checks of the cluster
+LIBRARY_IMAGE = "holdfast:dev"  # the image in the examples
 _KINDS = {
     "Service": ResourceKind("", "v1", "services"),
     "Job": ResourceKind("batch", "v1", "jobs"),
@@ -35,13 +35,13 @@ T = TypeVar("T")
 
 
 class NotInTime(Exception):
-    """Something has not happened within its limit. The message says what, for the user."""
+    """Something did not happen within its limit. The message for the user says what."""
 
 
 def renamed(
     objects: Sequence[Mapping[str, Any]], name: str, args: Sequence[str], image: str
 ) -> Sequence[KubernetesObject]:
-    """Return an example's objects, with a name, script arguments and an image of Holdfast. Pure."""
+    """Return an example's objects with this name, script arguments and image of Holdfast. Pure."""
 
     def changed(value: Any) -> Any:
         if isinstance(value, Mapping):
@@ -62,9 +62,9 @@ def renamed(
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What a fault may change. `view` is the published status, at most 5 s old."""
+    """The state of the job before or after a fault. `view` is the published status, at most 5 s old."""
 
-    epoch: int  # of the supervisor
+    epoch: int  # the supervisor's epoch
     incidents: int
     step: int
     pods: PodsSeen
@@ -72,7 +72,7 @@ class Observed:
 
 
 class PodTraining:
-    """The two jobs, in the demo's namespace."""
+    """Starts and observes the two jobs in the demo's namespace."""
 
     def __init__(
         self, connection: ClusterConnection, kubectl: Kubectl, namespace: str, stop: Interruption
@@ -82,7 +82,7 @@ class PodTraining:
         self._job: NamedJob | None = None
 
     def start(self, examples: Path, args: Sequence[str], image: str) -> None:
-        """Create both jobs; `image` is the one of the installation. Raises what `ApiServer` does."""
+        """Create both jobs with the installation's `image`. Raises the exceptions of `ApiServer`."""
         import yaml
 
         for name, file in FILES.items():
@@ -95,11 +95,12 @@ class PodTraining:
                 )
 
     def wait_for_start(self, show: Callable[[str], object]) -> None:
-        """Return once the pods of both jobs run, and the supervised one trains.
+        """Return once the pods of both jobs run and the supervised job trains.
 
-        The twin is not waited for: the time would be missing for the faults.
+        This does not wait until the twin trains, because the supervised job would not last until the last
+        fault.
 
-        Raises `BadInput` if the cluster cannot run their pods, and `NotInTime`.
+        Raises `BadInput` if the cluster cannot run the pods, or `NotInTime`.
         """
 
         def look() -> bool | None:
@@ -119,17 +120,17 @@ class PodTraining:
             why = pods.waiting_for(self.pods_of(SUPERVISED) + self.pods_of(TWIN))
             raise NotInTime(f"{error}: {why}" if why else str(error)) from None
 
-    # -- what the cluster shows
+    # -- observing the jobs
 
     def pods_of(self, name: str) -> list[KubernetesObject]:
-        """Return the pods of one job by name, without those that are being deleted."""
+        """Return the pods of one job, sorted by name, without pods that are being deleted."""
         labels = f"batch.kubernetes.io/job-name={name}"
         found = self._connection.ask(lambda server: server.list(PODS, self.namespace, labels=labels)).objects
         alive = [each for each in found if not each["metadata"].get("deletionTimestamp")]
         return sorted(alive, key=lambda each: str(each["metadata"]["name"]))
 
     def job(self) -> NamedJob | None:
-        """Return the Supervision of the job, freshly read; None if there is none yet."""
+        """Read and return the Supervision of the job; None if it does not exist yet."""
         try:
             if self._job is None:
                 self._job = NamedJob(self._connection, self.namespace, SUPERVISED)
@@ -145,7 +146,7 @@ class PodTraining:
 
     def observe(self) -> Observed:
         view = self.view()
-        assert self._job is not None  # the jobs have started
+        assert self._job is not None  # because the jobs have started
         return Observed(
             int(self._job.summary.get("epoch") or 0),
             int(self._job.summary.get("incidents") or 0),
@@ -155,7 +156,7 @@ class PodTraining:
         )
 
     def is_calm(self, step: int) -> bool:
-        """True if all ranks train beyond `step`, without an open incident and with warm processes."""
+        """Return True if all ranks train at `step` or later, processes are warm, and no incident is open."""
         found = self.view()
         members = [each for each in found.get("members") or () if each.get("ranks")]
         is_calm = found.get("phase") == "running" and found.get("open_incident") is None
@@ -163,7 +164,7 @@ class PodTraining:
         return is_calm and connected and bool(found.get("warm_ready")) and (found.get("step") or -1) >= step
 
     def pod_of_rank(self, rank: int) -> str:
-        """Return the name of the pod that has `rank`. Raises `NotInTime`."""
+        """Return the name of the pod that hosts `rank`. Raises `NotInTime`."""
 
         def look() -> str | None:
             alive = {str(each["metadata"]["name"]) for each in self.pods_of(SUPERVISED)}
@@ -176,12 +177,12 @@ class PodTraining:
         return self.until(look, f"a pod has rank {rank}", READY_S)
 
     def delete_pod(self, name: str, namespace: str = "", grace_s: int | None = None) -> None:
-        """Begin to delete a pod of the demo's namespace or another one; with `grace_s` 0, kill it."""
+        """Begin to delete a pod in `namespace`, by default the demo's. If `grace_s` is 0, kill the pod."""
         where = namespace or self.namespace
         self._connection.ask(lambda server: server.delete(PODS, name, where, grace_s=grace_s))
 
     def digest(self, name: str) -> str:
-        """Return the digest that rank 0 of a job has printed at its end; "" if it has not."""
+        """Return the digest that rank 0 of a job prints at the end; "" if it has not printed it yet."""
         for pod in self.pods_of(name):
             where = ("-n", self.namespace, str(pod["metadata"]["name"]), "-c", "trainer", "--tail=20")
             printed, _ = self._kubectl.attempt("logs", *where)
@@ -193,11 +194,9 @@ class PodTraining:
     # -- waiting
 
     def until(self, look: Callable[[], T | None], what: str, limit_s: float) -> T:
-        """Return what `look` returns once that is not None.
+        """Call `look` until its result is not None, and return the result.
 
-        An API server that does not answer is asked again.
-
-        Raises `NotInTime` after `limit_s`, and `Interrupted`.
+        If the API server does not respond, try again. Raises `NotInTime` after `limit_s`, or `Interrupted`.
         """
         deadline = time.monotonic() + limit_s
         while True:

@@ -147,13 +147,13 @@ ANSWERS = [
     ("status --job GPT", "invalid value 'GPT' for --job: expected the name of a job, or NAMESPACE/NAME"),
     ("status --job gpt --run-dir d", "--job and --run-dir cannot be combined: give a job on a cluster or a"
      " run here"),
-    ("stop --context east", "--context needs --job NAME: give the job that `holdfast stop` should address"),
-    ("explain last -n research", "-n needs --job NAME: give the job that `holdfast explain` should address"),
+    ("stop --context east", "--context needs --job NAME: give the job that `holdfast stop` should access"),
+    ("explain last -n research", "-n needs --job NAME: give the job that `holdfast explain` should access"),
     ("status --job a/gpt -n b", "--job 'a/gpt' and -n 'b' name different namespaces: give only one"),
     ("status --jobs gpt", "unknown option '--jobs': did you mean '--job'?"),
     ("jobs -n a_b", "invalid value 'a_b' for -n: expected the name of a namespace"),
     ("demo --context c", "--context needs --cluster: without it, the demo runs on this machine"),
-    ("demo --cluster --run-dir d", "--cluster and --run-dir exclude each other: on a cluster, the demo has no"
+    ("demo --cluster --run-dir d", "--cluster and --run-dir cannot be combined: on a cluster, the demo has no"
      " run directories"),
     ("jobs -A -n a", "-n and -A cannot be combined: give one namespace or list all"),
     ("jobs gpt", "unexpected argument 'gpt'; usage: holdfast jobs [OPTIONS]"),

@@ -26,7 +26,7 @@ def test_a_pod_that_kubernetes_had_to_replace_is_not_a_recovery_in_place() -> No
         incident(kind="hang", recovered_s=2.0),
         incident(kind="member_lost", recovered_s=25.0),
     ]
-    assert course.in_place(found) == "2 recoveries in the pods that were there took 2.5 s together"
+    assert course.in_place(found) == "the 2 recoveries without a new pod took 2.5 s in total"
 
 
 def test_a_signal_ends_the_demo_only_at_a_check_and_the_handlers_are_restored() -> None:

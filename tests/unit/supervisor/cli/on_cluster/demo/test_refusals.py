@@ -66,7 +66,7 @@ def test_without_the_right_to_install_the_demo_is_refused_and_changes_nothing(
     )
     said = refused("demo --cluster", capsys)
     assert "you may not create customresourcedefinitions.apiextensions.k8s.io in this cluster" in said
-    assert "rights of an administrator" in said
+    assert "rights of a cluster administrator" in said
     assert posted(server) == set()
     assert not kubectl.with_name("kubectl.called").exists()
 
