@@ -154,7 +154,7 @@ class SupervisorClient:
         # Do not cache addresses: a new supervisor pod has a new address, and the old address may never refuse
         # a connection.
         addresses = AddressesInTurn()
-        # A connection on which a replica has refused is not used again, as that would not try another address.
+        # Do not use a connection again on which a replica has refused, because that skips no address.
         connector = aiohttp.TCPConnector(use_dns_cache=False, resolver=addresses, force_close=True)
         limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
         async with aiohttp.ClientSession(connector=connector, timeout=limits) as session:
