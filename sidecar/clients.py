@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import socket
 import ssl
 import time
 from collections.abc import Awaitable, Callable
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
 
 from holdfast.launcher import sidecar_server
 from holdfast.process import event_loop
@@ -93,6 +95,32 @@ class LauncherClient:
             self._writer.write(codec.encode(order))
 
 
+class AddressesInTurn(AbstractResolver):
+    """Resolves a name to all of its addresses, and puts another one first after each `skip`.
+
+    The C library sorts the addresses of a name always in the same way, and a connection is made to the first
+    one that accepts it: to a replica that does not lead, each time.
+    """
+
+    def __init__(self) -> None:
+        self._resolver = aiohttp.ThreadedResolver()
+        self._turn = 0
+
+    def skip(self) -> None:
+        """Begin with the next address from now on."""
+        self._turn += 1
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        found = sorted(await self._resolver.resolve(host, port, family), key=lambda each: each["host"])
+        first = self._turn % len(found) if found else 0
+        return found[first:] + found[:first]
+
+    async def close(self) -> None:
+        await self._resolver.close()
+
+
 class SupervisorClient:
     """Sends a report to the supervisor after each change, and passes the supervisor's orders to `obey`.
 
@@ -125,7 +153,9 @@ class SupervisorClient:
         failures = 0
         # Do not cache addresses: a new supervisor pod has a new address, and the old address may never refuse
         # a connection.
-        connector = aiohttp.TCPConnector(use_dns_cache=False)
+        addresses = AddressesInTurn()
+        # Do not use a connection again on which a replica has refused, because that skips no address.
+        connector = aiohttp.TCPConnector(use_dns_cache=False, resolver=addresses, force_close=True)
         limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
         async with aiohttp.ClientSession(connector=connector, timeout=limits) as session:
             while True:
@@ -141,6 +171,7 @@ class SupervisorClient:
                         await self._talk(socket)
                 except (aiohttp.ClientError, OSError, asyncio.TimeoutError):
                     failures += 1
+                    addresses.skip()
                 await asyncio.sleep(BACKOFF_S[min(failures, len(BACKOFF_S) - 1)])
 
     async def _talk(self, socket: _Socket) -> None:

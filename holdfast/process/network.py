@@ -12,11 +12,14 @@ import asyncio
 import hmac
 import random
 import socket
+import ssl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import NoReturn, TypeVar
+
+from holdfast.process import event_loop
 
 LOW, HIGH = 15_000, 32_000  # below Linux's default range for outgoing connections
 BACKLOG = 512  # the number of ranks that may connect at the same time
@@ -27,6 +30,11 @@ MOST = 32  # idle connections per server
 IDLE_S = 5.0
 # The limit on connections that are accepted together, so that few are open before `Door` has counted them.
 SERVER_BACKLOG = 16
+# The limit on a TLS handshake. When all members of a cluster connect to a new supervisor, each waits for the
+# handshakes of the others.
+HANDSHAKE_S = 15.0
+ACCEPTED_TOGETHER = 64  # connections, after which the event loop does other work
+RETRY_S = 0.1  # after a connection could not be accepted, for example because no descriptor is left
 _LOOK_S = 1.0
 _NEW_S = 1.0  # a new connection may lack a transport for this long
 
@@ -52,6 +60,18 @@ def listen(host: str) -> socket.socket:
         else:
             return listener
     raise AssertionError("port 0 binds any free port")
+
+
+def listen_everywhere(port: int, backlog: int) -> socket.socket:
+    """Return a non-blocking socket that listens on `port` of all addresses. Raises `OSError`."""
+    try:
+        listener = socket.create_server(
+            ("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=backlog
+        )
+    except (OSError, ValueError):  # the host has no IPv6
+        listener = socket.create_server(("", port), backlog=backlog)
+    listener.setblocking(False)
+    return listener
 
 
 def _candidates(outgoing: range) -> list[int]:
@@ -95,6 +115,7 @@ class Door:
         self._idle_s = idle_s
         self._idle: dict[asyncio.Protocol, float] = {}  # when each connection became idle, oldest first
         self._trusted: set[asyncio.Protocol] = set()
+        self._busy: set[asyncio.Protocol] = set()  # connections on which a request is being answered
 
     def guarded(self, make: Callable[[], P]) -> Callable[[], P]:
         """Return a protocol factory for `create_server` that calls `make` and watches each connection."""
@@ -107,6 +128,53 @@ class Door:
 
         return made
 
+    async def accept(
+        self, listener: socket.socket, make: Callable[[], P], tls: ssl.SSLContext | None
+    ) -> NoReturn:
+        """Accept connections on the non-blocking `listener` until cancelled, and watch those that prove idle.
+
+        `make` makes the protocol of a connection. A connection whose TLS handshake is not complete has no
+        transport yet, so `guarded` could not close it. At most as many handshakes as idle connections are in
+        progress: the oldest gives way to a new connection.
+        """
+        loop = asyncio.get_running_loop()
+        handshakes: dict[asyncio.Task[None], None] = {}  # the oldest first
+        try:
+            while True:
+                for _ in range(ACCEPTED_TOGETHER):
+                    try:
+                        connection, _ = await loop.sock_accept(listener)
+                    except OSError:
+                        await asyncio.sleep(RETRY_S)
+                        continue
+                    if len(handshakes) >= self._most:
+                        oldest = next(iter(handshakes))
+                        del handshakes[oldest]
+                        oldest.cancel()
+                    task = asyncio.create_task(self._begin(connection, make, tls))
+                    handshakes[task] = None
+                    task.add_done_callback(lambda done: handshakes.pop(done, None))
+                await asyncio.sleep(0)
+        finally:
+            await event_loop.end(handshakes)
+
+    async def _begin(
+        self, connection: socket.socket, make: Callable[[], P], tls: ssl.SSLContext | None
+    ) -> None:
+        """Complete the handshake of a connection, and watch it from then on."""
+        loop = asyncio.get_running_loop()
+        limit_s = HANDSHAKE_S if tls is not None else None
+        try:
+            _, protocol = await loop.connect_accepted_socket(
+                make, connection, ssl=tls, ssl_handshake_timeout=limit_s
+            )
+        except OSError:  # the peer is no TLS client, has left, or is too slow
+            connection.close()
+            return
+        if protocol not in self._busy and protocol not in self._trusted:  # its first request may be here
+            self._make_room()
+            self._idle[protocol] = time.monotonic()
+
     @contextmanager
     def answering(self, connection: asyncio.Protocol | None, *, trusted: bool = False) -> Iterator[None]:
         """Mark `connection` as not idle while the block answers a request on it.
@@ -117,11 +185,13 @@ class Door:
             yield
             return
         self._idle.pop(connection, None)
+        self._busy.add(connection)
         if trusted:
             self._trusted.add(connection)
         try:
             yield
         finally:
+            self._busy.discard(connection)
             if connection not in self._trusted and _is_open(connection):
                 self._idle[connection] = time.monotonic()
 

@@ -17,6 +17,7 @@ import logging
 import signal
 from asyncio import sslproto
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from aiohttp import web
@@ -24,7 +25,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from holdfast.fileio.storage_thread import StorageThread
 from holdfast.process import event_loop, logs
-from holdfast.process.network import Door, bearer_token
+from holdfast.process.network import Door, bearer_token, listen_everywhere
 from supervisor.admission import pod_layout
 from supervisor.cluster import supervision
 from supervisor.cluster.jobs import MEMBERS, ClusterJobs
@@ -32,7 +33,7 @@ from supervisor.cluster.pods import PodGroup, PodMember
 from supervisor.cluster.supervised_job import ClusterContext, SupervisedJob
 from supervisor.cluster.supervision import SUPERVISIONS
 from supervisor.kubernetes import certificates
-from supervisor.kubernetes.certificates import AuthoritySecret, ServerCertificate
+from supervisor.kubernetes.certificates import AuthoritySecret
 from supervisor.kubernetes.client import PODS, ApiServer, KubernetesObject, connect
 from supervisor.kubernetes.errors import ApiError, EvictionBlocked, NotFound
 from supervisor.kubernetes.events import EventRecorder
@@ -79,7 +80,11 @@ class ClusterSupervisor:
 
         Raises `LeaseLost`. The process must then end, and its successor starts from the cluster's state.
         """
-        lock = LeaseLock(self._server, self._me.namespace, pod_layout.SUPERVISOR_LEASE, self._me.name)
+        me = self._me
+        identity = f"{me.name}.{me.uid}" if me.uid else me.name
+        lock = LeaseLock(
+            self._server, me.namespace, pod_layout.SUPERVISOR_LEASE, identity, is_pod=bool(me.uid)
+        )
         while True:
             await lead(lock, self._supervise, replicas.rival)
 
@@ -206,14 +211,14 @@ async def serve(measured: event_loop.Lag) -> None:
         supervisor = ClusterSupervisor(server, me, measured)
         replicas = Replicas(names[0], pod_layout.SUPERVISOR_PORT, me.address, certificate)
         door = Door(MAX_IDLE)
-        runners = [
-            await _listen_for_members(supervisor, certificate, door),
-            await _listen_for_probes(supervisor),
-        ]
+        members = await _member_app(supervisor, door)
+        runners = [members, await _listen_for_probes(supervisor)]
+        listener = listen_everywhere(pod_layout.SUPERVISOR_PORT, BACKLOG)
         try:
             await event_loop.until_one_ends(
                 supervisor.events.run(),
                 certificate.run(),
+                door.accept(listener, _protocol(members), certificate.context),
                 door.watch(),
                 collect_garbage(),
                 supervisor.lead(replicas),
@@ -224,6 +229,7 @@ async def serve(measured: event_loop.Lag) -> None:
             log.error("the lease is lost", extra={"error": str(error)})
             raise SystemExit(1) from None
         finally:
+            listener.close()
             await supervisor.events.flush(1.0)
             for runner in runners:
                 await runner.cleanup()
@@ -266,33 +272,21 @@ def _guard(door: Door) -> Any:
     return guard
 
 
-async def _listen_for_members(
-    supervisor: ClusterSupervisor, certificate: ServerCertificate, door: Door
-) -> web.AppRunner:
-    listening: list[asyncio.Server] = []
-
-    async def close(_: web.Application) -> None:
-        for each in listening:
-            each.close()
-
+async def _member_app(supervisor: ClusterSupervisor, door: Door) -> web.AppRunner:
+    """Return the application on the members' port; `door` accepts the connections."""
     app = web.Application(middlewares=[_guard(door)], client_max_size=1024)
-    app.on_shutdown.append(close)
     app.router.add_get("/v1/member", supervisor.member)
     app.router.add_get(PATH, supervisor.leader)
     runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_S)
     await runner.setup()
+    return runner
+
+
+def _protocol(runner: web.AppRunner) -> Callable[[], asyncio.Protocol]:
+    """Return what makes the protocol of a connection to the application."""
     server = runner.server
     assert server is not None  # `setup` has set it
-    listening.append(
-        await asyncio.get_running_loop().create_server(
-            door.guarded(server),
-            host=None,
-            port=pod_layout.SUPERVISOR_PORT,
-            ssl=certificate.context,
-            backlog=BACKLOG,
-        )
-    )
-    return runner
+    return server
 
 
 async def _listen_for_probes(supervisor: ClusterSupervisor) -> web.AppRunner:

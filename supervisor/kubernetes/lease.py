@@ -32,6 +32,9 @@ log = logging.getLogger(__name__)
 
 LEASES = ResourceKind("coordination.k8s.io", "v1", "leases")
 MAX_EPOCH = (1 << 31) - 1  # the API's leaseTransitions has 32 bits
+# A leader whose term ended while the API server did not respond continues for this long if the server then
+# refuses its requests: a server that has just started refuses all of them until it has read its permissions.
+REFUSED_S = 60.0
 UNWIND_S = 5.0  # a cancelled body that still runs after this time is logged and cancelled again
 
 _T = TypeVar("_T")
@@ -86,10 +89,18 @@ class LeaseLock:
         identity: str,
         terms: LeaseTerms | None = None,
         now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
+        *,
+        is_pod: bool = False,
     ) -> None:
+        """`identity` names this process among its contenders.
+
+        With `is_pod`, it names a pod, whose container restarts only after its process has ended. If an
+        earlier process of the pod holds the lease, this one takes it over at once.
+        """
         self.terms = terms or LeaseTerms()
         self._server, self._namespace, self._name = server, namespace, name
         self._identity = identity
+        self._is_pod = is_pod
         self._now = now  # for the timestamps in the lease, which are only for users
         self._turn = asyncio.Lock()
         self._leader = ""
@@ -171,7 +182,7 @@ class LeaseLock:
         self._mine = None
         spec = {} if lease is None else lease["spec"]
         holder = spec.get("holderIdentity") or ""
-        if holder and holder != self._holder and not self._has_expired(spec):
+        if holder not in ("", self._holder) and not self._is_earlier(holder) and not self._has_expired(spec):
             self._leader, self._may_hold = holder, False
             raise HeldByAnother(holder)
         self._may_hold = True
@@ -182,6 +193,10 @@ class LeaseLock:
         self._mine, self._leader = written, self._holder
         self._least = int(written["spec"]["leaseTransitions"])
         return self._least + 1
+
+    def _is_earlier(self, holder: str) -> bool:
+        """Return True if `holder` is a process of this pod that has ended."""
+        return self._is_pod and holder.rpartition("_")[0] == self._identity
 
     def _has_expired(self, spec: KubernetesObject) -> bool:
         duration = spec.get("leaseDurationSeconds")
@@ -336,6 +351,7 @@ async def _keep(lock: LeaseLock, term: Leadership, rival: Callable[[int], Awaita
     loop = asyncio.get_running_loop()
     terms = lock.terms
     delay_s = terms.retry_s
+    refused_s: float | None = None  # since when the server refuses
     while True:
         await asyncio.sleep(min(delay_s, term.left_s) if term.left_s > 0 else delay_s)
         sent_s = loop.time()
@@ -348,16 +364,17 @@ async def _keep(lock: LeaseLock, term: Leadership, rival: Callable[[int], Awaita
             epoch = await _within(limit_s, lock.try_hold())
         except HeldByAnother as error:
             raise LeaseLost(f"{error} holds the lease") from None
-        except ApiError as error:  # the server responds, so another process can be elected
-            if term.left_s <= 0:
-                raise LeaseLost(f"not renewed within {terms.deadline_s:g} s: {error}") from None
+        except (ApiError, OSError) as error:
             log.warning("lease not renewed", extra={"error": str(error), "left_s": round(term.left_s, 1)})
-        except OSError as error:
-            log.warning("lease not renewed", extra={"error": str(error), "left_s": round(term.left_s, 1)})
+            if isinstance(error, ApiError):  # the server responds, so another process can be elected
+                refused_s = sent_s if refused_s is None else refused_s
+                if term.left_s <= 0 and (rival is None or loop.time() - refused_s >= REFUSED_S):
+                    raise LeaseLost(f"not renewed within {terms.deadline_s:g} s: {error}") from None
             other = await rival(term.epoch) if term.left_s <= 0 and rival is not None else ""
             if other:
                 raise LeaseLost(f"{other} leads with a higher epoch") from None
         else:
+            refused_s = None
             if has_ended and epoch != term.epoch:
                 raise LeaseLost("another process held the lease in the meantime")
             term.extend(epoch, sent_s + terms.deadline_s)

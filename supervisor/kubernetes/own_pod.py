@@ -26,11 +26,17 @@ class OwnPod:
     name: str
     namespace: str
     address: str
+    uid: str = ""  # "" if the manifest does not pass it
 
     @classmethod
     def read(cls) -> OwnPod:
         """Read the pod from the variables that the kubelet has set. Raises `KeyError`."""
-        return cls(os.environ["POD_NAME"], os.environ["POD_NAMESPACE"], os.environ["POD_IP"])
+        return cls(
+            os.environ["POD_NAME"],
+            os.environ["POD_NAMESPACE"],
+            os.environ["POD_IP"],
+            os.environ.get("POD_UID", ""),
+        )
 
 
 async def certificate_for(server: ApiServer, pod: OwnPod, names: Sequence[str]) -> ServerCertificate:

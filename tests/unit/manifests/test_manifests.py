@@ -89,7 +89,8 @@ def test_a_program_is_restricted_probed_and_bounded(name: str) -> None:
     assert container["resources"]["limits"].keys() == {"memory"}
     assert container["image"] == "holdfast", "the name that manifests/default replaces"
     fields = {each["name"]: each["valueFrom"]["fieldRef"]["fieldPath"] for each in container["env"]}
-    assert fields == {each: pod_layout.FIELDS[each] for each in ("POD_NAME", "POD_NAMESPACE", "POD_IP")}
+    needed = {"POD_NAME", "POD_NAMESPACE", "POD_IP", *({"POD_UID"} if PROGRAMS[name] == "supervisor" else ())}
+    assert fields == {each: pod_layout.FIELDS[each] for each in needed}
     assert pod["spec"]["serviceAccountName"] in of_kind("ServiceAccount")
     assert pod["spec"]["priorityClassName"] in of_kind("PriorityClass")
 

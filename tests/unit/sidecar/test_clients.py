@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import WSMsgType, web
@@ -18,6 +20,8 @@ from sidecar.clients import LauncherClient, SupervisorClient
 from tests.sandbox import memory_directory
 from tests.unit.sidecar.fake_launcher import LIMIT_S, Launcher
 from tests.unit.supervisor.job_views import launcher, report
+
+ADDRESSES = ("127.0.0.1", "127.0.0.2")
 
 
 @asynccontextmanager
@@ -139,14 +143,16 @@ class Supervisor:
         self.came: asyncio.Queue[web.WebSocketResponse] = asyncio.Queue()
         self.reports: asyncio.Queue[MemberReport] = asyncio.Queue()
         self.refuse = False
+        self.refuses = False  # each connection
+        self.refused = 0
 
     @asynccontextmanager
-    async def listening(self, port: int = 0) -> AsyncIterator[int]:
+    async def listening(self, port: int = 0, host: str = "127.0.0.1") -> AsyncIterator[int]:
         app = web.Application()
         app.router.add_get("/v1/member", self._serve)
         runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.1)
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", port, reuse_address=True)
+        site = web.TCPSite(runner, host, port, reuse_address=True)
         await site.start()
         try:
             yield runner.addresses[0][1]
@@ -156,8 +162,9 @@ class Supervisor:
             await runner.cleanup()
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
-        if self.refuse:
+        if self.refuse or self.refuses:
             self.refuse = False
+            self.refused += 1
             raise web.HTTPServiceUnavailable
         assert request.headers["Authorization"] == "Bearer secret"
         socket = web.WebSocketResponse()
@@ -178,11 +185,11 @@ class Supervisor:
 class Speaker:
     """A member that numbers its reports."""
 
-    def __init__(self, port: int, interval_s: float = 60.0) -> None:
+    def __init__(self, port: int, interval_s: float = 60.0, host: str = "127.0.0.1") -> None:
         self.sequence = 0
         self.fails = False
         self.orders: asyncio.Queue[MemberOrder] = asyncio.Queue()
-        url = f"http://127.0.0.1:{port}"
+        url = f"http://{host}:{port}"
         self.link = SupervisorClient(url, lambda: "secret", self.tell, self.orders.put, interval_s)
 
     def tell(self) -> MemberReport:
@@ -255,3 +262,23 @@ async def test_a_report_that_cannot_be_encoded_ends_the_service_instead_of_being
             speaker.link.dirty.set()
             await asyncio.wait({task}, timeout=LIMIT_S)
             assert isinstance(task.exception(), ZeroDivisionError)
+
+
+async def test_each_address_of_the_supervisors_name_is_tried_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The resolver always puts the same replica first, which accepts connections but does not lead."""
+    standby, leader = Supervisor(), Supervisor()
+    standby.refuses = True
+    async with leader.listening(0, "127.0.0.2") as port, standby.listening(port):
+        found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, port)) for each in ADDRESSES]
+        real = socket.getaddrinfo
+
+        def resolve(name: str, *rest: Any, **more: Any) -> Any:
+            return found if name == "supervisor.test" else real(name, *rest, **more)
+
+        monkeypatch.setattr(socket, "getaddrinfo", resolve)
+        speaker = Speaker(port, host="supervisor.test")
+        async with running(speaker.link):
+            await leader.report()
+            await (await leader.line()).close()
+            await leader.report()
+    assert 1 <= standby.refused <= 2, "after a broken connection, the last leader is tried first"

@@ -11,6 +11,7 @@ import pytest
 from supervisor.kubernetes.errors import Forbidden
 from supervisor.kubernetes.lease import (
     MAX_EPOCH,
+    REFUSED_S,
     HeldByAnother,
     Leadership,
     LeaseLock,
@@ -195,13 +196,64 @@ async def test_a_lease_that_another_took_during_the_outage_is_lost(holder: str, 
 
 
 @simulated
-async def test_a_server_that_refuses_ends_a_term_that_is_over() -> None:
-    """It answers, so another process may be elected."""
+async def test_a_server_that_refuses_for_a_minute_ends_a_term_that_is_over() -> None:
+    """The server responds, so another process can be elected."""
     store, body = ObjectStore(), Body()
     store.faults = [None, None, *[Forbidden("PUT leases", "no", 403)] * 100]
     with pytest.raises(LeaseLost, match="not renewed within 10 s"):
         await lead(lock(store), body, nobody)
+    passed_s = body.ended_s - body.started_s
+    assert REFUSED_S <= passed_s <= REFUSED_S + 2 * TERMS.retry_s + 0.01
+
+
+@simulated
+async def test_a_server_that_refuses_ends_a_term_on_time_if_no_rival_can_be_asked() -> None:
+    store, body = ObjectStore(), Body()
+    store.faults = [None, None, *[Forbidden("PUT leases", "no", 403)] * 100]
+    with pytest.raises(LeaseLost, match="not renewed within 10 s"):
+        await lead(lock(store), body)
     assert body.ended_s <= body.started_s + TERMS.deadline_s + TERMS.retry_s
+
+
+@simulated
+async def test_a_server_that_starts_and_refuses_once_does_not_end_the_term() -> None:
+    store, body = ObjectStore(), Body(limit_s=100)
+    store.faults = [*OUTAGE, Forbidden("PUT leases", "not read yet", 403)]
+    await lead(lock(store), body, nobody)
+    assert body.epoch == 1
+    assert spec(store)["leaseTransitions"] == 0
+
+
+@simulated
+async def test_a_rival_ends_a_term_that_is_over_while_the_server_refuses() -> None:
+    store, body = ObjectStore(), Body()
+    store.faults = [None, None, *[Forbidden("PUT leases", "no", 403)] * 100]
+
+    async def rival(_epoch: int) -> str:
+        return "pod-2"
+
+    with pytest.raises(LeaseLost, match="pod-2 leads"):
+        await lead(lock(store), body, rival)
+    assert body.ended_s - body.started_s <= TERMS.deadline_s + TERMS.retry_s + 0.01
+
+
+@simulated
+async def test_a_restarted_container_leads_at_once_with_a_higher_epoch() -> None:
+    store, second = ObjectStore(), Body(limit_s=1)
+    await LeaseLock(store, "ns", "leader", "pod-1.uid", TERMS, is_pod=True).try_hold()
+    begun_s = now_s()
+    await lead(LeaseLock(store, "ns", "leader", "pod-1.uid", TERMS, is_pod=True), second)
+    assert second.epoch == 2
+    assert second.started_s - begun_s < 0.01
+
+
+@pytest.mark.parametrize("other", ["pod-1.uid-2", "pod-1", "pod-11.uid"])
+@simulated
+async def test_the_lease_of_another_pod_is_not_taken_over_at_once(other: str) -> None:
+    store = ObjectStore()
+    await LeaseLock(store, "ns", "leader", "pod-1.uid", TERMS, is_pod=True).try_hold()
+    with pytest.raises(HeldByAnother):
+        await LeaseLock(store, "ns", "leader", other, TERMS, is_pod=True).try_hold()
 
 
 @simulated

@@ -16,7 +16,6 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -288,14 +287,15 @@ async def test_an_eviction_is_given_up_when_the_term_ends() -> None:
 @asynccontextmanager
 async def port_of(there: Place, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[int, Door]]:
     """Serve the members' port without TLS."""
-    with network.listen("127.0.0.1") as free:
-        port = free.getsockname()[1]
-    monkeypatch.setattr(pod_layout, "SUPERVISOR_PORT", port)
-    door, plain = Door(), SimpleNamespace(context=None)
-    runner = await main._listen_for_members(there.supervisor, plain, door)  # type: ignore[arg-type]
+    door = Door()
+    runner = await main._member_app(there.supervisor, door)
+    listener = network.listen_everywhere(0, network.SERVER_BACKLOG)
+    accepting = asyncio.create_task(door.accept(listener, main._protocol(runner), None))
     try:
-        yield port, door
+        yield listener.getsockname()[1], door
     finally:
+        await event_loop.end([accepting])
+        listener.close()
         await runner.cleanup()
 
 
