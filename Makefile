@@ -70,6 +70,9 @@ define find_python
 endef
 
 $(MADE):
+	@if [ -L $(VENV) ]; then \
+	    echo "setup: $(VENV) is a symbolic link; remove it, because setting it up would empty another tree's" >&2; exit 1; \
+	fi
 	@$(find_python); \
 	$(say) "$(VENV): $$("$$python" --version)"; \
 	"$$python" -m venv --clear $(VENV)
