@@ -404,7 +404,7 @@ class Stopped(Exception):
 @pytest.mark.parametrize(
     ("left_s", "waits_s"),
     [(math.inf, POLL_S), (0.02, 0.02), (0.0, SOONEST_S), (10.0, POLL_S)],
-    ids=["on the beat", "when a rank's time is over", "not without a pause", "the beat comes first"],
+    ids=["next poll", "a rank's limit", "shortest wait", "poll before the limit"],
 )
 def test_lateness_of_the_watch_is_only_the_time_beyond_its_own_wait(
     here: Path, monkeypatch: pytest.MonkeyPatch, left_s: float, waits_s: float

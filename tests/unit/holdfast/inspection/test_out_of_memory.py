@@ -88,7 +88,7 @@ def test_each_kill_explains_one_ending(groups: Groups) -> None:
         Ending(1, 1, None, False, "exception", 1, "a worker of it was killed"),
         Ending(1, None, 9, True, "", 0, ""),
     ],
-    ids=["by itself", "by us"],
+    ids=["ended by itself", "ended by Holdfast"],
 )
 def test_any_other_ending_is_unchanged(groups: Groups, ended: Ending) -> None:
     group = groups.open()

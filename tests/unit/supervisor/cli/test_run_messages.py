@@ -132,7 +132,7 @@ def test_the_last_line_states_how_far_the_script_got_and_what_is_saved(
 @pytest.mark.parametrize(
     ("completion", "changed"),
     [
-        pytest.param(None, {}, id="the script has not finished, or nothing but the sentence is known"),
+        pytest.param(None, {}, id="the script has not finished, or only the sentence is known"),
         pytest.param(Completion(), {"own_state": True}, id="the script keeps its own state"),
         pytest.param(Completion(), {"step": None}, id="the step is not known"),
     ],

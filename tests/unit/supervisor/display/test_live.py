@@ -322,7 +322,7 @@ def test_a_log_reports_an_incident_at_its_beginning_and_its_end() -> None:
 @pytest.mark.parametrize(
     ("changed", "shown"),
     [({}, True), ({"kind": "crash"}, False), ({"remedy": "stop"}, False)],
-    ids=["nobody else failed", "another rank died", "the end has it"],
+    ids=["nobody else failed", "another rank died", "the last line contains it"],
 )
 def test_ranks_that_lost_their_peers_without_a_cause_are_shown_with_the_first_ones_traceback(
     changed: dict[str, Any], shown: bool

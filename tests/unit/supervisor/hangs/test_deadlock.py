@@ -113,7 +113,7 @@ def test_only_late_ranks_are_inspected() -> None:
     [
         pytest.param(replace(REDUCES, rests_s=0.0, mark=0, ends=0, stirs="thread x runs"), id="stirs"),
         pytest.param(replace(REDUCES, rests_s=30.0), id="its wait ends before the limit"),
-        pytest.param(replace(REDUCES, ends=LINE ^ 0xABC), id="a connection leads to somebody else"),
+        pytest.param(replace(REDUCES, ends=LINE ^ 0xABC), id="a connection leads elsewhere"),
         pytest.param(replace(REDUCES, children=1), id="a child process works"),
         pytest.param(replace(REDUCES, io_bytes=9), id="it writes"),
         pytest.param(replace(REDUCES, cpu_s=0.1, stack=REDUCING), id="it computes"),

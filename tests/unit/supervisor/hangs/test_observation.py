@@ -115,7 +115,7 @@ def calm(number: int, **given: Any) -> MemberView:
         ),
         (replace(SLEEPS, step=4), LATE),
     ],
-    ids=["none", "sleeps", "works", "computes", "apart", "stopped", "of no step", "of another step"],
+    ids=["none", "sleeps", "works", "computes", "apart", "stopped", "no step", "another step"],
 )
 def test_a_rank_that_becomes_late_is_recorded_with_its_inspection(
     look: RankInspection | None, expected: LateRank
