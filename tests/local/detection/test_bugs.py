@@ -94,7 +94,7 @@ def test_a_deliberate_exit_code_becomes_the_exit_code_of_the_run(start: Start) -
     run = start("--nproc-per-node 2", "fails_always.py", "exit")
     assert run.finish().code == 3
     assert len(run.incidents()) == 1
-    assert run.last_status()["generation"] == 1, "no restart"
+    assert run.last_status()["generation"] == 1, "the run was restarted"
 
 
 def test_a_connection_error_on_all_ranks_is_a_bug_with_its_traceback(start: Start) -> None:
@@ -154,7 +154,7 @@ def test_a_syntax_error_is_shown_once_before_any_process_starts(start: Start, tm
     assert ended.code == 1
     assert ended.output.count("SyntaxError") == 1
     assert "line 2" in ended.output
-    assert not run.run_dir.exists(), "no process was started for it"
+    assert not run.run_dir.exists(), "a process was started for it"
 
 
 def test_an_import_that_fails_is_shown_with_its_traceback(start: Start, tmp_path: Path) -> None:

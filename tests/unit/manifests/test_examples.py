@@ -46,7 +46,9 @@ def test_every_pod_is_restricted_and_bounded_and_pulls_no_image_that_is_present(
             assert container["resources"]["requests"].keys() == {"cpu", "memory"}
             assert container["resources"]["limits"].keys() == {"memory"}
             words = (*container.get("command", ()), *container.get("args", ()))
-            assert all(isinstance(word, str) for word in words), "Kubernetes takes no number for a word"
+            assert all(isinstance(word, str) for word in words), (
+                "Kubernetes does not accept numbers as arguments"
+            )
 
 
 @pytest.mark.parametrize("path", SUPERVISED, ids=lambda path: path.stem)

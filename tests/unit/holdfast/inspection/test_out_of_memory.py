@@ -76,7 +76,7 @@ def test_a_group_without_a_limit_is_reported_without_one(groups: Groups) -> None
 def test_each_kill_explains_one_ending(groups: Groups) -> None:
     groups.kills(5)
     group = groups.open()
-    assert group.take_reason(KILLED) == KILLED, "those of before are not ours"
+    assert group.take_reason(KILLED) == KILLED, "earlier kills do not count"
     groups.kills(6)
     assert group.take_reason(KILLED) != KILLED
     assert group.take_reason(KILLED) == KILLED
@@ -94,7 +94,7 @@ def test_any_other_ending_is_unchanged(groups: Groups, ended: Ending) -> None:
     group = groups.open()
     groups.kills(1)
     assert group.take_reason(ended) == ended
-    assert group.take_reason(KILLED) == KILLED, "that kill was of another process"
+    assert group.take_reason(KILLED) == KILLED, "the kernel killed another process"
 
 
 def test_without_cgroups_no_cause_is_claimed(tmp_path: Path) -> None:

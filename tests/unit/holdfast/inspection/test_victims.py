@@ -294,7 +294,7 @@ def test_mismatched_collectives_are_not_a_lost_peer() -> None:
     assert not in_log(aborted)
     lost = f'Traceback (most recent call last):\n  File "{C10D}", line 3, in f\nRuntimeError: {GLOO}\n'
     assert in_log(lost)
-    assert in_log(f"caught: {MISMATCH}\n{lost}"), "what it said last counts"
+    assert in_log(f"caught: {MISMATCH}\n{lost}"), "the last message counts"
     assert mismatch(aborted) == (
         "its collective does not match that of another rank (it was sent 12 bytes and expected 4)"
     )

@@ -146,7 +146,7 @@ def test_one_user_installs_and_another_adds_bytecode(volume: Path, package: Path
     assert in_child(set_up) == 0
     assert in_child(train) == 0
     assert list((volume / LIBRARY / "holdfast" / BYTECODE).iterdir()) != []
-    assert in_child(set_up) == 0, "again, over the other user's files"
+    assert in_child(set_up) == 0, "the setup must also replace another user's files"
 
 
 def test_a_second_run_leaves_the_same_files_as_the_first(volume: Path, package: Path, py_spy: Path) -> None:

@@ -197,7 +197,7 @@ def test_unknown_connections_delay_nobody() -> None:
         with found:
             assert found.getpeername() == peer.getsockname()
         for each in silent:
-            assert each.recv(1) == b"", "they are sent away"
+            assert each.recv(1) == b"", "the connections must be closed"
 
 
 def test_a_peer_that_does_not_connect_is_waited_for_until_the_deadline() -> None:

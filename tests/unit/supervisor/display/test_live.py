@@ -271,7 +271,7 @@ def test_a_pipe_without_a_reader_gets_what_fits_and_the_number_of_missing_lines(
     assert screen.writes == []
     plain.close()
     written = "".join(screen.writes)
-    assert len(written.encode()) <= screens.FULL_BYTES - screens.BUSY_BYTES, "the output takes it"
+    assert len(written.encode()) <= screens.FULL_BYTES - screens.BUSY_BYTES, "the output can take it"
     assert re.match(r"\[1\d\d lines not shown: the run's logs contain them\]\n", written)
 
 

@@ -99,7 +99,7 @@ def test_movement_is_evidence_of_work_even_where_others_are_waited_for() -> None
     assert seen(children=1).shows_progress
     assert seen(io_bytes=1).shows_progress
     assert seen(stack=REDUCING, cpu_s=0.2).shows_progress
-    assert not seen(cpu_s=0.2).shows_progress, "a loop that gets nowhere looks the same"
+    assert not seen(cpu_s=0.2).shows_progress, "a loop without progress looks the same"
     assert not seen().shows_progress
 
 

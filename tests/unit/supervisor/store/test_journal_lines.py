@@ -102,7 +102,7 @@ def test_the_journal_is_readable_by_its_user_only_even_after_it_was_restored(tmp
     kept.close()
     kept.close()
     write(kept, 2)
-    assert numbers(path) == [1, 2], "a closed journal is opened again"
+    assert numbers(path) == [1, 2], "a closed journal must be reopened"
 
 
 def test_a_journal_that_cannot_be_opened_is_logged_with_its_reason(tmp_path: Path, logged: Logged) -> None:

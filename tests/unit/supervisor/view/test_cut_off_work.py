@@ -292,13 +292,15 @@ def test_the_rest_of_a_pause_behind_a_wait_for_peers_is_repeated(
     state: RankState, where: RankProgress
 ) -> None:
     found = group((state, where), (rank(1, KILLED), at(1)))
-    assert not isinstance(decide(found, POLICY), Wait), "who can do no more is not waited for"
+    assert not isinstance(decide(found, POLICY), Wait), "a rank that cannot continue must not be waited for"
     action = decide(found, POLICY)
     assert isinstance(action, Start)
     assert (action.resume.step, action.cut) == (15, (CutOffWork(0, 20, 19, 3.0),))
     none = group((state, where), (rank(1, KILLED), at(1)), slots=(20,))
     action = decide(none, POLICY)
-    assert isinstance(action, Start), "nobody raised it: the run goes on, and says so at its end"
+    assert isinstance(action, Start), (
+        "no exception was raised, so the run continues and reports it at the end"
+    )
     assert transition.after(none, action, POLICY).missed == (UndoneWork(1, 0, 20),)
 
 

@@ -139,7 +139,7 @@ def test_the_root_cause_is_blamed_whatever_the_order_of_the_endings(
 )
 def test_a_victim_is_recognized_by_its_last_message(message: str, expected: bool) -> None:
     assert is_victim(failed(10, "", message)) is expected
-    assert not is_victim(failed(10, "exception", message)), "the rank has looked itself"
+    assert not is_victim(failed(10, "exception", message)), "the rank has classified its failure itself"
     assert not is_victim(failed(10, "numeric", message))
     assert not is_victim(killed(10, 9, message))
 

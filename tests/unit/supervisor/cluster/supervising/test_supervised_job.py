@@ -629,7 +629,7 @@ async def test_no_pod_of_a_job_is_evicted_while_only_this_supervisor_may_be_unre
         assert there.job.reach == pods.Reach(2, 1)
         there.is_cut_off = True
         assert request() == [], "most members of all jobs are not connected"
-        assert capsys.readouterr().err.count("evictions blocked") == 2, "each reason once"
+        assert capsys.readouterr().err.count("evictions blocked") == 2, "each reason must be logged once"
         there.is_cut_off = False
         assert request() != []
 
