@@ -54,7 +54,7 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
 
 @pytest.fixture(scope="module")
 def stored_job(installed: ClusterUnderTest, namespaces: Namespaces) -> Iterator[TrainingJob]:
-    """Give a job of two pods on one node that has durable storage."""
+    """Yield a job of two pods on one node that has durable storage."""
     namespace = namespaces.make("baseline")
     storage = DurableStorage(installed, namespace)
     storage.make()

@@ -138,7 +138,7 @@ def test_failures_of_many_ranks_with_long_messages_are_all_reported(start: Start
 def test_a_child_that_the_script_forks_is_not_mistaken_for_the_rank(
     start: Start, how: str, code: int
 ) -> None:
-    """Its failure once ended a healthy run, or rolled it back three times."""
+    """The failure of such a child once ended a healthy run, or rolled it back three times."""
     run = start("--nproc-per-node 2", "forks_child.py", how)
     ended = run.finish()
     assert ended.code == 0, ended.output

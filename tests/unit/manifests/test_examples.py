@@ -115,7 +115,7 @@ def test_the_guides_claim_is_bound_to_its_volume_without_a_storage_class() -> No
 
 @pytest.fixture
 def line(tmp_path: Path) -> Path:
-    """Give the script of the TFJob, which is the same in its twin."""
+    """Return the script of the TFJob, which is the same in its twin."""
     (ours, _), (theirs, _) = (load(EXAMPLES / f"{NOT_TORCH}{end}.yaml") for end in ("", PLAIN))
     assert ours == theirs
     path = tmp_path / "line.py"

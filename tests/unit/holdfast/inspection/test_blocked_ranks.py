@@ -181,7 +181,7 @@ except BlockingIOError:
 
 @pytest.fixture
 def freezer() -> Iterator[tuple[Path, str, str]]:
-    """Give a cgroup and the texts that freeze and thaw it. Skip if this machine does not let us make one."""
+    """Yield a cgroup and the texts that freeze and thaw it. Skip if this machine does not let us make one."""
     for root, file, words in FREEZERS:
         folder = root / f"holdfast-{os.getpid()}"
         try:

@@ -27,7 +27,7 @@ from holdfast.worker.script_source import ProgramSources
 
 @pytest.fixture
 def launcher() -> Iterator[Launcher]:
-    """Give a launcher that does not run its loop, so it starts no process."""
+    """Yield a launcher that does not run its loop, so it starts no process."""
     directory = Path(tempfile.mkdtemp())
     settings = MemberSettings(directory, directory, "m0", 1, directory, os.getppid())
     parsed = program.parse([shutil.which("true") or "true"], Path.cwd())

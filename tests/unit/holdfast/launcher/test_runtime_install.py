@@ -24,7 +24,7 @@ BYTECODE = "__pycache__"
 
 @pytest.fixture
 def volume(memory: Path) -> Path:
-    """Give an empty directory like the kubelet's emptyDir: owned by root, writable by all."""
+    """Return an empty directory like the kubelet's emptyDir: owned by root, writable by all."""
     memory.chmod(0o755)
     made = memory / "volume"
     made.mkdir()
@@ -34,7 +34,7 @@ def volume(memory: Path) -> Path:
 
 @pytest.fixture
 def package(memory: Path) -> Path:
-    """Give a small package with bytecode, a data file, a subpackage, and parts."""
+    """Return a small package with bytecode, a data file, a subpackage, and parts."""
     made = memory / "holdfast"
     for folder in (made, made / "inner", made / "_parts" / "supervisor"):
         folder.mkdir(parents=True)

@@ -95,7 +95,7 @@ asked: list[int] = []
 
 @pytest.fixture
 def tried() -> Iterator[tuple[Tried, list[tuple[float, Callable[[], None]]]]]:
-    """Give a pool that starts no process, and the list of the pauses that it requests."""
+    """Yield a pool that starts no process, and the list of the pauses that it requests."""
     settings = MemberSettings(Path("/nowhere"), Path("/nowhere"), "m0", 1, Path("/nowhere"), 0)
     sources = ProgramSources(Program("script", "python", (), "train.py", (), ()))
     pauses: list[tuple[float, Callable[[], None]]] = []

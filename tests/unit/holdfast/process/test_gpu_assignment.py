@@ -23,7 +23,7 @@ def visible(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def predecessor(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Give another process that has registered for device 3."""
+    """Yield another process that has registered for device 3."""
     with subprocess.Popen(SLEEPER) as process:
         (tmp_path / "device-3").write_bytes(gpu_assignment._sign(process.pid))
         yield process

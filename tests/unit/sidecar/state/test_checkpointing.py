@@ -49,7 +49,7 @@ def here() -> Iterator[Path]:
 async def saving(
     here: Path, root: Path, void: tuple[int, ...] = (), silent: bool = False, ranks: int = 1
 ) -> AsyncIterator[Place]:
-    """Give a running saver. Its supervisor answers that only `void` is void, or not at all if `silent`."""
+    """Yield a running saver. Its supervisor answers that only `void` is void, or not at all if `silent`."""
     async with fetching(here) as fetcher:
         saver = CheckpointSaver(holdings(here), fetcher, DirectoryStorage(root))
         pages = ProgressMonitor(here, ranks, HangPolicy())

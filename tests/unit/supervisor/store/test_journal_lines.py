@@ -34,7 +34,7 @@ def numbers(path: Path) -> list[int]:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Give a journal with one line, about `SEEN`."""
+    """Return a journal with one line, about `SEEN`."""
     found = tmp_path / "journal.jsonl"
     kept = Journal(found)
     kept.write(SEEN, POLICY, Wait(7, "because"), SEEN.memory, {"at": 1})
@@ -52,7 +52,7 @@ Logged = list[tuple[str, str, dict[str, object]]]  # level, event, fields
 
 @pytest.fixture
 def logged() -> Iterator[Logged]:
-    """Give the list of all records that the journal logs."""
+    """Yield the list of all records that the journal logs."""
     usual = vars(logging.makeLogRecord({})).keys()
     found: Logged = []
 

@@ -101,7 +101,7 @@ class Place:
 
 @asynccontextmanager
 async def place(directory: Path) -> AsyncIterator[Place]:
-    """Give a cluster with a running registry."""
+    """Yield a cluster with a running registry."""
     served = ServedObjects()
     async with served.serving() as server:
         there = Place(served, server, directory)

@@ -350,7 +350,7 @@ async def test_a_summary_that_the_server_refuses_does_not_keep_the_end_from_bein
 
 @pytest.fixture
 def examined(monkeypatch: pytest.MonkeyPatch) -> asyncio.Queue[bool]:
-    """Give the record of checks whether a job has ended, with their results."""
+    """Return the record of checks whether a job has ended, with their results."""
     answers: asyncio.Queue[bool] = asyncio.Queue()
     examine = supervision.has_ended
 
