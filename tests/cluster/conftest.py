@@ -102,7 +102,7 @@ def refuse(why: str) -> NoReturn:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[ClusterUnderTest]:
-    """Give the cluster of $KUBECONFIG. Skip if there is none; in CI, fail instead."""
+    """Yield the cluster of $KUBECONFIG. Skip if there is none; in CI, fail instead."""
     missing = kubernetes_cluster.missing()
     if missing:
         refuse(f"{missing}: {_HOW}")
@@ -128,7 +128,7 @@ def namespaces(cluster: ClusterUnderTest) -> Iterator[Namespaces]:
 
 @pytest.fixture
 def namespace(namespaces: Namespaces) -> Iterator[str]:
-    """Give a new namespace that admits only restricted pods, and delete it after the test."""
+    """Yield a new namespace that admits only restricted pods, and delete it after the test."""
     name = namespaces.make()
     yield name
     namespaces.delete(name)
@@ -138,7 +138,7 @@ def namespace(namespaces: Namespaces) -> Iterator[str]:
 def node_processes(
     cluster: ClusterUnderTest, namespaces: Namespaces, images: tuple[str, ...]
 ) -> NodeProcesses:
-    """Give access to the processes of the nodes, which kills them from outside their containers."""
+    """Return access to the processes of the nodes, which kills them from outside their containers."""
     assert images
     return NodeProcesses(cluster, namespaces.make("privileged"))
 
@@ -163,7 +163,7 @@ def images(cluster: ClusterUnderTest) -> tuple[str, ...]:
 
 @pytest.fixture(scope="session")
 def installed(cluster: ClusterUnderTest, images: tuple[str, ...]) -> Iterator[ClusterUnderTest]:
-    """Give the cluster with Holdfast installed and ready, and uninstall it at the end of the session.
+    """Yield the cluster with Holdfast installed and ready, and uninstall it at the end of the session.
 
     With HOLDFAST_INSTALLED=1, use the existing installation and leave it in place.
     """
@@ -188,7 +188,7 @@ def installed(cluster: ClusterUnderTest, images: tuple[str, ...]) -> Iterator[Cl
 
 @pytest.fixture(scope="session")
 def job(installed: ClusterUnderTest, namespaces: Namespaces) -> TrainingJob:
-    """Give a job of two pods that trains forever. Its owner replaces deleted pods and restarts containers."""
+    """Return a job of two pods that trains forever. The owner replaces pods and restarts containers."""
     objects = example(
         "statefulset.yaml", "--steps=1000000", "--pace=0.05", annotations={"holdfast.dev/hang-floor": "5s"}
     )

@@ -20,10 +20,10 @@ KINDS = "namespaces,customresourcedefinitions,mutatingwebhookconfigurations,clus
 
 @pytest.fixture
 def left(cluster: ClusterUnderTest, images: tuple[str, ...]) -> Iterator[set[str]]:
-    """Give the objects of Holdfast before the demo, and check that they are the same afterwards."""
+    """Yield the objects of Holdfast before the demo, and check that they are the same afterwards."""
     assert images
     before = ours(cluster)
-    assert is_lent() or before == set(), "left by others: the demo would use it"
+    assert is_lent() or before == set(), "another test left a cluster that the demo would use"
     yield before
     assert ours(cluster) == before
 

@@ -39,7 +39,7 @@ POD, OTHER = "gpt-1", "gpt-0"  # the pods of ranks 1 and 0
 
 @pytest.fixture(scope="session")
 def missed(installed: ClusterUnderTest, namespaces: Namespaces) -> Json:
-    """Give a pod that opted in while no webhook was running."""
+    """Return a pod that opted in while no webhook was running."""
     replicas = installed.kubectl(
         "get", "-n", SYSTEM, f"deployment/{WEBHOOK}", "-o", "jsonpath={.spec.replicas}"
     )
@@ -67,7 +67,7 @@ def no_webhook(cluster: ClusterUnderTest) -> bool | None:
 
 @pytest.fixture
 def lead(installed: ClusterUnderTest) -> str:
-    """Give the pod of the supervisor that leads."""
+    """Return the pod of the supervisor that leads."""
 
     def look() -> str | None:
         return leader(installed) or None

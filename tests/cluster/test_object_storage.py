@@ -75,7 +75,7 @@ def test_checkpoints_are_published_and_old_ones_deleted(
 
     stored_job.until(look, "a newer checkpoint, and the first one is deleted", SAVED_S)
     folders = {key.split("/")[2] for key in server.stored() if "/step-" in key}
-    assert len(folders) <= 3, "those kept, and the one that is being written"
+    assert len(folders) <= 3, "the checkpoints kept and the one being written"
 
 
 def test_the_job_resumes_from_the_bucket_when_all_pods_were_deleted(
@@ -100,7 +100,9 @@ def test_the_job_resumes_from_the_bucket_when_all_pods_were_deleted(
     assert first in (resumed_from, resumed_from + 1)
     assert job.trains() > first
     reads = [each.key for each in server.requests if each.method == "GET" and "replicated" in each.key]
-    assert [key for key in reads if f"step-{resumed_from:08d}/" in key], "from the bucket, not from memory"
+    assert [key for key in reads if f"step-{resumed_from:08d}/" in key], (
+        "the state came from memory, not from the bucket"
+    )
 
 
 def test_a_failing_bucket_disturbs_no_training_and_is_reported(

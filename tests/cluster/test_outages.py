@@ -54,7 +54,7 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
 
 @pytest.fixture(scope="module")
 def stored_job(installed: ClusterUnderTest, namespaces: Namespaces) -> Iterator[TrainingJob]:
-    """Give a job of two pods on one node that has durable storage."""
+    """Yield a job of two pods on one node that has durable storage."""
     namespace = namespaces.make("baseline")
     storage = DurableStorage(installed, namespace)
     storage.make()
@@ -129,12 +129,12 @@ def test_a_job_whose_pods_are_lost_one_after_another_resumes_from_that_checkpoin
         RECOVERED_S,
     )
     printed = stored_job.steps(OTHER)
-    assert max(printed) - last <= 1, "one step is lost at most"
+    assert max(printed) - last <= 1, "more than one step was lost"
     installed.kubectl("delete", "pod", OTHER, *there, "--grace-period=0", "--force")
     installed.kubectl("uncordon", node)
     stored_job.trains(RECOVERED_S)
     again = stored_job.steps(stored_job.rank_pod(0))
-    assert min(again) == last, "the first step that was done again follows the checkpoint"
+    assert min(again) == last, "the first repeated step does not follow the checkpoint"
 
 
 def test_the_interrupted_job_ends_with_the_weights_of_an_undisturbed_one(
@@ -174,8 +174,8 @@ def test_a_rank_is_replaced_while_the_api_server_is_stopped(
     incident = job.recovered(before)
     assert (incident["kind"], incident["rank"]) == ("crash", 1), incident["why"]
     after = job.observe()
-    assert after.epoch == before.epoch, "the same leader"
-    assert (after.pods, after.restarts) == (before.pods, before.restarts), "nobody was evicted"
+    assert after.epoch == before.epoch, "the leader changed"
+    assert (after.pods, after.restarts) == (before.pods, before.restarts), "a pod was evicted or restarted"
     stamped = [
         (datetime.fromisoformat(stamp[:19] + "+00:00").timestamp(), int(step))
         for stamp, step in _STAMPED.findall(job.printed(OTHER, "&timestamps=true"))

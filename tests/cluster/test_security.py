@@ -281,7 +281,7 @@ Right = tuple[str, str, str, str, str]
 
 
 def allowed(cluster: ClusterUnderTest, rights: tuple[Right, ...]) -> list[Right]:
-    """Return those of `rights` that the API server grants."""
+    """Return the rights among `rights` that the API server grants."""
     text = "\n".join(json.dumps(review(right)) for right in rights)
     path = "jsonpath={.status.allowed}{'\\n'}"
     said = cluster.kubectl("create", "-f", "-", "-o", path, text=text).split()

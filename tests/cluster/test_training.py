@@ -62,19 +62,19 @@ def trainings(installed: ClusterUnderTest, namespaces: Namespaces) -> Iterator[T
 
 @pytest.fixture(scope="session")
 def killed_job(trainings: Trainings) -> TrainingJob:
-    """Give the Job after its rank 1 was killed."""
+    """Return the Job after its rank 1 was killed."""
     return killed(job_of(trainings, "job"), rank=1)
 
 
 @pytest.fixture(scope="session")
 def killed_pytorchjob(trainings: Trainings) -> TrainingJob:
-    """Give the PyTorchJob after its rank 0 was killed."""
+    """Return the PyTorchJob after its rank 0 was killed."""
     return killed(job_of(trainings, "pytorchjob"), rank=0)
 
 
 @pytest.fixture(scope="session")
 def guide(installed: ClusterUnderTest, namespaces: Namespaces) -> Iterator[TrainingJob]:
-    """Give the PyTorchJob in the shape of the guides."""
+    """Yield the PyTorchJob in the shape of the guides."""
     objects = example("pytorchjob-guide.yaml", "--data=/data", *OPTIONS)
     installed.kubectl("delete", "persistentvolume", VOLUME, "--ignore-not-found")
     yield started(installed, namespaces, objects, PYTORCHJOBS)
@@ -83,13 +83,13 @@ def guide(installed: ClusterUnderTest, namespaces: Namespaces) -> Iterator[Train
 
 @pytest.fixture(scope="session")
 def killed_tfjob(installed: ClusterUnderTest, namespaces: Namespaces) -> TrainingJob:
-    """Give the TFJob after one of its ranks was killed."""
+    """Return the TFJob after one of its ranks was killed."""
     return killed(started(installed, namespaces, example("tfjob.yaml", *OPTIONS), TFJOBS), rank=1)
 
 
 @pytest.fixture(scope="session")
 def killed_deployment(installed: ClusterUnderTest, namespaces: Namespaces) -> Iterator[TrainingJob]:
-    """Give the Deployment after its rank 1 was killed."""
+    """Yield the Deployment after its rank 1 was killed."""
     job = TrainingJob(installed, namespaces.make(), example("deployment.yaml", *OPTIONS))
     job.start()
     killed(job, rank=1)

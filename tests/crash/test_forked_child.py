@@ -88,5 +88,5 @@ def test_a_slot_that_the_parent_locks_is_locked_for_its_forked_child(memory: Pat
     if pid == 0:
         busy = arena.begin(layout(500), 1, 2, 2) is None
         os._exit(0 if busy else 1)
-    assert os.waitpid(pid, 0)[1] == 0, "the parent's lock holds against its child"
+    assert os.waitpid(pid, 0)[1] == 0, "the child got the lock that its parent holds"
     draft.abandon()

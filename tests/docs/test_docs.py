@@ -78,7 +78,9 @@ def test_each_command_in_the_docs_is_accepted(document: str, line: str, project:
     if words[0] in ELSEWHERE:
         return
     asked = parser.parse(words, environment={}, directory=project)
-    assert not isinstance(asked, RunOptions) or not asked.notes, "an example with an option without effect"
+    assert not isinstance(asked, RunOptions) or not asked.notes, (
+        "an example uses an option that has no effect"
+    )
 
 
 def test_each_make_target_in_the_docs_exists() -> None:

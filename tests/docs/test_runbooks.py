@@ -80,7 +80,7 @@ def test_every_xid_is_in_one_section_with_the_level_and_action_of_the_table() ->
             meaning = POLICY.xids[code]
             assert (word(meaning.level), word(meaning.action)) == (level, action), f"Xid {code}"
             seen.append(code)
-    assert sorted(seen) == sorted(POLICY.xids), "each Xid once"
+    assert sorted(seen) == sorted(POLICY.xids), "each Xid must appear exactly once"
 
 
 def codes(listed: str) -> list[int]:

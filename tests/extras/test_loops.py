@@ -99,7 +99,7 @@ def broken(loop: Loop, start: Start) -> Run:
 def test_a_single_file_loop_ends_at_its_step_with_a_model_that_has_learned(start: Start) -> None:
     run = broken(OWN, start)
     output = run.output()
-    assert output.count("resuming from out at iter ") == 6, "two ranks, three times"
+    assert output.count("resuming from out at iter ") == 6, "two ranks resume three times"
     ended = torch.load(run.folder / "out" / "ckpt.pt")
     assert ended["iter_num"] == 200
     assert ended["loss"] < 0.6, "an untrained model has 4.2"

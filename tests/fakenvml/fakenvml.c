@@ -27,7 +27,7 @@ enum {
 };
 
 #define BLOCK_POLL_S 0.001 /* how often a blocked call checks whether it may return */
-#define FUTEX_S 5.0        /* the maximum cost of a missed wake-up; a driver does not wake up in between */
+#define FUTEX_S 5.0        /* the longest delay after a missed wake-up; a real driver does not poll */
 #define MAX_SETS 64
 
 typedef void *nvmlDevice_t; /* generation * 256 + slot + 1: never dereferenced, void after a reload */
@@ -39,7 +39,7 @@ struct event_set {
     uint64_t mask[FAKE_MAX_GPUS];
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of what follows; never held while blocking */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards the variables below; never held while blocking */
 static struct fake_state *volatile state;
 static char mapped[4096];
 static int references;
@@ -96,7 +96,7 @@ static void stand(struct fake_state *s, struct fake_fault *fault) {
     __atomic_sub_fetch(&s->blocked, 1, __ATOMIC_SEQ_CST);
 }
 
-/* Apply the fault that the test has set for this call: it may block, and then fail. */
+/* Apply the fault that the test has set for this call. The call may block and then fail. */
 static int faults(struct fake_state *s, const char *function, int gpu) {
     for (uint32_t i = 0; i < s->fault_count && i < FAKE_MAX_FAULTS; i++) {
         struct fake_fault *fault = &s->faults[i];
@@ -115,7 +115,7 @@ static int usable(struct fake_state *s) {
     return s->generation == attached_generation ? OK : UNINITIALIZED;
 }
 
-/* Every call begins here. gpu: its slot, -1 for none. */
+/* Every call begins here. gpu is the slot of the GPU, or -1 for none. */
 static int enter(const char *function, int gpu) {
     struct fake_state *s = state;
     if (!references || !s) return UNINITIALIZED;
@@ -135,7 +135,7 @@ static nvmlDevice_t handle_of(int slot) {
     return (nvmlDevice_t)(((uintptr_t)(state->generation & 0xffffff) << 8) | (uintptr_t)(slot + 1));
 }
 
-/* Like enter, for a call about a GPU. Returns the GPU. */
+/* Like enter, for a call that concerns a GPU. Stores the GPU in *gpu. */
 static int about(const char *function, nvmlDevice_t device, struct fake_gpu **gpu) {
     int slot = slot_of(device);
     int code = enter(function, slot);
@@ -240,7 +240,7 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *device) {
     return INVALID_ARGUMENT;
 }
 
-/* NVML takes an address with a domain of four or eight digits. */
+/* NVML accepts addresses with a domain of four or eight digits. */
 static const char *short_pci(const char *pci) { return strlen(pci) > 12 ? pci + strlen(pci) - 12 : pci; }
 
 int nvmlDeviceGetHandleByPciBusId_v2(const char *pci, nvmlDevice_t *device) {
@@ -345,7 +345,7 @@ struct event_data {
     unsigned gpu_instance, compute_instance;
 };
 
-/* The next event that the set wants; TIMEOUT if there is none yet. */
+/* Find the next event that the set wants, or return TIMEOUT if there is none yet. */
 static int take(void *handle, struct event_data *data) {
     pthread_mutex_lock(&lock);
     struct event_set *set = set_of(handle);

@@ -6,22 +6,22 @@
 
 #define FAKE_MAX_GPUS 16
 #define FAKE_MAX_LINKS 18
-#define FAKE_MAX_FIELDS 32 /* values set by hand, for each GPU */
+#define FAKE_MAX_FIELDS 32 /* values that tests set, per GPU */
 #define FAKE_MAX_FAULTS 32
-#define FAKE_RING 256 /* a set that is further behind has lost events */
+#define FAKE_RING 256 /* an event set that falls further behind loses events */
 
 enum { FAKE_LOADED, FAKE_MISSING, FAKE_MISMATCH, FAKE_RELOADING };
 
 struct fake_field {
     uint32_t id, scope;
-    int32_t code; /* what NVML returns for this value alone */
+    int32_t code; /* what NVML returns for only this value */
     uint32_t set;
     uint64_t value;
 };
 
 struct fake_gpu {
-    uint32_t present; /* NVML lists it */
-    int32_t code;     /* what every call about it returns: 15 is lost, 16 reset required */
+    uint32_t present; /* whether NVML lists the GPU */
+    int32_t code;     /* what every call for this GPU returns: 15 is lost, 16 reset required */
     char pci[32], uuid[96], name[96], serial[32];
     uint64_t supported_events;
     uint64_t clocks_event_reasons;
@@ -56,23 +56,23 @@ struct fake_fault {
 };
 
 struct fake_state {
-    uint64_t size; /* of this struct in the writer */
+    uint64_t size; /* size of this struct in the process that writes it */
     uint32_t driver;
-    uint32_t generation; /* of the driver: handles of another are void */
+    uint32_t generation; /* of the driver; handles of other generations are invalid */
     uint32_t gpus;
     uint32_t old_driver; /* newer functions return FUNCTION_NOT_FOUND */
     char driver_version[80], nvml_version[80];
     /* Written by the library, with atomic operations, for tests to read. */
     uint32_t attached;   /* processes that have the current driver open */
     uint32_t blocked;    /* calls that are blocked now */
-    uint32_t waiting;    /* calls of nvmlEventSetWait that wait now */
-    uint32_t event_sets; /* that exist */
+    uint32_t waiting;    /* calls of nvmlEventSetWait that are waiting now */
+    uint32_t event_sets; /* existing event sets */
     uint64_t calls;
-    /* A futex: changed and woken with each change that a wait for events may have to notice. */
+    /* A futex, changed and woken with every change that a wait for events may have to notice. */
     uint32_t wake;
-    uint32_t fault_count; /* slots that may be active are below it */
+    uint32_t fault_count; /* only slots below this number can be active */
     struct fake_fault faults[FAKE_MAX_FAULTS];
-    uint64_t next_event; /* number of the next one; its slot is that modulo FAKE_RING */
+    uint64_t next_event; /* number of the next event; its slot is this number modulo FAKE_RING */
     struct fake_event ring[FAKE_RING];
     struct fake_gpu gpu[FAKE_MAX_GPUS];
 };

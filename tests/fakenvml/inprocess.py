@@ -39,7 +39,7 @@ def faked(path: Path, gpus: int = 8, links: int = 18) -> Iterator[Fake]:
     try:
         yield fake
         assert fake.state.attached == 0, "NVML was left open"
-        assert fake.state.event_sets == 0, "an event set was left"
+        assert fake.state.event_sets == 0, "an event set was not freed"
     finally:
         library.unload()
         if before is None:

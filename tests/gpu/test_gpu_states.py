@@ -97,7 +97,7 @@ def test_a_slot_is_pinned_once_and_a_refused_pin_leaves_no_error() -> None:
     memory = memoryview(bytearray(1 << 20))
     pinned = device.pin(memory)
     assert pinned is not None
-    assert device.pin(memory) is None, "pinned twice"
+    assert device.pin(memory) is None, "the memory was pinned twice"
     assert float(torch.ones(4, device=GPU).sum()) == 4.0
     pinned.release()
     again = device.pin(memory)

@@ -118,7 +118,7 @@ HISTORIES = st.lists(
 
 def check(pool: PoolView, actions: list[QuarantineAction], policy: NodePolicy) -> None:
     """Assert the rules that hold for any actions."""
-    assert len({each.node for each in actions}) == len(actions), "one action a node"
+    assert len({each.node for each in actions}) == len(actions), "a node got more than one action"
     after = applied(pool, actions, policy)
     taken = [each for each in actions if isinstance(each, Taint) and each.effect == NO_NEW_WORK]
     new = [each for each in taken if not breaker.is_out(node_of(pool, each.node))]

@@ -1,8 +1,8 @@
 /* Storage that does not respond: a library for LD_PRELOAD.
 
-   While the first byte of the file STALL_SWITCH is not 0, calls on files below STALL_ROOT do not return, as with
-   a network file system whose server is unreachable. All other calls work as usual. The file is mapped, so
-   that a call costs nothing while the switch is off. */
+   While the first byte of the file STALL_SWITCH is not 0, calls on files below STALL_ROOT do not return, like
+   calls on a network file system whose server is unreachable. All other calls work as usual. The file is mapped,
+   so a call costs nothing while the switch is off. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -109,7 +109,7 @@ class Relay:
 
 @pytest.fixture
 async def relay(api: ApiServer) -> AsyncIterator[tuple[Relay, ApiServer]]:
-    """Give a relay and a client behind it. The client treats three silent seconds as the end of a watch."""
+    """Yield a relay and a client behind it. The client treats three silent seconds as the end of a watch."""
     target = urlsplit(api._access.url)
     assert target.hostname is not None
     assert target.port is not None

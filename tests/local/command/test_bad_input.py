@@ -99,7 +99,7 @@ def test_a_program_that_the_kernel_refuses_ends_the_run_at_once(words: str, tmp_
     run = newest(tmp_path)
     assert run is not None
     status = json.loads((run / "status.json").read_text())
-    assert status["generation"] <= 1, "it was tried again"
+    assert status["generation"] <= 1, "the start was tried again"
 
 
 def checkpoints(run: Run) -> list[str]:

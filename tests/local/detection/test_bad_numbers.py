@@ -19,9 +19,11 @@ def test_a_bad_number_is_found_in_its_step_and_rolled_back(start: Start, tmp_pat
     assert [each["kind"] for each in found] == ["nan", "inf", "loss_jump"]
     for each, step in zip(found, (30, 50, 80), strict=True):
         assert (each["rank"], each["step"], each["remedy"]) == (1, step, "rollback")
-        assert each["resume"]["step"] <= step, "no state that contains the bad step is resumed from"
+        assert each["resume"]["step"] <= step, "the run resumed from a state that contains the bad step"
         assert f"batch position {32 * step}" in each["why"]
-    assert [each["lost_steps"] for each in found[:2]] == [0, 0], "the gradients show it before the write"
+    assert [each["lost_steps"] for each in found[:2]] == [0, 0], (
+        "the gradients show the bad number before the snapshot is written"
+    )
 
 
 def test_a_bad_gradient_at_a_good_loss_is_rolled_back_before_it_is_written(

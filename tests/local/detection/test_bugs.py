@@ -94,7 +94,7 @@ def test_a_deliberate_exit_code_becomes_the_exit_code_of_the_run(start: Start) -
     run = start("--nproc-per-node 2", "fails_always.py", "exit")
     assert run.finish().code == 3
     assert len(run.incidents()) == 1
-    assert run.last_status()["generation"] == 1, "no restart"
+    assert run.last_status()["generation"] == 1, "the run was restarted"
 
 
 def test_a_connection_error_on_all_ranks_is_a_bug_with_its_traceback(start: Start) -> None:
@@ -138,7 +138,7 @@ def test_failures_of_many_ranks_with_long_messages_are_all_reported(start: Start
 def test_a_child_that_the_script_forks_is_not_mistaken_for_the_rank(
     start: Start, how: str, code: int
 ) -> None:
-    """Its failure once ended a healthy run, or rolled it back three times."""
+    """The failure of such a child once ended a healthy run, or rolled it back three times."""
     run = start("--nproc-per-node 2", "forks_child.py", how)
     ended = run.finish()
     assert ended.code == 0, ended.output
@@ -154,7 +154,7 @@ def test_a_syntax_error_is_shown_once_before_any_process_starts(start: Start, tm
     assert ended.code == 1
     assert ended.output.count("SyntaxError") == 1
     assert "line 2" in ended.output
-    assert not run.run_dir.exists(), "no process was started for it"
+    assert not run.run_dir.exists(), "a process was started for it"
 
 
 def test_an_import_that_fails_is_shown_with_its_traceback(start: Start, tmp_path: Path) -> None:

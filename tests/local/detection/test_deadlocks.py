@@ -46,7 +46,9 @@ def test_mismatched_collectives_are_found_at_once_with_the_place_of_each_rank(
     assert "all ranks wait for each other, and nothing is in transit: " in found["why"]
     assert all(part in found["why"] for part in TWO_PLACES), found["why"]
     assert found["why"].count("All ranks must enter the same collectives in the same order") == 1
-    assert found["detected_s"] < Policy().stall_limit_s, "although the limit of a pause is half an hour"
+    assert found["detected_s"] < Policy().stall_limit_s, (
+        "the limit of a pause, half an hour, does not delay it"
+    )
     cut = [(each["rank"], each["again"]) for each in found["cut_short"]]
     assert cut == ([(rank, True)] if how == "paused" else []), "a pause counts as work, even behind a barrier"
     assert found["lost_steps"] <= 1 or cut

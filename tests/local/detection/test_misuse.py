@@ -69,7 +69,7 @@ def test_a_rank_that_swallows_the_error_of_a_lost_peer_is_its_victim(start: Star
     assert ended.code == 0, ended.output
     assert [(each["kind"], each["rank"]) for each in run.incidents()] == [("crash", 1)] * 2
     assert "began 3 times" in run.logs("gen-0001/rank-0.log") + str(run.incidents()), (
-        "the rank did swallow the error"
+        "the rank must have swallowed the error"
     )
 
 
@@ -106,4 +106,4 @@ def test_a_warning_is_printed_once_per_run_despite_restarts(
     assert run.logs("gen-0003/rank-0.log").count(says) == 1
     assert ended.output.count(says) == 1, ended.output
     assert never not in ended.output
-    assert "pair.cc" not in ended.output, "a library's message about dead peers"
+    assert "pair.cc" not in ended.output, "the output shows a library's message about dead peers"

@@ -57,10 +57,10 @@ def test_a_divergence_at_a_realistic_size_costs_only_the_steps_after_the_last_pr
     assert (found["kind"], found["remedy"]) == ("diverged", "rollback")
     proven, resumed = found["step"], found["resume"]["step"]
     assert equal <= proven
-    assert 0 < resumed <= proven, "nothing beyond the last step at which they were equal is used"
+    assert 0 < resumed <= proven, "no state after the last step with equal replicas is used"
     folder = run.run_dir / "checkpoints"
     between = [each.step for each in scan(folder) if resumed < each.step <= proven]
-    assert between == [], "nothing before it is lost"
+    assert between == [], "no state before that step is lost"
     after = run.trains(20)
     run.interrupt()
     ended = run.finish()

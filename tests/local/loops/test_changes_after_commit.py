@@ -121,7 +121,7 @@ def test_few_snapshots_are_taken_if_every_step_becomes_void(start: Start, tmp_pa
         arena.close()
         assert written <= 130 // 16 + 12, f"{member}: the due snapshots, and a few at the beginning"
     found = run.broken(lambda: run.kill_ranks(0, 1))
-    assert found["resume"]["step"] == 128, "private state may change after each commit"
+    assert found["resume"]["step"] == 128, "private state can change after each commit"
     assert run.finish().code == 0
 
 

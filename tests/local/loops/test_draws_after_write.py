@@ -35,7 +35,7 @@ def test_the_script_is_warned_once_and_ends_with_the_undisturbed_state(start: St
     run.steady()
     run.reach(STEPS // 3)
     found = run.broken(lambda: run.inject("member", 1))
-    assert found["resume"]["source"] == "slot", "its private state is final on the other member"
+    assert found["resume"]["source"] == "slot", "the other member holds its final private state"
     assert run.finish().code == 0
     assert digests(tmp_path, "lost") == digests(tmp_path, "apart")
     whole = start("--nproc-per-node 2", "draws_after_write.py", STEPS, tmp_path / "whole", into="whole")

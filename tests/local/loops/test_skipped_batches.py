@@ -35,7 +35,7 @@ def test_a_step_that_a_lost_peer_spoiled_is_repeated(
         found = run.incidents()
         kills = [] if name == "whole" else [("crash", 1)] * 4
         assert [(each["kind"], each["rank"]) for each in found] == kills, (
-            "a batch that all ranks skip is no fault"
+            "a batch that all ranks skip is not a fault"
         )
         # At most the step in flight: the survivor may have completed it when the other rank dies.
         assert all(each["lost_steps"] <= 1 for each in found), found

@@ -52,7 +52,7 @@ def test_a_stop_signals_the_script_as_a_terminal_does_and_leaves_it_time_to_save
     ended = run.finish()
     assert ended.code == 130, ended.output
     assert ended.output.count(f"saved on {saved_on}") == 2, ended.output
-    assert ended.output.count("saved on") == 2, "once, whatever follows"
+    assert ended.output.count("saved on") == 2, "each rank prints it only once"
     assert "saving a checkpoint" not in ended.output
     assert "securing" not in ended.output
 

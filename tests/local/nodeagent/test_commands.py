@@ -169,7 +169,7 @@ def test_bad_input_is_reported_in_one_line_with_exit_code_2(tmp_path: Path) -> N
     policy.write_text('[checks.heet]\nclear_s = "x"\n[xid.79]\naction = "explode"\n')
     broken = node("check", "--policy", str(policy))
     assert broken.returncode == 2
-    assert "heet" in broken.stderr, "all mistakes at once"
+    assert "heet" in broken.stderr, "one run reports all mistakes"
     assert "explode" in broken.stderr
     for words in (["chek"], ["check", "--jsn"], ["explain", "xid", "9999"], ["clear", "gpu"]):
         done = node(*words)

@@ -102,6 +102,6 @@ def test_every_row_gets_its_action_once_when_both_sensors_report_it(both: Both, 
     told = {(each["entity"], each["code"]): each for each in both.told if each["check"] == "xid"}
     assert {key: each["action"] for key, each in told.items()} == by_entity
     raised = [each["code"] for each in both.told if each["kind"] == "raised" and each["check"] == "xid"]
-    assert sorted(raised) == sorted(CODES), "each once"
+    assert sorted(raised) == sorted(CODES), "each code is raised exactly once"
     plain = [code for code in CODES if code not in VARIANTS]
     assert all(told[both.fake.entity(c % VERDICT_GPU), c]["action"] == ROWS[str(c)]["action"] for c in plain)

@@ -83,7 +83,7 @@ def test_steps_that_were_lost_together_with_the_supervisor_are_counted(start: St
     assert found["resume"]["source"] == "checkpoint"
     assert found["step"] >= written > 0
     assert found["lost_steps"] == max(0, found["step"] - found["resume"]["step"])
-    assert found["lost_at_least"], "no process knows the last of them"
+    assert found["lost_at_least"], "no process knows the last steps"
     assert run.stop().code == 130
 
 

@@ -40,7 +40,7 @@ def test_a_recovery_is_completed_once_from_the_newest_state_if_the_supervisor_is
         found = run.broken(partial(kill_both, run, rank, moment_s))
         assert found["lost_steps"] <= 1, f"turn {turn}, {moment_s:.3f} s after the kill"
         after = run.trains(5)
-        assert after["generation"] == before["generation"] + 1, "neither stuck nor repeated"
+        assert after["generation"] == before["generation"] + 1, "the run must restart exactly once"
         assert after["incidents"] == before["incidents"] + 1
         assert after["step"] > before["step"]
         before = after

@@ -174,7 +174,7 @@ def test_a_replaced_supervisor_that_continues_has_no_effect(
     assert run.running()["supervisor_pid"] != old
     written = [json.loads(line) for line in journal.read_bytes()[len(known) :].splitlines()]
     assert journal.read_bytes().startswith(known)
-    assert {each["epoch"] for each in written} == {taken + 1}, "only the successor of the old one writes"
+    assert {each["epoch"] for each in written} == {taken + 1}, "only the old supervisor's successor writes"
     assert "another supervisor leads the run" in run.logs("supervisor.log")
     assert run.finish().code == 0
     assert len(run.incidents()) == 1
@@ -210,7 +210,7 @@ def stuck_after(run: Run, decision: str, begin: Callable[[], object]) -> None:
     until(lambda: written in journal.read_bytes()[known:].replace(b" ", b"") or None, decision, 60)
     os.kill(before["supervisor_pid"], signal.SIGSTOP)
     os.kill(sidecar, signal.SIGCONT)
-    assert journal.read_bytes()[known:].count(b"\n") == 1, "it was stopped in time"
+    assert journal.read_bytes()[known:].count(b"\n") == 1, "the supervisor was stopped too late"
 
 
 def test_a_supervisor_that_is_stuck_in_a_recovery_loses_no_member(start: Start) -> None:

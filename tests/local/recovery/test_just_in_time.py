@@ -62,7 +62,9 @@ def test_the_torn_state_of_a_survivor_inside_its_writes_is_never_used(run: Run, 
     run.steady()
     last = run.incidents()[-1]["resume"]["step"]
     found = run.broken(lambda: kill_while_rank_1_writes(run, file, [0, 2]))
-    assert found["resume"]["step"] == last, "the last snapshot, not a torn state"
+    assert found["resume"]["step"] == last, (
+        "the run must resume from the last snapshot, not from a torn state"
+    )
 
 
 def test_without_a_survivor_the_last_snapshot_is_used(run: Run) -> None:

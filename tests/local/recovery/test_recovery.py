@@ -60,7 +60,7 @@ def test_a_bad_number_is_rolled_back(run: Run) -> None:
     run.steady()
     found = run.broken(lambda: run.inject("nan", 1))
     assert (found["kind"], found["rank"], found["remedy"]) == ("nan", 1, "rollback")
-    assert found["resume"]["step"] <= found["step"], "never a state after the bad step"
+    assert found["resume"]["step"] <= found["step"], "the run resumed from a state after the bad step"
 
 
 def test_a_lost_member_costs_at_most_one_step(run: Run, warm_s: float) -> None:

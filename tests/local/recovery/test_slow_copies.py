@@ -35,5 +35,5 @@ def test_if_all_ranks_die_after_a_recovery_the_group_resumes_from_its_base_or_a_
     run.trains(34)
     found = run.broken(lambda: run.kill_ranks(0, 1))
     assert found["resume"]["source"] == "slot", found
-    assert found["resume"]["step"] >= base, "of a step that no ruler keeps"
+    assert found["resume"]["step"] >= base, "the group resumed from a state older than its base"
     assert run.stop().code == 130

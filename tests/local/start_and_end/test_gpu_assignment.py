@@ -35,6 +35,6 @@ def test_a_standby_takes_the_devices_of_the_member_that_it_replaces(
     lost = run.broken(lambda: run.inject("member", 1))
     assert lost["remedy"] == "swap"
     now = run.trains(15)
-    assert seen(run, tmp_path, now["generation"]) == ["0", "GPU-7"], "a rank on another's GPU"
+    assert seen(run, tmp_path, now["generation"]) == ["0", "GPU-7"], "a rank uses another rank's GPU"
     assert run.stop().code == 130
     assert ("used a GPU before holdfast.join()" in run.output()) == bool(uses)

@@ -152,7 +152,7 @@ def test_parts_are_forked_or_started_directly_if_their_template_is_stuck(start: 
     run = start("--members 1 --standby 1 --checkpoint-every 0", "steady.py", 10_000_000)
     status = run.steady()
     assert {each["name"] for each in status["members"]} == {"m0", "m1"}, (
-        "no member counted as lost at the start"
+        "a member counted as lost at the start"
     )
     parts = forked_parts(run)
     [template] = [
@@ -171,7 +171,7 @@ def test_parts_are_forked_or_started_directly_if_their_template_is_stuck(start: 
     os.kill(lost, signal.SIGKILL)
     alive = sidecars(run, lost)
     assert len(forked_parts(run)["sidecar"]) == 1, "the new one was started without the template"
-    assert template not in [int(each.name) for each in children(run)], "the template has ended"
+    assert template not in [int(each.name) for each in children(run)], "the template is still running"
     assert lost not in alive
     assert run.running()["incidents"] == 0
     assert run.stop().code == 130

@@ -49,7 +49,7 @@ def test_a_volume_that_refuses_for_a_while_costs_no_steps_and_one_that_keeps_ref
     assert ended.code == 1
     assert "the memory volume /" in ended.output
     assert "tried 3 times. The state itself is intact" in ended.output
-    assert len(run.incidents()) - known <= 4, "the fault, and each attempt"
+    assert len(run.incidents()) - known <= 4, "one incident for the fault and one for each attempt"
 
 
 def test_a_run_whose_memory_folder_is_removed_still_recovers_from_memory(start: Start) -> None:

@@ -42,7 +42,9 @@ def test_a_start_with_only_unusable_checkpoints_fails_unless_it_is_from_scratch(
     assert ended.code == 2
     assert f"checkpoint {names[0]}: manifest.json is truncated" in ended.output
     assert "--from-scratch starts over from step 0" in ended.output
-    assert [path.name for path in sorted(folder.glob("step-*"), reverse=True)] == names, "nothing is deleted"
+    assert [path.name for path in sorted(folder.glob("step-*"), reverse=True)] == names, (
+        "a checkpoint was deleted"
+    )
     anew = start(f"{SAVING} --from-scratch", "steady.py", ENDLESS)
     began = anew.steady()
     assert (began["resumed"], began["generation"]) == (None, 2)
@@ -66,7 +68,7 @@ def test_from_scratch_makes_older_checkpoints_void_once_there_is_a_new_one(start
     anew.interrupt()
     assert anew.finish().code == 130
     left = scan(folder)
-    assert {each.generation for each in left} == {2}, "the older ones are void"
+    assert {each.generation for each in left} == {2}, "void checkpoints of the older generation are left"
     again = start(SAVING, "steady.py", ENDLESS)
     resumed = again.wait(lambda s: s["resumed"], "a generation that has resumed")["resumed"]
     assert resumed["step"] == left[0].step

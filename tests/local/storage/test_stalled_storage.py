@@ -43,7 +43,7 @@ def test_a_fault_is_recovered_from_while_storage_hangs(start: Start, storage: St
     run, before = stalled(start, storage)
     os.kill(before["ranks"][1]["pid"], signal.SIGKILL)
     after = run.wait(lambda s: s["generation"] > before["generation"] and s["rate"], "a new generation")
-    assert after["supervisor_pid"] == before["supervisor_pid"], "the supervisor did not count as dead"
+    assert after["supervisor_pid"] == before["supervisor_pid"], "the supervisor was replaced"
     assert "the storage has not responded" in after["journal_error"]
     run.trains(20)
     until(lambda: "does not respond" in run.output() or None, "the screen says so", WAIT_S)
@@ -77,7 +77,7 @@ def test_ranks_that_die_one_after_another_while_a_checkpoint_hangs_cost_at_most_
             found = run.broken(partial(run.hit, rank, signal.SIGKILL))
             assert found["kind"] == "crash", str(found)
             assert found["lost_steps"] <= 1, str(found)
-            assert run.running()["incidents"] == number, "one incident each"
+            assert run.running()["incidents"] == number, "each fault is one incident"
         assert arena.being_read() == hangs
     finally:
         storage.answer()

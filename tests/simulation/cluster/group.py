@@ -147,7 +147,7 @@ class Group:
 
     def _advance(self, rank: Rank, content: Content) -> None:
         newest = [g for g in self.launches if self._is_whole(self.ranks(g))]
-        assert rank.generation == max(newest, default=rank.generation), "an old generation trains on"
+        assert rank.generation == max(newest, default=rank.generation), "an old generation is still training"
         rank.content, rank.moved_ns = content, self.world.now_ns
         self.reached[rank.generation] = max(self.reached.get(rank.generation, 0), content.step)
         every = self.world.snapshot_every

@@ -86,7 +86,7 @@ class Store:
         return CheckpointReport(step, generation, self._keep(generation, content), 0.1)
 
     def _keep(self, generation: int, content: Content) -> str:
-        assert not content.poisoned, "a bad state on storage"
+        assert not content.poisoned, "a bad state is on storage"
         path = f"step-{content.step}-{generation}"
         self._contents[path] = content
         skipped = tuple(sorted(content.skipped))

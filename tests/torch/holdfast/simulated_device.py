@@ -115,7 +115,7 @@ class Simulated:
     def copy(self, pairs: Sequence[Pair]) -> DeviceCopy:
         self._check()
         for target, source in pairs:
-            assert self.holds(source), "copied from the host as if it were the device"
+            assert self.holds(source), "host memory was copied as if it were device memory"
             assert source.is_contiguous()
             assert target.is_contiguous()
             for half in (0, 1):  # in pieces, so that a write in between shows

@@ -46,7 +46,9 @@ def test_every_pod_is_restricted_and_bounded_and_pulls_no_image_that_is_present(
             assert container["resources"]["requests"].keys() == {"cpu", "memory"}
             assert container["resources"]["limits"].keys() == {"memory"}
             words = (*container.get("command", ()), *container.get("args", ()))
-            assert all(isinstance(word, str) for word in words), "Kubernetes takes no number for a word"
+            assert all(isinstance(word, str) for word in words), (
+                "Kubernetes does not accept numbers as arguments"
+            )
 
 
 @pytest.mark.parametrize("path", SUPERVISED, ids=lambda path: path.stem)
@@ -113,7 +115,7 @@ def test_the_guides_claim_is_bound_to_its_volume_without_a_storage_class() -> No
 
 @pytest.fixture
 def line(tmp_path: Path) -> Path:
-    """Give the script of the TFJob, which is the same in its twin."""
+    """Return the script of the TFJob, which is the same in its twin."""
     (ours, _), (theirs, _) = (load(EXAMPLES / f"{NOT_TORCH}{end}.yaml") for end in ("", PLAIN))
     assert ours == theirs
     path = tmp_path / "line.py"

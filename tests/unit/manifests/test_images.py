@@ -36,7 +36,7 @@ def test_every_dependency_of_the_clusters_programs_is_pinned_to_a_compatible_ver
             assert version, requirement.name
             assert requirement.specifier.contains(version), (requirement.name, version)
     assert "torch" not in found
-    assert all(found.values()), "a line that is no pin"
+    assert all(found.values()), "a line does not pin a version"
 
 
 def test_the_images_run_without_privileges_as_the_users_that_the_manifests_name() -> None:

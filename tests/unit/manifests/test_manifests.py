@@ -87,7 +87,7 @@ def test_a_program_is_restricted_probed_and_bounded(name: str) -> None:
     assert {"startupProbe", "readinessProbe", "livenessProbe"} <= container.keys()
     assert container["resources"]["requests"].keys() == {"cpu", "memory"}
     assert container["resources"]["limits"].keys() == {"memory"}
-    assert container["image"] == "holdfast", "the name that manifests/default replaces"
+    assert container["image"] == "holdfast", "manifests/default replaces this name"
     fields = {each["name"]: each["valueFrom"]["fieldRef"]["fieldPath"] for each in container["env"]}
     needed = {"POD_NAME", "POD_NAMESPACE", "POD_IP", *({"POD_UID"} if PROGRAMS[name] == "supervisor" else ())}
     assert fields == {each: pod_layout.FIELDS[each] for each in needed}
@@ -138,7 +138,7 @@ def test_members_find_the_supervisor_at_the_address_that_the_injector_sets() -> 
     assert ports["members"] == pod_layout.SUPERVISOR_PORT
     (pod,) = pods(of_kind("Deployment")["holdfast-supervisor"])
     inside = {each["name"]: each["containerPort"] for each in containers(pod)[0]["ports"]}
-    assert inside["members"] == pod_layout.SUPERVISOR_PORT, "a headless Service translates no port"
+    assert inside["members"] == pod_layout.SUPERVISOR_PORT, "a headless Service does not translate ports"
 
 
 def test_the_webhook_is_called_for_annotated_pods_only_and_never_blocks_one() -> None:
@@ -155,7 +155,9 @@ def test_the_webhook_is_called_for_annotated_pods_only_and_never_blocks_one() ->
         "None",
         3,
     )
-    assert "caBundle" not in hook["clientConfig"], "an empty one would replace what the webhook has entered"
+    assert "caBundle" not in hook["clientConfig"], (
+        "an empty one would replace the bundle that the webhook has set"
+    )
     called = hook["clientConfig"]["service"]
     service = of_kind("Service")[called["name"]]
     assert called["namespace"] == service["metadata"]["namespace"]
@@ -244,7 +246,7 @@ def test_the_resource_has_the_fields_that_the_supervisor_writes() -> None:
     status = version["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"]
     published = {"step": 1, "ettr": 0.5, "last_incident": {}, "message": "", "exit_code": 0}
     written = {*supervision.summary(published, []), "memory", "phase", "generation", "incidents", "epoch"}
-    assert written <= status.keys(), "the API server drops other fields without a word"
+    assert written <= status.keys(), "the API server silently drops other fields"
     paths = [each["jsonPath"].split(".") for each in version["additionalPrinterColumns"]]
     assert {path[2] for path in paths if path[1] == "status"} <= status.keys()
 

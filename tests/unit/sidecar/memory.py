@@ -18,7 +18,7 @@ WORLD_SIZE = 2
 
 @contextmanager
 def member() -> Iterator[Path]:
-    """Give the empty directory of a member."""
+    """Yield the empty directory of a member."""
     with memory_directory() as path:
         (path / "arena").mkdir()
         yield path

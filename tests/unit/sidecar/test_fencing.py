@@ -47,12 +47,14 @@ def test_the_history_in_orders_survives_the_sidecar_and_an_older_supervisor(
     assert obeyed.history == KnownHistory()
     assert obeyed.learn(MemberOrder("run", 1, lineage=began)) == began
     assert obeyed.learn(MemberOrder("run", 2, launch, lineage=anew)) == anew
-    assert obeyed.learn(MemberOrder("secure", 1, lineage=began)) == anew, "it lost track"
+    assert obeyed.learn(MemberOrder("secure", 1, lineage=began)) == anew, (
+        "this supervisor does not know the newer generation"
+    )
     assert obeyed.learn(MemberOrder("secure", 2, lineage=anew)) == anew
     for each in (obeyed, OrderFence(tmp_path)):
         assert each.history == KnownHistory(2, anew, (7,))
     back = (*began, Lineage(3, 9))
-    assert obeyed.learn(MemberOrder("idle", 3, lineage=back)) == back, "a start that failed is taken back"
+    assert obeyed.learn(MemberOrder("idle", 3, lineage=back)) == back, "a failed start must be undone"
     assert [path.name for path in tmp_path.iterdir()] == [TOLD]
 
 

@@ -110,5 +110,5 @@ async def test_a_supervisor_that_reads_the_storage_itself_gets_no_listing(here: 
         assert made.report().storage is None
         running = asyncio.create_task(made.list_storage())
         await asyncio.sleep(0)
-        assert not running.done(), "a service that ends would end the sidecar"
+        assert not running.done(), "the end of the service would end the sidecar"
         await event_loop.end([running])

@@ -136,7 +136,9 @@ async def test_snapshots_of_steps_that_a_rank_has_made_void_are_forgotten(
     async with at_work(here) as place:
         await place.tells(launcher(rank(0, generation=2), generation=2))
         await place.sidecar.obey(replace(run(2), void=theirs, do="secure"))
-        assert [slot.step for slot in place.sidecar.report().slots] == [5, 3], "it may be all that is left"
+        assert [slot.step for slot in place.sidecar.report().slots] == [5, 3], (
+            "it may be the only remaining state"
+        )
         await place.sidecar.obey(replace(run(2), void=theirs))
         place.sidecar._pursue()
         assert tuple(slot.step for slot in place.sidecar.report().slots) == left
@@ -168,9 +170,9 @@ async def test_a_replaced_supervisor_is_also_refused_by_a_restarted_sidecar(here
     newer = replace(MemberOrder("idle", 3), epoch=2)
     async with at_work(here) as place:
         await place.sidecar.obey(replace(run(5), epoch=1))
-        assert (await place.heard()).epoch == 1, "the launcher hears whose order it is"
+        assert (await place.heard()).epoch == 1, "the launcher must learn the epoch of the order"
         await place.sidecar.obey(newer)
-        assert place.sidecar.order == newer, "a newer epoch goes before any generation"
+        assert place.sidecar.order == newer, "a newer epoch outranks any generation"
         await place.sidecar.obey(replace(run(9), epoch=1))
         assert place.sidecar.order == newer
         assert "order of epoch 1 refused" in place.sidecar.report().notes[0]
@@ -233,7 +235,7 @@ async def test_all_ranks_are_inspected_while_a_rank_of_another_member_is_late(he
         place.sidecar._poll(place.sidecar.launcher.heard_s, 0.0)
         assert (await place.heard()) == LauncherOrder("look", 1, look=1, asked=1)
         place.sidecar._poll(place.sidecar.launcher.heard_s, 0.0)
-        assert place.there.heard.empty(), "one look at a time"
+        assert place.there.heard.empty(), "one inspection at a time"
 
 
 async def test_a_rank_that_stalls_again_at_another_step_is_reported_again(
@@ -338,7 +340,9 @@ async def test_a_silent_launcher_is_asked_for_nothing_and_not_waited_for(here: P
         assert [each.step for each in told.privates] == [9]
         await place.sidecar.obey(MemberOrder("stop", 1))
         place.sidecar._poll(place.sidecar.launcher.heard_s + 1.0, 0.0)
-        assert place.sidecar.report().launcher_silent != "", "at the end nobody listens any more"
+        assert place.sidecar.report().launcher_silent != "", (
+            "the launcher does not listen any more at the end"
+        )
 
 
 async def test_ranks_whose_places_others_have_taken_are_ended(here: Path) -> None:
@@ -371,7 +375,7 @@ async def test_a_drill_waits_for_its_ranks_and_the_next_sidecar_does_not_repeat_
     async with at_work(here) as place:
         await place.tells(replace(new, generation=0))
         await place.sidecar.obey(order)
-        assert place.sidecar.report().drilled == 0, "those ranks are not there yet"
+        assert place.sidecar.report().drilled == 0, "those ranks have not started yet"
         await place.tells(new)
         await place.until(lambda report: report.drilled == 7)
         while await place.heard() != LauncherOrder("drill", 1, local_rank=0, what="stop"):
@@ -404,7 +408,7 @@ class Stopped(Exception):
 @pytest.mark.parametrize(
     ("left_s", "waits_s"),
     [(math.inf, POLL_S), (0.02, 0.02), (0.0, SOONEST_S), (10.0, POLL_S)],
-    ids=["on the beat", "when a rank's time is over", "not without a pause", "the beat comes first"],
+    ids=["next poll", "a rank's limit", "shortest wait", "poll before the limit"],
 )
 def test_lateness_of_the_watch_is_only_the_time_beyond_its_own_wait(
     here: Path, monkeypatch: pytest.MonkeyPatch, left_s: float, waits_s: float

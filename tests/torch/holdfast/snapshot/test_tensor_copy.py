@@ -10,7 +10,7 @@ import torch
 from holdfast.snapshot import tensor_copy
 
 
-@pytest.mark.parametrize("alone_bytes", [0, 1 << 30], ids=["shared out", "alone"])
+@pytest.mark.parametrize("alone_bytes", [0, 1 << 30], ids=["several threads", "one thread"])
 @pytest.mark.parametrize("small_bytes", [0, 1 << 30], ids=["piece by piece", "in one call"])
 @pytest.mark.parametrize("adjacent", [True, False], ids=["as in a slot", "each elsewhere"])
 @pytest.mark.parametrize("fresh", [True, False], ids=["into new memory", "into used memory"])

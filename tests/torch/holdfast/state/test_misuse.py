@@ -157,7 +157,7 @@ def test_a_resumed_process_skips_completed_steps(capsys: pytest.CaptureFixture[s
     assert epochs(state, 6, 6) == [0, 0]
     assert capsys.readouterr().err == ""
     assert epochs(resumed_at(plain(), 6), 9, 9) == [3, 0], (
-        "it does not know what happened before it was resumed"
+        "the check does not know the time before the resume"
     )
     assert "does nothing" in capsys.readouterr().err
 
@@ -207,7 +207,7 @@ def test_join_is_refused_in_a_process_that_a_rank_has_started(
             monkeypatch.setenv(f"HOLDFAST_{name}", str(value))
         with pytest.raises(BadInput, match=r"which Holdfast did not start: .*Give the script itself"):
             holdfast.join()
-        assert os.fstat(other.fileno()), "a foreign descriptor stays open"
+        assert os.fstat(other.fileno()), "a foreign descriptor must stay open"
 
 
 @pytest.mark.parametrize("goes_on", [True, False])

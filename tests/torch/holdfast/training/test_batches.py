@@ -75,7 +75,7 @@ def test_an_epoch_has_each_sample_at_most_once_on_one_rank(world_size: int) -> N
     for seen in epochs:
         assert len(set(seen)) == len(seen) == steps * 4 * world_size
         assert set(seen) <= set(range(22))
-    assert len({tuple(seen) for seen in epochs}) == 3, "each epoch has its own order"
+    assert len({tuple(seen) for seen in epochs}) == 3, "each epoch must have its own order"
     assert [of_rank[0].epoch(step) for step in (0, steps - 1, steps)] == [0, 0, 1]
     assert [step for step in range(2 * steps) if of_rank[0].ends_epoch(step)] == [steps - 1, 2 * steps - 1]
     assert of_rank[0].position(3) == 12 * world_size

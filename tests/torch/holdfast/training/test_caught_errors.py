@@ -94,7 +94,7 @@ def test_a_step_without_an_update_or_with_fewer_passes_waits_to_be_stopped(group
     group.caught.writes(1)
     assert group.asked == 1
     group.caught.commits(1, written=False)
-    assert group.asked == 1, "no wait for a connection that no longer leads to a peer"
+    assert group.asked == 1, "it must not wait for a connection to a lost peer"
 
 
 def test_without_a_stop_the_script_continues(group: Group) -> None:

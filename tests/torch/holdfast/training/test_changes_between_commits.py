@@ -132,7 +132,7 @@ def test_a_step_between_two_loops_becomes_the_state_of_that_step(
         break
     said = capsys.readouterr().err
     assert said.count("scheduler was changed after the commit of step 4, between two loops") == 1
-    assert said.count("between two loops") == 1, "once, not after each epoch"
+    assert said.count("between two loops") == 1, "the warning must appear once, not after each epoch"
     assert "or in the next loop under `if step == 4:`" in said
     again = Script(resumed(memory, script, launch, 8))
     assert trained(again, 12).bits() == undisturbed

@@ -195,7 +195,7 @@ def test_a_state_that_is_still_being_restored_does_not_count_as_whole(
     monkeypatch.setattr(restoring, "restore", asked)
     script = Script(session)
     assert [(each.whole, each.why) for each in answers] == [(False, "its state is still being restored")]
-    assert script.state._gate.frozen, "it would overwrite the state that the others resume from"
+    assert script.state._gate.frozen, "otherwise it overwrites the state that the others resume from"
     assert script.state._protection is not None
     assert script.state._protection.snapshot_just_in_time(session.generation).whole
 
@@ -474,7 +474,7 @@ def test_buffers_that_an_average_changes_after_the_commit_belong_to_that_step(
             if script.state._protection is not None and step >= first + 4:
                 found = PrivateReader(memory / "arena" / "private-00000.bin").get(step + 1)
                 assert found is not None
-                assert found.final is not use_buffers, "a change after the commit belongs to the step"
+                assert found.final is not use_buffers, "a change after the commit is part of the step"
             script.ema.update_parameters(script.model)
         return script
 
@@ -680,7 +680,7 @@ def test_a_void_snapshot_is_replaced_by_one_of_the_first_step_that_is_not_void(
         others = {each for each in copies if each % 8}  # some twice, to include a change after the commit
         # One soon after the start and one in the first pause, each with a replacement, and one at the end.
         most = 5 + len(void & set(range(8, 41, 8)))
-        assert len(others) <= most, "one for each at most"
+        assert len(others) <= most, "at most one for each"
 
 
 def test_few_copies_are_made_if_every_step_is_void(memory: Path) -> None:
@@ -840,7 +840,7 @@ def test_a_private_part_of_a_scheduler_that_steps_after_each_commit_is_named(
 def test_no_copy_is_made_just_in_time_of_a_state_that_lacks_a_change(memory: Path) -> None:
     script = Script(supervised(memory, replace(SELDOM, snapshot_every=0)))
     evaluating(script, 8, "data")
-    assert page_of(memory).late == (4, 8), "also at the end of the loop"
+    assert page_of(memory).late == (4, 8), "changes must also be found at the end of the loop"
     assert script.state._protection is not None
     answer = script.state._protection.snapshot_just_in_time(SELDOM.generation)
     assert (answer.whole, answer.why) == (False, "changed after its commit")

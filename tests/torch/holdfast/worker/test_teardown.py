@@ -137,7 +137,7 @@ def test_a_finalizer_that_never_ends_does_not_block_the_run(tmp_path: Path) -> N
     assert (said.ending.is_good, said.ending.fail) == (True, UNFLUSHED)
     assert "closing files and running finalizers took longer than 5 s" in said.ending.message
     assert said.ending.message in done.stderr
-    assert (tmp_path / "log").read_text() == "x", "files come first"
+    assert (tmp_path / "log").read_text() == "x", "files must be closed first"
 
 
 def test_a_forked_child_does_not_write_the_buffered_data_of_its_rank(tmp_path: Path) -> None:

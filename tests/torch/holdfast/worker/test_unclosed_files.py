@@ -64,9 +64,9 @@ def test_each_file_of_a_known_library_is_closed_before_the_file_that_it_writes_t
     job = tmp_path / "job"
     assert (done.returncode, "holdfast:" in done.stderr) == (5, False), done.stderr
     assert [each.what for each in said] == ["failing"]
-    assert (job / "h5").read_text() == "closed last", "a user's module in another folder than the script"
+    assert (job / "h5").read_text() == "closed last", "the user's module is in another folder than the script"
     assert (job / "part").read_text() == "closed "
-    assert (job / "zipped").read_bytes(), "the archive is closed after the writer above it"
+    assert (job / "zipped").read_bytes(), "the archive must be closed after the writer that uses it"
     assert gzip.decompress((job / "zipped").read_bytes()) == b"footer"
     with shelve.open(str(job / "shelf")) as kept:
         assert kept["a"] == [1]

@@ -146,7 +146,7 @@ def test_each_new_optimizer_counts_its_steps_once_the_previous_one_is_done(
         kept.append(optimizer)
         for _ in range(10):
             optimizer.step()
-        assert seen.now().step >= 10 + 9 * fold, "at most its first step is not counted"
+        assert seen.now().step >= 10 + 9 * fold, "at most the first step may be missing"
         assert seen.now().phase is progress.Phase.DATA
 
 

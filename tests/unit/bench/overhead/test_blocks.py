@@ -65,4 +65,4 @@ def test_the_environment_describes_the_turns(
     assert found is not None
     assert found.steps == 24
     found.end(24)
-    assert (board.blocks(0), board.blocks(1)) == (0, 0), "the other rank has not said so"
+    assert (board.blocks(0), board.blocks(1)) == (0, 0), "the other rank has not agreed yet"

@@ -12,7 +12,7 @@ def test_the_fault_mixes_equal_the_published_ones() -> None:
     with fault_mixes.FILE.open(encoding="utf-8") as file:
         rows = list(csv.DictReader(line for line in file if not line.startswith("#")))
     total = {mix: sum(int(row["count"]) for row in rows if row["mix"] == mix) for mix in fault_mixes.FLEETS}
-    assert total == {"llama3": 419, "byterobust": 55_365 - 9_582}, "without what people restart by hand"
+    assert total == {"llama3": 419, "byterobust": 55_365 - 9_582}, "manual restarts are excluded"
 
 
 def test_a_rate_is_per_node_and_year() -> None:

@@ -32,7 +32,7 @@ def test_a_group_trains_in_step_from_the_order_on() -> None:
     first, second = members()
     assert first.obey(run(first, 1), BEGIN_NS)
     assert second.obey(run(second, 1), BEGIN_NS + S)
-    assert not first.obey(run(first, 1), BEGIN_NS + S), "it has this order"
+    assert not first.obey(run(first, 1), BEGIN_NS + S), "it already has this order"
     reports = [each.report(after(7)) for each in (first, second)]
     assert [[rank.step for rank in each.progress] for each in reports] == [[7, 7], [7, 7]]
     assert [rank.rank for each in reports for rank in each.progress] == [0, 1, 2, 3]

@@ -63,7 +63,7 @@ def test_the_newest_checkpoint_that_was_proven_equal_is_kept(memory: Path) -> No
     )
     assert steps(memory) == [600, 500, 300]
     assert retain(memory, Retention(2, proven=550)) == (memory / "step-00000300",), (
-        "500 is one of those that stay"
+        "step 500 is one of the two that are kept"
     )
     assert retain(memory, Retention(1, proven=700)) == (memory / "step-00000500",)
 
@@ -117,7 +117,7 @@ def test_an_equal_checkpoint_exists_whenever_replicas_come_to_differ(memory: Pat
         known = max(known, proven)
         assert there[0] == step
         assert len(there) <= keep + 1
-        assert any(each <= max(known, 100) for each in there), "what the group would go back to"
+        assert any(each <= max(known, 100) for each in there), "no state is left for the group to go back to"
 
 
 def test_with_keep_1_the_oldest_is_kept_until_a_newer_one_is_proven_equal(memory: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_leftover_is_deleted_only_if_its_writer_cannot_publish_any_more(
 ) -> None:
     if is_abandoned(Leftover(left, 10_000.0 - age_s), ours, newest, 10_000.0):
         assert age_s > 0, "older than all checkpoints"
-        assert newest <= ours, "a later supervisor may know better"
+        assert newest <= ours, "a later supervisor may know more"
         assert left < newest or (left <= ours and age_s > 3600.0)
     elif age_s > 0 and newest <= ours and left <= ours:
         assert left >= newest

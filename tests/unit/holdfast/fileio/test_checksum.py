@@ -59,4 +59,4 @@ def test_neither_hashing_nor_copying_a_file_puts_a_chunk_of_it_on_the_heap(tmp_p
         finally:
             tracemalloc.stop()
     assert copied.crc32 == crcs
-    assert peak_bytes < CHUNK_BYTES // 2, "what a thread's heap has held once it keeps"
+    assert peak_bytes < CHUNK_BYTES // 2, "a thread's heap keeps memory that it once held"

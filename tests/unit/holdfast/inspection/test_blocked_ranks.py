@@ -130,7 +130,7 @@ def test_a_rank_is_at_rest_until_one_of_its_waits_reaches_its_time_limit(
     pid = peer.rank(MORE[more])
     found = settled(pid, "")
     assert least_s <= found.seconds <= most_s
-    assert found.mark == settled(pid, "").mark, "its loop runs all the time, and does nothing"
+    assert found.mark == settled(pid, "").mark, "its event loop always runs but does nothing"
     here, there = (f"127.0.0.1:{each.getsockname()[1]}" for each in (peer.line, peer.listener))
     assert here == there
     far = f"127.0.0.1:{peer.line.getpeername()[1]}"
@@ -181,7 +181,7 @@ except BlockingIOError:
 
 @pytest.fixture
 def freezer() -> Iterator[tuple[Path, str, str]]:
-    """Give a cgroup and the texts that freeze and thaw it. Skip if this machine does not let us make one."""
+    """Yield a cgroup and the texts that freeze and thaw it. Skip if this machine does not let us make one."""
     for root, file, words in FREEZERS:
         folder = root / f"holdfast-{os.getpid()}"
         try:

@@ -31,7 +31,9 @@ def test_a_suspended_machine_is_not_silence() -> None:
 def test_lateness_counts_from_the_last_sign_of_life_even_if_that_is_new() -> None:
     assert heard((10.0, 10.1, 0.0), (10.15, 70.1, 59.8)) == pytest.approx(0.15)
     assert heard((10.0, 10.1, 0.0), (69.0, 70.0, 59.8)) == 0.0
-    assert heard((10.0, 70.0, 59.8), (71.0, 77.0, 0.0)) == pytest.approx(6.0), "it is forgotten with the word"
+    assert heard((10.0, 70.0, 59.8), (71.0, 77.0, 0.0)) == pytest.approx(6.0), (
+        "the pause is forgotten after the next report"
+    )
 
 
 def test_a_starved_watcher_counts_only_the_time_in_which_it_ran() -> None:

@@ -76,7 +76,7 @@ def test_a_group_without_a_limit_is_reported_without_one(groups: Groups) -> None
 def test_each_kill_explains_one_ending(groups: Groups) -> None:
     groups.kills(5)
     group = groups.open()
-    assert group.take_reason(KILLED) == KILLED, "those of before are not ours"
+    assert group.take_reason(KILLED) == KILLED, "earlier kills do not count"
     groups.kills(6)
     assert group.take_reason(KILLED) != KILLED
     assert group.take_reason(KILLED) == KILLED
@@ -88,13 +88,13 @@ def test_each_kill_explains_one_ending(groups: Groups) -> None:
         Ending(1, 1, None, False, "exception", 1, "a worker of it was killed"),
         Ending(1, None, 9, True, "", 0, ""),
     ],
-    ids=["by itself", "by us"],
+    ids=["ended by itself", "ended by Holdfast"],
 )
 def test_any_other_ending_is_unchanged(groups: Groups, ended: Ending) -> None:
     group = groups.open()
     groups.kills(1)
     assert group.take_reason(ended) == ended
-    assert group.take_reason(KILLED) == KILLED, "that kill was of another process"
+    assert group.take_reason(KILLED) == KILLED, "the kernel killed another process"
 
 
 def test_without_cgroups_no_cause_is_claimed(tmp_path: Path) -> None:

@@ -80,11 +80,11 @@ def torchs(name: str) -> type[RuntimeError]:
     "error",
     [
         pytest.param(ConnectionResetError(104, RESET), id="the store hangs up"),
-        pytest.param(BrokenPipeError(32, "Broken pipe"), id="a pipe of its own"),
+        pytest.param(BrokenPipeError(32, "Broken pipe"), id="the script's own pipe"),
         pytest.param(RuntimeError("cannot read s3://corpus/3.tar: Connection refused"), id="a reader"),
-        pytest.param(ImportError("cannot import name 'ProcessGroupNCCL'"), id="torch's names alone"),
-        pytest.param(type("DistNetworkError", (RuntimeError,), {})("my own"), id="a type with the name"),
-        pytest.param(ValueError("bad"), id="no such words"),
+        pytest.param(ImportError("cannot import name 'ProcessGroupNCCL'"), id="only torch's names"),
+        pytest.param(type("DistNetworkError", (RuntimeError,), {})("my own"), id="a type with the same name"),
+        pytest.param(ValueError("bad"), id="other words"),
     ],
 )
 def test_an_exception_raised_by_the_script_is_not_a_lost_peer_whatever_its_text(error: BaseException) -> None:
@@ -102,7 +102,7 @@ def test_an_exception_raised_by_the_script_is_not_a_lost_peer_whatever_its_text(
         pytest.param(
             from_c("/venv/torch/distributed/checkpoint/filesystem.py", "Broken pipe"), id="a file of dcp"
         ),
-        pytest.param(from_c(RPC, f"On WorkerInfo(id=1): {RESET}"), id="a function of the script, elsewhere"),
+        pytest.param(from_c(RPC, f"On WorkerInfo(id=1): {RESET}"), id="a script's function called remotely"),
         pytest.param(from_c("/home/me/torchx/distributed/a.py", RESET), id="a package with such a name"),
     ],
 )
@@ -122,9 +122,9 @@ VICTIMS = [
     pytest.param(by_python(C10D, RuntimeError("Timed out waiting 9ms")), id="raised by torch's own Python"),
     pytest.param(by_python(SCRIPT, torchs("DistStoreError")("wait timeout after 9ms")), id="the store"),
     pytest.param(by_python(SCRIPT, torchs("DistBackendError")("unhandled system error")), id="nccl"),
-    pytest.param(by_python(SCRIPT, PeerLost("no connection to rank 1")), id="an exchange of Holdfast's"),
-    pytest.param(by_python(SCRIPT, OSError(f"the step failed: {GLOO}")), id="what only torch says, kept"),
-    pytest.param(from_c(RPC, TENSORPIPE), id="a call of a peer"),
+    pytest.param(by_python(SCRIPT, PeerLost("no connection to rank 1")), id="an exchange of Holdfast"),
+    pytest.param(by_python(SCRIPT, OSError(f"the step failed: {GLOO}")), id="torch's message, raised again"),
+    pytest.param(from_c(RPC, TENSORPIPE), id="a remote call"),
 ]
 
 
@@ -294,7 +294,7 @@ def test_mismatched_collectives_are_not_a_lost_peer() -> None:
     assert not in_log(aborted)
     lost = f'Traceback (most recent call last):\n  File "{C10D}", line 3, in f\nRuntimeError: {GLOO}\n'
     assert in_log(lost)
-    assert in_log(f"caught: {MISMATCH}\n{lost}"), "what it said last counts"
+    assert in_log(f"caught: {MISMATCH}\n{lost}"), "the last message counts"
     assert mismatch(aborted) == (
         "its collective does not match that of another rank (it was sent 12 bytes and expected 4)"
     )

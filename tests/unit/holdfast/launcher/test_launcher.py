@@ -27,7 +27,7 @@ from holdfast.worker.script_source import ProgramSources
 
 @pytest.fixture
 def launcher() -> Iterator[Launcher]:
-    """Give a launcher that does not run its loop, so it starts no process."""
+    """Yield a launcher that does not run its loop, so it starts no process."""
     directory = Path(tempfile.mkdtemp())
     settings = MemberSettings(directory, directory, "m0", 1, directory, os.getppid())
     parsed = program.parse([shutil.which("true") or "true"], Path.cwd())
@@ -63,7 +63,7 @@ def test_the_port_is_free_before_a_script_that_listens_on_it_itself_is_released(
     for each in descriptors:
         os.close(each)
     assert _is_free(port)
-    assert not _is_free(launcher.state().port), "another is held for the next"
+    assert not _is_free(launcher.state().port), "a port must be reserved for the next generation"
     launcher.group.workers = ()
     for line in (ours, theirs):
         line.close()

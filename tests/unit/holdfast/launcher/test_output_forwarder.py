@@ -78,7 +78,7 @@ def test_the_memory_of_copied_output_is_freed_except_for_its_end(
     forwarder.start()
     assert freed.wait(60.0), f"{log.stat().st_blocks * 512} bytes are still in memory"
     forwarder.close(30.0)
-    assert log.stat().st_size > 8 << 20, "the size is unchanged: a writer appends"
+    assert log.stat().st_size > 8 << 20, "the file size must not change, because writers append"
     assert log.read_bytes()[-KEPT_BYTES:].strip(b"\0x\n") == b""
     assert len(reader.finish()) > 8 << 20
 

@@ -24,7 +24,7 @@ BYTECODE = "__pycache__"
 
 @pytest.fixture
 def volume(memory: Path) -> Path:
-    """Give an empty directory like the kubelet's emptyDir: owned by root, writable by all."""
+    """Return an empty directory like the kubelet's emptyDir: owned by root, writable by all."""
     memory.chmod(0o755)
     made = memory / "volume"
     made.mkdir()
@@ -34,7 +34,7 @@ def volume(memory: Path) -> Path:
 
 @pytest.fixture
 def package(memory: Path) -> Path:
-    """Give a small package with bytecode, a data file, a subpackage, and parts."""
+    """Return a small package with bytecode, a data file, a subpackage, and parts."""
     made = memory / "holdfast"
     for folder in (made, made / "inner", made / "_parts" / "supervisor"):
         folder.mkdir(parents=True)
@@ -146,7 +146,7 @@ def test_one_user_installs_and_another_adds_bytecode(volume: Path, package: Path
     assert in_child(set_up) == 0
     assert in_child(train) == 0
     assert list((volume / LIBRARY / "holdfast" / BYTECODE).iterdir()) != []
-    assert in_child(set_up) == 0, "again, over the other user's files"
+    assert in_child(set_up) == 0, "the setup must also replace another user's files"
 
 
 def test_a_second_run_leaves_the_same_files_as_the_first(volume: Path, package: Path, py_spy: Path) -> None:

@@ -136,7 +136,7 @@ def test_a_peer_that_does_not_read_blocks_nothing_and_at_most_two_lines_wait_for
         assert len(known.sending) + len(known.waiting) <= 2 * len(codec.encode(large(10)))
         with loop.joined() as peer:
             loop.server.send_state(STATE)
-            assert peer.recv(4096) == codec.encode(STATE), "another hears at once"
+            assert peer.recv(4096) == codec.encode(STATE), "another client must get the state immediately"
         assert taken(loop, deaf) == codec.encode(large(1)) + codec.encode(STATE)
 
 

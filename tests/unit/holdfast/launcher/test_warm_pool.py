@@ -95,7 +95,7 @@ asked: list[int] = []
 
 @pytest.fixture
 def tried() -> Iterator[tuple[Tried, list[tuple[float, Callable[[], None]]]]]:
-    """Give a pool that starts no process, and the list of the pauses that it requests."""
+    """Yield a pool that starts no process, and the list of the pauses that it requests."""
     settings = MemberSettings(Path("/nowhere"), Path("/nowhere"), "m0", 1, Path("/nowhere"), 0)
     sources = ProgramSources(Program("script", "python", (), "train.py", (), ()))
     pauses: list[tuple[float, Callable[[], None]]] = []
@@ -118,12 +118,12 @@ def test_failing_warm_processes_are_retried_without_end_at_growing_pauses(
     warm, pauses = tried
     for _ in range(2):
         warm.failed(FAILED)
-    assert (asked, pauses) == ([0, 0], []), "the first times at once"
+    assert (asked, pauses) == ([0, 0], []), "the first attempts follow each other without a pause"
     for number in range(10):
         warm.failed(FAILED)
         warm.failed(FAILED)  # a process of another local rank: one pause is enough
         warm.fill()
-        assert len(asked) == 2 + number, "nothing is made in a pause"
+        assert len(asked) == 2 + number, "no process is started during a pause"
         pauses[-1][1]()
         assert len(asked) == 3 + number
     assert [seconds for seconds, _ in pauses] == [1, 2, 4, 8, 16, 32, 60, 60, 60, 60]
@@ -171,7 +171,7 @@ def test_a_process_that_ranks_wait_for_is_tried_immediately(
     warm.fill()
     assert asked == [0]
     warm.failed(FAILED)
-    assert (warm.tries, pauses[-1][0]) == (1, 1.0), "the pauses begin again"
+    assert (warm.tries, pauses[-1][0]) == (1, 1.0), "the pauses start again from the shortest"
     asked.clear()
     pauses[-2][1]()
     assert asked == [], "that pause had ended before"

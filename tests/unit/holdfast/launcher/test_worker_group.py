@@ -39,7 +39,7 @@ MESSAGES: dict[str, WorkerMessage] = {
 
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[WorkerGroup]:
-    """Give a group with one rank, which this process runs."""
+    """Yield a group with one rank, which this process runs."""
     made = WorkerGroup(MemberSettings(tmp_path, tmp_path, "m0", 1, tmp_path, 0))
     made.begin(Launch(1, 1, 1, "", 0, 0, 0.0), (RankStart(0, 0),))
     ours, theirs = rank_channel.pair()

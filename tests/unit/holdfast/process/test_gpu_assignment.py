@@ -23,7 +23,7 @@ def visible(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def predecessor(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Give another process that has registered for device 3."""
+    """Yield another process that has registered for device 3."""
     with subprocess.Popen(SLEEPER) as process:
         (tmp_path / "device-3").write_bytes(gpu_assignment._sign(process.pid))
         yield process
@@ -34,8 +34,8 @@ def test_a_process_that_takes_a_device_sees_those_of_its_member_and_registers_it
     assert gpu_assignment.await_turn("2,3", 1, tmp_path)
     assert os.environ[gpu_assignment.VISIBLE] == "2,3"
     assert (tmp_path / "device-3").read_bytes() == gpu_assignment._sign(os.getpid())
-    assert not (tmp_path / "device-2").exists(), "another rank's"
-    assert gpu_assignment.await_turn("2,3", 1, tmp_path), "once more"
+    assert not (tmp_path / "device-2").exists(), "the device of another rank must not be taken"
+    assert gpu_assignment.await_turn("2,3", 1, tmp_path), "a second call must also succeed"
 
 
 def test_a_device_is_taken_once_the_process_that_had_it_has_ended(
@@ -45,7 +45,7 @@ def test_a_device_is_taken_once_the_process_that_had_it_has_ended(
     successor = threading.Thread(target=lambda: found.append(gpu_assignment.await_turn("2,3", 1, tmp_path)))
     successor.start()
     successor.join(0.05)
-    assert successor.is_alive(), "two ranks on one GPU"
+    assert successor.is_alive(), "two ranks use one GPU"
     predecessor.kill()
     successor.join(20)
     assert found == [True]
@@ -57,7 +57,7 @@ def test_a_process_that_never_ends_is_waited_for_no_longer_than_the_limit(
 ) -> None:
     monkeypatch.setattr(gpu_assignment, "TURN_S", 0.01)
     assert not gpu_assignment.await_turn("3", 0, tmp_path)
-    assert gpu_assignment.await_turn("2", 0, tmp_path), "another device"
+    assert gpu_assignment.await_turn("2", 0, tmp_path), "another device must be free"
 
 
 def test_another_process_with_the_pid_of_the_registered_one_is_not_waited_for(

@@ -112,7 +112,7 @@ def parent(of: str) -> Iterator[tuple[int, Callable[[], str]]]:
         def go_on() -> str:
             stdin.write("go\n")
             stdin.flush()
-            assert select.select([stdout], [], [], LIMIT_S)[0], "it waits for the debugger"
+            assert select.select([stdout], [], [], LIMIT_S)[0], "the process did not stop for the debugger"
             return stdout.readline().strip()
 
         try:
@@ -126,7 +126,7 @@ def parent(of: str) -> Iterator[tuple[int, Callable[[], str]]]:
 def test_a_process_that_a_debugger_holds_does_not_keep_others_from_ending(of: str) -> None:
     with parent(of) as (pid, go_on), held(pid):
         assert go_on() == "ended"
-        assert linux.state_of(pid)[0] == "Z", "the debugger has it"
+        assert linux.state_of(pid)[0] == "Z", "the debugger has not reaped it yet"
 
 
 def test_a_process_that_a_debugger_held_is_reaped_once_it_is_released() -> None:

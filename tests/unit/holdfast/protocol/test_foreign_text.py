@@ -57,7 +57,7 @@ def test_the_middle_is_omitted_and_the_text_says_so() -> None:
     assert found.startswith("Traceback\n  a frame\n")
     assert found.endswith("  a frame\nValueError: no")
     assert f"\n[... the middle of {len(text):,} characters is omitted ...]\n" in found
-    assert sent_bytes(found) > 480, "no more of it than it must"
+    assert sent_bytes(found) > 480, "more was cut than necessary"
 
 
 def group_of(nproc: int, world_size: int, folder: Path) -> WorkerGroup:
@@ -137,7 +137,7 @@ def test_the_texts_of_a_worker_group_have_a_bounded_total_length(
         )
     told = [worker.ending for worker in group.workers if worker.ending is not None]
     assert len(told) == len(texts)
-    assert told[0].message == texts[0], "the first is whole"
+    assert told[0].message == texts[0], "the first text must be complete"
     most = max(foreign_text.LEAST_BYTES, foreign_text.ENDINGS_BYTES // max(world_size, len(texts)))
     assert all(sent_bytes(each.message) + sent_bytes(each.raised) <= most for each in told[1:])
 

@@ -38,7 +38,7 @@ AMBIGUOUS = {
 def test_each_phase_has_a_meaning_and_a_kind() -> None:
     assert set(PHASES) == set(Phase)
     kinds = [of_kinds(kind) for kind in PhaseKind]
-    assert all(kinds), "a kind without a phase"
+    assert all(kinds), "a kind has no phase"
     assert sum(map(len, kinds)) == len(Phase)
     assert of_kinds(*PhaseKind) == set(Phase)
 

@@ -33,7 +33,7 @@ def test_a_message_that_is_too_long_loses_the_end_of_its_longest_text(text: str)
     assert found.ending.message.endswith(" [...]")
     kept = found.ending.message.removesuffix(" [...]")
     assert text.startswith(kept)
-    assert len(codec.encode(found)) > 0.9 * rank_channel._MAX_PACKET_BYTES, "no more of it than it must"
+    assert len(codec.encode(found)) > 0.9 * rank_channel._MAX_PACKET_BYTES, "more was cut than necessary"
     assert (found.what, found.ending.code, found.ending.fail) == ("failing", 1, "exception")
     assert found.secured == SecureAnswer(0, 4, False, "no room")
 

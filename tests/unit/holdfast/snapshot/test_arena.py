@@ -159,12 +159,12 @@ def test_the_older_snapshot_counts_as_being_read_while_only_readers_hold_it(memo
     newest = snapshot(arena, 1, 2)
     assert arena.being_read() is None
     with other.pin(newest):
-        assert arena.being_read() is None, "the older one is free"
+        assert arena.being_read() is None, "the slot of the older snapshot is free"
     with other.pin(older):
         assert arena.being_read() == older
     draft = arena.begin(layout(), 1, 3, 2)
     assert draft is not None
-    assert other.being_read() is None, "it is written"
+    assert other.being_read() is None, "that slot is being written"
     draft.abandon()
 
 

@@ -159,7 +159,7 @@ def test_only_large_states_have_few_slots(
 def test_a_state_of_exactly_the_capacity_is_held(memory: Path) -> None:
     store = PrivateStore(memory / "rank", 0, capacity_bytes=512)
     store.put(1, 3, b"x" * 512)
-    assert store.capacity_bytes == 512, "it needs no larger file"
+    assert store.capacity_bytes == 512, "the file must not grow"
     assert store.held() == PrivateReader(memory / "rank").held() == (StoredEntry(1, 3, True, 512),)
 
 

@@ -30,7 +30,7 @@ Ring = tuple[PrivateStateRing, socket.socket, socket.socket]
 
 @pytest.fixture
 def ring() -> Iterator[Ring]:
-    """Give a rank, and the other ends of the connections to which it sends and from which it receives."""
+    """Yield a rank, and the other ends of the connections to which it sends and from which it receives."""
     side, (ours, theirs), (fed, feeding) = PrivateStateRing(0, 2, 1), socket.socketpair(), socket.socketpair()
     side._out, side._in = ours, fed
     for each in (ours, fed):
@@ -197,7 +197,7 @@ def test_unknown_connections_delay_nobody() -> None:
         with found:
             assert found.getpeername() == peer.getsockname()
         for each in silent:
-            assert each.recv(1) == b"", "they are sent away"
+            assert each.recv(1) == b"", "the connections must be closed"
 
 
 def test_a_peer_that_does_not_connect_is_waited_for_until_the_deadline() -> None:

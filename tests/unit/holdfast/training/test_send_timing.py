@@ -26,7 +26,7 @@ def early(passes: int) -> SendTiming:
     early = SendTiming()
     for _ in range(LEARNING_STEPS):
         assert not early.may_send_early
-        assert all(step(early, passes)), "while it is watched every pass is looked at"
+        assert all(step(early, passes)), "every pass must be timed while the sends are being watched"
     return early
 
 

@@ -25,7 +25,7 @@ def test_a_thread_that_works_alongside_the_steps_is_named_once(pool: bool) -> No
         if pool:
             executor.submit(int).result()
             threads.check()
-            assert said == [], "it waits for work"
+            assert said == [], "the thread waits for work"
             executor.submit(save)
         else:
             thread = threading.Thread(target=save)

@@ -58,7 +58,7 @@ def test_a_file_that_was_only_touched_has_not_changed(kept: ProgramSources) -> N
     Path("train.py").unlink()
     assert script_source.change_of(main) == "removed"
     Path("train.py").write_text(MAIN)
-    assert script_source.change_of(main) == "", "it is back as it was"
+    assert script_source.change_of(main) == "", "the file is back to its first version"
 
 
 def looked(changes: SourceChanges, now_s: float) -> tuple[str, ...]:
@@ -76,7 +76,7 @@ def test_a_change_is_reported_once_after_two_looks_have_seen_it(kept: ProgramSou
     Path("train.py").unlink()  # as an editor does, for a moment
     assert looked(changes, 10.0) == ()
     Path("train.py").write_text("VERSION = 'two'\n")
-    assert looked(changes, 20.0) == (), "another than the look before has seen"
+    assert looked(changes, 20.0) == (), "this version differs from the one seen before"
     told = looked(changes, 30.0)
     assert told == (
         "train.py has changed since the run began: the run continues with the version that it began with;"
@@ -144,7 +144,9 @@ def test_the_version_from_the_start_of_the_run_is_executed_and_shown(
     place = str(tmp_path / file)
     argv = [words[0] if words[0] == file else place, how]
     assert (done.stdout, done.stderr) == (f"1 True\none __main__ {place} {argv}\n", "")
-    assert not list(tmp_path.rglob(f"{Path(file).stem}.*.pyc")), "none that passes for the new version's"
+    assert not list(tmp_path.rglob(f"{Path(file).stem}.*.pyc")), (
+        "no cached file may pass for the new version's"
+    )
 
 
 def test_a_module_whose_file_is_unchanged_is_found_in_the_usual_way(kept: ProgramSources) -> None:

@@ -71,7 +71,7 @@ def test_two_threads_that_list_frames_at_once_do_so_one_after_the_other(
         looks.append(gc.isenabled())
         if len(looks) == 1:
             inside.set()
-            assert not seen.wait(0.2), "the second came in beside the first"
+            assert not seen.wait(0.2), "the second entered while the first was inside"
         else:
             seen.set()
         looks.append(gc.isenabled())

@@ -54,7 +54,7 @@ def test_a_decoded_code_shows_what_its_line_can_contain() -> None:
     assert "NETIR_LINK_DOWN/NETIR_LINK_EVT, reason 2, reason 4, reason 10 ->" in explain(POLICY, "xid", "149")
     assert "drain_p2p -> degraded, reset_gpu" in explain(POLICY, "xid", "154")
     assert "non-fatal -> degraded, none" in explain(POLICY, "sxid", "12001")
-    assert "details in its line" not in explain(POLICY, "sxid", "12020"), "always fatal"
+    assert "details in its line" not in explain(POLICY, "sxid", "12020"), "this SXid is always fatal"
     assert "details in its line" not in explain(load('[xid.74]\nlevel = "healthy"'), "xid", "74")
 
 

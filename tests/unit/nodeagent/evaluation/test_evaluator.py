@@ -69,12 +69,12 @@ def test_a_finding_ends_only_by_its_clearing_condition_and_its_hold_time(
     seen = [xid(code, 100.0)]
     if does_not:
         assert said([*seen, mark(does_not, 200.0)], 100 * DAY_S)[0] is Level.UNHEALTHY
-    assert said([*seen, mark(ends, 50.0)], 1000.0)[0] is Level.UNHEALTHY, "it came before the fault"
+    assert said([*seen, mark(ends, 50.0)], 1000.0)[0] is Level.UNHEALTHY, "the mark is older than the fault"
     ended = [*seen, mark(ends, 200.0)]
     if ends != "cleared":
         assert said(ended, 799.0)[0] is Level.UNHEALTHY
     assert said(ended, 800.0) == (Level.HEALTHY, Action.NONE)
-    assert said([*ended, xid(code, 700.0)], 800.0)[0] is Level.UNHEALTHY, "it came again"
+    assert said([*ended, xid(code, 700.0)], 800.0)[0] is Level.UNHEALTHY, "the fault came again"
 
 
 def test_time_alone_does_not_end_a_hardware_fault() -> None:
@@ -88,7 +88,7 @@ def lasting(seen: Iterable[Observation], now_s: float) -> list[bool]:
 def test_a_finding_lasts_until_a_remedy_is_seen_and_then_only_for_its_hold_time() -> None:
     assert lasting([xid(79, 1.0)], 2.0) == [True]
     assert lasting([xid(79, 1.0), mark("boot", 5.0)], 6.0) == [False]
-    assert lasting([xid(13, 1.0)], 2.0) == [False], "it passes by itself"
+    assert lasting([xid(13, 1.0)], 2.0) == [False], "the finding ends by itself"
     assert lasting([sample("verdict", 0.0, 1)], 1.0) == [True]
     assert lasting([sample("verdict", 0.0, 1), sample("verdict", 10.0, 0)], 11.0) == [False]
 
@@ -121,8 +121,8 @@ def test_the_operators_setting_takes_precedence_over_the_drivers_verdict() -> No
     seen = [xid(95, 10.0), xid(154, 10.5, "reboot_node")]
     [found] = standing(seen, 11.0)
     assert (found.code, found.level, found.overridden) == (95, Level.DEGRADED, "operator")
-    assert said([*seen, xid(46, 11.0)], 12.0) == REBOOT, "it may be about the other one"
-    assert said([*seen, xid(154, 500.0, "reset_gpu")], 501.0) == RESET, "it came for another reason"
+    assert said([*seen, xid(46, 11.0)], 12.0) == REBOOT, "the verdict may concern the other fault"
+    assert said([*seen, xid(154, 500.0, "reset_gpu")], 501.0) == RESET, "the verdict has another cause"
 
 
 def test_a_later_driver_verdict_of_none_ends_the_finding() -> None:

@@ -33,7 +33,7 @@ def test_an_observation_is_added_if_it_is_new_and_the_policy_has_its_check() -> 
     made = Evaluator(POLICY)
     assert made.add(sample("heat", 1000.0, 4.0)) is True
     assert made.add(sample("heat", 1000.0, 4.0)) is False
-    assert made.add(sample("heat", 600.0, 4.0)) is False, "too late"
+    assert made.add(sample("heat", 600.0, 4.0)) is False, "the sample is too old"
     assert made.add(sample("unheard_of", 1000.0, 4.0)) is False
     assert made.add(xid(79, 1000.0)) is True
     assert made.add(xid(79, 1000.0)) is False
@@ -89,7 +89,7 @@ def test_findings_are_the_same_tuple_until_the_evidence_or_the_time_changes_them
     assert made.findings(101.0) is made.findings(699.0) is first
     assert made.findings(700.0) == ()
     assert made.until_s == inf
-    assert made.findings(101.0) == first, "at an earlier time it has not ended"
+    assert made.findings(101.0) == first, "at an earlier time the finding has not ended"
     made.add(xid(13, 650.0))
     assert [each.last_s for each in made.findings(701.0)] == [650.0]
     assert made.until_s == 1250.0

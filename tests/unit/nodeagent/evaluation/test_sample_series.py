@@ -78,7 +78,7 @@ def test_a_level_rises_with_the_sample_that_reaches_it_and_falls_after_clean_sam
     rule: Rule, seen: list[TimedValue], degraded: LevelState, unhealthy: LevelState
 ) -> None:
     assert series(rule, seen).levels(rule) == (degraded, unhealthy)
-    assert SampleSeries(seen).levels(rule) == (degraded, unhealthy), "as if they had come at once"
+    assert SampleSeries(seen).levels(rule) == (degraded, unhealthy), "the order of arrival must not matter"
 
 
 WINDOW = Rule("w", RuleKind.LEVEL, "w", "test", degraded=Bound(5, need=2, of=3))

@@ -41,8 +41,8 @@ def test_a_state_with_a_duration_is_undecided_until_it_has_lasted_that_long() ->
     assert why("nvml", (0.0, 0.0)) == ""
     assert why("nvml", (0.0, 1.0), (59.0, 1.0)).endswith("(a fault after 60 s)")
     assert why("nvml", (0.0, 1.0), (60.0, 1.0)) == ""
-    assert why("nvml", (0.0, 1.0), (59.0, 0.0)) == "", "it is well again"
-    assert why("gpu_state", (0.0, 1.0)) == "", "it is a fault at once"
+    assert why("nvml", (0.0, 1.0), (59.0, 0.0)) == "", "the driver is healthy again"
+    assert why("gpu_state", (0.0, 1.0)) == "", "the state is a fault immediately"
 
 
 def test_a_counter_needs_two_readings_and_is_undecided_if_it_grows_too_fast() -> None:
@@ -53,7 +53,7 @@ def test_a_counter_needs_two_readings_and_is_undecided_if_it_grows_too_fast() ->
         why("pcie_replay", (0.0, 1000.0), (2.0, 1005.0)) == "5 PCIe replays in 2 s (a fault above 50 in 60 s)"
     )
     assert why("ecc_dbe", (0.0, 7.0), (2.0, 8.0)) == "", "it is a fault"
-    assert why("observations_dropped", (0.0, 1.0)) == "", "it is told only when something was lost"
+    assert why("observations_dropped", (0.0, 1.0)) == "", "this counter is sampled only after a loss"
 
 
 def test_checks_not_sampled_in_this_run_are_not_undecided() -> None:

@@ -67,7 +67,7 @@ def test_every_row_names_its_unit_and_advice() -> None:
     for row in ROWS:
         found = POLICY.meaning("xid", int(row["xid"]), report(row, row["mask_ge_575"], "0"), NEW)
         assert row["units"].split("/")[0] in found.name
-        assert found.verdict_since == 565, "the driver's verdict goes before a decoded row, too"
+        assert found.verdict_since == 565, "the driver's verdict also takes precedence over a decoded row"
 
 
 def test_an_unknown_branch_tries_both_layouts_and_uses_the_worse_meaning() -> None:
@@ -111,7 +111,7 @@ def test_an_unknown_combination_is_judged_by_its_severity(
 def test_the_layout_changes_at_r575() -> None:
     in_the_new_layout_only = "SAW_MVB Nonfatal 0x00000001 0x00000002"
     assert said(144, in_the_new_layout_only, NEW) == RESET
-    assert said(144, in_the_new_layout_only, OLD) == NOTHING, "no row fits: the word counts"
+    assert said(144, in_the_new_layout_only, OLD) == NOTHING, "no row fits, so the driver's word counts"
     assert said(144, in_the_new_layout_only, None) == RESET
 
 

@@ -25,7 +25,7 @@ def test_an_overridden_action_changes_the_clearing_condition_and_beats_the_drive
     found = load('[xid.79]\naction = "replace"').xids[79]
     assert (found.level, found.action, found.clears) == (Level.UNHEALTHY, Action.REPLACE, Clears.REPLACED)
     assert found.overridden
-    assert found.recurs is None, "no escalation to what it is already"
+    assert found.recurs is None, "there is no escalation to the same level"
     assert not POLICY.xids[79].overridden
 
 

@@ -98,7 +98,9 @@ def test_an_accepted_policy_never_contradicts_itself(document: dict[str, Any]) -
     margin = found.rules["gpu_temperature_margin"]
     limits = [each.at for each in (margin.clear_at and Bound(margin.clear_at), margin.degraded) if each]
     limits += [margin.unhealthy.at] if margin.unhealthy else []
-    assert limits == sorted(limits, reverse=True), "clear, then degraded, then unhealthy, as it falls"
+    assert limits == sorted(limits, reverse=True), (
+        "a falling value must pass clear, degraded and unhealthy in this order"
+    )
 
 
 @given(st.text(max_size=60))

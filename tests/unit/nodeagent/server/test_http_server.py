@@ -46,7 +46,7 @@ def test_idle_connections_make_room_for_one_with_a_request(server: HttpServer) -
         assert b"200 OK" in asked(one())
         for each in silent[: http_api.MAX_IDLE]:
             with suppress(ConnectionResetError):
-                assert each.recv(1) == b"", "the oldest were closed"
+                assert each.recv(1) == b"", "the oldest connections must be closed"
         assert b"200 OK" in asked(silent[-1])
         assert b"200 OK" in asked(silent[-1], "Connection: close\r\n")
 

@@ -90,7 +90,7 @@ async def test_the_time_for_which_storage_has_taken_nothing_is_reported(
         assert saver.unmoved_s >= 1000.0
         await saver.save(record, (), {}, asked=1)
     assert saver.durable.error == ""
-    assert max(seen) < 500.0, "what is written moves"
+    assert max(seen) < 500.0, "writing must count as progress"
     assert saver.unmoved_s < 500.0
 
 
@@ -274,4 +274,6 @@ async def test_private_states_are_read_and_compared_off_the_event_loop(
     saver = await saved(here, tmp_path, ready(here))
     assert saver.durable.error == ""
     assert len(read) == 2
-    assert threading.main_thread() not in read, "of gigabytes they hold up everything else"
+    assert threading.main_thread() not in read, (
+        "reading gigabytes in the main thread would block everything else"
+    )

@@ -49,7 +49,7 @@ def here() -> Iterator[Path]:
 async def saving(
     here: Path, root: Path, void: tuple[int, ...] = (), silent: bool = False, ranks: int = 1
 ) -> AsyncIterator[Place]:
-    """Give a running saver. Its supervisor answers that only `void` is void, or not at all if `silent`."""
+    """Yield a running saver. Its supervisor answers that only `void` is void, or not at all if `silent`."""
     async with fetching(here) as fetcher:
         saver = CheckpointSaver(holdings(here), fetcher, DirectoryStorage(root))
         pages = ProgressMonitor(here, ranks, HangPolicy())
@@ -145,7 +145,7 @@ async def test_while_a_checkpoint_is_written_no_other_snapshot_is_held_for_anoth
         async with place.saver._one:
             due = asyncio.create_task(place.checkpoints.save_if_due(RUN, 160.0))
             done, _ = await asyncio.wait([due], timeout=30.0)
-            assert done, "nobody waits for it"
+            assert done, "nothing waits for it"
             assert place.saved == -1
         assert await place.checkpoints.save_if_due(RUN, 160.0 + RETRY_S)
         assert place.saved == 6
@@ -205,7 +205,7 @@ async def test_a_member_with_all_ranks_need_not_ask_the_supervisor(here: Path, t
         hold(here, STEPS - 1)
         page.begin(1, 1, 1, 78, STEPS - 1)
         assert await place.checkpoints.save_if_due(RUN, 220.0)
-        assert place.saved == 5, "the second rank may be in work after that commit"
+        assert place.saved == 5, "the second rank may still be working after that commit"
         page.commit(STEPS, 0.5, 0.5, 8, 64, 0.0, 0)
         assert await place.checkpoints.save_if_due(RUN, 220.0 + RETRY_S)
         assert place.saved == STEPS - 1

@@ -121,7 +121,7 @@ async def test_while_a_checkpoint_reads_the_older_snapshot_the_newer_one_is_over
     assert launch.restore is not None
     assert Path(launch.restore.path).read_bytes() == sent.path.read_bytes()
     assert [(each.generation, each.step) for each in mine.records()] == [(2, 7), (1, 1)]
-    assert launch.restore.other == (1, 1), "the rank may go back to it, too"
+    assert launch.restore.other == (1, 1), "the rank may also go back to this state"
 
 
 async def test_a_void_snapshot_that_is_being_read_is_waited_for_before_the_other_is_overwritten(
@@ -311,8 +311,8 @@ async def test_private_states_do_not_accumulate_over_restarts(here: Path) -> Non
         assert [each.read_bytes() for each in files] == [b"%d of %d" % (r, 10 * generation) for r in (0, 1)]
         steps = {slot.step for slot in holdings(here).slots()}
         kept = {int(each.name.split("-")[2]) for each in (here / "restore").iterdir()}
-        assert kept <= steps, "nobody is told of any other"
-        assert len(list((here / "restore").iterdir())) <= 4, "two snapshots, two ranks"
+        assert kept <= steps, "no rank may be offered any other state"
+        assert len(list((here / "restore").iterdir())) <= 4, "at most two snapshots for two ranks"
 
 
 async def test_private_states_do_not_accumulate_over_restarts_at_one_step(here: Path) -> None:
@@ -374,7 +374,7 @@ def test_a_full_volume_is_named_with_its_free_and_the_needed_space(
             asyncio.run(prepared(here, order(StateSource("", 0, 2, 7))))
 
     assert in_child(child) == 0
-    assert sorted((here / "arena").iterdir()) == before, "nothing is said against the state"
+    assert sorted((here / "arena").iterdir()) == before, "a full volume does not discredit the state"
 
 
 async def test_a_volume_that_has_space_again_is_used(here: Path) -> None:

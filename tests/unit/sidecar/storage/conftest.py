@@ -66,7 +66,7 @@ def storage(server: ObjectServer, tmp_path: Path) -> ObjectStorage:
 
 @pytest.fixture(scope="session")
 def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Give the URL of moto's server with a bucket."""
+    """Yield the URL of moto's server with a bucket."""
     if not MOTO.exists():
         pytest.skip("moto is not installed: make moto")
     with subprocess.Popen(
@@ -89,7 +89,7 @@ def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(params=["ours", "moto"])
 def any_url(request: pytest.FixtureRequest) -> str:
-    """Give the URL of each kind of server. Its bucket `checkpoints` is empty at first."""
+    """Return the URL of each kind of server. Its bucket `checkpoints` is empty at first."""
     if request.param == "moto":
         url: str = request.getfixturevalue("moto")
         urllib.request.urlopen(urllib.request.Request(f"{url}/moto-api/reset", method="POST")).close()

@@ -86,7 +86,7 @@ async def test_a_member_saves_and_another_one_restores_its_part(
     assert path == tmp_path / "elsewhere" / "step-00000007"
     assert (path / "replicated.safetensors").read_bytes() == record.path.read_bytes()
     assert [each.read_bytes() for each in privates] == [b"one"]
-    assert not (path / "rank-00000.bin").exists(), "the part of another member"
+    assert not (path / "rank-00000.bin").exists(), "this is another member's part"
 
 
 async def test_a_storage_error_is_reported_and_the_next_save_succeeds(

@@ -465,7 +465,9 @@ def test_a_directory_copied_into_the_bucket_is_a_checkpoint(
     assert wrong is None
     assert (directory / STATE).read_bytes() == (path / STATE).read_bytes()
     assert storage.content_fault(storage.load(path.name)) is None
-    assert server.count("GET", f"{path.name}/{STATE}") == 6, "piece by piece: a file may not fit in memory"
+    assert server.count("GET", f"{path.name}/{STATE}") == 6, (
+        "the file must be read in pieces, because it may not fit in memory"
+    )
     save(storage, 9)
     retain(storage, Retention(1))
     assert steps(storage) == {9: 1}

@@ -28,7 +28,7 @@ def test_an_inspection_that_a_proof_needs_is_made_at_once_while_gaps_are_short()
     assert schedule.advance(True, 0, 0.0, 1) == 1
     assert schedule.advance(True, 0, 0.1, 77) == 0, "the first is not answered yet"
     assert schedule.advance(True, 1, 0.2, 77) == 2
-    assert schedule.advance(True, 2, 0.4, 77) == 0, "it was asked with that moment"
+    assert schedule.advance(True, 2, 0.4, 77) == 0, "an inspection was already requested for that moment"
     taken, now_s = 2, 0.4
     for moment in range(100, 200):  # ranks that move between all inspections have a new moment each time
         now_s += 0.1
@@ -38,7 +38,7 @@ def test_an_inspection_that_a_proof_needs_is_made_at_once_while_gaps_are_short()
 
 def test_a_lost_inspection_is_requested_again_and_numbers_never_decrease() -> None:
     schedule = InspectionSchedule()
-    assert schedule.advance(True, 41, 0.0) == 42, "another sidecar has asked before"
+    assert schedule.advance(True, 41, 0.0) == 42, "another sidecar asked earlier"
     assert schedule.advance(True, 41, ANSWER_S - 0.1) == 0
     assert schedule.advance(True, 41, ANSWER_S) == 43
 
@@ -62,7 +62,7 @@ def test_each_gap_is_half_as_long_again_and_counts_from_the_result() -> None:
         now_s += waited_s
     exact = [0.25, 0.375, 0.5625, 0.84375, 1.265625, 1.8984375, 2.84765625, 4.271484375, 5.0, 5.0, 5.0]
     assert waits == [pytest.approx(each, abs=1 / 1024) for each in exact]
-    assert waits[:4] == exact[:4], "a look is due at the end of the gap, not after it"
+    assert waits[:4] == exact[:4], "an inspection is due at the end of the gap, not after it"
 
 
 def test_a_late_result_counts_from_its_arrival_and_a_repeated_one_does_not_count_again() -> None:

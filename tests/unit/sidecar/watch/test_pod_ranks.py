@@ -32,7 +32,7 @@ def here() -> Iterator[Path]:
 
 @pytest.fixture
 def stopped() -> Iterator[int]:
-    """Give the pid of a stopped process."""
+    """Yield the pid of a stopped process."""
     asleep = subprocess.Popen(["sleep", "600"])
     try:
         asleep.send_signal(signal.SIGSTOP)

@@ -76,9 +76,9 @@ def test_the_next_check_is_due_when_the_limit_of_the_first_rank_expires(here: Pa
     at_ns = rank.now_ns + round((pages.left_s + 0.001) * S)
     [stall] = pages.poll(1, at_ns, 0.0)
     assert stall.rank == 0
-    assert pages.left_s == math.inf, "one that is found is looked at on the beat: it may go on"
+    assert pages.left_s == math.inf, "a late rank is read at each poll, because it may continue"
     pages.poll(2, at_ns, 0.0)
-    assert pages.left_s == math.inf, "of another generation"
+    assert pages.left_s == math.inf, "the page is of another generation"
 
 
 def test_the_report_contains_a_ranks_own_time_once_there_is_a_window_of_it(here: Path) -> None:
@@ -196,10 +196,10 @@ def test_work_before_a_commit_is_detected(here: Path) -> None:
             works(rank, step)
         seen(rank, pages, 6)
         [found] = pages.progress(1, rank.now_ns)
-        assert found.early is None, "a forward pass"
+        assert found.early is None, "a forward pass is not such work"
         rank.page.written()
         seen(rank, pages, 6)
-        assert pages.left_s == SOON_S, "or it could be over before it is seen again"
+        assert pages.left_s == SOON_S, "otherwise the work could end before the next poll"
         [found] = pages.progress(1, rank.now_ns + S)
         assert told(found.early) == (0.3, 0.01, False, 0.0)
         asleep.send_signal(signal.SIGSTOP)
@@ -212,7 +212,7 @@ def test_work_before_a_commit_is_detected(here: Path) -> None:
         assert told(found.early) == (0.3, 0.01, False, 0.0)
         rank.page.writes_more()
         [found] = pages.progress(1, rank.now_ns)
-        assert found.early is None, "it was one of two optimizers"
+        assert found.early is None, "it was only one of two optimizers"
     finally:
         asleep.kill()
         asleep.wait()
@@ -232,7 +232,7 @@ def test_a_pause_within_a_step_is_reported_with_its_limit(here: Path) -> None:
     rank.page.copy_begins(10.0)
     [found] = pages.progress(1, rank.now_ns)
     assert found.early is not None
-    assert found.early.declared, "also while Holdfast copies the state before it"
+    assert found.early.declared, "this also holds while Holdfast copies the state first"
     rank.page.copy_ends()
     rank.page.resume()
     [found] = pages.progress(1, rank.now_ns)
@@ -307,7 +307,7 @@ def test_for_a_pause_after_a_commit_the_report_states_whether_the_rank_has_left_
     rank.page.commit(1, 0.5, 0.5, 8, 64, 0.0, 0, -1, Phase.TAIL)
     rank.page.tail_begins()
     rank.page.copy_begins(10.0)
-    assert told() == (False, False), "a snapshot that was due"
+    assert told() == (False, False), "a snapshot was due"
     rank.page.copy_ends()
     assert told() == (True, False)
     for phase in (Phase.EVAL, Phase.CHECKPOINT, Phase.PAUSED):
@@ -370,7 +370,7 @@ def test_the_time_in_which_a_rank_is_stopped_is_not_work_after_its_commit(here: 
         seen(rank, pages, 20)
         assert tail_s() == pytest.approx(worked_s)
         rank.now_ns += S
-        assert tail_s() == pytest.approx(worked_s), "it was killed where it stood"
+        assert tail_s() == pytest.approx(worked_s), "only the time until it was stopped counts"
         rank.now_ns -= S
         asleep.send_signal(signal.SIGCONT)
         os.waitid(os.P_PID, asleep.pid, os.WCONTINUED)
@@ -381,7 +381,7 @@ def test_the_time_in_which_a_rank_is_stopped_is_not_work_after_its_commit(here: 
         asleep.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, asleep.pid, os.WSTOPPED)
         seen(rank, pages, 20)
-        assert tail_s() == pytest.approx(later_s, abs=0.11), "what was done before is not less for that"
+        assert tail_s() == pytest.approx(later_s, abs=0.11), "the earlier work still counts"
     finally:
         asleep.kill()
         asleep.wait()

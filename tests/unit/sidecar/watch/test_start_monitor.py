@@ -68,7 +68,7 @@ def test_late_processes_are_reported_by_generation_and_rank_with_the_limit_that_
         late(1, 2, 10.001, 10.0, True),
     )
     assert starts.poll(launcher(), 111 * S, 0.0) == ()
-    assert starts.poll(more, 112 * S, 0.0) == (), "they were released again"
+    assert starts.poll(more, 112 * S, 0.0) == (), "the ranks were released again"
 
 
 @pytest.mark.parametrize(

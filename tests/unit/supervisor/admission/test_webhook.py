@@ -284,7 +284,7 @@ async def test_holdfasts_authorities_are_kept_in_the_configuration() -> None:
         await event_loop.end([keeping])
         before = list(served.requests)
         await webhook._enter_authorities(there.server, bundle)
-        assert served.requests == before, "steady state writes nothing"
+        assert served.requests == before, "the steady state must not write anything"
 
 
 async def test_a_configuration_that_is_missing_or_changes_in_between_is_retried(

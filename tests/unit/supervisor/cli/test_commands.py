@@ -19,7 +19,7 @@ Printed = pytest.CaptureFixture[str]
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunDir]:
-    """Give a live run, the newest one in the working directory."""
+    """Yield a live run, the newest one in the working directory."""
     monkeypatch.chdir(tmp_path)
     made = open_for_run(None, 0.0)
     yield made

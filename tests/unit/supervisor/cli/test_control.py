@@ -25,7 +25,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[RunDir]:
-    """Give a live run."""
+    """Yield a live run."""
     opened = open_for_run(Path("a-run"), 0.0, tmp_path)
     yield opened
     opened.close()

@@ -58,7 +58,7 @@ def test_a_finished_run_is_not_trained_again_silently() -> None:
     [line] = run_messages.before({**ended, "checkpoint": None}, HERE, stored=True)
     assert "it has no checkpoint" in line
     assert run_messages.before({**ended, "checkpoint": {"step": 1200}}, HERE, stored=True) == [], (
-        "nothing to do, as its end says"
+        "nothing is left to do, as the run's last line said"
     )
     assert run_messages.before({**ended, "exit_code": 1}, HERE, stored=True) == []
     assert run_messages.before({**ended, "exit_code": None}, HERE, stored=True) == []
@@ -74,10 +74,12 @@ def test_a_run_without_a_checkpoint_does_not_start_over_silently(code: int | Non
         " so training starts at step 0"
     ]
     assert run_messages.before({**died, "own_state": True}, HERE, stored=False) == [], (
-        "it knows where it goes on"
+        "the script knows where to continue"
     )
     assert run_messages.before({**died, "step": 0}, HERE, stored=False) == []
-    assert run_messages.before(died, HERE, stored=True) == [], "it resumes, or is refused with what there is"
+    assert run_messages.before(died, HERE, stored=True) == [], (
+        "the run resumes, or is refused with a list of the states"
+    )
 
 
 def test_the_first_signal_promises_a_checkpoint_only_if_there_will_be_one() -> None:
@@ -132,7 +134,7 @@ def test_the_last_line_states_how_far_the_script_got_and_what_is_saved(
 @pytest.mark.parametrize(
     ("completion", "changed"),
     [
-        pytest.param(None, {}, id="the script has not finished, or nothing but the sentence is known"),
+        pytest.param(None, {}, id="the script has not finished, or only the sentence is known"),
         pytest.param(Completion(), {"own_state": True}, id="the script keeps its own state"),
         pytest.param(Completion(), {"step": None}, id="the step is not known"),
     ],

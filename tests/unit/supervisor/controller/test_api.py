@@ -32,7 +32,7 @@ Serve = Callable[..., Awaitable[Any]]
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Job]:
-    """Give a job that forms its group and has published its status once."""
+    """Yield a job that forms its group and has published its status once."""
     connections = MemberServer(time.monotonic_ns, lambda: None)
     made = Job(
         Policy(),

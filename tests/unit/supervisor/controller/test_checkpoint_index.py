@@ -92,7 +92,7 @@ async def watched(tmp_path: Path) -> AsyncIterator[Watched]:
 async def test_before_the_first_look_the_storage_counts_as_unread(storage: CheckpointIndex) -> None:
     assert storage.stored.error == "it has not been read yet"
     assert storage.stored.looked_ns == 0
-    assert storage.stored.failed_ns > 0, "it has its time to answer from now on"
+    assert storage.stored.failed_ns > 0, "its time to answer starts now"
     await storage.rescan()
     assert (storage.stored.error, steps(storage)) == ("", [])
     assert storage.stored.looked_ns > 0
@@ -106,7 +106,9 @@ async def test_all_checkpoints_are_listed_newest_first_with_the_reason_why_other
     write(tmp_path, 6)
     (tmp_path / "step-00000009").mkdir()
     await storage.rescan()
-    assert steps(storage) == [7, 6, 3], "void ones as well: the lineage decides that, not storage"
+    assert steps(storage) == [7, 6, 3], (
+        "void ones must be listed too, because the lineage decides, not storage"
+    )
     assert storage.stored.checkpoints[2] == Checkpoint(3, 1, 2, str(tmp_path / "step-00000003"), (2,))
     assert notes(storage) == ["checkpoint step-00000009 is not used: manifest.json is missing"]
     assert (storage.stored.lineage, storage.stored.generation) == ((Lineage(2, 5),), 2)
@@ -207,7 +209,7 @@ async def test_unavailable_storage_keeps_the_last_listing_and_is_reported(tmp_pa
     failed_ns = storage.stored.failed_ns
     assert failed_ns > storage.stored.looked_ns
     await storage.rescan()
-    assert storage.stored.failed_ns == failed_ns, "that is since when it is away"
+    assert storage.stored.failed_ns == failed_ns, "storage has been away since then"
     (tmp_path / "here").unlink()
     (tmp_path / "there").rename(tmp_path / "here")
     await storage.rescan()
@@ -234,4 +236,4 @@ async def test_an_unreadable_checkpoint_does_not_count_as_damaged_at_once(
     manifest.unlink()
     manifest.symlink_to(manifest)
     await storage.rescan()
-    assert (storage.stored.error, steps(storage)) == ("", [3]), "there is a bound to that"
+    assert (storage.stored.error, steps(storage)) == ("", [3]), "the wait must be bounded"

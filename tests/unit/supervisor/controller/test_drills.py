@@ -16,7 +16,7 @@ async def test_a_drill_is_sent_with_the_orders_until_a_sidecar_has_carried_it_ou
         made.update(carried_out, 3)
         assert made.due("m0", 3) == asked.drill
     assert made.due("m1", 3) is None
-    assert made.due("m0", 4) is None, "other ranks"
+    assert made.due("m0", 4) is None, "the drill is for other ranks"
     made.update({"m0": asked.drill.number}, 4)
     assert made.due("m0", 3) is None
     assert await made.refusal(asked) == ""
@@ -63,4 +63,6 @@ async def test_setting_back_the_wall_clock_does_not_make_a_drill_an_old_one(
     monkeypatch.setattr(time, "time_ns", lambda: 1_000_000)
     assert made.ask("m0", 1, "kill", 0).drill.number == 7_001
     made.update({"m0": 1 << 90}, 1)
-    assert made.ask("m0", 1, "kill", 0).drill.number == 7_002, "no number of ours"
+    assert made.ask("m0", 1, "kill", 0).drill.number == 7_002, (
+        "a number that no drill can have must be ignored"
+    )

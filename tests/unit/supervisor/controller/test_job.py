@@ -127,7 +127,7 @@ async def test_members_and_keeper_are_served_while_the_journal_is_written(
     job.backend = Leaving(stop="graceful")
     running = asyncio.create_task(job.run())
     await began.wait()
-    assert job.memory.phase == "forming", "what is decided is written down before it holds"
+    assert job.memory.phase == "forming", "a decision must be written before it takes effect"
     heard.set()
     await running
     assert (job.memory.phase, job.publisher.journal_error) == ("ended", "")
@@ -153,7 +153,7 @@ async def test_unresponsive_storage_costs_the_journal_and_not_the_run(
     answers.set()
     await event_loop.result_of(job.journal.thread.submit(lambda: None), 30.0)
     assert job.publisher.journal_error == ""
-    assert written == ["stopping", "ended"], "the newest line holds all again"
+    assert written == ["stopping", "ended"], "the newest line must contain everything again"
 
 
 async def test_the_keeper_of_the_run_stores_who_asked_for_a_stop(job: Job) -> None:
@@ -202,7 +202,7 @@ def test_a_member_that_the_backend_has_removed_is_gone_until_it_counts_as_lost(j
     job.memory = replace(job.memory, lost=("m0",))
     assert seen(job) == [("m1", True)]
     job.memory = replace(job.memory, lost=())  # only the last few lost members are remembered
-    assert seen(job) == [("m1", True)], "whoever was given up does not come back as another loss"
+    assert seen(job) == [("m1", True)], "a member that was given up must not count as lost again"
 
 
 def test_the_next_run_in_the_directory_knows_what_a_stop_cut_short(tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ async def test_a_replaced_supervisor_ends_and_none_of_its_actions_has_an_effect(
     assert leadership.take_over(tmp_path / leadership.FILE).epoch == 2
     with pytest.raises(leadership.Deposed):
         await job.run()
-    assert not hasattr(job.backend, "told"), "nobody hears of an end"
+    assert not hasattr(job.backend, "told"), "the members must not be told of an end"
     job.publish()
     await event_loop.result_of(job.publisher.files.submit(lambda: None), 30.0)
     assert job.publisher.deposed is not None
@@ -253,7 +253,7 @@ async def test_a_supervisor_whose_epoch_is_below_what_a_member_obeys_takes_a_hig
     job = led(tmp_path)
     job.member_server.connection("m0").report = report("m0", None, epoch=6)
     await job._stay_ahead()
-    assert job.lead.epoch == 7, "the file was lost: there is no other supervisor"
+    assert job.lead.epoch == 7, "the file was lost, but there is no other supervisor"
     other = leadership.take_over(tmp_path / leadership.FILE)
     job.member_server.connection("m0").report = report("m0", None, epoch=other.epoch)
     with pytest.raises(leadership.Deposed):

@@ -208,7 +208,7 @@ def test_a_member_may_send_a_burst_and_then_waits_as_long_as_its_rate_requires()
     now_s, sent, limit = 1000.0, 0, largest_report(1)
     for _ in range(100):
         wait_s = budget.spend(limit, now_s)
-        assert wait_s <= 2.0, "a connection whose pings nobody answers ends"
+        assert wait_s <= 2.0, "a connection with unanswered pings must end"
         now_s += wait_s
         sent += limit
     assert sent <= lines_of.BURST_BYTES + (now_s - 1000.0) * lines_of.RATE_BYTES + 1

@@ -210,7 +210,7 @@ def test_the_last_checkpoint_waits_for_others_that_may_hold_the_state() -> None:
 
 
 def without_state(stored: StorageContents) -> View:
-    """Give a group that has only storage left, and has been recovering for a long time."""
+    """Return a group that has only storage left, and has been recovering for a long time."""
     told = [member(f"m{n}", report(f"m{n}", launcher(rank(n)), secured_for=1)) for n in range(2)]
     seen = view(*told, phase="securing", incident=CRASH, since_ns=10 * S, saved=9)
     return replace(seen, stored=stored)

@@ -159,12 +159,12 @@ def test_a_last_checkpoint_is_waited_for_while_storage_makes_progress() -> None:
         return closing.saving(replace(seen, stored=on_storage(heard=1)), POLICY)
 
     under_way = CheckpointReport(7, 1, "p", 0.1, "", 1)
-    assert isinstance(saving_for(4000.0, 49.0, under_way), Wait), "for an hour now"
+    assert isinstance(saving_for(4000.0, 49.0, under_way), Wait), "the save may take an hour"
     assert isinstance(saving_for(4000.0, 50.0, under_way), End)
-    assert isinstance(saving_for(4000.0, 48.0, under_way, silent_s=3.0), End), "it was told 3 s ago"
-    assert isinstance(saving_for(49.0, 4000.0, under_way), Wait), "nothing was asked of it for an hour"
+    assert isinstance(saving_for(4000.0, 48.0, under_way, silent_s=3.0), End), "the report is already 3 s old"
+    assert isinstance(saving_for(49.0, 4000.0, under_way), Wait), "nothing had to be saved for an hour"
     assert isinstance(saving_for(4000.0, 1.0, WRITTEN), Wait), (
-        "storage has the same time to say that it is there"
+        "storage gets the same time to list the checkpoint"
     )
 
 
@@ -242,7 +242,7 @@ def test_a_stop_that_cuts_off_work_after_a_commit_saves_a_state_from_before_it()
     memory = transition.after(seen, action, POLICY)
     assert memory.lineage == (), "nothing is void before the older state is on storage"
     order = orders.order_for(memory, "m0", POLICY, None)
-    assert order.lineage == (Lineage(2, 7),), "what is beyond it does not push it off storage"
+    assert order.lineage == (Lineage(2, 7),), "later checkpoints must not displace it on storage"
 
 
 def test_once_the_older_state_is_on_storage_the_states_containing_the_cut_step_are_void() -> None:

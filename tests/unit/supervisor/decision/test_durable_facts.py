@@ -80,11 +80,11 @@ def sealed(name: str, *crcs: int) -> MemberView:
 def test_the_last_steps_at_which_all_were_equal_are_remembered() -> None:
     assert taught(sealed("m0", 1, 2, 3), sealed("m1", 1, 2, 3)).equal == (32, 48)
     assert taught(sealed("m0", 1, 2, 3), sealed("m1", 1, 2, 9)).equal == (16, 32)
-    assert taught(sealed("m0", 1, 2, 3)).equal == (), "one of two"
+    assert taught(sealed("m0", 1, 2, 3)).equal == (), "only one of two members reported it"
     assert taught(equal=(8, 12)).equal == (8, 12)
     assert taught(sealed("m0", 1), sealed("m1", 1), equal=(8, 12)).equal == (12, 16)
     alone: dict[str, Any] = {"world_size": 1, "placement": ("m0",)}
-    assert taught(sealed("m0", 1, 2, 3), **alone).equal == (), "a member alone is equal to nobody"
+    assert taught(sealed("m0", 1, 2, 3), **alone).equal == (), "a single member has no other to be equal to"
 
 
 def changed(number: int, late: tuple[int, ...] = (), amended: tuple[int, ...] = ()) -> MemberView:
@@ -117,7 +117,7 @@ def test_the_groups_progress_outlives_its_members_and_not_its_generation() -> No
     assert taught(*training((3, 2), (3, 2)), reached=9).reached == 9
     newer = launcher(generation=2)
     told = member("m0", report("m0", newer, progress=(progress(0, 4),)))
-    assert taught(told, reached=9).reached == -1, "that generation is not the one that it is told of"
+    assert taught(told, reached=9).reached == -1, "the report is about another generation"
 
 
 def status(*steps: int | None, **given: object) -> dict[str, object]:
@@ -164,7 +164,9 @@ def test_a_history_that_was_not_recorded_is_learned_from_the_members() -> None:
     found = taught(here, stored=stored, skip=(3,), lineage=(Lineage(1, 0),))
     assert (found.lineage, found.saved, found.seen, found.skip) == ((Lineage(2, 0),), -1, 2, (3, 7))
     known = taught(here, stored=stored, generation=2, lineage=(Lineage(1, 0), Lineage(2, 350)))
-    assert (known.lineage, known.saved) == ((Lineage(1, 0), Lineage(2, 350)), 343), "it knows better"
+    assert (known.lineage, known.saved) == ((Lineage(1, 0), Lineage(2, 350)), 343), (
+        "the supervisor itself knows more"
+    )
 
 
 def test_one_update_records_every_durable_fact() -> None:

@@ -69,7 +69,7 @@ def test_a_cgroup_limit_is_named_if_it_prevents_the_run_from_fitting() -> None:
     volume = [at(f"m{n}", n, slots_bytes=GB, free_bytes=1, limit_bytes=5 * GB) for n in range(2)]
     found = memory_needed.reason_to_refuse(seen(*volume))
     assert found is not None
-    assert ("cgroup" in found.why, "--shm-size" in found.why) == (False, True), "the volume is what is small"
+    assert ("cgroup" in found.why, "--shm-size" in found.why) == (False, True), "only the volume is too small"
 
 
 def test_a_run_with_something_to_lose_is_never_refused() -> None:

@@ -102,7 +102,7 @@ def test_a_script_that_has_worked_is_retried_for_a_while() -> None:
     assert ended(0, 9) == End(1, "the script failed 9 times before it joined", away.message)
     for known in ({"saved": 7}, {"held": 7}, {"settled": True}):
         assert ended(59, 9, **known) is None
-        assert ended(61, 2, **known) is None, "each try takes long"
+        assert ended(61, 2, **known) is None, "each attempt takes long"
         assert ended(61, 3, **known) == End(1, "the script failed 3 times before it joined", away.message)
 
 
@@ -315,7 +315,9 @@ def test_a_volume_that_refuses_the_state_in_each_attempt_ends_the_run_and_is_nam
     refused = (past(crash), *(past(cause),) * (remedy.VOLUME_TRIES - 2))
     assert remedy.reason_to_stop(view(history=refused), POLICY, cause) is None
     apart = (*refused, past(cause), past(crash))
-    assert remedy.reason_to_stop(view(history=apart), POLICY, cause) is None, "between them it took one"
+    assert remedy.reason_to_stop(view(history=apart), POLICY, cause) is None, (
+        "the run took a step between them"
+    )
     ended = remedy.reason_to_stop(view(history=(*refused, past(cause))), POLICY, cause)
     assert ended is not None
     assert (ended.exit_code, "/dev/shm has 3 bytes free" in ended.why) == (1, True)

@@ -126,7 +126,7 @@ def test_a_start_creates_the_next_generation_and_records_the_cause() -> None:
     assert [(p.kind, p.step, p.generation, p.worked) for p in after.history] == [("crash", 5, 1, True)]
     assert after.incident is not None
     assert (after.incident.lost, after.incident.reached, after.incident.remedy) == (1, 6, "restart")
-    assert not after.incident.at_least, "the members tell"
+    assert not after.incident.at_least, "the members have reported the step"
     assert after.incident.evidence == ("line",)
     assert [(p.url, p.rank) for p in after.peers] == [("http://m0:1", 0), ("http://m1:1", 1)]
     assert (after.save, after.save_step, after.save_member) == (1, 5, "m0")
@@ -141,7 +141,7 @@ def test_steps_whose_number_is_unknown_are_not_reported_as_none() -> None:
         seen = view(*gone, phase="securing", incident=opened, settled=settled, reached=reached)
         after = transition.after(seen, start(ResumePoint(128, 1, "checkpoint", "p")), POLICY)
         assert after.incident is not None
-        assert after.reached == -1, "that was the generation before"
+        assert after.reached == -1, "the step was one of the previous generation"
         assert after.incident.at_least == at_least
         return after.incident.lost
 
@@ -203,7 +203,7 @@ def test_an_immediate_stop_cannot_be_withdrawn() -> None:
     assert memory.stop == "graceful"
     now = with_stop_request(memory, "now")
     assert with_stop_request(now, "graceful").stop == "now"
-    assert with_stop_request(memory, "interrupt").stop == "graceful", "the first stays"
+    assert with_stop_request(memory, "interrupt").stop == "graceful", "the first request must stay"
 
 
 def test_what_is_decided_depends_on_nothing_but_the_view() -> None:

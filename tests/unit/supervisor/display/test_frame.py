@@ -83,7 +83,7 @@ def test_the_final_frame_states_the_reason_for_the_end() -> None:
     found = status(phase="ended", message="all ranks\nhave finished")
     lines = rendering.frame(found, 79, PLAIN)
     assert lines[-1] == "  all ranks have finished"
-    assert not [line for line in lines if "m-0" in line], "members that have ended are no news"
+    assert not [line for line in lines if "m-0" in line], "ended members are not worth a line"
 
 
 def test_a_silent_supervisor_is_reported() -> None:

@@ -271,7 +271,7 @@ def test_a_pipe_without_a_reader_gets_what_fits_and_the_number_of_missing_lines(
     assert screen.writes == []
     plain.close()
     written = "".join(screen.writes)
-    assert len(written.encode()) <= screens.FULL_BYTES - screens.BUSY_BYTES, "the output takes it"
+    assert len(written.encode()) <= screens.FULL_BYTES - screens.BUSY_BYTES, "the output can take it"
     assert re.match(r"\[1\d\d lines not shown: the run's logs contain them\]\n", written)
 
 
@@ -322,7 +322,7 @@ def test_a_log_reports_an_incident_at_its_beginning_and_its_end() -> None:
 @pytest.mark.parametrize(
     ("changed", "shown"),
     [({}, True), ({"kind": "crash"}, False), ({"remedy": "stop"}, False)],
-    ids=["nobody else failed", "another rank died", "the end has it"],
+    ids=["nobody else failed", "another rank died", "the last line contains it"],
 )
 def test_ranks_that_lost_their_peers_without_a_cause_are_shown_with_the_first_ones_traceback(
     changed: dict[str, Any], shown: bool

@@ -65,7 +65,7 @@ def test_unresponsive_storage_blocks_nothing_and_is_reported_once(
     assert following.news(10.2 + HANGS_S) == ""
     assert following.incident(1) is None
     assert following.close() == []
-    assert following.status == {"step": 3}, "the last that was known"
+    assert following.status == {"step": 3}, "the last known status must be kept"
     answers.set()
     following._files.do(lambda: None, 30.0)
     following.poll(20.0)
@@ -118,7 +118,7 @@ def test_a_warning_already_printed_by_another_rank_or_generation_is_not_shown_ag
     assert [line for line in (*shown, *jumps) if warned.admit(line)] == [*shown, *jumps]
     again = [LATE.format(1, 1), LATE.format(0, 77), shown[1], jumps[0]]
     assert not [line for line in again if warned.admit(line)]
-    assert warned.admit(shown[2]), "what the script prints is shown as often as it is printed"
+    assert warned.admit(shown[2]), "the script's own lines must be shown every time"
     assert warned.admit("holdfast: lost its peers (connection closed by peer)")
     assert warned.admit("holdfast: lost its peers (connection closed by peer)")
 
@@ -134,7 +134,7 @@ def test_a_directory_that_refuses_files_is_reported_and_so_is_its_recovery(run: 
         assert following._refusal(following._follower.read(), at_s + 1.0) == "", "a status may be late"
         at_s += OLD_S + 1.0
         why = following._refusal(following._follower.read(), at_s)
-        assert why == "File too large", "a write that fails half way, as where there is no room"
+        assert why == "File too large", "the write fails half way, like on a full disk"
         assert following._refusal(following._follower.read(), at_s + 1.0) == why
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -77,7 +77,7 @@ def test_a_pipe_whose_reader_is_behind_at_the_end_gets_a_note_and_the_last_lines
     while len(got) < reads_first:
         got += os.read(ours, reads_first - len(got))
     screen_.close()
-    assert not screen_._thread.is_alive(), "nothing is left in a thread that ends with the process"
+    assert not screen_._thread.is_alive(), "no output may be left in a thread that ends with the process"
     stream.close()
     while chunk := os.read(ours, 65536):
         got += chunk

@@ -160,7 +160,7 @@ def test_a_rank_that_exited_with_0_is_at_fault_while_another_waits_for_it(
 def test_a_rank_that_waits_outside_a_collective_may_work_without_the_one_that_has_left() -> None:
     view = seen(there(0, WAITS), there(1, WAITS), left_without_loop(2, 4), **THREE)
     assert certain_hangs.abandoned(view) is None
-    assert certain_hangs.abandoned(seen(there(0, WAITS), there(1, WAITS))) is None, "nobody has left"
+    assert certain_hangs.abandoned(seen(there(0, WAITS), there(1, WAITS))) is None, "no rank has left"
 
 
 def test_a_stall_beyond_its_limit_is_a_hang_although_its_rank_is_not_watched_yet() -> None:
@@ -208,4 +208,4 @@ def test_a_hang_is_a_repetition_if_the_last_one_was_at_this_place_and_step(
     view = seen(there(0, LOCKED), there(1, WAITS), history=(past,))
     assert certain_hangs.is_repeated(view, view.watch.ranks[0]) is repeated
     unknown = seen(there(0, None), there(1, WAITS), history=(replace(past, place=""),))
-    assert not certain_hangs.is_repeated(unknown, unknown.watch.ranks[0]), "at no place"
+    assert not certain_hangs.is_repeated(unknown, unknown.watch.ranks[0]), "the place is unknown"

@@ -113,7 +113,7 @@ def test_only_late_ranks_are_inspected() -> None:
     [
         pytest.param(replace(REDUCES, rests_s=0.0, mark=0, ends=0, stirs="thread x runs"), id="stirs"),
         pytest.param(replace(REDUCES, rests_s=30.0), id="its wait ends before the limit"),
-        pytest.param(replace(REDUCES, ends=LINE ^ 0xABC), id="a connection leads to somebody else"),
+        pytest.param(replace(REDUCES, ends=LINE ^ 0xABC), id="a connection leads elsewhere"),
         pytest.param(replace(REDUCES, children=1), id="a child process works"),
         pytest.param(replace(REDUCES, io_bytes=9), id="it writes"),
         pytest.param(replace(REDUCES, cpu_s=0.1, stack=REDUCING), id="it computes"),
@@ -192,8 +192,10 @@ def test_a_repetition_at_the_same_step_and_place_is_observed_for_longer_and_coun
     assert found.fault is not None
     assert first is not None
     assert (found.fault.signature, found.fault.work) == (first.signature, "")
-    assert is_certain(twice(REDUCES, MEETS, history=(replace(past, step=3),))), "another step"
-    assert is_certain(view, replace(POLICY, hang_floor_s=1.0)), "the user's word"
+    assert is_certain(twice(REDUCES, MEETS, history=(replace(past, step=3),))), (
+        "the earlier hang was at another step"
+    )
+    assert is_certain(view, replace(POLICY, hang_floor_s=1.0)), "the user set this limit"
 
 
 def test_an_observation_restarts_with_each_generation_and_once_no_rank_is_late() -> None:

@@ -117,7 +117,9 @@ def test_a_rank_that_stays_stopped_hangs_whatever_it_does_and_even_if_none_is_la
     before = seen(other, stopped)
     found = detection.judge(before, POLICY)
     assert found is not None
-    assert found.act_ns == before.now_ns + int(certain_hangs.STOPPED_S * S), "for a look at the others"
+    assert found.act_ns == before.now_ns + int(certain_hangs.STOPPED_S * S), (
+        "it must wait for an inspection of the others"
+    )
     now = replace(before, now_ns=found.act_ns)
     now = replace(now, watch=observation.update(before.watch, now))
     again = detection.judge(now, POLICY)
@@ -149,7 +151,7 @@ def test_a_stopped_rank_is_certain_while_another_in_a_pause_waits_for_it() -> No
     moved_on = replace(WAITS, step=4)
     found = judged(there(0, moved_on, stalled=False, phase="eval"), stopped)
     assert found is not None
-    assert found.act_ns is None, "that look is older than its pause"
+    assert found.act_ns is None, "the inspection is older than the pause"
 
 
 def test_nothing_is_certain_while_a_debugger_is_attached_to_another_rank() -> None:
@@ -335,7 +337,7 @@ def test_a_group_that_has_never_done_a_step_has_the_limit_of_one_from_its_last_s
     assert waits_on(found) == late_s + 600.0
     assert found is not None
     assert found.warn_ns is not None
-    assert found.warn_ns <= (100 - late_s + 300) * S, "once, at half of the time"
+    assert found.warn_ns <= (100 - late_s + 300) * S, "the warning is due at half of the time"
     hang_floor = replace(POLICY, hang_floor_s=5.0)
     assert waits_on(judged(unbegun(0, look, late_s), unbegun(1, WAITS, late_s), policy=hang_floor)) > 600.0
 
@@ -347,7 +349,7 @@ def test_a_group_without_a_step_and_without_signs_of_work_is_restarted_at_the_li
         certain(found)
         assert found is not None
         assert found.fault is not None
-        assert found.fault.work, "not the same failure again"
+        assert found.fault.work, "it must not count as the same failure"
     for look in (LOCKED, STOPPED):
         assert certain(judged(unbegun(0, look, 301.0), unbegun(1, WAITS, 301.0))) == 0
 
@@ -377,7 +379,7 @@ def test_the_warning_before_a_first_step_names_the_option_and_what_is_not_visibl
     assert "leaves it alone" in sentences.warning(alone, found)
     elsewhere = detection.judge(seen(unbegun(0, replace(WORKS, where="run (a.py:1)"), 301.0), **ONE), POLICY)
     assert elsewhere is not None
-    assert elsewhere.place == found.place, "said once"
+    assert elsewhere.place == found.place, "the warning must be given once"
 
 
 def test_a_long_start_is_not_learned_for_later_stalls() -> None:
@@ -399,7 +401,7 @@ def test_a_lock_that_recurs_at_the_same_step_has_the_limit_of_work() -> None:
     assert waits_on(found) == 120.0
     assert found is not None
     assert found.fault is not None
-    assert not found.fault.work, "and it counts as the same failure"
+    assert not found.fault.work, "it must count as the same failure"
     assert certain(judged(there(0, LOCKED), there(1, WAITS), history=(replace(past, step=3),))) == 0
 
 
@@ -455,7 +457,7 @@ def test_ranks_that_are_all_seen_to_wait_for_no_other_have_no_limit(look: RankIn
     floor = replace(POLICY, hang_floor_s=1.0)
     assert certain(judged(there(0, look), there(1, look), policy=floor)) in (-1, 0)
     assert certain(judged(there(0, look), there(1, STOPPED))) == 1
-    assert waits_on(judged(there(0, look), there(1, LOCKED))) >= 60.0, "somebody may wait for it"
+    assert waits_on(judged(there(0, look), there(1, LOCKED))) >= 60.0, "a rank may be waiting for it"
     assert certain(judged(there(0, LOCKED), there(1, LOCKED))) == -1
 
 
@@ -509,7 +511,7 @@ def test_time_in_which_no_rank_waited_for_another_counts_toward_no_limit() -> No
     assert found.warn_ns == before.now_ns + stall_limits.BUSY_FACTOR * 30 * S
     short = detection.judge(now, replace(POLICY, stall_limit_s=2.0))
     assert short is not None
-    assert short.act_ns == before.now_ns + 10 * S, "for looks that are seconds apart"
+    assert short.act_ns == before.now_ns + 10 * S, "it must wait for inspections that are seconds apart"
 
 
 def test_a_rank_that_left_while_another_waits_for_it_is_named_with_how_it_left() -> None:
@@ -521,7 +523,7 @@ def test_a_rank_that_left_while_another_waits_for_it_is_named_with_how_it_left()
     assert found.fault.detail == "rank 1 exited with code 0 in the middle of its loop, after step 5"
     busy = judged(there(0, SLEEPS), left)
     assert busy is not None
-    assert busy.act_ns is None, "it works on alone"
+    assert busy.act_ns is None, "the rank works alone"
 
 
 def test_the_users_minimum_applies_to_every_kind_of_work() -> None:
@@ -625,4 +627,4 @@ def test_a_supervisor_that_takes_over_compares_two_inspections_before_it_calls_w
     moved = at(replace(SLEEPS, phase_seq=3), first.watch, turn=2)
     assert waits_on(detection.judge(moved, POLICY)) == 300.0 + POLICY.stall_limit_s
     late = replace(first, memory=replace(first.memory, since_ns=50 * S))
-    assert certain(detection.judge(late, POLICY)) == 1, "a look that does not come is not waited for"
+    assert certain(detection.judge(late, POLICY)) == 1, "a missing inspection must not be waited for"

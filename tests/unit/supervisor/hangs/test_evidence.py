@@ -45,7 +45,7 @@ def seen(look: RankInspection = PLAIN, **given: Any) -> evidence.Findings:
         pytest.param(replace(PLAIN, process_state="T"), evidence.STOPPED, "", id="stopped"),
         pytest.param(replace(PLAIN, process_state="t"), evidence.TRACED, "", id="in a debugger"),
         pytest.param(
-            replace(PLAIN, process_state="T", traced=True), evidence.TRACED, "", id="stopped by one"
+            replace(PLAIN, process_state="T", traced=True), evidence.TRACED, "", id="stopped by a debugger"
         ),
         pytest.param(replace(PLAIN, process_state="X"), evidence.GONE, "", id="gone"),
         pytest.param(
@@ -54,12 +54,21 @@ def seen(look: RankInspection = PLAIN, **given: Any) -> evidence.Findings:
         pytest.param(
             replace(PLAIN, stack=BACKWARD), evidence.WAITS, evidence.COLLECTIVE, id="in a backward pass"
         ),
-        pytest.param(replace(PLAIN, stack=OURS), evidence.WAITS, evidence.COLLECTIVE, id="in our exchange"),
-        pytest.param(replace(PLAIN, stack=DEVICE), evidence.WAITS, evidence.COLLECTIVE, id="for its GPU"),
         pytest.param(
-            replace(PLAIN, stack=BACKWARD, cpu_s=0.2), evidence.BUSY, evidence.COMPUTES, id="computes it"
+            replace(PLAIN, stack=OURS), evidence.WAITS, evidence.COLLECTIVE, id="in an exchange of Holdfast"
         ),
-        pytest.param(replace(PLAIN, cpu_s=0.2), evidence.BUSY, evidence.COMPUTES, id="one function"),
+        pytest.param(
+            replace(PLAIN, stack=DEVICE), evidence.WAITS, evidence.COLLECTIVE, id="waits for its GPU"
+        ),
+        pytest.param(
+            replace(PLAIN, stack=BACKWARD, cpu_s=0.2),
+            evidence.BUSY,
+            evidence.COMPUTES,
+            id="computes in backward",
+        ),
+        pytest.param(
+            replace(PLAIN, cpu_s=0.2), evidence.BUSY, evidence.COMPUTES, id="computes in one function"
+        ),
         pytest.param(replace(PLAIN, cpu_s=0.2, moved=True), evidence.WORKS, evidence.COMPUTES, id="works"),
         pytest.param(replace(PLAIN, children=2), evidence.WORKS, evidence.CHILDREN, id="loader workers"),
         pytest.param(replace(PLAIN, io_bytes=9), evidence.WORKS, evidence.BYTES, id="saves"),
@@ -72,12 +81,12 @@ def seen(look: RankInspection = PLAIN, **given: Any) -> evidence.Findings:
         pytest.param(
             replace(LOCKED, calls=("lock that a signal handler may release", "lock")),
             *(evidence.IDLE, evidence.LOCK),
-            id="with a handler",
+            id="lock with a signal handler",
         ),
         pytest.param(
-            replace(PLAIN, calls=("shared lock",)), evidence.IDLE, evidence.LOCK, id="of another process"
+            replace(PLAIN, calls=("shared lock",)), evidence.IDLE, evidence.LOCK, id="lock of another process"
         ),
-        pytest.param(replace(PLAIN, calls=()), evidence.IDLE, evidence.UNKNOWN, id="nobody can say"),
+        pytest.param(replace(PLAIN, calls=()), evidence.IDLE, evidence.UNKNOWN, id="unknown call"),
     ],
 )
 def test_each_inspection_has_its_role_and_kind_of_work(look: RankInspection, role: str, work: str) -> None:
@@ -90,7 +99,7 @@ def test_movement_is_evidence_of_work_even_where_others_are_waited_for() -> None
     assert seen(children=1).shows_progress
     assert seen(io_bytes=1).shows_progress
     assert seen(stack=REDUCING, cpu_s=0.2).shows_progress
-    assert not seen(cpu_s=0.2).shows_progress, "a loop that gets nowhere looks the same"
+    assert not seen(cpu_s=0.2).shows_progress, "a loop without progress looks the same"
     assert not seen().shows_progress
 
 

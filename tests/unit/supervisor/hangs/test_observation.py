@@ -115,7 +115,7 @@ def calm(number: int, **given: Any) -> MemberView:
         ),
         (replace(SLEEPS, step=4), LATE),
     ],
-    ids=["none", "sleeps", "works", "computes", "apart", "stopped", "of no step", "of another step"],
+    ids=["none", "sleeps", "works", "computes", "apart", "stopped", "no step", "another step"],
 )
 def test_a_rank_that_becomes_late_is_recorded_with_its_inspection(
     look: RankInspection | None, expected: LateRank
@@ -313,7 +313,7 @@ def test_time_in_which_the_supervisor_did_not_run_is_not_counted() -> None:
     expected = ranks(moved, hints=(PendingException(0, 60, 97 * S),), rests=rests, untold_ns=87 * S)
     assert observation.discount_pause(watch, 7 * S) == expected
     never = observation.discount_pause(ranks(LATE), 7 * S)
-    assert (never.ranks[0].apart_ns, never.untold_ns) == (0, 0), "what never was stays so"
+    assert (never.ranks[0].apart_ns, never.untold_ns) == (0, 0), "times that were never set must stay unset"
 
 
 # -- ranks at rest
@@ -342,7 +342,7 @@ def test_the_record_of_ranks_at_rest_has_exactly_these_fields() -> None:
     assert moved == (replace(backward, mark=8, look=2, asked=4, **anew), later[1])  # type: ignore[arg-type]
     restarted = resting(both(REDUCES, MEETS, turn=1, asked=4), later, 105.0)
     assert restarted == tuple(replace(each, since_ns=105 * S, heard_ns=105 * S, asked=4) for each in first), (
-        "the launcher has begun to count again"
+        "the launcher has restarted its count"
     )
     nameless = replace(REDUCES, at="all_reduce (torch/distributed/distributed_c10d.py:9)", where="")
     assert resting(both(nameless, MEETS))[0].place == "all_reduce"

@@ -236,7 +236,7 @@ def _judgements(here: Path, happens: Callable[[Group, str], None], label: str) -
                 "accounts": books.ledger.activity,
             }
         )
-    assert found, "the situation is never looked at"
+    assert found, "this situation never occurred"
     return found
 
 

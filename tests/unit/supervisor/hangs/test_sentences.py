@@ -397,7 +397,7 @@ def test_an_inspection_shows_work_or_a_wait_for_no_other_rank(
 ) -> None:
     alone = replace(look, meets_unseen=False)
     assert (evidence.shows_work(alone), evidence.waits_for_no_rank(alone)) == (works, apart)
-    assert not evidence.waits_for_no_rank(look), "it may meet the others unseen"
+    assert not evidence.waits_for_no_rank(look), "it may communicate with the others unseen"
 
 
 @pytest.mark.parametrize(

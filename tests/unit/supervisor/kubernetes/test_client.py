@@ -375,7 +375,7 @@ async def test_a_truncated_answer_is_refused() -> None:
 
 @asynccontextmanager
 async def serving_tls(names: list[str], addresses: list[str]) -> AsyncIterator[tuple[str, str]]:
-    """Give the URL of a server with a certificate for these names, and the bundle that verifies it."""
+    """Yield the URL of a server with a certificate for these names, and the bundle that verifies it."""
     now = datetime.now(timezone.utc)
     authority = certificates.new_authority(now)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -155,7 +155,7 @@ async def test_a_leader_without_a_rival_outlasts_an_api_server_that_is_away() ->
         assert term.epoch == 1
 
     await lead(lock(store), body, nobody)
-    assert min(found) < -45, "the term was over, which effects without an epoch must respect"
+    assert min(found) < -45, "the term was over, so effects without an epoch had to wait"
     assert found[-1] > 0
     assert spec(store)["leaseTransitions"] == 0
 

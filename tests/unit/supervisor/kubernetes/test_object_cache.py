@@ -105,9 +105,9 @@ async def test_an_object_is_read_again_periodically_and_returned_meanwhile() -> 
         there.now_s += FRESH_S - 1
         assert (there.size(job()), there.server.asked) == (2, ["jobs a"])
         there.now_s += 1
-        assert there.size(job()) == 2, "the old one while it is read"
+        assert there.size(job()) == 2, "the old object is used during the read"
         await there.server.answer("jobs a", content(2))
-        assert (there.size(job()), there.news) == (2, 1), "nothing new"
+        assert (there.size(job()), there.news) == (2, 1), "nothing changed"
         there.now_s += FRESH_S
         there.size(job())
         await there.server.answer("jobs a", content(5))
@@ -138,7 +138,7 @@ async def test_a_refusal_is_told_apart_from_an_object_that_is_still_being_read()
         assert "no" in there.cache.refusal(job())
         assert there.news == 1
         there.size(job())
-        assert there.server.asked == ["jobs a"], "not at once"
+        assert there.server.asked == ["jobs a"], "the read must not be repeated immediately"
         there.now_s += RETRY_S
         there.size(job())
         await there.server.answer("jobs a", content(1))
@@ -158,13 +158,13 @@ async def test_a_kind_that_hangs_delays_no_other_and_gets_few_requests() -> None
             await there.server.answer(f"pytorchjobs p{k}", REFUSALS[2])
         for each in hung:
             there.size(each)
-        assert len(there.server.asked) == PER_KIND + 1, "the whole kind pauses"
+        assert len(there.server.asked) == PER_KIND + 1, "reads of this kind must pause"
         there.now_s += RETRY_S
         for each in hung:
             there.size(each)
         await there.server.until(lambda: len(there.server.asked) == 2 * PER_KIND + 1)
         assert there.server.asked[-PER_KIND:] == [f"pytorchjobs p{k}" for k in range(4, 8)], (
-            "each gets its turn"
+            "each object must get its turn"
         )
 
 

@@ -53,7 +53,7 @@ async def test_the_certificate_is_created_once_the_api_server_answers(
         assert "BEGIN CERTIFICATE" in made.bundle
         assert isinstance(made.context, ssl.SSLContext)
         again = await certificate_for(server, ME, NAMES)
-        assert again.bundle == made.bundle, "all replicas have one authority"
+        assert again.bundle == made.bundle, "all replicas must share one authority"
 
 
 @pytest.mark.parametrize(("code", "kind"), [(403, ApiError), (503, ServerUnreachable)])

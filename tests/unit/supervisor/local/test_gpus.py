@@ -108,7 +108,7 @@ def test_each_member_has_the_devices_of_its_ranks_and_no_two_share_one() -> None
 def test_a_standby_that_takes_a_lost_members_ranks_takes_its_devices() -> None:
     given = devices.dealt_out({}, 4)
     lost = [gpu_assignment.share(given, rank, rank - 2, 2) for rank in (2, 3)]
-    assert lost == ["2,3", "2,3"], "whichever member has the ranks 2 and 3"
+    assert lost == ["2,3", "2,3"], "this holds for whichever member has ranks 2 and 3"
 
 
 def test_ranks_beyond_the_devices_get_none_and_without_devices_nothing_is_set() -> None:

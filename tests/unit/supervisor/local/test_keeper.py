@@ -105,7 +105,7 @@ def test_a_sidecar_that_stays_stopped_is_killed(kept: LocalKeeper, make: Make) -
     kept.members["m0"] = LocalMember("m0", make("launcher m0", WAITS), part)
     stop(part)
     look(kept, 100.0, 101.0)
-    assert not kept.news, "a job that was stopped and continued as a whole is seen so for a moment"
+    assert not kept.news, "a job stopped and continued as a whole may look stopped for a moment"
     look(kept, 102.0)
     assert is_killed(part)
     assert kept.news == ["replacing sidecar m0: it is stopped. The ranks keep training"]

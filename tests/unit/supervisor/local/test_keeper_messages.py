@@ -186,7 +186,7 @@ def test_a_request_is_carried_out_once_however_it_is_split(keeper: tuple[LocalKe
     line = keeper_messages.encode_request(Finish(3, "why", ""))
     for at in range(len(line)):
         keeper[0].finished = None
-        assert deliver(keeper, line[:at]) == [], "half a line is not a request"
+        assert deliver(keeper, line[:at]) == [], "an incomplete line is not a request"
         assert len(deliver(keeper, line[at:])) == 1
         assert keeper[0].finished is not None
 

@@ -57,7 +57,7 @@ def test_a_run_that_starts_at_the_same_moment_does_not_count_a_new_folder_as_aba
     assert ours.is_dir()
     assert not is_abandoned(ours)
     assert all(folder.is_dir() for folder, _ in starts)
-    assert not list(root.glob(".*")), "nothing half made is left"
+    assert not list(root.glob(".*")), "a half-made volume is left"
     for each in (owner, *(each for _, each in starts)):
         os.close(each)
 
@@ -66,7 +66,7 @@ def test_incomplete_folders_are_removed_when_they_are_old(root: Path) -> None:
     half = root / f".holdfast-{os.getuid()}-0123"
     half.mkdir()
     _, owner = memory_volume.create()
-    assert half.is_dir(), "somebody may be making it"
+    assert half.is_dir(), "another process may be creating it"
     os.close(owner)
     os.utime(half, (1.0, 1.0))
     _, owner = memory_volume.create()

@@ -64,14 +64,16 @@ def test_a_removed_folder_of_a_run_is_restored_with_all_files_that_its_processes
     [said] = upkeep.repair(1.0)
     assert said.startswith(f"{run}: ")
     assert "enable-linger" in said
-    assert not is_abandoned(run), "no other run takes it for an abandoned one"
+    assert not is_abandoned(run), "another run could take it for abandoned"
     assert (run / "m0" / "obeyed.json").read_text() == "{}"
     newcomer = Arena(folder)
     assert [record.step for record in newcomer.records()] == [2, 1]
     assert all(newcomer.verify(record) for record in newcomer.records())
     mapping = arena.whole(LAYOUT.total_bytes)
     snapshot(arena, 3)
-    assert arena.whole(LAYOUT.total_bytes) == mapping, "written where it was: nothing is mapped anew"
+    assert arena.whole(LAYOUT.total_bytes) == mapping, (
+        "the file must be rewritten in place, without a new mapping"
+    )
     store.put(1, 3, b"three")
     assert [record.step for record in newcomer.records()] == [3, 2]
     blob = PrivateReader(folder / "private-00000.bin").get(3)
@@ -167,7 +169,7 @@ def test_a_file_in_place_of_a_folder_does_not_prevent_restoring_the_rest(
     assert restored.read_text() == "in the way"
     restored.unlink()
     assert upkeep.repair(2.0) == []
-    assert not restored.exists(), "it was nobody's"
+    assert not restored.exists(), "the file belonged to no one"
 
 
 def test_the_memory_of_a_lost_member_is_released(run: Path, upkeep: VolumeRepair) -> None:
@@ -216,4 +218,4 @@ def test_the_keeper_reserves_descriptors_for_other_uses(
     upkeep.repair(0.0)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
     (run / "m0" / "page-0.bin").unlink()
-    assert upkeep.repair(1.0) == [], "what is not held cannot be put back"
+    assert upkeep.repair(1.0) == [], "files that are not held open cannot be restored"

@@ -154,7 +154,7 @@ def its_own(step: int, name: str = "m0") -> MemberView:
 def test_training_before_a_restart_of_a_script_that_keeps_its_own_state_is_unknown() -> None:
     accounts = begun()
     accounts.observe(view(its_own(20), its_own(20, "m1"), now_s=30.0, settled=True))
-    assert accounts.ledger.pending_ns == 27 * S, "two members hold nothing of it"
+    assert accounts.ledger.pending_ns == 27 * S, "two members hold no state of it"
     incident = opened(resume=ResumePoint(0, 0, "none"), lost=None, own_state=True)
     accounts.opened(incident)
     accounts.closed(memory(), incident, StartTimes(*[34 * S] * 4), 0.0)
@@ -281,7 +281,7 @@ def test_the_steps_of_one_member_are_secured_up_to_the_newest_checkpoint() -> No
 
     assert saw(20, 30.0, -1) == 2
     assert saw(21, 31.0, 20) == 20
-    assert saw(22, 32.0, 30) == 22, "no step that was not done is secured"
+    assert saw(22, 32.0, 30) == 22, "a step that was not done must not count as secured"
 
 
 def test_a_successor_records_the_steps_that_its_predecessor_saw() -> None:

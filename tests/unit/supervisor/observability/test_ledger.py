@@ -174,7 +174,7 @@ def test_time_without_progress_does_not_raise_the_ratio() -> None:
     ledger.advance(30 * S)
     assert ledger.ettr() == 1.0
     assert ledger.ettr(20 * S) == 10 / 30
-    assert ledger.ettr(99 * S) == 10 / 30, "what was trained stays"
+    assert ledger.ettr(99 * S) == 10 / 30, "time that was trained must stay counted"
 
 
 def test_a_stall_does_not_raise_the_ratio_of_the_last_hour() -> None:

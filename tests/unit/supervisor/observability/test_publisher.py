@@ -33,7 +33,7 @@ def test_an_incident_that_did_not_fit_is_written_once_there_is_space(tmp_path: P
         assert run.incident(number) == incident(number, open=False)
     (tmp_path / "incidents" / "i-0001.json").unlink()
     turn()
-    assert run.incident(1) is None, "it was written once"
+    assert run.incident(1) is None, "the incident must be written once"
 
 
 def test_equal_arguments_build_equal_statuses_and_building_one_changes_nothing() -> None:

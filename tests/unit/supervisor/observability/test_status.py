@@ -78,7 +78,7 @@ def doing(*ranks: int, step: int = 9, **changed: Any) -> View:
 def test_the_loss_is_that_of_rank_0_even_if_it_ends_first(tmp_path: Path) -> None:
     records = StatusPublisher(RunDir(tmp_path))
     assert told_by(records, doing(0, 1))["loss"] == 0.5
-    assert told_by(records, doing(1))["loss"] == 0.5, "rank 1's own passed for it"
+    assert told_by(records, doing(1))["loss"] == 0.5, "rank 1's own loss was reported as the group's"
     assert told_by(records, doing())["loss"] == 0.5
 
 

@@ -62,7 +62,9 @@ def test_a_node_that_is_out_does_not_count_as_unknown() -> None:
     nodes += [well("o", quarantine=TAINTED, silent_s=1e6), NodeView("p", cordoned=True)]
     policy = NodePolicy(max_share=0.29, min_out=2, min_serving=3)
     assert breaker.assess(10, nodes, policy) == Breaker(10, 2, 2, 2, 3)
-    assert breaker.assess(1, [], policy) == Breaker(1, 0, 0, 1, 3), "no more nodes than there are"
+    assert breaker.assess(1, [], policy) == Breaker(1, 0, 0, 1, 3), (
+        "the limit cannot exceed the number of nodes"
+    )
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_a_blind_sensor_does_not_prove_health() -> None:
     assert asked(at(OUT, NOW_S + DAY_S, blind)) == []
     assert why(at(OUT, NOW_S + DAY_S, blind), "a") == "its agent reports no fault, but kmsg cannot measure"
     other = recovered(NODE, DAY_S, boot_id="b2", blind=("sysfs",))
-    assert len(asked(at(OUT, NOW_S + DAY_S, other))) == 1, "what found nothing need not see"
+    assert len(asked(at(OUT, NOW_S + DAY_S, other))) == 1, "a check without findings need not be able to see"
 
 
 def test_a_hold_contains_the_time_of_the_next_check() -> None:

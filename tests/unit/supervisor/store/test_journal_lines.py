@@ -34,7 +34,7 @@ def numbers(path: Path) -> list[int]:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Give a journal with one line, about `SEEN`."""
+    """Return a journal with one line, about `SEEN`."""
     found = tmp_path / "journal.jsonl"
     kept = Journal(found)
     kept.write(SEEN, POLICY, Wait(7, "because"), SEEN.memory, {"at": 1})
@@ -52,7 +52,7 @@ Logged = list[tuple[str, str, dict[str, object]]]  # level, event, fields
 
 @pytest.fixture
 def logged() -> Iterator[Logged]:
-    """Give the list of all records that the journal logs."""
+    """Yield the list of all records that the journal logs."""
     usual = vars(logging.makeLogRecord({})).keys()
     found: Logged = []
 
@@ -102,7 +102,7 @@ def test_the_journal_is_readable_by_its_user_only_even_after_it_was_restored(tmp
     kept.close()
     kept.close()
     write(kept, 2)
-    assert numbers(path) == [1, 2], "a closed journal is opened again"
+    assert numbers(path) == [1, 2], "a closed journal must be reopened"
 
 
 def test_a_journal_that_cannot_be_opened_is_logged_with_its_reason(tmp_path: Path, logged: Logged) -> None:

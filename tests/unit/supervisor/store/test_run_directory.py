@@ -50,7 +50,7 @@ def refused(path: Path | None, directory: Path) -> str:
     assert tree(directory) == before, "something was changed"
     said = str(error.value)
     assert "\n" not in said
-    assert "name " in said or "another directory" in said, "it does not say what to do"
+    assert "name " in said or "another directory" in said, "the message does not say what to do"
     return said
 
 
@@ -250,7 +250,7 @@ def test_the_newest_run_is_the_one_started_last_wherever_it_is(tmp_path: Path) -
     assert newest(here) == second.path
     elsewhere = started(tmp_path / "elsewhere", NOW, here)
     assert newest(here) == elsewhere.path
-    assert newest(elsewhere.path) == elsewhere.path, "the run one stands in"
+    assert newest(elsewhere.path) == elsewhere.path, "the run in the working directory must be found"
     for run in (first, second, elsewhere):
         run.close()
 
@@ -262,7 +262,9 @@ def test_of_several_live_runs_the_one_to_act_on_is_named(tmp_path: Path) -> None
     said = str(refused.value).splitlines()
     assert said[1:] == [f"  holdfast stop --now --run-dir {run.path.resolve()}" for run in (first, second)]
     assert find_living(first.path, tmp_path, "stop").path == first.path
-    assert find_living(None, first.path, "stop").path == first.path, "the run one stands in"
+    assert find_living(None, first.path, "stop").path == first.path, (
+        "the run in the working directory must be found"
+    )
     first.close()
     assert find_living(None, tmp_path, "stop").path == second.path
     second.close()

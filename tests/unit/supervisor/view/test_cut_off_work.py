@@ -127,8 +127,8 @@ def running(hint: Ending, where: RankProgress) -> View:
 @pytest.mark.parametrize(
     ("hint", "where"),
     [
-        pytest.param(HINT, at(1), id="it stands"),
-        pytest.param(replace(HINT, overdue=True), at(1, step=21), id="the rank went on"),
+        pytest.param(HINT, at(1), id="no progress since"),
+        pytest.param(replace(HINT, overdue=True), at(1, step=21), id="the rank has continued"),
         pytest.param(replace(HINT, overdue=True), at(1, pause_left_s=9.0), id="in a pause within its limit"),
     ],
 )
@@ -241,7 +241,7 @@ def test_ordinary_work_after_a_commit_does_not_justify_a_rollback(
 @pytest.mark.parametrize(
     ("tail_s", "usual_s", "told_s"), [(0.02, 0.0, 0.02), (0.4, 0.4, 0.4), (1e-6, 0.0, 0.001)]
 )
-@pytest.mark.parametrize("ending", [KILLED, None], ids=["it was killed", "it had its time"])
+@pytest.mark.parametrize("ending", [KILLED, None], ids=["it was killed", "its time is over"])
 def test_a_declared_pause_that_was_not_left_counts_as_work_whatever_its_usual_length(
     tail_s: float, usual_s: float, told_s: float, ending: Ending | None
 ) -> None:
@@ -285,31 +285,31 @@ def test_a_wait_for_peers_after_a_commit_is_not_lost_work() -> None:
         pytest.param(
             rank(0, replace(LOST, paused=20), where="collective"), at(0, tail_s=3.0), id="it was seen to wait"
         ),
-        pytest.param(
-            rank(0, Ending(95 * S, None, 6, paused=20)), at(0, tail_s=3.0), id="it was aborted then"
-        ),
+        pytest.param(rank(0, Ending(95 * S, None, 6, paused=20)), at(0, tail_s=3.0), id="it aborted there"),
     ],
 )
 def test_the_rest_of_a_pause_behind_a_wait_for_peers_is_repeated(
     state: RankState, where: RankProgress
 ) -> None:
     found = group((state, where), (rank(1, KILLED), at(1)))
-    assert not isinstance(decide(found, POLICY), Wait), "who can do no more is not waited for"
+    assert not isinstance(decide(found, POLICY), Wait), "a rank that cannot continue must not be waited for"
     action = decide(found, POLICY)
     assert isinstance(action, Start)
     assert (action.resume.step, action.cut) == (15, (CutOffWork(0, 20, 19, 3.0),))
     none = group((state, where), (rank(1, KILLED), at(1)), slots=(20,))
     action = decide(none, POLICY)
-    assert isinstance(action, Start), "nobody raised it: the run goes on, and says so at its end"
+    assert isinstance(action, Start), (
+        "no exception was raised, so the run continues and reports it at the end"
+    )
     assert transition.after(none, action, POLICY).missed == (UndoneWork(1, 0, 20),)
 
 
 @pytest.mark.parametrize(
     ("state", "where"),
     [
-        pytest.param(rank(0, replace(LOST, paused=19)), at(0, tail_s=0.1), id="of a step before"),
+        pytest.param(rank(0, replace(LOST, paused=19)), at(0, tail_s=0.1), id="in an earlier step"),
         pytest.param(rank(0, LOST), at(0, tail_s=0.1), id="in no pause"),
-        pytest.param(rank(0, replace(LOST, paused=20)), at(0), id="in a step that nobody has"),
+        pytest.param(rank(0, replace(LOST, paused=20)), at(0), id="in a step that no member holds"),
     ],
 )
 def test_a_wait_for_peers_outside_a_pause_does_not_justify_a_rollback(
@@ -475,13 +475,13 @@ def test_a_hang_in_a_pause_without_an_earlier_state_is_reported_at_the_end() -> 
     ("first", "second", "step"),
     [
         pytest.param({"late": (20,)}, {"late": (20,)}, 15, id="no copy has the change"),
-        pytest.param({"late": (20,)}, {}, 15, id="of one rank"),
+        pytest.param({"late": (20,)}, {}, 15, id="one rank's copy lacks the change"),
         pytest.param({"amended": (20,)}, {"amended": (20,)}, 20, id="all copies have it"),
         pytest.param({"amended": (20,)}, {}, 15, id="one may not have it"),
-        pytest.param({"amended": (10, 20)}, {"amended": (10, 19)}, 15, id="and is on its way"),
-        pytest.param({"amended": (20,)}, {"step": 19}, 20, id="the other never came there"),
+        pytest.param({"amended": (10, 20)}, {"amended": (10, 19)}, 15, id="one may still be making it"),
+        pytest.param({"amended": (20,)}, {"step": 19}, 20, id="the other never reached the step"),
         pytest.param({"amended": (20,)}, {"amended": (21,), "step": 21}, 20, id="the other has forgotten it"),
-        pytest.param({"late": (10, 19)}, {"late": (10, 19)}, 20, id="of another step"),
+        pytest.param({"late": (10, 19)}, {"late": (10, 19)}, 20, id="another step was changed"),
     ],
 )
 def test_a_state_that_lacks_changes_after_its_commit_is_skipped(
@@ -515,8 +515,10 @@ def test_a_remembered_void_step_is_skipped_in_all_generations() -> None:
         pytest.param(20, {"step": 21}, {"step": 21}, (), 20, id="all have gone beyond it"),
         pytest.param(20, {"step": 21}, {"step": 20}, (), -1, id="one may be in work after that commit"),
         pytest.param(20, {"step": 21}, {"step": 22, "late": (20,)}, (), -1, id="one has made it void"),
-        pytest.param(20, {"step": 21}, {"step": 22}, (VoidStep(1, 20, 1),), -1, id="one had made it void"),
-        pytest.param(-1, {"step": 21}, {"step": 22}, (), -1, id="nobody asks"),
+        pytest.param(
+            20, {"step": 21}, {"step": 22}, (VoidStep(1, 20, 1),), -1, id="one made it void earlier"
+        ),
+        pytest.param(-1, {"step": 21}, {"step": 22}, (), -1, id="no member asks"),
     ],
 )
 def test_a_member_may_write_a_checkpoint_that_no_rank_can_make_void_any_more(

@@ -110,14 +110,14 @@ def blamed(endings: tuple[tuple[int, Ending], ...]) -> int:
             1,
             id="victim that its library aborted",
         ),
-        pytest.param(killed(10, 6), killed(40, 11), 0, id="an abort of its own"),
-        pytest.param(victim(12), victim(11), 1, id="nothing but victims"),
+        pytest.param(killed(10, 6), killed(40, 11), 0, id="its own abort"),
+        pytest.param(victim(12), victim(11), 1, id="only victims"),
         pytest.param(failed(50, "exception", BUG), failed(49, "exception", BUG), 1, id="first of two"),
-        pytest.param(failed(50, "numeric"), failed(50, "numeric"), 0, id="at once"),
+        pytest.param(failed(50, "numeric"), failed(50, "numeric"), 0, id="both at the same time"),
         pytest.param(FINISHED, victim(9), 1, id="one finished, one is a victim"),
         pytest.param(FINISHED, failed(9, "system_exit", code=3), 1, id="exit code of the script"),
         pytest.param(failed(1, "system_exit", code=0), failed(9, "exception", BUG), 1, id="exit(0)"),
-        pytest.param(victim(1), Ending(9 * MS, 17), 1, id="an exit code and no word"),
+        pytest.param(victim(1), Ending(9 * MS, 17), 1, id="only an exit code"),
     ],
 )
 def test_the_root_cause_is_blamed_whatever_the_order_of_the_endings(
@@ -139,7 +139,7 @@ def test_the_root_cause_is_blamed_whatever_the_order_of_the_endings(
 )
 def test_a_victim_is_recognized_by_its_last_message(message: str, expected: bool) -> None:
     assert is_victim(failed(10, "", message)) is expected
-    assert not is_victim(failed(10, "exception", message)), "the rank has looked itself"
+    assert not is_victim(failed(10, "exception", message)), "the rank has classified its failure itself"
     assert not is_victim(failed(10, "numeric", message))
     assert not is_victim(killed(10, 9, message))
 

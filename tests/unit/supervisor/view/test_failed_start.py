@@ -119,7 +119,7 @@ def test_a_group_that_has_done_a_step_is_not_rolled_back() -> None:
     second = replace(copied.members[1], report=replace(told, slots=(HeldSnapshot(2, OLD + 1, 8),)))
     late = replace(copied, memory=secured(back, killed), members=(copied.members[0], second))
     assert failed_start.without_failed_start(late).lineage == (Lineage(2, OLD),), (
-        "a copy tells of a step that no page does"
+        "a copy shows a step that no page shows"
     )
     settled = transition.after(seen(back, OLD, at=OLD + 1), Settle(99 * S, "a step"), POLICY)
     assert settled.unbegun is None

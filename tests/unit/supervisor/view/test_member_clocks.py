@@ -33,7 +33,7 @@ def test_times_of_another_host_are_converted_to_the_local_clock() -> None:
     assert found is not None
     assert found.ranks[0].ending == replace(ending, at_ns=901 * MS, failed_ns=891 * MS) == found.warm_ending
     assert found.ranks[0].flag == replace(flag, at_ns=881 * MS)
-    assert found.ranks[0].marks == StartTimes(101 * MS, 201 * MS), "what has not been stays so"
+    assert found.ranks[0].marks == StartTimes(101 * MS, 201 * MS), "times that were never set must stay unset"
 
 
 def test_times_on_the_same_clock_are_unchanged() -> None:

@@ -95,7 +95,7 @@ def test_an_uncontrollable_members_place_is_taken_by_a_standby_and_its_processes
     assert (start.placement, start.remedy) == (("m2", "m1"), "swap")
     assert WHY in start.why
     assert start.resume.step == 9
-    assert start.resume.holders == ("m1",), "who is about to be ended has nothing to give"
+    assert start.resume.holders == ("m1",), "a member about to be ended must not be a holder"
     secured = replace(seen, memory=transition.after(seen, secure, POLICY))
     assert transition.after(secured, start, POLICY).lost == ("m0",)
 

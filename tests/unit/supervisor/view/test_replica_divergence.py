@@ -63,7 +63,7 @@ def test_nothing_is_judged_before_enough_replicas_have_sealed() -> None:
     assert found(*members, sealed("m2", GOOD, GOOD)) is None
     assert found(*members, sealed("m2", GOOD, GOOD, WORSE)) is not None
     late = found(*members, sealed("m2", GOOD, GOOD, GOOD), sealed("m3", GOOD, GOOD))
-    assert late is None, "two of four are no majority yet"
+    assert late is None, "two of four are not a majority"
     members = [*members, sealed("m2", GOOD, GOOD, GOOD), sealed("m3", GOOD, GOOD, GOOD)]
     named = found(*members, sealed("m4", GOOD, GOOD))
     assert named is not None
@@ -72,7 +72,9 @@ def test_nothing_is_judged_before_enough_replicas_have_sealed() -> None:
 
 def test_a_script_whose_replicas_were_never_equal_is_not_judged() -> None:
     assert found(sealed("m0", GOOD, GOOD, GOOD), sealed("m1", BAD, BAD, BAD)) is None
-    assert found(sealed("m0", GOOD, GOOD), sealed("m1", GOOD, BAD)) is None, "equal once is how all begin"
+    assert found(sealed("m0", GOOD, GOOD), sealed("m1", GOOD, BAD)) is None, (
+        "replicas that were equal once prove nothing"
+    )
 
 
 def test_steps_sealed_by_only_one_member_prove_nothing() -> None:
@@ -106,7 +108,7 @@ def test_equality_before_a_restart_counts_after_it() -> None:
     assert fault is not None
     assert fault.step == 256
     assert replica_divergence.find_divergence(view(*members, equal=(256,))) is None, (
-        "equal once is how all begin"
+        "replicas that were equal once prove nothing"
     )
 
 

@@ -33,7 +33,7 @@ def test_the_missing_history_is_taken_from_the_newest_order() -> None:
     members = (member("m0", report("m0", None, told=older)), member("m1", report("m1", None, told=newest)))
     assert unknown_generation.reported_history(view(*members)) == newest
     assert unknown_generation.reported_history(view(*members, generation=3)) is None, (
-        "the journal has all of it"
+        "the journal contains the whole history"
     )
     assert unknown_generation.reported_history(view(member("m1", exists=False), members[0])) == older
     assert unknown_generation.reported_history(view()) is None
@@ -49,4 +49,4 @@ def test_without_an_order_a_generation_that_did_a_step_began_no_later_than_that_
     found = unknown_generation.reported_history(seen)
     assert found == KnownHistory(3, (Lineage(1, 0), Lineage(3, 83)))
     unbegun = view(member("m0", old(0, 83, StartTimes())), member("m1", old(1, 83, StartTimes())))
-    assert unknown_generation.reported_history(unbegun) is None, "it may be taken back"
+    assert unknown_generation.reported_history(unbegun) is None, "the start may be undone"

@@ -61,7 +61,7 @@ def test_flags_that_are_switched_in_a_step_are_restored_and_stay_recorded(
     assert (shown(two), left) == (shown(one), [])
     again.commit()
     begun(three, dict(again.document()))
-    assert shown(three) == shown(one), "also after the second restart"
+    assert shown(three) == shown(one), "the flags must also be right after the second restart"
 
 
 def test_flags_that_are_switched_back_are_restored_even_if_the_script_begins_differently() -> None:

@@ -171,7 +171,7 @@ def test_schedulers_of_any_class_are_replicated_unless_they_may_be_private_to_a_
     _, private, replicated = torch_hooks.classify(given)
     assert set(replicated) == {"model", "optimizer", "ramp", "several", "warmed"}
     assert not any(torch_hooks.is_custom_scheduler(each, given) for each in (model, optimizer, within)), (
-        "these are no custom schedulers"
+        "these are not custom schedulers"
     )
     assert set(private) == {"engine", "feeder", "stranger", "endless", "counter", "drawing", "said", *OWN}
 

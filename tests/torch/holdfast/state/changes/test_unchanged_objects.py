@@ -106,7 +106,7 @@ def test_a_copy_of_a_model_has_its_own_hooks_but_none_of_holdfast(
     assert torch.equal(again(INPUT), objects.module.eval().forward(INPUT) + 1)
     assert objects.state._numbers.is_poisoned == told
     objects.model(INPUT)
-    assert objects.state._numbers.is_poisoned, "the model itself still reports after it was copied"
+    assert objects.state._numbers.is_poisoned, "the model must still report changes after it was copied"
 
 
 @pytest.mark.parametrize("which", ["optimizer", "scheduler", "scaler"])

@@ -26,7 +26,7 @@ class Runtime:
         self.error = ""  # the error that the next call raises
 
     def event(self, enable_timing: bool = False, blocking: bool = False) -> Event:
-        assert blocking, "a thread that waits must not spin"
+        assert blocking, "a waiting thread must not spin"
         return Event(self, enable_timing)
 
     @contextmanager
@@ -130,7 +130,9 @@ def test_a_copy_runs_in_its_own_stream_without_waiting_and_later_writes_wait_for
     pairs = [(torch.zeros(2), torch.full((2,), float(n))) for n in range(3)]
     copy = device.copy(pairs)
     assert [target.tolist() for target, _ in pairs] == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]
-    assert runtime.done == ["mark on copies"] * 5, "at the beginning, after each piece, and at the end"
+    assert runtime.done == ["mark on copies"] * 5, (
+        "marks are set at the beginning, after each piece, and at the end"
+    )
     assert len(copy.marks) == 4
     assert copy.seconds() == 1.5
     device.hold_back(copy)

@@ -70,13 +70,13 @@ def test_a_commit_waits_for_no_kernel_of_its_own_step_but_for_those_of_the_step_
     run = Alone(device).run([3.0, 2.0, 1.0])
     device.choices, device.rests = (0,), True
     next(run)
-    assert (device.kernels, device.waits) == (0, 0), "no kernel has run, and the host has not waited"
+    assert (device.kernels, device.waits) == (0, 0), "a kernel has run or the host has waited"
     device.drain()
     next(run)
     assert device.waits == 0
     with pytest.raises(Stuck):
         next(run)
-    assert device.waits == 1, "the host is at most one step ahead"
+    assert device.waits == 1, "the host must be at most one step ahead"
 
 
 @pytest.mark.parametrize(("bad", "name"), [(math.nan, "not a number"), (-math.inf, "infinite")])

@@ -10,7 +10,7 @@ import pytest
 from holdfast.process import event_loop
 
 
-@pytest.mark.parametrize("anew", [False, True], ids=["closed", "its number is another's"])
+@pytest.mark.parametrize("anew", [False, True], ids=["closed", "its number is reused"])
 def test_a_descriptor_closed_by_an_earlier_handler_is_not_handled(anew: bool) -> None:
     selector = selectors.DefaultSelector()
     pipes = [os.pipe() for _ in range(4)]

@@ -14,7 +14,7 @@ from holdfast.process.event_loop import SignalWakeup
 
 @pytest.fixture
 def selector() -> Iterator[selectors.BaseSelector]:
-    """Give a selector. Restore the wake-up descriptor and the handlers afterwards."""
+    """Yield a selector. Restore the wake-up descriptor and the handlers afterwards."""
     before = signal.getsignal(signal.SIGUSR1), signal.set_wakeup_fd(-1)
     with selectors.DefaultSelector() as made:
         yield made

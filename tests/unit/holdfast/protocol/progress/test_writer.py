@@ -297,7 +297,9 @@ def test_steps_that_were_changed_after_their_commit_are_listed_by_the_content_of
         page.note_late(step, amended=True)
     found = read(page.memory)
     assert found is not None
-    assert found.late == (0, 2, 4, 6, 8, 11), "steps of which no copy is good outlive those of which all are"
+    assert found.late == (0, 2, 4, 6, 8, 11), (
+        "steps without a good copy are kept longer than steps with only good copies"
+    )
     assert found.amended == tuple(range(32, 40))
     for step in range(40, 4140):
         page.note_late(step, amended=False)
@@ -307,7 +309,7 @@ def test_steps_that_were_changed_after_their_commit_are_listed_by_the_content_of
     assert set(found.late) > set(range(4140 - 23, 4140))
     for every in (1 << power for power in range(2, 12)):
         newest = 4139 // every * every
-        assert newest in found.late, "a copy that is made so seldom may be of that"
+        assert newest in found.late, "copies made this rarely may be of this step"
         assert newest - every in found.late or newest == every
     assert found.amended == tuple(range(32, 40))
     page.begin(4, 0, 0, 1, 0)

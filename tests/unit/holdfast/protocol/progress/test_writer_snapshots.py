@@ -52,7 +52,7 @@ def test_a_snapshot_has_its_own_phase_and_limit_and_stops_the_clocks_of_the_step
     assert times_s[-1] == 1.0
     found = read(page.memory)
     assert found is not None
-    assert found.data_ns <= 3 * S, "nor is it the rank's own time"
+    assert found.data_ns <= 3 * S, "the wait does not count as the rank's own time either"
     page.close()
 
 

@@ -101,7 +101,7 @@ class Place:
 
 @asynccontextmanager
 async def place(directory: Path) -> AsyncIterator[Place]:
-    """Give a cluster with a running registry."""
+    """Yield a cluster with a running registry."""
     served = ServedObjects()
     async with served.serving() as server:
         there = Place(served, server, directory)
@@ -150,9 +150,9 @@ async def test_pods_of_one_owner_are_one_job(tmp_path: Path) -> None:
         assert (job.group.members, job.group.nproc, job.group.policy.grace_s) == (2, 1, 9.0)
         assert job.group.settings == {"grace": "9s"}
         assert [each.name for each in job.group.pods] == ["llama-0", "llama-1"], (
-            "in the order of their numbers"
+            "pods must be in the order of their numbers"
         )
-        assert job.group.policy.checkpoint_every_s == 0.0, "each pod has a storage of its own"
+        assert job.group.policy.checkpoint_every_s == 0.0, "each pod has its own storage"
         uid = job.group.pods[0].uid
         await there.served.until(lambda: there.jobs.job_of(uid) is job)
         assert there.jobs.job_of("unknown") is None
@@ -254,7 +254,7 @@ async def test_the_resource_of_a_deleted_owner_does_not_affect_the_next_owner_of
         there.served.remove("supervisions", "team", "llama")
         await there.served.until(lambda: there.served.objects.get(("supervisions", "team", "llama")))
         await there.until(lambda: job.was_seen)
-        assert there.job("llama") is job, "the deletion was not that of its own resource"
+        assert there.job("llama") is job, "another resource was deleted"
         assert not job.backend.user_stop
 
 
@@ -354,7 +354,7 @@ async def test_a_job_whose_name_another_job_has_for_long_gets_an_event(
         there.served.put("jobs", mine := owner(completions=1))
         there.add(member(0, mine))
         await there.until(lambda: there.jobs.jobs)
-        assert there.served.events == [], "usually, the resource is deleted soon"
+        assert there.served.events == [], "the resource is usually deleted soon"
         monkeypatch.setattr(supervised_job, "COLLECT_S", 0.0)
         await there.served.until(lambda: there.served.events)
         message = there.served.events[0]["message"]
@@ -571,7 +571,7 @@ async def test_the_registry_is_cut_off_while_fewer_than_half_of_the_running_memb
 ) -> None:
     monkeypatch.setattr(jobs, "REACH_S", 0.0)
     async with place(tmp_path) as there:
-        assert not there.jobs.is_cut_off(), "there is no member"
+        assert not there.jobs.is_cut_off(), "the job has no member"
         running = {"containerStatuses": [{"name": "train", "state": {"running": {}}, "restartCount": 0}]}
         for name in ("llama", "gpt"):
             there.served.put("jobs", by := owner(name, completions=2))

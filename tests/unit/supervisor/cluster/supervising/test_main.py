@@ -111,9 +111,9 @@ async def test_a_token_that_proves_no_pod_is_refused() -> None:
 async def test_a_member_is_refused_while_this_process_cannot_serve_it() -> None:
     async with place() as there:
         there.served.faults = [500]
-        assert await there.connect() == 503, "nobody could say who it is"
+        assert await there.connect() == 503, "the supervisor could not identify it"
         there.served.tokens[TOKEN] = vouched("uid")
-        assert await there.connect() == 503, "it does not lead"
+        assert await there.connect() == 503, "the supervisor does not lead"
 
 
 async def test_a_leader_serves_only_the_members_of_its_jobs(
@@ -127,7 +127,9 @@ async def test_a_leader_serves_only_the_members_of_its_jobs(
         leading = await there.lead()
         await there.job_of_one_pod()
         there.served.tokens["aaa.bbb.stranger"] = vouched("another")
-        assert await there.connect() == 400, "it is served, if it speaks the protocol"
+        assert await there.connect() == 400, (
+            "the member is accepted, but this request does not speak the protocol"
+        )
         assert await there.connect("aaa.bbb.stranger") == 503
         async with there.client.get("/readyz") as answer:
             assert await answer.text() == "leads\n"
@@ -138,7 +140,7 @@ async def test_a_leader_serves_only_the_members_of_its_jobs(
         async with pod.connecting(url, TOKEN):
             await pod.until(lambda: pod.orders)
         await event_loop.end([leading])
-        assert await there.connect() == 503, "it does not lead any more"
+        assert await there.connect() == 503, "the supervisor does not lead any more"
         assert await there.epoch() == 0
 
 
@@ -361,7 +363,7 @@ async def test_few_tokens_of_one_address_are_reviewed_at_a_time(monkeypatch: pyt
             done, requests = await asyncio.wait(
                 requests, timeout=LIMIT_S, return_when=asyncio.FIRST_COMPLETED
             )
-            assert done, "the others wait for a review"
+            assert done, "the other connections wait for a token review"
             refused += [each.result() for each in done]
         assert set(refused) == {503}
         assert reviewer.asked == main.REVIEWS_PER_ADDRESS

@@ -159,7 +159,7 @@ def test_a_users_request_takes_precedence_over_leaving_pods() -> None:
     there.backend.record_stop("now")
     there.backend.update([running(0, is_leaving=True)])
     assert there.backend.stop == "now"
-    assert there.stops == ["now"], "it is recorded once"
+    assert there.stops == ["now"], "the stop must be recorded once"
 
 
 def test_the_end_of_the_job_is_stored_for_later_queries() -> None:
@@ -269,7 +269,7 @@ def test_a_lost_member_that_responds_again_is_a_new_member_and_its_pod_is_kept()
     backend.kill(first.member)
     cluster.responding.add(first.member)
     backend.want(2, (first.member,))
-    assert set(backend.members) == {first.member, second.member}, "the loss is still being dealt with"
+    assert set(backend.members) == {first.member, second.member}, "the loss is still being handled"
     cluster.now_s += REVIVE_S
     backend.want(2, (first.member,))
     revived = f"{first.member}-1"
@@ -279,7 +279,9 @@ def test_a_lost_member_that_responds_again_is_a_new_member_and_its_pod_is_kept()
     backend.update([first, second])
     backend.want(2, (first.member,))
     assert cluster.deleted == []
-    assert set(backend.members) == {revived, second.member}, "the name stays when the pod is read again"
+    assert set(backend.members) == {revived, second.member}, (
+        "the name must stay the same when the pod is read again"
+    )
 
 
 def test_a_revived_member_that_is_lost_again_is_a_third_one_or_its_pod_is_deleted() -> None:

@@ -350,7 +350,7 @@ async def test_a_summary_that_the_server_refuses_does_not_keep_the_end_from_bein
 
 @pytest.fixture
 def examined(monkeypatch: pytest.MonkeyPatch) -> asyncio.Queue[bool]:
-    """Give the record of checks whether a job has ended, with their results."""
+    """Return the record of checks whether a job has ended, with their results."""
     answers: asyncio.Queue[bool] = asyncio.Queue()
     examine = supervision.has_ended
 
@@ -629,7 +629,7 @@ async def test_no_pod_of_a_job_is_evicted_while_only_this_supervisor_may_be_unre
         assert there.job.reach == pods.Reach(2, 1)
         there.is_cut_off = True
         assert request() == [], "most members of all jobs are not connected"
-        assert capsys.readouterr().err.count("evictions blocked") == 2, "each reason once"
+        assert capsys.readouterr().err.count("evictions blocked") == 2, "each reason must be logged once"
         there.is_cut_off = False
         assert request() != []
 

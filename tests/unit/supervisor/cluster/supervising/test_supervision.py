@@ -102,7 +102,7 @@ async def test_an_existing_resource_is_updated_and_keeps_what_users_wrote() -> N
         await supervision.ensure(there.server, KEY, 3, 8, {"grace": "9s"})
         spec = there.served.supervision()["spec"]
         assert (spec["members"], spec["nprocPerNode"], spec["stop"]) == (3, 8, "graceful")
-        assert spec["settings"] == {"grace": "9s"}, "a setting that was withdrawn is gone"
+        assert spec["settings"] == {"grace": "9s"}, "a withdrawn setting must be gone"
 
 
 @pytest.mark.parametrize(
@@ -492,7 +492,7 @@ def test_data_too_large_for_the_resource_is_shortened_or_omitted() -> None:
     incidents = [{"id": n} for n in range(20)] + [large]
     noise = random.Random(1).randbytes(short_status.MAX_BYTES).hex()
     found = supervision.summary({"message": "m" * 9_000, "rest": noise}, incidents)
-    assert found["view"] == "", "not the one that is in the resource, which is out of date"
+    assert found["view"] == "", "the view in the resource is out of date"
     assert len(found["message"]) == MAX_INCIDENT_BYTES
     assert [each["id"] for each in found["recent"]] == [*range(11, 20), "i-0020"]
     last = found["recent"][-1]

@@ -132,7 +132,7 @@ def test_a_changed_file_is_reported_once_up_to_the_number_that_is_remembered() -
         seen = replace(seen, members=(telling(0, *each), telling(1, "a has changed")))
         while isinstance(action := decide(seen, TWO), Warn):
             seen = replace(seen, memory=transition.after(seen, action, TWO))
-    assert [each.text for each in seen.memory.warned][:2] == told, "what is forgotten would be said again"
+    assert [each.text for each in seen.memory.warned][:2] == told, "a forgotten warning would be given again"
 
 
 def test_after_a_restart_the_same_place_gets_twice_the_time_and_is_not_a_bug() -> None:
@@ -140,7 +140,7 @@ def test_after_a_restart_the_same_place_gets_twice_the_time_and_is_not_a_bug() -
     assert is_whole(world)
     waited = [view.now_ns - view.watch.since_ns for view, a, _ in world.journal if isinstance(a, Secure)]
     assert [round(each / 1e9) for each in waited] == [1, 2, 4, 8, 16, 32]
-    assert len(actions(world, Warn)) == 1, "once for a place"
+    assert len(actions(world, Warn)) == 1, "each place must be warned about once"
 
 
 def test_a_new_supervisor_counts_a_stall_from_its_beginning() -> None:

@@ -60,7 +60,7 @@ def test_a_start_waits_until_its_checkpoint_has_been_read_whole() -> None:
     assert isinstance(started, Start)
     assert started.resume.path == "step-9"
     late = begun(StorageContents((UNREAD, WHOLE), looked_ns=1), now_s=99.0 + TWO.form_s)
-    assert isinstance(late, Start), "the members read it as well"
+    assert isinstance(late, Start), "the members also read it"
 
 
 def test_a_start_with_only_unusable_checkpoints_ends_the_run() -> None:
@@ -123,7 +123,7 @@ def test_differing_replicas_without_storage_go_back_to_a_snapshot_or_the_run_rep
     ended = decide(
         replace(seen, memory=replace(seen.memory, incident=late), stored=StorageContents(looked_ns=1)), TWO
     )
-    assert isinstance(ended, End), "never from the beginning"
+    assert isinstance(ended, End), "the run must not start from the beginning"
     assert ended.exit_code == 1
     assert "no checkpoint yet (--checkpoint-every)" in ended.why
     assert "the snapshot of step 500 on m0, m1: it is beyond step 256" in ended.why
@@ -145,7 +145,7 @@ def test_differing_replicas_lose_only_what_came_after_they_were_last_equal() -> 
     assert isinstance(ended, End)
     assert (ended.exit_code, "checkpoint step-384: it is beyond step 256" in ended.why) == (1, True)
     after = transition.after(replace(seen, stored=newer), ended, TWO)
-    assert after.lineage == (Lineage(2, 256),), "the next run in the directory does not use them either"
+    assert after.lineage == (Lineage(2, 256),), "the next run in the directory must not use them either"
     assert after.seen == 2
 
 

@@ -74,7 +74,9 @@ def test_the_next_member_is_lost_when_the_first_of_their_times_is_over() -> None
     three = view(well("m0", silent_s=4.5), well("m1", silent_s=3.0), well("m2", exists=False))
     assert members.next_timeout_s(three, POLICY, 60.0) == 0.5
     assert members.next_timeout_s(three, POLICY, 0.25) == 0.25
-    assert members.next_timeout_s(view(well("m0", silent_s=4.999)), POLICY, 60.0) == 0.01, "at least"
+    assert members.next_timeout_s(view(well("m0", silent_s=4.999)), POLICY, 60.0) == 0.01, (
+        "the shortest wait is 0.01 s"
+    )
     assert members.next_timeout_s(view(), POLICY, 60.0) == 60.0
 
 

@@ -347,7 +347,7 @@ def test_differing_replicas_are_a_fault_that_names_the_minority() -> None:
     assert replica_divergence.equal_steps(view(*third[:2], equal=(4, 8), **given)) == (16, 32)
     assert replica_divergence.equal_steps(view(*third[:1], equal=(4, 8, 12), **given)) == (8, 12)
     alone: dict[str, Any] = {"placement": ("m0",), "nproc": 2, "world_size": 2}
-    assert replica_divergence.equal_steps(view(third[0], **alone)) == (), "nothing to compare with"
+    assert replica_divergence.equal_steps(view(third[0], **alone)) == (), "there is no other state to compare"
     again = (PastFault("diverged", -1, "", 32, "diverged", 1, 1), PastFault("hang", 0, "", 1, "", 1, 1))
     assert replica_divergence.find_divergence(view(*third[:2], history=again * 2, **given)) == unknown
 

@@ -34,7 +34,7 @@ def test_a_pod_of_the_same_name_with_another_uid_is_a_replacement_too() -> None:
     found = pods.changes(
         pods.seen([pod("gpt-1", "u1", trainer=2)]), pods.seen([pod("gpt-1", "u2", trainer=3)])
     )
-    assert found == PodChanges(("gpt-1",), ("gpt-1",)), "its containers are new ones, and not restarted"
+    assert found == PodChanges(("gpt-1",), ("gpt-1",)), "the containers are new, not restarted"
 
 
 def test_a_container_that_was_restarted_is_named() -> None:
@@ -107,7 +107,7 @@ def test_init_containers_that_exited_with_0_do_not_count_as_stopped() -> None:
 def test_a_replacement_is_timed_from_the_fault() -> None:
     fault_s = 1_764_093_571.3  # 2025-11-25T17:59:31.3Z
     new = pod("gpt-1-b", trainer=0)
-    assert pods.replacement_times([new], "gpt-1-b", fault_s) == "", "it does not run yet"
+    assert pods.replacement_times([new], "gpt-1-b", fault_s) == "", "the pod does not run yet"
     new["metadata"]["creationTimestamp"] = "2025-11-25T17:59:42Z"
     new["status"]["containerStatuses"][0]["state"] = {"running": {"startedAt": "2025-11-25T17:59:46Z"}}
     said = pods.replacement_times([pod("gpt-0-a"), new], "gpt-1-b", fault_s)
