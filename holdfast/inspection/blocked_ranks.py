@@ -119,7 +119,7 @@ def _number(text: str) -> int:
 
 
 class _Threads:
-    """The threads of a process, by what is required of them.
+    """The threads of a process, grouped by the condition that each must meet.
 
     The threads in `names` must be at rest. The threads in `aside`, which maps each to its permitted waits,
     must only be waiting when they are checked. `loops` contains gloo's loops.

@@ -31,7 +31,7 @@ _FOR_GOOD = frozenset(
 
 
 class Unstartable(Exception):
-    """The kernel refuses to start the command, and a retry would not help. The message is one line."""
+    """The kernel refuses to start the command, and a retry would fail too. The message is one line."""
 
 
 def refusal(name: str, path: Path, formats: Path = _FORMATS) -> str:
