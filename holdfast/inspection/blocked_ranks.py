@@ -119,7 +119,7 @@ def _number(text: str) -> int:
 
 
 class _Threads:
-    """The threads of a process, by what is required of them.
+    """The threads of a process, grouped by the condition that each must meet.
 
     The threads in `names` must be at rest. The threads in `aside`, which maps each to its permitted waits,
     must only be waiting when they are checked. `loops` contains gloo's loops.
@@ -163,7 +163,7 @@ def _wait_at_rest(pid: int, threads: _Threads) -> CollectiveWait:
         if process_stats.ran(pid, tid) and process_stats.wait_of(pid, tid) not in allowed:
             raise _Stirs("a thread of Holdfast or tqdm is running")
     if process_stats.signal_may_end(pid):
-        raise _Stirs("it catches a signal that may end a wait")
+        raise _Stirs("it handles a signal that could end a wait")
     _no_device(pid)
     watched = {socket for tid in threads.loops for socket in _watched(pid, _waits_in(pid, tid))}
     found = _quiet(pid, watched)
@@ -198,7 +198,7 @@ def _rests_s(pid: int, tid: int, name: str) -> float:
         return FOREVER_S
     end = thread_waits.deadline(call, _MACHINE)
     if end is None:
-        raise _Stirs(f"thread {name} waits until a time that is not known")
+        raise _Stirs(f"thread {name} waits until an unknown time")
     address, of_the_wall = end
     with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:  # a buffered read would read beyond the stack
         memory.seek(address)

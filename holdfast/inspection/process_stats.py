@@ -189,7 +189,7 @@ def threads(pid: int) -> dict[int, str]:
 
 
 def _cpu_s(pid: int) -> float:
-    """Return the CPU time of the live threads in microseconds' resolution; a clock tick is too coarse."""
+    """Return the CPU time of the live threads with microsecond resolution; a clock tick is too coarse."""
     total_ns = 0
     for task in _tasks(pid):
         words = _read(f"{task}/schedstat").split()
@@ -197,7 +197,7 @@ def _cpu_s(pid: int) -> float:
             total_ns += int(words[0])
     if total_ns:
         return total_ns / 1e9
-    fields = _read(f"/proc/{pid}/stat").rpartition(") ")[2].split()  # a kernel without CONFIG_SCHED_INFO
+    fields = _read(f"/proc/{pid}/stat").rpartition(") ")[2].split()  # for kernels without CONFIG_SCHED_INFO
     return (int(fields[11]) + int(fields[12])) * _TICK_S if len(fields) > 12 else 0.0
 
 

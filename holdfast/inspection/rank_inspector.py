@@ -163,7 +163,7 @@ def _calls(pid: int, found: tuple[Thread, ...], ours: frozenset[int]) -> tuple[s
     """Return the waits of the rank's Python threads, followed by the waits of its native threads."""
     known = {each.tid for each in found} | ours
     calls = [process_stats.wait_of(pid, each.tid) if each.tid else thread_waits.UNKNOWN for each in found]
-    # Python runs signal handlers in the main thread, so only its wait can be ended by one.
+    # Python runs signal handlers in the main thread, so a handler can end only the main thread's wait.
     if calls[:1] == [thread_waits.LOCK] and process_stats.signal_may_end(pid):
         calls[0] = thread_waits.SIGNALLED_LOCK
     names = process_stats.threads(pid)

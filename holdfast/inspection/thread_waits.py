@@ -26,7 +26,7 @@ UNKNOWN = "unknown"  # the kernel does not show the call, or not to this process
 
 _PRIVATE = 0x80  # FUTEX_PRIVATE_FLAG: include/uapi/linux/futex.h
 _REALTIME = 0x100  # FUTEX_CLOCK_REALTIME
-# FUTEX_WAIT_BITSET. Its time argument is a deadline, whereas that of other operations is a duration.
+# FUTEX_WAIT_BITSET. Its time argument is a deadline; other operations have a duration instead.
 _WAIT_BITSET = 9
 _FUTEX = {"x86_64": 202, "aarch64": 98}
 _SELECT = {"x86_64": (23, 270), "aarch64": (72,)}

@@ -90,7 +90,7 @@ class Launcher:
         # True while the launcher, after a signal to end, waits for the supervisor's order to stop.
         self._is_leaving = False
         self._end_s = 0.0  # when all remaining processes will be killed
-        self._asked_to_end: set[int] = set()  # processes left by ranks that have been sent SIGTERM
+        self._asked_to_end: set[int] = set()  # left-behind processes to which SIGTERM has been sent
         self._background: BackgroundProcesses | None = None  # processes left by ranks that succeeded
         self._is_turn_planned = False  # whether a check is scheduled for processes that have not ended yet
         self.epoch = 0  # the epoch of the newest supervisor whose order this launcher has carried out
@@ -99,7 +99,7 @@ class Launcher:
         self._timers: list[tuple[float, Callable[[], None]]] = []
         self._inspector = RankInspector(self._on_inspected)
         self._changes = SourceChanges(sources)
-        self._new_inspections: deque[_Inspections] = deque()  # from the inspector's thread
+        self._new_inspections: deque[_Inspections] = deque()  # filled by the inspector's thread
         self._inspections: _Inspections = (0, 0, ())
 
     # -- the loop
@@ -227,7 +227,10 @@ class Launcher:
         self.group.assign(worker, process)
 
     def _release(self, worker: Worker, found: WorkerProcess) -> None:
-        """Start a rank in a warm process. Rank 0 inherits the rendezvous socket, unless it binds the port."""
+        """Start a rank in a warm process.
+
+        If the script joins, rank 0 inherits the rendezvous socket. Otherwise the port is freed for it.
+        """
         descriptors: tuple[int, ...] = ()
         if worker.rank == 0 and self.pool.program.joins:
             descriptors = (self.rendezvous.fileno(),)
@@ -411,7 +414,7 @@ class Launcher:
     def sweep(self) -> None:
         """Kill processes that dead ranks left behind, such as data loader workers, and reap orphaned zombies.
 
-        Background processes of live ranks are left alone.
+        Background processes of live ranks keep running.
         """
         present = self.group.pids() | {process.pid for process in self.pool.processes.values()}
         dying = {process.pid for process in self.group.dying}

@@ -105,7 +105,7 @@ class WarmPool:
                 self._give_up(error)
                 return
             self.zygote = Zygote(child.pid, ours, log=log)
-            child.returncode = 0  # keeps Popen from reaping the process, which the launcher does
+            child.returncode = 0  # keeps Popen from reaping the process; the launcher reaps it
         self.selector.register(self.zygote.line, selectors.EVENT_READ, self._on_zygote)
 
     def fill(self) -> None:
@@ -203,7 +203,7 @@ class WarmPool:
             self.watch.remove(process)
             raise
         self.watch.born(process, child.pid)
-        child.returncode = 0  # keeps Popen from reaping it, which the launcher does through its pidfd
+        child.returncode = 0  # keeps Popen from reaping it; the launcher does so through its pidfd
         return process
 
     def close(self) -> None:
@@ -253,7 +253,7 @@ class WarmPool:
             self.watch.remove(process)
             self._give_up(error)
             return
-        child.returncode = 0  # keeps Popen from reaping the process, which the launcher does
+        child.returncode = 0  # keeps Popen from reaping the process; the launcher reaps it
         self.processes[local_rank] = process
 
     def _spawn(
@@ -378,7 +378,7 @@ def zygote_ending(status: int | None, printed: str, now_ns: int) -> Ending:
 def unjoined_ending(ended: Ending, printed: str, *, refused: bool) -> Ending:
     """Return how a process ended that had not joined.
 
-    `refused` is True if a descendant called `join` and was refused. No rank was trained in that case, so the
+    `refused` is True if a descendant called `join` and was refused. Nothing was trained in that case, so the
     process has failed regardless of its exit code.
     """
     if refused and ended.signal is None:

@@ -293,7 +293,7 @@ _HANDLERS: Mapping[str, Callable[[WorkerGroup, Worker, WorkerMessage], None]] = 
 _DRILL_SIGNALS: Mapping[str, signal.Signals] = MappingProxyType(
     {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 )
-_FROM_ANY_PROCESS = frozenset({"left"})  # the command of a rank may run the script in another process
+_FROM_ANY_PROCESS = frozenset({"left"})  # the script may run in a process below the rank's own process
 
 
 def _first_to_fail(worker: Worker) -> tuple[bool, int, int]:

@@ -161,7 +161,7 @@ def run(main: Callable[[Lag], Coroutine[Any, Any, _R]]) -> _R:
         finally:
             beside.shutdown(wait=False, cancel_futures=True)
             asyncio.set_event_loop(None)
-            signal.set_wakeup_fd(-1)  # the loop closes the socket through which Python reports signals
+            signal.set_wakeup_fd(-1)  # the loop closes the socket that Python writes to when a signal arrives
             loop.close()
 
 

@@ -31,7 +31,7 @@ _FOR_GOOD = frozenset(
 
 
 class Unstartable(Exception):
-    """The kernel refuses to start the command, and a retry would not help. The message is one line."""
+    """The kernel refuses to start the command, and a retry would fail too. The message is one line."""
 
 
 def refusal(name: str, path: Path, formats: Path = _FORMATS) -> str:
@@ -65,19 +65,19 @@ def _wrong(path: Path, depth: int, others: bool) -> str:
     """
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # opening a named pipe would wait for its other end
-            return "is not a regular file: give a program, or a Python file (.py)"
+            return "is not a regular file: specify a program or a Python file (.py)"
     except OSError:
         return ""
     head = _head(path)
     if head.startswith(b"#!"):
         return _wrong_interpreter(path, head, depth, others)
     if head == b"" and _is_empty(path):
-        return "is an empty file: give a program, or a Python file (.py)"
+        return "is an empty file: specify a program or a Python file (.py)"
     if others or not _is_text(head):
         return ""
     return (
         "is a text file without an interpreter in its first line: begin it with `#!`, such as"
-        f" `#!/bin/sh`, or give its interpreter, such as `python {path}`"
+        f" `#!/bin/sh`, or specify its interpreter, such as `python {path}`"
     )
 
 

@@ -102,7 +102,10 @@ def _text(error: BaseException, trace: TracebackType, outer: list[FrameType]) ->
 
 
 def _is_passing(file: str, raised: int, now: int) -> bool:
-    """Return True if line `now` is in a `finally` or `with` exit that an exception of line `raised` runs."""
+    """Return True if line `now` belongs to the cleanup that an exception from line `raised` triggers.
+
+    The cleanup consists of `finally` blocks and the exits of `with` statements.
+    """
     for node in _blocks(file) or ():
         if isinstance(node, ast.Try):
             begun: list[ast.stmt | ast.ExceptHandler] = [*node.body, *node.handlers, *node.orelse]

@@ -16,7 +16,7 @@ from holdfast.snapshot import member_directory
 
 LAUNCHED_INDIRECTLY = (
     "it was started by torchrun, by accelerate launch, or by a script that starts other processes or itself"
-    " again (os.exec, subprocess). Give the script itself: holdfast run --nproc-per-node N -- python train.py"
+    " again (os.exec, subprocess). Pass the script itself: holdfast run --nproc-per-node N -- python train.py"
     ". If it starts itself again to set variables, set them for holdfast: OMP_NUM_THREADS=4 holdfast run ..."
 )
 

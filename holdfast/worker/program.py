@@ -86,7 +86,7 @@ def parse(argv: list[str], directory: Path) -> Program:
         BadInput: The command is empty or cannot be found, or its script does not exist.
     """
     if not argv:
-        raise BadInput("no command: give one after --, such as `-- python train.py`")
+        raise BadInput("no command: pass one after --, such as `-- python train.py`")
     found = shutil.which(argv[0])
     if found is None:
         raise BadInput(_not_a_command(argv[0], directory))
@@ -123,7 +123,7 @@ def launcher_refusal(argv: list[str]) -> str:
     if launcher is None:
         return ""
     return (
-        f"holdfast run replaces {launcher}, so give it the script itself: holdfast run --nproc-per-node N"
+        f"holdfast run replaces {launcher}, so pass the script itself: holdfast run --nproc-per-node N"
         " -- python train.py"
     )
 
@@ -131,7 +131,7 @@ def launcher_refusal(argv: list[str]) -> str:
 def _not_a_command(name: str, directory: Path) -> str:
     here = directory / name
     if here.is_dir():
-        return f"command {name!r} is a directory: give a program, or a Python file (.py)"
+        return f"command {name!r} is a directory: specify a program or a Python file (.py)"
     if here.is_file() and os.access(here, os.X_OK):
         return f"command {name!r} is not on PATH: to start the file in this directory, write `./{name}`"
     if here.is_file():
@@ -139,7 +139,7 @@ def _not_a_command(name: str, directory: Path) -> str:
             f"command {name!r} is a file that cannot be executed: to run a Python script, write `python"
             f" {name}`"
         )
-    return f"command {name!r} not found: give a program on PATH or the path of a program"
+    return f"command {name!r} not found: specify a program on PATH or the path of a program"
 
 
 def _split_flags(words: list[str]) -> tuple[list[str], list[str]]:
@@ -155,7 +155,7 @@ def _script(
 ) -> Program:
     path = directory / name
     if not path.is_file():
-        raise BadInput(f"script {name!r} not found in {directory}: give a Python file that exists")
+        raise BadInput(f"script {name!r} not found in {directory}: specify a Python file that exists")
     real = path.resolve()  # like Python, resolve links before determining the script's folder
     joins, imports, own = _look_through(real, real.parent)
     return Program(
@@ -222,7 +222,7 @@ def check_module(program: Program, directory: Path) -> str | None:
         return None
     if done.returncode != _NOT_FOUND:
         return None
-    return f"module {program.target!r} not found: give a module that can be imported from {directory}"
+    return f"module {program.target!r} not found: specify a module that can be imported from {directory}"
 
 
 def _look_at_installed(name: str) -> _ImportScan:

@@ -166,7 +166,7 @@ def _limit_teardown(code: int, runtime: LauncherChannel) -> None:
 
 
 def _flush_last(runtime: LauncherChannel) -> bool:
-    """Flush the script's output as the last act of the process. On failure, report it and return False."""
+    """Flush the script's output right before the process ends. If this fails, report it and return False."""
     why = _flush()
     if why:
         runtime.say(WorkerMessage("failing", os.getpid(), ending=_unflushed(why)))
@@ -206,7 +206,7 @@ def _run_main(program: Program, source: bytes | None) -> None:
             script_source.pin_module(program, source)
         runpy._run_module_as_main(program.target, alter_argv=True)  # type: ignore[attr-defined]
         return
-    main.__file__ = str(Path.cwd() / program.target)  # absolute, as in an interpreter: a script may chdir
+    main.__file__ = str(Path.cwd() / program.target)  # absolute, because a script may change the directory
     if source is None:
         source = Path(program.target).read_bytes()
     script_source.pin(main.__file__, source)
@@ -242,11 +242,11 @@ def _report_failure(error: BaseException, runtime: LauncherChannel) -> tuple[str
     if runtime.on_failing is not None and (kind in _STATE_IS_GOOD or ended.doubtful):
         runtime.on_failing()
     _send_ending(runtime, ended)
-    if kind == "distributed":  # the rank is a victim, so its whole traceback is only in the incident
+    if kind == "distributed":  # the rank is a victim, so only the incident contains its whole traceback
         with suppress(Exception):  # stderr may have been closed
             print(f"holdfast: {lost_peers(text)}", file=sys.stderr)
     elif kind != "bad_input" and sys.excepthook is sys.__excepthook__ and script_source.is_outdated():
-        with suppress(Exception):  # not with `sys.excepthook`, which would show the file's current lines
+        with suppress(Exception):  # `sys.excepthook` would show the file's current lines, so do not use it
             print(text, end="", file=sys.stderr)
     elif kind != "bad_input":  # the supervisor prints bad input, once for all ranks
         sys.excepthook(type(error), error.with_traceback(trimmed), trimmed)
@@ -453,6 +453,6 @@ def install_tolerant_output() -> None:
         known.flush()
         raw = io.BufferedWriter(_TolerantFile(number, "w", closefd=False))  # type: ignore[type-var] # a typeshed Protocol
         made = io.TextIOWrapper(raw, known.encoding, known.errors, line_buffering=True)
-        made.mode = "w"  # type: ignore[misc] # as the interpreter's own
+        made.mode = "w"  # type: ignore[misc] # the interpreter's own streams have this mode
         setattr(sys, name, made)
         setattr(sys, f"__{name}__", made)

@@ -152,11 +152,11 @@ def change_message(file: SourceFile, what: str, program: Program, here: str) -> 
     name = "".join(each if each.isprintable() else "?" for each in name)
     has = f"{name} {'has changed' if what == 'changed' else 'was removed'} since the run began"
     if file.path == program.source:
-        said = f"{has}: the run continues with the version that it began with; restart it to use the new one"
+        said = f"{has}: the run continues to use the version from its start; restart it to use the new one"
     else:
         said = (
-            f"{has}: ranks that start from now on import the file as it is then, but running ranks keep the"
-            " old version; restart the run to have the same version in all ranks"
+            f"{has}: ranks that start from now on import the current file, but running ranks keep the old"
+            " version; restart the run to have the same version in all ranks"
         )
     return foreign_text.shortened(said, _MAX_TEXT_BYTES)
 

@@ -76,8 +76,8 @@ def tear_down(before: CollectorState, report: _Tell, *, finalize: bool = True) -
     _close_compressed(reported, report)
     _flush_files(reported, report)
     _flush_pipes(reported, report)
-    # After `unfreeze`, temporary files of this process cannot be distinguished from those of the process from
-    # which it was forked.
+    # After `unfreeze`, the temporary files of this process cannot be told apart from the ones of the process
+    # from which it was forked.
     if not (mixed and before.frozen):
         _close_unclosed(TEMPORARY, reported, report)
     flushing = _in_thread(_flush_c)

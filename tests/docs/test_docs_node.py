@@ -181,9 +181,8 @@ def test_every_key_of_a_policy_file_is_in_the_page() -> None:
         f"up to {samples.LATE_S:g} s late",
         f"from {events.BEFORE_S:g} s before to {events.AFTER_S:g} s after a code",
         f"For {evaluator.FORGET_S / 86400:g} days, the agent keeps up to {evaluator.MAX_SERIES} series of "
-        f"samples, and up to {evaluator.MAX_EVENTS} codes of events, each with "
-        f"{evaluator.MAX_VARIANTS} variants of "
-        f"{events.MAX_BURSTS} bursts",
+        f"samples, and up to {evaluator.MAX_EVENTS} codes of events, each with {evaluator.MAX_VARIANTS} "
+        f"variants of {events.MAX_BURSTS} bursts",
         f"{inbox.MAX_EVENTS} different events and {inbox.MAX_SAMPLES} samples",
         f"A policy file may have {overriding.MAX_CHARACTERS} characters",
         f"at most {metrics.MAX_ENTITIES} entities",

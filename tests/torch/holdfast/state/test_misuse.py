@@ -205,7 +205,7 @@ def test_join_is_refused_in_a_process_that_a_rank_has_started(
         )
         for name, value in (("START", "{}"), ("CONTROL", descriptor), ("DIRECTORY", tmp_path), ("NPROC", 1)):
             monkeypatch.setenv(f"HOLDFAST_{name}", str(value))
-        with pytest.raises(BadInput, match=r"which Holdfast did not start: .*Give the script itself"):
+        with pytest.raises(BadInput, match=r"which Holdfast did not start: .*Pass the script itself"):
             holdfast.join()
         assert os.fstat(other.fileno()), "a foreign descriptor must stay open"
 

@@ -148,7 +148,7 @@ def test_a_rank_is_at_rest_until_one_of_its_waits_reaches_its_time_limit(
         ("works", "thread helper runs"),
         ("a child", "thread helper waits in: child"),
         ("a device", "it has opened /dev/ptmx"),
-        ("a signal", "it catches a signal that may end a wait"),
+        ("a signal", "it handles a signal that could end a wait"),
         ("another socket", "a gloo loop waits for a socket that is not TCP"),
         ("no connection", "its collectives have 0 connections"),
     ],

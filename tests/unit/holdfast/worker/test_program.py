@@ -92,7 +92,7 @@ def test_another_program_is_started_unchanged(tmp_path: Path) -> None:
 )
 def test_another_launcher_is_refused_with_the_command_to_use_instead(line: str, launcher: str) -> None:
     expected = (
-        f"holdfast run replaces {launcher}, so give it the script itself:"
+        f"holdfast run replaces {launcher}, so pass the script itself:"
         " holdfast run --nproc-per-node N -- python train.py"
     )
     assert launcher_refusal(line.split()) == expected
@@ -124,8 +124,8 @@ def test_an_interpreter_without_a_script_is_refused(line: str) -> None:
 @pytest.mark.parametrize(
     ("argv", "why"),
     [
-        ([], "no command: give one after --, such as `-- python train.py`"),
-        (["no-such-program-anywhere"], "command 'no-such-program-anywhere' not found: give a program"),
+        ([], "no command: pass one after --, such as `-- python train.py`"),
+        (["no-such-program-anywhere"], "command 'no-such-program-anywhere' not found: specify a program"),
         ([PYTHON, "missing.py"], "script 'missing.py' not found in "),
         ([PYTHON, "."], "script '.' not found in "),
         ([PYTHON, "a\0b.py"], "script 'a\\x00b.py' not found in "),

@@ -79,7 +79,7 @@ def test_a_change_is_reported_once_after_two_looks_have_seen_it(kept: ProgramSou
     assert looked(changes, 20.0) == (), "this version differs from the one seen before"
     told = looked(changes, 30.0)
     assert told == (
-        "train.py has changed since the run began: the run continues with the version that it began with;"
+        "train.py has changed since the run began: the run continues to use the version from its start;"
         " restart it to use the new one",
     )
     Path("helper.py").unlink()

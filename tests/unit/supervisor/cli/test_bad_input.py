@@ -80,10 +80,10 @@ ANSWERS = [
     ("run --nproc 2 train.py", "unknown option '--nproc': did you mean '--nproc-per-node'?"),
     ("run --membres 2 train.py", "unknown option '--membres': did you mean '--members'?"),
     ("run --standbye 2 train.py", "unknown option '--standbye': did you mean '--standby'?"),
-    ("run", "no command: give one after --, such as `-- python train.py`"),
-    ("run --", "no command: give one after --, such as `-- python train.py`"),
+    ("run", "no command: pass one after --, such as `-- python train.py`"),
+    ("run --", "no command: pass one after --, such as `-- python train.py`"),
     ("run -m", "missing module after -m: expected a name, as in `-m package.train`"),
-    ("run other.py", "script 'other.py' not found in {here}: give a Python file that exists"),
+    ("run other.py", "script 'other.py' not found in {here}: specify a Python file that exists"),
     ("status -q", "unknown option '-q'; options are --run-dir, --json, --job, --context, -n"),
     ("status a-folder", "unexpected argument 'a-folder'; did you mean --run-dir a-folder?"
      " usage: holdfast status [OPTIONS]"),
