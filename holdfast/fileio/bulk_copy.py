@@ -33,7 +33,7 @@ DIRECT_PIECE_BYTES = 8 << 20
 BLOCK_BYTES = 4096  # a multiple of any disk's block size
 # The errors that occur if the file system does not support direct I/O, at all or from such memory, or if the
 # source was truncated.
-_CANNOT = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENODEV, errno.EFAULT})
+CANNOT = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENODEV, errno.EFAULT})
 
 
 class FileBatch:
@@ -66,6 +66,10 @@ class FileBatch:
                 errno.EIO, f"{os.strerror(errno.EIO)}: its size changed during the copy", os.fspath(source)
             )
         return FileEntry(target.name, size, CHUNK_BYTES, crcs)
+
+    def allocate(self, target: Path, size: int) -> None:
+        """Make the new file `target` of `size` bytes, which others write until `sync`. Raises OSError."""
+        os.ftruncate(self._create(target), size)
 
     def write(self, target: Path, content: bytes, mode: int = 0o666) -> None:
         """Write the new file `target`, with the permissions `mode` minus the umask. Raises OSError."""
@@ -168,7 +172,7 @@ def _switched(out: int, direct: int) -> bool:
     try:
         fcntl.fcntl(out, fcntl.F_SETFL, flags | direct)
     except OSError as error:
-        if error.errno not in _CANNOT:
+        if error.errno not in CANNOT:
             raise
         return False
     return True
@@ -204,6 +208,6 @@ def _piece(source: int, out: int, at: int, length: int) -> int:
     except ValueError:  # the source was truncated in the meantime
         pass
     except OSError as error:
-        if error.errno not in _CANNOT:
+        if error.errno not in CANNOT:
             raise
     return count
