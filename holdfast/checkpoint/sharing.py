@@ -194,7 +194,11 @@ class SharedFile:
 
     def _latest(self) -> tuple[SharedPiece | None, float]:
         """Return the piece for which a peer has taken too long, or how long to wait for one."""
-        waiting = [(begun_s, piece) for piece, begun_s in self._begun_s.items() if piece not in self._own]
+        waiting = [
+            (begun_s, piece)
+            for piece, begun_s in self._begun_s.items()
+            if piece not in self._own and piece not in self._crcs
+        ]
         if not waiting:
             return None, LATE_S
         begun_s, piece = min(waiting, key=lambda each: each[0])
