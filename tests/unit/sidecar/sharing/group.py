@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Callable
@@ -9,6 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import aiohttp
 import pytest
 from aiohttp import web
 
@@ -19,6 +21,7 @@ from holdfast.fileio.checksum import CHUNK_BYTES
 from holdfast.fileio.range_writer import RangeWriter
 from holdfast.fileio.safetensors import plan
 from holdfast.process.network import Door
+from holdfast.protocol import codec
 from holdfast.protocol.member_messages import StateSource
 from holdfast.snapshot.arena import Arena
 from holdfast.snapshot.commit_records import CommitRecord
@@ -147,3 +150,22 @@ class SlowFiles:
 def unhurried(root: Path) -> DirectoryStorage:
     """Return storage that gives peers the time to take pieces, too."""
     return DirectoryStorage(root, SlowFiles())
+
+
+async def post(
+    url: str, asked: PieceRequest | bytes, token: str = TOKEN, step: int = STEP
+) -> tuple[int, str]:
+    raw = asked if isinstance(asked, bytes) else codec.encode(asked)
+    headers = {"Authorization": f"Bearer {token}"}
+    async with (
+        aiohttp.ClientSession(headers=headers) as session,
+        session.post(f"{url}/v1/piece/{GENERATION}/{step}", data=raw) as answer,
+    ):
+        return answer.status, await answer.text()
+
+
+async def until(condition: Callable[[], object], limit_s: float = 10.0) -> None:
+    give_up_at = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < give_up_at
+        await asyncio.sleep(0.02)

@@ -4,7 +4,7 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,9 +31,11 @@ from tests.unit.sidecar.sharing.group import (
     SlowFiles,
     helper,
     hold,
+    post,
     saved,
     small_states_pay,
     unhurried,
+    until,
 )
 
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
@@ -211,13 +213,6 @@ def is_empty(path: Path) -> bool:
     return path.read_bytes().strip(b"\0") == b""
 
 
-async def until(condition: Callable[[], object], limit_s: float = 10.0) -> None:
-    give_up_at = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < give_up_at
-        await asyncio.sleep(0.02)
-
-
 class Staged:
     """A folder as a writer makes it, with nothing written yet."""
 
@@ -244,18 +239,6 @@ class Staged:
             0,
             tuple(crcs),
         )
-
-
-async def post(
-    url: str, asked: PieceRequest | bytes, token: str = TOKEN, step: int = STEP
-) -> tuple[int, str]:
-    raw = asked if isinstance(asked, bytes) else codec.encode(asked)
-    headers = {"Authorization": f"Bearer {token}"}
-    async with (
-        aiohttp.ClientSession(headers=headers) as session,
-        session.post(f"{url}/v1/piece/{GENERATION}/{step}", data=raw) as answer,
-    ):
-        return answer.status, await answer.text()
 
 
 async def test_a_request_is_carried_out_once_or_twice(here: Path, tmp_path: Path) -> None:
