@@ -224,6 +224,8 @@ class Sidecar:
         self.fence.accept(asked)
         if order.generation != self.order.generation:
             self._failure = replace(self._failure, error="")
+            if self.pieces is not None:
+                self.pieces.release()
         self.order = order
         self.checkpoints.note_order(order)
         lineage = self.fence.learn(order)

@@ -106,6 +106,11 @@ class PieceWriter:
             stopped.set()
         return WrittenPiece(work.result())
 
+    def release(self) -> None:
+        """Release the snapshot, because the group forms again; a piece in progress is still written."""
+        if not self._active:
+            self._unpin()
+
     async def close(self, _: object = None) -> None:
         """Release the snapshot, at the end of the server."""
         self._unpin()
