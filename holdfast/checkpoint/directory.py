@@ -140,6 +140,11 @@ class DirectoryStorage:
                         work.write_rest(write, THREADS)
                 finally:
                     (target.parent / TOKEN).unlink()
+                missing = _missing(work, target)
+                for piece in missing:
+                    write(piece)
+                if missing:
+                    helpers.distrust(f"{self}: {len(missing)} pieces that peers have written are not there")
         finally:
             os.close(folder)
         return work.entry(target.name)
@@ -231,6 +236,15 @@ def _write_mapped(source: int, piece: SharedPiece, out: RangeWriter, moved: Call
             moved()
     if not out.is_direct:
         out.sync()  # or the page cache would fill up
+
+
+def _missing(work: SharedFile, target: Path) -> tuple[SharedPiece, ...]:
+    descriptor = os.open(target, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # a file server need not send what follows
+        return work.missing(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _check_token(folder: int, token: str) -> None:

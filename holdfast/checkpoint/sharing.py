@@ -14,11 +14,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
+from holdfast.fileio.bulk_copy import BLOCK_BYTES
 from holdfast.fileio.checksum import CHUNK_BYTES, FileEntry, stretch_crc
 
 # This file is in the writer's folder while it accepts help. A peer that can read it sees the same folder.
@@ -30,6 +32,7 @@ LEAST_BYTES = 64 << 20  # for each member: with less, the requests cost more tha
 # `SLOWER` times the mean. So a peer that hangs causes no more delay than that and its own few pieces.
 LATE_S = 2.0
 SLOWER = 3.0
+READERS = 4  # of single blocks, each of which takes a round trip to a file server
 
 
 class ShareRefused(Exception):
@@ -78,6 +81,9 @@ class ShareHelpers(Protocol):
     def helping(self, place: StagingPlace, work: SharedFile) -> AbstractContextManager[object]:
         """Have peers take pieces of `work` until the context ends. Never raises because of a peer."""
 
+    def distrust(self, why: str) -> None:
+        """Let no peer help any more, because what peers have written is not there."""
+
 
 class SharedFile:
     """The pieces of a file. Each is done when its bytes are on storage. Safe in any thread.
@@ -95,6 +101,7 @@ class SharedFile:
         self._begun_s: dict[SharedPiece, float] = {}  # those that peers write
         self._own: set[SharedPiece] = set()  # those that the writer writes
         self._crcs: dict[SharedPiece, tuple[int, ...]] = {}  # of those that are done
+        self._of_peers: list[SharedPiece] = []  # of those, the ones that only a peer has written
         self._seconds = self._durations = 0.0
         self._is_over = False
         self._change = threading.Condition()
@@ -122,6 +129,8 @@ class SharedFile:
             begun_s = self._begun_s.pop(piece, None)
             if begun_s is None or self._is_over:
                 return
+            if piece not in self._crcs:
+                self._of_peers.append(piece)
             self._done(piece, crcs, begun_s)
         self._moved()
 
@@ -165,6 +174,31 @@ class SharedFile:
         """Return the entry for the manifest, once all pieces are done."""
         crcs = tuple(crc for piece in self._pieces for crc in self._crcs[piece])
         return FileEntry(name, self.size, CHUNK_BYTES, crcs)
+
+    def missing(self, descriptor: int) -> tuple[SharedPiece, ...]:
+        """Return the pieces that peers have reported as written, but that are not in the file.
+
+        One random block of each chunk is compared. A file system that is made of objects may show all members
+        the same folder, and still store what one of them has written in place of what others have. Raises
+        OSError.
+        """
+        source = os.open(self._source, os.O_RDONLY | os.O_CLOEXEC)
+
+        def is_there(piece: SharedPiece) -> bool:
+            for at in piece.chunks:
+                blocks = -(-(min(at + CHUNK_BYTES, piece.end) - at) // BLOCK_BYTES)
+                begin = at + secrets.randbelow(blocks) * BLOCK_BYTES
+                count = min(BLOCK_BYTES, piece.end - begin)
+                if os.pread(descriptor, count, begin) != os.pread(source, count, begin):
+                    return False
+            return True
+
+        try:
+            with ThreadPoolExecutor(READERS, "share-look") as pool:
+                found = tuple(pool.map(is_there, self._of_peers))
+        finally:
+            os.close(source)
+        return tuple(piece for piece, there in zip(self._of_peers, found, strict=True) if not there)
 
     def end(self) -> None:
         """Let nobody take another piece."""

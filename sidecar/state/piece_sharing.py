@@ -38,8 +38,10 @@ class CheckpointSharing:
         self, client: PeerClient, node: str, url: Callable[[], str], newest: Callable[[], OrderVersion]
     ) -> None:
         """`url` is the address of this member; `newest` returns the newest order that it obeys."""
-        self._client, self._node, self._url, self._newest = client, node, url, newest
+        self.client, self.node, self.newest = client, node, newest
+        self._url = url
         self._refusals: dict[str, str] = {}  # the last one of each peer, so that it is logged once
+        self._is_trusted = True  # False once storage has lost what peers wrote
 
     def helpers(self, record: CommitRecord, sources: Iterable[StateSource]) -> PeerHelpers | None:
         """Return the peers for the snapshot `record`; None if sharing would not pay. Call it on the loop.
@@ -50,13 +52,16 @@ class CheckpointSharing:
         ordered = sorted(sources, key=lambda source: source.generation != 0)
         urls = dict.fromkeys(each.url for each in ordered if each.url and each.url != self._url())
         count = min(MOST_PEERS, len(urls), record.total_bytes // LEAST_BYTES - 1)
-        if count < 1:
+        if count < 1 or not self._is_trusted:
             return None
-        return PeerHelpers(
-            self._client, tuple(urls)[:count], record, self._node, self._newest(), self._note_refusal
-        )
+        return PeerHelpers(self, tuple(urls)[:count], record)
 
-    def _note_refusal(self, url: str, why: str) -> None:
+    def distrust(self, why: str) -> None:
+        """Write all further checkpoints alone. Safe in any thread."""
+        log.warning("checkpoints are not shared any more", extra={"error": why})
+        self._is_trusted = False
+
+    def note_refusal(self, url: str, why: str) -> None:
         if self._refusals.get(url) != why:
             log.info("peer does not help with the checkpoint", extra={"error": why})
         self._refusals[url] = why
@@ -65,23 +70,16 @@ class CheckpointSharing:
 class PeerHelpers:
     """The peers that may help with one checkpoint. `close` must be called on the event loop at the end."""
 
-    def __init__(
-        self,
-        client: PeerClient,
-        urls: tuple[str, ...],
-        record: CommitRecord,
-        node: str,
-        version: OrderVersion,
-        refused: Callable[[str, str], None],
-    ) -> None:
-        """`refused` is called with the address of a peer that does not help, and the reason."""
-        self._client, self._urls, self._record = client, urls, record
-        self._node, self._version = node, version
+    def __init__(self, sharing: CheckpointSharing, urls: tuple[str, ...], record: CommitRecord) -> None:
+        self._sharing, self._urls, self._record = sharing, urls, record
+        self._version = sharing.newest()  # peers that obey a newer order do not help any more
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._left: set[str] = set(urls)  # the peers that have not failed
-        self._note_refusal = refused
+        self._left = set(urls)  # the peers that have not failed
         self.written = 0  # bytes of all peers
+
+    def distrust(self, why: str) -> None:
+        self._sharing.distrust(why)
 
     @contextmanager
     def helping(self, place: StagingPlace, work: SharedFile) -> Iterator[None]:
@@ -119,7 +117,7 @@ class PeerHelpers:
             except (FetchFailed, OSError) as error:
                 if url in self._left:
                     self._left.remove(url)
-                    self._note_refusal(url, str(error))
+                    self._sharing.note_refusal(url, str(error))
             finally:
                 work.give_back(piece)  # no-op if it is done
 
@@ -131,7 +129,7 @@ class PeerHelpers:
         asked = PieceRequest(
             self._version.epoch,
             self._version.generation,
-            self._node,
+            self._sharing.node,
             work.size,
             piece.begin,
             piece.end,
@@ -140,7 +138,7 @@ class PeerHelpers:
             place.part_bytes,
             crcs,
         )
-        found = await self._client.write_piece(url, self._record, asked)
+        found = await self._sharing.client.write_piece(url, self._record, asked)
         if found.crc32 != crcs:
             raise FetchFailed(f"{url}: it has written other bytes than this member's")
         return crcs

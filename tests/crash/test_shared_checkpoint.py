@@ -56,6 +56,9 @@ class Helpers:
     def __init__(self, root: Path) -> None:
         self._storage = DirectoryStorage(root)
 
+    def distrust(self, why: str) -> None:
+        raise AssertionError(why)
+
     @contextmanager
     def helping(self, place: StagingPlace, work: SharedFile) -> Iterator[None]:
         for _ in range(3):

@@ -141,6 +141,9 @@ class Helpers:
     def __init__(self, act: Callable[[StagingPlace, SharedFile], None]) -> None:
         self.act = act
 
+    def distrust(self, why: str) -> None:
+        raise AssertionError(why)
+
     @contextmanager
     def helping(self, place: StagingPlace, work: SharedFile) -> Iterator[None]:
         self.act(place, work)

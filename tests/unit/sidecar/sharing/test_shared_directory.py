@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +16,9 @@ from holdfast.checkpoint import catalog, sharing
 from holdfast.checkpoint.directory import DirectoryStorage
 from holdfast.fileio import durable
 from holdfast.fileio.checksum import CHUNK_BYTES, stretch_crc
+from holdfast.fileio.range_writer import RangeWriter
 from holdfast.protocol import codec
+from holdfast.protocol.member_messages import StateSource
 from sidecar.fencing import OrderVersion
 from sidecar.state import peers, piece_writer
 from sidecar.state.checkpointing import CheckpointSaver
@@ -36,6 +39,7 @@ from tests.unit.sidecar.sharing.group import (
     small_states_pay,
     unhurried,
     until,
+    writer,
 )
 
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
@@ -152,6 +156,38 @@ async def test_what_a_peer_writes_after_the_checkpoint_was_published_changes_not
         go_on.set()
         assert await asyncio.to_thread(ended.wait, 10.0)
     assert_saved(saver, here, tmp_path)
+
+
+class LosingFiles:
+    """As of a file system on a bucket, where what the last one closes takes the place of all others'."""
+
+    def __call__(self, name: str, folder: int) -> RangeWriter:
+        class Losing(RangeWriter):
+            def write(self, content: memoryview, at: int) -> None:
+                pass
+
+        return Losing(name, folder)
+
+
+async def test_what_storage_loses_of_a_peer_is_written_again_and_no_other_checkpoint_is_shared(
+    here: Path, tmp_path: Path
+) -> None:
+    """The peer has answered that it has written it."""
+    async with (
+        helper(DirectoryStorage(tmp_path, LosingFiles())) as peer,
+        helper(unhurried(tmp_path)) as other,
+    ):
+        async with writer(here, unhurried(tmp_path)) as saver:
+            (record,) = holdings(here).arena.records()
+            sources = [StateSource(peer.url, 0), StateSource(other.url, 1)]
+            await saver.save(record, sources, {}, asked=1)
+            assert_saved(saver, here, tmp_path)
+            asked = peer.pieces.asked
+            assert peer.pieces.written == asked > 0
+            shutil.rmtree(saver.durable.path)
+            await saver.save(record, sources, {}, asked=2)
+            assert_saved(saver, here, tmp_path)
+            assert peer.pieces.asked == asked
 
 
 async def test_a_slow_peer_writes_fewer_pieces_and_is_waited_for(here: Path, tmp_path: Path) -> None:
