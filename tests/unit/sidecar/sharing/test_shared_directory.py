@@ -176,18 +176,18 @@ async def test_what_storage_loses_of_a_peer_is_written_again_and_no_other_checkp
     async with (
         helper(DirectoryStorage(tmp_path, LosingFiles())) as peer,
         helper(unhurried(tmp_path)) as other,
+        writer(here, unhurried(tmp_path)) as saver,
     ):
-        async with writer(here, unhurried(tmp_path)) as saver:
-            (record,) = holdings(here).arena.records()
-            sources = [StateSource(peer.url, 0), StateSource(other.url, 1)]
-            await saver.save(record, sources, {}, asked=1)
-            assert_saved(saver, here, tmp_path)
-            asked = peer.pieces.asked
-            assert peer.pieces.written == asked > 0
-            shutil.rmtree(saver.durable.path)
-            await saver.save(record, sources, {}, asked=2)
-            assert_saved(saver, here, tmp_path)
-            assert peer.pieces.asked == asked
+        (record,) = holdings(here).arena.records()
+        sources = [StateSource(peer.url, 0), StateSource(other.url, 1)]
+        await saver.save(record, sources, {}, asked=1)
+        assert_saved(saver, here, tmp_path)
+        asked = peer.pieces.asked
+        assert peer.pieces.written == asked > 0
+        shutil.rmtree(saver.durable.path)
+        await saver.save(record, sources, {}, asked=2)
+        assert_saved(saver, here, tmp_path)
+        assert peer.pieces.asked == asked
 
 
 async def test_a_slow_peer_writes_fewer_pieces_and_is_waited_for(here: Path, tmp_path: Path) -> None:
