@@ -149,7 +149,7 @@ def _writes_directly(root: Path) -> bool:
 
 
 def _keep(folder: Path, rank: int) -> None:
-    store = PrivateStore(folder / member_directory.ARENA / f"private-{rank:05d}.bin", rank)
+    store = PrivateStore(folder / member_directory.ARENA / member_directory.private_name(rank), rank)
     store.put(1, 1, b"own")
     store.close()
 

@@ -20,7 +20,7 @@ from holdfast.fileio.range_writer import RangeWriter
 from holdfast.protocol import codec
 from holdfast.protocol.member_messages import StateSource
 from sidecar.fencing import OrderVersion
-from sidecar.state import peers, piece_writer
+from sidecar.state import piece_writer
 from sidecar.state.checkpointing import CheckpointSaver
 from sidecar.state.piece_writer import PieceRequest, WrittenPiece
 from tests.samples.checkpoints import names, newest_whole
@@ -130,7 +130,7 @@ async def test_a_peer_that_never_answers_delays_a_checkpoint_for_a_bounded_time(
     began_s = time.monotonic()
     async with answering(then="silence") as one, answering(b"HTTP/1.1 200 OK\r\n", then="silence") as other:
         assert_saved(await saved(here, unhurried(tmp_path), one, other), here, tmp_path)
-    assert time.monotonic() - began_s < peers.WRITE_S / 4
+    assert time.monotonic() - began_s < 15.0
 
 
 async def test_what_a_peer_writes_after_the_checkpoint_was_published_changes_nothing(
