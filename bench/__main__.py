@@ -19,6 +19,7 @@ BENCHES = {  # package and module of each bench, with its line in the help; a be
     "snapshot.snapshot": "speed of snapshots and checkpoints, compared with plain copies",
     "snapshot.frozen": "cost of the second and later snapshots when most parameters are frozen",
     "snapshot.transfer": "speed of sending a snapshot to another member, compared with a plain socket copy",
+    "snapshot.sharing": "time of a checkpoint that 1, 2 and 4 members write, each at the same limited rate",
     "gpu.gpu": "on an NVIDIA GPU: copies during a blocked kernel, snapshots, commits",
     "nodeagent.nodeagent": "node agent: time from an event to its verdict, and cost of polling and of idling",
     "nodeagent.flood": "node agent in a flood of kernel lines: what it finds, and what it reports as lost",

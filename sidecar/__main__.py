@@ -41,7 +41,7 @@ async def serve(settings: config.Config, terminated: threading.Event, measured: 
     member = Sidecar(settings, measured)
     door, host = Door(), settings.address or "127.0.0.1"
     runner = web.AppRunner(
-        peers.application(member.holdings, member.peer_token, door),
+        peers.application(member.holdings, member.peer_token, door, pieces=member.pieces),
         access_log=None,
         handle_signals=False,
         shutdown_timeout=SHUTDOWN_S,

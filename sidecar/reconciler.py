@@ -42,6 +42,8 @@ from sidecar.state import memory_limits
 from sidecar.state.checkpointing import CheckpointSaver, CheckpointSchedule
 from sidecar.state.holdings import Holdings
 from sidecar.state.peers import PeerClient
+from sidecar.state.piece_sharing import CheckpointSharing
+from sidecar.state.piece_writer import PieceWriter
 from sidecar.state.restore import NoFreeSlot, Restorer, StateUnavailable, StorageFailed, VolumeRefused
 from sidecar.state.sealing import SnapshotSealer
 from sidecar.state.storage_listing import StorageLister
@@ -91,14 +93,21 @@ class Sidecar:
         if config.reports_storage:
             self.storage = StorageLister(checkpoints, self._changed, self._answered)
         self.restorer = Restorer(self.holdings, self.peers, checkpoints)
-        self.saver = CheckpointSaver(self.holdings, self.peers, checkpoints)
+        self.fence = OrderFence(config.directory)
+        sharing: CheckpointSharing | None = None
+        self.pieces: PieceWriter | None = None
+        if config.is_pod:  # members of one machine share its disk
+            sharing = CheckpointSharing(
+                self.peers, config.node, lambda: self.peer_url, lambda: self.fence.newest
+            )
+            self.pieces = PieceWriter(self.holdings, checkpoints, config.node, lambda: self.fence.newest)
+        self.saver = CheckpointSaver(self.holdings, self.peers, checkpoints, sharing)
         self.sealer = SnapshotSealer(self.holdings.arena, self._pace, self.observed.is_final)
         self.checkpoints = CheckpointSchedule(
             config.member, self.holdings, self.observed.pages, self.saver, self._changed
         )
         self.peer_url = ""
         self.order = MemberOrder("idle", 0)
-        self.fence = OrderFence(config.directory)
         self._clock = clock.identity()
         # The grace period of the last stop order that was sent to the launcher.
         self._stop_grace_s = math.inf
@@ -214,6 +223,8 @@ class Sidecar:
         self.fence.accept(asked)
         if order.generation != self.order.generation:
             self._failure = replace(self._failure, error="")
+            if self.pieces is not None:
+                self.pieces.release()
         self.order = order
         self.checkpoints.note_order(order)
         lineage = self.fence.learn(order)

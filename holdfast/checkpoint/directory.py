@@ -7,6 +7,7 @@ newest checkpoint for people and scripts; Holdfast never reads it.
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,19 +15,35 @@ from pathlib import Path
 
 from holdfast.checkpoint import catalog
 from holdfast.checkpoint.catalog import ASIDE, LATEST, MANIFEST, StoredCheckpoint
-from holdfast.checkpoint.manifest import InvalidCheckpoint
+from holdfast.checkpoint.manifest import REPLICATED, InvalidCheckpoint
+from holdfast.checkpoint.sharing import (
+    PIECE_BYTES,
+    TOKEN,
+    TOKEN_BYTES,
+    CheckedRead,
+    SharedFile,
+    SharedPiece,
+    ShareHelpers,
+    ShareRefused,
+    StagingPlace,
+    is_token,
+    new_token,
+)
 from holdfast.fileio import durable
 from holdfast.fileio.bulk_copy import FileBatch
-from holdfast.fileio.checksum import FileEntry
+from holdfast.fileio.checksum import CHUNK_BYTES, FileEntry
+from holdfast.fileio.range_writer import RangeWriter
 
+THREADS = 2  # of a writer that shares a file: one computes checksums while the other writes
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)
 
 
 class DirectoryStorage:
     """The checkpoints in the directory `root`. Writing the first checkpoint creates the directory."""
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
+    def __init__(self, root: Path, open_range: Callable[[str, int], RangeWriter] = RangeWriter) -> None:
+        self._root, self._open_range = root, open_range
 
     def __str__(self) -> str:
         return str(self._root)
@@ -74,6 +91,7 @@ class DirectoryStorage:
         epoch: int,
         generation: int,
         moved: Callable[[], object],
+        helpers: ShareHelpers | None = None,
     ) -> Iterator[StagedDirectory]:
         root = self._root
         with (
@@ -81,10 +99,80 @@ class DirectoryStorage:
             durable.replacement(root / LATEST) as hint,
             FileBatch(moved) as batch,
         ):
-            entries = tuple(batch.copy(files[each], temporary / each) for each in files)
+            entries = tuple(
+                self._shared(batch, source, temporary / each, moved, helpers)
+                if helpers is not None and each == REPLICATED and isinstance(source, Path)
+                else batch.copy(source, temporary / each)
+                for each, source in files.items()
+            )
             yield StagedDirectory(batch, temporary, root / name, hint, entries)
             os.replace(hint, root / LATEST)
         durable.sync_directory(root)
+
+    def _shared(
+        self,
+        batch: FileBatch,
+        source: Path,
+        target: Path,
+        moved: Callable[[], object],
+        helpers: ShareHelpers,
+    ) -> FileEntry:
+        """Copy `source` like `FileBatch.copy`, together with the helpers. Raises OSError.
+
+        When this returns, no request of a helper can be accepted any more. One that was accepted may still be
+        writing, but only bytes that are there already.
+        """
+        work = SharedFile(source, PIECE_BYTES, moved)
+        batch.allocate(target, work.size)
+        token = new_token()
+        folder = os.open(target.parent, _FOLDER)
+        try:
+            with self._open_range(target.name, folder) as out, open(source, "rb", buffering=0) as file:
+
+                def write(piece: SharedPiece) -> tuple[int, ...]:
+                    crcs = work.checksums(piece)
+                    _write_mapped(file.fileno(), piece, out, moved)
+                    return crcs
+
+                (target.parent / TOKEN).write_text(token)
+                try:
+                    with helpers.helping(StagingPlace(target.parent.name, token), work):
+                        work.write_rest(write, THREADS)
+                finally:
+                    (target.parent / TOKEN).unlink()
+                missing = _missing(work, target)
+                for piece in missing:
+                    write(piece)
+                if missing:
+                    helpers.distrust(f"{self}: {len(missing)} pieces that peers have written are not there")
+        finally:
+            os.close(folder)
+        return work.entry(target.name)
+
+    def write_piece(
+        self, name: str, place: StagingPlace, size: int, piece: SharedPiece, read: CheckedRead
+    ) -> None:
+        if not durable.is_temporary_name(place.folder, name):
+            raise ShareRefused("the folder does not have the name of a writer's")
+        try:
+            folder = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                inner = os.open(place.folder, _FOLDER, dir_fd=folder)
+            finally:
+                os.close(folder)
+            try:
+                _check_token(inner, place.token)
+                out = self._open_range(REPLICATED, inner)
+            finally:
+                os.close(inner)
+        except FileNotFoundError:
+            raise ShareRefused("this member does not see the writer's folder") from None
+        with out:
+            if out.size != size:
+                raise ShareRefused(f"the writer's file has {out.size} bytes, expected {size}")
+            for at in piece.chunks:
+                out.write(read(at, min(at + CHUNK_BYTES, piece.end)), at)
+            out.sync()
 
     def remove(self, path: Path, what: StoredCheckpoint | InvalidCheckpoint) -> None:
         durable.remove_directory(path)
@@ -136,6 +224,39 @@ class StagedDirectory:
             aside = self.path.with_name(self.path.name + ASIDE)
             durable.replace_in_two(self._temporary, self.path, aside)
         return True
+
+
+def _write_mapped(source: int, piece: SharedPiece, out: RangeWriter, moved: Callable[[], object]) -> None:
+    """Write a piece from the pages of the source, which is not truncated meanwhile."""
+    size = piece.end - piece.begin
+    with mmap.mmap(source, size, access=mmap.ACCESS_READ, offset=piece.begin) as pages:
+        for at in piece.chunks:
+            with memoryview(pages)[at - piece.begin : at - piece.begin + CHUNK_BYTES] as chunk:
+                out.write(chunk, at)
+            moved()
+    if not out.is_direct:
+        out.sync()  # or the page cache would fill up
+
+
+def _missing(work: SharedFile, target: Path) -> tuple[SharedPiece, ...]:
+    descriptor = os.open(target, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # a file server need not send what follows
+        return work.missing(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _check_token(folder: int, token: str) -> None:
+    """Raise `ShareRefused` unless the folder is the one that the writer sees."""
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(TOKEN, flags, dir_fd=folder)
+    try:
+        found = os.read(descriptor, TOKEN_BYTES + 1)
+    finally:
+        os.close(descriptor)
+    if not is_token(found, token):
+        raise ShareRefused("the folder of that name is another writer's")
 
 
 def _hint(name: str) -> bytes:

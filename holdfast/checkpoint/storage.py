@@ -13,6 +13,7 @@ from typing import Protocol
 
 from holdfast.checkpoint.catalog import StoredCheckpoint
 from holdfast.checkpoint.manifest import InvalidCheckpoint, ObjectLayout
+from holdfast.checkpoint.sharing import CheckedRead, SharedPiece, ShareHelpers, StagingPlace
 from holdfast.fileio.checksum import FileEntry
 
 
@@ -91,8 +92,21 @@ class CheckpointStorage(Protocol):
         epoch: int,
         generation: int,
         moved: Callable[[], object],
+        helpers: ShareHelpers | None = None,
     ) -> AbstractContextManager[StagedCheckpoint]:
-        """Write the files of a new checkpoint. When the context ends, remove them unless published."""
+        """Write the files of a new checkpoint. When the context ends, remove them unless published.
+
+        The `helpers` write pieces of the file with the state that all ranks share.
+        """
+
+    def write_piece(
+        self, name: str, place: StagingPlace, size: int, piece: SharedPiece, read: CheckedRead
+    ) -> None:
+        """Write a piece of the checkpoint `name` that another member stages at `place`; it is then durable.
+
+        Only the pieces of a file of `size` bytes that the writer has created are written, never anything
+        beside it. Raises `ShareRefused` if this storage does not have that place, and what `read` raises.
+        """
 
     def remove(self, path: Path, what: StoredCheckpoint | InvalidCheckpoint) -> None:
         """Remove a checkpoint that `each_checkpoint` has yielded. No reader ever sees a part of it.

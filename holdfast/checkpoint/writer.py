@@ -23,6 +23,7 @@ from holdfast.checkpoint.manifest import (
     is_file_name,
     pack,
 )
+from holdfast.checkpoint.sharing import ShareHelpers
 from holdfast.checkpoint.storage import CheckpointStorage, StagedCheckpoint
 from holdfast.protocol.lineage import Lineage
 
@@ -41,6 +42,7 @@ def write(
     known: tuple[Lineage, ...] = (),
     epoch: int = 0,
     moved: Callable[[], object] = lambda: None,
+    helpers: ShareHelpers | None = None,
 ) -> Path:
     """Write a checkpoint and return its path.
 
@@ -60,6 +62,7 @@ def write(
         known: The group's lineage, which is stored in the checkpoint.
         epoch: Fencing token of the supervisor that ordered the checkpoint.
         moved: Called by any thread each time storage has accepted a piece of data.
+        helpers: Peers that may write pieces of the state that all ranks share.
 
     Raises:
         ValueError: A file name is not allowed, `meta` is not JSON, or a supervisor of a later epoch has
@@ -74,7 +77,7 @@ def write(
     if _has_intact(storage, name, generation):
         return storage.acknowledge(name)
     storage.check_room(files)
-    with storage.staged(name, files, epoch, generation, moved) as staged:
+    with storage.staged(name, files, epoch, generation, moved, helpers) as staged:
         manifest = Manifest(
             generation,
             step,

@@ -35,7 +35,7 @@ DIRECT_PIECE_BYTES = 8 << 20
 BLOCK_BYTES = 4096  # a multiple of any disk's block size
 # The errors of a file system that does not support direct I/O, or not from such memory, and of a source that
 # was truncated.
-_CANNOT = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENODEV, errno.EFAULT})
+CANNOT = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENODEV, errno.EFAULT})
 
 
 class FileBatch:
@@ -65,6 +65,10 @@ class FileBatch:
                 errno.EIO, f"{os.strerror(errno.EIO)}: its size changed during the copy", os.fspath(source)
             )
         return FileEntry(target.name, size, CHUNK_BYTES, crcs)
+
+    def allocate(self, target: Path, size: int) -> None:
+        """Make the new file `target` of `size` bytes, which others write until `sync`. Raises OSError."""
+        os.ftruncate(self._create(target), size)
 
     def write(self, target: Path, content: bytes, mode: int = 0o666) -> None:
         """Write the new file `target`, with the permissions `mode` minus the umask. Raises OSError."""
@@ -167,7 +171,7 @@ def _switched(out: int, direct: int) -> bool:
     try:
         fcntl.fcntl(out, fcntl.F_SETFL, flags | direct)
     except OSError as error:
-        if error.errno not in _CANNOT:
+        if error.errno not in CANNOT:
             raise
         return False
     return True
@@ -203,6 +207,6 @@ def _piece(source: int, out: int, at: int, length: int) -> int:
     except ValueError:  # the source was truncated in the meantime
         pass
     except OSError as error:
-        if error.errno not in _CANNOT:
+        if error.errno not in CANNOT:
             raise
     return count

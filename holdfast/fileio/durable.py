@@ -85,6 +85,11 @@ def temporary_path(root: Path, name: str) -> Path:
     return root / f".tmp-{_HOST}-{os.getpid()}-{next(_numbers)}-{name}"
 
 
+def is_temporary_name(text: str, name: str) -> bool:
+    """Return whether `temporary_path` may have returned `text` for `name`. Such a text is never a path."""
+    return _DEBRIS.fullmatch(text) is not None and text.endswith(f"-{name}")
+
+
 @contextmanager
 def temporary_directory(root: Path, name: str) -> Iterator[Path]:
     """Yield a new directory in `root`. At the end, remove it unless it was renamed.

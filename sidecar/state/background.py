@@ -20,12 +20,13 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-def _yield_to_all() -> None:
-    with suppress(OSError):  # if a container forbids this, the thread keeps the sidecar's priority
+def yield_to_all() -> None:
+    """Give the calling thread the lowest priority."""
+    with suppress(OSError):  # a container may forbid this; the thread then keeps the sidecar's priority
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
 
 
-_pool = ThreadPoolExecutor(2, "background", initializer=_yield_to_all)
+_pool = ThreadPoolExecutor(2, "background", initializer=yield_to_all)
 
 
 async def run_in_background(work: Callable[_P, _R], *args: _P.args, **named: _P.kwargs) -> _R:

@@ -20,6 +20,7 @@ from holdfast.snapshot.commit_records import CommitRecord
 from sidecar.state import background
 from sidecar.state.holdings import Holdings
 from sidecar.state.peers import PeerClient
+from sidecar.state.piece_sharing import CheckpointSharing, PeerHelpers
 from sidecar.state.snapshot_fetch import FetchFailed
 from sidecar.watch.progress_monitor import ProgressMonitor
 
@@ -176,10 +177,18 @@ class CheckpointSaver:
     `retention` can change while a checkpoint is being written. The value at the end of the write applies.
     """
 
-    def __init__(self, holdings: Holdings, fetcher: PeerClient, storage: CheckpointStorage) -> None:
+    def __init__(
+        self,
+        holdings: Holdings,
+        fetcher: PeerClient,
+        storage: CheckpointStorage,
+        sharing: CheckpointSharing | None = None,
+    ) -> None:
+        """Without `sharing`, as on a single machine, this member writes checkpoints alone."""
         self._holdings = holdings
         self._fetcher = fetcher
         self._storage = storage
+        self._sharing = sharing
         self._one = asyncio.Lock()
         self._moved_s = time.monotonic()
         self.durable = CheckpointReport()
@@ -225,7 +234,7 @@ class CheckpointSaver:
         try:
             privates = await self._privates(record, sources)
             self._refuse_void(record)
-            path = await background.run_in_background(self._write, record, privates, dict(meta))
+            path = await self._write_shared(record, sources, privates, meta)
             self._refuse_void(record)
         except (OSError, ValueError, SnapshotGone, FetchFailed) as error:
             log.warning("checkpoint failed", extra={"step": record.step, "error": str(error)})
@@ -279,8 +288,26 @@ class CheckpointSaver:
         if not valid(record.generation, record.step, self.retention.lineage):
             raise ValueError(f"the snapshot of step {record.step} is void: the group resumed from before it")
 
+    async def _write_shared(
+        self,
+        record: CommitRecord,
+        sources: tuple[StateSource, ...],
+        privates: Mapping[str, bytes],
+        meta: Mapping[str, object],
+    ) -> Path | None:
+        helpers = self._sharing.helpers(record, sources) if self._sharing is not None else None
+        try:
+            return await background.run_in_background(self._write, record, privates, dict(meta), helpers)
+        finally:
+            if helpers is not None:
+                await helpers.close()
+
     def _write(
-        self, record: CommitRecord, privates: Mapping[str, bytes], meta: Mapping[str, object]
+        self,
+        record: CommitRecord,
+        privates: Mapping[str, bytes],
+        meta: Mapping[str, object],
+        helpers: PeerHelpers | None,
     ) -> Path | None:
         """Write the checkpoint and return its path; None if retention immediately removed it as too old."""
         if not self._holdings.good(record):
@@ -297,6 +324,7 @@ class CheckpointSaver:
                 known=self.retention.lineage,
                 epoch=self.retention.epoch,
                 moved=self._moved,
+                helpers=helpers,
             )
         try:
             removed = retention.retain(self._storage, self.retention, frozenset({written}))

@@ -21,13 +21,16 @@ from typing import TypeAlias
 import aiohttp
 from aiohttp import web
 
+from holdfast.checkpoint.sharing import ShareRefused
 from holdfast.process.network import Door, has_token
+from holdfast.protocol import codec
 from holdfast.protocol.member_messages import StateSource
 from holdfast.snapshot.arena import CorruptSnapshot, SnapshotGone
 from holdfast.snapshot.commit_records import CommitRecord
 from holdfast.snapshot.private_store import MAX_CAPACITY_BYTES
 from sidecar.state import snapshot_fetch, snapshot_send
 from sidecar.state.holdings import Holdings
+from sidecar.state.piece_writer import PieceRequest, PieceWriter, WrittenPiece
 from sidecar.state.snapshot_fetch import MAX_WHY_BYTES, FetchFailed
 from sidecar.state.snapshot_send import PATIENCE_S, SLOWEST_BYTES_S, ChunkRange, UnalignedRange
 
@@ -35,6 +38,9 @@ log = logging.getLogger(__name__)
 
 SILENCE_S = 10.0  # a peer that transfers no data for this long counts as lost
 PIECE_BYTES = 1 << 20
+MAX_BODY_BYTES = 1024
+WRITE_S = 300.0  # for a piece of a checkpoint; after much less, the writer also writes it itself
+CONNECT_S = 2.0
 SENDERS = 16  # ranges sent at the same time, enough for a few to each of a few peers
 _CRC = "X-Holdfast-Crc32"
 
@@ -45,12 +51,16 @@ _gatherers = ThreadPoolExecutor(2, "gather")
 
 
 def application(
-    holdings: Holdings, token: Callable[[], str], door: Door, silence_s: float = SILENCE_S
+    holdings: Holdings,
+    token: Callable[[], str],
+    door: Door,
+    silence_s: float = SILENCE_S,
+    pieces: PieceWriter | None = None,
 ) -> web.Application:
-    """Return the application that serves other members.
+    """Return the server for other members. Requests must carry the run's token.
 
-    All requests are read-only and must carry the run's token. While `token` returns "", every request is
-    refused.
+    All are read-only, except that `pieces` writes to storage, for a member that stages a checkpoint there.
+    Without a token, every request is refused.
     """
 
     @web.middleware
@@ -81,10 +91,36 @@ def application(
         crc = await loop.run_in_executor(None, zlib.crc32, found.data)
         return await _send_private(request, found.data, crc, silence_s)
 
-    app = web.Application(middlewares=[guard], client_max_size=1024)
+    app = web.Application(middlewares=[guard], client_max_size=MAX_BODY_BYTES)
     app.router.add_get(r"/v1/slot/{generation:\d{1,18}}/{step:\d{1,18}}", slot)
     app.router.add_get(r"/v1/private/{rank:\d{1,9}}/{generation:\d{1,18}}/{step:\d{1,18}}", private)
+    if pieces is not None:
+        app.on_cleanup.append(pieces.close)
+        app.router.add_post(r"/v1/piece/{generation:\d{1,18}}/{step:\d{1,18}}", partial(_write_piece, pieces))
     return app
+
+
+async def _write_piece(pieces: PieceWriter, request: web.Request) -> web.StreamResponse:
+    """Write a piece of the requester's checkpoint, and answer when it is durable."""
+    generation, step = int(request.match_info["generation"]), int(request.match_info["step"])
+    try:
+        raw = await asyncio.wait_for(request.read(), SILENCE_S)
+        asked = codec.decode(PieceRequest, raw)
+    except (codec.InvalidMessage, asyncio.TimeoutError) as error:
+        raise web.HTTPBadRequest(text=str(error)) from None
+    try:
+        written = await pieces.write(generation, step, asked, lambda: _is_gone(request))
+    except ShareRefused as error:
+        raise web.HTTPConflict(text=str(error)) from None
+    except SnapshotGone as error:
+        raise web.HTTPGone(text=str(error)) from None
+    except OSError as error:
+        raise web.HTTPServiceUnavailable(text=error.strerror or str(error)) from None
+    return web.Response(body=codec.encode(written))
+
+
+def _is_gone(request: web.Request) -> bool:
+    return request.transport is None or request.transport.is_closing()
 
 
 async def _send_slot(
@@ -219,13 +255,33 @@ class PeerClient:
         except CorruptSnapshot as error:
             raise FetchFailed(f"{url}: {error}") from None
 
+    async def write_piece(self, url: str, record: CommitRecord, asked: PieceRequest) -> WrittenPiece:
+        """Have a peer write a piece of this member's checkpoint of `record`. Raises `FetchFailed`.
+
+        After that, it is not known whether the piece was written, or still will be.
+        """
+        target = f"{url}/v1/piece/{record.generation}/{record.step}"
+        limit = aiohttp.ClientTimeout(total=WRITE_S, sock_connect=CONNECT_S)
+        try:
+            async with self._client().post(
+                target,
+                data=codec.encode(asked),
+                timeout=limit,
+                allow_redirects=False,
+                headers=self._headers(),
+            ) as response:
+                await _check(target, response)
+                return codec.decode(WrittenPiece, await _read_bounded(response, MAX_BODY_BYTES))
+        except (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError) as error:
+            raise FetchFailed(f"{target}: {error!r}") from None
+
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
 
     def _client(self) -> aiohttp.ClientSession:
         if self._session is None:
-            timeout = aiohttp.ClientTimeout(total=None, sock_connect=2.0, sock_read=self._silence_s)
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=self._silence_s)
             self._session = aiohttp.ClientSession(
                 timeout=timeout, connector=aiohttp.TCPConnector(ssl=self._tls or True)
             )

@@ -31,6 +31,7 @@ from holdfast.checkpoint import catalog
 from holdfast.checkpoint.catalog import MANIFEST, StoredCheckpoint
 from holdfast.checkpoint.manifest import (
     MAX_BYTES,
+    REPLICATED,
     InvalidCheckpoint,
     Manifest,
     NewerFormat,
@@ -39,7 +40,19 @@ from holdfast.checkpoint.manifest import (
 )
 from holdfast.checkpoint.object_location import ObjectLocation
 from holdfast.checkpoint.retention import Leftover, is_abandoned
-from holdfast.fileio.checksum import FileEntry
+from holdfast.checkpoint.sharing import (
+    TOKEN,
+    TOKEN_BYTES,
+    CheckedRead,
+    SharedFile,
+    SharedPiece,
+    ShareHelpers,
+    ShareRefused,
+    StagingPlace,
+    is_token,
+    new_token,
+)
+from holdfast.fileio.checksum import CHUNK_BYTES, FileEntry
 from sidecar.storage import transfers
 from sidecar.storage.object_client import ObjectClient, ObjectStoreError, ObjectVersion, StoredObject
 
@@ -70,6 +83,7 @@ class ObjectStorage:
         self._manifests: dict[tuple[str, ObjectVersion], bytes] = {}  # the manifests in the last listing
         self._reading = threading.Lock()  # held while `_manifests` is changed
         self._obeys_conditions = False
+        self._proven: tuple[str, str] = ("", "")  # key and content of the last token that was there
         self._copying = threading.Lock()
 
     def __str__(self) -> str:
@@ -223,17 +237,71 @@ class ObjectStorage:
         epoch: int,
         generation: int,
         moved: Callable[[], object],
+        helpers: ShareHelpers | None = None,
     ) -> Iterator[StagedObjects]:
         largest = max((_size(source) for source in files.values()), default=0)
         folder = f"e{epoch}-g{generation}-{secrets.token_hex(8)}"
         layout = ObjectLayout(folder, transfers.part_bytes(largest))
         staged = StagedObjects(self._client, self._key(name), Path(name), layout)
         try:
-            staged.entries = transfers.upload(self._client, self._key(name), files, layout, moved)
+            rest, found = dict(files), dict[str, FileEntry]()
+            shared = files.get(REPLICATED)
+            if helpers is not None and isinstance(shared, Path):
+                del rest[REPLICATED]
+                found[REPLICATED] = self._shared(name, shared, layout, moved, helpers)
+            found |= {
+                each.name: each
+                for each in transfers.upload(self._client, self._key(name), rest, layout, moved)
+            }
+            staged.entries = tuple(found[each] for each in files)
             yield staged
         finally:
             if not staged.may_be_published:
                 self._discard(f"{self._key(name)}/{folder}")
+
+    def _shared(
+        self,
+        name: str,
+        source: Path,
+        layout: ObjectLayout,
+        moved: Callable[[], object],
+        helpers: ShareHelpers,
+    ) -> FileEntry:
+        """Write a file together with the helpers. A late request of one writes what is there already."""
+        base, token = self._key(name), new_token()
+        key = f"{base}/{layout.folder}/{TOKEN}"
+        work = SharedFile(source, layout.part_bytes, moved)
+        self._client.write(key, token.encode())
+        try:
+            with helpers.helping(StagingPlace(layout.folder, token, layout.part_bytes), work):
+                transfers.upload_rest(self._client, base, REPLICATED, source, layout, work, moved)
+        finally:
+            with contextlib.suppress(ObjectStoreError):  # it is removed with the folder
+                self._client.delete([key])
+        return work.entry(REPLICATED)
+
+    def write_piece(
+        self, name: str, place: StagingPlace, size: int, piece: SharedPiece, read: CheckedRead
+    ) -> None:
+        step = place.part_bytes
+        whole = CHUNK_BYTES <= step <= transfers.LARGEST and step % CHUNK_BYTES == 0
+        if not whole or piece.begin % step or piece.end != min(piece.begin + step, size):
+            raise ShareRefused("the piece is not one of the file's objects")
+        if _FOLDER.fullmatch(place.folder) is None:
+            raise ShareRefused("the folder does not have the name of a writer's")
+        base = self._key(name)
+        self._check_token(f"{base}/{place.folder}/{TOKEN}", place.token)
+        key = transfers.part_key(base, REPLICATED, place.folder, piece.begin // step)
+        self._client.write(key, bytes(read(piece.begin, piece.end)))
+
+    def _check_token(self, key: str, token: str) -> None:
+        """Raise `ShareRefused` unless this is the storage that the writer uses."""
+        if self._proven == (key, token):
+            return
+        found = self._client.read(key, TOKEN_BYTES)
+        if found is None or not is_token(found, token):
+            raise ShareRefused("this member does not see the writer's folder")
+        self._proven = key, token
 
     def _discard(self, folder: str) -> None:
         """Delete a folder that no writer can publish any more. On failure, leave it to `remove_leftovers`."""

@@ -17,6 +17,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from holdfast.checkpoint.manifest import ObjectLayout
+from holdfast.checkpoint.sharing import SharedFile, SharedPiece
 from holdfast.fileio.checksum import CHUNK_BYTES, FileEntry, stretch_crc
 from sidecar.storage.object_client import ObjectClient, ObjectStoreError
 
@@ -39,11 +40,15 @@ def parts(base: str, name: str, size: int, layout: ObjectLayout | None) -> list[
     if layout is None:
         return [(f"{base}/{name}", 0, size)]
     step = layout.part_bytes
-    folder = f"{base}/{layout.folder}/{name}"
     return [
-        (f"{folder}/{number:05d}", begin, min(begin + step, size))
+        (part_key(base, name, layout.folder, number), begin, min(begin + step, size))
         for number, begin in enumerate(range(0, max(size, 1), step))
     ]
+
+
+def part_key(base: str, name: str, folder: str, number: int) -> str:
+    """Return the key of an object of a file."""
+    return f"{base}/{folder}/{name}/{number:05d}"
 
 
 def _reads(base: str, entry: FileEntry, layout: ObjectLayout | None) -> list[Part]:
@@ -87,6 +92,30 @@ def upload(
 
     _at_once(writes())
     return tuple(FileEntry(name, sizes[name], CHUNK_BYTES, tuple(crcs[name])) for name in files)
+
+
+def upload_rest(
+    client: ObjectClient,
+    base: str,
+    name: str,
+    source: Path,
+    layout: ObjectLayout,
+    work: SharedFile,
+    moved: Callable[[], object],
+) -> None:
+    """Write the parts of a file that no peer writes; return when all are on storage. Raises `OSError`."""
+
+    def write(piece: SharedPiece) -> tuple[int, ...]:
+        key = part_key(base, name, layout.folder, piece.begin // layout.part_bytes)
+        (content,) = _pieces(source, [(key, piece.begin, piece.end)])
+        if len(content) != piece.end - piece.begin:
+            raise OSError(errno.EIO, f"{name} changed its size during the copy")
+        crcs = tuple(_crcs(content))
+        client.write(key, content)
+        moved()
+        return crcs
+
+    work.write_rest(write, PARTS)
 
 
 def download(

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import ClientSession
@@ -16,12 +17,14 @@ from aiohttp.test_utils import TestServer
 from holdfast.process import event_loop
 from holdfast.process.network import Door
 from holdfast.protocol import codec
-from holdfast.protocol.member_messages import MemberOrder, MemberReport
+from holdfast.protocol.member_messages import MemberOrder, MemberReport, StateSource
 from sidecar.config import Config
 from sidecar.reconciler import Sidecar
 from sidecar.state import peers
+from sidecar.state.piece_writer import PieceRequest, PinnedReader, WrittenPiece
 from tests.samples.checkpoints import save
 from tests.unit.sidecar.memory import member, private
+from tests.unit.sidecar.sharing.group import GENERATION, STEP, hold, small_states_pay, unhurried
 
 LIMIT_S = 20.0
 IDLE = MemberOrder("idle", 1, epoch=2, secret="of the job")
@@ -34,12 +37,18 @@ def here() -> Iterator[Path]:
 
 
 @asynccontextmanager
-async def sidecar(here: Path, address: str = "127.0.0.1", *, reports: bool = False) -> AsyncIterator[Sidecar]:
+async def sidecar(
+    here: Path,
+    address: str = "127.0.0.1",
+    *,
+    reports: bool = False,
+    node: str = "n0",
+    checkpoints: Path | None = None,
+) -> AsyncIterator[Sidecar]:
     token = here / "token"
     token.write_text("of the pod\n")
-    config = Config(
-        "m0", "n0", 1, here, here / "checkpoints", "", token, address=address, reports_storage=reports
-    )
+    storage = checkpoints or here / "checkpoints"
+    config = Config("m0", node, 1, here, storage, "", token, address=address, reports_storage=reports)
     made = Sidecar(config)
     try:
         yield made
@@ -112,3 +121,64 @@ async def test_a_supervisor_that_reads_the_storage_itself_gets_no_listing(here: 
         await asyncio.sleep(0)
         assert not running.done(), "the end of the service would end the sidecar"
         await event_loop.end([running])
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", ""], ids=["pods", "one machine"])
+async def test_pods_write_a_checkpoint_together_and_members_of_one_machine_do_not(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    small_states_pay(monkeypatch)
+    hold(here)
+    with member() as there:
+        hold(there)
+        async with (
+            sidecar(here, address, checkpoints=tmp_path) as writer,
+            sidecar(there, address, node="n1", checkpoints=tmp_path) as peer,
+        ):
+            app = peers.application(peer.holdings, peer.peer_token, Door(), pieces=peer.pieces)
+            async with TestServer(app) as server:
+                source = StateSource(str(server.make_url("")).rstrip("/"), 1)
+                order = replace(
+                    IDLE,
+                    do="secure",
+                    generation=GENERATION,
+                    sources=(source,),
+                    save=1,
+                    save_step=STEP,
+                    save_generation=GENERATION,
+                )
+                asked: list[PieceRequest] = []
+                if peer.pieces is not None:
+                    write = peer.pieces.write
+
+                    async def noted(
+                        generation: int, step: int, piece: PieceRequest, *rest: Any
+                    ) -> WrittenPiece:
+                        asked.append(piece)
+                        return await write(generation, step, piece, *rest)
+
+                    monkeypatch.setattr(peer.pieces, "write", noted)
+                monkeypatch.setattr(writer.saver, "_storage", unhurried(tmp_path))
+                await peer.obey(replace(order, save=0))
+                await writer.obey(order)
+                await writer.checkpoints.save_on_request(order)
+                assert (writer.saver.durable.error, writer.saver.durable.step) == ("", STEP)
+    assert bool(asked) == bool(address)
+    assert {(each.epoch, each.generation, each.node) for each in asked} <= {(2, GENERATION, "n0")}
+
+
+async def test_a_new_generation_releases_the_snapshot_that_a_writer_has_asked_for(
+    here: Path, tmp_path: Path
+) -> None:
+    record = hold(here)
+    async with sidecar(here, checkpoints=tmp_path) as made:
+        assert made.pieces is not None
+        await made.obey(IDLE)
+        reader = made.pieces._pinned = PinnedReader(made.holdings.arena, record)
+        reader.read(0, memoryview(bytearray(8)))
+        slot = made.holdings.arena._slots[record.slot]
+        await made.obey(replace(IDLE, room_bytes=1))
+        assert not slot.acquire()
+        await made.obey(replace(IDLE, generation=2))
+        assert slot.acquire()
+        slot.release()

@@ -1,0 +1,250 @@
+"""Divide the bytes of one file of a checkpoint among the member that writes it and the peers that help it.
+
+A member that is free takes the next piece, so a slow peer writes fewer pieces. A peer writes bytes only if
+they have the checksums that the writer has computed of its own copy. So whatever a peer writes, and however
+late, is what belongs there, and a piece may be written twice (ADR 17).
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeAlias
+
+from holdfast.fileio.bulk_copy import BLOCK_BYTES
+from holdfast.fileio.checksum import CHUNK_BYTES, FileEntry, stretch_crc
+
+# This file is in the writer's folder while it accepts help. A peer that can read it sees the same folder.
+TOKEN = ".share"
+TOKEN_BYTES = 64
+PIECE_BYTES = 2 * CHUNK_BYTES  # of a directory; at 1 GB/s, this takes several times as long as a request
+LEAST_BYTES = 64 << 20  # for each member: with less, the requests cost more than they save
+# When no other piece is left, the writer also writes a piece that a peer has had for longer than this and
+# `SLOWER` times the mean. So a peer that hangs causes no more delay than that and its own few pieces.
+LATE_S = 2.0
+SLOWER = 3.0
+READERS = 4  # of single blocks, each of which takes a round trip to a file server
+
+
+class ShareRefused(Exception):
+    """A member cannot write a piece of another member's checkpoint. The message is the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class StagingPlace:
+    """Where the writer's files are, below the storage with which every member is configured."""
+
+    folder: str  # of the writer alone; never used as a path without a check against the rule of such names
+    token: str  # the content of `TOKEN`
+    part_bytes: int = 0  # in object storage
+
+
+def new_token() -> str:
+    return secrets.token_hex(TOKEN_BYTES // 2)
+
+
+def is_token(found: bytes, token: str) -> bool:
+    """Return whether the content of `TOKEN` is `token`, which came from another member."""
+    return len(found) == TOKEN_BYTES and hmac.compare_digest(found, token.encode())
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPiece:
+    """Bytes `begin` to `end` of a file: whole chunks; the last one may be shorter."""
+
+    begin: int
+    end: int
+
+    @property
+    def chunks(self) -> range:
+        """The first byte of each chunk."""
+        return range(self.begin, self.end, CHUNK_BYTES)
+
+
+# Returns bytes of a peer's copy, from the first number to the second, if they have the writer's checksums.
+# They are valid until the next call.
+CheckedRead: TypeAlias = Callable[[int, int], memoryview]
+
+
+class ShareHelpers(Protocol):
+    """The peers that may help a writer."""
+
+    def helping(self, place: StagingPlace, work: SharedFile) -> AbstractContextManager[object]:
+        """Have peers take pieces of `work` until the context ends. Never raises because of a peer."""
+
+    def distrust(self, why: str) -> None:
+        """Let no peer help any more, because what peers have written is not there."""
+
+
+class SharedFile:
+    """The pieces of a file. Each is done when its bytes are on storage. Safe in any thread.
+
+    Peers' pieces are durable when they are done. The writer makes its own durable before it publishes them.
+    """
+
+    def __init__(self, source: Path, piece_bytes: int, moved: Callable[[], object]) -> None:
+        """`moved` is called for each piece of a peer. Raises OSError."""
+        self.size = source.stat().st_size
+        self._source, self._moved = source, moved
+        begins = range(0, self.size, piece_bytes)
+        self._pieces = tuple(SharedPiece(at, min(at + piece_bytes, self.size)) for at in begins)
+        self._free = deque(self._pieces)
+        self._begun_s: dict[SharedPiece, float] = {}  # those that peers write
+        self._own: set[SharedPiece] = set()  # those that the writer writes
+        self._crcs: dict[SharedPiece, tuple[int, ...]] = {}  # of those that are done
+        self._of_peers: list[SharedPiece] = []  # of those, the ones that only a peer has written
+        self._seconds = self._durations = 0.0
+        self._is_over = False
+        self._change = threading.Condition()
+
+    def take(self) -> SharedPiece | None:
+        """Return a piece for a peer; None if there is none left to begin."""
+        with self._change:
+            if self._is_over or not self._free:
+                return None
+            piece = self._free.popleft()
+            self._begun_s[piece] = time.monotonic()
+            return piece
+
+    def checksums(self, piece: SharedPiece) -> tuple[int, ...]:
+        """Return the checksums of the writer's own copy. Raises OSError."""
+        descriptor = os.open(self._source, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return tuple(stretch_crc(descriptor, at, min(at + CHUNK_BYTES, piece.end)) for at in piece.chunks)
+        finally:
+            os.close(descriptor)
+
+    def finish(self, piece: SharedPiece, crcs: tuple[int, ...]) -> None:
+        """Record that a peer has written a piece, with the writer's own checksums."""
+        with self._change:
+            begun_s = self._begun_s.pop(piece, None)
+            if begun_s is None or self._is_over:
+                return
+            if piece not in self._crcs:
+                self._of_peers.append(piece)
+            self._done(piece, crcs, begun_s)
+        self._moved()
+
+    def give_back(self, piece: SharedPiece) -> None:
+        """Record that a peer has not written a piece, or that this is not known."""
+        with self._change:
+            if self._begun_s.pop(piece, None) is None or piece in self._crcs or piece in self._own:
+                return
+            self._free.append(piece)
+            self._change.notify_all()
+
+    def write_rest(self, write: Callable[[SharedPiece], tuple[int, ...]], threads: int) -> None:
+        """Write pieces until all are done, in the caller's thread and others; `write` returns the checksums.
+
+        Raises the first exception of `write`, after the other threads have ended.
+        """
+        errors: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                self._write_own(write)
+            except BaseException as error:
+                errors.append(error)
+                self.end()
+
+        others = [threading.Thread(target=work, name="share", daemon=True) for _ in range(threads - 1)]
+        for each in others:
+            each.start()
+        try:
+            self._write_own(write)
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            self.end()
+            for each in others:
+                each.join()
+        if errors:
+            raise errors[0]
+
+    def entry(self, name: str) -> FileEntry:
+        """Return the entry for the manifest, once all pieces are done."""
+        crcs = tuple(crc for piece in self._pieces for crc in self._crcs[piece])
+        return FileEntry(name, self.size, CHUNK_BYTES, crcs)
+
+    def missing(self, descriptor: int) -> tuple[SharedPiece, ...]:
+        """Return the pieces that peers have reported as written, but that are not in the file.
+
+        One random block of each chunk is compared. A file system that is made of objects may show all members
+        the same folder, and still store what one of them has written in place of what others have. Raises
+        OSError.
+        """
+        source = os.open(self._source, os.O_RDONLY | os.O_CLOEXEC)
+
+        def is_there(piece: SharedPiece) -> bool:
+            for at in piece.chunks:
+                blocks = -(-(min(at + CHUNK_BYTES, piece.end) - at) // BLOCK_BYTES)
+                begin = at + secrets.randbelow(blocks) * BLOCK_BYTES
+                count = min(BLOCK_BYTES, piece.end - begin)
+                if os.pread(descriptor, count, begin) != os.pread(source, count, begin):
+                    return False
+            return True
+
+        try:
+            with ThreadPoolExecutor(READERS, "share-look") as pool:
+                found = tuple(pool.map(is_there, self._of_peers))
+        finally:
+            os.close(source)
+        return tuple(piece for piece, there in zip(self._of_peers, found, strict=True) if not there)
+
+    def end(self) -> None:
+        """Let nobody take another piece."""
+        with self._change:
+            self._is_over = True
+            self._change.notify_all()
+
+    def _write_own(self, write: Callable[[SharedPiece], tuple[int, ...]]) -> None:
+        while (piece := self._next_own()) is not None:
+            began_s = time.monotonic()
+            crcs = write(piece)
+            with self._change:
+                self._done(piece, crcs, began_s)
+
+    def _next_own(self) -> SharedPiece | None:
+        """Wait for a piece that the writer has to write; return None once there are no more."""
+        with self._change:
+            while not self._is_over and len(self._crcs) < len(self._pieces):
+                piece, wait_s = self._free.popleft() if self._free else None, 0.0
+                if piece is None:
+                    piece, wait_s = self._latest()
+                if piece is not None:
+                    self._own.add(piece)
+                    return piece
+                self._change.wait(wait_s)
+            return None
+
+    def _latest(self) -> tuple[SharedPiece | None, float]:
+        """Return the piece for which a peer has taken too long, or how long to wait for one."""
+        waiting = [
+            (begun_s, piece)
+            for piece, begun_s in self._begun_s.items()
+            if piece not in self._own and piece not in self._crcs
+        ]
+        if not waiting:
+            return None, LATE_S
+        begun_s, piece = min(waiting, key=lambda each: each[0])
+        mean_s = self._seconds / self._durations if self._durations else 0.0
+        left_s = begun_s + LATE_S + SLOWER * mean_s - time.monotonic()
+        return (piece, 0.0) if left_s <= 0 else (None, left_s)
+
+    def _done(self, piece: SharedPiece, crcs: tuple[int, ...], began_s: float) -> None:
+        self._seconds += time.monotonic() - began_s
+        self._durations += 1
+        self._own.discard(piece)
+        self._crcs.setdefault(piece, crcs)
+        if len(self._crcs) == len(self._pieces):
+            self._is_over = True
+        self._change.notify_all()

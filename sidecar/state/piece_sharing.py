@@ -1,0 +1,144 @@
+"""Have other members write pieces of a checkpoint that this member writes.
+
+Tasks for each peer take a piece, have the checksums of this member's own copy computed, and send them with a
+request for the piece. A peer that refuses, fails, or answers with other checksums gets no further piece of
+this checkpoint, and another member writes the piece that it had.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+
+from holdfast.checkpoint.sharing import LEAST_BYTES, SharedFile, SharedPiece, StagingPlace
+from holdfast.process import event_loop
+from holdfast.protocol.member_messages import StateSource
+from holdfast.snapshot.commit_records import CommitRecord
+from sidecar.fencing import OrderVersion
+from sidecar.state.background import yield_to_all
+from sidecar.state.peers import PeerClient
+from sidecar.state.piece_writer import PieceRequest
+from sidecar.state.snapshot_fetch import FetchFailed
+
+log = logging.getLogger(__name__)
+
+MOST_PEERS = 15  # with these, one network connection is hardly the limit any more
+REQUESTS = 2  # to each peer of a directory at a time, so that it does not wait for the next request
+OBJECT_REQUESTS = 4  # the same for object storage, where a single connection is slow
+_hashing = ThreadPoolExecutor(2, "share-sums", initializer=yield_to_all)
+
+
+class CheckpointSharing:
+    """Finds the peers that may help with a checkpoint."""
+
+    def __init__(
+        self, client: PeerClient, node: str, url: Callable[[], str], newest: Callable[[], OrderVersion]
+    ) -> None:
+        """`url` is the address of this member; `newest` returns the newest order that it obeys."""
+        self.client, self.node, self.newest = client, node, newest
+        self._url = url
+        self._refusals: dict[str, str] = {}  # the last one of each peer, so that it is logged once
+        self._is_trusted = True  # False once storage has lost what peers wrote
+
+    def helpers(self, record: CommitRecord, sources: Iterable[StateSource]) -> PeerHelpers | None:
+        """Return the peers for the snapshot `record`; None if sharing would not pay. Call it on the loop.
+
+        The addresses are those in the order: first of the members that have the ranks, which have no
+        generation, then of those that held a state.
+        """
+        ordered = sorted(sources, key=lambda source: source.generation != 0)
+        urls = dict.fromkeys(each.url for each in ordered if each.url and each.url != self._url())
+        count = min(MOST_PEERS, len(urls), record.total_bytes // LEAST_BYTES - 1)
+        if count < 1 or not self._is_trusted:
+            return None
+        return PeerHelpers(self, tuple(urls)[:count], record)
+
+    def distrust(self, why: str) -> None:
+        """Write all further checkpoints alone. Safe in any thread."""
+        log.warning("checkpoints are not shared any more", extra={"error": why})
+        self._is_trusted = False
+
+    def note_refusal(self, url: str, why: str) -> None:
+        if self._refusals.get(url) != why:
+            log.info("peer does not help with the checkpoint", extra={"error": why})
+        self._refusals[url] = why
+
+
+class PeerHelpers:
+    """The peers that may help with one checkpoint. `close` must be called on the event loop at the end."""
+
+    def __init__(self, sharing: CheckpointSharing, urls: tuple[str, ...], record: CommitRecord) -> None:
+        self._sharing, self._urls, self._record = sharing, urls, record
+        self._version = sharing.newest()  # peers that obey a newer order do not help any more
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._left = set(urls)  # the peers that have not failed
+        self.written = 0  # bytes of all peers
+
+    def distrust(self, why: str) -> None:
+        self._sharing.distrust(why)
+
+    @contextmanager
+    def helping(self, place: StagingPlace, work: SharedFile) -> Iterator[None]:
+        self._call(lambda: self._begin(place, work))
+        try:
+            yield
+        finally:
+            work.end()
+            self._call(self._stop)
+
+    async def close(self) -> None:
+        """Wait until no task of this checkpoint is left."""
+        await event_loop.end(tuple(self._tasks))
+        log.debug("checkpoint shared", extra={"step": self._record.step, "bytes": self.written})
+
+    def _call(self, what: Callable[[], None]) -> None:
+        with suppress(RuntimeError):  # the loop has ended, and this process is about to
+            self._loop.call_soon_threadsafe(what)
+
+    def _begin(self, place: StagingPlace, work: SharedFile) -> None:
+        for _ in range(OBJECT_REQUESTS if place.part_bytes else REQUESTS):
+            for url in self._urls:
+                self._tasks.add(asyncio.create_task(self._help(url, place, work)))
+
+    def _stop(self) -> None:
+        for each in self._tasks:
+            each.cancel()  # which closes the connection, by which the peer sees that nobody waits any more
+
+    async def _help(self, url: str, place: StagingPlace, work: SharedFile) -> None:
+        while url in self._left and (piece := work.take()) is not None:
+            try:
+                crcs = await self._written(url, place, work, piece)
+                work.finish(piece, crcs)
+                self.written += piece.end - piece.begin
+            except (FetchFailed, OSError) as error:
+                if url in self._left:
+                    self._left.remove(url)
+                    self._sharing.note_refusal(url, str(error))
+            finally:
+                work.give_back(piece)  # no-op if it is done
+
+    async def _written(
+        self, url: str, place: StagingPlace, work: SharedFile, piece: SharedPiece
+    ) -> tuple[int, ...]:
+        """Have a peer write a piece; return its checksums. Raises `FetchFailed`, `OSError`."""
+        crcs = await self._loop.run_in_executor(_hashing, work.checksums, piece)
+        asked = PieceRequest(
+            self._version.epoch,
+            self._version.generation,
+            self._sharing.node,
+            work.size,
+            piece.begin,
+            piece.end,
+            place.folder,
+            place.token,
+            place.part_bytes,
+            crcs,
+        )
+        found = await self._sharing.client.write_piece(url, self._record, asked)
+        if found.crc32 != crcs:
+            raise FetchFailed(f"{url}: it has written other bytes than this member's")
+        return crcs

@@ -1,0 +1,1 @@
+"""Checkpoints that several members write together."""
