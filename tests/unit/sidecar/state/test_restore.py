@@ -282,9 +282,9 @@ async def test_memory_is_released_outside_the_event_loop(here: Path, monkeypatch
     threads: list[threading.Thread] = []
     forget = Holdings.forget_restored
 
-    def forgotten(held: Holdings, wanted: frozenset[tuple[int, int, int]]) -> None:
+    def forgotten(held: Holdings, wanted: frozenset[tuple[int, int, int]], resumed_step: int) -> None:
         threads.append(threading.current_thread())
-        forget(held, wanted)
+        forget(held, wanted, resumed_step)
 
     monkeypatch.setattr(Holdings, "forget_restored", forgotten)
     snapshot(here, 2, 7)
