@@ -135,12 +135,15 @@ class SupervisorClient:
         obey: Callable[[MemberOrder], Awaitable[None]],
         interval_s: float,
         tls: ssl.SSLContext | None = None,
+        unreadable: Callable[[str, str], None] = lambda text, why: None,
     ) -> None:
         """`token` is called for every connection, because a pod's token is replaced while the pod lives.
 
-        `tls` verifies the supervisor if its URL begins with https.
+        `tls` verifies the supervisor if its URL begins with https. `unreadable` is called with each message
+        that is not a valid order, and the reason.
         """
         self._tls = tls
+        self._unreadable = unreadable
         self._url = url
         self._token = token
         self._report = report
@@ -194,7 +197,8 @@ class SupervisorClient:
             try:
                 order = codec.decode(MemberOrder, message.data)
             except codec.InvalidMessage as error:
-                log.warning("order refused", extra={"error": str(error)})
+                log.error("order not readable", extra={"error": str(error)})
+                self._unreadable(message.data, str(error))
                 continue
             await self._obey(order)
 

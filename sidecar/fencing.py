@@ -37,6 +37,19 @@ class OrderVersion:
     generation: int = 0
 
 
+def unreadable_start(text: str) -> OrderVersion | None:
+    """Return the version of an order to run that this version of Holdfast cannot read; None for any other."""
+    try:
+        found = json.loads(text)
+        is_start = isinstance(found, dict) and found["do"] == "run"
+        numbers = (found["epoch"], found["generation"]) if is_start else ()
+    except (ValueError, RecursionError, KeyError):
+        return None
+    if not numbers or not all(type(each) is int for each in numbers):
+        return None
+    return OrderVersion(*numbers)
+
+
 class OrderFence:
     """Refuses outdated orders, and keeps the run's history.
 

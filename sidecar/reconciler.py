@@ -37,7 +37,7 @@ from holdfast.protocol.member_messages import (
 from holdfast.snapshot import member_directory
 from sidecar.clients import LauncherClient, SupervisorClient
 from sidecar.config import Config
-from sidecar.fencing import CompletedDrills, OrderFence, OrderVersion
+from sidecar.fencing import CompletedDrills, OrderFence, OrderVersion, unreadable_start
 from sidecar.state import memory_limits
 from sidecar.state.checkpointing import CheckpointSaver, CheckpointSchedule
 from sidecar.state.holdings import Holdings
@@ -87,6 +87,7 @@ class Sidecar:
             self.obey,
             config.report_s,
             _context(config),
+            self.report_unreadable,
         )
         checkpoints = _checkpoint_storage(config)
         self.storage: StorageLister | None = None
@@ -231,6 +232,21 @@ class Sidecar:
         self.saver.retention = Retention(order.keep, lineage, order.proven, order.epoch)
         self._drill()
         self._wake.set()
+
+    def report_unreadable(self, text: str, why: str) -> None:
+        """Report that the order in `text` cannot be read, if it starts a generation.
+
+        The supervisor then stops waiting for this member, and tries again or ends the run with the reason. An
+        unreadable order to ranks that already run has no effect, because it must not cause a restart.
+        """
+        asked, state = unreadable_start(text), self.launcher.state
+        if asked is None or self.fence.refusal(asked):
+            return
+        if state is not None and state.generation >= asked.generation:
+            return
+        error = f"the order to start cannot be read: {why}"
+        self._failure = PrepareFailure(error, asked.generation, is_occupied=True)
+        self._changed()
 
     def _refuse(self, why: str) -> None:
         """Log and report a refused order, once for each reason."""

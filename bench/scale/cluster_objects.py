@@ -15,6 +15,7 @@ from supervisor.admission import pod_layout
 from supervisor.admission.injection import Injected, InjectionContext, inject
 
 NAMESPACE = "team"
+MAX_MEMBERS = 4096  # of one job
 COMPLETION = "batch.kubernetes.io/job-completion-index"
 TOKEN = "bench.{uid}.signature"  # the token of a pod; only the simulated API server accepts it
 _CREATED = "2026-01-01T00:00:00Z"
@@ -127,4 +128,5 @@ def node_name(number: int, index: int) -> str:
 
 
 def pod_address(number: int, index: int) -> str:
-    return f"10.{number // 250}.{number % 250}.{index + 1}"
+    host = number * MAX_MEMBERS + index + 1  # below 2**24, as there are at most 250 jobs of so many members
+    return f"10.{host >> 16 & 255}.{host >> 8 & 255}.{host & 255}"

@@ -5,6 +5,7 @@ the members. Each has a real WebSocket over TLS with a token that is reviewed, r
 size and form of a real sidecar, obeys its orders, and trains in steps of half a second. A third process is a
 small API server (bench/scale/api_server.py), so its CPU time does not count as the supervisor's. On a machine
 with few cores, these processes disturb the supervisor, so the bench also prints their CPU time and the load.
+With other options, the same members can form a few large jobs.
 
 The bench has four phases: until all jobs train; at rest; with random crashes of ranks; and after SIGKILL of
 the supervisor, until its successor supervises all members. The members time each decision. The time begins
@@ -15,7 +16,6 @@ secure its state. It includes the write of the decision to the API server and bo
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import time
 from collections.abc import Sequence
@@ -25,8 +25,9 @@ from typing import Any
 from bench import text
 from bench.harness import results
 from bench.harness.console import make_parser, say
-from bench.scale import report
+from bench.scale import cluster_objects, report
 from bench.scale.cluster_processes import ScaleProcesses, usage
+from supervisor.observability import short_status
 
 ADOPT_S = 300.0
 RECOVER_S = 60.0
@@ -129,7 +130,7 @@ def _lag(processes: ScaleProcesses) -> dict[str, float]:
     """Return the lag of the supervisor's event loop, from the newest status of any job."""
     found: dict[str, float] = {}
     for each in processes.supervisions():
-        view = json.loads((each.get("status") or {}).get("view") or "{}")
+        view = short_status.decode((each.get("status") or {}).get("view")) or {}
         lag = (view.get("lag") or {}).get("supervisor") or {}
         found = {name: max(value, found.get(name, 0.0)) for name, value in lag.items()}
     return found
@@ -162,7 +163,10 @@ def _restart(processes: ScaleProcesses, count: int) -> dict[str, Any]:
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = make_parser(
-        "scale", __doc__ or "", "quick: python -m bench scale --jobs 10 --members 80 --seconds 10"
+        "scale",
+        __doc__ or "",
+        "quick: python -m bench scale --jobs 10 --members 80 --seconds 10\n"
+        "two large jobs: python -m bench scale --jobs 2 --members 1024 --nproc 8 --faults 0.2",
     )
     add = parser.add_argument
     add("--jobs", type=int, default=250, metavar="N", help="number of jobs")
@@ -181,8 +185,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     add("--strict", action="store_true", help="exit with code 1 if a target is missed")
     options = parser.parse_args(argv)
-    if not 1 <= options.jobs <= options.members <= 64 * options.jobs:
-        parser.error("--jobs, --members: expected 1 to 64 members for each job")
+    if not 1 <= options.jobs <= options.members <= cluster_objects.MAX_MEMBERS * options.jobs:
+        parser.error(f"--jobs, --members: expected 1 to {cluster_objects.MAX_MEMBERS} members for each job")
     if not 1 <= options.nproc <= 64 or min(options.rate, options.seconds, options.faults) <= 0:
         parser.error("--nproc: expected 1 to 64; --rate, --seconds, --faults: more than 0")
     return options

@@ -110,7 +110,7 @@ class SimulatedMember:
     @property
     def clock_ns(self) -> int:
         """The nanoseconds by which the clock of this member's host is ahead of the bench's clock."""
-        return (self.number * 64 + self.index + 1) * 977 * S
+        return (self.number * cluster_objects.MAX_MEMBERS + self.index + 1) * 977 * S
 
     @property
     def is_settled(self) -> bool:

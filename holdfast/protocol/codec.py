@@ -41,7 +41,20 @@ def encode(message: Any) -> bytes:
 
     Fields appear in the order in which the class defines them, so equal messages have equal encodings.
     """
-    return json.dumps(dataclasses.asdict(message), separators=(",", ":")).encode() + b"\n"
+    return _ENCODER.encode(message).encode() + b"\n"
+
+
+def _fields_of(message: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass instance for the JSON encoder. Unlike `asdict`, this copies none."""
+    return {name: getattr(message, name) for name in _names(typing.cast("Hashable", type(message)))}
+
+
+@lru_cache(maxsize=256)
+def _names(kind: Any) -> tuple[str, ...]:
+    return tuple(each.name for each in dataclasses.fields(kind))
+
+
+_ENCODER = json.JSONEncoder(separators=(",", ":"), default=_fields_of)
 
 
 def decode(kind: type[T], line: bytes | str) -> T:

@@ -258,6 +258,13 @@ class StateSource:
     rank: int = -1  # the rank whose private state the member needs; -1 for the snapshot
     generation: int = 0
     step: int = 0
+    # The number of ranks, from `rank` on, whose private states the peer has. Not in the journal, which lists
+    # each rank separately.
+    count: int = field(default=1, metadata={"in_journal": False})
+
+    def has(self, rank: int) -> bool:
+        """True if this is a source of the private state of `rank`."""
+        return self.rank <= rank < self.rank + self.count
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +282,8 @@ class MemberOrder:
       SIGTERM, and `grace_s` applies twice (see `LauncherOrder`).
 
     `save` is the number of requests so far for a checkpoint of the newest snapshot at or below `save_step`.
+    `sources` contains what the member needs for its own ranks. For a member that may write a checkpoint, it
+    contains the private states of all ranks.
     """
 
     do: MemberAction

@@ -255,8 +255,9 @@ class CheckpointSaver:
     async def _privates(self, record: CommitRecord, sources: tuple[StateSource, ...]) -> dict[str, bytes]:
         """Collect all ranks' private states of the snapshot's step, from this member and its peers."""
         found: dict[str, bytes] = {}
+        of_rank = _sources_of_ranks(sources, record.world_size)
         for rank in range(record.world_size):
-            mine = tuple(source for source in sources if source.rank == rank)
+            mine = of_rank.get(rank, ())
             blob = await background.run_in_background(self._held, rank, record, mine) or await self._fetched(
                 rank, record, mine
             )
@@ -265,7 +266,7 @@ class CheckpointSaver:
             found[private_name(rank)] = blob
         return found
 
-    def _held(self, rank: int, record: CommitRecord, sources: tuple[StateSource, ...]) -> bytes | None:
+    def _held(self, rank: int, record: CommitRecord, sources: Iterable[StateSource]) -> bytes | None:
         named = [_generation(source, record) for source in sources]
         for generation in dict.fromkeys([*named, record.generation]):
             held = self._holdings.private(rank, generation, record.step)
@@ -273,9 +274,7 @@ class CheckpointSaver:
                 return held.data
         return None
 
-    async def _fetched(
-        self, rank: int, record: CommitRecord, sources: tuple[StateSource, ...]
-    ) -> bytes | None:
+    async def _fetched(self, rank: int, record: CommitRecord, sources: Iterable[StateSource]) -> bytes | None:
         for source in sources:
             wanted = StateSource(source.url, rank, _generation(source, record), record.step)
             try:
@@ -332,6 +331,15 @@ class CheckpointSaver:
             log.warning("old checkpoints not removed", extra={"error": str(error)})
             return written
         return None if written in removed else written
+
+
+def _sources_of_ranks(sources: Iterable[StateSource], world_size: int) -> Mapping[int, list[StateSource]]:
+    """Return the sources of each rank. A source can be one of several consecutive ranks."""
+    found: dict[int, list[StateSource]] = {}
+    for each in sources:
+        for rank in range(max(0, each.rank), min(world_size, each.rank + each.count)):
+            found.setdefault(rank, []).append(each)
+    return found
 
 
 def _generation(source: StateSource, record: CommitRecord) -> int:

@@ -110,16 +110,17 @@ class Holdings:
                 raise OSError(error.errno, f"{error.strerror or error}: {needed}") from None
         return path
 
-    def forget_restored(self, wanted: frozenset[tuple[int, int, int]]) -> None:
+    def forget_restored(self, wanted: frozenset[tuple[int, int, int]], resumed_step: int = -1) -> None:
         """Remove the files that no start can need any more. Call this before writing the files of a start.
 
         The states in `wanted` (rank, generation, step) are kept. For each step that has a snapshot, the
-        newest state of each rank is also kept, because `privates` lists it. Thus a rank never has more than
+        newest state of each rank is also kept, because `privates` lists it; and for `resumed_step`, because
+        another member may be about to fetch it. Thus a rank never has more than
         two states in addition to the wanted one, no matter how often the group restarts. File times are not
         used. Raises `OSError`.
         """
         with self._restoring:
-            steps = {slot.step for slot in self.slots()}
+            steps = {slot.step for slot in self.slots()} | {resumed_step}
             found = self._restored_files()
             newest: dict[tuple[int, int], int] = {}
             for rank, generation, step in found.values():

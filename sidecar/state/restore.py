@@ -166,7 +166,10 @@ class Restorer:
     async def _forget(self, order: MemberOrder) -> None:
         """Remove the files that no start needs. Use a thread, because this takes 0.25 s per gigabyte."""
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(None, self._holdings.forget_restored, _privates(order))
+        assert order.launch is not None
+        assert order.launch.restore is not None
+        step = order.launch.restore.step
+        await loop.run_in_executor(None, self._holdings.forget_restored, _privates(order), step)
 
     def _other(self, order: MemberOrder) -> tuple[int, ...]:
         """Return the generation and step of this member's other valid snapshot; () if there is none."""
@@ -210,8 +213,9 @@ class Restorer:
         step = order.launch.restore.step
         why = f"no member has the private state of rank {rank.rank}"
         for source in order.sources:
-            if (source.rank, source.step) != (rank.rank, step):
+            if source.step != step or not source.has(rank.rank):
                 continue
+            source = replace(source, rank=rank.rank, count=1)
             loop = asyncio.get_running_loop()
             key = (rank.rank, source.generation, source.step)
             found = await loop.run_in_executor(None, self._holdings.private, *key)
@@ -282,5 +286,10 @@ class Restorer:
 
 
 def _privates(order: MemberOrder) -> frozenset[tuple[int, int, int]]:
-    """Return the rank, generation and step of each private state from which the group can start."""
-    return frozenset((each.rank, each.generation, each.step) for each in order.sources if each.rank >= 0)
+    """Return the rank, generation and step of each private state from which this member's ranks can start."""
+    return frozenset(
+        (rank.rank, each.generation, each.step)
+        for each in order.sources
+        for rank in order.ranks
+        if each.has(rank.rank)
+    )

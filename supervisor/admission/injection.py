@@ -266,7 +266,13 @@ class _Injection:
             raise _Unfit(found.why)
         self.notes += found.notes
         nproc = self._ranks(1 if found.nproc is None else found.nproc)
-        return found, nproc, self.settings.members or _group_size(found.nnodes)
+        members = self.settings.members or _group_size(found.nnodes)
+        if (members or 1) * nproc > pod_layout.MAX_JOB_RANKS:
+            raise _Unfit(
+                f"the job has {members} pods of {nproc} ranks each, more than the"
+                f" {pod_layout.MAX_JOB_RANKS:,} ranks that Holdfast supports"
+            )
+        return found, nproc, members
 
     def _variables(self) -> dict[str, str | None]:
         """Return the training container's variables. A value is None if the pod does not contain it."""

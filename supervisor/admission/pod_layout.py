@@ -32,6 +32,10 @@ CHECKPOINTS = PREFIX + "checkpoints"
 CHECKPOINTS_SECRET = PREFIX + "checkpoints-secret"
 STATE_SIZE = PREFIX + "state-size"
 
+# The most ranks of one job. With as many, a recovery takes more than a second of CPU time in the supervisor,
+# which all jobs share, and the job's state takes almost half of the room in its Supervision.
+MAX_JOB_RANKS = 32_768
+
 # Annotations that the injector sets: what it injected, as JSON, or why it injected nothing.
 INJECTED = PREFIX + "injected"
 NOT_INJECTED = PREFIX + "not-injected"

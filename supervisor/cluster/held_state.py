@@ -7,6 +7,10 @@ All times in the state are times of the writing host's CLOCK_MONOTONIC, which me
 The text therefore also contains the monotonic time and the wall time of the write, from which `decode`
 computes by how much to shift all times. An error of the wall clocks lengthens or shortens waits by the same
 amount, but never changes the order of events.
+
+The state of a large job lists a source for each rank and holder, and after a fault perhaps a fault for each
+rank. The text has one entry for consecutive ranks of one holder, and the first `MAX_LISTED` faults: members
+report all faults again.
 """
 
 from __future__ import annotations
@@ -16,15 +20,21 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
 from holdfast.protocol import codec
+from holdfast.protocol.member_messages import StateSource
+from supervisor.decision import state_sources
 from supervisor.store import packed_json
 from supervisor.store.recorded import recorded
-from supervisor.view.model import JobState
+from supervisor.view import faults
+from supervisor.view.model import Fault, JobState, ResumePoint
 
-FORMAT = 1
+FORMAT = 2
+_READ = (1, FORMAT)  # the first version lists every source in full, within the state
 PLAIN_BYTES = 8 << 10  # a longer text is compressed
 _MOVED_LEDGER = ("opened_ns", "at_ns", "stretch_ns")
 _WINDOWS = ("hour", "day")
 _LATEST_NS, _LATEST_S = 1 << 63, 1 << 40  # later times are invalid
+MAX_LISTED = 256  # faults, and lines of evidence, of the open incident
+MAX_SOURCES = 1 << 19  # 16 for each rank of the largest job
 
 _T = TypeVar("_T")
 
@@ -57,9 +67,16 @@ def encode(memory: JobState, ledger: Any, now: Instant) -> str:
         "at_ns": now.monotonic_ns,
         "wall_s": now.wall_s,
         "clock": now.clock,
-        "memory": recorded(memory),
+        "memory": recorded(_without_sources(_shortened(memory))),
+        "sources": _rows(memory.sources),
+        "peers": _rows(memory.peers),
         "ledger": ledger,
     }
+    resumed = _resumed(memory)
+    if resumed is not None:
+        same = resumed.sources == memory.sources
+        content["resumed"] = None if same else _rows(resumed.sources)
+        content["holders"] = [memory.seats.get(name, name) for name in resumed.holders]
     return packed_json.pack(content, PLAIN_BYTES)
 
 
@@ -78,7 +95,92 @@ def decode(text: str, now: Instant) -> HeldState:
     if not (-_LATEST_NS < at_ns < _LATEST_NS and -_LATEST_S < wall_s < _LATEST_S):  # false for NaN too
         raise UnreadableState("its time is out of range")
     by_ns = _difference_ns(Instant(at_ns, float(wall_s), clock), now)
-    return HeldState(moved(memory, by_ns), _moved_ledger(found.get("ledger"), by_ns))
+    memory = moved(memory, by_ns)
+    if found["format"] == FORMAT:
+        memory = _with_sources(memory, found)
+    return HeldState(memory, _moved_ledger(found.get("ledger"), by_ns))
+
+
+# -- the parts of the state that grow with the number of ranks
+
+
+def _shortened(memory: JobState) -> JobState:
+    """Return the state without most of the faults and the evidence of an incident of very many ranks."""
+    incident, unbegun = memory.incident, memory.unbegun
+    if incident is not None and max(len(incident.faults), len(incident.evidence)) > MAX_LISTED:
+        shorter = replace(
+            incident, faults=_first_faults(incident.faults), evidence=incident.evidence[:MAX_LISTED]
+        )
+        memory = replace(memory, incident=shorter)
+    if unbegun is not None and len(unbegun.raised) > MAX_LISTED:
+        memory = replace(memory, unbegun=replace(unbegun, raised=_first_faults(unbegun.raised)))
+    return memory
+
+
+def _first_faults(found: tuple[Fault, ...]) -> tuple[Fault, ...]:
+    """Return the first `MAX_LISTED` of the faults, one of which is the cause."""
+    if len(found) <= MAX_LISTED:
+        return found
+    first, cause = found[:MAX_LISTED], faults.root_cause(found)
+    return first if cause in first else (*first[:-1], cause)
+
+
+def _resumed(memory: JobState) -> ResumePoint | None:
+    return memory.incident.resume if memory.incident is not None else None
+
+
+def _without_sources(memory: JobState) -> JobState:
+    return _set(memory, (), (), (), ())
+
+
+def _with_sources(memory: JobState, found: Mapping[str, Any]) -> JobState:
+    """Return the state with the sources and holders that `_without_sources` removed from it."""
+    sources, peers = _sources(found.get("sources")), _sources(found.get("peers"))
+    if _resumed(memory) is None:
+        return _set(memory, sources, peers, (), ())
+    rows, names = found.get("resumed"), found.get("holders")
+    resumed = sources if rows is None else _sources(rows)
+    try:
+        holders = [each if isinstance(each, str) else memory.placement[each] for each in names or ()]
+    except (TypeError, IndexError):
+        raise UnreadableState("the holders of its snapshot are not members") from None
+    return _set(memory, sources, peers, resumed, tuple(holders))
+
+
+def _set(
+    memory: JobState,
+    sources: tuple[StateSource, ...],
+    peers: tuple[StateSource, ...],
+    resumed: tuple[StateSource, ...],
+    holders: tuple[str, ...],
+) -> JobState:
+    incident = memory.incident
+    if incident is not None and incident.resume is not None:
+        point = replace(incident.resume, sources=resumed, holders=holders)
+        incident = replace(incident, resume=point)
+    return replace(memory, sources=sources, peers=peers, incident=incident)
+
+
+def _rows(sources: tuple[StateSource, ...]) -> list[list[Any]]:
+    """Return the sources as lists of the fields of `StateSource`, in their order."""
+    found = state_sources.grouped(sources)
+    return [[each.url, each.rank, each.generation, each.step, each.count] for each in found]
+
+
+def _sources(rows: Any) -> tuple[StateSource, ...]:
+    """Return the sources in `rows`, one for each rank and holder. Raises `UnreadableState`."""
+    kinds = (str, int, int, int, int)
+    if not isinstance(rows, list) or not all(
+        isinstance(row, list) and len(row) == len(kinds) and all(map(_is_kind, row, kinds)) for row in rows
+    ):
+        raise UnreadableState("its sources are not lists of a URL and four numbers")
+    if not all(0 < row[-1] <= MAX_SOURCES for row in rows) or sum(row[-1] for row in rows) > MAX_SOURCES:
+        raise UnreadableState(f"it has more than {MAX_SOURCES} sources")
+    return state_sources.of_each_rank(StateSource(*row) for row in rows)
+
+
+def _is_kind(value: object, kind: type) -> bool:
+    return type(value) is kind
 
 
 def _difference_ns(then: Instant, now: Instant) -> int:
@@ -125,6 +227,6 @@ def _parse(text: str) -> Mapping[str, Any]:
         found = packed_json.unpack(text)
     except packed_json.UnreadableText as error:
         raise UnreadableState(str(error)) from None
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
+    if not isinstance(found, dict) or found.get("format") not in _READ:
         raise UnreadableState("its format is not known")
     return found

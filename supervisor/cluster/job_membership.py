@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from holdfast.fileio.strict_json import brief
+from supervisor.admission import pod_layout
 from supervisor.admission.pod_layout import GROUP, MEMBERS, NOT_INJECTED, NPROC_PER_NODE
 from supervisor.cluster import pod_facts
 from supervisor.cluster.owner_size import owner_size
@@ -288,6 +289,11 @@ def adopt(
         if not isinstance(pods_of_group, GroupFacts):
             pods_of_group = read_group((pod, *pods_of_group), owners)
         members = _members(facts, owners, pods_of_group, replica_type)
+        if members * facts.nproc > pod_layout.MAX_JOB_RANKS:
+            refuse(
+                f"the job has {members} members of {facts.nproc} ranks each, more than the"
+                f" {pod_layout.MAX_JOB_RANKS:,} ranks that Holdfast supports"
+            )
         return Adopted(key, members, facts.nproc, _order(facts, owners, replica_type), replica_type)
     except UnfitObject as error:
         return NotAdopted(str(error), owners.unread)

@@ -15,7 +15,7 @@ from supervisor.cluster import untrusted_json
 from supervisor.cluster.untrusted_json import NAME, UID, refuse, table
 from supervisor.cluster.workload_kinds import PodSource
 
-MAX_MEMBERS = 16_384  # pods of one job
+MAX_MEMBERS = 4_096  # pods of one job
 MAX_CONTAINERS = 128
 MAX_VARIABLES = 2_048  # of one container
 MAX_INJECTED = 16_384  # characters of the JSON that the webhook writes

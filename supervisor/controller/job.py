@@ -22,6 +22,7 @@ from supervisor.decision import closing, orders, remedy, transition
 from supervisor.decision.decide import decide
 from supervisor.decision.durable_facts import with_durable_facts, with_last_status
 from supervisor.hangs import deadlock, observation
+from supervisor.identity_cache import by_identity
 from supervisor.observability import incident_record
 from supervisor.observability.bookkeeping import Bookkeeping
 from supervisor.observability.publisher import StatusPublisher
@@ -48,6 +49,7 @@ log = logging.getLogger(__name__)
 LATE_NS = 500_000_000  # a wake-up that is later than this shows that this process was stopped
 BEAT_S = 0.5  # the longest sleep between decisions; short, so that a late wake-up measures such a stop
 LEAVE_S = 2.0  # the time limit for writing the last records of a run
+SLICE = 50  # members that receive their orders before other work may run: about 1 ms
 ROUNDS = 50  # most decisions in a row; more would mean that a decision has no effect and is repeated
 
 
@@ -151,7 +153,7 @@ class Job:
         self._compare_sidecars(view)
         self.checkpoints.verify(remedy.checkpoint_to_verify(view, self.policy))
         self._renew(view)
-        self._give_orders(view)
+        await self._give_orders(view)
         if decided:  # publish only after the orders are sent, so that no member waits for the status
             self.publish()
 
@@ -234,14 +236,18 @@ class Job:
             marks = _marks(view) if isinstance(action, Settle) else None
             self.publisher.incident(incident_record.record(known, marks))
 
-    def _give_orders(self, view: View) -> None:
+    async def _give_orders(self, view: View) -> None:
+        """Give each member its order. With many members, other work on the event loop runs in between."""
         policy = self.policy
         if orders.may_create_members(self.memory, time.monotonic_ns()):
             self.backend.want(policy.members + policy.standby, self.memory.lost)
         drilled = {member.name: member.report.drilled for member in view.members if member.report}
         self.drills.update(drilled, self.memory.generation)
         inspection = deadlock.inspection_request(view)
-        for name in self._existed if self.memory.phase == "ended" else self.backend.members:
+        given_to = tuple(self._existed if self.memory.phase == "ended" else self.backend.members)
+        for number, name in enumerate(given_to):
+            if number and number % SLICE == 0:
+                await asyncio.sleep(0)
             given = self.drills.due(name, self.memory.generation)
             order = orders.order_for(self.memory, name, policy, given, inspection=inspection)
             member = view.member(name)
@@ -249,7 +255,7 @@ class Job:
             if member is not None and order.do in ("run", "secure"):
                 good = cut_off_work.publishable_step(view, member)
             if order.do == "idle":
-                room_bytes = self._state_bytes()
+                room_bytes = self._state_bytes(view)
             order = replace(order, good=good, room_bytes=room_bytes, epoch=self.lead.epoch)
             self.member_server.order(name, order)
 
@@ -261,16 +267,14 @@ class Job:
             self._renewed_ns[name] = view.now_ns
             self.backend.renew(name)
 
-    def _state_bytes(self) -> int:
+    def _state_bytes(self, view: View) -> int:
         """Return the size of the largest snapshot, for which a standby reserves memory; 0 if it is unknown.
 
         While the group is not training, this is the last known size.
         """
         if self.memory.phase != "running" or not self.memory.settled:
             return self._room_bytes
-        reports = [member.report for member in self.view().members if member.report is not None]
-        found = [slot.total_bytes for report in reports for slot in report.slots]
-        self._room_bytes = max(found, default=0)
+        self._room_bytes = _largest_snapshot_bytes(view)
         return self._room_bytes
 
     async def _leave(self) -> None:
@@ -414,6 +418,12 @@ def _begin(policy: Policy, held: JobState | None, fresh: bool) -> JobState:
         equal=held.equal,
         missed=held.missed,
     )
+
+
+@by_identity(1)
+def _largest_snapshot_bytes(view: View) -> int:
+    reports = (member.report for member in view.members if member.report is not None)
+    return max((slot.total_bytes for report in reports for slot in report.slots), default=0)
 
 
 def _is_same(before: JobState, after: JobState) -> bool:

@@ -122,7 +122,7 @@ def replace_standby(case: _Case) -> Replace | None:
     """Request a replacement for a lost member without ranks, so that the group has a standby again."""
     view = case.view
     for member in view.members:
-        if member.name in view.memory.placement or member.name in view.memory.lost:
+        if member.name in view.memory.seats or member.name in view.memory.lost:
             continue
         if members.is_lost(view, member, case.policy):
             return Replace(member.name, f"member {member.name} is lost and is being replaced")
@@ -338,7 +338,7 @@ def await_secured_state(case: _Case) -> Wait | None:
     limit_s = policy.secure_s + progress.COPIES * reports.snapshot_duration_s(view)
     # After a takeover, the time limit for a member to secure its state starts at its first report. Members
     # without ranks have nothing to secure.
-    heard = (m.heard_ns for m in waiting if m.name in view.memory.placement)
+    heard = (m.heard_ns for m in waiting if m.name in view.memory.seats)
     deadline = max((view.memory.since_ns, *heard)) + int(limit_s * _S)
     if not waiting or view.now_ns >= deadline:
         return None
@@ -485,7 +485,7 @@ def await_stored_state(case: _Case) -> Wait | End | None:
 
 
 def start_next_generation(case: _Case) -> Start | End:
-    return remedy.start_generation(case.view, case.policy, case.cause, case.faults)
+    return remedy.start_generation(case.view, case.policy, case.cause, case.faults, case.resumed)
 
 
 def _is_awaited(view: View, member: MemberView, policy: Policy) -> bool:
@@ -494,7 +494,7 @@ def _is_awaited(view: View, member: MemberView, policy: Policy) -> bool:
     A disconnected member with ranks counts too: after a takeover, it connects soon (on Kubernetes within
     `pods.COME_S`).
     """
-    if not member.connected and member.name not in view.memory.placement:
+    if not member.connected and member.name not in view.memory.seats:
         return False
     secured = member.report is not None and member.report.secured_for >= view.memory.generation
     return not secured and not members.is_lost(view, member, policy)

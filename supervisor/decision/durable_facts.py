@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 from holdfast.protocol.lineage import merged, valid
@@ -19,6 +20,7 @@ from holdfast.protocol.member_messages import MemberReport
 from supervisor.view import replica_divergence, reports, unknown_generation
 from supervisor.view.model import JobState, View, VoidStep
 
+_GENERATION = attrgetter("generation")
 # The number of newest void steps to keep. An older one is kept only while a state of its step exists.
 VOIDS = 128
 
@@ -78,9 +80,9 @@ def _steps(memory: JobState, status: Mapping[str, Any] | None) -> list[int]:
 def _generation(report: MemberReport) -> int:
     """Return the newest generation that a member runs, knows about, or holds state of."""
     running = report.launcher.generation if report.launcher is not None else 0
-    slots = (each.generation for each in report.slots)
-    privates = (each.generation for each in report.privates)
-    return max((running, report.durable.generation, report.told.generation, *slots, *privates))
+    held = (map(_GENERATION, report.slots), map(_GENERATION, report.privates))  # there may be hundreds
+    newest = max(max(each, default=0) for each in held)
+    return max(running, report.durable.generation, report.told.generation, newest)
 
 
 def _held(view: View) -> int:

@@ -11,7 +11,8 @@ from holdfast import exit_codes
 from holdfast.protocol import lineage
 from holdfast.protocol.launcher_messages import RankStart
 from holdfast.protocol.lineage import Lineage
-from holdfast.protocol.member_messages import DrillOrder, MemberAction, MemberOrder
+from holdfast.protocol.member_messages import DrillOrder, MemberAction, MemberOrder, StateSource
+from supervisor.decision import state_sources
 from supervisor.fault_kinds import kind_of
 from supervisor.view import cut_off_work
 from supervisor.view.model import JobState, Policy
@@ -69,7 +70,7 @@ def _order_for(memory: JobState, member: str, policy: Policy, drill: DrillOrder 
             first=memory.first,
             exit_code=memory.exit_code or 0,
         )
-    if member not in memory.placement or memory.phase == "forming":
+    if member not in memory.seats or memory.phase == "forming":
         # `secure` makes standbys report their states too: they may have hosted ranks before.
         do: MemberAction = "secure" if memory.phase in ("securing", "saving") else "idle"
         return MemberOrder(do, memory.generation, just_in_time=False, drill=drill)
@@ -81,7 +82,7 @@ def _order_for(memory: JobState, member: str, policy: Policy, drill: DrillOrder 
             just_in_time=not memory.finished,
             copy=_survivors_are_good(memory),
             suspects=_suspects(memory),
-            sources=(*memory.sources, *memory.peers) if saves else (),
+            sources=state_sources.for_checkpoint(memory) if saves else (),
             save=memory.save if saves else 0,
             save_step=memory.save_step,
             save_generation=memory.save_generation,
@@ -95,7 +96,7 @@ def _preserves(memory: JobState) -> bool:
 
 
 def _run(memory: JobState, member: str, policy: Policy, drill: DrillOrder | None) -> MemberOrder:
-    block = memory.placement.index(member)
+    block = memory.seats[member]
     first = block * memory.nproc
     ranks = tuple(RankStart(first + local, local) for local in range(memory.nproc))
     return MemberOrder(
@@ -103,7 +104,7 @@ def _run(memory: JobState, member: str, policy: Policy, drill: DrillOrder | None
         memory.generation,
         launch=memory.launch,
         ranks=ranks,
-        sources=(*memory.sources, *memory.peers),
+        sources=_sources(memory, member, block),
         settled=memory.settled,
         checkpoint_every_s=policy.checkpoint_every_s,
         save=memory.save if memory.settled and member == memory.save_member else 0,
@@ -111,6 +112,16 @@ def _run(memory: JobState, member: str, policy: Policy, drill: DrillOrder | None
         save_generation=memory.save_generation,
         drill=drill,
     )
+
+
+def _sources(memory: JobState, member: str, block: int) -> tuple[StateSource, ...]:
+    """Return the sources of the state that a member needs to start, and to write the group's checkpoints.
+
+    The member of rank 0 writes the periodic checkpoints.
+    """
+    if block and member != memory.save_member:
+        return (*state_sources.holders(memory, block), *state_sources.for_ranks(memory, block))
+    return (*state_sources.holders(memory, block), *state_sources.for_checkpoint(memory))
 
 
 def _suspects(memory: JobState) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from supervisor.decision import resume_point
 from supervisor.view.model import End, Fault, MemberView, View
 
 LISTED = 4  # the number of states that a message lists
+MAX_STEPS = 64  # the number of steps whose snapshots are considered; a member holds two snapshots
 
 
 def no_state_left(view: View, cause: Fault | None, good: int | None) -> End | None:
@@ -56,8 +57,12 @@ def why_states_are_refused(view: View, good: int | None) -> tuple[str, ...]:
     stored += [(each.step, each.name, each.why) for each in view.stored.unusable]
     lines = [f"checkpoint {name}: {why}" for _, name, why in sorted(stored, reverse=True)]
     holders: dict[tuple[int, str], list[str]] = {}
+    slots = {slot.step for member in view.members if member.report for slot in member.report.slots}
+    newest = frozenset(sorted(slots, reverse=True)[:MAX_STEPS])
     for member in view.members:
         for slot in member.report.slots if member.report is not None else ():
+            if slot.step not in newest:
+                continue
             why = resume_point.reason_unusable(view, slot, good) or _why_not_whole(view, member, slot)
             holders.setdefault((slot.step, why), []).append(member.name)
     for (step, why), names in sorted(holders.items(), reverse=True):

@@ -106,7 +106,7 @@ def warm_pool_problem(view: View, member: MemberView) -> WarmPoolProblem | None:
     where = place(ending.message) if ending.fail == "exception" else ""
     how = f"{endings.describe(ending)}{where}"
     what = f"warm processes for member {member.name} cannot be created: a process {how}"
-    unheard = member.name in view.memory.placement and launcher.generation < view.memory.generation
+    unheard = member.name in view.memory.seats and launcher.generation < view.memory.generation
     return WarmPoolProblem(what, unheard or _is_in_need(view, member.name, launcher))
 
 
@@ -234,16 +234,21 @@ def last_good_step(found: tuple[Fault, ...]) -> int | None:
 
 
 def start_generation(
-    view: View, policy: Policy, cause: Fault | None, found: tuple[Fault, ...]
+    view: View,
+    policy: Policy,
+    cause: Fault | None,
+    found: tuple[Fault, ...],
+    resumed: ResumePoint | None = None,
 ) -> Start | End:
     """Return the `Start` of the next generation from the newest usable state; an `End` if there is none.
 
-    `found` contains all known faults. The caller ensures that there are enough eligible members.
+    `found` contains all known faults, and `resumed` is the result of `next_resume_point` if it is known. The
+    caller ensures that there are enough eligible members.
     """
     placement = members.eligible_members(view, policy)
     skip, evidence = _skipped(view, policy, cause)
     cuts = cut_off_work.find(view, found)
-    resumed = next_resume_point(view, policy, cause, found)
+    resumed = resumed or next_resume_point(view, policy, cause, found)
     cuts = (*cuts, *(cut_off_work.lost_changes(view, resumed) if cause is not None else ()))
     passed = (
         [line]
@@ -282,7 +287,7 @@ def start_generation(
     assert master is not None
     assert master.report is not None
     assert master.report.launcher is not None
-    moved = [name for name in placement if name not in view.memory.placement]
+    moved = [name for name in placement if name not in view.memory.seats]
     measure = _measure(view, policy, cause, resumed, moved)
     return Start(
         placement=placement,

@@ -11,14 +11,22 @@ The functions return `FROM_THE_BEGINNING` if they find no state. Before a caller
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from typing import TypeAlias
 
-from holdfast.protocol.lineage import Lineage, valid
-from holdfast.protocol.member_messages import HeldPrivateState, HeldSnapshot, MemberReport, StateSource
+from holdfast.protocol.lineage import valid
+from holdfast.protocol.member_messages import HeldSnapshot, MemberReport, StateSource
+from supervisor.identity_cache import by_identity
 from supervisor.view import faults, members
 from supervisor.view.model import Checkpoint, JobState, MemberView, ResumePoint, View
 
 FROM_THE_BEGINNING = ResumePoint(0, 0, "none")
+HOLDERS = 8  # the most sources of one rank's private state; usually two members hold it
 TRIES = 4  # attempts to restore the same state
+
+# For each rank, its private states of one step: the generation, the position of the member that holds it in a
+# view, and whether it is final.
+_HeldByRank: TypeAlias = "dict[int, list[tuple[int, int, bool]]]"
 
 
 def newest(view: View, at_most: int | None, void: frozenset[tuple[int, int]] = frozenset()) -> ResumePoint:
@@ -44,16 +52,18 @@ def _given_up(memory: JobState) -> frozenset[str]:
 
 
 def _newest_slot(view: View, at_most: int | None, void: frozenset[tuple[int, int]]) -> ResumePoint | None:
-    reports = _usable_reports(view)
     found: dict[tuple[int, int], list[MemberReport]] = {}
-    for report in reports:
+    unusable: dict[HeldSnapshot, bool] = {}
+    given_up = _given_up(view.memory)
+    for report in _usable_reports(view):
         for slot in report.slots:
-            if is_damaged(report, slot):
-                continue
-            if not reason_unusable(view, slot, at_most) and (slot.generation, slot.step) not in void:
+            if slot not in unusable:
+                why = _reason_unusable(view, slot, at_most, given_up)
+                unusable[slot] = bool(why) or (slot.generation, slot.step) in void
+            if not unusable[slot] and not is_damaged(report, slot):
                 found.setdefault((slot.step, slot.generation), []).append(report)
     for (step, generation), holders in sorted(found.items(), reverse=True):
-        private = _private_sources(view, reports, step)
+        private = _private_sources(view, step)
         if private is not None:
             replicated = tuple(StateSource(h.peer_url, -1, generation, step) for h in holders)
             names = tuple(h.member for h in holders)
@@ -67,16 +77,26 @@ def _usable_reports(view: View) -> list[MemberReport]:
 
 def is_damaged(report: MemberReport, slot: HeldSnapshot) -> bool:
     """True if the snapshot's checksum did not match when the member read it for a restore."""
-    return any((bad.generation, bad.step) == (slot.generation, slot.step) for bad in report.unusable)
+    return (slot.generation, slot.step) in _damaged(report.unusable)
+
+
+@by_identity(1)
+def _damaged(unusable: tuple[HeldSnapshot, ...]) -> frozenset[tuple[int, int]]:
+    return frozenset((each.generation, each.step) for each in unusable)
 
 
 def missing_private_state(view: View, step: int) -> str:
     """Return a clause that names the ranks whose private state of `step` is missing; "" for none."""
-    reports, lineage = _usable_reports(view), view.memory.lineage
-    held = [each for report in reports for each in report.privates if each.step == step]
-    given = {each.rank for each in held if _fits(each, each.rank, step, lineage)}
+    usable = [member.report is not None and can_serve(view, member) for member in view.members]
+    lineage = view.memory.lineage
+    given, early = set[int](), set[int]()
+    index = _private_states(view.members)
+    found = index[step] if step in index else _read_private_states(view.members, {step: {}})[step]
+    for rank, held in found.items():
+        for generation, position, final in held:
+            if usable[position] and valid(generation, step, lineage):
+                (given if final else early).add(rank)
     lacking = [rank for rank in range(view.memory.world_size) if rank not in given]
-    early = {each.rank for each in held if not each.final and valid(each.generation, step, lineage)}
     missing = [rank for rank in lacking if rank not in early]
     named = ", ".join(map(str, missing or lacking))
     if not lacking:
@@ -94,34 +114,55 @@ def can_serve(view: View, member: MemberView) -> bool:
     return members.is_controllable(member) or (members.is_reporting(member) and bool(view.memory.stop))
 
 
-def _private_sources(view: View, reports: list[MemberReport], step: int) -> tuple[StateSource, ...] | None:
+@by_identity(1)
+def _private_states(members_now: tuple[MemberView, ...]) -> Mapping[int, _HeldByRank]:
+    """Return the private states that members hold, for the step of each snapshot.
+
+    A report lists some 30 states for each of its ranks, and a decision looks for several steps and all ranks.
+    The lists are therefore read only once for all decisions about the same reports.
+    """
+    slots = (slot for member in members_now if member.report for slot in member.report.slots)
+    return _read_private_states(members_now, {slot.step: {} for slot in slots})
+
+
+def _read_private_states(
+    members_now: tuple[MemberView, ...], found: dict[int, _HeldByRank]
+) -> dict[int, _HeldByRank]:
+    """Add the private states that members hold to `found`, for each step in it, and return it."""
+    for position, member in enumerate(members_now):
+        for private in member.report.privates if member.report is not None else ():
+            states = found.get(private.step)
+            if states is not None:
+                states.setdefault(private.rank, []).append((private.generation, position, private.final))
+    return found
+
+
+def _private_sources(view: View, step: int) -> tuple[StateSource, ...] | None:
     """Return the sources of every rank's private state at `step`; None if any rank lacks one."""
+    held = _private_states(view.members)[step]
+    if len(held) < view.memory.world_size:
+        return None
+    urls = {
+        position: member.report.peer_url
+        for position, member in enumerate(view.members)
+        if member.report is not None and can_serve(view, member)
+    }
+    usable: dict[int, bool] = {}  # by generation
     sources: list[StateSource] = []
     for rank in range(view.memory.world_size):
-        held = [
-            (private.generation, report)
-            for report in reports
-            for private in report.privates
-            if _fits(private, rank, step, view.memory.lineage)
-        ]
-        if not held:
+        newest, holders = -1, list[str]()
+        for generation, position, final in held.get(rank, ()):
+            if generation not in usable:
+                usable[generation] = valid(generation, step, view.memory.lineage)
+            if not final or generation < newest or position not in urls or not usable[generation]:
+                continue
+            if generation > newest:
+                newest, holders = generation, []
+            holders.append(urls[position])
+        if not holders:
             return None
-        newest = max(generation for generation, _ in held)
-        sources += [
-            StateSource(report.peer_url, rank, newest, step)
-            for generation, report in held
-            if generation == newest
-        ]
+        sources += [StateSource(url, rank, newest, step) for url in holders[:HOLDERS]]
     return tuple(sources)
-
-
-def _fits(private: HeldPrivateState, rank: int, step: int, lineage: tuple[Lineage, ...]) -> bool:
-    return (
-        private.rank == rank
-        and private.step == step
-        and private.final
-        and valid(private.generation, step, lineage)
-    )
 
 
 def _newest_checkpoint(
@@ -170,10 +211,16 @@ def has_saved_state(memory: JobState) -> bool:
 
 def reason_unusable(view: View, state: HeldSnapshot | Checkpoint, at_most: int | None) -> str:
     """Return why a state must not be used; "" for no reason. A snapshot may still lack private states."""
+    return _reason_unusable(view, state, at_most, _given_up(view.memory))
+
+
+def _reason_unusable(
+    view: View, state: HeldSnapshot | Checkpoint, at_most: int | None, given_up: frozenset[str]
+) -> str:
     source = "slot" if isinstance(state, HeldSnapshot) else "checkpoint"
     if at_most is not None and state.step > at_most:
         return f"it is beyond step {at_most}"
-    if faults.restore_signature(source, state.generation, state.step) in _given_up(view.memory):
+    if faults.restore_signature(source, state.generation, state.step) in given_up:
         return f"its restore failed {TRIES} times"
     lineage = view.memory.lineage
     if not valid(state.generation, state.step, lineage):

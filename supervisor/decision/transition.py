@@ -209,7 +209,8 @@ def _opened(view: View, found: tuple[Fault, ...]) -> OpenIncident:
     memory = view.memory
     known, generation = memory.incident, max(memory.generation, unknown_generation.newest(view))
     if known is not None and known.generation == generation:
-        fresh = tuple(f for f in found if f not in known.faults)
+        recorded = frozenset(known.faults)
+        fresh = tuple(each for each in found if each not in recorded)
         return replace(known, faults=(*known.faults, *fresh))
     return OpenIncident(
         number=memory.incidents + 1,

@@ -60,10 +60,9 @@ def traced_rank(view: View) -> int | None:
 def waits_for_others(view: View, rank: int) -> bool:
     """True if an inspection of `rank` at its current step showed that it waits for other ranks."""
     return any(
-        inspection.rank == rank
-        and inspection.step == reports.step_of_rank(view, rank)
+        inspection.step == reports.step_of_rank(view, rank)
         and evidence.findings(inspection).role == evidence.WAITS
-        for inspection in reports.all_inspections(view)
+        for inspection in reports.inspections_of_ranks(view).get(rank, ())
     )
 
 
@@ -75,8 +74,8 @@ def stopped_ranks(view: View) -> frozenset[int]:
 
 def position(view: View, late: LateRank) -> str:
     """Return the function and line of the script in a rank's newest inspection; "" if there is none."""
-    inspection = next((each for each in reports.all_inspections(view) if each.rank == late.rank), None)
-    return (inspection.where or inspection.at) if inspection is not None else ""
+    found = reports.inspections_of_ranks(view).get(late.rank, ())
+    return (found[0].where or found[0].at) if found else ""
 
 
 def place(view: View, late: LateRank) -> str:

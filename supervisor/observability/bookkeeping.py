@@ -141,7 +141,7 @@ def _progress(view: View) -> tuple[list[int], set[str]]:
     steps: list[int] = []
     phases: set[str] = set()
     for member in view.members:
-        if member.report is None or member.name not in view.memory.placement:
+        if member.report is None or member.name not in view.memory.seats:
             continue
         for each in member.report.progress:
             steps.append(each.step)

@@ -288,7 +288,7 @@ def _ranks(view: View, slow: tuple[Straggler, ...]) -> list[dict[str, Any]]:
     found, slow_by_rank = [], {each.rank: each for each in slow}
     for member in view.members:
         report = member.report
-        if report is None or report.launcher is None or member.name not in view.memory.placement:
+        if report is None or report.launcher is None or member.name not in view.memory.seats:
             continue
         by_rank = {each.rank: each for each in report.progress}
         found += [

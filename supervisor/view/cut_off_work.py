@@ -18,6 +18,7 @@ from collections.abc import Iterator
 
 from holdfast.protocol.launcher_messages import COLLECTIVE, RankState
 from holdfast.protocol.member_messages import HeldSnapshot, RankProgress, UncommittedWork
+from supervisor.identity_cache import by_identity
 from supervisor.view import failed_start, members, reports
 from supervisor.view.model import (
     CutOffWork,
@@ -125,7 +126,7 @@ def _ranks(view: View) -> Iterator[tuple[MemberView, RankState, RankProgress]]:
     """Yield the ranks of the current generation with their last reported progress."""
     for member in view.members:
         report = member.report
-        if report is None or report.launcher is None or member.name not in view.memory.placement:
+        if report is None or report.launcher is None or member.name not in view.memory.seats:
             continue
         progress = {each.rank: each for each in report.progress}
         for rank in report.launcher.ranks:
@@ -190,6 +191,7 @@ def find(view: View, found: tuple[Fault, ...]) -> tuple[CutOffWork, ...]:
     return (*(cuts[number] for number in sorted(cuts)), *failed_start.cut_off_before(view.memory))
 
 
+@by_identity(1)
 def void_steps(view: View) -> frozenset[int]:
     """Return the steps of the current generation whose state the script changed after the commit.
 
@@ -229,11 +231,17 @@ def publishable_step(view: View, member: MemberView) -> int:
     report = member.report
     if report is None or report.publishing < 0:
         return -1
-    ranks = {each.rank: each for found in reports.reports(view) for each in reports.progress(view, found)}
-    passed = all(each.step > report.publishing for each in ranks.values())
-    if len(ranks) < view.memory.world_size or not passed or report.publishing in void_steps(view):
+    known, lowest = _lowest_step(view)
+    if known < view.memory.world_size or lowest <= report.publishing:
         return -1
-    return report.publishing
+    return -1 if report.publishing in void_steps(view) else report.publishing
+
+
+@by_identity(1)
+def _lowest_step(view: View) -> tuple[int, int]:
+    """Return how many ranks of the current generation report progress, and the lowest of their steps."""
+    found = [each for report in reports.reports(view) for each in reports.progress(view, report)]
+    return len({each.rank for each in found}), min((each.step for each in found), default=-1)
 
 
 def describe_passed_over(view: View, step: int) -> str:

@@ -9,6 +9,7 @@ from holdfast.protocol import foreign_text
 from holdfast.protocol.launcher_messages import JUMP, BadNumber, RankState
 from holdfast.protocol.member_messages import MemberReport
 from supervisor.fault_kinds import DOUBTFUL, kind_of
+from supervisor.identity_cache import by_identity
 from supervisor.view import endings, members, replica_divergence, reports, uneven_steps
 from supervisor.view.model import Fault, MemberView, Policy, View
 
@@ -21,6 +22,7 @@ OTHER_RESTORE = "restore"
 VOLUME = "restore: the memory volume"  # the volume was full; the run ends after a few more attempts
 
 
+@by_identity(1)
 def find_faults(view: View, policy: Policy) -> tuple[Fault, ...]:
     """Return the faults of the current generation, in no particular order."""
     faults: list[Fault] = []
@@ -71,12 +73,9 @@ def of_incident(view: View, policy: Policy) -> tuple[Fault, ...]:
     """
     incident = view.memory.incident
     known = incident.faults if incident and incident.generation == view.memory.generation else ()
-    later = tuple(f for f in find_faults(view, policy) if not _is_known(f, known))
+    recorded = {(each.rank, each.kind) for each in known}
+    later = tuple(each for each in find_faults(view, policy) if (each.rank, each.kind) not in recorded)
     return with_bounded_messages((*known, *later))
-
-
-def _is_known(fault: Fault, known: tuple[Fault, ...]) -> bool:
-    return any((fault.rank, fault.kind) == (each.rank, each.kind) for each in known)
 
 
 def first_silent_member(view: View) -> Fault | None:

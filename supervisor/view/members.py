@@ -61,7 +61,7 @@ def timeout_left_s(view: View, member: MemberView, policy: Policy) -> float:
     """
     if not member.exists:
         return 0.0
-    known = member.report is not None or member.name in view.memory.placement
+    known = member.report is not None or member.name in view.memory.seats
     limit_s = policy.member_timeout_s if known else policy.form_s
     return max(0.0, limit_s - member.silent_s)
 
@@ -82,9 +82,7 @@ def eligible_members(view: View, policy: Policy) -> tuple[str, ...]:
     """
     memory = view.memory
     usable = {m.name: m for m in view.members if _is_usable(view, m, policy)}
-    standbys = [
-        name for name, m in usable.items() if name not in memory.placement and is_ready(m, memory.nproc)
-    ]
+    standbys = [name for name, m in usable.items() if name not in memory.seats and is_ready(m, memory.nproc)]
     if not memory.placement:
         return tuple(standbys[: policy.members])
     chosen: list[str] = []
@@ -122,7 +120,7 @@ def recoverable_members(view: View, policy: Policy, patience_s: float) -> dict[s
     return {
         member.name: max(view.memory.since_ns, member.heard_ns, member.well_ns) + int(patience_s * _S)
         for member in view.members
-        if member.name in view.memory.placement
+        if member.name in view.memory.seats
         and not _is_usable(view, member, policy)
         and not is_lost(view, member, policy)
         and not unresponsive_launcher(member)
@@ -138,9 +136,7 @@ def unheard_members(view: View, policy: Policy) -> tuple[str, ...]:
     return tuple(
         member.name
         for member in view.members
-        if member.name in view.memory.placement
-        and member.report is None
-        and not is_lost(view, member, policy)
+        if member.name in view.memory.seats and member.report is None and not is_lost(view, member, policy)
     )
 
 

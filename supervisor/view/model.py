@@ -20,6 +20,7 @@ from holdfast.protocol.launcher_messages import FirstSignal, Launch, RestoreSour
 from holdfast.protocol.lineage import Lineage
 from holdfast.protocol.member_messages import MemberReport, StateSource
 from supervisor.fault_kinds import FaultName
+from supervisor.identity_cache import by_identity
 
 JobPhase: TypeAlias = Literal["forming", "running", "looking", "securing", "saving", "stopping", "ended"]
 # The phases of a job and the text that users see. The journal, status and metrics contain the names.
@@ -251,6 +252,16 @@ class JobState:
     # `End.completion` of the end that was decided
     completion: Completion | None = field(default=None, compare=False, metadata=UNRECORDED)
 
+    @property
+    def seats(self) -> Mapping[str, int]:
+        """The position of each member in `placement`. Use it where a loop asks for many members."""
+        return _seats(self.placement)
+
+
+@by_identity(8)
+def _seats(placement: tuple[str, ...]) -> Mapping[str, int]:
+    return {name: len(placement) - 1 - back for back, name in enumerate(reversed(placement))}
+
 
 @dataclass(frozen=True, slots=True)
 class MemberView:
@@ -391,7 +402,12 @@ class View:
     watch: StallWatch = field(default_factory=StallWatch)
 
     def member(self, name: str) -> MemberView | None:
-        return next((each for each in self.members if each.name == name), None)
+        return _by_name(self.members).get(name)
+
+
+@by_identity(1)
+def _by_name(members: tuple[MemberView, ...]) -> Mapping[str, MemberView]:
+    return {each.name: each for each in reversed(members)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 from holdfast.protocol.launcher_messages import RankInspection, RankState
 from holdfast.protocol.member_messages import MemberReport, RankProgress, RankStall
+from supervisor.identity_cache import by_identity
 from supervisor.view import members, unknown_generation
 from supervisor.view.model import View
 from supervisor.wording import step_in_words
@@ -17,6 +19,7 @@ def inspections(view: View, report: MemberReport) -> tuple[RankInspection, ...]:
     return report.looks if report.looked_for == view.memory.generation else ()
 
 
+@by_identity(1)
 def all_inspections(view: View) -> tuple[RankInspection, ...]:
     """Return the newest inspections of all ranks, even of members whose launcher has not reported."""
     return tuple(
@@ -27,6 +30,15 @@ def all_inspections(view: View) -> tuple[RankInspection, ...]:
     )
 
 
+@by_identity(1)
+def inspections_of_ranks(view: View) -> Mapping[int, tuple[RankInspection, ...]]:
+    """Return the inspections in `all_inspections` by rank; usually one for each."""
+    found: dict[int, tuple[RankInspection, ...]] = {}
+    for each in all_inspections(view):
+        found[each.rank] = (*found.get(each.rank, ()), each)
+    return found
+
+
 def members_without_rank_report(view: View) -> tuple[str, ...]:
     """Return the members whose ranks are unknown because the supervisor or a sidecar has just started.
 
@@ -35,7 +47,7 @@ def members_without_rank_report(view: View) -> tuple[str, ...]:
     return tuple(
         member.name
         for member in view.members
-        if member.name in view.memory.placement
+        if member.name in view.memory.seats
         and (member.report is None or member.report.launcher is None)
         and not members.unresponsive_launcher(member)
     )
@@ -58,7 +70,12 @@ def stalls(view: View, report: MemberReport) -> tuple[RankStall, ...]:
 
 def step_of(report: MemberReport, rank: int) -> int:
     """Return how many steps the rank has completed by this report; -1 if the report lacks the rank."""
-    return next((each.step for each in report.progress if each.rank == rank), -1)
+    return _steps(report.progress).get(rank, -1)
+
+
+@by_identity(1)
+def _steps(progress_now: tuple[RankProgress, ...]) -> Mapping[int, int]:
+    return {each.rank: each.step for each in reversed(progress_now)}
 
 
 def is_unwinding(report: MemberReport, rank: RankState) -> bool:
@@ -76,7 +93,16 @@ def pause_left_s(report: MemberReport, rank: int) -> float:
 
 def step_of_rank(view: View, rank: int) -> int:
     """Return how many steps the rank has completed in the current generation; -1 if unknown."""
-    return max((step_of(report, rank) for report in reports(view)), default=-1)
+    return _steps_of_ranks(view).get(rank, -1)
+
+
+@by_identity(1)
+def _steps_of_ranks(view: View) -> Mapping[int, int]:
+    found: dict[int, int] = {}
+    for report in reports(view):
+        for rank, step in _steps(report.progress).items():
+            found[rank] = max(step, found.get(rank, -1))
+    return found
 
 
 def furthest_step(view: View) -> int:

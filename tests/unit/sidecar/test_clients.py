@@ -190,7 +190,15 @@ class Speaker:
         self.fails = False
         self.orders: asyncio.Queue[MemberOrder] = asyncio.Queue()
         url = f"http://{host}:{port}"
-        self.link = SupervisorClient(url, lambda: "secret", self.tell, self.orders.put, interval_s)
+        self.unreadable: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+        self.link = SupervisorClient(
+            url,
+            lambda: "secret",
+            self.tell,
+            self.orders.put,
+            interval_s,
+            unreadable=lambda text, why: self.unreadable.put_nowait((text, why)),
+        )
 
     def tell(self) -> MemberReport:
         self.sequence += 1 // (not self.fails)
@@ -221,6 +229,24 @@ async def test_orders_are_handed_over_and_other_lines_are_ignored() -> None:
             for text in ("{}", "not json", codec.encode(MemberOrder("idle", 3)).decode()):
                 await line.send_str(text)
             assert await speaker.order() == MemberOrder("idle", 3)
+
+
+async def test_an_order_that_cannot_be_read_is_handed_over_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    logged: list[str] = []
+    monkeypatch.setattr(clients.log, "error", lambda event, extra: logged.append(f"{event}: {extra}"))
+    there = Supervisor()
+    async with there.listening() as port:
+        speaker = Speaker(port)
+        async with running(speaker.link):
+            line = await there.line()
+            await line.send_str('{"do": "run", "generation": 3, "colour": "red"}')
+            assert await asyncio.wait_for(speaker.unreadable.get(), LIMIT_S) == (
+                '{"do": "run", "generation": 3, "colour": "red"}',
+                "MemberOrder.'colour': unknown field",
+            )
+    assert [each.partition(":")[0] for each in logged] == ["order not readable"]
 
 
 async def test_a_broken_connection_is_made_again_and_receives_the_whole_state(

@@ -36,9 +36,12 @@ from holdfast.protocol.member_messages import (
 from holdfast.protocol.progress_writer import Page
 from sidecar.config import Config
 from sidecar.reconciler import SOONEST_S, Sidecar
+from supervisor.view.faults import find_faults
+from supervisor.view.model import Policy
 from tests.unit.sidecar.fake_launcher import LIMIT_S, Launcher
 from tests.unit.sidecar.memory import flip, holdings, member, private, snapshot
-from tests.unit.supervisor.job_views import launcher, rank
+from tests.unit.supervisor.job_views import launcher, rank, view
+from tests.unit.supervisor.job_views import member as view_of_member
 
 LAUNCH = Launch(2, 1, 1, "", 0, 0, 0.0)
 POLL_S = 0.25
@@ -117,6 +120,43 @@ async def test_a_generation_is_started_once_its_state_is_available(here: Path) -
         await place.tells(launcher(rank(0, generation=2), generation=2))
         await place.sidecar.obey(replace(run(2), settled=True))
         assert (await place.heard()).do == "settle"
+
+
+UNREADABLE = '{"do": "run", "epoch": 4, "generation": 2, "colour": "red"}'
+
+
+async def test_an_order_to_start_that_cannot_be_read_ends_the_supervisors_wait(here: Path) -> None:
+    async with at_work(here) as place:
+        place.sidecar.report_unreadable(UNREADABLE, "unknown field")
+        told = place.sidecar.report()
+        assert told.prepare_error == "the order to start cannot be read: unknown field"
+        assert (told.prepare_generation, told.prepare_occupied) == (2, True), "the state may be good"
+        [found] = find_faults(
+            view(view_of_member("m0", told), generation=2, placement=("m0",), world_size=1), Policy()
+        )
+        assert (found.kind, found.member, found.signature) == ("restore", "m0", "restore")
+        await place.sidecar.obey(replace(run(3), epoch=4))
+        assert place.sidecar.report().prepare_error == "", "the next order can be read"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "not json",
+        "[]",
+        '{"do": "run"}',
+        '{"do": "run", "epoch": 4, "generation": "2"}',
+        UNREADABLE.replace("run", "secure"),
+        UNREADABLE.replace("4", "0"),
+        UNREADABLE.replace("2", "1"),
+    ],
+)
+async def test_other_messages_that_cannot_be_read_cannot_cause_a_restart(here: Path, text: str) -> None:
+    """Not even an order to ranks that already run, nor one of a supervisor that was replaced."""
+    async with at_work(here) as place:
+        await place.sidecar.obey(MemberOrder("idle", 1, epoch=1))
+        place.sidecar.report_unreadable(text, "unknown field")
+        assert place.sidecar.report().prepare_error == ""
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,19 @@ async def test_private_states_of_a_later_generation_that_resumed_there_also_serv
     assert saver.durable.error == ""
 
 
+async def test_one_source_can_have_the_states_of_several_ranks(
+    here: Path, there: Path, tmp_path: Path
+) -> None:
+    record = snapshot(here, 2, 7)
+    for rank in (0, 1):
+        private(there, rank, 3, 7, b"state of %d" % rank)
+    async with serving(there) as url:
+        saver = await saved(here, tmp_path, record, StateSource(url, 0, 3, 7, count=9))
+    assert saver.durable.error == ""
+    found = Path(saver.durable.path)
+    assert [(found / f"rank-0000{n}.bin").read_bytes() for n in (0, 1)] == [b"state of 0", b"state of 1"]
+
+
 async def test_a_missing_private_state_is_reported_and_nothing_is_written(here: Path, tmp_path: Path) -> None:
     record = snapshot(here, 2, 7)
     private(here, 0, 2, 7)

@@ -127,6 +127,16 @@ def test_only_start_states_that_a_start_may_need_are_kept(here: Path) -> None:
     ]
 
 
+def test_the_state_of_the_step_from_which_the_group_resumes_is_kept_for_other_members(here: Path) -> None:
+    """The snapshot of the step is not here yet, and another member may be about to fetch the rank's state."""
+    held = holdings(here)
+    for rank, step in ((0, 5), (0, 7), (3, 7)):
+        held.keep_restored(rank, 1, step, b"%d" % rank)
+    held.forget_restored(frozenset(), resumed_step=7)
+    kept = {each.name[:5] for each in (here / "restore").iterdir()}
+    assert (kept, len(list((here / "restore").iterdir()))) == ({"00000", "00003"}, 2)
+
+
 def test_foreign_files_in_the_memory_are_not_touched(here: Path) -> None:
     for name in ("private-1.bin", "private-00001.bin.new", "notes.txt"):
         (here / "arena" / name).write_bytes(b"?")

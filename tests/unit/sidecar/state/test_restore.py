@@ -67,6 +67,15 @@ async def test_local_state_is_used_in_place(here: Path) -> None:
     assert Path(rank.private).read_bytes() == b"mine"
 
 
+async def test_one_source_can_have_the_states_of_several_ranks(here: Path, there: Path) -> None:
+    snapshot(here, 2, 7)
+    for rank in (0, 1):
+        private(there, rank, 2, 7, b"state of %d" % rank)
+    async with serving(there) as url:
+        _, found = await prepared(here, order(StateSource(url, 0, 2, 7, count=2), ranks=(0, 1)))
+    assert [Path(rank.private).read_bytes() for rank in found] == [b"state of 0", b"state of 1"]
+
+
 async def test_a_holder_of_the_needed_slot_is_asked_to_release_it(here: Path, there: Path) -> None:
     sent = snapshot(there, 2, 7, fill=5)
     private(there, 0, 2, 7)
@@ -282,9 +291,9 @@ async def test_memory_is_released_outside_the_event_loop(here: Path, monkeypatch
     threads: list[threading.Thread] = []
     forget = Holdings.forget_restored
 
-    def forgotten(held: Holdings, wanted: frozenset[tuple[int, int, int]]) -> None:
+    def forgotten(held: Holdings, wanted: frozenset[tuple[int, int, int]], resumed_step: int) -> None:
         threads.append(threading.current_thread())
-        forget(held, wanted)
+        forget(held, wanted, resumed_step)
 
     monkeypatch.setattr(Holdings, "forget_restored", forgotten)
     snapshot(here, 2, 7)

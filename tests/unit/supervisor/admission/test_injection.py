@@ -86,6 +86,12 @@ def test_annotations_take_precedence_over_the_command() -> None:
     assert (found.record.nproc, found.record.members) == (3, 5)
 
 
+def test_a_pod_of_a_job_that_is_too_large_to_supervise_is_not_changed() -> None:
+    line = ("torchrun", "--nnodes=4096", "--nproc-per-node=9", "x.py")
+    assert "4096 pods of 9 ranks each, more than the 32,768 ranks" in refusal(pod(container(line)))
+    assert injected(pod(container(line), annotations={"members": "3640"})).record.nproc == 9
+
+
 @pytest.mark.parametrize("word", ["gpu", "auto"])
 @pytest.mark.parametrize(("gpus", "nproc"), [("8", 8), (2, 2), (None, 1), ("0", 1)])
 def test_there_is_one_rank_for_each_gpu_of_the_container(word: str, gpus: Any, nproc: int) -> None:

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 
+from supervisor.admission.pod_layout import MAX_JOB_RANKS
 from supervisor.cluster.job_membership import (
     Adopted,
     GroupFacts,
@@ -163,6 +164,17 @@ def test_pods_that_give_different_numbers_of_members_are_refused() -> None:
     for member in (first, second):
         assert "holdfast.dev/members is 2 on pod a and 3 on pod b" in refused(first, group=(first, second))
         assert "holdfast.dev/members is" in refused(member, group=(second, first))
+
+
+@pytest.mark.parametrize(("replicas", "nproc"), [(4_096, 9), (65, 512), (4_096, 8), (64, 512)])
+def test_a_job_with_more_ranks_than_holdfast_supports_is_refused(replicas: int, nproc: int) -> None:
+    job = made("batch/v1", "Job", "llama", {"parallelism": replicas})
+    of = pod("a", job, nproc=nproc)
+    if replicas * nproc <= MAX_JOB_RANKS:
+        assert adopted(of, job).members == replicas
+    else:
+        size = f"the job has {replicas} members of {nproc} ranks each"
+        assert refused(of, job) == f"{size}, more than the 32,768 ranks that Holdfast supports"
 
 
 def test_pods_without_a_number_follow_those_that_give_one() -> None:

@@ -55,7 +55,7 @@ def test_a_pod_with_a_wrong_type_is_refused_with_its_place(path: str, value: obj
 @pytest.mark.parametrize(
     ("key", "value", "told"),
     [
-        ("members", "four", "is 'four'; expected a number up to 16384, or a range such as 2:4"),
+        ("members", "four", "is 'four'; expected a number up to 4096, or a range such as 2:4"),
         ("members", "4:2", "is '4:2'"),
         ("members", "99999", "is '99999'"),
         ("members", "\u0663", "expected a number"),

@@ -261,13 +261,13 @@ async def test_a_supervisor_whose_epoch_is_below_what_a_member_obeys_takes_a_hig
     job.journal.decisions.close()
 
 
-def test_orders_carry_the_epoch_and_a_next_supervisor_has_a_higher_one_than_the_journal(
+async def test_orders_carry_the_epoch_and_a_next_supervisor_has_a_higher_one_than_the_journal(
     tmp_path: Path,
 ) -> None:
     job = led(tmp_path)
     job.backend = Backend({"m0": "running"})
     job.memory = replace(job.memory, phase="stopping", exit_code=0)
-    job._give_orders(job.view())
+    await job._give_orders(job.view())
     order = job.member_server.connection("m0").order
     assert order is not None
     assert order.epoch == 1

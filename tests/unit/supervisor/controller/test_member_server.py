@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -249,6 +250,50 @@ async def test_a_report_above_the_limit_is_refused_without_being_decoded(
         assert (await socket.receive(timeout=LIMIT_S)).type is WSMsgType.CLOSE
         assert await asyncio.wait_for(said.get(), LIMIT_S) == "a report of more than 1000 bytes"
     assert not made.has_heard
+
+
+async def test_other_work_runs_between_the_reports_of_many_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    """40 members report at once, and each report takes 5 ms."""
+    made, members = connections(), 40
+    decoded, most, since = 0, 0, 0
+    read = made._read
+
+    def slowly(decoder: ReportDecoder, data: str) -> Any:
+        nonlocal decoded
+        time.sleep(0.005)
+        decoded += 1
+        return read(decoder, data)
+
+    async def watch() -> None:
+        nonlocal most, since
+        while decoded < members:
+            most, since = max(most, decoded - since), decoded
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(made, "_read", slowly)
+    app = web.Application()
+    app.router.add_get("/v1/member", made.serve)
+    async with TestServer(app) as server, ClientSession() as session:
+        lines = [await session.ws_connect(server.make_url("/v1/member")) for _ in range(members)]
+        await asyncio.gather(*(line.send_str(says(f"m{n}")) for n, line in enumerate(lines)))
+        await asyncio.wait_for(watch(), LIMIT_S)
+        assert 0 < most <= 1 + lines_of.TURN_S / 0.005
+        for line in lines:
+            await line.close()
+
+
+async def test_an_order_that_no_member_would_accept_is_logged_and_not_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, logged = connections(), asyncio.Event()
+    monkeypatch.setattr(lines_of.log, "error", lambda event, extra: logged.set())
+    monkeypatch.setattr(codec, "MAX_MESSAGE_BYTES", 2_000)
+    async with proven(made, lambda: "m7") as client, client.ws_connect("/v1/member") as line:
+        made.order("m7", replace(RUN, void=tuple(range(1_000))))
+        await line.send_str(says("m7"))
+        await asyncio.wait_for(logged.wait(), LIMIT_S)
+        made.order("m7", RUN)
+        assert codec.decode(MemberOrder, await line.receive_str(timeout=LIMIT_S)) == RUN
 
 
 async def test_members_that_are_gone_are_forgotten_unless_they_are_connected() -> None:

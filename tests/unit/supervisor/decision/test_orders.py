@@ -172,7 +172,7 @@ SAVES: dict[str, Any] = {"save": 7, "save_step": 5, "save_generation": 2}
         ),
         (
             *("m1", {"phase": "saving", "finished": True}),
-            MemberOrder("secure", 3, just_in_time=False, sources=(SOURCE, PEER), **SAVES),
+            MemberOrder("secure", 3, just_in_time=False, sources=(PEER,), **SAVES),
         ),
         ("m0", {"phase": "saving"}, MemberOrder("secure", 3, save_step=5, save_generation=2)),
         (

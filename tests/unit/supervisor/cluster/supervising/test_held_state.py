@@ -213,7 +213,7 @@ def test_any_value_within_the_state_is_read_or_refused(state: JobState, data: st
         ({"wall_s": float("nan")}, "its time is out of range"),
         ({"wall_s": 10**400}, "its time is out of range"),
         ({"at_ns": 1 << 63}, "its time is out of range"),
-        ({"format": 2}, "its format is not known"),
+        ({"format": 3}, "its format is not known"),
         ({"memory": 3}, "is not an object"),
     ],
 )

@@ -1,0 +1,82 @@
+"""Choose the sources of the state that one member needs. Pure.
+
+The job's state lists a source for every rank and every holder of its state, for 2,000 members of 8 ranks some
+50,000. A member that starts its ranks needs only their sources. Only the members that write checkpoints need
+all of them, and get one entry for consecutive ranks of one holder, so that an order stays small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from holdfast.protocol.member_messages import StateSource
+from supervisor.identity_cache import by_identity
+from supervisor.view.model import JobState
+
+# A member that lacks the snapshot fetches parts of it from all holders that it knows. More than this many
+# would not make the transfer faster, because its own network is then the limit.
+HOLDERS = 8
+
+
+def holders(memory: JobState, block: int) -> tuple[StateSource, ...]:
+    """Return the holders of the snapshot from which the member at `block` of the placement fetches it.
+
+    If there are many, members get different ones, so that no holder serves all of them.
+    """
+    found = _sorted_by_rank(memory.sources).get(-1, ())
+    if len(found) <= HOLDERS:
+        return found
+    first = block % len(found)
+    return (*found[first : first + HOLDERS], *found)[:HOLDERS]
+
+
+def for_ranks(memory: JobState, block: int) -> tuple[StateSource, ...]:
+    """Return the sources of the private states of the ranks at `block` of the placement."""
+    found = _sorted_by_rank(memory.sources)
+    ranks = range(block * memory.nproc, (block + 1) * memory.nproc)
+    return grouped(source for rank in ranks for source in found.get(rank, ()))
+
+
+def for_checkpoint(memory: JobState) -> tuple[StateSource, ...]:
+    """Return the sources of all private states: those of the secured state, and then each rank's member."""
+    return (*_private_grouped(memory.sources), *_private_grouped(memory.peers))
+
+
+def grouped(sources: Iterable[StateSource]) -> tuple[StateSource, ...]:
+    """Return equivalent sources, with one for consecutive ranks whose state one member holds."""
+    last: dict[tuple[str, int, int], int] = {}  # the position of the holder's last entry
+    found: list[tuple[str, int, int, int, int]] = []
+    for each in sources:
+        holder = (each.url, each.generation, each.step)
+        position = last.get(holder, -1)
+        if position >= 0 and each.rank >= 0:
+            url, rank, generation, step, count = found[position]
+            if rank >= 0 and each.rank == rank + count:
+                found[position] = (url, rank, generation, step, count + each.count)
+                continue
+        last[holder] = len(found)
+        found.append((each.url, each.rank, each.generation, each.step, each.count))
+    return tuple(StateSource(*each) for each in found)
+
+
+def of_each_rank(sources: Iterable[StateSource]) -> tuple[StateSource, ...]:
+    """Return equivalent sources, with one for each rank: the reverse of `grouped`, but sorted by rank."""
+    found = [
+        StateSource(each.url, each.rank + offset, each.generation, each.step)
+        for each in sources
+        for offset in range(each.count)
+    ]
+    return tuple(sorted(found, key=lambda each: each.rank))
+
+
+@by_identity(4)
+def _private_grouped(sources: tuple[StateSource, ...]) -> tuple[StateSource, ...]:
+    return grouped(each for each in sources if each.rank >= 0)
+
+
+@by_identity(4)
+def _sorted_by_rank(sources: tuple[StateSource, ...]) -> Mapping[int, tuple[StateSource, ...]]:
+    found: dict[int, list[StateSource]] = {}
+    for each in sources:
+        found.setdefault(each.rank, []).append(each)
+    return {rank: tuple(those) for rank, those in found.items()}

@@ -1,0 +1,41 @@
+"""Remember what was computed from a large immutable value, by the identity of the value.
+
+A job of a cluster has thousands of members. Several parts of a decision need the same index of them, and to
+compare or hash the members would take longer than to build the index again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from operator import is_
+from typing import ParamSpec, TypeVar
+
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
+
+
+def by_identity(most: int) -> Callable[[Callable[_Given, _Result]], Callable[_Given, _Result]]:
+    """Decorate a pure function of immutable arguments, so that its last `most` results are reused.
+
+    A result is reused only for the identical objects, which are kept alive until the result is dropped. Safe
+    to call in several threads. The function must be called with positional arguments.
+    """
+
+    def decorate(compute: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
+        kept: tuple[tuple[tuple[object, ...], _Result], ...] = ()
+
+        @wraps(compute)
+        def call(*given: _Given.args, **named: _Given.kwargs) -> _Result:
+            nonlocal kept
+            assert not named
+            for known, result in kept:
+                if all(map(is_, known, given)):
+                    return result
+            found = compute(*given, **named)
+            kept = ((given, found), *kept[: most - 1])  # one assignment, so that no thread sees a part of it
+            return found
+
+        return call
+
+    return decorate
