@@ -13,7 +13,7 @@ import hmac
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -239,7 +239,7 @@ class PodServer(MemberServer):
         """While `is_calm` returns True, `changed` is not called for routine reports."""
         super().__init__(time.monotonic_ns, changed)
         self._secret, self._is_calm = secret, is_calm
-        self._given: dict[str, MemberOrder] = {}  # the orders without the secret
+        self._given: dict[str, MemberOrder] = {}  # by member with a connection: the order without the secret
         self._open_ns = time.monotonic_ns() + int(COME_S * 1e9)
 
     def connection(self, member: str) -> MemberConnection:
@@ -253,6 +253,10 @@ class PodServer(MemberServer):
         if self._given.get(member) != order:
             self._given[member] = order
             super().order(member, replace(order, secret=self._secret))
+
+    def keep(self, members: Container[str]) -> None:
+        super().keep(members)
+        self._given = {name: order for name, order in self._given.items() if name in self.connections}
 
     def is_news(self, before: MemberReport | None, report: MemberReport) -> bool:
         return not (self._is_calm() and is_routine(before, report))
