@@ -173,8 +173,10 @@ class SupervisedJob:
 
         The members' connections end at their next report, so that they connect to the next supervisor.
         """
-        await event_loop.end(self._tasks)
-        self.backend.update(())  # last, because a running job would regard this as the loss of all members
+        try:
+            await event_loop.end(self._tasks)
+        finally:  # also if the caller is cancelled meanwhile, since the members would report to nobody
+            self.backend.update(())  # last, because a running job would regard this as the loss of all members
 
     async def serve(self, request: web.Request, uid: str) -> web.StreamResponse:
         """Serve the connection of the pod `uid` under the name of its member."""
