@@ -146,6 +146,7 @@ class GroupFacts:
     members: str = ""  # "4" or "2:4"
     nproc: int = 0
     count: int = 0  # the size of a group of pods without an owner
+    silent: str = ""  # one of these pods that lacks the annotated number of members; "" if none does
     why: str = ""
 
 
@@ -235,19 +236,22 @@ def read_group(pods_of_group: Iterable[object], owners: OwnerChain) -> GroupFact
     count = _Agreement("the size of the group", 0)
     idle = owners.idle
     uids = set()
+    silent = ""
     for each in pods_of_group:
         try:
             pod = pod_facts.read(each)
             if pod.has_ended or not pod.nproc or _replica_type(pod, owners) in idle:
                 continue
             uids.add(pod.uid)
-            members.add(pod_facts.members(pod), pod)
+            annotated = pod_facts.members(pod)
+            members.add(annotated, pod)
+            silent = silent or ("" if annotated else pod.name)
             nproc.add(pod.nproc, pod)
             if not owners.workloads:
                 count.add(_count(pod), pod)
         except UnfitObject as error:
             return GroupFacts(why=f"among the pods of the job: {error}")
-    return GroupFacts(len(uids), members.value, nproc.value, count.value)
+    return GroupFacts(len(uids), members.value, nproc.value, count.value, silent if members.value else "")
 
 
 class _Agreement(Generic[T]):
@@ -350,6 +354,24 @@ def _members(pod: PodFacts, owners: OwnerChain, said: GroupFacts, replica_type: 
     if said.nproc not in (0, pod.nproc):
         refuse(f"the pod has {pod.nproc} ranks, but other pods of its job have {said.nproc}")
     annotated = said.members or pod_facts.members(pod)
+    found = _number(annotated, pod, owners, said, replica_type)
+    if not said.silent:
+        return found
+    # Only some pods have the annotation. One of them must not change the size of the job for all of them.
+    try:
+        otherwise = _number("", pod, owners, said, replica_type)
+    except UnfitObject:  # without the annotation, the number would be unclear
+        return found
+    if otherwise != found:
+        refuse(
+            f"{MEMBERS} is {annotated} on some pods of the job, but pod {said.silent} lacks it, and the job"
+            f" would have {otherwise} members without it"
+        )
+    return found
+
+
+def _number(annotated: str, pod: PodFacts, owners: OwnerChain, said: GroupFacts, replica_type: str) -> int:
+    """Return the number of members with which the job trains if `annotated` is the annotation, or ""."""
     stated = annotated or pod_facts.stated_members(pod)
     low, _, high = stated.partition(":")
     if annotated and not high:
@@ -363,6 +385,12 @@ def _members(pod: PodFacts, owners: OwnerChain, said: GroupFacts, replica_type: 
         owner = f"{owners.workloads[0][0].reference} has" if owners.workloads else "its group has"
         refuse(f"the pod's command is for {low} pods, but {owner} {size} that train: set {MEMBERS}")
     return size or int(low)
+
+
+def states_members(pod: object) -> bool:
+    """Return True if a valid pod states a number of members itself, in its annotation or its command."""
+    facts = pod_facts.read(pod)
+    return ":" not in (pod_facts.members(facts) or pod_facts.stated_members(facts) or ":")
 
 
 def _count(pod: PodFacts) -> int:

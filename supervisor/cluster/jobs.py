@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
@@ -18,8 +18,18 @@ from supervisor.admission import pod_layout
 from supervisor.admission import settings as pod_settings
 from supervisor.cluster import job_membership, pod_facts, supervision
 from supervisor.cluster.job_membership import Adopted, GroupFacts, JobKey, NotAdopted, OwnerChain
-from supervisor.cluster.pods import PodGroup, PodMember, read_pod, too_few_connected
+from supervisor.cluster.pods import (
+    PodGroup,
+    PodMember,
+    first_start,
+    held_policy,
+    member_name,
+    pod_policy,
+    read_pod,
+    too_few_connected,
+)
 from supervisor.cluster.supervised_job import NOT_SUPERVISED, SupervisedJob
+from supervisor.cluster.supervision import SUPERVISIONS, OngoingRun
 from supervisor.cluster.untrusted_json import UnfitObject
 from supervisor.kubernetes.client import PODS, ApiServer, KubernetesObject
 from supervisor.kubernetes.errors import ApiError
@@ -38,9 +48,6 @@ GATHER_S = 0.05  # how long to collect changes, because a job's pods are created
 REMIND_S = 3000.0  # until an event with the same reason is repeated; the API server keeps events for an hour
 MAX_NOTICES = 20_000
 SLICE = 50  # pods or jobs that a round considers before other work may run: about 1 ms
-# The annotation's default on a cluster: the kubelet takes up to 10 s to restart a sidecar that has ended
-# twice.
-MEMBER_TIMEOUT_S = 30.0
 SCAN_S = 60.0  # between two searches for pods that the webhook missed
 _MISSED = (
     f"the pod has the annotation {pod_layout.INJECT} but was created without Holdfast, because the webhook"
@@ -122,6 +129,8 @@ class ClusterJobs:
         self._notices = _Notices(events, now_s)
         self.leads: Callable[[], bool] = lambda: True  # True if this process certainly holds the Lease
         self._by_uid: dict[str, SupervisedJob] = {}
+        # The groups of runs that another supervisor has begun, until a `SupervisedJob` continues each.
+        self._ongoing: dict[JobKey, PodGroup] = {}
         # Results of the last round, which are reused because reading 2,000 pods again takes a fifth of a
         # second.
         self._sorted: dict[ObjectName, _SortedPod] = {}
@@ -143,6 +152,7 @@ class ClusterJobs:
         """Reconcile after every change, and every `RETRY_S`. When cancelled, end the tasks of all jobs."""
         try:
             await asyncio.gather(self._pods.synced.wait(), self._supervisions.synced.wait())
+            await self._find_ongoing()
             while True:
                 self.changed.clear()
                 self._owners.forget_unused()
@@ -191,11 +201,14 @@ class ClusterJobs:
             if key not in groups:  # the job's last pod is gone
                 job.update_pods(())
             if self._is_over(job, found):
+                if job.has_ended:  # another supervisor had taken over the run
+                    self._ongoing[key] = job.group
                 await self.jobs.pop(key).close()
                 self.changed.set()  # the remaining pods become a new job
             elif found is not None:
                 job.update_spec(found.get("spec"), found["metadata"].get("uid"))
         self._by_uid = {uid: job for job in self.jobs.values() for uid in job.backend.pods}
+        self._ongoing = {key: group for key, group in self._ongoing.items() if key not in self.jobs}
 
     def _is_over(self, job: SupervisedJob, found: KubernetesObject | None) -> bool:
         """Return True if this supervisor has nothing left to do for the job, so that it can be closed.
@@ -222,12 +235,15 @@ class ClusterJobs:
         A pod remains with its job until it is gone, even if it or its owners change.
         """
         by_key: dict[JobKey, list[_OwnedPod]] = {}
+        ongoing = {pod.uid: key for key, group in self._ongoing.items() for pod in group.pods}
         pods = tuple(self._pods.objects.items())
         self._sorted = {name: self._sort(name, pod) async for name, pod in _in_slices(pods)}
         for pod, owners, key in self._sorted.values():
-            job = self._by_uid.get(pod["metadata"]["uid"])
-            if job is not None:
-                by_key.setdefault(job.key, []).append(_OwnedPod(pod, owners, _departure(key, job.key)))
+            uid = pod["metadata"]["uid"]
+            job = self._by_uid.get(uid)
+            known = job.key if job is not None else ongoing.get(uid)
+            if known is not None:
+                by_key.setdefault(known, []).append(_OwnedPod(pod, owners, _departure(key, known)))
             elif not isinstance(key, NotAdopted):
                 by_key.setdefault(key, []).append(_OwnedPod(pod, owners, ""))
             elif owners.unread is None or self._owners.refusal(owners.unread):  # the owner is not being read
@@ -249,10 +265,39 @@ class ClusterJobs:
 
     def _form(self, key: JobKey, found: Sequence[_OwnedPod]) -> _FormedGroup:
         job, last = self.jobs.get(key), self._formed.get(key)
-        before = job.group if job is not None else None
+        before = job.group if job is not None else self._ongoing.get(key)
         if last is not None and last.group is before is not None and _are_same(last.found, found):
             return last
         return _FormedGroup(found, *form_group(key, found, before))
+
+    async def _find_ongoing(self) -> None:
+        """Find the runs that earlier leaders have begun, and their pods.
+
+        These pods remain with their job as under the earlier leader, even if one of them has become invalid
+        or if the owner cannot be read at present. This waits until the API server answers: before that, no
+        job can be taken over anyway.
+        """
+        runs: list[OngoingRun] = []
+
+        def examine(found: KubernetesObject) -> KubernetesObject:
+            run = supervision.ongoing_run(found)
+            if run is not None and run.uid == _uid(self._supervision(run.key)):
+                runs.append(run)
+            return {}  # a list of whole Supervisions would need much memory
+
+        while True:
+            runs.clear()
+            try:
+                await self._server.list(SUPERVISIONS, prune=examine)
+                break
+            except (ApiError, OSError) as error:
+                log.warning("runs of earlier leaders not found", extra={"error": str(error)})
+                await asyncio.sleep(RETRY_S)
+        pods: dict[tuple[str, str], KubernetesObject] = {}
+        for name, pod in self._pods.objects.items():
+            pods[name.namespace, member_name(name.name, pod["metadata"]["uid"], 0)] = pod
+        groups = (_ongoing_group(run, pods) for run in runs)
+        self._ongoing = {group.key: group for group in groups if group.pods}
 
 
 async def _in_slices(items: Iterable[_T]) -> AsyncIterator[_T]:
@@ -275,6 +320,26 @@ def _departure(key: JobKey | NotAdopted, job: JobKey) -> str:
     if isinstance(key, NotAdopted):
         return key.why
     return "" if key == job else f"the pod now belongs to another job, {key.name}"
+
+
+def _uid(found: KubernetesObject | None) -> object:
+    return found["metadata"].get("uid") if found is not None else None
+
+
+def _ongoing_group(run: OngoingRun, pods: Mapping[tuple[str, str], KubernetesObject]) -> PodGroup:
+    """Return the group of a run: those of its pods that still exist, with its size and settings.
+
+    `pods` are all pods, by namespace and by the member that each was first. A member's name contains the
+    pod's name and the first digits of its uid, so it finds neither a pod that replaced that one under its
+    name nor a pod of another namespace.
+    """
+    found: dict[str, PodMember] = {}
+    for number, member in enumerate(run.members):
+        pod = pods.get((run.key.namespace, first_start(member)))
+        if pod is not None:
+            found.setdefault(pod["metadata"]["uid"], _member(pod, (number,)))
+    policy = held_policy(run.settings, *run.size)
+    return PodGroup(run.key, *run.size, policy, run.settings, tuple(found.values()))
 
 
 def form_group(
@@ -350,6 +415,8 @@ def _alone(each: _OwnedPod, group: PodGroup) -> Adopted | NotAdopted:
     result = job_membership.adopt(each.pod, each.owners, replace(said, pods=group.members))
     if isinstance(result, NotAdopted) or (result.members, result.nproc) == (group.members, group.nproc):
         return result
+    if result.nproc == group.nproc and not job_membership.states_members(each.pod):
+        return result  # its owner has another size now
     stated = f"{result.members} members of {result.nproc} ranks"
     return NotAdopted(f"the pod is for {stated}, but its job has {group.members} of {group.nproc}")
 
@@ -357,18 +424,13 @@ def _alone(each: _OwnedPod, group: PodGroup) -> Adopted | NotAdopted:
 def _settings(pod: KubernetesObject, first: Adopted) -> tuple[Policy, dict[str, str]]:
     """Return the policy and the settings in a pod's annotations. Raises `PodSettingsError`."""
     annotations = pod["metadata"].get("annotations") or {}
-    settings = pod_settings.parse(annotations)
+    policy = pod_policy(annotations, first.members, first.nproc)
     given = {
         name.removeprefix(pod_layout.PREFIX): text
         for name, text in annotations.items()
         if name in pod_settings.ANNOTATIONS
     }
-    policy = pod_settings.policy(settings, first.members, first.nproc)
-    if f"{pod_layout.PREFIX}member-timeout" not in annotations:
-        policy = replace(policy, member_timeout_s=MEMBER_TIMEOUT_S)
-    if not settings.checkpoints.is_durable:  # each pod would store its checkpoints separately
-        policy = replace(policy, checkpoint_every_s=0.0)
-    return replace(policy, members_created_externally=True), given  # the owner creates the pods
+    return policy, given
 
 
 def _member(pod: KubernetesObject, order: tuple[int, ...]) -> PodMember:

@@ -12,13 +12,16 @@ import hashlib
 import hmac
 import json
 import logging
+import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
 from holdfast.protocol.member_messages import CLUSTER_PING_S, MemberOrder, MemberReport
+from supervisor.admission import pod_layout
+from supervisor.admission import settings as pod_settings
 from supervisor.cluster.job_membership import JobKey
 from supervisor.cluster.pod_facts import ENDED_PHASES
 from supervisor.controller.member_server import MemberConnection, MemberServer
@@ -29,7 +32,15 @@ log = logging.getLogger(__name__)
 
 REVIVE_S = 2.0  # this long after a member is lost, its pod becomes another member if it responds again
 RESTART_S = 20.0  # how long the kubelet has to report that it has restarted a dead container
+# The annotation's default on a cluster: the kubelet takes up to 10 s to restart a sidecar that has ended
+# twice.
+MEMBER_TIMEOUT_S = 30.0
 COME_S = 30.0  # how long members may take to connect to a new supervisor
+
+
+# The name of a member whose pod was another member before: see `member_name` and `PodBackend`. The numbers
+# are shorter than the 8 digits of a uid, so that a uid is never mistaken for one.
+_LATER_START = re.compile(r"(.+\.[^.]{8})(?:\.[0-9]{1,7})?(?:-[0-9]{1,7})?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +215,32 @@ class PodBackend:
         return replace(pod, first_name=pod.member, member=f"{pod.member}-{times}") if times else pod
 
 
+def pod_policy(annotations: Mapping[str, Any], members: int, nproc: int) -> Policy:
+    """Return the policy that the annotations of a pod request. Raises `PodSettingsError`."""
+    settings = pod_settings.parse(annotations)
+    policy = pod_settings.policy(settings, members, nproc)
+    if f"{pod_layout.PREFIX}member-timeout" not in annotations:
+        policy = replace(policy, member_timeout_s=MEMBER_TIMEOUT_S)
+    if not settings.checkpoints.is_durable:  # each pod would store its checkpoints separately
+        policy = replace(policy, checkpoint_every_s=0.0)
+    return replace(policy, members_created_externally=True)  # the owner creates the pods
+
+
+def held_policy(settings: Mapping[str, str], members: int, nproc: int) -> Policy:
+    """Return the policy of a run whose Supervision has these settings; the defaults if they are invalid.
+
+    The supervisor that wrote them had accepted them, but it may have had another version, and users can edit
+    the resource.
+    """
+    try:
+        return pod_policy(
+            {f"{pod_layout.PREFIX}{name}": text for name, text in settings.items()}, members, nproc
+        )
+    except pod_settings.PodSettingsError as error:
+        log.warning("the settings in the resource are refused", extra={"error": str(error)})
+        return pod_policy({}, members, nproc)
+
+
 def read_pod(pod: Mapping[str, Any], container: str) -> PodMember:
     """Return a valid pod as a member. `container` is the name of its training container."""
     metadata, status = pod["metadata"], pod.get("status") or {}
@@ -239,7 +276,7 @@ class PodServer(MemberServer):
         """While `is_calm` returns True, `changed` is not called for routine reports."""
         super().__init__(time.monotonic_ns, changed)
         self._secret, self._is_calm = secret, is_calm
-        self._given: dict[str, MemberOrder] = {}  # the orders without the secret
+        self._given: dict[str, MemberOrder] = {}  # by member with a connection: the order without the secret
         self._open_ns = time.monotonic_ns() + int(COME_S * 1e9)
 
     def connection(self, member: str) -> MemberConnection:
@@ -253,6 +290,10 @@ class PodServer(MemberServer):
         if self._given.get(member) != order:
             self._given[member] = order
             super().order(member, replace(order, secret=self._secret))
+
+    def keep(self, members: Container[str]) -> None:
+        super().keep(members)
+        self._given = {name: order for name, order in self._given.items() if name in self.connections}
 
     def is_news(self, before: MemberReport | None, report: MemberReport) -> bool:
         return not (self._is_calm() and is_routine(before, report))
@@ -279,6 +320,12 @@ def job_secret(secret: bytes, key: JobKey) -> str:
     """Return the secret of a job: the same for each leader, and different for every job."""
     name = json.dumps([key.namespace, key.name, key.uid]).encode()
     return hmac.new(secret, b"holdfast job " + name, hashlib.sha256).hexdigest()
+
+
+def first_start(member: str) -> str:
+    """Return the member that the pod of `member` was when its container first started."""
+    found = _LATER_START.fullmatch(member)
+    return found[1] if found is not None else member
 
 
 def member_name(pod: str, uid: str, restarts: int) -> str:

@@ -25,10 +25,21 @@ from holdfast.process import event_loop, logs
 from holdfast.protocol.member_messages import MemberOrder
 from supervisor.cluster import supervision
 from supervisor.cluster.job_membership import JobKey
-from supervisor.cluster.pods import PodBackend, PodGroup, PodMember, PodServer, Reach, job_secret, member_name
+from supervisor.cluster.pods import (
+    PodBackend,
+    PodGroup,
+    PodMember,
+    PodServer,
+    Reach,
+    first_start,
+    held_policy,
+    job_secret,
+    member_name,
+)
 from supervisor.cluster.requested_drills import RequestedDrills
 from supervisor.cluster.supervision import (
     OwnerGone,
+    RunSize,
     SupervisionRecords,
     SupervisionResource,
     Takeover,
@@ -44,7 +55,8 @@ from supervisor.kubernetes.events import EventRecorder, ObjectReference
 from supervisor.observability.publisher import StatusPublisher
 from supervisor.observability.status_memory import StatusMemory
 from supervisor.store.leadership import Deposed
-from supervisor.view.model import JobState, StopRequest
+from supervisor.view import unknown_generation
+from supervisor.view.model import ENDING_PHASES, JobState, Policy, StopRequest, View
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +122,7 @@ class SupervisedJob:
         self._blocked = ""  # why no pod may be evicted, as last reported
         self._drills = RequestedDrills(context.server, lambda: self.job, self._delete_member)
         self._has_work = asyncio.Event()  # there is a pod that has not ended
+        self._stated: RunSize | None = None  # the size of the job when it was last compared with the run's
         self._stop_removed_s: float | None = None  # when the request to stop an earlier run was removed
 
     # -- called by the registry
@@ -121,9 +134,10 @@ class SupervisedJob:
         logs.CONTEXT.reset(token)
 
     def update(self, group: PodGroup) -> None:
-        """Set the current pods and settings. A changed policy takes effect with the next run."""
+        """Set the current pods and settings. A changed size or policy takes effect with the next run."""
         self.group = group
         self.update_pods(group.pods)
+        self._compare_sizes()
 
     def update_pods(self, pods: Iterable[PodMember]) -> None:
         """Set the current pods."""
@@ -174,8 +188,11 @@ class SupervisedJob:
 
         Each member's connection ends at its next report, so that the member connects to the next supervisor.
         """
-        await event_loop.end(self._tasks)
-        self.backend.update(())  # must be last: a running job would take this for the loss of all members
+        try:
+            await event_loop.end(self._tasks)
+        finally:  # even if the caller is cancelled meanwhile, because the members would report to nobody
+            # This must be last: a running job would take it for the loss of all members.
+            self.backend.update(())
 
     async def serve(self, request: web.Request, uid: str) -> web.StreamResponse:
         """Serve the connection of the pod `uid`, under the name of its member."""
@@ -199,11 +216,13 @@ class SupervisedJob:
                     if found.state is not None and self._are_all_new(found.state.memory):
                         await self._forget_stop()
                         fresh = True
+                    fresh = fresh or found.state is None
+                    policy = await self._policy(found, fresh)
                 except Exception as error:
                     await asyncio.sleep(self._pause_s(error, time.monotonic() - since_s))
                     continue
                 try:
-                    await self._run(found, fresh)
+                    is_over = await self._run(found, policy, fresh)
                 except Deposed as error:
                     log.warning("another supervisor leads this job", extra={"why": str(error)})
                     await asyncio.sleep(RETRY_S)
@@ -213,7 +232,7 @@ class SupervisedJob:
                     await asyncio.sleep(RETRY_S)
                     fresh = False
                 else:
-                    fresh = await self._next_run()
+                    fresh = not is_over or await self._next_run()
                 since_s = time.monotonic()
         finally:
             self.has_ended = True
@@ -248,9 +267,24 @@ class SupervisedJob:
     async def _take_over(self) -> Takeover:
         group = self.group
         self._resource = await supervision.ensure(
-            self._context.server, group.key, group.members, group.nproc, group.settings
+            self._context.server, group.key, RunSize(group.members, group.nproc), group.settings
         )
         return await self._resource.take_over(self._context.epoch)
+
+    async def _policy(self, found: Takeover, fresh: bool) -> Policy:
+        """Return the policy of the run that is taken over or, if `fresh`, of the one that begins.
+
+        A run keeps its size and settings until it ends: its ranks were started with them.
+        """
+        group = self.group
+        if fresh or found.state is None:
+            assert self._resource is not None  # because the job is taken over
+            await self._resource.describe(found.spec, RunSize(group.members, group.nproc), group.settings)
+            return group.policy
+        settings, size = supervision.settings_of(found.spec), RunSize.of(found.state.memory)
+        if settings == group.settings:
+            return replace(group.policy, members=size.members, nproc=size.nproc)
+        return held_policy(settings, *size)
 
     def _are_all_new(self, memory: JobState) -> bool:
         """Return True if the run in `memory` has ended and all current pods were created after it.
@@ -264,13 +298,8 @@ class SupervisedJob:
 
     def _are_gone(self, members: Set[str]) -> bool:
         """Return True if no pods of these members are left, except pods that are being deleted."""
-        return not any(
-            known == name or known.startswith((f"{name}.", f"{name}-"))  # after a restart of the container
-            for pod in self.backend.pods.values()
-            if not pod.is_leaving
-            for name in (member_name(pod.name, pod.uid, 0),)
-            for known in members
-        )
+        pods = {member_name(pod.name, pod.uid, 0) for pod in self.backend.pods.values() if not pod.is_leaving}
+        return pods.isdisjoint(map(first_start, members))
 
     async def _forget_stop(self) -> None:
         """Remove a request to stop that was for an earlier run."""
@@ -278,8 +307,11 @@ class SupervisedJob:
         await self._resource.request_stop(None)
         self._stop_removed_s, self.backend.user_stop = time.monotonic(), ""
 
-    async def _run(self, found: Takeover, fresh: bool) -> None:
-        """Supervise one run to its end. Raises `Deposed`."""
+    async def _run(self, found: Takeover, policy: Policy, fresh: bool) -> bool:
+        """Supervise one run to its end. Raises `Deposed`.
+
+        Returns False if the run did not end, but is replaced by one of another size (`_await_new_size`).
+        """
         assert self._resource is not None
         records = SupervisionRecords(
             self._resource, found, lambda changed: ReportedStorage(self._server.reports, changed)
@@ -288,31 +320,75 @@ class SupervisedJob:
         publisher = StatusPublisher(
             StatusMemory(_name(self.key), supervision.MAX_RECENT, found.view, found.recent),
             self._context.lag,
-            self.group.policy,
+            policy,
             records.lead,
             files=self._context.records,
             published=self._note_published,
         )
         self.backend.ended = None
-        is_new = fresh or found.state is None
         job = self.job = Job(
-            self.group.policy,
+            policy,
             publisher,
             self.backend,
             self._server,
             records,
-            is_new,
+            fresh,
             time.monotonic_ns(),
             CALM_S,
         )
-        if is_new:
+        if fresh:
             await self._announce(job, records)
-        self._event("Supervised", f"supervised with {job.policy.members} members of {job.policy.nproc} ranks")
+        self._event("Supervised", f"supervised with {_size(policy)}")
+        self._stated = None
+        self._compare_sizes()
         await event_loop.until_one_ends(
-            job.run(), job.checkpoints.run(), self._publish(job), self._summarize(job, records)
+            job.run(),
+            job.checkpoints.run(),
+            self._publish(job),
+            self._summarize(job, records),
+            self._await_new_size(job),
         )
+        if not job.ended.is_set():
+            return False
         self._end_members(job)
         await self._record_end(job, records)
+        return True
+
+    def _compare_sizes(self) -> None:
+        """Record an event if the job has another size than its run that trains, once for each size."""
+        job, stated = self.job, RunSize(self.group.members, self.group.nproc)
+        if job is None or not job.memory.placement or job.memory.phase in ENDING_PHASES:
+            return
+        size = _size(job.policy)
+        if stated != size and stated != self._stated:
+            why = f"the job is for {stated} now, but the run that trains keeps {size} until it ends"
+            self._event("SizeKept", why, bad=True)
+        self._stated = stated
+
+    async def _await_new_size(self, job: Job) -> None:
+        """Return once the job has another size than its run, and the run has nothing to keep its size for.
+
+        It has nothing before its ranks are started for the first time, and after all of its pods are gone.
+        """
+        while True:
+            await asyncio.sleep(POLL_S)
+            stated, memory = RunSize(self.group.members, self.group.nproc), job.memory
+            if stated == _size(job.policy) or memory.phase in ENDING_PHASES or not self.backend.pods:
+                continue
+            if self._may_change_size(job.view()):
+                log.info(
+                    "size of the job changed", extra={"before": str(_size(job.policy)), "now": str(stated)}
+                )
+                return
+
+    def _may_change_size(self, view: View) -> bool:
+        """Return True if no pod has ranks of the run, nor ranks that this supervisor does not know yet."""
+        memory = view.memory
+        if memory.placement:
+            pods = {member_name(pod.name, pod.uid, 0) for pod in self.backend.pods.values()}
+            return pods.isdisjoint(map(first_start, (*memory.placement, *memory.lost)))
+        unheard = [each for each in view.members if each.exists and each.report is None]
+        return memory.phase == "forming" and not unheard and not unknown_generation.newest(view)
 
     def _end_members(self, job: Job) -> None:
         """Order all members of the run to end, including members that connect later.
@@ -368,6 +444,7 @@ class SupervisedJob:
         if shown != self._shown:
             self._shown = shown
             self._summary_due.set()
+            self._compare_sizes()
 
     async def _summarize(self, job: Job, records: SupervisionRecords) -> None:
         """Write the summary when it is due. Random intervals keep jobs from writing simultaneously."""
@@ -496,6 +573,10 @@ class SupervisedJob:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.error("task failed", extra={"task": task.get_name()}, exc_info=task.exception())
+
+
+def _size(policy: Policy) -> RunSize:
+    return RunSize(policy.members, policy.nproc)
 
 
 def _name(key: JobKey) -> str:

@@ -14,14 +14,16 @@ import secrets
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from holdfast.process import clock as hostclock
 from holdfast.protocol.foreign_text import shortened
 from supervisor.cluster import held_state
 from supervisor.cluster.held_state import HeldState, Instant
 from supervisor.cluster.job_membership import JobKey
+from supervisor.cluster.untrusted_json import API_VERSION, NAME, UID, UnfitObject, matching
+from supervisor.cluster.untrusted_json import KIND as OWNER_KIND
 from supervisor.controller.records import CheckpointSource
 from supervisor.kubernetes.client import ApiServer, KubernetesObject, PatchType, ResourceKind
 from supervisor.kubernetes.errors import AlreadyThere, ApiError, Conflict, InvalidObject, NotFound
@@ -54,6 +56,32 @@ class Takeover:
     state: HeldState | None
     view: Mapping[str, Any] | None  # the last published status
     recent: tuple[Mapping[str, Any], ...]  # the last incidents
+    spec: Mapping[str, Any] = field(default_factory=dict, compare=False)  # describes the run in `state`
+
+
+class RunSize(NamedTuple):
+    """The number of members with which a run trains, and the number of ranks of each member."""
+
+    members: int
+    nproc: int
+
+    def __str__(self) -> str:
+        return f"{self.members} members of {self.nproc} ranks"
+
+    @classmethod
+    def of(cls, memory: JobState) -> RunSize:
+        return cls(memory.world_size // max(1, memory.nproc), max(0, memory.nproc))
+
+
+@dataclass(frozen=True, slots=True)
+class OngoingRun:
+    """A run that has not ended, as its Supervision describes it to the next leader."""
+
+    key: JobKey
+    uid: object  # of the Supervision
+    size: RunSize
+    settings: Mapping[str, str]
+    members: tuple[str, ...]  # that had ranks or were present, including lost ones; those with ranks first
 
 
 class OwnerGone(OSError):
@@ -89,8 +117,19 @@ class SupervisionResource:
                     raise
                 continue
             self.uid = found["metadata"].get("uid")
-            return Takeover(epoch, _held(status), short_status.decode(status.get("view")), _recent(status))
+            view = short_status.decode(status.get("view"))
+            return Takeover(epoch, _held(status), view, _recent(status), _mapping(found.get("spec")))
         raise AssertionError("unreachable")
+
+    async def describe(self, before: Mapping[str, Any], size: RunSize, settings: Mapping[str, str]) -> None:
+        """Write the size and the settings of a run that begins into the spec, which is `before`.
+
+        Until the run ends, each supervisor reads them there, whatever the pods state meanwhile.
+        """
+        spec = _described(size, settings)
+        if {name: before.get(name) for name in spec} != spec:
+            change = [{"op": "add", "path": f"/spec/{name}", "value": each} for name, each in spec.items()]
+            await self._server.patch(SUPERVISIONS, self.name, change, self.namespace, how=PatchType.JSON)
 
     async def write(self, epoch: int, values: Mapping[str, Any]) -> None:
         """Set fields of the status. Raises `Deposed` if another supervisor has taken over the job."""
@@ -138,13 +177,13 @@ class SupervisionResource:
 
 
 async def ensure(
-    server: ApiServer, key: JobKey, members: int, nproc: int, settings: Mapping[str, str]
+    server: ApiServer, key: JobKey, size: RunSize, settings: Mapping[str, str]
 ) -> SupervisionResource:
-    """Create or update the resource of the job `key` with these numbers and settings, and return it.
+    """Return the resource of the job `key`. If there is none, create it with this size and these settings.
 
     Raises `OwnerGone`, an `OSError`, if the resource with that name still belongs to another owner.
     """
-    spec = {"members": members, "nprocPerNode": nproc, "settings": dict(settings)}
+    spec = _described(size, settings)
     owner = {
         "apiVersion": key.api_version,
         "kind": key.kind,
@@ -173,9 +212,6 @@ async def ensure(
                 raise OwnerGone(
                     f"the Supervision {name} belongs to {other} with the uid {known.get('uid')}"
                 ) from None
-            old = dict.fromkeys(_mapping(_mapping(found.get("spec")).get("settings")))  # null removes a field
-            change = {**spec, "settings": {**old, **settings}}
-            await server.patch(SUPERVISIONS, name, {"spec": change}, key.namespace)
         return SupervisionResource(server, key.namespace, name)
     raise OwnerGone(f"both names for the Supervision of {key.name} belong to other owners")
 
@@ -203,6 +239,59 @@ def belongs_to(found: KubernetesObject, key: JobKey) -> bool:
     """Return True if a Supervision belongs to the job `key`, and not to another owner with the same name."""
     owner = _owner(found)
     return (owner.get("kind") or "", owner.get("uid") or "") == (key.kind, key.uid)
+
+
+def ongoing_run(found: KubernetesObject) -> OngoingRun | None:
+    """Return the run in a Supervision; None if it has none, or if its run has ended.
+
+    The status is written only by supervisors. Users can edit the spec, so a key that does not match the name
+    of the resource is refused: it would add the pods of this job to another one.
+    """
+    status, spec = _mapping(found.get("status")), _mapping(found.get("spec"))
+    key, held = _key_of(found), _held(status) if status.get("phase") != "ended" else None
+    if key is None or status.get("phase") in (None, "ended"):
+        return None
+    if held is not None and held.memory.phase != "ended":
+        size, trained = RunSize.of(held.memory), (*held.memory.placement, *held.memory.lost)
+    else:  # the run has not decided anything yet
+        size, trained = RunSize(*(_count(spec.get(name)) for name in ("members", "nprocPerNode"))), ()
+    shown = _mapping(short_status.decode(status.get("view"))).get("members")
+    present = [_mapping(each).get("name") for each in shown] if isinstance(shown, list) else []
+    members = dict.fromkeys((*trained, *(name for name in present if isinstance(name, str))))
+    if not members or not all(size):
+        return None
+    return OngoingRun(key, found["metadata"].get("uid"), size, settings_of(spec), tuple(members))
+
+
+def _count(value: object) -> int:
+    return value if type(value) is int and value > 0 else 0
+
+
+def settings_of(spec: Mapping[str, Any]) -> dict[str, str]:
+    """Return the settings in a spec, without values that are no texts."""
+    found = _mapping(spec.get("settings"))
+    return {name: text for name, text in found.items() if isinstance(text, str)}
+
+
+def _key_of(found: KubernetesObject) -> JobKey | None:
+    """Return the job of a Supervision; None if its owner does not match its name."""
+    owner, metadata = _owner(found), found["metadata"]
+    try:
+        stated = matching(NAME, owner.get("name"), "name of the owner")
+        is_owned = bool(owner.get("uid"))
+        kind = matching(OWNER_KIND, owner.get("kind"), "kind of the owner") if is_owned else ""
+        uid = matching(UID, owner.get("uid"), "uid of the owner") if is_owned else ""
+        version = (
+            matching(API_VERSION, owner.get("apiVersion"), "apiVersion of the owner") if is_owned else ""
+        )
+    except UnfitObject:
+        return None
+    key = JobKey(metadata["namespace"], metadata["name"], uid, kind, version, stated if is_owned else "")
+    first, second = names(key)
+    for name in (first, first.removesuffix(second.removeprefix(first))):
+        if name == stated or (name.startswith(f"{stated}-") and name[len(stated) + 1 :].isdecimal()):
+            return replace(key, name=name)
+    return None
 
 
 def without_status(found: KubernetesObject) -> KubernetesObject:
@@ -393,6 +482,10 @@ class SupervisionRecords:
 
     def checkpoints(self, changed: Callable[[], object]) -> CheckpointSource:
         return self._make_index(changed)
+
+
+def _described(size: RunSize, settings: Mapping[str, str]) -> dict[str, Any]:
+    return {"members": size.members, "nprocPerNode": size.nproc, "settings": dict(settings)}
 
 
 def here() -> Instant:

@@ -183,6 +183,29 @@ def test_pods_without_a_number_follow_those_that_give_one() -> None:
     assert adopted(silent, group=(speaking, silent)).members == 2
 
 
+@pytest.mark.parametrize("members", ["3", "2:3"])
+def test_one_annotated_pod_does_not_change_the_size_of_the_others(members: str) -> None:
+    job = made("batch/v1", "Job", "llama", {"parallelism": 4})
+    group = tuple(
+        pod(f"llama-{n}", job, {}, {"holdfast.dev/members": members} if n == 2 else {}) for n in range(4)
+    )
+    for each in group:
+        why = refused(each, job, group=group)
+        assert why.startswith(f"holdfast.dev/members is {members} on some pods of the job, but pod llama-")
+        assert why.endswith("lacks it, and the job would have 4 members without it")
+    assert adopted(group[2], job, group=group[2:3]).members == 3, "all pods of this group have it"
+
+
+@pytest.mark.parametrize(("parallelism", "command"), [(3, None), (4, 2)])
+def test_pods_without_the_annotation_follow_it_if_the_number_is_the_same_or_unclear_without_it(
+    parallelism: int, command: int | None
+) -> None:
+    job = made("batch/v1", "Job", "llama", {"parallelism": parallelism})
+    speaking = pod("a", job, {}, {"holdfast.dev/members": "3"}, members=command)
+    silent = pod("b", job, members=command)
+    assert [adopted(each, job, group=(speaking, silent)).members for each in (speaking, silent)] == [3, 3]
+
+
 def test_pods_with_different_numbers_of_ranks_are_refused() -> None:
     job = made("batch/v1", "Job", "llama", {"parallelism": 2})
     group = (pod("a", job, nproc=4), pod("b", job, nproc=8))

@@ -331,8 +331,8 @@ async def test_a_job_whose_resource_is_refused_gets_an_event_and_ends_with_its_p
     monkeypatch.setattr(supervised_job, "REFUSED_S", 0.0)
     async with place(tmp_path) as there:
         there.served.put("jobs", by := owner(completions=1))
+        await there.jobs.round.wait()  # these resources can be read, but not created
         there.served.broken["supervisions"] = code
-        there.supervisions.synced.set()  # these resources can be read, but not created
         there.add(member(0, by))
         await there.served.until(lambda: there.served.events)
         event = there.served.events[0]

@@ -16,6 +16,7 @@ from supervisor.cluster.pods import (
     PodBackend,
     PodMember,
     Reach,
+    first_start,
     member_name,
     read_pod,
     too_few_connected,
@@ -339,3 +340,11 @@ def test_the_members_of_all_jobs_together_show_whether_the_supervisor_is_cut_off
     reaches: list[Reach], expected: bool
 ) -> None:
     assert too_few_connected(reaches) is expected
+
+
+@pytest.mark.parametrize("pod", ["w-0", "w-0.12345678", "a.b-1", "w"])
+@pytest.mark.parametrize("uid", ["0123abcd-9", "12345678-0", "uid-pod-w"])
+def test_the_first_start_of_a_members_pod_follows_from_its_name(pod: str, uid: str) -> None:
+    first = member_name(pod, uid, 0)
+    for later in (first, member_name(pod, uid, 7), f"{first}-2", f"{member_name(pod, uid, 12)}-3"):
+        assert first_start(later) == first

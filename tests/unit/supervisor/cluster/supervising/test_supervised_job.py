@@ -15,7 +15,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from holdfast.fileio.storage_thread import StorageThread
-from holdfast.protocol.member_messages import StorageListing
+from holdfast.protocol.member_messages import MemberOrder, StorageListing
 from supervisor.cluster import pods, supervised_job, supervision
 from supervisor.cluster.job_membership import JobKey
 from supervisor.cluster.pods import PodGroup, PodMember, job_secret, member_name
@@ -641,7 +641,13 @@ async def test_the_connections_of_members_that_are_lost_and_gone_are_forgotten(t
         job, server = there.job.job, there.job._server
         assert job is not None
         members = set(server.connections)
+        orders = set(server._given)
         for number in range(50):
-            server.connection(f"w-0.{number}")
+            server.order(f"w-0.{number}", MemberOrder("idle", 1))
         there.look()
         assert set(server.connections) == members
+        assert set(server._given) == orders
+        server.order("w-0.3", MemberOrder("idle", 1))
+        again = server.connection("w-0.3").order
+        assert again is not None, "a member that comes back gets the order that it had before"
+        assert again.do == "idle"

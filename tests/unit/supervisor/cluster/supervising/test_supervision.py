@@ -18,6 +18,7 @@ from supervisor.cluster.supervision import (
     MAX_INCIDENT_BYTES,
     TAKE_OVER_TRIES,
     OwnerGone,
+    RunSize,
     SupervisionRecords,
     SupervisionResource,
     Takeover,
@@ -56,7 +57,7 @@ class Place:
 async def place(request_s: float = 10.0) -> AsyncIterator[Place]:
     served = ServedObjects()
     async with served.serving(request_s) as server:
-        yield Place(served, server, await supervision.ensure(server, KEY, 2, 4, SETTINGS))
+        yield Place(served, server, await supervision.ensure(server, KEY, RunSize(2, 4), SETTINGS))
 
 
 async def decide(records: SupervisionRecords, after: JobState) -> None:
@@ -92,14 +93,17 @@ async def test_a_job_gets_a_resource_that_its_owner_owns() -> None:
 
 async def test_the_resource_of_pods_without_an_owner_has_no_owner() -> None:
     async with place() as there:
-        made = await supervision.ensure(there.server, JobKey("team", "bare"), 2, 4, {})
+        made = await supervision.ensure(there.server, JobKey("team", "bare"), RunSize(2, 4), {})
         assert "ownerReferences" not in there.served.supervision(made.name)["metadata"]
 
 
-async def test_an_existing_resource_is_updated_and_keeps_what_users_wrote() -> None:
+async def test_an_existing_resource_describes_its_run_until_the_next_run_begins() -> None:
     async with place() as there:
         there.served.change(spec={"stop": "graceful"})
-        await supervision.ensure(there.server, KEY, 3, 8, {"grace": "9s"})
+        before = dict(there.served.supervision())
+        made = await supervision.ensure(there.server, KEY, RunSize(3, 8), {"grace": "9s"})
+        assert there.served.supervision() == before
+        await made.describe((await made.take_over(1)).spec, RunSize(3, 8), {"grace": "9s"})
         spec = there.served.supervision()["spec"]
         assert (spec["members"], spec["nprocPerNode"], spec["stop"]) == (3, 8, "graceful")
         assert spec["settings"] == {"grace": "9s"}, "a withdrawn setting must be gone"
@@ -114,10 +118,10 @@ async def test_an_existing_resource_is_updated_and_keeps_what_users_wrote() -> N
 )
 async def test_owners_of_different_kinds_with_one_name_have_two_resources(key: JobKey, name: str) -> None:
     async with place() as there:
-        made = await supervision.ensure(there.server, key, 2, 4, {})
+        made = await supervision.ensure(there.server, key, RunSize(2, 4), {})
         assert made.name == name
         assert supervision.names(key) == ("llama", name)
-        again = await supervision.ensure(there.server, key, 2, 4, {})
+        again = await supervision.ensure(there.server, key, RunSize(2, 4), {})
         assert again.name == name
         first, second = there.served.supervision(), there.served.supervision(name)
         for found, owner in ((first, KEY), (second, key)):
@@ -128,7 +132,7 @@ async def test_the_resource_of_a_deleted_owner_is_not_reused_by_the_next_owner_o
     async with place() as there:
         before = dict(there.served.supervision())
         with pytest.raises(OwnerGone, match=r"belongs to .* with the uid uid-1"):
-            await supervision.ensure(there.server, replace(KEY, uid="uid-2"), 9, 9, {})
+            await supervision.ensure(there.server, replace(KEY, uid="uid-2"), RunSize(9, 9), {})
         assert there.served.supervision() == before
 
 
@@ -137,7 +141,7 @@ async def test_two_names_that_belong_to_others_are_a_failure_that_is_retried() -
         taken = {"metadata": {"namespace": "team", "name": "llama-job"}, "spec": {"owner": {"kind": "Other"}}}
         there.served.put("supervisions", taken)
         with pytest.raises(OwnerGone, match="both names"):
-            await supervision.ensure(there.server, replace(KEY, kind="Job"), 2, 4, {})
+            await supervision.ensure(there.server, replace(KEY, kind="Job"), RunSize(2, 4), {})
 
 
 # -- taking it over
@@ -257,7 +261,7 @@ async def test_a_resource_that_another_supervisor_recreated_is_not_written() -> 
     async with place() as there:
         records = await there.records(40)
         there.served.remove("supervisions", "team", "llama")
-        other = await supervision.ensure(there.server, KEY, 2, 4, SETTINGS)
+        other = await supervision.ensure(there.server, KEY, RunSize(2, 4), SETTINGS)
         await other.take_over(3)
         with pytest.raises(Deposed):
             await decide(records, memory())
