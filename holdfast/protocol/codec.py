@@ -45,7 +45,7 @@ def encode(message: Any) -> bytes:
 
 
 def _fields_of(message: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass instance for the JSON encoder. Unlike `asdict`, this copies none."""
+    """Return the fields of a dataclass instance, whose values are not copied, for the JSON encoder."""
     return {name: getattr(message, name) for name in _names(typing.cast("Hashable", type(message)))}
 
 

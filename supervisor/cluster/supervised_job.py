@@ -69,6 +69,7 @@ DISMISSED = 143  # the exit code of a deleted pod, because a Kubernetes Job woul
 SUMMARY_S = 5.0  # between two writes of the summary into the resource while the phase does not change
 SPREAD = 0.2  # the fraction of `SUMMARY_S` by which that time varies at random
 SPACING_S = 0.5  # between two statuses while members connect one after another
+SPACING_OF_MEMBER_S = 0.002  # the same for each member of a large job, whose status takes 50 us for each
 CALM_S = 2.0  # between two rounds of a job without news; deadlines and news cause one earlier
 POLL_S = 1.0  # between two checks for pods of a new run
 # How long the mirror may still show a removed request to stop. A request that it shows later is a new one.
@@ -435,7 +436,7 @@ class SupervisedJob:
             await job.members_changed.wait()
             job.members_changed.clear()
             job.publish()
-            await asyncio.sleep(SPACING_S)
+            await asyncio.sleep(max(SPACING_S, SPACING_OF_MEMBER_S * len(job.existed)))
 
     def _note_published(self) -> None:
         """Have the summary written immediately if the phase has changed."""
@@ -467,7 +468,8 @@ class SupervisedJob:
     async def _write_summary(self, job: Job, records: SupervisionRecords) -> None:
         """Write the summary for users into the resource. Failures are only logged. Raises `Deposed`."""
         try:
-            await records.write(self._summary(job))
+            # In a thread, because the status of thousands of ranks takes a tenth of a second to encode.
+            await records.write(await asyncio.to_thread(self._summary, job))
         except Deposed:
             records.lead.depose()
             raise

@@ -49,6 +49,10 @@ log = logging.getLogger(__name__)
 LATE_NS = 500_000_000  # a wake-up that is later than this shows that this process was stopped
 BEAT_S = 0.5  # the longest sleep between decisions; short, so that a late wake-up measures such a stop
 LEAVE_S = 2.0  # the time limit for writing the last records of a run
+# A round takes some 50 us for each member. After a fault, each report of a large job requires another round.
+# The job therefore rests as long as a round takes: otherwise, no time would be left to read the reports.
+LARGE = 200  # members; below that, a round takes a few milliseconds
+REST_S = 50e-6  # for each member
 SLICE = 50  # members that receive their orders before other work may run: about 1 ms
 ROUNDS = 50  # most decisions in a row; more would mean that a decision has no effect and is repeated
 
@@ -121,8 +125,10 @@ class Job:
                 await asyncio.wait_for(self.wake.wait(), timeout_s)
             except asyncio.TimeoutError:
                 pass
-            self.wake.clear()
             late_ns = time.monotonic_ns() - due_ns
+            if len(self._sidecars) > LARGE:
+                await asyncio.sleep(len(self._sidecars) * REST_S)
+            self.wake.clear()
             if late_ns > LATE_NS:  # this process was stopped, and reports that arrived since then are unread
                 self.member_server.discount_own_pause(late_ns)
                 self.watch = observation.discount_pause(self.watch, late_ns)

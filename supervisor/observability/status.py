@@ -14,11 +14,12 @@ from holdfast.protocol.member_messages import MemberReport, RankProgress
 from supervisor.decision import closing, memory_needed, remedy, resume_point
 from supervisor.decision.remedy import WarmPoolProblem
 from supervisor.hangs import detection
+from supervisor.identity_cache import by_identity
 from supervisor.observability import incident_record as incidents
 from supervisor.observability.bookkeeping import Bookkeeping
 from supervisor.observability.ledger import Ledger
 from supervisor.view import reports
-from supervisor.view.model import ENDING_PHASES, UNREAD, Checkpoint, JobState, MemberView, Policy, View
+from supervisor.view.model import ENDING_PHASES, UNREAD, Checkpoint, Fault, JobState, MemberView, Policy, View
 from supervisor.view.stragglers import Straggler
 
 STALLED_STEPS = 3.0  # no rate is shown after this many usual step times without a step
@@ -243,10 +244,10 @@ def _rounded(share: float | None) -> float | None:
 def _member(member: MemberView, view: View) -> dict[str, Any]:
     report = member.report
     launcher = report.launcher if report else None
-    block = view.memory.placement
-    active = member.name in block and view.memory.phase != "forming"
-    first = block.index(member.name) * view.memory.nproc if active else 0
-    role = "active" if active else "standby" if block else "new"  # there is no standby before the first group
+    seats = view.memory.seats
+    active = member.name in seats and view.memory.phase != "forming"
+    first = seats[member.name] * view.memory.nproc if active else 0
+    role = "active" if active else "standby" if seats else "new"  # there is no standby before the first group
     if not member.exists or not member.connected:
         role = "lost" if report is not None or not member.exists else "new"
     if (
@@ -270,6 +271,7 @@ def _member(member: MemberView, view: View) -> dict[str, Any]:
     }
 
 
+@by_identity(1)
 def _unmade(view: View) -> dict[str, WarmPoolProblem]:
     """Return why each member has no warm processes, by member. Empty in phases that need none."""
     if view.memory.phase not in ("running", "securing"):
@@ -281,7 +283,12 @@ def _unmade(view: View) -> dict[str, WarmPoolProblem]:
 def _was_lost(name: str, memory: JobState) -> bool:
     """True if the member was lost before the run ended."""
     found = memory.incident.faults if memory.incident is not None else ()
-    return name in memory.lost or any((each.kind, each.member) == ("member_lost", name) for each in found)
+    return name in memory.lost or name in _members_lost(found)
+
+
+@by_identity(1)
+def _members_lost(found: tuple[Fault, ...]) -> frozenset[str]:
+    return frozenset(each.member for each in found if each.kind == "member_lost")
 
 
 def _ranks(view: View, slow: tuple[Straggler, ...]) -> list[dict[str, Any]]:

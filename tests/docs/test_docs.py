@@ -16,10 +16,12 @@ import pytest
 from holdfast import __version__
 from holdfast.protocol import environment
 from holdfast.protocol.drills import DRILLS
+from supervisor.admission.pod_layout import MAX_JOB_RANKS
 from supervisor.admission.settings import ANNOTATIONS
 from supervisor.cli import checkpoints, parser
 from supervisor.cli.commands import RunOptions
 from supervisor.cli.option_table import COMMANDS
+from supervisor.cluster.pod_facts import MAX_MEMBERS
 from supervisor.decision.transition import TRANSITIONS, mermaid
 from supervisor.fault_kinds import FAULT_KINDS
 from supervisor.observability import incident_record
@@ -229,3 +231,4 @@ def test_the_page_on_kubernetes_lists_each_annotation_with_what_it_accepts_and_m
         accepts = (value.accepts or value.expected) if value is not None else '"true" or "false"'
         expected[key] = f"{accepts} | {option.help}"
     assert found == expected
+    assert f"up to {MAX_MEMBERS:,} members and up to {MAX_JOB_RANKS:,} ranks in all" in page

@@ -13,13 +13,14 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from holdfast.protocol.member_messages import StateSource
 from supervisor.cluster import held_state
-from supervisor.cluster.held_state import PLAIN_BYTES, Instant, UnreadableState, moved
+from supervisor.cluster.held_state import MAX_SOURCES, PLAIN_BYTES, Instant, UnreadableState, moved
 from supervisor.observability.bookkeeping import Bookkeeping
 from supervisor.observability.ledger import Bucket, Ledger
 from supervisor.store.packed_json import MAX_BYTES
 from supervisor.store.recorded import recorded
-from supervisor.view.model import JobState, OpenIncident
+from supervisor.view.model import JobState, OpenIncident, ResumePoint
 from tests.simulation.cluster.scripts import cued
 from tests.unit.supervisor.job_views import S, fault, memory
 
@@ -154,6 +155,47 @@ def test_a_ledger_with_an_infinite_time_is_refused() -> None:
         found = held_state.decode(held_state.encode(JobState(1, 1), wrong, HERE), HERE)
         with pytest.raises(ValueError, match="ledger"):
             Bookkeeping(0, found.ledger)
+
+
+def resumed() -> JobState:
+    """Return a state whose incident resumed from other sources than a later request to save uses."""
+    sources = (StateSource("a", -1, 3, 7), StateSource("a", 0, 3, 7), StateSource("b", 1, 3, 7))
+    point = ResumePoint(7, 3, "slot", "", (*sources, StateSource("c", 1, 3, 7)), ("m1", "gone", "m0"))
+    incident = OpenIncident(3, 2, 90 * S, 91 * S, 7.5, resume=point)
+    peers = (StateSource("a", 0), StateSource("a", 1))
+    return memory(incident=incident, sources=sources, peers=peers)
+
+
+def test_the_sources_of_an_incident_can_differ_from_those_of_a_later_checkpoint() -> None:
+    assert held_state.decode(held_state.encode(resumed(), None, HERE), HERE).memory == resumed()
+
+
+def test_a_state_of_an_earlier_version_lists_its_sources_in_full() -> None:
+    content = json.loads(held_state.encode(resumed(), None, HERE))
+    content = {name: content[name] for name in ("at_ns", "wall_s", "clock", "ledger")}
+    text = json.dumps({**content, "format": 1, "memory": recorded(resumed())})
+    assert held_state.decode(text, HERE).memory == resumed()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("sources", None),
+        ("sources", [["a", 0, 1, 1]]),
+        ("peers", [["a", 0, 1, 1, True]]),
+        ("peers", [[0, 0, 1, 1, 1]]),
+        ("resumed", [["a", 0, 1, 1, 0]]),
+        ("sources", [["a", 0, 1, 1, MAX_SOURCES + 1]]),
+        ("sources", [["a", 0, 1, 1, MAX_SOURCES], ["a", 0, 1, 1, 1]]),
+        ("holders", [7]),
+        ("holders", [None]),
+        ("holders", 3),
+    ],
+)
+def test_sources_and_holders_that_no_supervisor_has_written_are_refused(name: str, value: object) -> None:
+    content = json.loads(held_state.encode(resumed(), None, HERE))
+    with pytest.raises(UnreadableState):
+        held_state.decode(json.dumps({**content, name: value}), HERE)
 
 
 # -- what is no state
