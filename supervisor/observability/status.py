@@ -19,7 +19,7 @@ from supervisor.observability.bookkeeping import Bookkeeping
 from supervisor.observability.ledger import Ledger
 from supervisor.view import reports
 from supervisor.view.model import ENDING_PHASES, UNREAD, Checkpoint, JobState, MemberView, Policy, View
-from supervisor.view.stragglers import Straggler
+from supervisor.view.slow_ranks import SlowRank
 
 STALLED_STEPS = 3.0  # no rate is shown after this many usual step times without a step
 
@@ -33,7 +33,7 @@ class StatusContext:
     supervisor_pid: int
     policy: Policy = field(default_factory=Policy)  # the limits by which a group without steps is judged
     last_incident: Mapping[str, Any] | None = None
-    stragglers: tuple[Straggler, ...] = ()
+    slow_ranks: tuple[SlowRank, ...] = ()
     lag: tuple[float, float] = (0.0, 0.0)  # maximum and p99 lag of the supervisor's event loop, in seconds
     journal_error: str = ""  # why the last decision is not on disk
     volume_error: str = ""  # why the members' memory volume cannot be used
@@ -54,7 +54,7 @@ def build(view: View, accounts: Bookkeeping, context: StatusContext) -> dict[str
         ],
         **_times(accounts.ledger, int((stall["no_step_s"] or 0.0) * 1e9)),
         "members": [_member(each, view) for each in view.members],
-        "ranks": _ranks(view, context.stragglers),
+        "ranks": _ranks(view, context.slow_ranks),
         **_incidents(view.memory, context.last_incident),
         **_saved_state(view),
         "exit_code": view.memory.exit_code,
@@ -284,7 +284,7 @@ def _was_lost(name: str, memory: JobState) -> bool:
     return name in memory.lost or any((each.kind, each.member) == ("member_lost", name) for each in found)
 
 
-def _ranks(view: View, slow: tuple[Straggler, ...]) -> list[dict[str, Any]]:
+def _ranks(view: View, slow: tuple[SlowRank, ...]) -> list[dict[str, Any]]:
     found, slow_by_rank = [], {each.rank: each for each in slow}
     for member in view.members:
         report = member.report
@@ -300,7 +300,7 @@ def _ranks(view: View, slow: tuple[Straggler, ...]) -> list[dict[str, Any]]:
 
 
 def _rank(
-    report: MemberReport, rank: RankState, at: RankProgress | None, slow: Straggler | None
+    report: MemberReport, rank: RankState, at: RankProgress | None, slow: SlowRank | None
 ) -> dict[str, Any]:
     return {
         "rank": rank.rank,
