@@ -15,12 +15,11 @@ from holdfast.protocol.progress import PhaseKind, meaning_of
 from supervisor.hangs import deadlock, evidence, group_reports, hung_rank, sentences, stall_limits
 from supervisor.hangs.verdict import StallVerdict, hang_fault
 from supervisor.view import reports, uneven_steps
-from supervisor.view.model import Fault, LateRank, Policy, RankAtRest, View
+from supervisor.view.model import SECOND_NS, Fault, LateRank, Policy, RankAtRest, View
 
 SIDE_S = 0.3  # how long to wait for the other ranks' inspections, which have begun
 STOPPED_S = 1.0  # how long to wait if a stopped rank is not late, because no inspection has begun yet
 LEFT_S = 5.0  # how long ranks that are not late must have waited for a rank that has exited
-_S = 1_000_000_000
 
 
 def certain(view: View, named: LateRank, why: str) -> StallVerdict:
@@ -35,7 +34,7 @@ def certain(view: View, named: LateRank, why: str) -> StallVerdict:
     act_ns = view.now_ns
     if not group_reports.are_all_inspected(view):
         late_s = group_reports.longest_limit_s(group_reports.stalls(view))
-        act_ns = view.watch.since_ns + int((late_s + SIDE_S) * _S)
+        act_ns = view.watch.since_ns + int((late_s + SIDE_S) * SECOND_NS)
     return StallVerdict(detail, named.rank, place, "", 0.0, act_ns, None, fault)
 
 
@@ -48,7 +47,7 @@ def stopped(view: View, ranks: frozenset[int]) -> StallVerdict:
     found = certain(view, named, f"it is stopped (state T){where}")
     if group_reports.are_all_inspected(view):
         return found
-    return replace(found, act_ns=max(view.now_ns, named.since_ns + int(STOPPED_S * _S)))
+    return replace(found, act_ns=max(view.now_ns, named.since_ns + int(STOPPED_S * SECOND_NS)))
 
 
 def exceeded(view: View, over: list[RankStall]) -> StallVerdict:
@@ -88,7 +87,9 @@ def abandoned(view: View) -> StallVerdict | None:
     if not all(each.role == evidence.WAITS and hung_rank.is_meeting_point(each.at) for each in here.values()):
         return None
     still_ns = max(max(each.since_ns, each.worked_ns) for each in here.values())
-    return replace(partner_left(view, left[0], list(here.values())), act_ns=still_ns + int(LEFT_S * _S))
+    return replace(
+        partner_left(view, left[0], list(here.values())), act_ns=still_ns + int(LEFT_S * SECOND_NS)
+    )
 
 
 def partner_left(view: View, gone: RankState, waiting: list[LateRank]) -> StallVerdict:
@@ -122,7 +123,7 @@ def deadlocked(view: View, policy: Policy, resting: tuple[RankAtRest, ...]) -> S
     limit_s = policy.stall_limit_s * stall_limits.doublings(len(past))
     source = stall_limits.source(len(past), is_learned=False, is_extended=False)
     detail = f"{why}; the limit for that is {limit_s:.0f} s{source}"
-    act_ns, warn_ns = (view.watch.since_ns + int(part * limit_s * _S) for part in (1.0, 0.5))
+    act_ns, warn_ns = (view.watch.since_ns + int(part * limit_s * SECOND_NS) for part in (1.0, 0.5))
     return StallVerdict(why, -1, place, "", limit_s, act_ns, warn_ns, replace(fault, detail=detail))
 
 

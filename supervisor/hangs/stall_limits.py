@@ -9,7 +9,7 @@ from __future__ import annotations
 from supervisor.hangs import evidence, group_reports, hung_rank, sentences
 from supervisor.hangs.verdict import APART, UNBEGUN, StallVerdict, hang_fault
 from supervisor.view import reports
-from supervisor.view.model import LateRank, PastFault, Policy, View
+from supervisor.view.model import SECOND_NS, LateRank, PastFault, Policy, View
 
 BUSY_FACTOR = 3  # applied to the limit of a rank that computes without visible progress
 MOST_FACTOR = 10  # the most by which signs of work can extend a limit
@@ -17,7 +17,6 @@ LEARNED_FACTOR = 3  # applied to the longest stall of the same kind that ended w
 TWICE_S = 6.0  # the longest time between two inspections, and the longest wait for a second one
 PAUSE_SLACK_S = 1.0  # the limit of a pause may equal a process group's timeout: both default to 30 min
 _MOST_DOUBLINGS = 10
-_S = 1_000_000_000
 
 
 def limited(view: View, policy: Policy, holding: list[LateRank]) -> StallVerdict:
@@ -48,9 +47,9 @@ def limited(view: View, policy: Policy, holding: list[LateRank]) -> StallVerdict
     times = sum(_is_same(past, place, named.step) for past in view.memory.history)
     limit_s *= doublings(times)
     why = sentences.describe_standstill(view, named, len(holding) > 1 and named.rank < 0)
-    act_ns = since_ns + int(limit_s * _S)
+    act_ns = since_ns + int(limit_s * SECOND_NS)
     if any(each.looks < 2 for each in holding):  # a previous supervisor may have seen the rank work
-        act_ns = max(act_ns, view.memory.since_ns + int((TWICE_S + policy.look_s) * _S))
+        act_ns = max(act_ns, view.memory.since_ns + int((TWICE_S + policy.look_s) * SECOND_NS))
     detail = f"{why}; the limit for that is {limit_s:.0f} s{source(times, bool(learned), limit_s > limit)}"
     work = named.work or evidence.UNKNOWN
     at = place or sentences.name_activity(view, named.rank, named.phase)
@@ -65,7 +64,7 @@ def limited(view: View, policy: Policy, holding: list[LateRank]) -> StallVerdict
         work,
         limit_s,
         act_ns,
-        since_ns + int(warn_s * _S),
+        since_ns + int(warn_s * SECOND_NS),
         fault,
     )
 
@@ -87,12 +86,14 @@ def unlimited(view: View, policy: Policy, only: LateRank) -> StallVerdict:
     why = f"rank {only.rank} has been {doing} since step {only.step}; {unaffected}"
     warn_s = policy.stall_limit_s if only.begun else policy.first_step_s / 2
     place = UNBEGUN if not only.begun else APART if several else group_reports.place(view, only)
-    return StallVerdict(why, only.rank, place, only.work, warn_ns=view.watch.since_ns + int(warn_s * _S))
+    return StallVerdict(
+        why, only.rank, place, only.work, warn_ns=view.watch.since_ns + int(warn_s * SECOND_NS)
+    )
 
 
 def are_apart(view: View, policy: Policy) -> bool:
     """True if recent inspections of all live ranks showed that none of them waits for another rank."""
-    oldest_ns = view.now_ns - int((TWICE_S + policy.look_s) * _S)
+    oldest_ns = view.now_ns - int((TWICE_S + policy.look_s) * SECOND_NS)
     apart = {each.rank for each in view.watch.ranks if each.apart and each.apart_ns > oldest_ns}
     return set(group_reports.phases(view)) <= apart
 

@@ -20,6 +20,7 @@ from holdfast.protocol.launcher_messages import COLLECTIVE, RankState
 from holdfast.protocol.member_messages import HeldSnapshot, RankProgress, UncommittedWork
 from supervisor.view import failed_start, members, reports
 from supervisor.view.model import (
+    SECOND_NS,
     CutOffWork,
     Fault,
     JobState,
@@ -35,7 +36,6 @@ LONG_S = 0.25  # shorter tails do not count: a load spike can stretch microsecon
 USUAL_FACTOR = 5.0  # times the median duration
 MAX_PAUSE_WAIT_S = 600.0  # the longest wait for a declared pause, even if its own limit is higher
 _MAX_LISTED = 3  # the places of cut-off work that one line lists
-_S = 1_000_000_000
 
 
 def wait_for_survivors(view: View, policy: Policy) -> Wait | None:
@@ -51,7 +51,8 @@ def wait_for_survivors(view: View, policy: Policy) -> Wait | None:
     limits_s |= dict.fromkeys(_ending_by_exception(view, policy), policy.unwind_s)
     most_s = policy.grace_s if view.memory.stop else MAX_PAUSE_WAIT_S
     deadlines = {
-        rank: view.memory.since_ns + int(min(limit_s, most_s) * _S) for rank, limit_s in limits_s.items()
+        rank: view.memory.since_ns + int(min(limit_s, most_s) * SECOND_NS)
+        for rank, limit_s in limits_s.items()
     }
     pending = {rank: at_ns for rank, at_ns in deadlines.items() if at_ns > view.now_ns}
     if not pending:

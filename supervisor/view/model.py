@@ -21,6 +21,8 @@ from holdfast.protocol.lineage import Lineage
 from holdfast.protocol.member_messages import MemberReport, StateSource
 from supervisor.fault_kinds import FaultName
 
+SECOND_NS = 1_000_000_000
+
 JobPhase: TypeAlias = Literal["forming", "running", "looking", "securing", "saving", "stopping", "ended"]
 # The phases of a job and the text that users see. The journal, status and metrics contain the names.
 PHASES: Mapping[str, str] = MappingProxyType(
