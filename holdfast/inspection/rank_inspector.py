@@ -155,7 +155,7 @@ def _inspect_rank(number: int, target: InspectedRank, asked: int) -> RankInspect
         stirs=rest.stirs,
         mark=rest.mark,
         ends=rest.ends,
-        meets_unseen=process_stats.meets_unseen(target.pid),
+        meets_unseen=process_stats.may_wait_unseen(target.pid),
     )
 
 

@@ -25,7 +25,7 @@ TURN_S = 30.0  # the limit on the wait for a killed process, whose resources the
 _OPEN_BY_CUDA = "nvidia-uvm"  # a device file that CUDA opens and NVML does not
 
 
-def share(given: Mapping[str, str], rank: int, local_rank: int, nproc: int) -> str:
+def visible_devices(given: Mapping[str, str], rank: int, local_rank: int, nproc: int) -> str:
     """Return CUDA_VISIBLE_DEVICES for the member of `rank`; "" if there are no GPUs to share, or too few.
 
     `given` is the launcher's environment. The member with ranks 0 to `nproc` - 1 receives the first GPUs, the

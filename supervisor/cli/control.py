@@ -82,7 +82,7 @@ def send_request(run: RunDir, what: str, body: dict[str, object], *, repeat: boo
     `BadInput` if the run is not running, or if its supervisor refuses the request or does not respond.
     """
     deadline = time.monotonic() + PATIENCE_S
-    while run.is_in_use():
+    while run.check_in_use():
         api = api_of(run)
         why = "its address is not known yet"
         if api is not None:
@@ -127,7 +127,7 @@ def _wait_for_end(run: RunRecords, show: Callable[[str], object]) -> bool:
     """
     deadline = time.monotonic() + STOP_S
     before = ""
-    while run.is_in_use():
+    while run.check_in_use():
         status = run.status() or {}
         phase = str(status.get("phase", ""))
         words = frame.phase(status)
