@@ -121,14 +121,14 @@ def deadlocked(view: View, policy: Policy, resting: tuple[RankAtRest, ...]) -> S
     if policy.hang_floor_s > 0 or not any(each.step == step for each in past):
         return StallVerdict(why, -1, place, "", 0.0, view.now_ns, None, fault)
     limit_s = policy.stall_limit_s * stall_limits.doublings(len(past))
-    source = stall_limits.source(len(past), is_learned=False, is_extended=False)
-    detail = f"{why}; the limit for that is {limit_s:.0f} s{source}"
+    limit = stall_limits.describe_limit(limit_s, len(past), is_learned=False, is_extended=False)
+    detail = f"{why}; {limit}"
     act_ns, warn_ns = (view.watch.since_ns + int(part * limit_s * SECOND_NS) for part in (1.0, 0.5))
     return StallVerdict(why, -1, place, "", limit_s, act_ns, warn_ns, replace(fault, detail=detail))
 
 
 def is_repeated(view: View, named: LateRank) -> bool:
-    """True if the group was already restarted for a hang at this place and step, so that a limit applies."""
+    """True if the group was already restarted for a hang at the same place and step, so a limit applies."""
     place = group_reports.place(view, named)
     return any(
         past.kind == "hang" and past.place == place and past.step == named.step

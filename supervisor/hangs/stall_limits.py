@@ -50,7 +50,7 @@ def limited(view: View, policy: Policy, holding: list[LateRank]) -> StallVerdict
     act_ns = since_ns + int(limit_s * SECOND_NS)
     if any(each.looks < 2 for each in holding):  # a previous supervisor may have seen the rank work
         act_ns = max(act_ns, view.memory.since_ns + int((TWICE_S + policy.look_s) * SECOND_NS))
-    detail = f"{why}; the limit for that is {limit_s:.0f} s{source(times, bool(learned), limit_s > limit)}"
+    detail = f"{why}; {describe_limit(limit_s, times, bool(learned), limit_s > limit)}"
     work = named.work or evidence.UNKNOWN
     at = place or sentences.name_activity(view, named.rank, named.phase)
     fault = hang_fault(view, named, detail, f"stall at {at}", work)
@@ -113,13 +113,15 @@ def doublings(times: int) -> int:
     return int(2 ** min(times, _MOST_DOUBLINGS))
 
 
-def source(times: int, is_learned: bool, is_extended: bool) -> str:
-    """Return a clause with the reason for a limit; "" for the usual limit."""
+def describe_limit(limit_s: float, times: int, is_learned: bool, is_extended: bool) -> str:
+    """Return a clause with a limit and the reason for it. The usual limit needs no reason."""
     if times:
-        return ", more than before: a restart at this place did not help"
+        return f"the limit is now {limit_s:.0f} s, because a restart here did not help"
     if is_learned:
-        return ", learned from stalls that ended without a restart"
-    return ", extended because it shows signs of work" if is_extended else ""
+        return f"the limit is {limit_s:.0f} s, learned from stalls that ended without a restart"
+    return (
+        f"the limit is {limit_s:.0f} s{', extended because there are signs of work' if is_extended else ''}"
+    )
 
 
 def signature(view: View, named: LateRank) -> str:
@@ -138,7 +140,7 @@ def _apart_until_ns(view: View) -> int:
 
 
 def _is_same(past: PastFault, place: str, step: int) -> bool:
-    """True if `past` may have been the same stall: at this place or step, or at an unknown place.
+    """True if `past` may have been the same stall: at the same place or step, or at an unknown place.
 
     After a restart, the script repeats the work that was cut off. The next inspection may then find the work
     in another function.
