@@ -85,7 +85,7 @@ class SampleSeries:
             self._thin(bisect_right(self.samples, (cut, float("inf"))))
 
     def _thin(self, settled: int) -> None:
-        """Drop the middle of three consecutive equal readings, once no late sample can fall between them."""
+        """Drop the middle of three identical readings in a row, once no late sample can fall between them."""
         kept: list[TimedValue] = []
         for sample in self.samples[:settled]:
             if len(kept) > 1 and kept[-2][1] == kept[-1][1] == sample[1]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from nodeagent.model import MAX_TEXT, VERDICT_XID, Observation, gpu_entity, normalized_pci
 from nodeagent.policy.nvlink import NVLINK4_XID, NVLINK5_XIDS
 
-CLEARED = "cleared"  # events of this check end every finding of an entity
+CLEARED = "cleared"  # events of this check clear every finding of an entity
 MAX_DETAIL_WORDS = 8  # the driver prints four to six
 
 # "RLW_REMAP Nonfatal XC0 i0 Link 02 (0x00000004 0x00000001 ...)", in columns: more than one space may

@@ -45,7 +45,7 @@ class Report:
     findings: tuple[NodeFinding, ...] = ()  # worst first
     clean_s: float = 0.0  # time without an unhealthy finding; 0 while there is one
     quiet_s: float = 0.0  # time without any finding
-    calmed_s: float = math.inf  # time since the last unhealthy finding ended; inf if none is known
+    calmed_s: float = math.inf  # time since the last unhealthy finding cleared; inf if none is known
     boot_id: str = ""
     agent: str = ""  # the version of the agent and its tables
     blind: tuple[str, ...] = ()  # sensors that currently cannot measure
