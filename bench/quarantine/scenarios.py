@@ -212,7 +212,7 @@ class NodeEvents:
         self._lose(node, self.chance.uniform(0.5, 1.5) * fault.lasts_s)
 
     def _maintenance(self, fault: FaultRate, node: Node) -> None:
-        """Have an operator cordon the node and cause a true report, on which the decision must not act."""
+        """Have an operator cordon the node, and cause a true report. The decision must not act on it."""
         if node.standing.cordoned:
             return
         key = self._truth(fault, node)

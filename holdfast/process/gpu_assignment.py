@@ -54,7 +54,7 @@ def await_turn(visible: str, local_rank: int, turns: Path) -> bool:
     """Make the devices `visible` to this process, and wait until the previous user of its device has ended.
 
     `turns` is a folder that all ranks of the machine share. Returns False if the previous user has not ended
-    within `TURN_S`. The driver may never release that process, in which case CUDA will report the problem.
+    within `TURN_S`. If the driver never releases that process, CUDA will report the problem.
     """
     os.environ[VISIBLE] = visible
     name = visible.split(",")[local_rank].strip().replace("/", "_")

@@ -170,7 +170,7 @@ def _object_reader(kind: Any) -> Callable[..., Any]:
 
 
 def is_seconds(name: str, hint: Any) -> bool:
-    """Return True if a field is a time in seconds, to which `MAX_SECONDS` applies."""
+    """Return True if a field is a time in seconds, so that `MAX_SECONDS` applies to it."""
     return hint is float and (name == "seconds" or name.endswith("_s"))
 
 

@@ -137,8 +137,8 @@ class RankInspection:
     io_bytes: int = 0  # the bytes that the process and its descendants read and wrote
     calls: tuple[
         str, ...
-        # How the threads wait, without duplicates. The main thread's wait comes first, followed by the waits
-        # of the other Python threads and of the native threads.
+        # How the threads wait, without duplicates. The main thread's wait comes first, followed by those of
+        # the other Python threads and the native threads.
     ] = ()
     children: int = 0  # the number of descendants that compute, read, write, or wait with a timeout
     children_cpu_s: float = 0.0
@@ -148,7 +148,9 @@ class RankInspection:
     # How long the rank will wait, unless a peer sends it bytes; 0 if other events might wake it.
     rests_s: float = 0.0
     stirs: str = ""  # why `rests_s` is 0, such as "thread x waits in: poll"
-    mark: int = 0  # equal in two inspections if no thread ran and no byte was sent or received between them
+    mark: int = (
+        0  # the same in two inspections if no thread ran and no byte was sent or received between them
+    )
     # A checksum of the connections on which its collectives wait
     # (`holdfast.inspection.blocked_ranks.sum_of`).
     ends: int = 0

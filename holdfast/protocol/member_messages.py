@@ -112,7 +112,7 @@ class HeldChecksum:
 
     generation: int
     step: int
-    total_bytes: int  # only states of equal size can be compared, because their document may be padded
+    total_bytes: int  # only states of the same size can be compared, because their document may be padded
     crc: int
 
 
@@ -302,7 +302,7 @@ class MemberOrder:
     # For "idle": the size of the snapshot that the member may have to fetch, so that it can make room early.
     room_bytes: int = 0
     lineage: tuple[Lineage, ...] = ()  # distinguishes valid from void checkpoints
-    # The last step at which the replicas are known to have been equal; 0 if none yet, -1 for a single
+    # The last step at which the replicas are known to have matched; 0 if none yet, -1 for a single
     # replica.
     proven: int = -1
     epoch: int = 0  # the epoch of the sender; a supervisor with a higher epoch replaces it

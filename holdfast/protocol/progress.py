@@ -9,7 +9,7 @@ writer makes the counter even again.
 The page is little-endian and aligned, so that each counter is updated by a single store. The counter alone
 does not reveal a write that begins and ends while a reader copies the page. It is also insufficient on
 machines such as arm64 where, unlike on x86, the stores of one thread may become visible out of order. A
-reader therefore makes two copies and accepts them only if they are equal.
+reader therefore makes two copies and accepts them only if they match.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ RUN/                         the run's folder: one for each local run, one for e
     drilled                  the newest drill that the sidecar has carried out
     import/holdfast          the same link as above
     arena/
-      records                which slot has which snapshot
+      records                which slot holds which snapshot
       slot-N.safetensors     a snapshot
       private-RANK.bin       the private states of a rank of this member
       kept-RANK.bin          the private states of a rank of the previous member in the ring

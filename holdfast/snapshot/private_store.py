@@ -279,7 +279,7 @@ class PrivateStore(PrivateReader):
         return held.step != new, held.step in pinned, held.generation, held.step
 
     def _rebuild(self, shape: _Shape, copied: bool) -> None:
-        """Atomically replace the file with one of `shape`. If `copied`, the new file has the old entries."""
+        """Atomically replace the file with one of `shape`. If `copied`, the new one holds the old entries."""
         entries = list(self._entries()) if copied else []
         # Copy the oldest entries first, so that the newest of several entries for one place is kept.
         entries.sort(key=lambda entry: (entry[0].generation, entry[0].step))

@@ -5,7 +5,7 @@ copy, a script may have swapped in averaged weights for an evaluation, merged ad
 temporarily (SAM), all without calling Holdfast. So each commit takes a footprint of the state, which costs a
 few microseconds, and the footprint is compared with the state before and after each copy. It consists of:
 
-- the version counters of all parameters and of the tensors in the optimizers' states;
+- the version counters of all parameters and all tensors in the optimizers' states;
 - the addresses of some of these tensors, and a few words of their content;
 - the options of the optimizers;
 - the state_dict of other objects.

@@ -109,7 +109,7 @@ def _read_file(path: str) -> tuple[SourceFile, bytes] | None:
         return None
     try:
         with open(path, "rb") as opened:
-            # Read the time first, so that a write during the read of the content is noticed.
+            # Read the time first, so that a write while the content is being read is noticed.
             mtime_ns = os.fstat(opened.fileno()).st_mtime_ns
             text = opened.read(MAX_SOURCE_BYTES + 1)
     except OSError:

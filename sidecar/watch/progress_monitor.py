@@ -313,7 +313,7 @@ def _uncommitted_work(watched: MonitoredRank, found: Progress, now_ns: int) -> U
 
 
 def _tail(watched: MonitoredRank, found: Progress, now_ns: int) -> tuple[float, float, float]:
-    """Return three durations: of the current tail, of a usual tail, and the time left in a pause."""
+    """Return the duration of the current tail, that of a usual tail, and the time left in a pause."""
     began_ns = pages.tail_began_ns(found)
     if not began_ns or watched.memory is None:
         return 0.0, 0.0, 0.0

@@ -1,4 +1,4 @@
-"""Define all commands' options in one table, from which parser, messages and help are derived. Pure."""
+"""Define all commands' options in one table. Parser, messages and help are derived from it. Pure."""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ def _names_missed(memory: JobState) -> bool:
     return bool(memory.missed) and (memory.exit_code == exit_codes.INTERRUPTED or memory.end is not None)
 
 
-# -- stops, and ends that were not requested
+# -- requested stops, and other ends
 
 
 def save_and_end(view: View, found: tuple[Fault, ...]) -> Save | Wait | End:

@@ -73,7 +73,7 @@ class Ledger:
         self._activity = _allowed(activity)
         self._settled = dict.fromkeys(Bucket, 0)
         self._pending: list[_Trained] = []
-        self._pending_ns = self._tail_ns = 0  # pending time of completed steps, and of the step in progress
+        self._pending_ns = self._tail_ns = 0  # pending time: completed steps, step in progress
         self._secured_step: int | None = None
         self._hour, self._day = Window(60 * SECOND_NS, 60), Window(900 * SECOND_NS, 96)
 

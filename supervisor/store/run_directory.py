@@ -215,7 +215,7 @@ def find_living(path: Path | None, directory: Path, command: str) -> RunDir:
 
 
 def _runs(runs: Path) -> list[Path]:
-    """Return the directories of the runs in `runs`, and of the latest one even if it is elsewhere."""
+    """Return the directories of the runs in `runs`, and that of the latest run even if it is elsewhere."""
     try:
         found = {each.resolve() for each in runs.iterdir() if _is_readable_run(each)}
     except OSError:

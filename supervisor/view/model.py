@@ -245,7 +245,7 @@ class JobState:
     saved: int = -1  # the newest step that is not void and was on storage
     held: int = -1  # the newest step that the group has passed and whose snapshot a member held
     reached: int = -1  # the most steps that any rank of the current generation has completed; -1: unknown
-    equal: tuple[int, ...] = ()  # the last steps at which the replicas were equal on all members
+    equal: tuple[int, ...] = ()  # the last steps at which the replicas matched on all members
     void: tuple[VoidStep, ...] = ()  # oldest first
     unbegun: PendingStart | None = None  # set until the current generation completes a step
     finished: bool = False  # the script ran to its end, and the state to save is its last one

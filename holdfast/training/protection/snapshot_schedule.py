@@ -1,7 +1,7 @@
 """Decide when this rank copies the replicated state into its member's arena, and which copies are kept.
 
 The first rank of each member makes the copies: one soon after the start, and then one in each interval. By
-default, the interval is derived from the durations of a copy and of a step. A copy from a device takes
+default, the interval is derived from how long a copy and a step take. A copy from a device takes
 several steps to complete. If the script changes a state after its commit, the copy is made again (`amend`) or
 discarded (`void`).
 
@@ -96,7 +96,7 @@ class SnapshotSchedule:
         self._share = 1.0  # the share of the state that is not frozen
         self._whole = True  # whether the copies skipped no tensor
         self._read = 1.0  # the share of the state that the copies read
-        self.copy_s = 0.0  # an upper bound for the duration of a copy, from which limits are derived
+        self.copy_s = 0.0  # an upper bound for the duration of a copy; limits are derived from it
 
     @property
     def takes_none(self) -> bool:
@@ -175,7 +175,7 @@ class SnapshotSchedule:
             self.copy(step)
 
     def _meet_slots(self, state_bytes: int) -> None:
-        """Map the slots' pages into this process ahead of the first copy, for which a recovery may wait."""
+        """Map the slots' pages into this process early, because a recovery may wait for the first copy."""
         if self._rank.local_rank or self._device.queues:  # with a device, pinning the slots maps them
             return
         if self.copying.acquire(blocking=False):
