@@ -41,7 +41,7 @@ class JobProgress:
     base: int = 0  # the step that the generation resumed from
     base_generation: int = 0
     begun_ns: int = 0
-    failed_step: int = -1  # the step at which a rank has failed; -1: none has
+    failed_step: int = -1  # the step when a rank failed; -1: none has
 
     def step(self, now_ns: int) -> int:
         if self.failed_step >= 0:
@@ -109,7 +109,7 @@ class SimulatedMember:
 
     @property
     def clock_ns(self) -> int:
-        """The nanoseconds by which the clock of this member's host is ahead of the bench's clock."""
+        """How far the clock of this member's host is ahead of the bench's clock, in nanoseconds."""
         return (self.number * 64 + self.index + 1) * 977 * S
 
     @property

@@ -198,7 +198,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         "soak", __doc__ or "", "a long run without faults: python -m bench soak --steps 100000 --quiet-faults"
     )
     add = parser.add_argument
-    add("--minutes", type=float, default=10.0, help="approximate time for which faults are injected")
+    add("--minutes", type=float, default=10.0, help="approximately how long to inject faults")
     add("--steps", type=int, default=0, metavar="N", help="optimizer steps; 0: as many as fit into --minutes")
     add("--trainer", choices=("gpt", "vision"), default="gpt", help="trainer to run, with --tiny")
     add("--model", type=shlex.split, default=[], metavar="ARGS", help="additional arguments for the trainer")

@@ -32,7 +32,7 @@ from holdfast.inspection.python_stacks import Frame, Thread
 from holdfast.inspection.tcp_sockets import Connection
 from holdfast.process import clock
 
-FOREVER_S = 1e9  # the result for a rank in which no wait has a time limit
+FOREVER_S = 1e9  # the result for a rank without a time limit on any of its waits
 MAX_ENDS = 8192  # a rank with more connections does not count as at rest
 MAX_FILES = 8192
 _LOOP = "gloo_tcp_loop"
@@ -210,7 +210,7 @@ def _rests_s(pid: int, tid: int, name: str) -> float:
 
 
 def _waits_in(pid: int, tid: int) -> int:
-    """Return the descriptor on which one of gloo's loops waits.
+    """Return the descriptor that one of gloo's loops waits on.
 
     Raises `_NotAtRest` if the loop was running at every attempt.
     """

@@ -174,7 +174,7 @@ def call_of(pid: int, tid: int) -> str:
 
 
 def queue_of(pid: int, tid: int) -> str:
-    """Return the kernel function in which a thread of `pid` sleeps; "" or "0" if it is not shown."""
+    """Return the kernel function where a thread of `pid` sleeps; "" or "0" if it is not shown."""
     return _read(f"/proc/{pid}/task/{tid}/wchan").strip()
 
 

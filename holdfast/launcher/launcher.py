@@ -90,7 +90,7 @@ class Launcher:
         # True while the launcher, after a signal to end, waits for the supervisor's order to stop.
         self._is_leaving = False
         self._end_s = 0.0  # when all remaining processes will be killed
-        self._asked_to_end: set[int] = set()  # left-behind processes to which SIGTERM has been sent
+        self._asked_to_end: set[int] = set()  # left-behind processes that have been sent SIGTERM
         self._background: BackgroundProcesses | None = None  # processes left by ranks that succeeded
         self._is_turn_planned = False  # whether a check is scheduled for processes that have not ended yet
         self.epoch = 0  # the epoch of the newest supervisor whose order this launcher has carried out

@@ -20,7 +20,7 @@ from holdfast.protocol import environment
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 # Torch's first check for GPUs calls CUDA unless this variable makes it query NVML.
 WITHOUT_CUDA = ("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-TURN_PREFIX = "device-"  # the prefix of the files in which processes record that they use a device
+TURN_PREFIX = "device-"  # the prefix of the files that processes use to record which device they use
 TURN_S = 30.0  # the limit on the wait for a killed process, whose resources the driver must free first
 _OPEN_BY_CUDA = "nvidia-uvm"  # a device file that CUDA opens and NVML does not
 

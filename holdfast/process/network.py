@@ -115,7 +115,7 @@ class Door:
         self._idle_s = idle_s
         self._idle: dict[asyncio.Protocol, float] = {}  # when each connection became idle, oldest first
         self._trusted: set[asyncio.Protocol] = set()
-        self._busy: set[asyncio.Protocol] = set()  # connections on which a request is being answered
+        self._busy: set[asyncio.Protocol] = set()  # connections with a request that is being answered
 
     def guarded(self, make: Callable[[], P]) -> Callable[[], P]:
         """Return a protocol factory for `create_server` that calls `make` and watches each connection."""

@@ -39,7 +39,7 @@ class InvalidMessage(ValueError):
 def encode(message: Any) -> bytes:
     """Return one JSON line, newline included, for a dataclass instance.
 
-    Fields appear in the order in which the class defines them, so equal messages have equal encodings.
+    Fields appear in the order of their definition, so equal messages have equal encodings.
     """
     return json.dumps(dataclasses.asdict(message), separators=(",", ":")).encode() + b"\n"
 

@@ -1,4 +1,4 @@
-"""Define the environment variables through which processes configure the processes that they start.
+"""Define the environment variables that processes use to configure the processes that they start.
 
 These are the `HOLDFAST_*` variables, and torchrun's variables for a rank. Each `HOLDFAST_*` variable is
 defined here, and all other code uses the constant for its name.
@@ -61,7 +61,7 @@ BIND = _variable(
     "HOLDFAST_BIND",
     set_by="the user, or the system that starts launchers on several machines",
     read_by="the launcher",
-    meaning="the address on which the launcher reserves a port for rank 0's rendezvous; 127.0.0.1 by default",
+    meaning="the address where the launcher reserves a port for rank 0's rendezvous; 127.0.0.1 by default",
     for_users=True,
 )
 

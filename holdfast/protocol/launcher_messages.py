@@ -69,14 +69,14 @@ class BadNumber:
     loss: str  # as text, because JSON has no NaN
     position: int
     at_ns: int
-    why: str = ""  # for a jump: the values with which the loss was compared
+    why: str = ""  # for a jump: what the loss was compared with
 
 
 @dataclass(frozen=True, slots=True)
 class StartTimes:
     """When a rank passed the stages of its start, on CLOCK_MONOTONIC; 0 for stages that are still to come.
 
-    `goal` is the number of steps at which its loop ends, or 0 if it is not known yet.
+    `goal` is how many steps are done when its loop ends, or 0 if it is not known yet.
     """
 
     started_ns: int = 0
@@ -151,7 +151,7 @@ class RankInspection:
     mark: int = (
         0  # the same in two inspections if no thread ran and no byte was sent or received between them
     )
-    # A checksum of the connections on which its collectives wait
+    # A checksum of the connections that its collectives wait on
     # (`holdfast.inspection.blocked_ranks.sum_of`).
     ends: int = 0
     # Whether it may be waiting for other ranks in a way that looks like work, such as on a device or in MPI.
@@ -165,7 +165,7 @@ class LauncherState:
     pid: int
     generation: int  # the newest generation that the launcher was ordered to run
     ranks: tuple[RankState, ...]
-    parked: tuple[int, ...]  # the local ranks for which a warm process waits
+    parked: tuple[int, ...]  # the local ranks that have a waiting warm process
     port: int  # the port that a listening socket reserves for the next rendezvous
     secure_asked: int = 0  # the generation of the newest order "secure" that it has carried out
     secured: tuple[SecureAnswer, ...] = ()
@@ -194,7 +194,7 @@ class RankStart:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """The source from which a generation restores its state. `step` is the number of steps done in it."""
+    """Where a generation restores its state from. `step` is the number of steps done in it."""
 
     step: int
     generation: int

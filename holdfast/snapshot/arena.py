@@ -83,7 +83,7 @@ class Arena:
             layout: The layout of the new snapshot.
             generation: Fencing token of the state.
             step: The number of steps that the state contains.
-            world_size: The number of ranks in the group to which the state belongs.
+            world_size: The number of ranks in the group that the state belongs to.
             keep: The (generation, step) pairs of snapshots that must not be overwritten. If this is None, or
                 if no slot holds one of these snapshots, the newest complete snapshot is kept.
 
@@ -140,7 +140,7 @@ class Arena:
         return self._page.sealed(record) is not None
 
     def checksum(self, record: CommitRecord) -> int | None:
-        """Return the checksum with which the snapshot was sealed, or None if it was not sealed."""
+        """Return the checksum in the snapshot's seal, or None if it was not sealed."""
         return self._page.sealed(record)
 
     def verify(self, record: CommitRecord) -> bool:

@@ -196,7 +196,7 @@ class PrivateStore(PrivateReader):
 
         Args:
             path: The file; its directory exists.
-            rank: The rank to which the states belong.
+            rank: The rank that the states belong to.
             capacity_bytes: The size of the largest blob that fits without a larger file.
             every: If states are small, the last four steps that are multiples of this number are kept in
                 addition to the ruler's steps. 0 keeps no additional steps.

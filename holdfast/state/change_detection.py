@@ -99,7 +99,7 @@ class ChangeDetector:
         self._others = {name: value for name, value in objects.items() if _is_other(value)}
         self._walk: _Walk | None = None
         self._walked_states: _States | None = None  # the optimizers' states at the time of the walk
-        self._replaced = -1  # the last step in which tensors of an optimizer's state were replaced
+        self._replaced = -1  # the last step that replaced tensors of an optimizer's state
         # True if every step replaces the tensors in the optimizers' states. The walk then holds no references
         # to them, because these would keep the old tensors in memory.
         self._loose = False

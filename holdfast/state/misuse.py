@@ -439,7 +439,7 @@ class AccumulatedGradients:
         self._added = self._added or self._device.queues or bool(grad.detach().any())
 
     def _candidates(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield parameters and their gradients, roughly in the order in which backward passes reach them."""
+        """Yield parameters and their gradients, roughly in the order of backward passes."""
         for module in reversed(self._modules):
             for parameter in reversed(list(module.parameters())):
                 grad = parameter.grad

@@ -100,11 +100,11 @@ class Rank:
         self.say(WorkerMessage("started", marks=self._times))
 
     def joined(self) -> None:
-        """Record the current time as the time at which the process group was formed."""
+        """Record that the process group has been formed now."""
         self._times = replace(self._times, joined_ns=time.monotonic_ns())
 
     def restored(self) -> None:
-        """Record the current time as the time at which the protected objects were restored."""
+        """Record that the protected objects have been restored now."""
         self._times = replace(self._times, restored_ns=time.monotonic_ns())
 
     def report_first_step(self) -> None:

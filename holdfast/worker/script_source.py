@@ -27,7 +27,7 @@ from holdfast.worker.program import MAX_SOURCE_BYTES, Program
 # The time between two checks. A change is reported only if two consecutive checks find it, because an editor
 # may be saving the file.
 LOOK_S = 1.0
-AT_ONCE_S = 0.5  # the time limit for a check for which the caller waits
+AT_ONCE_S = 0.5  # the time limit for a check while the caller waits
 _MAX_TOLD = 8  # the maximum number of files that are reported: a change of a whole source tree would be noise
 _MAX_TEXT_BYTES = 500
 

@@ -46,11 +46,11 @@ class Evaluator:
         self._branch = branch
         self._series: dict[Place, _Series] = {}
         self._events: dict[Event, dict[str, EventBursts]] = {}
-        # by entity: the finding, and the time at which it clears
+        # by entity: the finding, and when it clears
         self._judged: dict[str, dict[Event, tuple[HealthFinding | None, float]]] = {}
         self.entities: set[str] = {NODE}  # all entities ever seen
         self._findings: tuple[HealthFinding, ...] | None = None  # None: not computed since the last change
-        self.until_s = inf  # the time at which the last findings may change without new evidence
+        self.until_s = inf  # when the last findings may change without new evidence
         self._asked_s = inf
 
     @property
@@ -196,7 +196,7 @@ class Evaluator:
         )
 
     def _times(self, entity: str, check: str) -> list[float]:
-        """Return the times at which a mark was seen, oldest first: the ends of its bursts."""
+        """Return when a mark was seen, oldest first: the ends of its bursts."""
         variants = self._events.get((entity, check, 0), {})
         return sorted(last for each in variants.values() for _, last in each.spans)
 

@@ -134,7 +134,7 @@ def event_finding(
     branch: int | None,
     now_s: float,
 ) -> tuple[HealthFinding | None, float]:
-    """Return the finding for one code of one entity, and the time at which it clears without new evidence.
+    """Return the finding for one code of one entity, and when it clears without new evidence.
 
     The finding is None if it has cleared.
 

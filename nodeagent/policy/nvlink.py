@@ -41,7 +41,7 @@ class BitMask:
 
 @dataclass(frozen=True, slots=True)
 class NvlinkPattern:
-    """The conditions under which a report matches one row."""
+    """The conditions for a report to match one row."""
 
     xid: int
     units: frozenset[str]  # upper case; the names may differ between drivers before and after the new layout

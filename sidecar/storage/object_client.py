@@ -342,7 +342,7 @@ def _why(error: Exception) -> tuple[str, bool]:
     return next((meaning for part, meaning in _TROUBLE if part in text), _UNKNOWN)
 
 
-# The metadata services from which the library requests credentials if the environment has none.
+# The metadata services that give the library credentials if the environment has none.
 _METADATA = ("169.254.169.254", "169.254.170.2", "metadata.google.internal")
 # Parts of the library's messages about requests without a response, and their meanings. The most specific
 # come first.

@@ -33,7 +33,7 @@ _ENDS = of_kinds(PhaseKind.END)
 
 @dataclass(frozen=True, slots=True)
 class HangPolicy:
-    """Limits in seconds, and factors by which the p99 step time is multiplied."""
+    """Limits in seconds, and factors for the p99 step time."""
 
     factor: float = defaults.HANG_FACTOR
     # When steps take milliseconds, this allows for pauses of the host and for garbage collection.

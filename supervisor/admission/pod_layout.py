@@ -36,7 +36,7 @@ STATE_SIZE = PREFIX + "state-size"
 INJECTED = PREFIX + "injected"
 NOT_INJECTED = PREFIX + "not-injected"
 
-# The label by which the supervisor finds the injected pods.
+# The supervisor finds the injected pods by this label.
 MEMBER_LABEL = PREFIX + "member"
 IS_MEMBER = "true"
 
@@ -45,7 +45,7 @@ SUPERVISOR_SERVICE = "holdfast-supervisor"
 SUPERVISOR_PORT = 8443
 SUPERVISOR_LEASE = "holdfast-supervisor"  # the replica that holds it leads
 SUPERVISOR_URL = f"https://{SUPERVISOR_SERVICE}.{NAMESPACE}.svc:{SUPERVISOR_PORT}"
-AUDIENCE = "holdfast.dev"  # of the tokens with which pods prove their identity to the supervisor
+AUDIENCE = "holdfast.dev"  # of the tokens that pods use to prove their identity to the supervisor
 
 # Containers
 SETUP = "holdfast-setup"
@@ -92,7 +92,7 @@ ALIVE_PROBE = {
     "failureThreshold": 3,
 }
 
-# Variables that the kubelet sets, and the fields of the pod from which it takes their values. The
+# Variables that the kubelet sets, and the fields of the pod that it takes their values from. The
 # `HOLDFAST_*` variables are in `holdfast.protocol.environment`.
 POD_NAME = "POD_NAME"
 POD_UID = "POD_UID"

@@ -256,7 +256,7 @@ def _stop(
     stored: int | None = None,
     note: str = "",
 ) -> End:
-    """Return the `End` of a run that the user has stopped, or for which `JobState.end` was decided.
+    """Return the `End` of a run that the user has stopped, or whose `JobState.end` was decided.
 
     The end's sentence consists of a reason, then `saved`, which says what is on storage, then `note`. If the
     user has stopped the run, the reason is `reason`. Otherwise `JobState.end` contains the reason and the

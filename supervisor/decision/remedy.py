@@ -309,7 +309,7 @@ def next_resume_point(
 
 
 def resume_before(view: View, cuts: tuple[CutOffWork, ...], bound: int | None) -> ResumePoint:
-    """Return the newest resume point from which the script repeats the work that was cut off.
+    """Return the newest resume point that makes the script repeat the work that was cut off.
 
     If there is none, return the newest resume point at or before step `bound`.
     """
@@ -335,7 +335,7 @@ def first_resume_point(view: View, policy: Policy) -> ResumePoint:
 def checkpoint_to_verify(view: View, policy: Policy) -> Checkpoint | None:
     """Return the checkpoint that must be read in full before it is used; None if there is none.
 
-    Only two checkpoints need this: the one from which a run begins, and the one from which it resumes after a
+    Only two checkpoints need this: the one that a run begins from, and the one that it resumes from after a
     failed restore. All others were compared while they were written. Members also verify what they restore.
     """
     memory = view.memory
@@ -381,7 +381,7 @@ def _trigger(cause: Fault | None) -> str:
 
 
 def _measure(view: View, policy: Policy, cause: Fault | None, resumed: ResumePoint, moved: list[str]) -> str:
-    """Describe the remedy and the state from which the group resumes."""
+    """Describe the remedy and the state that the group resumes from."""
     reason = "as requested" if cause is None and policy.from_scratch else "because nothing has been saved yet"
     beginning = f"from the beginning, {reason}"
     if reports.script_keeps_own_state(view):

@@ -1,7 +1,7 @@
 """Recognize certain hangs, which need no time limit. The supervisor acts on them within seconds. Pure.
 
 A hang is certain if a process is stopped, if it waits for locks that no other process can release, if a rank
-for which it waits has exited, if all ranks wait for each other, or if a rank exceeds the limit of its own
+that it waits for has exited, if all ranks wait for each other, or if a rank exceeds the limit of its own
 phase.
 """
 

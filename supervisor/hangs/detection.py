@@ -97,7 +97,7 @@ def _judge_others(view: View, policy: Policy) -> StallVerdict:
 
 
 def deadline_ns(view: View, policy: Policy) -> int:
-    """Return the time from which the verdict no longer waits for missing inspections."""
+    """Return when the verdict stops waiting for missing inspections."""
     return _inspected_by_ns(view, policy) + 1
 
 

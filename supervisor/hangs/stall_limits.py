@@ -109,7 +109,7 @@ def horizon_s(view: View, policy: Policy) -> float:
 
 
 def doublings(times: int) -> int:
-    """Return the factor by which a limit grows after `times` restarts for the same stall."""
+    """Return how many times longer a limit is after `times` restarts for the same stall."""
     return int(2 ** min(times, _MOST_DOUBLINGS))
 
 

@@ -31,7 +31,7 @@ class StatusContext:
     run: str  # name of the run's directory
     updated_s: float  # the wall clock, for users
     supervisor_pid: int
-    policy: Policy = field(default_factory=Policy)  # the limits by which a group without steps is judged
+    policy: Policy = field(default_factory=Policy)  # the limits for a group without steps
     last_incident: Mapping[str, Any] | None = None
     slow_ranks: tuple[SlowRank, ...] = ()
     lag: tuple[float, float] = (0.0, 0.0)  # maximum and p99 lag of the supervisor's event loop, in seconds
@@ -141,7 +141,7 @@ def _incidents(memory: JobState, last: Mapping[str, Any] | None) -> dict[str, An
 
 
 def _saved_state(view: View) -> dict[str, Any]:
-    """Return which steps would survive a fault, and from which state the current generation resumed."""
+    """Return which steps would survive a fault, and where the current generation resumed from."""
     memory, progress = view.memory, _progress(view)
     own_state = reports.script_keeps_own_state(view)
     steps = [each.step for each in progress]
@@ -323,7 +323,7 @@ def _rank(
 
 
 def _resumed(view: View) -> dict[str, Any] | None:
-    """Return the state from which the current generation resumed; None if it began at step 0."""
+    """Return the state that the current generation resumed from; None if it began at step 0."""
     found = view.memory.launch.restore if view.memory.launch is not None else None
     return {"step": found.step, "source": found.source} if found is not None else None
 

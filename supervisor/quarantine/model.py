@@ -1,6 +1,6 @@
 """The state of a pool of nodes at one instant, the actions on them, and the operator's policy. Data only.
 
-Everything on which a decision depends is stored on the nodes, as taints and annotations. The deciding process
+Everything that a decision depends on is stored on the nodes, as taints and annotations. The deciding process
 can therefore die at any time without losing anything that its successor needs.
 
 The times in a report (`_s`) are ages at the time of the report, on the node's own clock, so a wrong clock

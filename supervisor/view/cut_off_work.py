@@ -150,7 +150,7 @@ def find(view: View, found: tuple[Fault, ...]) -> tuple[CutOffWork, ...]:
     Each piece is repeated only if the group resumes at or before its step `at_most`. Three kinds of work
     count:
 
-    - work in any phase in which the script raised an exception;
+    - work in any phase where the script raised an exception;
     - a declared pause of any length, if the rank is still in it or an exception ended it;
     - work before or after a commit that takes longer than usual.
 
@@ -278,7 +278,7 @@ def _recorded_s(seconds: float) -> float:
 
 
 def latest_resume_step(cuts: tuple[CutOffWork, ...], bound: int | None) -> int | None:
-    """Return the newest step up to `bound` from which all of `cuts` are repeated; None: any step."""
+    """Return the newest step up to `bound` that makes the script repeat all of `cuts`; None: any step."""
     limits = [each.at_most for each in cuts] + ([bound] if bound is not None else [])
     return min(limits, default=None)
 

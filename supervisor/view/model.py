@@ -64,7 +64,7 @@ class Fault:
     signal: int | None = None
     position: int = -1
     value: str = ""  # the bad number
-    place: str = ""  # the line of the script at which a rank hangs
+    place: str = ""  # the line of the script where a rank hangs
     work: str = ""  # the kind of work, for a hang that may have been work
     doubtful: bool = False  # the fault of another rank may have caused this bad input
     # the part of a hang's `detail` that follows "rank 1 hangs: "
@@ -73,7 +73,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class PastFault:
-    """A fault from which the group has recovered."""
+    """A fault that the group has recovered from."""
 
     kind: FaultName
     rank: int

@@ -35,7 +35,7 @@ class SlowRank:
     own_s: float
     data_s: float  # the part of `own_s` before the forward pass; the rest is the forward pass
     peers_s: float  # the median of the other ranks' own times
-    since: int  # the step at which the rank became slow
+    since: int  # the step when the rank became slow
 
     @property
     def factor(self) -> float:

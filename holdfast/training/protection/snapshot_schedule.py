@@ -79,7 +79,7 @@ class SnapshotSchedule:
         self.arena = self.writer.arena
         self.copying = threading.Lock()
         self._every = max(launch.snapshot_every, 0)  # 0 if there is no interval, or it is not chosen yet
-        self._began = 0  # the step from which the loop started
+        self._began = 0  # the step at the start of the loop
         self._due: tuple[int, QueueMark] | None = None  # a step to copy once the device reaches the mark
         self._transfer: PendingSnapshot | None = None  # the copy that is in progress on the device
         # Whether that copy has the state of a single step; None if this has not been checked yet.
@@ -120,7 +120,7 @@ class SnapshotSchedule:
         self._began = step
 
     def copy_at_start(self, step: int) -> None:
-        """On the member's first rank, copy the state from which the loop starts."""
+        """On the member's first rank, copy the state at the start of the loop."""
         if self._rank.local_rank == 0:
             self.copy(step)
 

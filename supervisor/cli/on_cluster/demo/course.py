@@ -328,7 +328,7 @@ class _Performance:
 
 
 def in_place(found: Sequence[Mapping[str, Any]]) -> str:
-    """Return how long all recoveries took in which Kubernetes did not replace a pod. Pure."""
+    """Describe the total time of the recoveries for which Kubernetes did not replace a pod. Pure."""
     times = [
         float(each["recovered_s"])
         for each in found
