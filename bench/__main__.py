@@ -21,13 +21,13 @@ BENCHES = {  # package and module of each bench, with its line in the help; a be
     "snapshot.transfer": "speed of sending a snapshot to another member, compared with a plain socket copy",
     "snapshot.sharing": "time of a checkpoint that 1, 2 and 4 members write, each at the same limited rate",
     "gpu.gpu": "on an NVIDIA GPU: copies during a blocked kernel, snapshots, commits",
-    "nodeagent.nodeagent": "node agent: time from an event to its verdict, and cost of polling and of idling",
+    "nodeagent.nodeagent": "node agent: time from an event to its verdict, cost of polling and idling",
     "nodeagent.flood": "node agent in a flood of kernel lines: what it finds, and what it reports as lost",
     "quarantine.quarantine": "a simulated year of 2,000 nodes: which ones are taken out, and how soon",
     "cluster.cluster": "time from the kill of a rank in a pod to its next step, compared with torchrun",
     "scale.scale": "cost and reaction times of a cluster's supervisor with 2,000 members in 250 jobs",
     "mutation.mutation": "how many small changes to the pure modules and file formats the tests notice",
-    "soak.soak": "random faults for a long time: checks that the weights stay equal and nothing grows",
+    "soak.soak": "random faults for a long time: checks that the weights still match and nothing grows",
 }
 MODULES = {path.rpartition(".")[2]: f"bench.{path}" for path in BENCHES}
 

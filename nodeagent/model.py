@@ -1,8 +1,8 @@
 """The sensors' observations, and the findings and verdicts that the agent derives from them. Pure.
 
 An observation states a fact, never its severity: the evaluator derives the severity from the policy's tables.
-Equal observations count once, so two sensors may report the same fact, and a sensor may report it again after
-a restart.
+Identical observations count once, so two sensors may report the same fact, and a sensor may report it again
+after a restart.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from enum import IntEnum
 
 MAX_TEXT = 512  # characters kept of a sensor's text, because a kernel line may be kilobytes long
 MAX_FACTS = 16
-VERDICT_XID = 154  # the Xid with which the driver recommends an action: its verdict on another Xid
+VERDICT_XID = 154  # the driver recommends an action with this Xid: its verdict on another Xid
 
 # Entities are paths: the kind, then a name within that kind.
 NODE = "node"
@@ -107,7 +107,7 @@ class HealthFinding:
     last_s: float  # agent time of the newest sign
     why: str  # one sentence: the observed value and the limit, or the source
     evidence: tuple[str, ...]  # the sensors' texts, newest last
-    clears: str  # the condition that ends the finding
+    clears: str  # the condition that clears the finding
     sources: tuple[str, ...]  # the sensors that reported it
     lasting: bool = False  # only a remedy ends it, and no remedy has been observed since
     overridden: str = ""  # the source that overrode the table: "driver" or "operator"

@@ -57,7 +57,7 @@ _ROWS = (
     FaultKind("nan", 2, "{rank} computed a NaN", is_bad_number=True, spoils_state=True),
     FaultKind("inf", 2, "{rank} computed an Inf", is_bad_number=True, spoils_state=True),
     FaultKind("loss_jump", 2, "{rank} computed a loss that jumped", is_bad_number=True, spoils_state=True),
-    FaultKind("diverged", 2, "the replicas are no longer equal", spoils_state=True),
+    FaultKind("diverged", 2, "the replicas no longer match", spoils_state=True),
     FaultKind("member_lost", 1, "{member} was lost"),
     FaultKind("restore", 2, "{member} could not restore the state"),
     FaultKind("bad_input", 0, "{rank} rejected its input"),

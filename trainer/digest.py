@@ -1,6 +1,6 @@
 """Compute a digest of the training state, to compare two runs bit for bit.
 
-Two states have equal digests if and only if the names, types, shapes and bytes of all tensors, the
+Two states have the same digest if and only if the names, types, shapes and bytes of all tensors, the
 optimizer's settings and the random states are equal. Nothing is pickled.
 """
 
@@ -87,7 +87,7 @@ def _tensors(named: Iterable[tuple[str, Tensor]]) -> str:
 
 
 def _optimizer(optimizer: torch.optim.Optimizer) -> str:
-    """Return a digest of the optimizer's settings, and of its state in the order of its parameters."""
+    """Return a digest of the optimizer's settings and its state, in the order of its parameters."""
     total = hashlib.sha256()
     for at, group in enumerate(optimizer.param_groups):
         for key in sorted(group.keys() - {"params"}):

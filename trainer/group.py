@@ -12,8 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 def settle(replica: DistributedDataParallel, inputs: Tensor) -> None:
     """Run a throwaway backward pass, so that all later steps add up gradients in the same order.
 
-    After its first backward pass, DDP rearranges its buckets into the order in which gradients became ready.
-    The arrangement determines the order in which DDP adds up the ranks' gradients. The first step of a
+    After its first backward pass, DDP rearranges its buckets into the order of the gradients' arrival.
+    The arrangement determines in what order DDP adds up the ranks' gradients. The first step of a
     process would therefore round differently from later steps, and a resumed run would not be bit-identical
     to an uninterrupted run. With two ranks, only one order is possible, so this does nothing.
 

@@ -29,7 +29,7 @@ def accumulate(
 
 
 def autocast(device: torch.device, bf16: bool | None) -> torch.autocast:
-    """Return the context in which to compute a loss.
+    """Return the context for computing a loss.
 
     If `bf16` is None, bfloat16 is used only on a GPU that supports it. A CPU without matrix units for
     bfloat16 computes more slowly in bfloat16 than in float32.

@@ -15,7 +15,7 @@ from typing import Any
 
 from bench.harness.console import say
 
-ROOT = Path(__file__).resolve().parents[2]  # the checkout, from which benches run
+ROOT = Path(__file__).resolve().parents[2]  # the checkout; benches run there
 FOLDER = ROOT / "bench-results"
 BUSY = 0.25  # load per core at the start above which other work disturbs the measurement
 

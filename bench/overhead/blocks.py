@@ -23,7 +23,7 @@ def side_of(turn: int) -> int:
 
 
 def turn_of(side: int, block: int) -> int:
-    """Return the turn in which `side` trains its block number `block`; both are counted from 0."""
+    """Return which turn is for block number `block` of `side`; both are counted from 0."""
     own = [at for at, each in enumerate(_ORDER) if each == side]
     return block // len(own) * len(_ORDER) + own[block % len(own)]
 

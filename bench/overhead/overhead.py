@@ -132,7 +132,7 @@ def _calls(found: segments.Inside) -> str:
     rows.append(("  without the exchange", "", seconds(found.wall_s - found.exchange_s), ""))
     rows.append(("  CPU time, all threads", "", seconds(found.cpu_s), ""))
     rows.append(("  of that, holdfast's own threads", "", seconds(found.threads_cpu_s), ""))
-    rows.append((f"  step time of which the CPU time is {SHARE:.0%}", "", seconds(found.cpu_s / SHARE), ""))
+    rows.append((f"  step time if the CPU time is {SHARE:.0%} of it", "", seconds(found.cpu_s / SHARE), ""))
     return table(("call", "calls", "mean", "worst"), rows)
 
 

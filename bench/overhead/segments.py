@@ -77,14 +77,14 @@ class Inside:
 
     steps: int
     wall_s: float
-    cpu_s: float  # of the calls and of holdfast's threads
-    threads_cpu_s: float  # of the threads only
+    cpu_s: float  # in the calls and in holdfast's threads
+    threads_cpu_s: float  # in the threads only
     exchange_s: float
     calls: dict[str, Call]
 
 
 def run(plan: Plan, report: Callable[[Segment, Segment], None]) -> tuple[Segment, Segment]:
-    """Train to the end under both launchers in turns. Return the results of holdfast and of torchrun.
+    """Train to the end under both launchers in turns. Return the results of holdfast and torchrun.
 
     Calls `report` with both after each pair of blocks. Raises `Failed` if a launcher fails.
     """

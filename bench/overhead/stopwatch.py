@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-OUTPUT = "HOLDFAST_BENCH_SPENT"  # gives the ranks the folder in which each writes a file
+OUTPUT = "HOLDFAST_BENCH_SPENT"  # gives the ranks the folder where each writes a file
 INSIDE, WHOLE = "inside", "whole"
 SKIP = "HOLDFAST_BENCH_SKIP"  # gives the ranks the number of steps after which the stopwatch is reset
 
@@ -36,7 +36,7 @@ class Stopwatch:
     holdfast's own threads is counted separately, over all steps.
 
     Timing a nested call costs as much as some of these calls take. `turn` therefore divides the steps into
-    those in which all calls are timed individually and those in which only the outermost ones are.
+    those that time all calls individually and those that time only the outermost ones.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Stopwatch:
         self._looks: tuple[str, ...] = (INSIDE, WHOLE)  # both until `turn` is called
 
     def turn(self, what: str) -> None:
-        """Begin a step in which all calls (`INSIDE`) or only the outermost ones (`WHOLE`) are timed."""
+        """Begin a step, and time all its calls (`INSIDE`) or only the outermost ones (`WHOLE`)."""
         self.steps[what] += 1
         self._looks = (what,)
 

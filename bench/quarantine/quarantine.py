@@ -31,7 +31,7 @@ from bench.quarantine.simulated_pool import Pool
 from bench.text import all_met, table
 from supervisor.quarantine.model import NodePolicy
 
-LEMONS = 0.01  # the share of nodes on which faults are more frequent
+LEMONS = 0.01  # the share of nodes with more frequent faults
 SETTLE_S = 150 * DAY_S  # time after the last fault for the longest repair and the longest proof of health
 
 
@@ -99,7 +99,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--nodes", type=int, default=2000, metavar="N", help="number of nodes in the pool")
-    add("--days", type=float, default=365.0, metavar="D", help="number of days on which faults occur")
+    add("--days", type=float, default=365.0, metavar="D", help="number of days with faults")
     add("--rack", type=int, default=32, metavar="N", help="number of nodes per rack")
     mixes = sorted(fault_mixes.FLEETS)
     add("--mix", nargs="+", choices=mixes, default=mixes, metavar="MIX",

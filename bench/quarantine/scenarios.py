@@ -150,7 +150,7 @@ class NodeEvents:
                 at_s += self.chance.expovariate(per_s)
 
     def flapping(self, episodes: int) -> None:
-        """Schedule episodes of some days in which a sensor of a healthy node is occasionally wrong."""
+        """Schedule episodes of some days when a sensor of a healthy node is occasionally wrong."""
         for _ in range(episodes):
             node = self.chance.choice(self.pool.nodes)
             action = self.chance.choice(("reset_gpu", "reboot_node", "contact_support"))
@@ -162,7 +162,7 @@ class NodeEvents:
                 at_s += self.chance.expovariate(1 / FLAP_EVERY_S)
 
     def silences(self, times: int, mean_s: float = HOUR_S) -> None:
-        """Schedule times at which agents of healthy nodes fall silent."""
+        """Schedule when agents of healthy nodes fall silent."""
         for _ in range(times):
             node = self.chance.choice(self.pool.nodes)
             at_s = self.chance.uniform(0, self.until_s)
@@ -212,7 +212,7 @@ class NodeEvents:
         self._lose(node, self.chance.uniform(0.5, 1.5) * fault.lasts_s)
 
     def _maintenance(self, fault: FaultRate, node: Node) -> None:
-        """Have an operator cordon the node and cause a true report, on which the decision must not act."""
+        """Have an operator cordon the node, and cause a true report. The decision must not act on it."""
         if node.standing.cordoned:
             return
         key = self._truth(fault, node)

@@ -49,7 +49,7 @@ class Node:
         self.clean_at_s = LONG_AGO_S
         self.quiet_at_s = LONG_AGO_S
         self.calmed_at_s = -math.inf
-        self.cut_off = 0  # number of reasons for which the agent is silent
+        self.cut_off = 0  # number of reasons why the agent is silent
         self._last = Report()
         self._last_at_s = LONG_AGO_S
 

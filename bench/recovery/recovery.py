@@ -79,7 +79,7 @@ def _check_room(options: argparse.Namespace, chosen: Sequence[Mode]) -> None:
 def plan(chosen: Sequence[Mode], kills: int, others: int, rounds: int) -> list[tuple[Mode, int]]:
     """Return the turns in order, each with its number of kills.
 
-    A round contains all modes; every other round is reversed. The kills of the mode "holdfast" add up to
+    Each round runs all modes, every other round in reverse order. The kills of the mode "holdfast" add up to
     `kills`, and the kills of each other mode to `others`. The counts of a mode differ by at most one.
     """
     planned: list[tuple[Mode, int]] = []
@@ -94,7 +94,7 @@ def plan(chosen: Sequence[Mode], kills: int, others: int, rounds: int) -> list[t
 
 
 def _turns(mode: Mode, count: int, manner: Manner) -> list[Turn]:
-    """Do `count` kills, starting a new launcher whenever one did not survive a kill."""
+    """Kill `count` times, and start a new launcher whenever one did not survive a kill."""
     turns: list[Turn] = []
     failures = 0
     left = count

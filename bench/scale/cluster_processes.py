@@ -27,7 +27,7 @@ from supervisor.kubernetes import certificates
 from supervisor.kubernetes.certificates import AUTHORITY_SECRET
 
 NAMESPACE = "holdfast-system"
-ANSWER_S = 60.0  # the time in which a process must start, or answer
+ANSWER_S = 60.0  # how long a process may take to start, or to answer
 POLL_S = 0.1
 
 

@@ -36,7 +36,7 @@ _Socket: TypeAlias = "aiohttp.ClientWebSocketResponse[bool]"
 
 @dataclass(slots=True)
 class SimulatedFault:
-    """A fault with the times of its report, of the decision and of the recovery, in nanoseconds."""
+    """A fault, and when it was reported, decided on and recovered from, in nanoseconds."""
 
     job: int
     generation: int

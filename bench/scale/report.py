@@ -24,7 +24,7 @@ def rows(figures: dict[str, Any]) -> list[tuple[str, str]]:
         phase = figures[name]
         found += [
             (f"{words}: CPU of the supervisor, of one core", percent(phase["cpu"], 1)),
-            ("  CPU of the members' process and of the API server", _both(phase)),
+            ("  CPU of the members' process and the API server", _both(phase)),
             (
                 "  memory of the supervisor, and its threads",
                 f"{size(phase['rss_bytes'])}, {phase['threads']}",

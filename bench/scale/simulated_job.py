@@ -29,7 +29,7 @@ START_S = 0.1  # from the order to run until the ranks' first step begins
 EVERY = 128  # steps between two snapshots
 SEALS = 8
 STATE_BYTES = 14_000_000_000
-# The steps, counted back from the newest, of which a member holds a rank's private state.
+# A member holds a rank's private state of these steps, counted back from the newest.
 _STEPS_BACK = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 40, 56, 104)
 
 
@@ -41,7 +41,7 @@ class JobProgress:
     base: int = 0  # the step that the generation resumed from
     base_generation: int = 0
     begun_ns: int = 0
-    failed_step: int = -1  # the step at which a rank has failed; -1: none has
+    failed_step: int = -1  # the step when a rank failed; -1: none has
 
     def step(self, now_ns: int) -> int:
         if self.failed_step >= 0:
@@ -109,7 +109,7 @@ class SimulatedMember:
 
     @property
     def clock_ns(self) -> int:
-        """The nanoseconds by which the clock of this member's host is ahead of the bench's clock."""
+        """How far the clock of this member's host is ahead of the bench's clock, in nanoseconds."""
         return (self.number * cluster_objects.MAX_MEMBERS + self.index + 1) * 977 * S
 
     @property
@@ -141,8 +141,8 @@ class SimulatedMember:
     def _secure(self, generation: int, now_ns: int) -> None:
         """Copy the survivors' state, and list it with the private states.
 
-        The member holds the private states of its own ranks, and of the previous member's ranks, which sent
-        theirs to it.
+        The member holds the private states of its own ranks and those that the previous member's ranks have
+        sent.
         """
         step = self.job.step(now_ns)
         alive = [each for each in self.state.ranks if each.state != "exited"]

@@ -37,7 +37,7 @@ class ProtectedObjects:
 
 
 def make(total_bytes: int, parameters: int) -> ProtectedObjects:
-    """Return a model of `parameters` equal tensors that takes about `total_bytes` with AdamW's state."""
+    """Return a model of `parameters` same-sized tensors that takes about `total_bytes` with AdamW's state."""
     count = max(1, total_bytes // (4 * TENSORS_PER_PARAMETER * parameters * LINE)) * LINE
     model = torch.nn.ParameterList(torch.randn(count) for _ in range(parameters))
     return _held("", {"model": model, "optimizer": torch.optim.AdamW(model.parameters(), lr=1e-4)})

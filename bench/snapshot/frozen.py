@@ -6,8 +6,8 @@ compared in full; and snapshots that copy everything, as the first two of a gene
 snapshot, the bench writes to other memory, as training does.
 
 Then the two ranks of one member train the small model in a run with steps of fixed length, first without and
-then with the frozen parameters. The bench shows the times between steps, the times of the copies (the first
-three of each rank separately), and the incidents, of which there must be none.
+then with the frozen parameters. The bench shows the times between steps, the times of the copies (for each
+rank, the first three are listed one by one), and the incidents. There must be no incidents.
 """
 
 from __future__ import annotations

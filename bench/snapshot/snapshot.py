@@ -121,7 +121,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     add("--parameters", type=int, default=64, metavar="N", help="number of tensors of a generated model")
     add("--repeats", type=int, default=15, metavar="N", help="number of copies of each kind")
-    add("--writes", type=int, default=5, metavar="N", help="number of checkpoints and of plain writes")
+    add("--writes", type=int, default=5, metavar="N", help="how many checkpoints and plain writes to time")
     add("--evict", type=float, default=512, metavar="MB", help="amount of other memory written before a copy")
     add("--threads", type=int, default=1, metavar="N", help="number of torch's threads in this process")
     add(

@@ -9,7 +9,7 @@ shared memory, without checking the received bytes. It is measured with the syst
 paces the connection with timers that take longer than the copy) and without pacing, as members of one host
 send. All copies take turns. Sender and receiver share the cores of this machine, unlike two hosts.
 
-Lag is the longest time for which an event loop did not process its events, on either side.
+Lag is the longest time that an event loop on either side did not process its events.
 """
 
 from __future__ import annotations

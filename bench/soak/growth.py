@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from bench.harness.watch import ProcessReading
 from bench.text import slope
 
-WARM_UP = 0.2  # the first share of a series, in which caches fill and allocators reach their size
+WARM_UP = 0.2  # the first share of a series, while caches fill and allocators reach their size
 # The same with faults: the first one of each kind maps slots, starts threads and opens connections that stay.
 WARM_UP_FAULTED = 0.5
 LEAST = 8  # a series with fewer readings is not judged

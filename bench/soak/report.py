@@ -85,7 +85,7 @@ def _row(kind: str, done: Sequence[InjectedFault]) -> tuple[str, ...]:
 def verdicts(
     found: Mapping[str, Any], done: Sequence[InjectedFault], grown: Sequence[Growth], *, quiet: bool
 ) -> list[Verdict]:
-    """Judge a soak: recovery from all faults, equal weights, nothing left behind, no growth."""
+    """Judge a soak: recovery from all faults, matching weights, nothing left behind, no growth."""
     judged = [
         Verdict("the run finished", f"exit code {found['exit_code']}", not found["exit_code"]),
         Verdict("no process and no memory left", str(found["left_behind"]), not found["left_behind"]),
@@ -117,7 +117,7 @@ def _of_faults(found: Mapping[str, Any], done: Sequence[InjectedFault]) -> list[
     equal = found["digests"] is not None and found["digests"] == found["reference"]
     return [
         Verdict("every fault recovered from", f"{len(good)} of {len(hit)}", len(good) == len(hit)),
-        Verdict("weights, optimizer, random states equal", "equal" if equal else "differ", equal),
+        Verdict("weights, optimizer, random states match", "match" if equal else "differ", equal),
         Verdict(
             "at most one step lost by a fault that leaves the state whole",
             str(max(lost, default=0)),

@@ -3,7 +3,7 @@
 The same training first runs without faults. Then it runs on two members and a standby, and one fault follows
 another: SIGKILL, SIGSTOP, a rank that hangs or spins, NaN, an exit, or the loss of a member, a launcher, a
 sidecar or the supervisor. Some faults are followed by a second one during the recovery. At the end, the
-parameters, buffers, optimizer and random states of all ranks must equal those of the run without faults. The
+parameters, buffers, optimizer and random states of all ranks must match those of the run without faults. The
 run must not have got stuck, and no process or memory may be left behind.
 
 With --quiet-faults no fault is injected. The bench then shows whether any part of holdfast grows: its memory,
@@ -198,7 +198,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         "soak", __doc__ or "", "a long run without faults: python -m bench soak --steps 100000 --quiet-faults"
     )
     add = parser.add_argument
-    add("--minutes", type=float, default=10.0, help="approximate time for which faults are injected")
+    add("--minutes", type=float, default=10.0, help="approximately how long to inject faults")
     add("--steps", type=int, default=0, metavar="N", help="optimizer steps; 0: as many as fit into --minutes")
     add("--trainer", choices=("gpt", "vision"), default="gpt", help="trainer to run, with --tiny")
     add("--model", type=shlex.split, default=[], metavar="ARGS", help="additional arguments for the trainer")
@@ -210,7 +210,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--double", type=float, default=0.2, metavar="P", help="probability of a second fault soon after")
     add("--quiet-faults", action="store_true", help="inject no fault, and look for growth")
     add("--every", type=float, default=5.0, metavar="S", help="seconds between two readings")
-    add("--seed", type=int, default=0, help="seed of the faults and of the training")
+    add("--seed", type=int, default=0, help="seed for the faults and the training")
     add("--strict", action="store_true", help="exit with code 1 if a target is missed")
     options = parser.parse_args(argv)
     if options.members < 1 or options.standby < 0:

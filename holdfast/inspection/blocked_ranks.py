@@ -32,7 +32,7 @@ from holdfast.inspection.python_stacks import Frame, Thread
 from holdfast.inspection.tcp_sockets import Connection
 from holdfast.process import clock
 
-FOREVER_S = 1e9  # the result for a rank in which no wait has a time limit
+FOREVER_S = 1e9  # the result for a rank without a time limit on any of its waits
 MAX_ENDS = 8192  # a rank with more connections does not count as at rest
 MAX_FILES = 8192
 _LOOP = "gloo_tcp_loop"
@@ -72,7 +72,7 @@ class CollectiveWait:
     ends: int = 0
 
 
-class _Stirs(Exception):  # raised to end the inspection of a rank that is not at rest
+class _NotAtRest(Exception):  # raised to end the inspection of a rank that is not at rest
     """The rank may still make progress. The message gives the reason."""
 
 
@@ -88,7 +88,7 @@ def of(pid: int, found: tuple[Thread, ...], ours: frozenset[int]) -> CollectiveW
         )
     try:
         return _wait_at_rest(pid, _Threads(pid, found, ours))
-    except _Stirs as why:
+    except _NotAtRest as why:
         return CollectiveWait(str(why))
     except (OSError, ValueError, IndexError, OverflowError, struct.error) as error:
         return CollectiveWait(f"it cannot be inspected completely: {error}"[:200])
@@ -131,7 +131,7 @@ class _Threads:
         self.aside = dict.fromkeys(ours, _OURS_WAIT) | dict.fromkeys(monitors, _MONITOR_WAITS)
         names = process_stats.threads(pid)
         if not 0 < len(names) < process_stats.MAX_THREADS:
-            raise _Stirs(f"it has {len(names)} threads")
+            raise _NotAtRest(f"it has {len(names)} threads")
         self.loops = sorted(tid for tid, name in names.items() if name.startswith(_LOOP))
         self.names = {tid: name for tid, name in names.items() if self._counts(tid, name)}
 
@@ -142,7 +142,7 @@ class _Threads:
         """Return, for each thread that must be at rest, the kernel's record of how often it has run."""
         found = [(tid, process_stats.ran(self._pid, tid)) for tid in sorted(self.names)]
         if not all(text for _, text in found):
-            raise _Stirs("the kernel does not count when its threads run")
+            raise _NotAtRest("the kernel does not count when its threads run")
         return found
 
     def has_more(self) -> bool:
@@ -156,14 +156,14 @@ def _is_monitor(frame: Frame) -> bool:
 
 
 def _wait_at_rest(pid: int, threads: _Threads) -> CollectiveWait:
-    """Return how long `pid` will be at rest. Raises `_Stirs`, and any error from reading /proc."""
+    """Return how long `pid` will be at rest. Raises `_NotAtRest`, and any error from reading /proc."""
     before = threads.ran()
     seconds = min([FOREVER_S, *(_rests_s(pid, tid, name) for tid, name in threads.names.items())])
     for tid, allowed in threads.aside.items():
         if process_stats.ran(pid, tid) and process_stats.wait_of(pid, tid) not in allowed:
-            raise _Stirs("a thread of Holdfast or tqdm is running")
+            raise _NotAtRest("a thread of Holdfast or tqdm is running")
     if process_stats.signal_may_end(pid):
-        raise _Stirs("it handles a signal that could end a wait")
+        raise _NotAtRest("it handles a signal that could end a wait")
     _no_device(pid)
     watched = {socket for tid in threads.loops for socket in _watched(pid, _waits_in(pid, tid))}
     found = _quiet(pid, watched)
@@ -172,7 +172,7 @@ def _wait_at_rest(pid: int, threads: _Threads) -> CollectiveWait:
     for tid in threads.loops:
         _waits_in(pid, tid)
     if threads.has_more() or threads.ran() != before:
-        raise _Stirs("one of its threads has run")
+        raise _NotAtRest("one of its threads has run")
     moved = [(each.inode, each.received, each.acknowledged) for each in found]
     return CollectiveWait(
         seconds=seconds,
@@ -184,35 +184,35 @@ def _wait_at_rest(pid: int, threads: _Threads) -> CollectiveWait:
 def _rests_s(pid: int, tid: int, name: str) -> float:
     """Return the number of seconds until a thread's wait times out.
 
-    Raises `_Stirs` if an event outside the process could end the wait earlier.
+    Raises `_NotAtRest` if an event outside the process could end the wait earlier.
     """
     call, wait = process_stats.call_of(pid, tid), process_stats.wait_of(pid, tid)
     if wait not in (thread_waits.LOCK, thread_waits.TIMED_LOCK):
-        raise _Stirs(
+        raise _NotAtRest(
             f"thread {name} waits in: {wait}" if wait != thread_waits.RUNS else f"thread {name} runs"
         )
     # The thread may have been woken, and then stopped or frozen before it ran.
     if "futex" not in process_stats.queue_of(pid, tid):
-        raise _Stirs(f"thread {name} is not in the kernel's queue for its lock")
+        raise _NotAtRest(f"thread {name} is not in the kernel's queue for its lock")
     if wait == thread_waits.LOCK:
         return FOREVER_S
     end = thread_waits.deadline(call, _MACHINE)
     if end is None:
-        raise _Stirs(f"thread {name} waits until an unknown time")
+        raise _NotAtRest(f"thread {name} waits until an unknown time")
     address, of_the_wall = end
     with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:  # a buffered read would read beyond the stack
         memory.seek(address)
         whole_s, more_ns = _TIME.unpack(memory.read(_TIME.size))
     left_s: float = whole_s + more_ns / 1e9 - (time.time() if of_the_wall else time.monotonic())
     if left_s <= 0:
-        raise _Stirs(f"the wait of thread {name} has reached its time limit")
+        raise _NotAtRest(f"the wait of thread {name} has reached its time limit")
     return min(left_s, FOREVER_S)
 
 
 def _waits_in(pid: int, tid: int) -> int:
-    """Return the descriptor on which one of gloo's loops waits.
+    """Return the descriptor that one of gloo's loops waits on.
 
-    Raises `_Stirs` if the loop was running at every attempt.
+    Raises `_NotAtRest` if the loop was running at every attempt.
     """
     for _ in range(_LOOKS):
         call = process_stats.call_of(pid, tid)
@@ -220,13 +220,13 @@ def _waits_in(pid: int, tid: int) -> int:
         if waiting and "poll" in process_stats.queue_of(pid, tid):
             return int(call.split()[1], 16)
         time.sleep(_LOOK_S)
-    raise _Stirs("a gloo loop is running")
+    raise _NotAtRest("a gloo loop is running")
 
 
 def _watched(pid: int, descriptor: int) -> Iterator[int]:
     """Yield the inodes of the sockets that a loop waits for.
 
-    Pipes and eventfds are skipped, because they stay within the process. Raises `_Stirs` for other files.
+    Pipes and eventfds are skipped, because they stay within the process. Raises `_NotAtRest` for other files.
     """
     for line in Path(f"/proc/{pid}/fdinfo/{descriptor}").read_text().splitlines():
         if not line.startswith("tfd:"):
@@ -235,44 +235,44 @@ def _watched(pid: int, descriptor: int) -> Iterator[int]:
         if target.startswith("socket:["):
             yield int(target[len("socket:[") : -1])
         elif not target.startswith(("pipe:", "anon_inode:[eventfd]")):
-            raise _Stirs(f"a gloo loop waits for {target}")
+            raise _NotAtRest(f"a gloo loop waits for {target}")
 
 
 def _quiet(pid: int, watched: set[int]) -> list[Connection]:
     """Return the connections among the sockets `watched`.
 
-    Raises `_Stirs` if any of them holds bytes in flight, is changing, or leads to another host.
+    Raises `_NotAtRest` if any of them holds bytes in flight, is changing, or leads to another host.
     """
     if _namespace(pid) != _namespace(os.getpid()):
-        raise _Stirs("it is in another network namespace")
+        raise _NotAtRest("it is in another network namespace")
     listed = tcp_sockets.connections()
     found: list[Connection] = []
     for inode in watched:
         each = listed.get(inode)
         if each is None:
-            raise _Stirs("a gloo loop waits for a socket that is not TCP")
+            raise _NotAtRest("a gloo loop waits for a socket that is not TCP")
         if each.state == tcp_sockets.LISTEN:
             if each.unread:  # for a listener, this counts waiting connections, not bytes
-                raise _Stirs("a process is connecting to it")
+                raise _NotAtRest("a process is connecting to it")
             continue
         if each.state != tcp_sockets.ESTABLISHED:
-            raise _Stirs(f"the connection between {each.local} and {each.remote} is ending")
+            raise _NotAtRest(f"the connection between {each.local} and {each.remote} is ending")
         if each.unread or each.unsent:
-            raise _Stirs(f"bytes are in flight between {each.local} and {each.remote}")
+            raise _NotAtRest(f"bytes are in flight between {each.local} and {each.remote}")
         if not each.on_one_host:
-            raise _Stirs(f"{each.remote} is on another host")
+            raise _NotAtRest(f"{each.remote} is on another host")
         found.append(each)
     if not 0 < len(found) <= MAX_ENDS:
-        raise _Stirs(f"its collectives have {len(found)} connections")
+        raise _NotAtRest(f"its collectives have {len(found)} connections")
     return found
 
 
 def _no_device(pid: int) -> None:
-    """Raise `_Stirs` if `pid` has opened a device that might deliver data, such as a GPU or an RDMA NIC."""
+    """Raise `_NotAtRest` if `pid` has opened a device that might deliver data, such as a GPU or RDMA NIC."""
     folder = f"/proc/{pid}/fd"
     names = os.listdir(folder)  # noqa: PTH208  # in a hot loop
     if len(names) > MAX_FILES:
-        raise _Stirs(f"it has {len(names)} open files")
+        raise _NotAtRest(f"it has {len(names)} open files")
     for name in names:
         try:
             target = os.readlink(f"{folder}/{name}")  # noqa: PTH115
@@ -280,7 +280,7 @@ def _no_device(pid: int) -> None:
             continue
         plain = target in _PLAIN_DEVICES or target.startswith(_PLAIN_FOLDERS)
         if target.startswith("/dev/") and not plain:
-            raise _Stirs(f"it has opened {target}")
+            raise _NotAtRest(f"it has opened {target}")
 
 
 def _namespace(pid: int) -> str:

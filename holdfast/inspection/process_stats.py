@@ -129,8 +129,8 @@ def catches(pid: int, signum: int) -> bool:
     return bool(caught >> (signum - 1) & 1)
 
 
-def meets_unseen(pid: int) -> bool:
-    """Return True if `pid` might be waiting for other ranks although it appears to work.
+def may_wait_unseen(pid: int) -> bool:
+    """Return True if `pid` might be waiting for other ranks even though it appears to be busy.
 
     This is possible if it has opened a device that runs collectives, because it polls the device, or if it
     uses a library such as MPI. Devices that its descendants have opened also count.
@@ -174,7 +174,7 @@ def call_of(pid: int, tid: int) -> str:
 
 
 def queue_of(pid: int, tid: int) -> str:
-    """Return the kernel function in which a thread of `pid` sleeps; "" or "0" if it is not shown."""
+    """Return the kernel function where a thread of `pid` sleeps; "" or "0" if it is not shown."""
     return _read(f"/proc/{pid}/task/{tid}/wchan").strip()
 
 

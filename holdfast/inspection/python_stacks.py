@@ -1,6 +1,6 @@
 """Parse the Python stacks that `py-spy dump --json` reports, for display and comparison. Pure.
 
-Holdfast's own threads are omitted, and so are the frames with which Holdfast started the script. They are the
+Holdfast's own threads are omitted, and so are the frames that started the script. They are the
 same in every process and say nothing about the script.
 """
 

@@ -1,4 +1,4 @@
-"""Inspect the ranks of one member from outside: what their processes do in a short window, and in which code.
+"""Inspect the ranks of one member from outside: what their processes do in a short window, and where.
 
 The launcher runs the inspection, because it is in the same PID namespace as its ranks. An inspection takes a
 fifth of a second, or longer if a process is unresponsive, so it runs on a separate thread. py-spy reads the
@@ -29,7 +29,7 @@ WINDOW_S = 0.15
 DUMP_S = 3.0  # py-spy needs about 20 ms, but may never finish if the process is in uninterruptible sleep
 LOOK_S = 4 * DUMP_S
 AT_ONCE = 8  # how many processes are inspected in parallel
-_WORKS = 0.03  # the share of a core from which a process counts as working; periodic wake-ups use less
+_WORKS = 0.03  # a process that uses this share of a core counts as working; periodic wake-ups use less
 # Prefixes of the names of threads in which libraries run loops. Whatever the script does, these threads wait
 # forever or repeatedly for a short time, so their waits say nothing about the script. Threads that run the
 # script's callbacks for a collective are not among them.
@@ -155,7 +155,7 @@ def _inspect_rank(number: int, target: InspectedRank, asked: int) -> RankInspect
         stirs=rest.stirs,
         mark=rest.mark,
         ends=rest.ends,
-        meets_unseen=process_stats.meets_unseen(target.pid),
+        meets_unseen=process_stats.may_wait_unseen(target.pid),
     )
 
 

@@ -1,7 +1,7 @@
 """List the TCP connections of this network namespace through the kernel's socket monitoring, sock_diag(7).
 
 Unlike /proc/net/tcp, it shows how many bytes each end has received in total, and how many of its bytes the
-peer has acknowledged. If all counts are equal in two readings, no byte was sent or received in between.
+peer has acknowledged. If all counts are the same in two readings, no byte was sent or received in between.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Connection:
 
 
 def connections() -> dict[int, Connection]:
-    """Return the ends of all connections, by the inodes of their sockets.
+    """Return the endpoints of all connections, by the inodes of their sockets.
 
     Raises `OSError` if the kernel does not list them.
     """

@@ -2,7 +2,7 @@
 
 The launcher runs in the user's image, so it uses only the standard library. It makes no decisions. The
 sidecar sends complete orders (`LauncherOrder`), and the launcher sends its complete state (`LauncherState`)
-after every change. Both carry a generation, by which the receiver recognises outdated messages. If the
+after every change. Both carry a generation, so that the receiver recognises outdated messages. If the
 sidecar restarts, the ranks keep running, and the new sidecar receives the complete state.
 """
 
@@ -90,7 +90,7 @@ class Launcher:
         # True while the launcher, after a signal to end, waits for the supervisor's order to stop.
         self._is_leaving = False
         self._end_s = 0.0  # when all remaining processes will be killed
-        self._asked_to_end: set[int] = set()  # left-behind processes to which SIGTERM has been sent
+        self._asked_to_end: set[int] = set()  # left-behind processes that have been sent SIGTERM
         self._background: BackgroundProcesses | None = None  # processes left by ranks that succeeded
         self._is_turn_planned = False  # whether a check is scheduled for processes that have not ended yet
         self.epoch = 0  # the epoch of the newest supervisor whose order this launcher has carried out

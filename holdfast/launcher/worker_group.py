@@ -83,7 +83,10 @@ class WorkerGroup:
 
     def _with_devices(self, rank: RankStart) -> RankStart:
         return replace(
-            rank, devices=gpu_assignment.share(os.environ, rank.rank, rank.local_rank, self.settings.nproc)
+            rank,
+            devices=gpu_assignment.visible_devices(
+                os.environ, rank.rank, rank.local_rank, self.settings.nproc
+            ),
         )
 
     def waiting(self) -> tuple[Worker, ...]:

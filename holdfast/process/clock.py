@@ -1,4 +1,4 @@
-"""CLOCK_MONOTONIC: common ticks at which periodic threads wake up, and the clock's identity.
+"""CLOCK_MONOTONIC: common ticks when periodic threads wake up, and the clock's identity.
 
 Waking a sleeping core takes longer than most of these threads then work: milliseconds on a virtual machine.
 If the threads share common ticks, a core wakes up only once for all of them.

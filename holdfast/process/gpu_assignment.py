@@ -20,12 +20,12 @@ from holdfast.protocol import environment
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 # Torch's first check for GPUs calls CUDA unless this variable makes it query NVML.
 WITHOUT_CUDA = ("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-TURN_PREFIX = "device-"  # the prefix of the files in which processes record that they use a device
+TURN_PREFIX = "device-"  # the prefix of the files that processes use to record which device they use
 TURN_S = 30.0  # the limit on the wait for a killed process, whose resources the driver must free first
 _OPEN_BY_CUDA = "nvidia-uvm"  # a device file that CUDA opens and NVML does not
 
 
-def share(given: Mapping[str, str], rank: int, local_rank: int, nproc: int) -> str:
+def visible_devices(given: Mapping[str, str], rank: int, local_rank: int, nproc: int) -> str:
     """Return CUDA_VISIBLE_DEVICES for the member of `rank`; "" if there are no GPUs to share, or too few.
 
     `given` is the launcher's environment. The member with ranks 0 to `nproc` - 1 receives the first GPUs, the
@@ -54,7 +54,7 @@ def await_turn(visible: str, local_rank: int, turns: Path) -> bool:
     """Make the devices `visible` to this process, and wait until the previous user of its device has ended.
 
     `turns` is a folder that all ranks of the machine share. Returns False if the previous user has not ended
-    within `TURN_S`. The driver may never release that process, in which case CUDA will report the problem.
+    within `TURN_S`. If the driver never releases that process, CUDA will report the problem.
     """
     os.environ[VISIBLE] = visible
     name = visible.split(",")[local_rank].strip().replace("/", "_")

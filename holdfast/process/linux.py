@@ -5,9 +5,11 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
+LOWEST_PRIORITY = 19  # the nice value
 PAUSE_S = 0.002  # the time between two checks of whether a killed process has ended
 
 _PR_SET_PDEATHSIG = 1  # include/uapi/linux/prctl.h
@@ -55,6 +57,11 @@ def set_name(name: str) -> None:
 def allow_tracing_by(pid: int) -> None:
     """Allow `pid` and its descendants, such as py-spy, to read this process where Yama restricts that."""
     _libc.prctl(_PR_SET_PTRACER, pid, 0, 0, 0)
+
+
+def lower_thread_priority() -> None:
+    """Give the calling thread, and threads that it starts later, the lowest priority. Raises `OSError`."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
 
 
 def children() -> list[int]:

@@ -19,7 +19,7 @@ _GENERATION = re.compile(r"gen-\d{1,9}")
 
 @dataclass(slots=True)
 class _Tail:
-    """One log file, and the position up to which it has been read."""
+    """One log file, and how far it has been read."""
 
     path: Path
     inode: int
@@ -68,7 +68,7 @@ class LogTails:
         return lines
 
     def positions(self) -> list[tuple[Path, int]]:
-        """Return each file and the position up to which its lines have been returned."""
+        """Return each file, and how far its lines have been returned."""
         return [(tail.path, tail.offset - len(tail.held)) for tail in self._tails.values()]
 
     def close(self) -> list[tuple[int, str]]:

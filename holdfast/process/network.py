@@ -33,7 +33,7 @@ SERVER_BACKLOG = 16
 # The limit on a TLS handshake. When all members of a cluster connect to a new supervisor, each waits for the
 # handshakes of the others.
 HANDSHAKE_S = 15.0
-ACCEPTED_TOGETHER = 64  # connections, after which the event loop does other work
+ACCEPTED_TOGETHER = 64  # connections before the event loop does other work
 RETRY_S = 0.1  # after a connection could not be accepted, for example because no descriptor is left
 _LOOK_S = 1.0
 _NEW_S = 1.0  # a new connection may lack a transport for this long
@@ -115,7 +115,7 @@ class Door:
         self._idle_s = idle_s
         self._idle: dict[asyncio.Protocol, float] = {}  # when each connection became idle, oldest first
         self._trusted: set[asyncio.Protocol] = set()
-        self._busy: set[asyncio.Protocol] = set()  # connections on which a request is being answered
+        self._busy: set[asyncio.Protocol] = set()  # connections with a request that is being answered
 
     def guarded(self, make: Callable[[], P]) -> Callable[[], P]:
         """Return a protocol factory for `create_server` that calls `make` and watches each connection."""

@@ -39,7 +39,7 @@ class InvalidMessage(ValueError):
 def encode(message: Any) -> bytes:
     """Return one JSON line, newline included, for a dataclass instance.
 
-    Fields appear in the order in which the class defines them, so equal messages have equal encodings.
+    Fields appear in the order of their definition, so equal messages have equal encodings.
     """
     return _ENCODER.encode(message).encode() + b"\n"
 
@@ -183,7 +183,7 @@ def _object_reader(kind: Any) -> Callable[..., Any]:
 
 
 def is_seconds(name: str, hint: Any) -> bool:
-    """Return True if a field is a time in seconds, to which `MAX_SECONDS` applies."""
+    """Return True if a field is a time in seconds, so that `MAX_SECONDS` applies to it."""
     return hint is float and (name == "seconds" or name.endswith("_s"))
 
 

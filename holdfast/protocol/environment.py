@@ -1,4 +1,4 @@
-"""Define the environment variables through which processes configure the processes that they start.
+"""Define the environment variables that processes use to configure the processes that they start.
 
 These are the `HOLDFAST_*` variables, and torchrun's variables for a rank. Each `HOLDFAST_*` variable is
 defined here, and all other code uses the constant for its name.
@@ -61,7 +61,7 @@ BIND = _variable(
     "HOLDFAST_BIND",
     set_by="the user, or the system that starts launchers on several machines",
     read_by="the launcher",
-    meaning="the address on which the launcher reserves a port for rank 0's rendezvous; 127.0.0.1 by default",
+    meaning="the address where the launcher reserves a port for rank 0's rendezvous; 127.0.0.1 by default",
     for_users=True,
 )
 
@@ -116,7 +116,7 @@ ADDRESS = _variable(
     "HOLDFAST_ADDRESS",
     set_by="the injector of pods",
     read_by="the sidecar",
-    meaning="the pod's address, at which other members reach the sidecar; 127.0.0.1 by default",
+    meaning="the address of the pod, where other members reach the sidecar; 127.0.0.1 by default",
 )
 CA = _variable(
     "HOLDFAST_CA",
@@ -152,7 +152,7 @@ HANG_FLOOR_S = _variable(
     "HOLDFAST_HANG_FLOOR_S",
     set_by="the backend, from --hang-floor",
     read_by="the sidecar",
-    meaning="the minimum duration, in seconds, from which a step can be late",
+    meaning="a step is late only if it takes longer than this, in seconds",
 )
 FIRST_STEP_S = _variable(
     "HOLDFAST_FIRST_STEP_S",

@@ -18,7 +18,7 @@ from dataclasses import fields, replace
 from json.encoder import encode_basestring_ascii
 from typing import TypeVar
 
-WHOLE_BYTES = 32_000  # the limit on a traceback to which no other limit applies
+WHOLE_BYTES = 32_000  # the limit on a traceback without any other limit
 # The limit on the final texts of all ranks together, without the text of the first rank that ended.
 ENDINGS_BYTES = 512 << 10
 LOOKS_BYTES = 384 << 10  # the limit on the stacks of all ranks of a member together

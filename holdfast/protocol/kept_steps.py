@@ -40,7 +40,7 @@ def places(step: int, every: int, few: bool = False) -> tuple[int, ...]:
     if few:
         return (step % FEW_PLACES,)
     if step == 0:
-        ruler = 0  # a separate level for the state from which a run starts
+        ruler = 0  # a separate level for the first state of a run
     else:
         level = min((step & -step).bit_length(), LEVELS) - 1
         ruler = 1 + 2 * level + ((step >> (level + 1)) & 1)

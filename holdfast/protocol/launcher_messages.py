@@ -69,14 +69,14 @@ class BadNumber:
     loss: str  # as text, because JSON has no NaN
     position: int
     at_ns: int
-    why: str = ""  # for a jump: the values with which the loss was compared
+    why: str = ""  # for a jump: what the loss was compared with
 
 
 @dataclass(frozen=True, slots=True)
 class StartTimes:
     """When a rank passed the stages of its start, on CLOCK_MONOTONIC; 0 for stages that are still to come.
 
-    `goal` is the number of steps at which its loop ends, or 0 if it is not known yet.
+    `goal` is how many steps are done when its loop ends, or 0 if it is not known yet.
     """
 
     started_ns: int = 0
@@ -137,8 +137,8 @@ class RankInspection:
     io_bytes: int = 0  # the bytes that the process and its descendants read and wrote
     calls: tuple[
         str, ...
-        # How the threads wait, without duplicates. The main thread's wait comes first, followed by the waits
-        # of the other Python threads and of the native threads.
+        # How the threads wait, without duplicates. The main thread's wait comes first, followed by those of
+        # the other Python threads and the native threads.
     ] = ()
     children: int = 0  # the number of descendants that compute, read, write, or wait with a timeout
     children_cpu_s: float = 0.0
@@ -148,8 +148,10 @@ class RankInspection:
     # How long the rank will wait, unless a peer sends it bytes; 0 if other events might wake it.
     rests_s: float = 0.0
     stirs: str = ""  # why `rests_s` is 0, such as "thread x waits in: poll"
-    mark: int = 0  # equal in two inspections if no thread ran and no byte was sent or received between them
-    # A checksum of the connections on which its collectives wait
+    mark: int = (
+        0  # the same in two inspections if no thread ran and no byte was sent or received between them
+    )
+    # A checksum of the connections that its collectives wait on
     # (`holdfast.inspection.blocked_ranks.sum_of`).
     ends: int = 0
     # Whether it may be waiting for other ranks in a way that looks like work, such as on a device or in MPI.
@@ -163,7 +165,7 @@ class LauncherState:
     pid: int
     generation: int  # the newest generation that the launcher was ordered to run
     ranks: tuple[RankState, ...]
-    parked: tuple[int, ...]  # the local ranks for which a warm process waits
+    parked: tuple[int, ...]  # the local ranks that have a waiting warm process
     port: int  # the port that a listening socket reserves for the next rendezvous
     secure_asked: int = 0  # the generation of the newest order "secure" that it has carried out
     secured: tuple[SecureAnswer, ...] = ()
@@ -192,7 +194,7 @@ class RankStart:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """The source from which a generation restores its state. `step` is the number of steps done in it."""
+    """Where a generation restores its state from. `step` is the number of steps done in it."""
 
     step: int
     generation: int

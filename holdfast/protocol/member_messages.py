@@ -58,7 +58,7 @@ class RankProgress:
     snapshot_step: int
     # The mean time, over the last window, that a step takes until it waits for other ranks; 0 if not known.
     own_s: float = 0.0
-    own_least_s: float = 0.0  # the same mean over the part of the window in which it was lowest
+    own_least_s: float = 0.0  # the same mean over the part of the window where it was lowest
     own_data_s: float = 0.0  # the part of `own_s` before the forward pass
     own_steps: int = 0  # the number of steps in the window
     snapshot_s: float = 0.0  # the time that the next snapshot may take
@@ -112,7 +112,7 @@ class HeldChecksum:
 
     generation: int
     step: int
-    total_bytes: int  # only states of equal size can be compared, because their document may be padded
+    total_bytes: int  # only states of the same size can be compared, because their document may be padded
     crc: int
 
 
@@ -135,7 +135,7 @@ class CheckpointReport:
     path: str = ""
     seconds: float = 0.0
     error: str = ""
-    asked: int = 0  # the number of the save order to which this is the answer
+    asked: int = 0  # the number of the save order that this answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,12 +216,12 @@ class MemberReport:
     progress: tuple[RankProgress, ...] = ()
     stalls: tuple[RankStall, ...] = ()
     looks: tuple[RankInspection, ...] = ()  # the newest inspections, while a rank is late
-    looked_for: int = 0  # the generation to which the ranks in `looks` belong
+    looked_for: int = 0  # the generation of the ranks in `looks`
     look: int = 0  # the number of the newest inspection
     slots: tuple[HeldSnapshot, ...] = ()
     seals: tuple[HeldChecksum, ...] = ()  # the last checksums of the current generation
     privates: tuple[HeldPrivateState, ...] = ()
-    secured_for: int = 0  # the newest generation for which this member's state is secured and listed here
+    secured_for: int = 0  # the newest generation whose state is secured on this member and listed here
     unusable: tuple[HeldSnapshot, ...] = ()  # snapshots that a restore read and whose checksum was wrong
     prepare_error: str = ""
     prepare_generation: int = 0  # the generation whose start `prepare_error` prevented
@@ -238,7 +238,7 @@ class MemberReport:
     publishing: int = -1
     notes: tuple[str, ...] = ()
     room: MemoryUse = field(default_factory=MemoryUse)
-    lag_s: float = 0.0  # the longest time in the last minute during which its event loop did not poll
+    lag_s: float = 0.0  # the longest time in the last minute that its event loop did not poll
     lag_p99_s: float = 0.0
     launcher_silent: str = ""  # why the member has given up on its launcher, if the launcher is unresponsive
     epoch: int = 0  # the highest epoch of any order it has received
@@ -252,7 +252,7 @@ class MemberReport:
 
 @dataclass(frozen=True, slots=True)
 class StateSource:
-    """A peer from which a member can fetch a state that it needs."""
+    """A peer that has a state for a member to fetch."""
 
     url: str
     rank: int = -1  # the rank whose private state the member needs; -1 for the snapshot
@@ -311,7 +311,7 @@ class MemberOrder:
     # For "idle": the size of the snapshot that the member may have to fetch, so that it can make room early.
     room_bytes: int = 0
     lineage: tuple[Lineage, ...] = ()  # distinguishes valid from void checkpoints
-    # The last step at which the replicas are known to have been equal; 0 if none yet, -1 for a single
+    # The last step at which the replicas are known to have matched; 0 if none yet, -1 for a single
     # replica.
     proven: int = -1
     epoch: int = 0  # the epoch of the sender; a supervisor with a higher epoch replaces it

@@ -9,7 +9,7 @@ writer makes the counter even again.
 The page is little-endian and aligned, so that each counter is updated by a single store. The counter alone
 does not reveal a write that begins and ends while a reader copies the page. It is also insufficient on
 machines such as arm64 where, unlike on x86, the stores of one thread may become visible out of order. A
-reader therefore makes two copies and accepts them only if they are equal.
+reader therefore makes two copies and accepts them only if they match.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Phase(IntEnum):
 
 
 class PhaseKind(Enum):
-    """The part of a generation to which a phase belongs."""
+    """The part of a generation that a phase belongs to."""
 
     START = "start"  # the start of a generation, before the loop
     STEP = "step"
@@ -81,7 +81,7 @@ class PhaseMeaning:
     words: str  # the phase in words, for display
     doing: str = ""  # completes "rank 1 is ...", or for a pause "rank 1 is in ... that the script declared"
     may_wait: bool = False  # whether a rank without progress in this phase may be waiting for a late rank
-    label: str = ""  # the label with which the script declares this pause; PAUSED is for all other labels
+    label: str = ""  # the label that the script gives this pause; PAUSED is for all other labels
 
 
 # The meaning of each phase. Messages, the journal and status.json refer to a phase by its name (`name_of`).
@@ -150,7 +150,7 @@ VOID = struct.Struct("<64q")
 WRITTEN_AT = VOID_AT + VOID.size
 WRITTEN = struct.Struct("<qq")  # written_ns, and the step that was the last committed one at that time
 COPYING_AT = WRITTEN_AT + WRITTEN.size
-COPYING = struct.Struct("<q")  # the phase in which the last copy began
+COPYING = struct.Struct("<q")  # the phase when the last copy began
 _END = COPYING_AT + COPYING.size
 _ALL = struct.Struct(
     f"<Qqiiqqqqqqqqqddqqdqqdqqd{LABEL_BYTES}sqqqqdqqd8q64qqqq"
@@ -164,7 +164,7 @@ _TAILS_AT = 2048
 TAILS_INDEX = _TAILS_AT // 4
 _UNCOMMITTED_AT = 3072
 UNCOMMITTED_INDEX = _UNCOMMITTED_AT // 4
-NO_WRITES = -1.0  # the entry in the ring of uncommitted times for a step in which no optimizer wrote
+NO_WRITES = -1.0  # the entry in the ring of uncommitted times for a step without writes of an optimizer
 
 _TRIES = 200  # a write takes well under 1 us; 200 reads take some 100 us
 
@@ -205,7 +205,7 @@ class Progress:
     snapshot_cost_s: float
     # The time of the commit before a pause or the end of a loop; 0 if the pause began within a step. In a
     # TAIL, a negative value means that Holdfast, not the script, is working. It is then minus the time of the
-    # commit if the script's work has not begun, or minus the time at which that work ended.
+    # commit if the script's work has not begun, or minus the time when that work ended.
     tail_since_ns: int = 0
     state_bytes: int = 0  # the size of the replicated state; 0 if not known yet
     known_copy_s: float = 0.0  # the duration of a copy in earlier generations; 0 if not known
@@ -217,7 +217,7 @@ class Progress:
     # When an optimizer finished writing in the uncommitted step. 0 if none has, if another optimizer has yet
     # to write, or if the optimizer runs on a device, because the host does not know when the device finishes.
     written_ns: int = 0
-    copying_in: int = 0  # the phase in which Holdfast's last copy of the state began
+    copying_in: int = 0  # the phase when Holdfast's last copy of the state began
 
 
 def of_kinds(*kinds: PhaseKind) -> frozenset[Phase]:

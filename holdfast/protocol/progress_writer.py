@@ -325,7 +325,7 @@ class Page:
     def note_snapshot(self, step: int, cost_s: float, held_s: float | None = None) -> None:
         """Record that a snapshot took `cost_s`, which does not count as the rank's own time.
 
-        `held_s` is the part of that time for which the host was blocked; None means all of it.
+        `held_s` is how long the host was blocked in that time; None means all of it.
         """
         content = layout.SNAPSHOT.pack(step, cost_s)
         with self._lock:

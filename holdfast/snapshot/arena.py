@@ -1,4 +1,4 @@
-"""Store a member's snapshots in two slots of shared memory, one of which always has a complete state.
+"""Store a member's snapshots in two slots of shared memory, one of which always holds a complete state.
 
 A writer claims an empty slot or, if no slot is empty, the slot with the older snapshot. It invalidates the
 slot's record, fills the slot, and writes the new record last. Whenever a writer dies, the other slot is
@@ -76,16 +76,16 @@ class Arena:
         """Return a writer for the free slot, or None.
 
         The result is None if no slot is free: readers or a writer hold it, or its snapshot must be kept. It
-        is also None if the other slot already has this state. If the layout is the same as for the slot's
+        is also None if the other slot already holds this state. If the layout is the same as for the slot's
         previous snapshot, this takes only a few system calls.
 
         Args:
             layout: The layout of the new snapshot.
             generation: Fencing token of the state.
             step: The number of steps that the state contains.
-            world_size: The number of ranks in the group to which the state belongs.
+            world_size: The number of ranks in the group that the state belongs to.
             keep: The (generation, step) pairs of snapshots that must not be overwritten. If this is None, or
-                if no slot has one of these snapshots, the newest complete snapshot is kept.
+                if no slot holds one of these snapshots, the newest complete snapshot is kept.
 
         Raises:
             OSError: There is no room (ENOSPC). The other slot is unchanged.
@@ -110,7 +110,7 @@ class Arena:
         """Yield the path of a snapshot. No writer can overwrite the snapshot while the context is open.
 
         Raises:
-            SnapshotGone: The slot now has another snapshot, or a writer is filling it.
+            SnapshotGone: The slot now holds another snapshot, or a writer is filling it.
         """
         descriptor = self._lock(record)
         try:
@@ -140,7 +140,7 @@ class Arena:
         return self._page.sealed(record) is not None
 
     def checksum(self, record: CommitRecord) -> int | None:
-        """Return the checksum with which the snapshot was sealed, or None if it was not sealed."""
+        """Return the checksum in the snapshot's seal, or None if it was not sealed."""
         return self._page.sealed(record)
 
     def verify(self, record: CommitRecord) -> bool:
@@ -156,7 +156,7 @@ class Arena:
             return expected is None or found == expected
 
     def forget(self, record: CommitRecord) -> None:
-        """Discard a snapshot. Does nothing if its slot is in use or already has another snapshot."""
+        """Discard a snapshot. Does nothing if its slot is in use or already holds another snapshot."""
         slot = self._slots[record.slot]
         if not slot.acquire():
             return
@@ -286,8 +286,8 @@ class Arena:
     ) -> tuple[int, CommitRecord | None] | None:
         """Lock the free slot and invalidate its record; return the slot and its previous snapshot.
 
-        The result is None if no slot is free. It is also None if the other slot already has the state `new`:
-        all ranks of a member may try to write the same state, and one copy is enough.
+        The result is None if no slot is free. It is also None if the other slot already holds the state
+        `new`: all ranks of a member may try to write the same state, and one copy is enough.
         """
         before = self._page.raw()
         records = self.records()
@@ -321,7 +321,7 @@ def _free(records: tuple[CommitRecord, ...], keep: frozenset[tuple[int, int]] | 
     if len(records) < SNAPSHOT_SLOTS:
         taken = {record.slot for record in records}
         return next(slot for slot in range(SNAPSHOT_SLOTS) if slot not in taken)
-    # If both slots have the same state, it is enough to keep one of them.
+    # If both slots hold the same state, it is enough to keep one of them.
     by_age = {_age(record): record.slot for record in records if keep and _age(record) in keep}
     kept = set(by_age.values()) or {records[0].slot}
     return next((record.slot for record in reversed(records) if record.slot not in kept), None)
@@ -390,7 +390,7 @@ class SlotWriter(_ClaimedSlot):
     ) -> None:
         """Take over a claimed slot.
 
-        `before` is the slot's previous snapshot. If it has the same layout, `data` still has its content.
+        `before` is the slot's previous snapshot. If it has the same layout, `data` still holds its content.
         """
         super().__init__(page, slot, record)
         self.layout = layout

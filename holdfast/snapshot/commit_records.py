@@ -1,4 +1,4 @@
-"""Record which complete snapshot each slot of an arena has, and the snapshot's checksum.
+"""Record which complete snapshot each slot of an arena holds, and the snapshot's checksum.
 
 All processes of a member map one page. It contains two commit records and two seals, each with its own CRC32.
 A record that is torn or was not written by Holdfast fails its CRC check and counts as missing, so no other
@@ -59,7 +59,7 @@ class CommitRecords:
             self._page = mmap.mmap(descriptor, PAGE_BYTES)
         finally:
             os.close(descriptor)
-        # For each slot, the last result of `read` and the bytes from which it was decoded.
+        # For each slot, the last result of `read` and the bytes that it was decoded from.
         self._seen: list[tuple[bytes, CommitRecord | None]] = [(b"", None)] * SNAPSHOT_SLOTS
 
     @property
@@ -117,7 +117,7 @@ class CommitRecords:
             self._page[end - _CRC.size : end] = _CRC.pack(wrong)
 
     def sealed(self, record: CommitRecord) -> int | None:
-        """Return the checksum with which exactly this record was sealed; None if it was not sealed."""
+        """Return the checksum in the seal of exactly this record; None if it was not sealed."""
         begin = _seal(record.slot)
         body = _checked(self._page[begin : begin + SEAL_BYTES])
         if body is None:

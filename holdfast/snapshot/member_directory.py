@@ -6,7 +6,7 @@ RUN/                         the run's folder: one for each local run, one for e
   import/holdfast            a link to this package; scripts have the folder `import` on their path
   device-NAME                the process that uses this GPU (`holdfast.process.gpu_assignment`)
   MEMBER/
-    launcher.sock            the socket on which the launcher listens for its sidecar
+    launcher.sock            the socket where the launcher listens for its sidecar
     page-LOCAL.bin           the progress page of a rank
     below-LOCAL              exists if `join` refused a process that the rank has started
     obeyed.json              the newest order that the sidecar has accepted
@@ -15,11 +15,11 @@ RUN/                         the run's folder: one for each local run, one for e
     drilled                  the newest drill that the sidecar has carried out
     import/holdfast          the same link as above
     arena/
-      records                which slot has which snapshot
+      records                which slot holds which snapshot
       slot-N.safetensors     a snapshot
       private-RANK.bin       the private states of a rank of this member
       kept-RANK.bin          the private states of a rank of the previous member in the ring
-    restore/                 the private states from which the ranks started
+    restore/                 the private states that the ranks started from
       RANK-GENERATION-STEP-CHECKSUM.bin
 ```
 
@@ -115,7 +115,7 @@ def restored_stem(rank: int, generation: int, step: int) -> str:
 
 
 def restored_name(rank: int, generation: int, step: int, checksum: int) -> str:
-    """Return the name, in `RESTORED`, of the file with the private state from which a rank started.
+    """Return the name, in `RESTORED`, of the file with the private state that a rank started from.
 
     `checksum` is the CRC-32 of the content.
     """

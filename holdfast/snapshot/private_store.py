@@ -196,7 +196,7 @@ class PrivateStore(PrivateReader):
 
         Args:
             path: The file; its directory exists.
-            rank: The rank to which the states belong.
+            rank: The rank that the states belong to.
             capacity_bytes: The size of the largest blob that fits without a larger file.
             every: If states are small, the last four steps that are multiples of this number are kept in
                 addition to the ruler's steps. 0 keeps no additional steps.
@@ -279,7 +279,7 @@ class PrivateStore(PrivateReader):
         return held.step != new, held.step in pinned, held.generation, held.step
 
     def _rebuild(self, shape: _Shape, copied: bool) -> None:
-        """Atomically replace the file with one of `shape`. If `copied`, the new file has the old entries."""
+        """Atomically replace the file with one of `shape`. If `copied`, the new one holds the old entries."""
         entries = list(self._entries()) if copied else []
         # Copy the oldest entries first, so that the newest of several entries for one place is kept.
         entries.sort(key=lambda entry: (entry[0].generation, entry[0].step))

@@ -66,7 +66,7 @@ class ParallelCopy:
     ) -> None:
         """Prepare to copy each source into its target. Both are on the CPU and have the same type and shape.
 
-        Set `sparing` if the targets are probably equal to the sources: the copy then compares all bytes, and
+        Set `sparing` if the targets probably match the sources: the copy then compares all bytes, and
         writes only pieces that differ. Set `fresh` if the targets' memory may never have been written.
         """
         # The addresses, in the sources, of the pieces that a sparing copy had to write.
@@ -132,7 +132,7 @@ os.register_at_fork(after_in_child=_threads.clear)  # a forked child does not in
 
 
 def same_bytes(one: int | bytes, other: int | bytes, size: int) -> bool:
-    """Return whether `size` bytes are equal. The interpreter's lock is released during the comparison.
+    """Return whether `size` bytes are the same. The interpreter's lock is released during the comparison.
 
     `one` and `other` are addresses or bytes objects.
     """

@@ -46,7 +46,7 @@ class CollectedState:
     _names: dict[int, str] = field(default_factory=dict)  # the name of each tensor, by its identity
 
     def add(self, name: str, tensor: torch.Tensor) -> str:
-        """Add `tensor` unless it is listed already; return the name under which it is listed.
+        """Add `tensor` unless it is listed already; return its name in the list.
 
         Raises BadInput if a snapshot cannot hold the tensor.
         """
@@ -57,7 +57,7 @@ class CollectedState:
         return known
 
     def name_of(self, tensor: torch.Tensor) -> str | None:
-        """Return the name under which `tensor` is listed, or None."""
+        """Return the name of `tensor` in the list, or None."""
         return self._names.get(id(tensor))
 
 
@@ -261,7 +261,7 @@ def parameter_numbers(optimizer: torch.optim.Optimizer) -> dict[int, int]:
 def flatten(name: str, value: Any, tree: CollectedState, beside: torch.device | None = None) -> Any:
     """Return `value` as the document represents it, and add its tensors to `tree`.
 
-    `beside` is the device of the parameter to which the value belongs, if any. If it is not the CPU, tensors
+    `beside` is the device of the parameter that the value belongs to, if any. If it is not the CPU, tensors
     on the CPU are marked with `HOST`. Raises BadInput for a value that is neither a tensor nor JSON.
     """
     import torch

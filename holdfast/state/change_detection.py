@@ -5,7 +5,7 @@ copy, a script may have swapped in averaged weights for an evaluation, merged ad
 temporarily (SAM), all without calling Holdfast. So each commit takes a footprint of the state, which costs a
 few microseconds, and the footprint is compared with the state before and after each copy. It consists of:
 
-- the version counters of all parameters and of the tensors in the optimizers' states;
+- the version counters of all parameters and all tensors in the optimizers' states;
 - the addresses of some of these tensors, and a few words of their content;
 - the options of the optimizers;
 - the state_dict of other objects.
@@ -99,7 +99,7 @@ class ChangeDetector:
         self._others = {name: value for name, value in objects.items() if _is_other(value)}
         self._walk: _Walk | None = None
         self._walked_states: _States | None = None  # the optimizers' states at the time of the walk
-        self._replaced = -1  # the last step in which tensors of an optimizer's state were replaced
+        self._replaced = -1  # the last step that replaced tensors of an optimizer's state
         # True if every step replaces the tensors in the optimizers' states. The walk then holds no references
         # to them, because these would keep the old tensors in memory.
         self._loose = False

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 from holdfast.errors import BadInput
 
 Pair = tuple["torch.Tensor", "torch.Tensor"]  # target on the host, source on the device
-POLL_S = 0.0005  # the interval at which a wait with a limit checks its mark
+POLL_S = 0.0005  # how often a wait with a limit checks its mark
 PIECE_BYTES = 256 << 20  # a copy puts a mark after each piece of this size, to show its progress
 NUMBERS = 4  # one call of `bring` copies at most this many numbers to the host
 BATCHES = 4  # at most this many `bring` calls are in progress: the host never runs further ahead

@@ -125,7 +125,7 @@ class LossGuard:
         median = seen.median()
         rise = value - median
         if rise <= max(least, factor * RELATIVE_SPREAD * abs(median)):
-            return False  # the usual case, in which the spread need not be computed
+            return False  # the usual case; the spread need not be computed
         highest = seen.ordered[-1] - median
         return rise > ABOVE_HIGHEST * highest and rise > factor * MAD_TO_SIGMA * seen.mad(median)
 

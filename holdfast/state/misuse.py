@@ -337,7 +337,7 @@ class AddedGroups:
 
 
 class UnprotectedTraining:
-    """Warns of unprotected optimizers that step, and of unprotected parameters that are trained.
+    """Warns of unprotected optimizers that step and unprotected parameters that are trained.
 
     A global torch hook watches the first step of each optimizer. `finish` removes it at the first commit.
     """
@@ -439,7 +439,7 @@ class AccumulatedGradients:
         self._added = self._added or self._device.queues or bool(grad.detach().any())
 
     def _candidates(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield parameters and their gradients, roughly in the order in which backward passes reach them."""
+        """Yield parameters and their gradients, roughly in the order of backward passes."""
         for module in reversed(self._modules):
             for parameter in reversed(list(module.parameters())):
                 grad = parameter.grad
@@ -461,7 +461,7 @@ def warn(rank: int, text: str) -> None:
 
 
 _DEPTH = 4  # a search follows this many levels of attributes: a wrapper, a list of schedulers, a scheduler
-# These are attributes of bound methods and of functools.partial.
+# These are attributes of bound methods and functools.partial.
 _CALL_ATTRIBUTES = ("__self__", "func", "args", "keywords")
 _MAX_VISITED = 10_000  # a search visits at most about this many objects
 

@@ -469,7 +469,7 @@ def _is_plain(state: object) -> bool:
 
 
 def _tagged(value: Any) -> Any:
-    """Return a copy of `value` in which tagged objects represent values that JSON cannot represent.
+    """Return a copy of `value` with tagged objects in place of values that JSON cannot represent.
 
     These are tuples, mappings with keys that are not strings, and states of generators. Raises TypeError for
     a key that is not a scalar.

@@ -1,6 +1,6 @@
 """Load batches of a dataset that are the same after a fault. This replaces `DataLoader` and its samplers.
 
-The samples of a step, and the random numbers with which a dataset augments them, depend only on (seed, step,
+The samples of a step, and the random numbers that a dataset uses to augment them, depend only on (seed, step,
 rank, world size), not on the process that loads them. So no position has to be saved. A loop that resumes at
 step n begins with the batch of step n, and loads batches again that were prefetched before the fault.
 """
@@ -87,7 +87,7 @@ class Batches:
         return self._per_epoch
 
     def epoch(self, step: int) -> int:
-        """Return the number of the epoch to which `step` belongs, from 0."""
+        """Return the number of the epoch that `step` belongs to, from 0."""
         return step // self._per_epoch
 
     def ends_epoch(self, step: int) -> bool:

@@ -1,4 +1,4 @@
-"""Refuse a step in which the script caught an exception that a lost peer caused.
+"""Refuse a step if the script caught an exception that a lost peer caused.
 
 Many scripts catch exceptions in a step to skip a batch that does not fit into memory. When a peer is lost,
 such a script commits the step without an update, or with gradients that lack the peer's contribution. Python

@@ -51,7 +51,7 @@ class NumberCheck:
         self._is_scaled = False  # a GradScaler decides whether the optimizer writes
         self._unjudged: StepNumbers | None = None  # the last step's numbers, if they are not judged yet
         self.judged: StepNumbers | None = None  # the numbers that were judged last
-        self.poison_step: int | None = None  # the step in which a drill requested a bad number
+        self.poison_step: int | None = None  # the step for which a drill requested a bad number
         self.is_poisoned = False  # a drill has made a forward pass produce a bad gradient
 
     # -- in the order of a step
@@ -76,7 +76,7 @@ class NumberCheck:
         return True
 
     def receive(self, step: int, loss: Any, norm: Any, position: int) -> StepNumbers:
-        """Accept the numbers with which the script commits `step`, and judge them if they have arrived.
+        """Accept the numbers that the script commits for `step`, and judge them if they have arrived.
 
         On a device, this first waits for the previous step's numbers and judges them. The gradient norm is
         judged only if the optimizer used the gradients: a GradScaler deliberately lets gradients overflow,

@@ -20,6 +20,7 @@ from holdfast.state import misuse
 from holdfast.training import caught_errors
 from holdfast.worker import launcher_channel
 from holdfast.worker.drills import RankDrill
+from holdfast.worker.launcher_channel import FLAG_WAIT_S
 
 if TYPE_CHECKING:
     import torch
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 NOTE_CHARACTERS = 500  # the status shows at most this many characters of a warning
 # A rank waits this long to let the rank whose own number is bad report first. The rollback ends both ranks.
 YIELD_S = 0.3
-# After reporting a bad number, wait this long for the rollback before the script ends with an exception.
-FLAG_WAIT_S = 600.0
 RECENT_STEPS = 32  # the median duration of a step is taken over this many steps
 _NUMBER = re.compile(r"\d+")
 
@@ -101,11 +100,11 @@ class Rank:
         self.say(WorkerMessage("started", marks=self._times))
 
     def joined(self) -> None:
-        """Record the current time as the time at which the process group was formed."""
+        """Record that the process group has been formed now."""
         self._times = replace(self._times, joined_ns=time.monotonic_ns())
 
     def restored(self) -> None:
-        """Record the current time as the time at which the protected objects were restored."""
+        """Record that the protected objects have been restored now."""
         self._times = replace(self._times, restored_ns=time.monotonic_ns())
 
     def report_first_step(self) -> None:

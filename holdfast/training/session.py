@@ -77,7 +77,7 @@ class Session:
         """Protect `objects` from now on, and restore the group's resume point, if any, into them.
 
         `objects` can be modules, optimizers, schedulers, and any objects with state_dict and load_state_dict.
-        On return, they have the state from which training continues, and the `step` of the result is the
+        On return, they have the state that training continues from, and the `step` of the result is the
         number of steps in that state.
 
         Raises:

@@ -176,7 +176,7 @@ class State:
             self._protection.after_loop(training.done)
 
     def _begin_loop(self, count: int) -> None:
-        """Restore the flags and random states with which a loop starts, and secure the state."""
+        """Restore the flags and random states at the start of a loop, and secure the state."""
         training, protection = self._training, self._protection
         has_consulted = training.has_consulted  # must be read before the calls below
         if protection is not None and training.done <= count:

@@ -1,6 +1,6 @@
 """Define what happens to protected state in one training step, and in which order.
 
-Read `TrainingStep` from top to bottom: its methods are in the order in which they are called in a step, and
+Read `TrainingStep` from top to bottom: its methods are in the order of their calls in a step, and
 each of them is a list of actions. `Protection` and `WriteGate` do the work; this module defines the order.
 
 | moment         | actions, in this order                                                                  |
@@ -213,7 +213,7 @@ class TrainingStep:
         self._checks.check(self.done)
 
     def _pass_through_gate(self) -> None:
-        """Close the gate for a step in which no optimizer wrote, for example because a scaler skipped it."""
+        """Close the gate for a step without writes, for example because a scaler skipped it."""
         if self._prepared <= self.done:
             self._secure_private_state(skipped=True)
         self._close_gate()

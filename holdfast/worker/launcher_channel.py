@@ -15,6 +15,9 @@ from holdfast.protocol import rank_channel
 from holdfast.protocol.rank_channel import WorkerMessage, WorkerOrder
 from holdfast.snapshot import member_directory
 
+# After reporting a bad number, a rank waits this long for the restart that ends it. Then it continues.
+FLAG_WAIT_S = 600.0
+
 
 @dataclass(slots=True)
 class LauncherChannel:

@@ -27,7 +27,7 @@ from holdfast.worker.program import MAX_SOURCE_BYTES, Program
 # The time between two checks. A change is reported only if two consecutive checks find it, because an editor
 # may be saving the file.
 LOOK_S = 1.0
-AT_ONCE_S = 0.5  # the time limit for a check for which the caller waits
+AT_ONCE_S = 0.5  # the time limit for a check while the caller waits
 _MAX_TOLD = 8  # the maximum number of files that are reported: a change of a whole source tree would be noise
 _MAX_TEXT_BYTES = 500
 
@@ -109,7 +109,7 @@ def _read_file(path: str) -> tuple[SourceFile, bytes] | None:
         return None
     try:
         with open(path, "rb") as opened:
-            # Read the time first, so that a write during the read of the content is noticed.
+            # Read the time first, so that a write while the content is being read is noticed.
             mtime_ns = os.fstat(opened.fileno()).st_mtime_ns
             text = opened.read(MAX_SOURCE_BYTES + 1)
     except OSError:

@@ -4,7 +4,7 @@ The interpreter cannot do this for a rank with a process group. At exit, it woul
 objects, in any order and while it holds the GIL. Meanwhile the backends' threads wait for the GIL, so some of
 these destructions never finish. Therefore this module destroys nothing, and closes nothing that a thread may
 be using. It calls the finalizers that the script's own code defines, and writes the buffers of Python's files
-and of the libraries that `close_unclosed` knows.
+and the libraries that `close_unclosed` knows.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def whereabouts() -> str:
     return WORK
 
 
-# Modules in which a thread waits for its next task.
+# Modules where a thread waits for its next task.
 _WAITING = frozenset({"queue", "concurrent.futures.thread", "concurrent.futures._base", "selectors"})
 _AROUND = _WAITING | {"threading"}  # modules whose frames surround a thread's own function
 

@@ -21,12 +21,10 @@ from holdfast.protocol.rank_channel import WorkerMessage, WorkerOrder
 from holdfast.state import device, gradients
 from holdfast.state.device import Device, PendingNumbers
 from holdfast.worker.drills import RankDrill, poison_gradients
-from holdfast.worker.launcher_channel import LauncherChannel
+from holdfast.worker.launcher_channel import FLAG_WAIT_S, LauncherChannel
 
 if TYPE_CHECKING:
     import torch
-
-FLAG_WAIT_S = 600.0  # how long the script waits for a restart after a NaN before it continues
 
 
 def wait_for_start(mine: LauncherChannel) -> None:

@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def run_cold() -> None:
-    """Run as a rank without a warm process, using the version of the script with which the run began.
+    """Run as a rank without a warm process, using the version of the script that the run began with.
 
     This is needed if the script's file has changed since then. The interpreter prints the exceptions.
     """

@@ -17,7 +17,7 @@ GAP_S = 180.0  # the state is saved every minute, and an upgrade of the agent ta
 
 @dataclass(frozen=True, slots=True)
 class CleanTime:
-    """The agent times from which the clean times are computed; None if no such time is known."""
+    """The agent times that the clean times are counted from; None if no such time is known."""
 
     watched_s: float | None = None  # the time since which all sensors have been watching
     unhealthy_s: float | None = None  # the last time that anything was unhealthy

@@ -53,7 +53,7 @@ class SensorThread:
         """Create the object without starting the thread.
 
         Args:
-            position: Returns the position from which the sensor continues after a restart. Called in the
+            position: Returns where the sensor continues after a restart. Called in the
                 sensor's thread after each read.
             left_out: Returns the sensor's omissions. Called at the same times, and by this constructor.
         """

@@ -51,7 +51,7 @@ class AgentParts:
     policy: HealthPolicy
     clock: Clock
     state: SavedState
-    folder: Path | None  # the folder in which the state is saved; None: read-only
+    folder: Path | None  # the folder for the saved state; None: read-only
     problems: tuple[str, ...]
     sensors: list[FittedSensor]
     branch: Callable[[], int | None]

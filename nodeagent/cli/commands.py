@@ -108,7 +108,7 @@ def serve(options: argparse.Namespace) -> int:
     agent.run()
     server.stop()
     log.drain(DRAIN_S)
-    os._exit(0)  # the threads of sensors and of stdout may hang in calls that cannot be ended
+    os._exit(0)  # the threads of the sensors and stdout may hang in calls that cannot be ended
 
 
 def history(options: argparse.Namespace) -> int:
@@ -172,8 +172,8 @@ def clear(options: argparse.Namespace) -> int:
     except OSError as error:
         raise BadInput(f"{folder}: {error.strerror}") from None
     _print(
-        f"{entity}: recorded; the agent ends its findings about events within seconds. "
-        "Findings about samples end only with clean samples"
+        f"{entity}: recorded; the agent clears its findings about events within seconds. "
+        "Findings about samples clear only with clean samples"
     )
     return 0
 

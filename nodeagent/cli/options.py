@@ -99,7 +99,7 @@ _COMMANDS = {
         "An agent without `--test` refuses it.",
     ),
     "explain": ("print the meaning, the source and the remedy of a code or a check", ""),
-    "clear": ("end the findings of one entity that an operator declares healthy", ""),
+    "clear": ("clear the findings of one entity that an operator declares healthy", ""),
 }
 
 

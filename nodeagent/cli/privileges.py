@@ -1,4 +1,4 @@
-"""A table of the privileges that each sensor needs, and of the checks lost without them."""
+"""A table of the privileges that each sensor needs and the checks lost without them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ NEEDS: tuple[Need, ...] = (
     Need(
         "host", "file", "the host's file systems",
         "host: nothing; container: mount / of the host read-only, with mountPropagation HostToContainer",
-        "the space of file systems that the container does not mount; omitted ones are listed",
+        "free space on file systems that the container does not mount; omitted ones are listed",
         ("disk_used", "inodes_used", "disk_read_only"),
     ),
     Need(

@@ -37,8 +37,8 @@ HEAD = """\
 
 Printed by `python -m nodeagent.cli.signals` from the tables in `nodeagent/policy/`. To change the page, change the tables and print it again.
 
-This page lists everything that the [node agent](node-agent.md) watches, with the conditions for each level and for the
-end of each finding. An operator's file may override them. On a node, `node explain` prints the same for one code or
+This page lists everything that the [node agent](node-agent.md) watches, with the conditions for each level, and those that
+clear each finding. An operator's file may override them. On a node, `node explain` prints the same for one code or
 check, including the operator's settings. The [runbooks](runbooks/node.md) describe the response to each finding.
 
 The action follows the arrow. Unhealthy: the node should get no new work. Degraded: the finding is reported, and the

@@ -46,11 +46,11 @@ class Evaluator:
         self._branch = branch
         self._series: dict[Place, _Series] = {}
         self._events: dict[Event, dict[str, EventBursts]] = {}
-        # by entity: the finding, and the time at which it ends
+        # by entity: the finding, and when it clears
         self._judged: dict[str, dict[Event, tuple[HealthFinding | None, float]]] = {}
         self.entities: set[str] = {NODE}  # all entities ever seen
         self._findings: tuple[HealthFinding, ...] | None = None  # None: not computed since the last change
-        self.until_s = inf  # the time at which the last findings may change without new evidence
+        self.until_s = inf  # when the last findings may change without new evidence
         self._asked_s = inf
 
     @property
@@ -98,7 +98,7 @@ class Evaluator:
             del variants[min(variants, key=lambda name: (variants[name].spans[-1][1], name))]
         self.entities.add(seen.entity)
         if seen.entity == NODE:
-            self._judged.clear()  # a boot ends findings of other entities, too
+            self._judged.clear()  # a boot clears findings of other entities, too
         self._judged.pop(seen.entity, None)
         return variants.setdefault(seen.variant, EventBursts()).add(seen)
 
@@ -110,7 +110,7 @@ class Evaluator:
     def findings(self, now_s: float) -> tuple[HealthFinding, ...]:
         """Return all current findings, worst first; the same tuple until evidence or time changes them."""
         if now_s < self._asked_s:
-            self._judged.clear()  # findings that had ended by then may be active at an earlier time
+            self._judged.clear()  # findings that had cleared by then may be active at an earlier time
         if self._findings is None or not self._asked_s <= now_s < self.until_s:
             self._findings = self._find(now_s)
             self._asked_s = now_s
@@ -196,7 +196,7 @@ class Evaluator:
         )
 
     def _times(self, entity: str, check: str) -> list[float]:
-        """Return the times at which a mark was seen, oldest first: the ends of its bursts."""
+        """Return when a mark was seen, oldest first: the ends of its bursts."""
         variants = self._events.get((entity, check, 0), {})
         return sorted(last for each in variants.values() for _, last in each.spans)
 

@@ -115,7 +115,7 @@ def _together(burst: Burst, verdict: Burst) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class EndMarks:
-    """The times of the events that end findings, oldest first."""
+    """The times of the events that clear findings, oldest first."""
 
     resets: Sequence[float] = ()  # resets of the GPU by any means except a boot
     boots: Sequence[float] = ()
@@ -134,9 +134,9 @@ def event_finding(
     branch: int | None,
     now_s: float,
 ) -> tuple[HealthFinding | None, float]:
-    """Return the finding for one code of one entity, and the time at which it ends without new evidence.
+    """Return the finding for one code of one entity, and when it clears without new evidence.
 
-    The finding is None if it has ended.
+    The finding is None if it has cleared.
 
     Args:
         variants: The code's bursts, by variant.
@@ -221,7 +221,7 @@ def _recurred(meaning: Meaning, own: Sequence[Burst], all_spans: Sequence[Burst]
 
 
 def _end_s(last_s: float, meaning: Meaning, again: int, marks: EndMarks) -> float:
-    """Return when the finding of an event last seen at `last_s` ends; infinity if no end is known."""
+    """Return when the finding of an event last seen at `last_s` clears; infinity if that is unknown."""
     if any(at_s > last_s for at_s in marks.cleared):
         return -inf
     if meaning.clears is Clears.TIME:

@@ -85,7 +85,7 @@ class SampleSeries:
             self._thin(bisect_right(self.samples, (cut, float("inf"))))
 
     def _thin(self, settled: int) -> None:
-        """Drop the middle of three consecutive equal readings, once no late sample can fall between them."""
+        """Drop the middle of three identical readings in a row, once no late sample can fall between them."""
         kept: list[TimedValue] = []
         for sample in self.samples[:settled]:
             if len(kept) > 1 and kept[-2][1] == kept[-1][1] == sample[1]:
@@ -212,7 +212,7 @@ def _held_s(samples: list[TimedValue], at: int) -> float:
 
 
 def _reach_s(rule: Rule) -> float:
-    """Return the age in seconds of the oldest sample on which the result of a new sample can depend."""
+    """Return the age in seconds of the oldest sample that can affect the result of a new one."""
     bounds = [each for each in (rule.degraded, rule.unhealthy) if each]
     waits = [each.for_s for each in bounds] + [state.for_s for state in rule.states.values()]
     counts = [each.of * max(rule.period_s, 1.0) * 2 for each in bounds if each.of > 1]

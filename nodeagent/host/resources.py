@@ -69,7 +69,7 @@ def load_per_core(loadavg: bytes, cores: int) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """The value of one check, and the files below the root of a procfs from which it is computed."""
+    """The value of one check, and the files below the root of a procfs that it is computed from."""
 
     files: tuple[str, ...]
     value: Callable[[str], float | None]  # takes the root of the procfs

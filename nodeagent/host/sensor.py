@@ -39,8 +39,8 @@ class HostSensor:
             clock: Provides the times of the observations.
             periods_s: The seconds between two samples, by check; a check without an entry is not read.
             remembered: The result of `remembered` before the last restart.
-            proc: The procfs to read; in a container, the path at which the host's is mounted.
-            root: In a container, the path at which the host's file systems are mounted; None: use the
+            proc: The procfs to read; in a container, the path where the host's is mounted.
+            root: In a container, the path where the host's file systems are mounted; None: use the
                 mounts of this process.
         """
         self._proc = proc

@@ -99,7 +99,7 @@ def context_switches(status: bytes) -> int | None:
 
 
 class ThreadWalk:
-    """Finds threads in state D, and stores the position at which the next call continues.
+    """Finds threads in state D, and stores where the next call continues.
 
     `proc` is the root of a procfs.
     """
@@ -135,7 +135,7 @@ class ThreadWalk:
 
     def _others(self, pids: Sequence[int]) -> Iterator[tuple[ThreadKey, ThreadStat]]:
         left = self._most_threads
-        # the process in which the last call ended comes first
+        # the process where the last call ended comes first
         for pid in _rotated(self._last_thread[0] - 1, pids):
             tids = sorted(int(each) for each in list_names(f"{self._proc}/{pid}/task") if each.isdecimal())
             after = self._last_thread[1] if pid == self._last_thread[0] else 0

@@ -102,7 +102,7 @@ def read_clocks() -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class KmsgCursor:
-    """The position up to which the log has been read."""
+    """How far the log has been read."""
 
     boot_id: str
     seq: int  # of the last record read

@@ -1,8 +1,8 @@
 """Turns kernel lines into observations, merging repeated lines. No I/O.
 
-A fault writes hundreds of equal lines within a second, and reporting one of them is enough. If an event that
-ends or changes a finding comes between two equal lines, the order matters, so the second line is reported
-again.
+A fault writes hundreds of identical lines within a second, and reporting one of them is enough. If an event
+that clears or changes a finding comes between two identical lines, the order matters, so the second line is
+reported again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nodeagent.policy.kernel_lines import KernelLine
 from nodeagent.sensing.clock import Clock
 
 MAX_LINE = 4096  # characters searched: the kernel's limit is 2048 (PRINTK_MESSAGE_MAX)
-REPORT_S = 30.0  # between two equal readings; without them, nothing would show that the loss has ended
+REPORT_S = 30.0  # between two identical readings; without them, nothing would show that the loss has ended
 STORM_S = 1.0
 MAX_KEYS = 1024  # distinct events reported within about a second
 MAX_GPUS = 64
@@ -150,5 +150,5 @@ class LineReader:
 
 
 def _ended(before: EventKey, now: EventKey) -> bool:
-    """Return True if `now` ends the finding from `before`, so that a repetition must be reported."""
+    """Return True if `now` clears the finding from `before`, so that a repetition must be reported."""
     return before[1] == now[1] and (now[0] == CLEARED or (before[0] == now[0] and before[2] == now[2]))

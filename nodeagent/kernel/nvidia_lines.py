@@ -1,7 +1,7 @@
 """Parses the NVIDIA drivers' kernel lines: Xids, SXids, GPUs off the bus, UUIDs of GPUs. Pure.
 
 Every pattern matches from the record's first character. Other kernel lines quote text that users control,
-such as the name of the library in which a program crashed, and must not be mistaken for the driver's lines.
+such as the name of the library where a program crashed, and must not be mistaken for the driver's lines.
 
 Xids 144 to 150 are errors of NVLink 5: their lines name a unit, a severity and the words that NVIDIA's
 catalog decodes.
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from nodeagent.model import MAX_TEXT, VERDICT_XID, Observation, gpu_entity, normalized_pci
 from nodeagent.policy.nvlink import NVLINK4_XID, NVLINK5_XIDS
 
-CLEARED = "cleared"  # events of this check end every finding of an entity
+CLEARED = "cleared"  # events of this check clear every finding of an entity
 MAX_DETAIL_WORDS = 8  # the driver prints four to six
 
 # "RLW_REMAP Nonfatal XC0 i0 Link 02 (0x00000004 0x00000001 ...)", in columns: more than one space may

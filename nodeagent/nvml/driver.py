@@ -21,7 +21,8 @@ from nodeagent.nvml import inventory, library
 from nodeagent.nvml.library import DriverGone, nvml
 from nodeagent.sensing.small_files import SYSFS
 
-# The wait for another sensor's init, which takes seconds unless a persistence daemon keeps the GPUs awake.
+# How long to wait for another sensor's init, which takes seconds if no persistence daemon keeps the GPUs
+# awake.
 PATIENCE_S = 5.0
 # Without this flag, init fails if every GPU has fallen off the bus, which is less informative than an empty
 # list.

@@ -85,7 +85,7 @@ class NvmlEventSet:
         try:
             nvml.nvmlEventSetFree(self._set)
         except library.Error:
-            pass  # freed when the driver went away
+            pass  # freed when the driver was unloaded
 
     def wait(self) -> Iterator[Any]:
         """Yield the events in order; return after about `WAIT_S` if none arrive. Raises EventsFailed."""

@@ -1,4 +1,4 @@
-"""Tracks the GPUs that the node should have: which ones are new, back, replaced, missing or away.
+"""Tracks the GPUs that the node should have: which ones are new, back, replaced or missing.
 
 `NodeGpus` outlives a session and the agent: it records every GPU ever seen, and the last known state of each.
 """
@@ -17,7 +17,7 @@ MAX_LINKS = 64
 MAX_UUID = 96  # NVML_DEVICE_UUID_V2_BUFFER_SIZE
 _NO_RESET = frozenset({0, 5})  # recovery actions that need no reset: none, recover the IMEX domain
 OK, LOST, RESET_REQUIRED, VANISHED, UNREADABLE = range(5)  # the states of the check `gpu_state`
-AWAY = frozenset({LOST, RESET_REQUIRED, VANISHED})
+ABSENT = frozenset({LOST, RESET_REQUIRED, VANISHED})
 Exchange = tuple[str, str, str]  # PCI address, UUID of the old GPU, UUID of the new GPU
 STATE_OF_GONE = {
     library.GPU_IS_LOST: LOST,
@@ -38,7 +38,7 @@ class GpuHistory:
 
     def take_state(self, state: int) -> bool:
         """Record the state; return True if the GPU is back, which means that it was reset."""
-        back = self.state in AWAY and state == OK
+        back = self.state in ABSENT and state == OK
         self.state = state
         return back
 
@@ -125,7 +125,7 @@ class GpuRoster:
     def __init__(self, past: NodeGpus, configured: int | None) -> None:
         self.history = past
         self.queries: dict[str, GpuQuery] = {}
-        self.away: dict[str, tuple[int, str]] = {}  # state and reason of each GPU without a query
+        self.absent: dict[str, tuple[int, str]] = {}  # state and reason of each GPU without a query
         self.count = -1  # the number of GPUs that NVML lists
         self._configured = configured
 
@@ -138,8 +138,8 @@ class GpuRoster:
         return tuple(self.queries)
 
     @property
-    def any_away(self) -> bool:
-        return any(each.state in AWAY for each in self.history.gpus.values())
+    def any_absent(self) -> bool:
+        return any(each.state in ABSENT for each in self.history.gpus.values())
 
     @property
     def all_well(self) -> bool:
@@ -176,7 +176,7 @@ class GpuRoster:
         """
         self.count = found.count
         self.history.most = max(self.history.most, found.count)
-        self.away.clear()
+        self.absent.clear()
         present = {gpu.pci: gpu for gpu in found.gpus}
         unnamed = set(on_bus) if found.count > len(found.gpus) else set()
         for pci in (self.history.gpus.keys() | unnamed) - present.keys():
@@ -197,7 +197,7 @@ class GpuRoster:
         if state == VANISHED and self.count >= self.expected:
             # The GPU is in another slot, or was removed on purpose.
             state, why = OK, f"absent, but all {self.expected} expected GPUs are present"
-        self.away[pci] = state, why
+        self.absent[pci] = state, why
         self.queries.pop(pci, None)
 
     def _take_gpu(self, pci: str, gpu: Gpu) -> Iterator[Exchange]:

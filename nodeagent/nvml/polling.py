@@ -1,4 +1,4 @@
-"""The sensor that polls NVML for the state of the driver and of every GPU."""
+"""The sensor that polls NVML for the state of the driver and every GPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from nodeagent.sensing.sweep import Periods
 
 ProbeRead = Callable[[GpuQuery, GpuHistory], Iterable[GpuReading]]
 EARLY_S = 1.0  # a sweep that is this early counts as on time
-# How often NVML is initialised again while a GPU is away, because it looks for GPUs only then.
+# How often NVML is initialised again while a GPU is missing, because it looks for GPUs only then.
 RENEW_S = 60.0
 
 
@@ -60,14 +60,14 @@ CHECKS = frozenset({"nvml", "gpu_state", "gpu_count"}).union(*(probe.checks for 
 
 
 def sweep_gpu(
-    query: GpuQuery | None, known: GpuHistory, due: frozenset[str], away: tuple[int, str]
+    query: GpuQuery | None, known: GpuHistory, due: frozenset[str], absent: tuple[int, str]
 ) -> Iterator[GpuReading]:
     """Yield the due readings of one GPU, then its state, and a `gpu_reset` if it was reset.
 
     Args:
         query: None if NVML cannot open the GPU.
         known: The GPU's history, which is updated.
-        away: The state to report, and the reason, if `query` is None.
+        absent: The state to report, and the reason, if `query` is None.
 
     Raises:
         DriverGone.
@@ -75,7 +75,7 @@ def sweep_gpu(
     before = known.state
     reasons: list[str] = []
     if query is None:
-        state, why = away
+        state, why = absent
     else:
         query.begin()
         try:
@@ -137,7 +137,7 @@ class NvmlPolling:
         Args:
             periods_s: The period of each check, as in `policy/checks.toml`; checks of other sensors are
                 ignored.
-            remembered: The result of `remembered` before a restart, from which to continue.
+            remembered: The result of `remembered` before a restart; the sensor continues from it.
             expected: How many GPUs the node has; by default the most that were ever seen.
             promised: True if the GPUs count as missing while the driver is unusable, because an operator has
                 given their number.
@@ -208,7 +208,7 @@ class NvmlPolling:
         for pci in tuple(self._roster.history.gpus):
             yield from self._gpu(pci, due)
         now_s = self._clock.now_s()
-        if self._roster.any_away and now_s - self._begun_s >= RENEW_S:
+        if self._roster.any_absent and now_s - self._begun_s >= RENEW_S:
             self._begun_s = now_s
             self._driver.renew(session)
             self.close()  # NVML can be initialised again only after all sensors have left
@@ -236,10 +236,10 @@ class NvmlPolling:
         entity = model.gpu_entity(pci)
         query: GpuQuery | None = self._roster.queries.get(pci)
         facts = self._roster.facts(pci)
-        if known.state in gpu_roster.AWAY and "gpu_state" not in due:
-            return  # a GPU that is away may take a long time to respond
-        away = self._roster.away.get(pci, (gpu_roster.VANISHED, "NVML no longer lists it"))
-        for reading in sweep_gpu(query, known, due, away):
+        if known.state in gpu_roster.ABSENT and "gpu_state" not in due:
+            return  # a missing GPU may take a long time to respond
+        absent = self._roster.absent.get(pci, (gpu_roster.VANISHED, "NVML no longer lists it"))
+        for reading in sweep_gpu(query, known, due, absent):
             known_facts = facts if reading.check == "gpu_state" else reading.facts
             yield self._observe(reading.check, entity, reading.value, reading.text, known_facts)
 

@@ -18,7 +18,7 @@ MAX_PATTERN = 400
 LONGEST_HOLD_S = meanings.LONGEST_S
 ENTITY_KINDS = (*model.ENTITY_KINDS, "nfs")
 ALL = ("name", "has", "pattern", "entity", "what", "source", "example")
-JUDGED = ("level", "action", "clears", "hold_s")  # required unless the line ends another line's findings
+JUDGED = ("level", "action", "clears", "hold_s")  # required unless the line clears another line's findings
 ENDS = "ends"
 CLEARS = {each.value: each for each in (Clears.TIME, Clears.RESET, Clears.BOOT)}
 PLACEHOLDER = re.compile(r"\{(\w*)\}")
@@ -109,7 +109,7 @@ class KernelLine:
     action: Action = Action.NONE
     clears: Clears = Clears.TIME
     hold_s: float = 0.0
-    ends: str = ""  # the name of the line whose findings this line ends, with all others of the entity
+    ends: str = ""  # the name of the line whose findings this line clears, with all others of the entity
 
     @property
     def check(self) -> str:
@@ -158,7 +158,7 @@ def load_lines(text: str) -> tuple[KernelLine, ...]:
 
 
 def line_rules(lines: tuple[KernelLine, ...]) -> dict[str, Rule]:
-    """Return an event rule for each line, except lines that only end the findings of others."""
+    """Return an event rule for each line, except lines that only clear the findings of others."""
     return {line.check: _rule(line) for line in lines if not line.ends}
 
 
@@ -198,7 +198,7 @@ def _ending(line: KernelLine, by_name: dict[str, KernelLine], lines: list[Kernel
         return [f"{line.name}: ends: {line.ends!r} is not a line that reports a fault"]
     if ended.entity != line.entity:
         return [f"{line.name}: entity: must be {ended.entity!r}, the entity of {ended.name}"]
-    # The line ends every finding of its entity, so no other line may report on the same kind of entity.
+    # The line clears every finding of its entity, so no other line may report on the same kind of entity.
     kind = line.entity.partition("/")[0]
     others = [o.name for o in lines if o.entity.partition("/")[0] == kind and o not in (line, ended)]
-    return [f"{line.name}: entity: it would also end {', '.join(others)}"] if others else []
+    return [f"{line.name}: entity: it would also clear {', '.join(others)}"] if others else []

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 NVLINK4_XID = 74
 REGISTERS = (1, 3, 4, 5)  # the registers that NVIDIA's Xid catalogue decodes
 REGISTER_COUNT = 7
-WIDTH = 32  # bits of a register and of intrInfo
+WIDTH = 32  # bits in a register and in intrInfo
 _REGISTER = re.compile(r"\s*0x([0-9a-f]{1,8})\s*", re.IGNORECASE)
 RegisterBit = tuple[int, int]  # register, from 1; bit, from 0
 NVLINK5_XIDS = range(144, 151)
@@ -41,7 +41,7 @@ class BitMask:
 
 @dataclass(frozen=True, slots=True)
 class NvlinkPattern:
-    """The conditions under which a report matches one row."""
+    """The conditions for a report to match one row."""
 
     xid: int
     units: frozenset[str]  # upper case; the names may differ between drivers before and after the new layout

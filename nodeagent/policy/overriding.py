@@ -1,7 +1,7 @@
 """Applies an operator's TOML file to the shipped policy. Pure.
 
 A level or an action in that file also takes precedence over the driver's verdict. The dependent fields change
-with it, so that one line is enough: the condition that ends a finding follows the action, and an event that
+with it, so that one line is enough: the condition that clears a finding follows the action, and an event that
 the operator declares healthy does not escalate.
 """
 
@@ -113,7 +113,7 @@ def _rule(
     rule = rules[check]
     if rule.kind is RuleKind.EVENT and rule.meaning is not None:
         if section == "checks" and rule.meaning.level is Level.HEALTHY and not rule.meaning.hold_s:
-            mistakes.note(key, "is not a fault but ends other findings: there is nothing to set")
+            mistakes.note(key, "is not a fault but clears other findings: there is nothing to set")
             return
         rules[check] = replace(rule, meaning=_spoken(mistakes, key, rule.meaning, raw))
         return

@@ -21,7 +21,7 @@ class RuleKind(Enum):
 
 
 class Clears(Enum):
-    """The condition that ends a finding about an event; the hold time starts when it is met."""
+    """The condition that clears a finding about an event; the hold time starts when it is met."""
 
     TIME = "time"  # only a time without a repetition
     RESET = "reset"  # the GPU was reset, the driver reloaded, or the node rebooted
@@ -29,7 +29,7 @@ class Clears(Enum):
     REPLACED = "replaced"  # another GPU has taken its place, or an operator has cleared the finding
 
 
-# The condition in words; "" if only time ends the finding.
+# The condition in words; "" if only time clears the finding.
 CLEARS_IN_WORDS: Mapping[Clears, str] = MappingProxyType(
     {
         Clears.TIME: "",

@@ -1,4 +1,4 @@
-"""Agent time: seconds that never jump, and that continue across restarts of the agent and of the node.
+"""Agent time: seconds that never jump, and that continue across restarts of the agent and the node.
 
 Within a boot, agent time is CLOCK_BOOTTIME plus an offset that was fixed when the agent first saw the boot,
 so neither a change of the wall clock nor a restart of the agent affects it. At a new boot the offset is taken

@@ -36,7 +36,7 @@ def record_clear(folder: Path, entity: str, why: str, wall_s: float) -> None:
 class OperatorClear:
     """Reads new lines of the file. Each takes effect at the wall-clock time that it contains.
 
-    Therefore a line that is read again, after the saved state was lost, does not end a later finding.
+    Therefore a line that is read again, after the saved state was lost, does not clear a later finding.
     """
 
     name = "operator"

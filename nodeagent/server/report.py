@@ -1,4 +1,4 @@
-"""The agent's report as JSON: the contract of `/v1/health` and of `holdfast node check --json`. Pure."""
+"""The agent's report as JSON: the contract of `/v1/health` and `holdfast node check --json`. Pure."""
 
 from __future__ import annotations
 

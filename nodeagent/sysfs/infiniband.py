@@ -80,7 +80,7 @@ class IbPort:
     port: str
     path: str
     pci: str  # path of the adapter's PCI device; "" if it has none
-    key: str  # under which the port is remembered: the adapter's GUID, because names change
+    key: str  # identifies the remembered port: the adapter's GUID, because names change
     model: str
     layer: str  # InfiniBand, Ethernet
     counters: tuple[str, ...] = ()  # files below `path`

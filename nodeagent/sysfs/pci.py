@@ -144,7 +144,7 @@ def aer_total(raw: bytes) -> int | None:
 
 
 def best_width(now: int | None, before: int | None, most: int | None) -> int | None:
-    """Return the greatest width at which a device has been seen; None if there is none.
+    """Return the greatest width seen for a device; None if there is none.
 
     Args:
         now: The width in sysfs.
@@ -161,7 +161,7 @@ def full_width(own: int | None, most: int | None, alike: Iterable[int | None]) -
     """Return the width that a link should have; None if it is unknown.
 
     Args:
-        own: The greatest width at which the device has been seen.
+        own: The greatest width seen for the device.
         most: The maximum of device and port.
         alike: The greatest widths of the other devices of its model.
     """

@@ -96,7 +96,7 @@ def _chip_inputs(folder: str) -> list[TemperatureInput]:
 def _of_one_package(found: list[TemperatureInput]) -> list[TemperatureInput]:
     """Return only the package's temperature if there is one.
 
-    It equals the temperature of the hottest core: one read replaces a hundred.
+    This is the temperature of the hottest core, so one read replaces a hundred.
     """
     packages = [each for each in found if _PACKAGE.fullmatch(each.label)]
     return packages or found

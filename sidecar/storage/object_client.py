@@ -8,7 +8,6 @@ but none of its text.
 from __future__ import annotations
 
 import functools
-import os
 import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from obstore import exceptions
 from obstore.store import AzureStore, GCSStore, MemoryStore, S3Store
 
 from holdfast.checkpoint.object_location import ObjectLocation
+from holdfast.process import linux
 from holdfast.protocol import environment
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ ENDPOINTS = (
     "AZURE_STORAGE_ENDPOINT",
     "AZURE_ENDPOINT",
 )
-NICE = 19
 LISTED = 1000  # objects per response, the maximum in S3
 
 _CODE = re.compile(r"<Code>([A-Za-z0-9.]{1,64})</Code>")
@@ -278,7 +277,7 @@ def _start_library() -> None:
 
     def request() -> None:
         with suppress(OSError):  # a container may forbid this
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+            linux.lower_thread_priority()
         obstore.put(MemoryStore(), "none", b"")
 
     starting = threading.Thread(target=request, name="start-objects")
@@ -343,7 +342,7 @@ def _why(error: Exception) -> tuple[str, bool]:
     return next((meaning for part, meaning in _TROUBLE if part in text), _UNKNOWN)
 
 
-# The metadata services from which the library requests credentials if the environment has none.
+# The metadata services that give the library credentials if the environment has none.
 _METADATA = ("169.254.169.254", "169.254.170.2", "metadata.google.internal")
 # Parts of the library's messages about requests without a response, and their meanings. The most specific
 # come first.

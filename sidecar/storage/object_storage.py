@@ -437,7 +437,7 @@ def _folder(manifest: Manifest | None) -> str:
 
 
 def _folders(objects: Objects) -> dict[str, float]:
-    """Return the time at which storage accepted the newest object of each folder."""
+    """Return when storage accepted the newest object of each folder."""
     found: dict[str, float] = {}
     for key, each in objects.items():
         folder, separator, _ = key.partition("/")

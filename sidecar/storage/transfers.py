@@ -52,7 +52,7 @@ def part_key(base: str, name: str, folder: str, number: int) -> str:
 
 
 def _reads(base: str, entry: FileEntry, layout: ObjectLayout | None) -> list[Part]:
-    """Return the parts in which to read a file: its objects, or, if it is one object, ranges of chunks."""
+    """Return the parts of a file to read: its objects, or, if it is one object, ranges of chunks."""
     if layout is not None or not entry.bytes:
         return parts(base, entry.name, entry.bytes, layout)
     step = entry.chunk_bytes * max(1, CHUNK_BYTES // entry.chunk_bytes)

@@ -33,10 +33,10 @@ _ENDS = of_kinds(PhaseKind.END)
 
 @dataclass(frozen=True, slots=True)
 class HangPolicy:
-    """Limits in seconds, and factors by which the p99 step time is multiplied."""
+    """Limits in seconds, and factors for the p99 step time."""
 
     factor: float = defaults.HANG_FACTOR
-    # When steps take milliseconds, this allows for pauses of the host and of garbage collection.
+    # When steps take milliseconds, this allows for pauses of the host and for garbage collection.
     floor_s: float = defaults.HANG_FLOOR_S
     min_samples: int = 20  # with fewer step times, the p99 is unreliable, so the next two fields apply
     few_factor: float = 10.0

@@ -19,7 +19,7 @@ class InspectionSchedule:
     _requested_s: float = 0.0
     _answered_s: float = 0.0  # when the result of that inspection arrived; 0 until then
     _gap_s: float = FIRST_S
-    _moment: int = 0  # the supervisor's `moment` for which that inspection was requested
+    _moment: int = 0  # the supervisor's `moment` in the request for that inspection
 
     def advance(self, wanted: bool, answered: int, now_s: float, moment: int = 0) -> int:
         """Return the number of the next inspection if it is due now, and record it as requested; otherwise 0.

@@ -106,7 +106,7 @@ class MemberWatch:
         """Forget the stalls, because another generation begins."""
         self.stalls = ()
 
-    # -- results of the last poll, and of reading the pages now
+    # -- results of the last poll, and what the pages contain now
 
     def stalls_now(self) -> tuple[RankStall, ...]:
         """Return the stalls, with durations that extend to now."""

@@ -35,7 +35,7 @@ class ObservedWork:
 
     since_ns: int = 0
     until_ns: int = 0  # the time of the last poll
-    worked_s: float = 0.0  # only the time during which the process was able to run
+    worked_s: float = 0.0  # only the time when the process was able to run
 
     def later(self, since_ns: int, now_ns: int, is_able: bool) -> ObservedWork:
         """Return the work as of a poll at `now_ns`, counted from 0 if `since_ns` has changed."""
@@ -313,7 +313,7 @@ def _uncommitted_work(watched: MonitoredRank, found: Progress, now_ns: int) -> U
 
 
 def _tail(watched: MonitoredRank, found: Progress, now_ns: int) -> tuple[float, float, float]:
-    """Return three durations: of the current tail, of a usual tail, and the time left in a pause."""
+    """Return the duration of the current tail, that of a usual tail, and the time left in a pause."""
     began_ns = pages.tail_began_ns(found)
     if not began_ns or watched.memory is None:
         return 0.0, 0.0, 0.0

@@ -1,7 +1,7 @@
 """Decide whether to inject Holdfast into a pod, and if so, add its containers and its launcher. Pure.
 
 The result depends only on the pod and the context. Injection is idempotent, because the API server calls a
-webhook again if another webhook has changed the pod. Of what the user specified, injection changes only the
+webhook again if another webhook has changed the pod. Injection leaves the user's fields alone, except the
 command of the training container, and two tolerations if they have the cluster's default values.
 """
 

@@ -1,4 +1,4 @@
-"""Define the names, paths and keys of an injected pod, and of the installation. Pure.
+"""Define the names, paths and keys of an injected pod and the installation. Pure.
 
 The injector writes them. The sidecar, the cluster's supervisor, the commands that examine a pod, and the
 documentation use the same definitions.
@@ -40,7 +40,7 @@ MAX_JOB_RANKS = 32_768
 INJECTED = PREFIX + "injected"
 NOT_INJECTED = PREFIX + "not-injected"
 
-# The label by which the supervisor finds the injected pods.
+# The supervisor finds the injected pods by this label.
 MEMBER_LABEL = PREFIX + "member"
 IS_MEMBER = "true"
 
@@ -49,7 +49,7 @@ SUPERVISOR_SERVICE = "holdfast-supervisor"
 SUPERVISOR_PORT = 8443
 SUPERVISOR_LEASE = "holdfast-supervisor"  # the replica that holds it leads
 SUPERVISOR_URL = f"https://{SUPERVISOR_SERVICE}.{NAMESPACE}.svc:{SUPERVISOR_PORT}"
-AUDIENCE = "holdfast.dev"  # of the tokens with which pods prove their identity to the supervisor
+AUDIENCE = "holdfast.dev"  # of the tokens that pods use to prove their identity to the supervisor
 
 # Containers
 SETUP = "holdfast-setup"
@@ -96,7 +96,7 @@ ALIVE_PROBE = {
     "failureThreshold": 3,
 }
 
-# Variables that the kubelet sets, and the fields of the pod from which it takes their values. The
+# Variables that the kubelet sets, and the fields of the pod that it takes their values from. The
 # `HOLDFAST_*` variables are in `holdfast.protocol.environment`.
 POD_NAME = "POD_NAME"
 POD_UID = "POD_UID"

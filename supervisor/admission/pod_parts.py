@@ -33,7 +33,7 @@ class InjectionContext:
         image: The image of Holdfast's containers.
         version: The version of Holdfast that injects the pod.
         ca: The PEM text of the supervisor's CA; "" to omit it.
-        supervisor_url: The URL at which sidecars reach the supervisor.
+        supervisor_url: The URL where sidecars reach the supervisor.
         pull_policy: The pull policy of Holdfast's containers.
         namespace: The pod's namespace, which a pod that is being created may not state itself.
         operator_variables: The variables that an operator will add to the training container, as (name,

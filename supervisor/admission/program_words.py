@@ -26,7 +26,7 @@ OTHER_LAUNCHERS = {
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
 _INITS = frozenset({"tini", "dumb-init"})  # each starts one program and forwards signals to it
 _FLAGS_WITH_VALUE = "WX"
-# Directories in which torchrun may be installed without its Python, which is then found through the PATH.
+# Directories where torchrun may be installed without its Python, which is then found through the PATH.
 _COMMON_DIRECTORIES = ("", "/bin", "/usr/bin", "/usr/local/bin")
 _OF_A_USER = "/.local/bin"
 

@@ -138,7 +138,7 @@ POD_ANNOTATIONS = (
            "Secret whose keys are the sidecar's variables with the credentials for object storage",
            "the credentials of the pod's service account or node"),
     Option((pod_layout.STATE_SIZE,), "state_bytes", _STATE_SIZE, "SIZE", "",
-           "size of the training state, from which the memory for snapshots is computed",
+           "size of the training state, which determines the memory for snapshots",
            "half of the training container's memory limit is for snapshots"),
 )  # fmt: skip
 

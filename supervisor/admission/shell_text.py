@@ -199,7 +199,7 @@ class _CommandReader:
             del self.documents[0]
 
     def _after_test(self) -> int:
-        """Return the position after `[[ ... ]]`, in which operators have a different meaning."""
+        """Return the position after `[[ ... ]]`, because operators have a different meaning in it."""
         place = self.place
         while place < len(self.text):
             if blank := _BLANK.match(self.text, place):

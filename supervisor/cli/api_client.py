@@ -16,7 +16,7 @@ from supervisor.store.run_directory import RunDir
 
 TIMEOUT_S = 2.0  # a supervisor responds within milliseconds, or not at all while it is being restarted
 _MAX_BYTES = 64 << 20
-# The greatest age at which a cluster job's status counts as current. It is written every 5 s, and clocks
+# Up to this age, a cluster job's status counts as current. It is written every 5 s, and clocks
 # differ.
 CURRENT_S = 30.0
 
@@ -34,8 +34,8 @@ class RunRecords(Protocol):
     def has_status(self) -> bool:
         """Return True if a status exists, even if it is unreadable."""
 
-    def is_in_use(self) -> bool:
-        """Return True until the run has ended."""
+    def check_in_use(self) -> bool:
+        """Look whether the run is in use, and return True until it has ended."""
 
     def incidents(self) -> list[dict[str, Any]]:
         """Return the known incidents, oldest first."""
@@ -124,7 +124,7 @@ def newest_status(run: RunRecords) -> tuple[dict[str, Any] | None, bool, bool]:
     A status is current if the supervisor has just sent it or, for a job, if it is less than `CURRENT_S` old.
     While a run's supervisor is restarting, this returns the last status that it wrote.
     """
-    alive = run.is_in_use()
+    alive = run.check_in_use()
     if not isinstance(run, RunDir):
         found = run.status()
         age_s = time.time() - float((found or {}).get("updated") or 0.0)

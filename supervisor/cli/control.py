@@ -82,7 +82,7 @@ def send_request(run: RunDir, what: str, body: dict[str, object], *, repeat: boo
     `BadInput` if the run is not running, or if its supervisor refuses the request or does not respond.
     """
     deadline = time.monotonic() + PATIENCE_S
-    while run.is_in_use():
+    while run.check_in_use():
         api = api_of(run)
         why = "its address is not known yet"
         if api is not None:
@@ -123,11 +123,11 @@ def _once(api: ApiClient, what: str, body: dict[str, object]) -> dict[str, Any]:
 def _wait_for_end(run: RunRecords, show: Callable[[str], object]) -> bool:
     """Wait until the run has ended, and pass each new phase to `show`.
 
-    Return False if this takes longer than `STOP_S`. The time in which the run saves its state does not count.
+    Return False if this takes longer than `STOP_S`. The time that it takes to save the state does not count.
     """
     deadline = time.monotonic() + STOP_S
     before = ""
-    while run.is_in_use():
+    while run.check_in_use():
         status = run.status() or {}
         phase = str(status.get("phase", ""))
         words = frame.phase(status)

@@ -1,4 +1,4 @@
-"""Define all commands' options in one table, from which parser, messages and help are derived. Pure."""
+"""Define all commands' options in one table. Parser, messages and help are derived from it. Pure."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ remedy for each problem. The exit code is 1 if any problem was found."""
 _MANIFEST_ABOUT = """\
 FILE is a manifest, or - for standard input. Adds Holdfast to each pod template that has the
 annotation holdfast.dev/inject: "true" and prints the result. Prints a note on each such template to
-stderr. The CA certificate with which a sidecar verifies the supervisor is omitted, because only
+stderr. The CA certificate that sidecars need to verify the supervisor is omitted, because only
 the webhook has it. The exit code is 1 if a template with the annotation cannot be injected."""
 
 # The node agent's commands, which `holdfast` dispatches before it calls the supervisor's parser.

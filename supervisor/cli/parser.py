@@ -312,7 +312,7 @@ def _check_place(name: str, entry: CommandSpec, values: Mapping[str, object]) ->
 # -- help, generated from the table of options
 
 _WIDTH = 100  # columns of the help
-_INDENT = 31  # the column at which the text of an option begins
+_INDENT = 31  # the column where the text of an option begins
 _INTRO = """\
 Holdfast keeps distributed PyTorch training running through crashes, hangs and NaNs.
 

@@ -12,6 +12,7 @@ from supervisor import wording
 from supervisor.decision import remedy, resume_point
 from supervisor.view import cut_off_work, failed_start, members, reports, uneven_steps
 from supervisor.view.model import (
+    SECOND_NS,
     UNREAD,
     Completion,
     CutOffWork,
@@ -30,7 +31,6 @@ CONFIRM_S = 10.0  # limit for a scan of the checkpoints on storage
 # After the run has finished, a silent member has this fraction of `Policy.member_timeout_s` to report.
 _QUIET = 0.6
 _DONE = name_of(Phase.DONE)
-_S = 1_000_000_000
 IDLE_S = 60.0  # the time until the next decision if there is no deadline
 _SLACK_S = 10.0  # the keeper kills members that outlive their grace period by this time
 _AS_REQUESTED = "stopped as requested"  # `why` of a completed stop
@@ -115,7 +115,7 @@ def _last_checkpoint(view: View, policy: Policy) -> Save | Wait | str:
     if policy.checkpoint_every_s <= 0 or not reports.has_protected_state(view):
         return ""
     step = _last_step(view)
-    read_ns = view.stored.failed_ns + int(CONFIRM_S * _S)
+    read_ns = view.stored.failed_ns + int(CONFIRM_S * SECOND_NS)
     unread = view.stored.error == UNREAD and not view.stored.looked_ns
     if unread and view.now_ns < read_ns:  # this supervisor has just taken over
         return Wait(read_ns, "looking for checkpoints on storage")
@@ -132,7 +132,7 @@ def _last_checkpoint(view: View, policy: Policy) -> Save | Wait | str:
         return Save(found.holders[0], found, why, finished=True)
     patience_s = max((_QUIET * policy.member_timeout_s - each.silent_s for each in _quiet(view)), default=0.0)
     if patience_s > 0:
-        return Wait(view.now_ns + int(patience_s * _S), "waiting for a member to report")
+        return Wait(view.now_ns + int(patience_s * SECOND_NS), "waiting for a member to report")
     return resume_point.missing_private_state(view, step) or "no member holds a usable snapshot of it"
 
 
@@ -202,7 +202,7 @@ def _names_missed(memory: JobState) -> bool:
     return bool(memory.missed) and (memory.exit_code == exit_codes.INTERRUPTED or memory.end is not None)
 
 
-# -- stops, and ends that were not requested
+# -- requested stops, and other ends
 
 
 def save_and_end(view: View, found: tuple[Fault, ...]) -> Save | Wait | End:
@@ -221,7 +221,7 @@ def save_and_end(view: View, found: tuple[Fault, ...]) -> Save | Wait | End:
     if resumed.source == "slot":
         why = "stop requested: saving a checkpoint of the secured state"
         return Save(resumed.holders[0], resumed, why, cuts)
-    deadline = memory.since_ns + int(CONFIRM_S * _S)
+    deadline = memory.since_ns + int(CONFIRM_S * SECOND_NS)
     is_unseen = view.stored.error or view.stored.looked_ns < memory.since_ns
     if is_unseen and view.now_ns < deadline:
         return Wait(deadline, "looking for checkpoints on storage")
@@ -256,7 +256,7 @@ def _stop(
     stored: int | None = None,
     note: str = "",
 ) -> End:
-    """Return the `End` of a run that the user has stopped, or for which `JobState.end` was decided.
+    """Return the `End` of a run that the user has stopped, or whose `JobState.end` was decided.
 
     The end's sentence consists of a reason, then `saved`, which says what is on storage, then `note`. If the
     user has stopped the run, the reason is `reason`. Otherwise `JobState.end` contains the reason and the
@@ -283,7 +283,7 @@ def saving(view: View, policy: Policy) -> Save | Wait | End:
     memory = view.memory
     member = view.member(memory.save_member)
     durable = member.report.durable if member and member.report else None
-    deadline = _moved_ns(view, member) + int(policy.save_s * _S)
+    deadline = _moved_ns(view, member) + int(policy.save_s * SECOND_NS)
     if durable is not None and durable.asked >= memory.save:
         if durable.error and memory.finished:
             return end_finished(view, durable.error)
@@ -295,7 +295,9 @@ def saving(view: View, policy: Policy) -> Save | Wait | End:
     if is_lost and (another := _another(view)) is not None:
         return another
     if is_lost and _may_hold_it(view, policy):
-        until_ns = view.now_ns + int(members.next_timeout_s(view, policy, policy.member_timeout_s) * _S)
+        until_ns = view.now_ns + int(
+            members.next_timeout_s(view, policy, policy.member_timeout_s) * SECOND_NS
+        )
         return Wait(until_ns, f"member {memory.save_member} is lost: waiting for the others' reports")
     if is_lost or view.now_ns >= deadline:
         late = f"storage accepted no more data for {policy.save_s:g} s"
@@ -303,7 +305,7 @@ def saving(view: View, policy: Policy) -> Save | Wait | End:
         if memory.finished:
             return end_finished(view, why)
         return _stop(memory, _STOPPED, f" without its last checkpoint: {why}", memory.cut)
-    return Wait(min(deadline, view.now_ns + int(policy.member_timeout_s * _S)), "saving")
+    return Wait(min(deadline, view.now_ns + int(policy.member_timeout_s * SECOND_NS)), "saving")
 
 
 def _may_hold_it(view: View, policy: Policy) -> bool:
@@ -321,7 +323,7 @@ def _moved_ns(view: View, member: MemberView | None) -> int:
     report = member.report if member is not None else None
     if member is None or report is None or report.unmoved_s < 0:
         return view.memory.since_ns
-    return max(view.memory.since_ns, view.now_ns - int((report.unmoved_s + member.silent_s) * _S))
+    return max(view.memory.since_ns, view.now_ns - int((report.unmoved_s + member.silent_s) * SECOND_NS))
 
 
 def _another(view: View) -> Save | None:
@@ -376,7 +378,7 @@ def stopping(view: View, policy: Policy) -> Done | Wait:
     if not there:
         return Done("no member is left")
     _, kill_s = stop_delays_s(policy.grace_s, view.memory.first)
-    deadline = view.memory.since_ns + int((kill_s + _SLACK_S) * _S)
+    deadline = view.memory.since_ns + int((kill_s + _SLACK_S) * SECOND_NS)
     if view.now_ns >= deadline:
         return Done(f"{len(there)} members did not stop before the deadline")
     return Wait(deadline, f"{len(there)} members are stopping")
@@ -384,4 +386,4 @@ def stopping(view: View, policy: Policy) -> Done | Wait:
 
 def ended(view: View, policy: Policy) -> Wait:
     """Return the next action in the phase `ended`: always a `Wait`."""
-    return Wait(view.now_ns + int(IDLE_S * _S), "ended")
+    return Wait(view.now_ns + int(IDLE_S * SECOND_NS), "ended")

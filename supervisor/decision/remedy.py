@@ -12,6 +12,7 @@ from supervisor.decision import refusal, resume_point
 from supervisor.fault_kinds import kind_of
 from supervisor.view import cut_off_work, endings, failed_start, faults, members, reports
 from supervisor.view.model import (
+    SECOND_NS,
     Checkpoint,
     CutOffWork,
     End,
@@ -35,7 +36,6 @@ MAX_WARM_FAILURES = 3  # consecutive processes that died before they joined
 GIVE_UP_S = 60.0  # how long a run that has completed steps tries to create processes before it ends
 WORKED_S = 60.0  # a generation that lived this long counts as having worked, even without a step
 VOLUME_TRIES = 3  # attempts to restore a state that does not fit on the memory volume
-_S = 1_000_000_000
 
 
 def startup_failure(view: View) -> End | None:
@@ -60,7 +60,7 @@ def startup_failure(view: View) -> End | None:
         if not _is_in_need(view, member.name, launcher):
             continue
         tries = launcher.warm_tries if has_worked(view) else launcher.warm_failures
-        over = not has_worked(view) or view.now_ns >= view.memory.since_ns + int(GIVE_UP_S * _S)
+        over = not has_worked(view) or view.now_ns >= view.memory.since_ns + int(GIVE_UP_S * SECOND_NS)
         if tries >= MAX_WARM_FAILURES and over:
             killed = f": it {endings.describe(ending)}" if ending.signal is not None else ""
             return End(code or 1, f"the script failed {tries} times before it joined{killed}", ending.message)
@@ -143,7 +143,7 @@ def reason_to_stop(view: View, policy: Policy, cause: Fault) -> End | None:
         where = f"at {reports.name_step(view, cause.step)}" if cause.step >= 0 else "before the first step"
         why = f"{cause.detail}: the same failure {same + 1} times {where}; this is a bug, not a fault"
         return End(code, why, cause.message, cause)
-    recent = [p for p in history if view.now_ns - p.at_ns < policy.restart_window_s * _S]
+    recent = [p for p in history if view.now_ns - p.at_ns < policy.restart_window_s * SECOND_NS]
     if len(recent) >= policy.max_restarts:
         hours = policy.restart_window_s / 3600
         reached = f"--max-restarts {policy.max_restarts} reached: {len(recent)} restarts in {hours:g} h"
@@ -211,7 +211,7 @@ def made_progress(view: View, cause: Fault) -> bool:
     """True if the failed generation had completed a step or had lived for `WORKED_S`."""
     launch = view.memory.launch
     began = launch.restore.step if launch and launch.restore else 0
-    return cause.step > began or cause.at_ns - view.memory.started_ns > WORKED_S * _S
+    return cause.step > began or cause.at_ns - view.memory.started_ns > WORKED_S * SECOND_NS
 
 
 def _is_repeated(view: View, cause: Fault) -> bool:
@@ -314,7 +314,7 @@ def next_resume_point(
 
 
 def resume_before(view: View, cuts: tuple[CutOffWork, ...], bound: int | None) -> ResumePoint:
-    """Return the newest resume point from which the script repeats the work that was cut off.
+    """Return the newest resume point that makes the script repeat the work that was cut off.
 
     If there is none, return the newest resume point at or before step `bound`.
     """
@@ -340,7 +340,7 @@ def first_resume_point(view: View, policy: Policy) -> ResumePoint:
 def checkpoint_to_verify(view: View, policy: Policy) -> Checkpoint | None:
     """Return the checkpoint that must be read in full before it is used; None if there is none.
 
-    Only two checkpoints need this: the one from which a run begins, and the one from which it resumes after a
+    Only two checkpoints need this: the one that a run begins from, and the one that it resumes from after a
     failed restore. All others were compared while they were written. Members also verify what they restore.
     """
     memory = view.memory
@@ -386,7 +386,7 @@ def _trigger(cause: Fault | None) -> str:
 
 
 def _measure(view: View, policy: Policy, cause: Fault | None, resumed: ResumePoint, moved: list[str]) -> str:
-    """Describe the remedy and the state from which the group resumes."""
+    """Describe the remedy and the state that the group resumes from."""
     reason = "as requested" if cause is None and policy.from_scratch else "because nothing has been saved yet"
     beginning = f"from the beginning, {reason}"
     if reports.script_keeps_own_state(view):

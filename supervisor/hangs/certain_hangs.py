@@ -1,7 +1,7 @@
 """Recognize certain hangs, which need no time limit. The supervisor acts on them within seconds. Pure.
 
 A hang is certain if a process is stopped, if it waits for locks that no other process can release, if a rank
-for which it waits has exited, if all ranks wait for each other, or if a rank exceeds the limit of its own
+that it waits for has exited, if all ranks wait for each other, or if a rank exceeds the limit of its own
 phase.
 """
 
@@ -15,12 +15,11 @@ from holdfast.protocol.progress import PhaseKind, meaning_of
 from supervisor.hangs import deadlock, evidence, group_reports, hung_rank, sentences, stall_limits
 from supervisor.hangs.verdict import StallVerdict, hang_fault
 from supervisor.view import reports, uneven_steps
-from supervisor.view.model import Fault, LateRank, Policy, RankAtRest, View
+from supervisor.view.model import SECOND_NS, Fault, LateRank, Policy, RankAtRest, View
 
 SIDE_S = 0.3  # how long to wait for the other ranks' inspections, which have begun
 STOPPED_S = 1.0  # how long to wait if a stopped rank is not late, because no inspection has begun yet
 LEFT_S = 5.0  # how long ranks that are not late must have waited for a rank that has exited
-_S = 1_000_000_000
 
 
 def certain(view: View, named: LateRank, why: str) -> StallVerdict:
@@ -35,7 +34,7 @@ def certain(view: View, named: LateRank, why: str) -> StallVerdict:
     act_ns = view.now_ns
     if not group_reports.are_all_inspected(view):
         late_s = group_reports.longest_limit_s(group_reports.stalls(view))
-        act_ns = view.watch.since_ns + int((late_s + SIDE_S) * _S)
+        act_ns = view.watch.since_ns + int((late_s + SIDE_S) * SECOND_NS)
     return StallVerdict(detail, named.rank, place, "", 0.0, act_ns, None, fault)
 
 
@@ -48,7 +47,7 @@ def stopped(view: View, ranks: frozenset[int]) -> StallVerdict:
     found = certain(view, named, f"it is stopped (state T){where}")
     if group_reports.are_all_inspected(view):
         return found
-    return replace(found, act_ns=max(view.now_ns, named.since_ns + int(STOPPED_S * _S)))
+    return replace(found, act_ns=max(view.now_ns, named.since_ns + int(STOPPED_S * SECOND_NS)))
 
 
 def exceeded(view: View, over: list[RankStall]) -> StallVerdict:
@@ -88,7 +87,9 @@ def abandoned(view: View) -> StallVerdict | None:
     if not all(each.role == evidence.WAITS and hung_rank.is_meeting_point(each.at) for each in here.values()):
         return None
     still_ns = max(max(each.since_ns, each.worked_ns) for each in here.values())
-    return replace(partner_left(view, left[0], list(here.values())), act_ns=still_ns + int(LEFT_S * _S))
+    return replace(
+        partner_left(view, left[0], list(here.values())), act_ns=still_ns + int(LEFT_S * SECOND_NS)
+    )
 
 
 def partner_left(view: View, gone: RankState, waiting: list[LateRank]) -> StallVerdict:
@@ -120,14 +121,14 @@ def deadlocked(view: View, policy: Policy, resting: tuple[RankAtRest, ...]) -> S
     if policy.hang_floor_s > 0 or not any(each.step == step for each in past):
         return StallVerdict(why, -1, place, "", 0.0, view.now_ns, None, fault)
     limit_s = policy.stall_limit_s * stall_limits.doublings(len(past))
-    source = stall_limits.source(len(past), is_learned=False, is_extended=False)
-    detail = f"{why}; the limit for that is {limit_s:.0f} s{source}"
-    act_ns, warn_ns = (view.watch.since_ns + int(part * limit_s * _S) for part in (1.0, 0.5))
+    limit = stall_limits.describe_limit(limit_s, len(past), is_learned=False, is_extended=False)
+    detail = f"{why}; {limit}"
+    act_ns, warn_ns = (view.watch.since_ns + int(part * limit_s * SECOND_NS) for part in (1.0, 0.5))
     return StallVerdict(why, -1, place, "", limit_s, act_ns, warn_ns, replace(fault, detail=detail))
 
 
 def is_repeated(view: View, named: LateRank) -> bool:
-    """True if the group was already restarted for a hang at this place and step, so that a limit applies."""
+    """True if the group was already restarted for a hang at the same place and step, so a limit applies."""
     place = group_reports.place(view, named)
     return any(
         past.kind == "hang" and past.place == place and past.step == named.step

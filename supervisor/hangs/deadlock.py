@@ -18,10 +18,9 @@ from functools import reduce
 from holdfast.protocol.launcher_messages import RankInspection
 from supervisor.hangs import evidence
 from supervisor.view import reports
-from supervisor.view.model import RankAtRest, View
+from supervisor.view.model import SECOND_NS, RankAtRest, View
 
 _LATE = 1  # the number of the request if a rank is late but not all ranks are at rest
-_S = 1_000_000_000
 _IN_WORDS = {"_engine_run_backward": "the backward pass"}
 
 
@@ -82,8 +81,8 @@ def deadlocked_ranks(view: View, horizon_s: float) -> tuple[RankAtRest, ...]:
     since_ns, rests = _all_resting_since_ns(view), view.watch.rests
     if not since_ns or any(each.asked != since_ns for each in rests):
         return ()
-    ends_ns = min(each.heard_ns + int(each.rests_s * _S) for each in rests)
-    return rests if ends_ns >= view.now_ns + int(horizon_s * _S) else ()
+    ends_ns = min(each.heard_ns + int(each.rests_s * SECOND_NS) for each in rests)
+    return rests if ends_ns >= view.now_ns + int(horizon_s * SECOND_NS) else ()
 
 
 def _all_resting_since_ns(view: View) -> int:

@@ -29,12 +29,11 @@ from supervisor.hangs import (
 )
 from supervisor.hangs.verdict import StallVerdict
 from supervisor.view import reports
-from supervisor.view.model import LateRank, PendingException, Policy, View
+from supervisor.view.model import SECOND_NS, LateRank, PendingException, Policy, View
 
 EXCEPTION_S = 5.0  # added to the time for `finally` blocks, for the rank to report the exception itself
 _PAUSES = names_of_kinds(PhaseKind.PAUSE, PhaseKind.COPY)
 _ENDS = names_of_kinds(PhaseKind.END)
-_S = 1_000_000_000
 
 
 def judge(view: View, policy: Policy) -> StallVerdict | None:
@@ -43,7 +42,7 @@ def judge(view: View, policy: Policy) -> StallVerdict | None:
     if not watch.ranks or watch.generation != view.memory.generation:
         return None
     silent = reports.members_without_rank_report(view)
-    if silent and view.now_ns < watch.untold_ns + int(liveness.HELD_UP_S * _S):
+    if silent and view.now_ns < watch.untold_ns + int(liveness.HELD_UP_S * SECOND_NS):
         return StallVerdict(f"member {silent[0]} has not reported yet what its ranks are doing")
     traced = group_reports.traced_rank(view)
     if traced is not None:
@@ -98,18 +97,18 @@ def _judge_others(view: View, policy: Policy) -> StallVerdict:
 
 
 def deadline_ns(view: View, policy: Policy) -> int:
-    """Return the time from which the verdict no longer waits for missing inspections."""
+    """Return when the verdict stops waiting for missing inspections."""
     return _inspected_by_ns(view, policy) + 1
 
 
 def _inspected_by_ns(view: View, policy: Policy) -> int:
     late_s = group_reports.longest_limit_s(group_reports.stalls(view))
-    return view.watch.since_ns + int((late_s + policy.look_s) * _S)
+    return view.watch.since_ns + int((late_s + policy.look_s) * SECOND_NS)
 
 
 def _pending_exceptions(view: View, policy: Policy) -> list[PendingException]:
     """Return the exceptions that may be about to end their ranks and still have time to do so."""
-    until_ns = view.now_ns - int((policy.unwind_s + EXCEPTION_S) * _S)
+    until_ns = view.now_ns - int((policy.unwind_s + EXCEPTION_S) * SECOND_NS)
     return [each for each in view.watch.hints if each.since_ns > until_ns]
 
 

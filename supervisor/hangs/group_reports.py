@@ -49,7 +49,7 @@ def are_all_inspected(view: View) -> bool:
 
 
 def traced_rank(view: View) -> int | None:
-    """Return the lowest live rank to which a debugger is attached; None if there is none."""
+    """Return the lowest live rank that has a debugger attached; None if there is none."""
     traced = {
         each.rank for each in reports.all_inspections(view) if evidence.findings(each).role == evidence.TRACED
     }

@@ -82,7 +82,7 @@ def find_hung_rank(inspected: tuple[RankInspection, ...]) -> HangVerdict:
 
 
 def group_stacks(inspected: tuple[RankInspection, ...]) -> tuple[StackGroup, ...]:
-    """Return the ranks in groups with equal stacks, apart from line numbers. The smallest group comes first.
+    """Return the ranks grouped by their stacks without line numbers. The smallest group comes first.
 
     The stack of a group is the stack of its lowest rank, including the line numbers.
     """

@@ -53,7 +53,7 @@ def update(watch: StallWatch, view: View) -> StallWatch:
 
 
 def discount_pause(watch: StallWatch, late_ns: int) -> StallWatch:
-    """Return `watch` with its times moved forward by `late_ns`, for which the supervisor did not run."""
+    """Return `watch` with its times moved forward by `late_ns`, while the supervisor was not running."""
     moved = tuple(
         replace(
             each,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from supervisor.hangs import evidence, group_reports, hung_rank, sentences
 from supervisor.hangs.verdict import APART, UNBEGUN, StallVerdict, hang_fault
 from supervisor.view import reports
-from supervisor.view.model import LateRank, PastFault, Policy, View
+from supervisor.view.model import SECOND_NS, LateRank, PastFault, Policy, View
 
 BUSY_FACTOR = 3  # applied to the limit of a rank that computes without visible progress
 MOST_FACTOR = 10  # the most by which signs of work can extend a limit
@@ -17,7 +17,6 @@ LEARNED_FACTOR = 3  # applied to the longest stall of the same kind that ended w
 TWICE_S = 6.0  # the longest time between two inspections, and the longest wait for a second one
 PAUSE_SLACK_S = 1.0  # the limit of a pause may equal a process group's timeout: both default to 30 min
 _MOST_DOUBLINGS = 10
-_S = 1_000_000_000
 
 
 def limited(view: View, policy: Policy, holding: list[LateRank]) -> StallVerdict:
@@ -48,10 +47,10 @@ def limited(view: View, policy: Policy, holding: list[LateRank]) -> StallVerdict
     times = sum(_is_same(past, place, named.step) for past in view.memory.history)
     limit_s *= doublings(times)
     why = sentences.describe_standstill(view, named, len(holding) > 1 and named.rank < 0)
-    act_ns = since_ns + int(limit_s * _S)
+    act_ns = since_ns + int(limit_s * SECOND_NS)
     if any(each.looks < 2 for each in holding):  # a previous supervisor may have seen the rank work
-        act_ns = max(act_ns, view.memory.since_ns + int((TWICE_S + policy.look_s) * _S))
-    detail = f"{why}; the limit for that is {limit_s:.0f} s{source(times, bool(learned), limit_s > limit)}"
+        act_ns = max(act_ns, view.memory.since_ns + int((TWICE_S + policy.look_s) * SECOND_NS))
+    detail = f"{why}; {describe_limit(limit_s, times, bool(learned), limit_s > limit)}"
     work = named.work or evidence.UNKNOWN
     at = place or sentences.name_activity(view, named.rank, named.phase)
     fault = hang_fault(view, named, detail, f"stall at {at}", work)
@@ -65,7 +64,7 @@ def limited(view: View, policy: Policy, holding: list[LateRank]) -> StallVerdict
         work,
         limit_s,
         act_ns,
-        since_ns + int(warn_s * _S),
+        since_ns + int(warn_s * SECOND_NS),
         fault,
     )
 
@@ -87,12 +86,14 @@ def unlimited(view: View, policy: Policy, only: LateRank) -> StallVerdict:
     why = f"rank {only.rank} has been {doing} since step {only.step}; {unaffected}"
     warn_s = policy.stall_limit_s if only.begun else policy.first_step_s / 2
     place = UNBEGUN if not only.begun else APART if several else group_reports.place(view, only)
-    return StallVerdict(why, only.rank, place, only.work, warn_ns=view.watch.since_ns + int(warn_s * _S))
+    return StallVerdict(
+        why, only.rank, place, only.work, warn_ns=view.watch.since_ns + int(warn_s * SECOND_NS)
+    )
 
 
 def are_apart(view: View, policy: Policy) -> bool:
     """True if recent inspections of all live ranks showed that none of them waits for another rank."""
-    oldest_ns = view.now_ns - int((TWICE_S + policy.look_s) * _S)
+    oldest_ns = view.now_ns - int((TWICE_S + policy.look_s) * SECOND_NS)
     apart = {each.rank for each in view.watch.ranks if each.apart and each.apart_ns > oldest_ns}
     return set(group_reports.phases(view)) <= apart
 
@@ -108,17 +109,19 @@ def horizon_s(view: View, policy: Policy) -> float:
 
 
 def doublings(times: int) -> int:
-    """Return the factor by which a limit grows after `times` restarts for the same stall."""
+    """Return how many times longer a limit is after `times` restarts for the same stall."""
     return int(2 ** min(times, _MOST_DOUBLINGS))
 
 
-def source(times: int, is_learned: bool, is_extended: bool) -> str:
-    """Return a clause with the reason for a limit; "" for the usual limit."""
+def describe_limit(limit_s: float, times: int, is_learned: bool, is_extended: bool) -> str:
+    """Return a clause with a limit and the reason for it. The usual limit needs no reason."""
     if times:
-        return ", more than before: a restart at this place did not help"
+        return f"the limit is now {limit_s:.0f} s, because a restart here did not help"
     if is_learned:
-        return ", learned from stalls that ended without a restart"
-    return ", extended because it shows signs of work" if is_extended else ""
+        return f"the limit is {limit_s:.0f} s, learned from stalls that ended without a restart"
+    return (
+        f"the limit is {limit_s:.0f} s{', extended because there are signs of work' if is_extended else ''}"
+    )
 
 
 def signature(view: View, named: LateRank) -> str:
@@ -137,7 +140,7 @@ def _apart_until_ns(view: View) -> int:
 
 
 def _is_same(past: PastFault, place: str, step: int) -> bool:
-    """True if `past` may have been the same stall: at this place or step, or at an unknown place.
+    """True if `past` may have been the same stall: at the same place or step, or at an unknown place.
 
     After a restart, the script repeats the work that was cut off. The next inspection may then find the work
     in another function.

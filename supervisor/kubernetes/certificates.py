@@ -125,7 +125,7 @@ def signer(authorities: Sequence[Authority], now: datetime) -> Authority:
 
 
 def bundle(authorities: Sequence[Authority]) -> str:
-    """Return the PEM text of all authorities' certificates, with which clients verify servers."""
+    """Return the PEM text of all authorities' certificates. Clients verify servers with it."""
     return "".join(each.text for each in authorities)
 
 

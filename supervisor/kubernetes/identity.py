@@ -1,4 +1,4 @@
-"""Identify the sender of a request: the pod to which the API server issued the sender's projected token.
+"""Identify the sender of a request: the pod that the sender's projected token was issued to.
 
 The API server reviews the token for Holdfast's own audience, and this module decodes nothing in it. A pod's
 token for the API server itself is refused, because it must not be sent anywhere else. Nothing that a peer
@@ -72,7 +72,7 @@ class TokenReviewer:
         self._turns = asyncio.Semaphore(AT_ONCE)
 
     async def review(self, token: str) -> Caller | TokenRefused | ReviewUnavailable:
-        """Return the pod to which the token belongs. This can take as long as a request to the API server.
+        """Return the pod that the token belongs to. This can take as long as a request to the API server.
 
         A token that the API server confirmed less than `VALID_S` ago is accepted even if the server is
         unreachable.

@@ -21,7 +21,7 @@ WAIT_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class OwnPod:
-    """The pod in which this process runs."""
+    """The pod that this process runs in."""
 
     name: str
     namespace: str

@@ -33,7 +33,7 @@ async def addresses_of(service: str) -> Sequence[str]:
 
 
 class Replicas:
-    """Asks the other pods of the headless Service to which this process's pod belongs."""
+    """Asks the other pods behind the headless Service of this process's pod."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Replicas:
         return next((other for other, its in zip(others, epochs, strict=True) if its > epoch), "")
 
     async def _epoch(self, address: str) -> int:
-        """Return the epoch with which the replica at `address` leads; 0 if it does not lead or answer."""
+        """Return the epoch of the replica at `address`; 0 if it does not lead or answer."""
         host = f"[{address}]" if ":" in address else address
         verify = ssl.create_default_context(cadata=self._certificate.bundle)
         limit = aiohttp.ClientTimeout(total=ASK_S)

@@ -40,7 +40,7 @@ from supervisor.local.keeper_messages import (
 from supervisor.local.process_specs import PartSpec, RunSpec
 from supervisor.local.processes import PARTS_S, ForkServerClient, ManagedProcess, ProcessTable
 from supervisor.local.removal_watcher import RemovalWatcher
-from supervisor.local.restarts import LOOP, Restarts
+from supervisor.local.restarts import LOOP, RestartKey, Restarts
 from supervisor.local.volume_repair import VolumeRepair
 from supervisor.local.watchdog import Watchdog
 from supervisor.view.model import Completion, StopRequest
@@ -50,7 +50,7 @@ SEND_S = 0.5  # a supervisor that takes longer to read a state is stuck
 IDLE_S = 0.5  # a working sidecar polls its ranks twice in this time, which uses CPU time
 REPAIR_S = 0.25  # the interval between checks that the run's folder in memory is complete
 NEW_S = 2.0  # the time for a sidecar to import its modules and connect
-SUPERVISOR, MEMBERS = "supervisor", "another member"  # names in `Restarts`; a sidecar has its own name
+SUPERVISOR, NEW_MEMBER = RestartKey("supervisor"), RestartKey("member")
 FREE_S = 30.0  # the time at the end for the kernel to release the memory of lost members
 MAX_REFUSALS = 16  # how many causes of refused requests are reported
 _READ_BYTES = 1 << 16
@@ -144,8 +144,8 @@ class LocalKeeper:
             template.poll(time.monotonic())
         self._children.collect_held()
         now_s = time.monotonic()
-        for name in self._restarts.pop_due(now_s):
-            self._start_again(name)
+        for part in self._restarts.pop_due(now_s):
+            self._start_again(part)
         if not self._closing:
             self._watch(now_s, max(0.0, now_s - due_s))
             if now_s - self._repaired_s >= REPAIR_S:
@@ -245,7 +245,7 @@ class LocalKeeper:
         try:
             with there:
                 start = process_specs.supervisor(self.plan, os.getpid(), there.fileno(), self.api.fileno())
-                self._supervisor = self._start(SUPERVISOR, start)
+                self._supervisor = self._start(SUPERVISOR.name, start)
         except OSError:
             here.close()
             raise
@@ -340,10 +340,10 @@ class LocalKeeper:
                 self._kill(name)
         alive = sum(1 for member in self.members.values() if not member.gone)
         self._wanted = count
-        if self._restarts.waits(MEMBERS):
+        if self._restarts.waits(NEW_MEMBER):
             return
         for _ in range(count - alive):
-            if not self._attempt(MEMBERS, self._create):
+            if not self._attempt(NEW_MEMBER, self._create):
                 return
 
     def _create(self) -> None:
@@ -375,7 +375,7 @@ class LocalKeeper:
                     self._launch(member)
                 except OSError as error:
                     self._kill(member.name)
-                    self._try_later(MEMBERS, error)
+                    self._try_later(NEW_MEMBER, error)
 
     def _launch(self, member: LocalMember) -> None:
         name = f"launcher {member.name}"
@@ -388,7 +388,7 @@ class LocalKeeper:
     def _start_sidecar(self, name: str) -> None:
         self._repair.put_back()  # otherwise the sidecar would replace removed files with new ones
         start = process_specs.sidecar(self.plan, name, os.getpid())
-        self.members[name].sidecar = self._start(f"sidecar {name}", start)
+        self.members[name].sidecar = self._start(RestartKey("sidecar", name).name, start)
 
     def _start(self, name: str, start: PartSpec) -> ManagedProcess:
         forked = self._parts.fork(name, start.order(), tuple(start.inherits.values()))
@@ -427,13 +427,13 @@ class LocalKeeper:
             self._supervisor = None
             self._watchdog = self._watchdog.died()
             if not self._closing:
-                self._restart(part)
+                self._restart(SUPERVISOR, part)
             return
         for member in self.members.values():
             if part is member.sidecar:
                 member.sidecar = None
                 if not member.gone and not self._closing:
-                    self._restart(part)
+                    self._restart(RestartKey("sidecar", member.name), part)
             elif part is member.launcher and not member.gone:
                 self._kill(member.name)
                 # A launcher exits with code 0 only if it was ordered to end.
@@ -442,19 +442,19 @@ class LocalKeeper:
                     self._delay_members(part)
                 self._send_state()
 
-    def _restart(self, part: ManagedProcess) -> None:
+    def _restart(self, part: RestartKey, died: ManagedProcess) -> None:
         """Schedule the next start of a part. If the part keeps failing, delay the start and tell the user."""
-        left_s = self._restarts.died(part.name, part.born_s, time.monotonic(), _has_failed(part))
-        if self._restarts.failures(part.name) == LOOP:
-            without = "no fault is recovered" if part.name == SUPERVISOR else "its member is not supervised"
-            self._report_loop(part, part.name, left_s)
+        left_s = self._restarts.died(part, died.born_s, time.monotonic(), _has_failed(died))
+        if self._restarts.failures(part) == LOOP:
+            without = "no fault is recovered" if part == SUPERVISOR else "its member is not supervised"
+            self._report_loop(died, part.name, left_s)
             self.news.append(f"the ranks keep training without {part.name}, but until it restarts, {without}")
 
     def _delay_members(self, launcher: ManagedProcess) -> None:
         """Schedule the next member after one has failed, as `_restart` does for other parts."""
-        failures = self._restarts.failures(MEMBERS)
-        left_s = self._restarts.died(MEMBERS, launcher.born_s, time.monotonic(), failed=True)
-        if self._restarts.failures(MEMBERS) == LOOP > failures:
+        failures = self._restarts.failures(NEW_MEMBER)
+        left_s = self._restarts.died(NEW_MEMBER, launcher.born_s, time.monotonic(), failed=True)
+        if self._restarts.failures(NEW_MEMBER) == LOOP > failures:
             self._report_loop(launcher, "a member's launcher", left_s)
 
     def _report_loop(self, part: ManagedProcess, what: str, left_s: float) -> None:
@@ -468,21 +468,20 @@ class LocalKeeper:
     def _closing(self) -> bool:
         return self.finished is not None
 
-    def _start_again(self, part: str) -> None:
+    def _start_again(self, part: RestartKey) -> None:
         if self._closing:
             return
         if part == SUPERVISOR:
             self._attempt(part, self._start_supervisor)
-        elif part == MEMBERS:
+        elif part == NEW_MEMBER:
             self._want(self._wanted, set())
             self._send_state()
         else:
-            name = part.partition(" ")[2]
-            member = self.members[name]
+            member = self.members[part.member]
             if not member.gone and member.sidecar is None:
-                self._attempt(part, lambda: self._start_sidecar(name))
+                self._attempt(part, lambda: self._start_sidecar(member.name))
 
-    def _attempt(self, part: str, start: Callable[[], None]) -> bool:
+    def _attempt(self, part: RestartKey, start: Callable[[], None]) -> bool:
         """Start `part` and return True. If the system lacks resources, schedule a retry and return False."""
         try:
             start()
@@ -491,12 +490,12 @@ class LocalKeeper:
             return False
         return True
 
-    def _try_later(self, part: str, error: OSError) -> None:
+    def _try_later(self, part: RestartKey, error: OSError) -> None:
         now_s = time.monotonic()
         left_s = self._restarts.died(part, now_s, now_s, failed=True)
         if self._restarts.failures(part) == 1:
             self.news.append(
-                f"{part} cannot be started: {error}; trying again in {left_s:.0f} s,"
+                f"{part.name} cannot be started: {error}; trying again in {left_s:.0f} s,"
                 " then at increasing intervals"
             )
 
@@ -508,7 +507,7 @@ class LocalKeeper:
                 part.process.send_signal(signum)
                 part.process.send_signal(signal.SIGCONT)  # a stopped process would not handle SIGTERM
             deadline = time.monotonic() + STOP_S
-            while self._children.alive() and time.monotonic() < deadline and not self._hurry_to(signum):
+            while self._children.alive() and time.monotonic() < deadline and not self._skips_wait(signum):
                 self.poll(0.05)
         self._children.sweep()
         for thread in self._freeing:
@@ -518,8 +517,8 @@ class LocalKeeper:
         self._removals.close()
         self.api.close()
 
-    def _hurry_to(self, signum: int) -> bool:
-        """True if the next signal must be sent without waiting."""
+    def _skips_wait(self, signum: int) -> bool:
+        """True if SIGKILL must follow `signum` without waiting, because the user is in a hurry."""
         return self._hurry and signum != signal.SIGKILL
 
 

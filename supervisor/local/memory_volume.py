@@ -12,11 +12,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from holdfast.process import linux
 from holdfast.snapshot import member_directory
 from holdfast.snapshot.member_directory import OWNER
 
 HALF_MADE_S = 3600.0  # a folder that is incomplete after this time was abandoned
-NICE = 19
 _ROOTS = (Path("/dev/shm"), Path("/tmp"))
 
 
@@ -116,7 +116,7 @@ def free(folder: Path, let_go: Callable[[], None] | None = None) -> threading.Th
 
     def remove() -> None:
         with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+            linux.lower_thread_priority()
         shutil.rmtree(folder, ignore_errors=True)
         if let_go is not None:
             let_go()

@@ -84,7 +84,7 @@ def launcher(plan: RunSpec, member: str, parent: int, base: Mapping[str, str]) -
     root = parts.import_root(plan.runtime / member_directory.IMPORT)
     argv = (sys.executable, "-c", launch_commands.START, str(root), *launcher_argv(plan, member, parent))
     kept = (plan.sources_fd,) if plan.sources_fd >= 0 else ()
-    return ProcessSpec(argv, {**base, **gpus.dealt_out(base, plan.gpus)}, kept)
+    return ProcessSpec(argv, {**base, **gpus.device_environment(base, plan.gpus)}, kept)
 
 
 def launcher_argv(plan: RunSpec, member: str, parent: int) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ A part that died is restarted immediately, unless it died soon after its start o
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
 YOUNG_S = 1.0  # the least time between two starts of a part, so that it cannot fail in a tight loop
 WELL_S = 10.0  # a part that lived this long did not fail at its start
@@ -13,16 +14,33 @@ LONGEST_S = 30.0  # the most time between two starts of a part that fails each t
 ROW_S = 4 * LONGEST_S  # failures further apart count as unrelated
 LOOP = 3  # the number of failures in a row that is no coincidence and is reported
 
+PartKind: TypeAlias = Literal["supervisor", "sidecar", "member"]
+
+
+@dataclass(frozen=True, slots=True)
+class RestartKey:
+    """What the keeper starts again: the supervisor, the sidecar of `member`, or a new member."""
+
+    kind: PartKind
+    member: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name that users see. The log files of the supervisor and the sidecars have it too."""
+        if self.kind == "member":
+            return "another member"
+        return f"{self.kind} {self.member}".strip()
+
 
 @dataclass(slots=True)
 class Restarts:
     """The parts that wait for their next start. All times are in seconds on one monotonic clock."""
 
-    _due: list[tuple[float, str]] = field(default_factory=list)
+    _due: list[tuple[float, RestartKey]] = field(default_factory=list)
     # each part's number of failures in a row, and the time of the last one
-    _failures: dict[str, tuple[int, float]] = field(default_factory=dict)
+    _failures: dict[RestartKey, tuple[int, float]] = field(default_factory=dict)
 
-    def died(self, part: str, born_s: float, now_s: float, failed: bool = False) -> float:
+    def died(self, part: RestartKey, born_s: float, now_s: float, failed: bool = False) -> float:
         """Schedule the next start of `part`, and return the seconds until then.
 
         The next start is at least `YOUNG_S` after the last one. From the second failure in a row on, a pause
@@ -39,15 +57,15 @@ class Restarts:
         self._due = [(due_s, other) for due_s, other in self._due if other != part] + [(at_s, part)]
         return at_s - now_s
 
-    def waits(self, part: str) -> bool:
+    def waits(self, part: RestartKey) -> bool:
         """True if a start of `part` is scheduled."""
         return any(other == part for _, other in self._due)
 
-    def failures(self, part: str) -> int:
+    def failures(self, part: RestartKey) -> int:
         """Return how often in a row `part` has failed within `WELL_S` of its start."""
         return self._failures.get(part, (0, 0.0))[0]
 
-    def pop_due(self, now_s: float) -> tuple[str, ...]:
+    def pop_due(self, now_s: float) -> tuple[RestartKey, ...]:
         """Remove and return the parts whose start is due."""
         ready = tuple(part for at_s, part in self._due if at_s <= now_s)
         self._due = [(at_s, part) for at_s, part in self._due if at_s > now_s]

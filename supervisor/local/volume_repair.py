@@ -5,8 +5,8 @@ systemd removes a user's files in /dev/shm at the last logout (RemoveIPC=yes), c
 process that starts later could not open the files, so no fault could be recovered.
 
 The keeper lives as long as the run, so it keeps a descriptor of every file. An open file continues to exist
-without a name. A symbolic link to /proc/PID/fd/N gives it a new name, under which processes find the same
-memory with its present and future content.
+without a name. A symbolic link to /proc/PID/fd/N gives it a new name, so that processes find the same memory
+with its present and future content.
 """
 
 from __future__ import annotations

@@ -21,10 +21,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from supervisor.view.model import SECOND_NS
+
 FORMAT = 1
 MAX_PENDING = 1024  # entries beyond this are merged; without snapshots, no entry would ever settle
-_S = 1_000_000_000
-HOUR_NS, DAY_NS = 3600 * _S, 86_400 * _S
+HOUR_NS, DAY_NS = 3600 * SECOND_NS, 86_400 * SECOND_NS
 
 
 class Bucket(str, Enum):
@@ -72,9 +73,9 @@ class Ledger:
         self._activity = _allowed(activity)
         self._settled = dict.fromkeys(Bucket, 0)
         self._pending: list[_Trained] = []
-        self._pending_ns = self._tail_ns = 0  # pending time of completed steps, and of the step in progress
+        self._pending_ns = self._tail_ns = 0  # pending time: completed steps, step in progress
         self._secured_step: int | None = None
-        self._hour, self._day = Window(60 * _S, 60), Window(900 * _S, 96)
+        self._hour, self._day = Window(60 * SECOND_NS, 60), Window(900 * SECOND_NS, 96)
 
     def enter(self, activity: Bucket, at_ns: int) -> None:
         """Begin `activity` at `at_ns`. Time from then on is booked to it."""
@@ -223,7 +224,7 @@ class Ledger:
             self.advance(now_ns)
         if self._settled[Bucket.UNKNOWN]:
             return None
-        width_ns = min(int(window_s * _S), DAY_NS)
+        width_ns = min(int(window_s * SECOND_NS), DAY_NS)
         window = self._hour if width_ns <= HOUR_NS else self._day
         return window.share(width_ns, now_ns, self._progress_ns(still_ns))
 

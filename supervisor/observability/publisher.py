@@ -20,7 +20,7 @@ from supervisor.observability.bookkeeping import Bookkeeping
 from supervisor.observability.metrics import Metrics
 from supervisor.store.leadership import Deposed, Lead
 from supervisor.view.model import Policy, View
-from supervisor.view.stragglers import Straggler, find_stragglers
+from supervisor.view.slow_ranks import SlowRank, find_slow_ranks
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class StatusPublisher:
         Args:
             run: The store for the status and incidents, usually the run's directory.
             lag: Returns the maximum and p99 lag of the supervisor's event loop, in seconds.
-            policy: The limits by which a group that completes no step is judged.
+            policy: The limits for a group that completes no step.
             lead: The leadership of the run. Once another supervisor takes over, no more files are written,
                 and `deposed` contains the reason.
             files: The thread that writes the files. By default, the publisher starts its own.
@@ -87,7 +87,7 @@ class StatusPublisher:
         self._known: Mapping[str, Any] = {}  # the previous status, for values that are no longer reported
         self._last_incident: dict[str, Any] | None = None
         self._published = published
-        self._stragglers: tuple[Straggler, ...] = ()
+        self._slow_ranks: tuple[SlowRank, ...] = ()
         self._unwritten: dict[str, dict[str, Any]] = {}  # incidents that could not be written
         self._status_error = ""  # why the last status could not be written
 
@@ -107,14 +107,14 @@ class StatusPublisher:
 
         `volume_error` says why the members' memory volume cannot be used; "" if it can.
         """
-        self._stragglers = find_stragglers(self._stragglers, view)
+        self._slow_ranks = find_slow_ranks(self._slow_ranks, view)
         context = status.StatusContext(
             run=self.run.path.name,
             updated_s=time.time(),
             supervisor_pid=os.getpid(),
             policy=self._policy,
             last_incident=self._last_incident,
-            stragglers=self._stragglers,
+            slow_ranks=self._slow_ranks,
             lag=self._lag(),
             journal_error=self.journal_error,
             volume_error=volume_error,

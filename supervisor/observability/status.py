@@ -20,7 +20,7 @@ from supervisor.observability.bookkeeping import Bookkeeping
 from supervisor.observability.ledger import Ledger
 from supervisor.view import reports
 from supervisor.view.model import ENDING_PHASES, UNREAD, Checkpoint, Fault, JobState, MemberView, Policy, View
-from supervisor.view.stragglers import Straggler
+from supervisor.view.slow_ranks import SlowRank
 
 STALLED_STEPS = 3.0  # no rate is shown after this many usual step times without a step
 
@@ -32,9 +32,9 @@ class StatusContext:
     run: str  # name of the run's directory
     updated_s: float  # the wall clock, for users
     supervisor_pid: int
-    policy: Policy = field(default_factory=Policy)  # the limits by which a group without steps is judged
+    policy: Policy = field(default_factory=Policy)  # the limits for a group without steps
     last_incident: Mapping[str, Any] | None = None
-    stragglers: tuple[Straggler, ...] = ()
+    slow_ranks: tuple[SlowRank, ...] = ()
     lag: tuple[float, float] = (0.0, 0.0)  # maximum and p99 lag of the supervisor's event loop, in seconds
     journal_error: str = ""  # why the last decision is not on disk
     volume_error: str = ""  # why the members' memory volume cannot be used
@@ -55,7 +55,7 @@ def build(view: View, accounts: Bookkeeping, context: StatusContext) -> dict[str
         ],
         **_times(accounts.ledger, int((stall["no_step_s"] or 0.0) * 1e9)),
         "members": [_member(each, view) for each in view.members],
-        "ranks": _ranks(view, context.stragglers),
+        "ranks": _ranks(view, context.slow_ranks),
         **_incidents(view.memory, context.last_incident),
         **_saved_state(view),
         "exit_code": view.memory.exit_code,
@@ -142,7 +142,7 @@ def _incidents(memory: JobState, last: Mapping[str, Any] | None) -> dict[str, An
 
 
 def _saved_state(view: View) -> dict[str, Any]:
-    """Return which steps would survive a fault, and from which state the current generation resumed."""
+    """Return which steps would survive a fault, and where the current generation resumed from."""
     memory, progress = view.memory, _progress(view)
     own_state = reports.script_keeps_own_state(view)
     steps = [each.step for each in progress]
@@ -291,7 +291,7 @@ def _members_lost(found: tuple[Fault, ...]) -> frozenset[str]:
     return frozenset(each.member for each in found if each.kind == "member_lost")
 
 
-def _ranks(view: View, slow: tuple[Straggler, ...]) -> list[dict[str, Any]]:
+def _ranks(view: View, slow: tuple[SlowRank, ...]) -> list[dict[str, Any]]:
     found, slow_by_rank = [], {each.rank: each for each in slow}
     for member in view.members:
         report = member.report
@@ -307,7 +307,7 @@ def _ranks(view: View, slow: tuple[Straggler, ...]) -> list[dict[str, Any]]:
 
 
 def _rank(
-    report: MemberReport, rank: RankState, at: RankProgress | None, slow: Straggler | None
+    report: MemberReport, rank: RankState, at: RankProgress | None, slow: SlowRank | None
 ) -> dict[str, Any]:
     return {
         "rank": rank.rank,
@@ -330,7 +330,7 @@ def _rank(
 
 
 def _resumed(view: View) -> dict[str, Any] | None:
-    """Return the state from which the current generation resumed; None if it began at step 0."""
+    """Return the state that the current generation resumed from; None if it began at step 0."""
     found = view.memory.launch.restore if view.memory.launch is not None else None
     return {"step": found.step, "source": found.source} if found is not None else None
 

@@ -52,7 +52,7 @@ def listed(words: Sequence[str]) -> str:
 
 
 def whole_number(low: int, high: int, words: Mapping[str, int] | None = None) -> ValueType:
-    """Return a type for whole numbers. `words` maps words to the numbers for which they stand."""
+    """Return a type for whole numbers. `words` maps words to the numbers that they stand for."""
     named = words or {}
     expected = listed([f"{low}-{high}", *filter(str.isalpha, named)])
 

@@ -1,4 +1,4 @@
-"""Weigh findings by which sensors report them and for how long, to decide which actions they justify. Pure.
+"""Weigh findings by their sensors and their duration, to decide which actions they justify. Pure.
 
 A single sensor can be wrong for any length of time. Its report alone can keep new work off a node, because
 this costs little and is easily undone. To end running work, a second witness is required: another sensor or

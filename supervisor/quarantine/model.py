@@ -1,6 +1,6 @@
 """The state of a pool of nodes at one instant, the actions on them, and the operator's policy. Data only.
 
-Everything on which a decision depends is stored on the nodes, as taints and annotations. The deciding process
+Everything that a decision depends on is stored on the nodes, as taints and annotations. The deciding process
 can therefore die at any time without losing anything that its successor needs.
 
 The times in a report (`_s`) are ages at the time of the report, on the node's own clock, so a wrong clock
@@ -45,7 +45,7 @@ class Report:
     findings: tuple[NodeFinding, ...] = ()  # worst first
     clean_s: float = 0.0  # time without an unhealthy finding; 0 while there is one
     quiet_s: float = 0.0  # time without any finding
-    calmed_s: float = math.inf  # time since the last unhealthy finding ended; inf if none is known
+    calmed_s: float = math.inf  # time since the last unhealthy finding cleared; inf if none is known
     boot_id: str = ""
     agent: str = ""  # the version of the agent and its tables
     blind: tuple[str, ...] = ()  # sensors that currently cannot measure

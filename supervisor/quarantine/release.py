@@ -2,7 +2,7 @@
 
 A few nodes cause many of the failures (Meta, arXiv 2410.21680). A node that has failed repeatedly is likely
 to fail again, and each failure costs a job more than the absence of the node does. The lemon score therefore
-counts a node's incidents, and each incident doubles the time for which the node must be healthy.
+counts a node's incidents, and each incident doubles how long the node must be healthy.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Detect storms, in which many nodes become unhealthy together because of a cause outside the nodes. Pure.
+"""Detect storms: many nodes become unhealthy together, because of a cause outside the nodes. Pure.
 
 Taking such nodes out would not help. A storm is detected from the current state of the nodes, so a restart of
 the deciding process loses nothing. There are two signs of a storm:

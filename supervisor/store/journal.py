@@ -1,4 +1,4 @@
-"""The supervisor's journal on disk. Each JSON line holds one decision and the view on which it is based.
+"""The supervisor's journal on disk. Each JSON line holds one decision and the view that it is based on.
 
 A decision is written before it is carried out, but does not wait long for the disk
 (`supervisor.controller.journal_writer`). A line is complete if it ends with a newline. Bytes after the last
@@ -149,7 +149,7 @@ class Journal:
 
 
 def last(path: Path) -> LastEntry | None:
-    """Return the newest line from which the job's state can be read; None if there is none."""
+    """Return the newest line with a readable state of the job; None if there is none."""
     unread: list[str] = []
     entry: LastEntry | None = None
     try:

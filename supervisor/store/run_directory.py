@@ -133,7 +133,7 @@ class RunDir:
         except OSError:
             return []
 
-    def is_in_use(self) -> bool:
+    def check_in_use(self) -> bool:
         """True while a process holds the lock of the directory."""
         return is_held(self.path / "lock")
 
@@ -207,7 +207,7 @@ def find_living(path: Path | None, directory: Path, command: str) -> RunDir:
         BadInput: As for `find`; also if several runs are active and `path` is None.
     """
     if path is None and not _is_readable_run(directory):
-        active = [run.path for run in map(RunDir, _runs(directory / RUNS)) if run.is_in_use()]
+        active = [run.path for run in map(RunDir, _runs(directory / RUNS)) if run.check_in_use()]
         if len(active) > 1:
             given = "".join(f"\n  holdfast {command} --run-dir {shlex.quote(str(each))}" for each in active)
             raise BadInput(f"{command}: {len(active)} runs are active here; name one of them:{given}")
@@ -215,7 +215,7 @@ def find_living(path: Path | None, directory: Path, command: str) -> RunDir:
 
 
 def _runs(runs: Path) -> list[Path]:
-    """Return the directories of the runs in `runs`, and of the latest one even if it is elsewhere."""
+    """Return the directories of the runs in `runs`, and that of the latest run even if it is elsewhere."""
     try:
         found = {each.resolve() for each in runs.iterdir() if _is_readable_run(each)}
     except OSError:

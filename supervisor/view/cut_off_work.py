@@ -21,6 +21,7 @@ from holdfast.protocol.member_messages import HeldSnapshot, RankProgress, Uncomm
 from supervisor.identity_cache import by_identity
 from supervisor.view import failed_start, members, reports
 from supervisor.view.model import (
+    SECOND_NS,
     CutOffWork,
     Fault,
     JobState,
@@ -36,7 +37,6 @@ LONG_S = 0.25  # shorter tails do not count: a load spike can stretch microsecon
 USUAL_FACTOR = 5.0  # times the median duration
 MAX_PAUSE_WAIT_S = 600.0  # the longest wait for a declared pause, even if its own limit is higher
 _MAX_LISTED = 3  # the places of cut-off work that one line lists
-_S = 1_000_000_000
 
 
 def wait_for_survivors(view: View, policy: Policy) -> Wait | None:
@@ -52,7 +52,8 @@ def wait_for_survivors(view: View, policy: Policy) -> Wait | None:
     limits_s |= dict.fromkeys(_ending_by_exception(view, policy), policy.unwind_s)
     most_s = policy.grace_s if view.memory.stop else MAX_PAUSE_WAIT_S
     deadlines = {
-        rank: view.memory.since_ns + int(min(limit_s, most_s) * _S) for rank, limit_s in limits_s.items()
+        rank: view.memory.since_ns + int(min(limit_s, most_s) * SECOND_NS)
+        for rank, limit_s in limits_s.items()
     }
     pending = {rank: at_ns for rank, at_ns in deadlines.items() if at_ns > view.now_ns}
     if not pending:
@@ -150,7 +151,7 @@ def find(view: View, found: tuple[Fault, ...]) -> tuple[CutOffWork, ...]:
     Each piece is repeated only if the group resumes at or before its step `at_most`. Three kinds of work
     count:
 
-    - work in any phase in which the script raised an exception;
+    - work in any phase where the script raised an exception;
     - a declared pause of any length, if the rank is still in it or an exception ended it;
     - work before or after a commit that takes longer than usual.
 
@@ -285,7 +286,7 @@ def _recorded_s(seconds: float) -> float:
 
 
 def latest_resume_step(cuts: tuple[CutOffWork, ...], bound: int | None) -> int | None:
-    """Return the newest step up to `bound` from which all of `cuts` are repeated; None: any step."""
+    """Return the newest step up to `bound` that makes the script repeat all of `cuts`; None: any step."""
     limits = [each.at_most for each in cuts] + ([bound] if bound is not None else [])
     return min(limits, default=None)
 

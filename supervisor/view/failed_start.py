@@ -27,7 +27,7 @@ def pending_start(
     """Return the record of a start, which `JobState` keeps until the group completes a step.
 
     Args:
-        step: The step from which the group resumes.
+        step: The step that the group resumes from.
         bound: The newest step whose state may be good.
         cut: The work that the last fault cut off.
         raised: The exceptions among the faults before the start.

@@ -1,6 +1,6 @@
 """Convert the times in members' reports to the supervisor's clock, because hosts' clocks are unrelated. Pure.
 
-Each report contains the time at which it was sent, on the clock of its host. If this is subtracted from the
+Each report contains the time when it was sent, on the clock of its host. If this is subtracted from the
 time of receipt on the supervisor's clock, the difference is the offset of the clocks plus the time in
 transit. The smallest difference is therefore the best estimate of the offset. If both processes use the same
 clock, nothing is converted.
@@ -19,7 +19,7 @@ STEADY_NS = 10_000_000  # smaller corrections are not applied, because times ide
 
 @dataclass(frozen=True, slots=True)
 class ClockOffset:
-    """The offset to add to a member's times, and the measurements on which it is based."""
+    """The offset to add to a member's times, and the measurements that it is based on."""
 
     ns: int = 0
     least_ns: int | None = None  # the smallest difference in this window

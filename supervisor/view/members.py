@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from supervisor.view.model import MemberView, Policy, View
+from supervisor.view.model import SECOND_NS, MemberView, Policy, View
 
 QUIET_S = 1.5  # a member reports every half second, and immediately on request
 MUTE_S = 2.5  # silence after which a new sidecar still has time to report before the member is lost
 RENEW_AGAIN_S = 60.0  # if a new sidecar falls silent within this time, another one would not help
-_S = 1_000_000_000
 
 
 def is_reporting(member: MemberView) -> bool:
@@ -118,7 +117,7 @@ def recoverable_members(view: View, policy: Policy, patience_s: float) -> dict[s
     `--member-timeout` are lost and are not included.
     """
     return {
-        member.name: max(view.memory.since_ns, member.heard_ns, member.well_ns) + int(patience_s * _S)
+        member.name: max(view.memory.since_ns, member.heard_ns, member.well_ns) + int(patience_s * SECOND_NS)
         for member in view.members
         if member.name in view.memory.seats
         and not _is_usable(view, member, policy)

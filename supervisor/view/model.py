@@ -22,6 +22,8 @@ from holdfast.protocol.member_messages import MemberReport, StateSource
 from supervisor.fault_kinds import FaultName
 from supervisor.identity_cache import by_identity
 
+SECOND_NS = 1_000_000_000
+
 JobPhase: TypeAlias = Literal["forming", "running", "looking", "securing", "saving", "stopping", "ended"]
 # The phases of a job and the text that users see. The journal, status and metrics contain the names.
 PHASES: Mapping[str, str] = MappingProxyType(
@@ -63,7 +65,7 @@ class Fault:
     signal: int | None = None
     position: int = -1
     value: str = ""  # the bad number
-    place: str = ""  # the line of the script at which a rank hangs
+    place: str = ""  # the line of the script where a rank hangs
     work: str = ""  # the kind of work, for a hang that may have been work
     doubtful: bool = False  # the fault of another rank may have caused this bad input
     # the part of a hang's `detail` that follows "rank 1 hangs: "
@@ -72,7 +74,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class PastFault:
-    """A fault from which the group has recovered."""
+    """A fault that the group has recovered from."""
 
     kind: FaultName
     rank: int
@@ -244,7 +246,7 @@ class JobState:
     saved: int = -1  # the newest step that is not void and was on storage
     held: int = -1  # the newest step that the group has passed and whose snapshot a member held
     reached: int = -1  # the most steps that any rank of the current generation has completed; -1: unknown
-    equal: tuple[int, ...] = ()  # the last steps at which the replicas were equal on all members
+    equal: tuple[int, ...] = ()  # the last steps at which the replicas matched on all members
     void: tuple[VoidStep, ...] = ()  # oldest first
     unbegun: PendingStart | None = None  # set until the current generation completes a step
     finished: bool = False  # the script ran to its end, and the state to save is its last one

@@ -1,13 +1,13 @@
-"""Detect silent data corruption by comparing the replicas of the state, which must stay equal. Pure.
+"""Detect silent data corruption by comparing the replicas of the state, which must stay the same. Pure.
 
-The ranks of a DDP group compute bitwise equal parameters and optimizer state from the same sums. Each member
-seals its snapshots, which means that it computes their checksums. It does so at steps that are multiples of a
-power of two, so that all members seal the same steps. If the seals of one step differ, the members outside
-the majority are corrupt. A majority is more than half of the whole group, so of two members neither can be
-blamed.
+The ranks of a DDP group compute bitwise identical parameters and optimizer state from the same sums. Each
+member seals its snapshots, which means that it computes their checksums. It does so at steps that are
+multiples of a power of two, so that all members seal the same steps. If the seals of one step differ, the
+members outside the majority are corrupt. A majority is more than half of the whole group, so of two members
+neither can be blamed.
 
 The protected state of a script may differ from rank to rank by design. Members are therefore blamed only if
-the replicas have been equal on all members at `AGREED` earlier steps. If the replicas still differ after
+the replicas have matched on all members at `AGREED` earlier steps. If the replicas still differ after
 `TRIES` roll-backs, the cause is the script's computation and not corruption, and no more faults are reported.
 """
 
@@ -20,14 +20,14 @@ from typing import Final
 from supervisor.view.model import Fault, View
 
 KIND: Final = "diverged"
-AGREED = 2  # steps at which the replicas must have been equal
+AGREED = 2  # steps at which the replicas must have matched
 TRIES = 3  # roll-backs before no more faults are reported
 
 
 def find_divergence(view: View) -> Fault | None:
-    """Return the fault if replicas that used to be equal now differ; None otherwise.
+    """Return the fault if replicas that used to match now differ; None otherwise.
 
-    The fault's step is the newest step at which the replicas were equal. On every member, all later states
+    The fault's step is the newest step at which the replicas matched. On every member, all later states
     are unusable, because corrupt values have entered the sums that all members share.
     """
     if sum(past.kind == KIND for past in view.memory.history) >= TRIES:
@@ -44,7 +44,7 @@ def find_divergence(view: View) -> Fault | None:
 
 
 def equal_steps(view: View) -> tuple[int, ...]:
-    """Return the last steps at which all replicas are known to have been equal, oldest first.
+    """Return the last steps at which all replicas are known to have matched, oldest first.
 
     A roll-back removes the steps beyond the resume point (`rolled_back`).
     """
@@ -98,5 +98,5 @@ def _fault(view: View, agreed: int, step: int, crcs: Mapping[str, int]) -> Fault
         agreed,
         view.now_ns,
         f"{KIND} {member}",
-        f"replicas are no longer equal: at step {step} {who} (checksums {listed}); equal at step {agreed}",
+        f"replicas no longer match: at step {step} {who} (checksums {listed}); they matched at step {agreed}",
     )

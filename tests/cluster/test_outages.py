@@ -1,4 +1,4 @@
-"""The pods of a job, or the API server, are away for longer than a restart takes."""
+"""The pods of a job, or the API server, are unreachable for longer than a restart takes."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ def test_a_pod_that_does_not_opt_in_is_admitted_unchanged(
 
 
 def admitted(cluster: ClusterUnderTest, namespace: str, pod: Json) -> str:
-    """Return the pod that would be created, as text, without the fields that differ between equal pods."""
+    """Return the pod that would be created, as text, without fields that differ between identical pods."""
     dry = ("create", "--dry-run=server", "-o", "json", "-n", namespace, "-f", "-")
     found = json.loads(cluster.kubectl(*dry, text=json.dumps(pod)))
     for name in ("uid", "creationTimestamp", "namespace"):

@@ -1,4 +1,4 @@
-"""The journals of simulated histories equal, byte for byte, those that an earlier version wrote."""
+"""The journals of simulated histories match, byte for byte, those that an earlier version wrote."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def loss_on(
 def validate(
     model: ResNet, images: Images, options: VisionOptions, device: torch.device
 ) -> tuple[float, float]:
-    """Return the mean loss and the accuracy on `images`, of which each rank evaluates a part.
+    """Return the mean loss and the accuracy on `images`. Each rank evaluates a part of them.
 
     This is a collective: all ranks must call it. It draws no random numbers and changes no state, so it does
     not affect later training.

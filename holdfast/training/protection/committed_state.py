@@ -67,7 +67,7 @@ class CommittedState:
         return None if what is None or since is None else f"{what} after the commit of step {since.step}"
 
     def is_as_committed(self, part: HostPart) -> bool:
-        """Return True if the host's objects, of which `part` is a copy, have not changed since the commit."""
+        """Return True if the host's objects have not changed since the commit. `part` is a copy of them."""
         if (since := self.footprint) is None:
             return True
         known = part.division is self._compared  # the tensors have already been compared with a footprint

@@ -58,7 +58,7 @@ class LastCopies:
 
         This takes at most `GATE_S` plus the time of the copies. The gate stays frozen, because this
         generation has ended. A rank that is still restoring its state is frozen too, because its steps would
-        overwrite the snapshot from which the other ranks resume. If there was no room for the copy, the call
+        overwrite the snapshot that the other ranks resume from. If there was no room for the copy, the call
         may be repeated.
         """
         if generation != self._rank.generation:

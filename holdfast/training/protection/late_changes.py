@@ -62,7 +62,7 @@ class LateChanges:
     # -- between two loops
 
     def before_loop(self, step: int, *, has_consulted: bool) -> None:
-        """Record the current state, from which the loop starts, as the state of `step`; copy it if necessary.
+        """Record the state at the start of the loop as the state of `step`; copy it if necessary.
 
         A copy is necessary if the script has changed the state, or if the state was not restored from a slot.
         `has_consulted` means that the script may have read the number of steps done, so that its work since

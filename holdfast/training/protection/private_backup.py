@@ -58,7 +58,7 @@ class PrivateBackup:
         self._sent = -1  # the last step whose private state was sent
         # Whether private state has ever changed between the optimizer's writes and the commit.
         self._late = False
-        self._after = 0  # the number of consecutive steps in which buffers changed after the commit
+        self._after = 0  # the number of consecutive steps whose buffers changed after the commit
         self._proven = False  # whether the state stored for the last step was still the same at its commit
         self._peer_sure = False  # whether the peer sent its state of `_peer_step` as final before its commit
         self._peer_step = -1
@@ -69,7 +69,7 @@ class PrivateBackup:
     # -- in the order of a step
 
     def begin_loop(self, step: int) -> None:
-        """Store and exchange the private state of `step`, from which the loop starts. Collective."""
+        """Store and exchange the private state at the start of the loop, as that of `step`. Collective."""
         if self._sent > step:  # the script left the previous loop in the middle of a step
             self._receive()
         self._core = self._private.core()
@@ -309,7 +309,7 @@ class SendTiming:
 
     def __init__(self) -> None:
         self._final_after = 0  # a number of forward passes; 0 if it is not known yet
-        self._alike = 0  # the number of steps in which the state was final after `_final_after` passes
+        self._alike = 0  # the number of steps whose state was final after `_final_after` passes
         self._passes = 0
         self._never = False
 

@@ -66,7 +66,7 @@ class Protection:
             rank, device, gate, self.committed, self.backup, self.snapshots, numbers
         )
         self._is_restored = rank.launch.restore is None
-        # The step at which the last loop was completed; -1 if the script left that loop early.
+        # The step that completed the last loop; -1 if the script left that loop early.
         self._over = -1
 
     # -- before the first loop
@@ -135,7 +135,7 @@ class Protection:
     # -- the loop
 
     def before_loop(self, step: int, *, has_consulted: bool = True) -> None:
-        """Secure the state from which the loop starts. Collective.
+        """Secure the state at the start of the loop. Collective.
 
         For `has_consulted`, see `LateChanges.before_loop`.
         """

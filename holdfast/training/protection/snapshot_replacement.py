@@ -81,7 +81,7 @@ class SnapshotReplacement:
         return 0 <= self._replace_from <= step
 
     def is_common(self, step: int) -> bool:
-        """Return True if all members copy `step`, in the same way as a step of the interval."""
+        """Return True if all members copy `step`, as they copy the steps of the interval."""
         return step == self._common_step
 
     @property

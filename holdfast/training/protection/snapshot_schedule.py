@@ -1,7 +1,7 @@
 """Decide when this rank copies the replicated state into its member's arena, and which copies are kept.
 
 The first rank of each member makes the copies: one soon after the start, and then one in each interval. By
-default, the interval is derived from the durations of a copy and of a step. A copy from a device takes
+default, the interval is derived from how long a copy and a step take. A copy from a device takes
 several steps to complete. If the script changes a state after its commit, the copy is made again (`amend`) or
 discarded (`void`).
 
@@ -79,7 +79,7 @@ class SnapshotSchedule:
         self.arena = self.writer.arena
         self.copying = threading.Lock()
         self._every = max(launch.snapshot_every, 0)  # 0 if there is no interval, or it is not chosen yet
-        self._began = 0  # the step from which the loop started
+        self._began = 0  # the step at the start of the loop
         self._due: tuple[int, QueueMark] | None = None  # a step to copy once the device reaches the mark
         self._transfer: PendingSnapshot | None = None  # the copy that is in progress on the device
         # Whether that copy has the state of a single step; None if this has not been checked yet.
@@ -96,7 +96,7 @@ class SnapshotSchedule:
         self._share = 1.0  # the share of the state that is not frozen
         self._whole = True  # whether the copies skipped no tensor
         self._read = 1.0  # the share of the state that the copies read
-        self.copy_s = 0.0  # an upper bound for the duration of a copy, from which limits are derived
+        self.copy_s = 0.0  # an upper bound for the duration of a copy; limits are derived from it
 
     @property
     def takes_none(self) -> bool:
@@ -120,7 +120,7 @@ class SnapshotSchedule:
         self._began = step
 
     def copy_at_start(self, step: int) -> None:
-        """On the member's first rank, copy the state from which the loop starts."""
+        """On the member's first rank, copy the state at the start of the loop."""
         if self._rank.local_rank == 0:
             self.copy(step)
 
@@ -175,7 +175,7 @@ class SnapshotSchedule:
             self.copy(step)
 
     def _meet_slots(self, state_bytes: int) -> None:
-        """Map the slots' pages into this process ahead of the first copy, for which a recovery may wait."""
+        """Map the slots' pages into this process early, because a recovery may wait for the first copy."""
         if self._rank.local_rank or self._device.queues:  # with a device, pinning the slots maps them
             return
         if self.copying.acquire(blocking=False):

@@ -158,7 +158,7 @@ class SnapshotWriter:
         return cost_s
 
     def _copy(self, tensors: Tensors, draft: SlotWriter) -> bool:
-        """Copy the host's tensors that the slot does not have yet. Return True if no tensor was skipped."""
+        """Copy the host's tensors that the slot does not hold yet. Return True if no tensor was skipped."""
         targets = self._targets_of(tensors, draft)
         assert targets.copying is not None
         left_out = self.frozen.take_left_out(tensors, draft.before, draft.layout.header)
@@ -181,7 +181,7 @@ class SnapshotWriter:
         return False
 
     def restored(self, path: Path, generation: int, step: int, header: bytes) -> None:
-        """Record that the objects were restored from the slot at `path`, so it has the frozen tensors."""
+        """Record that the objects were restored from the slot at `path`, so it holds the frozen tensors."""
         tensors, _ = self._collector.collect()
         for record in self.arena.records():
             if (record.path, record.generation, record.step) == (path, generation, step):

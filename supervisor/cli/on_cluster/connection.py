@@ -80,7 +80,7 @@ def connected(options: ClusterOptions) -> Iterator[ClusterConnection]:
 
 @contextmanager
 def _in_words(context: str) -> Iterator[None]:
-    """Translate errors of the API server and of its configuration into `BadInput`."""
+    """Translate errors from the API server and the kubeconfig into `BadInput`."""
     try:
         yield
     except ModuleNotFoundError as error:

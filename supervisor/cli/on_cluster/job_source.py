@@ -24,7 +24,7 @@ SUMMARY_S = 8.0  # how long to wait for the last status after a job's end; one i
 class NamedJob:
     """The records of one job on a cluster. Implements `RunRecords`.
 
-    `is_in_use` rereads the resource, at most every `READ_S`. A job whose resource was deleted counts as
+    `check_in_use` rereads the resource, at most every `READ_S`. A job whose resource was deleted counts as
     ended.
     """
 
@@ -78,7 +78,7 @@ class NamedJob:
     def has_status(self) -> bool:
         return bool(self.summary.get("phase"))
 
-    def is_in_use(self) -> bool:
+    def check_in_use(self) -> bool:
         """Return True until the job has ended, and its last status was written or `SUMMARY_S` has passed."""
         if not self.is_gone and time.monotonic() - self._read_s >= READ_S:
             try:

@@ -47,7 +47,7 @@ def _row_only(found: KubernetesObject) -> KubernetesObject:
 
 
 def row_of(found: KubernetesObject) -> dict[str, Any]:
-    """Return a job in the form in which `holdfast jobs --json` lists it."""
+    """Return a job as `holdfast jobs --json` lists it."""
     metadata, spec, summary = found["metadata"], mapping(found.get("spec")), mapping(found.get("status"))
     view, recent = view_of(found) or {}, recent_of(found)
     opened = view.get("open_incident")

@@ -98,7 +98,7 @@ def test_a_deliberate_exit_code_becomes_the_exit_code_of_the_run(start: Start) -
 
 
 def test_a_connection_error_on_all_ranks_is_a_bug_with_its_traceback(start: Start) -> None:
-    """Its text is torch's for a lost peer: the run once reported that all ranks had lost their peers."""
+    """The run once reported that all ranks had lost their peers, because torch uses this text for that."""
     run = start("--members 2", "fails_always.py", "reset")
     ended = run.finish()
     assert ended.code == 1

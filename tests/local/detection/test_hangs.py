@@ -86,7 +86,7 @@ def test_a_wait_that_may_be_work_is_warned_of_and_restarted_at_its_limit(
     found = run.recovered(before + 1)
     assert (found["kind"], found["rank"], found["lost_steps"]) == ("hang", 1, 0)
     assert found["detected_s"] >= limit_s
-    assert f"the limit for that is {limit_s:.0f} s" in found["why"]
+    assert f"the limit is {limit_s:.0f} s" in found["why"]
     stacks = "".join(group["stack"] for group in found["stacks"])
     assert place in stacks
     assert "holdfast/worker/script.py" not in stacks, "frames below the script are cut"

@@ -1,4 +1,4 @@
-"""Silent corruption: the checksums of snapshots show which replica is no longer equal."""
+"""Silent corruption: the checksums of snapshots show which replica no longer matches."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def test_a_silently_corrupted_replica_is_named_and_rolled_back(start: Start, tmp
 
 
 def await_equal(run: Run, beyond: int) -> int:
-    """Return a step beyond `beyond` at which the replicas are known to have been equal."""
+    """Return a step beyond `beyond` at which the replicas are known to have matched."""
     found = run.wait(
-        lambda s: s["proven_step"] is not None and s["proven_step"] > beyond, "equal replicas", 120.0
+        lambda s: s["proven_step"] is not None and s["proven_step"] > beyond, "matching replicas", 120.0
     )
     return int(found["proven_step"])
 
@@ -57,7 +57,7 @@ def test_a_divergence_at_a_realistic_size_costs_only_the_steps_after_the_last_pr
     assert (found["kind"], found["remedy"]) == ("diverged", "rollback")
     proven, resumed = found["step"], found["resume"]["step"]
     assert equal <= proven
-    assert 0 < resumed <= proven, "no state after the last step with equal replicas is used"
+    assert 0 < resumed <= proven, "no state after the last step with matching replicas is used"
     folder = run.run_dir / "checkpoints"
     between = [each.step for each in scan(folder) if resumed < each.step <= proven]
     assert between == [], "no state before that step is lost"

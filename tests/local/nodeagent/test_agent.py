@@ -207,7 +207,7 @@ def test_a_node_is_evaluated_when_an_event_arrives_or_a_finding_ends_and_otherwi
     agent.run_cycle()
     assert agent._patience_s() == agent_module.SAVE_S  # it has just saved, and this must be reported
     agent._pending.clear()
-    assert agent._patience_s() == agent_module.LOOK_S  # no time limit ends this finding
+    assert agent._patience_s() == agent_module.LOOK_S  # no time limit clears this finding
     hold_s = POLICY.meaning("xid", 31).hold_s
     assert hold_s > 0
     agent.evaluator.add(xid(31, now_s - hold_s + 1.0))

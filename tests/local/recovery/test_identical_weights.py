@@ -63,7 +63,7 @@ def struck(run: Run, kind: str, rank: int) -> bool | None:
 
 
 def lives(pid: int | None) -> bool:
-    """Return True if the process exists and is no zombie, on which signals would have no effect."""
+    """Return True if the process exists and is not a zombie. Signals would have no effect on a zombie."""
     try:
         return pid is not None and Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):

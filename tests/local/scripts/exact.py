@@ -1,4 +1,4 @@
-"""Weights that any machine computes to the last bit, so that a state written elsewhere can be resumed here.
+"""Weights that are the same on every machine, bit for bit: a state written elsewhere can be resumed here.
 
 Gradients are ones and halves, and the momentum is a half: no sum of `STEPS` of them is ever rounded. The
 batches are drawn from the generator of the process, whose state is private to a rank.

@@ -76,7 +76,7 @@ def template_of(run: Run, members: list[Json]) -> int:
 
 
 def forked_parts(run: Run) -> dict[str, list[int]]:
-    """Return the pids of the parts' template and of the processes forked from it, by their titles."""
+    """Return the pids of the parts' template and the processes forked from it, by their titles."""
     found: dict[str, list[int]] = {}
     for each in children(run):
         with contextlib.suppress(OSError):  # it has ended meanwhile

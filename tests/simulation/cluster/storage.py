@@ -17,7 +17,7 @@ KEPT = 3
 
 @dataclass
 class Store:
-    """The checkpoints on storage, from which ranks restore their state."""
+    """The checkpoints on storage. Ranks restore their state from them."""
 
     world: World
     found: list[Checkpoint] = field(default_factory=list)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from holdfast import exit_codes
 from supervisor.cli import commands, demo, incidents
 from supervisor.cli.on_cluster.connection import ClusterConnection, connected
 from supervisor.cli.on_cluster.demo import faults, pods
@@ -34,7 +35,6 @@ from supervisor.kubernetes.errors import ApiError, NotFound
 from supervisor.view.model import ENDING_PHASES
 from supervisor.wording import number, seconds
 
-INTERRUPTED = 130  # the exit code, which shells use after Ctrl-C
 END_S = 240.0  # the limit for the remaining steps
 _RESTRICTED = "pod-security.kubernetes.io/enforce"
 
@@ -75,10 +75,10 @@ def run(command: commands.Demo) -> int:
         except NotInTime as error:
             performance.report_failure(str(error))
         except Interrupted:
-            code = INTERRUPTED
+            code = exit_codes.INTERRUPTED
         finally:
             performance.clear()
-            if command.keep and code != INTERRUPTED:
+            if command.keep and code != exit_codes.INTERRUPTED:
                 performance.keep()
             elif not performance.remove():
                 code = code or 1
@@ -110,14 +110,14 @@ class _Performance:
 
         Raises `BadInput`, `NotInTime` or `Interrupted`.
         """
-        is_there = self._installation.is_there()
-        self._installation.check_rights(installs=not is_there)
+        is_installed = self._installation.find()
+        self._installation.check_rights(installs=not is_installed)
         # Do not kill the supervisor of an installation that others may use.
-        chosen = tuple(each for each in self._show.faults if each.target != "supervisor" or not is_there)
+        chosen = tuple(each for each in self._show.faults if each.target != "supervisor" or not is_installed)
         what = f"a byte-level GPT in 2 pods, {self._show.steps} steps, broken {len(chosen)} times"
         say(f"{self._bold('holdfast demo --cluster')}: {what}")
         say("", self._bold("1  The installation"))
-        image = self._install(is_there)
+        image = self._install(is_installed)
         say("", self._bold("2  The jobs"))
         self._start(image)
         say("", self._bold("3  The faults"))
@@ -129,18 +129,18 @@ class _Performance:
 
     # -- the parts
 
-    def _install(self, is_there: bool) -> str:
+    def _install(self, is_installed: bool) -> str:
         for name in other_demos(self._connection):
             removal = f"kubectl delete namespace {name}"
             say(f"  namespace {name} belongs to another demo; if that demo was killed: {removal}")
-        if is_there:
+        if is_installed:
             say("  Holdfast is already installed in this cluster: the demo uses it and does not change it")
         else:
             say("  kubectl apply -k manifests/default")
             self._installation.install()
         began = time.monotonic()
         image = self._installation.wait()
-        took = "" if is_there else f" after {seconds(time.monotonic() - began)}"
+        took = "" if is_installed else f" after {seconds(time.monotonic() - began)}"
         say(f"  the webhook and the supervisor are ready{took} (image {image})")
         return image
 
@@ -204,7 +204,7 @@ class _Performance:
                 raise NotInTime("the Supervision of the job was deleted")
             view = job.status() or {}
             self._progress(view.get("step"), view.get("loss"))
-            return True if view.get("phase") == "ended" and not job.is_in_use() else None
+            return True if view.get("phase") == "ended" and not job.check_in_use() else None
 
         self._training.until(look, "the job ends", END_S)
         self.clear()
@@ -328,7 +328,7 @@ class _Performance:
 
 
 def in_place(found: Sequence[Mapping[str, Any]]) -> str:
-    """Return how long all recoveries took in which Kubernetes did not replace a pod. Pure."""
+    """Describe the total time of the recoveries for which Kubernetes did not replace a pod. Pure."""
     times = [
         float(each["recovered_s"])
         for each in found

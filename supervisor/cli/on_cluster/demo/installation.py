@@ -96,8 +96,11 @@ class Installation:
         self._manifests = str(checkout / MANIFESTS)
         self._probe = str(checkout / EXAMPLES / "bare-pods.yaml")
 
-    def is_there(self) -> bool:
-        """Return True if Holdfast is installed, but not by a demo. Raises `BadInput` if that is unclear."""
+    def find(self) -> bool:
+        """Look for Holdfast in the cluster, and set `is_ours`.
+
+        Returns True if Holdfast is installed, but not by a demo. Raises `BadInput` if this is unclear.
+        """
         space = self._get_namespace()
         if space is None:
             return False

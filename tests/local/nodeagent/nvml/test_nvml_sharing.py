@@ -94,7 +94,7 @@ def test_an_endless_wait_for_events_delays_no_poll(pair: Pair) -> None:
     assert pair.poll()["nvml"] == 0
     assert not stuck.done()
     pair.fake.release()
-    assert stuck.result(PATIENCE_S) == []  # NVML was not shut down under the call
+    assert stuck.result(PATIENCE_S) == []  # NVML was not shut down during the call
     assert pair.driver.join("another").number == 1
     pair.driver.leave("another")
 

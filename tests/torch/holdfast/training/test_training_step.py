@@ -1,4 +1,4 @@
-"""The order of events within a step, on which the crash consistency of the state depends."""
+"""The order of events within a step. The crash consistency of the state depends on it."""
 
 from __future__ import annotations
 

@@ -44,8 +44,8 @@ def test_a_good_soak_meets_every_target() -> None:
     [
         ({**FOUND, "exit_code": 1}, [fault()], "the run finished"),
         ({**FOUND, "left_behind": ["python"]}, [fault()], "no process and no memory left"),
-        ({**FOUND, "digests": {"0": "b"}}, [fault()], "weights, optimizer, random states equal"),
-        ({**FOUND, "digests": None, "reference": None}, [fault()], "weights, optimizer, random states equal"),
+        ({**FOUND, "digests": {"0": "b"}}, [fault()], "weights, optimizer, random states match"),
+        ({**FOUND, "digests": None, "reference": None}, [fault()], "weights, optimizer, random states match"),
         (FOUND, [fault(outcome="stuck")], "every fault recovered from"),
         (FOUND, [fault(outcome="unnoticed")], "every fault recovered from"),
         (FOUND, [fault(named=False)], "every incident names the right rank"),

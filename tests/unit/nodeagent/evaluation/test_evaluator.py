@@ -88,7 +88,7 @@ def lasting(seen: Iterable[Observation], now_s: float) -> list[bool]:
 def test_a_finding_lasts_until_a_remedy_is_seen_and_then_only_for_its_hold_time() -> None:
     assert lasting([xid(79, 1.0)], 2.0) == [True]
     assert lasting([xid(79, 1.0), mark("boot", 5.0)], 6.0) == [False]
-    assert lasting([xid(13, 1.0)], 2.0) == [False], "the finding ends by itself"
+    assert lasting([xid(13, 1.0)], 2.0) == [False], "the finding clears after a time"
     assert lasting([sample("verdict", 0.0, 1)], 1.0) == [True]
     assert lasting([sample("verdict", 0.0, 1), sample("verdict", 10.0, 0)], 11.0) == [False]
 

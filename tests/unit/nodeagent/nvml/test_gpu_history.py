@@ -49,7 +49,7 @@ def test_malformed_history_is_ignored(raw: object) -> None:
     assert gpu_roster.load_history(past.dump()) == past
 
 
-def test_a_gpu_is_back_only_if_it_was_away() -> None:
+def test_a_gpu_is_back_only_if_it_was_missing() -> None:
     gpu = GpuHistory("a")
     assert not gpu.take_state(gpu_roster.UNREADABLE)
     assert not gpu.take_state(gpu_roster.OK)

@@ -131,7 +131,7 @@ def test_all_mistakes_are_reported_at_once() -> None:
         ((GOOD, {**WELL, "ends": "nothing"}), "disk_well: ends: 'nothing' is not a line"),
         ((GOOD, WELL, {**FINE, "ends": "disk_well"}), "fine: ends: 'disk_well' is not a line"),
         ((GOOD, {**WELL, "entity": "disk/a"}), "disk_well: entity: must be 'disk/{device}'"),
-        ((GOOD, WELL, MAD), "disk_well: entity: it would also end mad"),
+        ((GOOD, WELL, MAD), "disk_well: entity: it would also clear mad"),
         ([GOOD] * (MAX_LINES + 1), f"{MAX_LINES + 1} lines; expected at most {MAX_LINES}"),
     ],
 )  # fmt: skip

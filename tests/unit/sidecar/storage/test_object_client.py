@@ -149,13 +149,13 @@ def test_the_library_works_at_the_lowest_priority(server: ObjectServer) -> None:
     """The library's threads are those of a new process that exist only after its first request."""
     program = """
 import os, sys
-from sidecar.storage.object_client import NICE
+from holdfast.process.linux import LOWEST_PRIORITY
 from tests.unit.sidecar.storage.conftest import LOCATION, QUICK, ObjectClient
 before = set(os.listdir("/proc/self/task"))
 assert list(ObjectClient(LOCATION, os.environ, QUICK).objects("runs", 10)) == []
 found = set(os.listdir("/proc/self/task")) - before
 nice = {os.getpriority(os.PRIO_PROCESS, int(each)) for each in found}
-assert nice == {NICE}, nice
+assert nice == {LOWEST_PRIORITY}, nice
 """
     given = {**os.environ, **credentials(server.url), "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", program], env=given, check=True, timeout=60)

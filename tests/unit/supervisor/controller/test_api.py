@@ -99,7 +99,7 @@ async def test_drills_can_be_switched_off(serve: Serve) -> None:
 async def test_reads_between_two_ticks_change_nothing_and_all_return_the_last_published_status(
     serve: Serve, job: Job, tmp_path: Path
 ) -> None:
-    """The members report a straggler and a checkpoint, which would show in a status built by a reader."""
+    """The members report a slow rank and a checkpoint, which would show in a status built by a reader."""
     client = await serve()
     job.publisher.files.do(lambda: None, 30.0)
     job.memory = memory()
@@ -135,7 +135,7 @@ def _state(job: Job, folder: Path) -> tuple[object, ...]:
     assert isinstance(index, CheckpointIndex)
     return (
         (written.stat().st_mtime_ns, written.stat().st_ino, written.read_bytes()),
-        (publisher.files.backlog, id(publisher.published), publisher._stragglers, publisher._known),
+        (publisher.files.backlog, id(publisher.published), publisher._slow_ranks, publisher._known),
         (job.memory, job.watch, job._existed, index.stored, index._wanted.is_set()),
         tuple(index._reported),
         job.bookkeeping.ledger.snapshot(),

@@ -84,7 +84,7 @@ def test_the_last_steps_at_which_all_were_equal_are_remembered() -> None:
     assert taught(equal=(8, 12)).equal == (8, 12)
     assert taught(sealed("m0", 1), sealed("m1", 1), equal=(8, 12)).equal == (12, 16)
     alone: dict[str, Any] = {"world_size": 1, "placement": ("m0",)}
-    assert taught(sealed("m0", 1, 2, 3), **alone).equal == (), "a single member has no other to be equal to"
+    assert taught(sealed("m0", 1, 2, 3), **alone).equal == (), "a single member has no other to match"
 
 
 def changed(number: int, late: tuple[int, ...] = (), amended: tuple[int, ...] = ()) -> MemberView:

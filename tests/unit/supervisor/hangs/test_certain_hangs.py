@@ -177,8 +177,7 @@ def test_the_limit_of_a_repeated_deadlock_doubles_with_each_restart(times: int, 
     past = PastFault("hang", -1, "", 5, "deadlock", 0, 1, place=PLACE)
     other = replace(past, kind="crash"), replace(past, place="elsewhere")
     view = twice(REDUCES, MEETS, history=(past,) * times + other)
-    source = "more than before: a restart at this place did not help"
-    detail = f"{DEADLOCK}; the limit for that is {limit_s} s, {source}"
+    detail = f"{DEADLOCK}; the limit is now {limit_s} s, because a restart here did not help"
     fault = hang(-1, f"deadlock at {PLACE}", detail, place=PLACE)
     expected = StallVerdict(
         *(DEADLOCK, -1, PLACE, "", float(limit_s)),

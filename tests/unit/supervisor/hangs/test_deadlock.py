@@ -187,7 +187,7 @@ def test_a_repetition_at_the_same_step_and_place_is_observed_for_longer_and_coun
     found = judged(view)
     assert not is_certain(view)
     assert (found.limit_s, found.act_ns) == (120.0, view.watch.since_ns + 120 * S)
-    assert "the limit for that is 120 s, more than before" in (found.fault.detail if found.fault else "")
+    assert "the limit is now 120 s" in (found.fault.detail if found.fault else "")
     first = judged(twice(REDUCES, MEETS)).fault
     assert found.fault is not None
     assert first is not None

@@ -33,8 +33,8 @@ THREE: dict[str, Any] = {"placement": ("m0", "m1", "m2"), "world_size": 3}
 SLEPT = "rank 0 has been in evaluate (train.py:42) (sleeping) since step 5"
 COMPUTED = "rank 0 has been in evaluate (train.py:42) (computing) since step 5"
 ALIKE = "ranks 0, 1 make no progress after step 5, and no evidence singles one out"
-BEFORE = ", more than before: a restart at this place did not help"
-WORKED = ", extended because it shows signs of work"
+BEFORE = ", because a restart here did not help"
+WORKED = ", extended because there are signs of work"
 LEARNED = ", learned from stalls that ended without a restart"
 PAST = PastFault("hang", 0, "m0", 3, "stall", 0, 1, place=PLACE, work="sleep")
 
@@ -53,7 +53,7 @@ def limited(
     fault = Fault(
         *("hang", number, f"m{number}" if number >= 0 else "", 5, int(since_s * S)),
         given.pop("signature", f"stall at {place or 'forward'}"),
-        f"{why}; the limit for that is {limit_s:.0f} s{source}",
+        f"{why}; the limit is {'now ' if source == BEFORE else ''}{limit_s:.0f} s{source}",
         place=place,
         work=given.pop("fault_work", work),
     )
@@ -282,7 +282,7 @@ def test_a_limit_doubles_with_each_restart_up_to_a_thousand_times() -> None:
     [
         (PAST, True),
         (replace(PAST, kind="crash"), False),
-        (replace(PAST, work=""), True),  # a restart at this place
+        (replace(PAST, work=""), True),  # a restart at the same place
         (replace(PAST, place="load (data.py)"), False),
         (replace(PAST, place="load (data.py)", step=5), True),
         (replace(PAST, place="load (data.py)", step=5, work=""), False),

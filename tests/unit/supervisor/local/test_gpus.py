@@ -95,8 +95,8 @@ def test_words_for_the_number_of_ranks_become_the_number(asked: object, gpus: in
 
 def members(environment: dict[str, str], gpus: int, nproc: int, count: int) -> list[str]:
     """Return the devices that the members with the first, second, ... ranks of a group see."""
-    given = {**environment, **devices.dealt_out(environment, gpus)}
-    return [gpu_assignment.share(given, block * nproc, 0, nproc) for block in range(count)]
+    given = {**environment, **devices.device_environment(environment, gpus)}
+    return [gpu_assignment.visible_devices(given, block * nproc, 0, nproc) for block in range(count)]
 
 
 def test_each_member_has_the_devices_of_its_ranks_and_no_two_share_one() -> None:
@@ -106,13 +106,13 @@ def test_each_member_has_the_devices_of_its_ranks_and_no_two_share_one() -> None
 
 
 def test_a_standby_that_takes_a_lost_members_ranks_takes_its_devices() -> None:
-    given = devices.dealt_out({}, 4)
-    lost = [gpu_assignment.share(given, rank, rank - 2, 2) for rank in (2, 3)]
+    given = devices.device_environment({}, 4)
+    lost = [gpu_assignment.visible_devices(given, rank, rank - 2, 2) for rank in (2, 3)]
     assert lost == ["2,3", "2,3"], "this holds for whichever member has ranks 2 and 3"
 
 
 def test_ranks_beyond_the_devices_get_none_and_without_devices_nothing_is_set() -> None:
     assert members({}, 2, 1, 3) == ["0", "1", ""]
     assert members({}, 3, 2, 2) == ["0,1", ""]
-    assert devices.dealt_out({}, None) == {}
-    assert gpu_assignment.share({}, 0, 0, 1) == ""
+    assert devices.device_environment({}, None) == {}
+    assert gpu_assignment.visible_devices({}, 0, 0, 1) == ""

@@ -204,10 +204,10 @@ def test_a_directory_that_cannot_be_written_is_refused_and_left_unchanged(tmp_pa
 
 def test_a_directory_in_use_is_refused_with_the_process_that_uses_it(tmp_path: Path) -> None:
     run = open_for_run(Path("d"), NOW, tmp_path)
-    assert run.is_in_use()
+    assert run.check_in_use()
     assert f"in use by process {os.getpid()}" in refused(Path("d"), tmp_path)
     run.close()
-    assert not run.is_in_use()
+    assert not run.check_in_use()
 
 
 def test_the_holder_of_an_old_lock_is_named_from_run_json(tmp_path: Path) -> None:

@@ -32,7 +32,8 @@ def test_two_differing_replicas_do_not_show_which_is_wrong() -> None:
     assert fault is not None
     assert (fault.kind, fault.rank, fault.member, fault.step) == ("diverged", -1, "", 32)
     assert (
-        "at step 48 m0 and m1 differ (checksums m0 aaaa0001, m1 bbbb0002); equal at step 32" in fault.detail
+        "at step 48 m0 and m1 differ (checksums m0 aaaa0001, m1 bbbb0002); they matched at step 32"
+        in fault.detail
     )
 
 
@@ -73,7 +74,7 @@ def test_nothing_is_judged_before_enough_replicas_have_sealed() -> None:
 def test_a_script_whose_replicas_were_never_equal_is_not_judged() -> None:
     assert found(sealed("m0", GOOD, GOOD, GOOD), sealed("m1", BAD, BAD, BAD)) is None
     assert found(sealed("m0", GOOD, GOOD), sealed("m1", GOOD, BAD)) is None, (
-        "replicas that were equal once prove nothing"
+        "replicas that matched once prove nothing"
     )
 
 
@@ -108,7 +109,7 @@ def test_equality_before_a_restart_counts_after_it() -> None:
     assert fault is not None
     assert fault.step == 256
     assert replica_divergence.find_divergence(view(*members, equal=(256,))) is None, (
-        "replicas that were equal once prove nothing"
+        "replicas that matched once prove nothing"
     )
 
 

@@ -114,7 +114,7 @@ def test_a_rank_that_waits_for_a_file_is_reported_and_then_restarted_at_its_limi
     [warned], [secured] = actions(world, Warn), actions(world, Secure)
     assert "rank 1 has been in evaluate (train.py:42) (waiting for a file system)" in warned.why
     assert "no step for 5 s while rank 0 waits; Holdfast restarts it at 10 s" in warned.why
-    assert "the limit for that is 10 s" in secured.why
+    assert "the limit is 10 s" in secured.why
 
 
 def test_a_changed_file_is_reported_once_up_to_the_number_that_is_remembered() -> None:

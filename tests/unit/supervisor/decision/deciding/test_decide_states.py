@@ -130,7 +130,7 @@ def test_differing_replicas_without_storage_go_back_to_a_snapshot_or_the_run_rep
 
 
 def test_differing_replicas_lose_only_what_came_after_they_were_last_equal() -> None:
-    """All snapshots and the newest checkpoints are beyond the last equal seal. An older checkpoint is not."""
+    """All snapshots and the newest checkpoints are beyond the last matching seal. An older one is not."""
     held = [
         holding(f"m{n}", ((1, 512), (1, 500)), ((0, 1, 512), (1, 1, 512)), secured_for=1) for n in range(2)
     ]

@@ -416,7 +416,7 @@ WARNED = (
 )
 STALL = Fault(
     *("hang", 0, "m0", 5, 98 * S, "stall at evaluate (train.py)"),
-    f"{SLEPT}; the limit for that is 60 s",
+    f"{SLEPT}; the limit is 60 s",
     place="evaluate (train.py)",
     work="sleep",
 )

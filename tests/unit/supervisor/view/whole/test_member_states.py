@@ -1,4 +1,4 @@
-"""Members report, obey, may return or take ranks, and this changes at exact moments."""
+"""The exact moments from which members report, obey, may return, or may take ranks, and no longer do."""
 
 from __future__ import annotations
 

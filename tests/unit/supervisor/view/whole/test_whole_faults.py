@@ -336,13 +336,13 @@ def test_differing_replicas_are_a_fault_that_names_the_minority() -> None:
 
     third = [seals("m0", 1, 2, 3), seals("m1", 1, 2, 0xAB), seals("m2", 1, 2, 3)]
     given: dict[str, Any] = {"placement": ("m0", "m1", "m2"), "nproc": 2, "world_size": 6}
-    listed = "(checksums m0 00000003, m1 000000ab, m2 00000003); equal at step 32"
-    detail = f"replicas are no longer equal: at step 48 m1 differs from the others {listed}"
+    listed = "(checksums m0 00000003, m1 000000ab, m2 00000003); they matched at step 32"
+    detail = f"replicas no longer match: at step 48 m1 differs from the others {listed}"
     expected = Fault("diverged", 2, "m1", 32, 100 * S, "diverged m1", detail)
     assert faults.find_faults(view(*third, **given), POLICY) == (expected,)
     given |= {"placement": ("m0", "m1"), "world_size": 4}
-    text = "at step 48 m0 and m1 differ (checksums m0 00000003, m1 000000ab); equal at step 32"
-    unknown = Fault("diverged", -1, "", 32, 100 * S, "diverged ", f"replicas are no longer equal: {text}")
+    text = "at step 48 m0 and m1 differ (checksums m0 00000003, m1 000000ab); they matched at step 32"
+    unknown = Fault("diverged", -1, "", 32, 100 * S, "diverged ", f"replicas no longer match: {text}")
     assert replica_divergence.find_divergence(view(*third[:2], **given)) == unknown
     assert replica_divergence.equal_steps(view(*third[:2], equal=(4, 8), **given)) == (16, 32)
     assert replica_divergence.equal_steps(view(*third[:1], equal=(4, 8, 12), **given)) == (8, 12)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from holdfast.protocol.member_messages import RankProgress
 from supervisor.view.model import MemberView, View
-from supervisor.view.stragglers import Straggler, find_stragglers
+from supervisor.view.slow_ranks import SlowRank, find_slow_ranks
 from tests.unit.supervisor.job_views import launcher, member, progress, report, view
 
 BLOCKS, STEPS = 10, 5  # the steps of a window, as the sidecar keeps it
@@ -38,12 +38,12 @@ def _member(name: str, rank: RankProgress, generation: int) -> MemberView:
 
 
 def named(*ranks: RankProgress) -> list[int]:
-    return [each.rank for each in find_stragglers((), seen(*ranks))]
+    return [each.rank for each in find_slow_ranks((), seen(*ranks))]
 
 
 def test_a_rank_that_takes_more_than_the_others_is_slow() -> None:
-    found = find_stragglers((), seen(told(0, 0.03), told(1, 0.084), told(2, 0.03), told(3, 0.034)))
-    assert found == (Straggler(1, 1, 0.084, 0.042, 0.03, 150),)
+    found = find_slow_ranks((), seen(told(0, 0.03), told(1, 0.084), told(2, 0.03), told(3, 0.034)))
+    assert found == (SlowRank(1, 1, 0.084, 0.042, 0.03, 150),)
     assert found[0].factor == pytest.approx(2.8)
 
 
@@ -76,37 +76,37 @@ def test_a_difference_that_is_small_beside_the_step_does_not_count() -> None:
 )
 def test_an_unknown_time_keeps_the_previous_verdict(hidden: dict[str, object]) -> None:
     whole = seen(told(0, 0.03), told(1, 0.09))
-    before = find_stragglers((), whole)
+    before = find_slow_ranks((), whole)
     away = replace(whole, members=(whole.members[0], replace(whole.members[1], **hidden)))  # type: ignore[arg-type]
-    assert find_stragglers((), away) == ()
-    assert find_stragglers(before, away) == before
+    assert find_slow_ranks((), away) == ()
+    assert find_slow_ranks(before, away) == before
     alone = replace(away, members=away.members[1:])
-    assert find_stragglers(before, alone) == before
+    assert find_slow_ranks(before, alone) == before
 
 
 def test_a_rank_stops_being_slow_only_when_its_average_has_decreased() -> None:
-    before = find_stragglers((), seen(told(0, 0.03), told(1, 0.09)))
+    before = find_slow_ranks((), seen(told(0, 0.03), told(1, 0.09)))
     for own_s in (0.2, 0.06, 0.04):
-        [still] = find_stragglers(before, seen(told(0, 0.03), told(1, own_s, least_s=0.03, step=999)))
+        [still] = find_slow_ranks(before, seen(told(0, 0.03), told(1, own_s, least_s=0.03, step=999)))
         assert (still.own_s, still.since) == (own_s, 150)
-    assert find_stragglers(before, seen(told(0, 0.03), told(1, 0.037))) == ()
-    assert find_stragglers(before, seen(told(0, 0.03, step_s=1.0), told(1, 0.07, step_s=1.0))) == ()
+    assert find_slow_ranks(before, seen(told(0, 0.03), told(1, 0.037))) == ()
+    assert find_slow_ranks(before, seen(told(0, 0.03, step_s=1.0), told(1, 0.07, step_s=1.0))) == ()
 
 
 def test_a_new_generation_starts_without_slow_ranks() -> None:
-    before = find_stragglers((), seen(told(0, 0.03), told(1, 0.09)))
-    assert find_stragglers(before, seen(told(0, 0.03), told(1, 0.04), generation=2)) == ()
+    before = find_slow_ranks((), seen(told(0, 0.03), told(1, 0.09)))
+    assert find_slow_ranks(before, seen(told(0, 0.03), told(1, 0.04), generation=2)) == ()
 
 
 def test_a_new_supervisor_detects_a_slow_rank_again() -> None:
     whole = seen(told(0, 0.03), told(1, 0.09))
-    assert find_stragglers((), whole) == find_stragglers(find_stragglers((), whole), whole)
+    assert find_slow_ranks((), whole) == find_slow_ranks(find_slow_ranks((), whole), whole)
 
 
 @given(st.lists(st.floats(0.001, 1.0), min_size=2, max_size=9))
 def test_the_measure_is_the_median_of_the_others(owns: list[float]) -> None:
     ranks = [told(number, own_s, step_s=0.001) for number, own_s in enumerate(owns)]
-    for found in find_stragglers((), seen(*ranks)):
+    for found in find_slow_ranks((), seen(*ranks)):
         others = statistics.median(owns[: found.rank] + owns[found.rank + 1 :])
         assert found.peers_s == pytest.approx(others)
         assert owns[found.rank] > 1.5 * others
@@ -125,7 +125,7 @@ def test_a_rank_is_slow_above_a_factor_and_a_minimum_difference() -> None:
 
 
 def test_a_rank_is_slow_until_its_average_is_below_a_lower_factor_or_half_the_difference() -> None:
-    before = find_stragglers((), seen(told(0, 0.25), told(1, 0.5)))
+    before = find_slow_ranks((), seen(told(0, 0.25), told(1, 0.5)))
     for own_s, step_s, slow in (
         (0.3125, 0.1, True),
         (0.3124, 0.1, False),
@@ -133,7 +133,7 @@ def test_a_rank_is_slow_until_its_average_is_below_a_lower_factor_or_half_the_di
         (0.5, 5.1, False),
     ):
         now = seen(told(0, 0.25, step_s=step_s), told(1, own_s, step_s=step_s))
-        assert bool(find_stragglers(before, now)) is slow, (own_s, step_s)
+        assert bool(find_slow_ranks(before, now)) is slow, (own_s, step_s)
 
 
 def test_ranks_of_equal_speed_are_not_slow_because_one_is_much_faster() -> None:
@@ -141,12 +141,12 @@ def test_ranks_of_equal_speed_are_not_slow_because_one_is_much_faster() -> None:
 
 
 def test_a_rank_is_slow_since_the_beginning_of_its_window() -> None:
-    [young] = find_stragglers((), seen(told(0, 0.03), told(1, 0.09, step=20)))
-    assert young == Straggler(1, 1, 0.09, 0.045, 0.03, 0)
-    several = find_stragglers(
+    [young] = find_slow_ranks((), seen(told(0, 0.03), told(1, 0.09, step=20)))
+    assert young == SlowRank(1, 1, 0.09, 0.045, 0.03, 0)
+    several = find_slow_ranks(
         (), seen(told(3, 0.09), told(0, 0.03), told(1, 0.08), told(2, 0.03), told(4, 0.03))
     )
-    assert several == (Straggler(1, 1, 0.08, 0.04, 0.03, 150), Straggler(1, 3, 0.09, 0.045, 0.03, 150))
+    assert several == (SlowRank(1, 1, 0.08, 0.04, 0.03, 150), SlowRank(1, 3, 0.09, 0.045, 0.03, 150))
 
 
 class History:
@@ -154,7 +154,7 @@ class History:
 
     def __init__(self, world_size: int) -> None:
         self._owns: list[list[float]] = [[] for _ in range(world_size)]
-        self.slow: tuple[Straggler, ...] = ()
+        self.slow: tuple[SlowRank, ...] = ()
 
     def block(self, steps: list[list[float]]) -> tuple[int, ...]:
         """Add the own times of some steps to each rank. Return the ranks that are now slow."""
@@ -170,7 +170,7 @@ class History:
             else progress(number, step)
             for number, window in enumerate(windows)
         ]
-        self.slow = find_stragglers(self.slow, seen(*ranks))
+        self.slow = find_slow_ranks(self.slow, seen(*ranks))
         return tuple(each.rank for each in self.slow)
 
 

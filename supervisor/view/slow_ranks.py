@@ -27,7 +27,7 @@ MIN_DIFFERENCE_S = 0.001  # smaller differences come from the scheduling of proc
 
 
 @dataclass(frozen=True, slots=True)
-class Straggler:
+class SlowRank:
     """A slow rank. Times are per step, in seconds."""
 
     generation: int
@@ -35,14 +35,14 @@ class Straggler:
     own_s: float
     data_s: float  # the part of `own_s` before the forward pass; the rest is the forward pass
     peers_s: float  # the median of the other ranks' own times
-    since: int  # the step at which the rank became slow
+    since: int  # the step when the rank became slow
 
     @property
     def factor(self) -> float:
         return self.own_s / self.peers_s
 
 
-def find_stragglers(before: tuple[Straggler, ...], view: View) -> tuple[Straggler, ...]:
+def find_slow_ranks(before: tuple[SlowRank, ...], view: View) -> tuple[SlowRank, ...]:
     """Return the slow ranks in ascending order. `before` is the result of the previous call."""
     generation = view.memory.generation
     known = _with_whole_window(view)
@@ -54,7 +54,7 @@ def find_stragglers(before: tuple[Straggler, ...], view: View) -> tuple[Straggle
         if _is_over(each, peers_s) if held else not _is_slow(each, peers_s):
             continue
         since = held.since if held else max(0, each.step - each.own_steps)
-        found[each.rank] = Straggler(generation, each.rank, each.own_s, each.own_data_s, peers_s, since)
+        found[each.rank] = SlowRank(generation, each.rank, each.own_s, each.own_data_s, peers_s, since)
     return tuple(sorted(found.values(), key=lambda slow: slow.rank))
 
 
