@@ -18,7 +18,7 @@ from holdfast.fileio.strict_json import brief
 from supervisor.admission.pod_layout import GROUP, MEMBERS, NOT_INJECTED, NPROC_PER_NODE
 from supervisor.cluster import pod_facts
 from supervisor.cluster.owner_size import owner_size
-from supervisor.cluster.pod_facts import PodFacts
+from supervisor.cluster.pod_facts import MAX_REFERENCES, PodFacts
 from supervisor.cluster.untrusted_json import (
     API_VERSION,
     KIND,
@@ -35,7 +35,6 @@ from supervisor.cluster.untrusted_json import (
 from supervisor.cluster.workload_kinds import WorkloadKind, shipped
 
 MAX_OWNERS = 8  # the longest known chain, for a worker of a LeaderWorkerSet, has four
-MAX_REFERENCES = 64  # ownerReferences of one object
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from supervisor.admission import pod_layout
 from supervisor.admission import settings as pod_settings
@@ -20,7 +20,6 @@ from supervisor.cluster import job_membership, pod_facts, supervision
 from supervisor.cluster.job_membership import Adopted, GroupFacts, JobKey, NotAdopted, OwnerChain
 from supervisor.cluster.pods import PodGroup, PodMember, read_pod, too_few_connected
 from supervisor.cluster.supervised_job import NOT_SUPERVISED, SupervisedJob
-from supervisor.cluster.untrusted_json import UnfitObject
 from supervisor.kubernetes.client import PODS, ApiServer, KubernetesObject
 from supervisor.kubernetes.errors import ApiError
 from supervisor.kubernetes.events import EventRecorder, ObjectReference
@@ -372,7 +371,7 @@ def _settings(pod: KubernetesObject, first: Adopted) -> tuple[Policy, dict[str, 
 
 
 def _member(pod: KubernetesObject, order: tuple[int, ...]) -> PodMember:
-    return replace(read_pod(pod, _container(pod)), order=order)
+    return replace(read_pod(pod, pod_facts.training_container(pod)), order=order)
 
 
 def _has_ended(pod: KubernetesObject) -> bool:
@@ -391,13 +390,3 @@ def _if_missed(pod: KubernetesObject) -> KubernetesObject:
         return {}
     identity = {key: metadata.get(key) for key in ("name", "namespace", "uid")}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": identity}
-
-
-def _container(pod: KubernetesObject) -> str:
-    """Return the name of the training container that the webhook recorded, or else the first container's."""
-    try:
-        name = pod_facts.read(pod).injected.get("container")
-    except UnfitObject:
-        name = None
-    containers: list[Any] = pod["spec"]["containers"]
-    return name if isinstance(name, str) else str(containers[0]["name"])

@@ -28,6 +28,7 @@ from holdfast.process.network import Door, bearer_token
 from supervisor.admission import pod_layout
 from supervisor.cluster import supervision
 from supervisor.cluster.jobs import MEMBERS, ClusterJobs
+from supervisor.cluster.pod_facts import KeptPods
 from supervisor.cluster.pods import PodGroup, PodMember
 from supervisor.cluster.supervised_job import ClusterContext, SupervisedJob
 from supervisor.cluster.supervision import SUPERVISIONS
@@ -40,7 +41,7 @@ from supervisor.kubernetes.identity import Caller, ReviewUnavailable, TokenRefus
 from supervisor.kubernetes.lease import Leadership, LeaseLock, LeaseLost, lead
 from supervisor.kubernetes.own_pod import OwnPod, certificate_for, service_names
 from supervisor.kubernetes.replicas import EPOCH, PATH, Replicas
-from supervisor.kubernetes.watch import Mirror
+from supervisor.kubernetes.watch import Mirror, ObjectName
 
 log = logging.getLogger("supervisor")
 
@@ -97,7 +98,16 @@ class ClusterSupervisor:
             lambda: self._jobs is not None and self._jobs.is_cut_off(),
         )
         changed = asyncio.Event()
-        pods = Mirror(self._server, PODS, lambda *_: changed.set(), labels=MEMBERS)
+        keeping = KeptPods()
+
+        def note_pod(name: ObjectName, _: object, new: KubernetesObject | None) -> None:
+            if new is None:
+                keeping.forget(*name)
+            changed.set()
+
+        pods = Mirror(
+            self._server, PODS, note_pod, labels=MEMBERS, prune=keeping.keep, listing=keeping.forget_all
+        )
 
         def note(_: object, old: KubernetesObject | None, new: KubernetesObject | None) -> None:
             if supervision.is_news(old, new):

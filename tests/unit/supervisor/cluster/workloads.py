@@ -14,6 +14,7 @@ from supervisor.cluster.job_membership import (
     adopt,
     top_owner,
 )
+from supervisor.cluster.pod_facts import kept
 
 Json = dict[str, Any]
 OPTED_IN = {"metadata": {"annotations": {"holdfast.dev/inject": "true"}}}
@@ -92,14 +93,20 @@ def key_of(owner: Json) -> OwnerReference:
 
 
 def adopted(of: Json, *objects: Json, group: tuple[Json, ...] = ()) -> Adopted:
+    """Return the result for a whole pod, which must also be that for what a mirror keeps of it."""
     found = adopt(of, chain(of, *objects), group)
     assert isinstance(found, Adopted), found
+    stored = kept(of)
+    assert adopt(stored, chain(stored, *objects), tuple(map(kept, group))) == found
     return found
 
 
 def refused(of: Json, *objects: Json, group: tuple[Json, ...] = ()) -> str:
     found = adopt(of, chain(of, *objects), group)
     assert isinstance(found, NotAdopted), found
+    if isinstance(of["metadata"], dict):  # the client refuses any other object
+        stored = kept(of)
+        assert isinstance(adopt(stored, chain(stored, *objects), tuple(map(kept, group))), NotAdopted)
     return found.why
 
 

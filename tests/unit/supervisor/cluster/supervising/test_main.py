@@ -198,6 +198,33 @@ async def test_malformed_messages_end_neither_the_process_nor_the_supervision_of
         await event_loop.end([leading])
 
 
+async def test_large_pods_of_one_user_keep_a_leader_neither_from_its_jobs_nor_in_memory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """One pod has at most about 3 MiB, and a page of 100 such pods more than any answer may have."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(jobs, "GATHER_S", 0.001)
+    env = [{"name": "A", "value": "x" * 1_200_000}]
+    async with place() as there:
+
+        def add(number: int) -> None:
+            metadata = {"namespace": "tenant", "name": f"p-{number}", "labels": dict(LABELS)}
+            spec = {"containers": [{"name": "c", "env": env}]}
+            pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+            there.served.put("pods", {**pod, "status": {"phase": "Pending"}})
+
+        for number in range(20):
+            add(number)
+        leading = await there.lead()
+        await there.job_of_one_pod()
+        add(20)
+        assert there.supervisor._jobs is not None
+        mirrored = there.supervisor._jobs._pods.objects
+        await there.served.until(lambda: len(mirrored) == 22)
+        assert len(json.dumps(list(mirrored.values()))) < 22 * 2_000
+        await event_loop.end([leading])
+
+
 @pytest.mark.parametrize("expired", [True, False], ids=["not renewed", "not leading"])
 async def test_no_pod_is_evicted_without_a_confirmed_term(expired: bool) -> None:
     """Another process may be the leader, and may need the pod."""
