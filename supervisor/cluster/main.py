@@ -95,7 +95,7 @@ class ClusterSupervisor:
             _secret(authorities),
             self._measured.over_last_minute,
             self._evict,
-            lambda: self._jobs is not None and self._jobs.is_cut_off(),
+            lambda namespace: self._jobs is not None and self._jobs.is_cut_off(namespace),
         )
         changed = asyncio.Event()
         keeping = KeptPods()

@@ -61,7 +61,10 @@ CALM_S = 2.0  # between two rounds of a job without news; its deadlines and all 
 POLL_S = 1.0  # between two checks for pods of a new run
 REMOVAL_S = 60.0  # for the mirror to show that a request to stop was removed; one that is there later is new
 _NOT_REACHED = "no pod is evicted: none of the job's members has connected to this supervisor"
-_CUT_OFF = "no pod is evicted: fewer than half of the members of all jobs are connected to this supervisor"
+_CUT_OFF = (
+    "no pod is evicted: most jobs, of this namespace or in most namespaces, have lost the connections of most"
+    " of their members to this supervisor, so its network may be at fault"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,7 @@ class ClusterContext:
     secret: bytes  # from which the secret of each job is derived
     lag: Callable[[], tuple[float, float]]
     delete: Callable[[str, PodMember], None]  # of a namespace
-    is_cut_off: Callable[[], bool] = lambda: False  # most members of all jobs are not connected
+    is_cut_off: Callable[[str], bool] = lambda _: False  # this leader may not reach a namespace
 
 
 class SupervisedJob:
@@ -163,10 +166,16 @@ class SupervisedJob:
 
     @property
     def reach(self) -> Reach:
-        """How many members of the job are connected."""
+        """How many members of the job are connected, of those that ever were.
+
+        Only members that had connected to this leader or an earlier one have ranks in the job's state.
+        """
         running = [pod.member for pod in self.backend.pods.values() if pod.is_running and not pod.is_leaving]
-        lines = (self._server.connections.get(member) for member in running)
-        return Reach(len(running), sum(line is not None and line.connected for line in lines))
+        placed = self.job.memory.placement if self.job is not None else ()
+        lines = {member: self._server.connections.get(member) for member in running}
+        connected = {member for member, line in lines.items() if line is not None and line.connected}
+        known = {member for member, line in lines.items() if line is not None and line.first_ns}
+        return Reach(len(known | connected | {*running} & {*placed}), len(connected))
 
     async def close(self) -> None:
         """End all work on the job without changing it. Its pods continue to train.
@@ -464,7 +473,7 @@ class SupervisedJob:
         Evictions are blocked while this supervisor, rather than a member, may be cut off from the network.
         """
         why = "" if self._server.has_heard else _NOT_REACHED
-        why = why or (_CUT_OFF if self._context.is_cut_off() else "")
+        why = why or (_CUT_OFF if self._context.is_cut_off(self.key.namespace) else "")
         if why and why != self._blocked:
             log.warning("evictions blocked", extra={"why": why})
             self._event("EvictionBlocked", why, bad=True)

@@ -11,6 +11,7 @@ from supervisor.admission import settings as pod_settings
 from supervisor.cluster import pod_facts
 from supervisor.cluster.pod_facts import CUT, KeptPods, kept, training_container
 from supervisor.cluster.pods import read_pod
+from supervisor.cluster.untrusted_json import UnfitObject
 from supervisor.kubernetes.events import ObjectReference
 from supervisor.kubernetes.watch import name_of
 from tests.unit.supervisor.cluster.workloads import COMPLETION, Json, adopted, made, pod, put, refused
@@ -194,7 +195,7 @@ def test_pruning_never_fails_and_what_is_kept_is_read_or_refused(path: str, valu
     stored = KeptPods().keep(whole)
     try:
         pod_facts.read(stored)
-    except pod_facts.UnfitObject:
+    except UnfitObject:
         assert training_container(stored) is not None
 
 

@@ -12,7 +12,7 @@ import sys
 import weakref
 from asyncio import sslproto
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -28,7 +28,7 @@ from holdfast.process import event_loop, network
 from holdfast.process.network import Door
 from holdfast.protocol import codec
 from supervisor.admission import pod_layout
-from supervisor.cluster import jobs, main
+from supervisor.cluster import jobs, main, pods
 from supervisor.cluster.main import ClusterSupervisor
 from supervisor.cluster.pods import PodMember
 from supervisor.kubernetes import certificates
@@ -155,6 +155,79 @@ async def test_a_pod_is_evicted_only_if_its_uid_is_unchanged(monkeypatch: pytest
         for code in (404, 429, 500, 409):
             there.served.faults = [code]
             await there.supervisor._evict_now("team", lost, there.supervisor._term)
+
+
+async def train(there: Place, stack: AsyncExitStack, namespace: str, count: int, cut: str) -> None:
+    """Train a job of `count` pods, and then let the connection of one pod, or of all, break for good.
+
+    `cut` is "one", "all" or "never", for pods that never connect.
+    """
+    name = f"{namespace}-job"
+    members = []
+    for number in range(count):
+        uid = f"{namespace}{number}".ljust(8, "0")
+        written = {"version": "1", "container": "train", "nproc": 1, "members": count, "digest": ""}
+        metadata = {
+            "namespace": namespace,
+            "name": f"{name}-{number}",
+            "uid": uid,
+            "labels": dict(LABELS),
+            "annotations": {
+                "holdfast.dev/group": name,
+                "holdfast.dev/members": str(count),
+                "holdfast.dev/injected": json.dumps(written),
+            },
+        }
+        states = [{"name": "train", "state": {"running": {}}, "restartCount": 0}]
+        status = {"phase": "Running", "containerStatuses": states}
+        found = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": status}
+        there.served.put("pods", {**found, "spec": {"containers": [{"name": "train"}]}})
+        there.served.tokens[f"a.b.{uid}"] = vouched(uid)
+        members.append((SimulatedPod(name), f"a.b.{uid}"))
+    if cut == "never":
+        return
+    breaking = await stack.enter_async_context(AsyncExitStack())
+    for number, (pod, token) in enumerate(members):
+        lasting = cut == "one" and number
+        connecting = pod.connecting(there.client.make_url("/v1/member"), token)
+        await (stack if lasting else breaking).enter_async_context(connecting)
+    for pod, _ in members:
+        await pod.until_settled()
+        await pod.train(3)
+    await breaking.aclose()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(jobs, "GATHER_S", 0.001)
+    monkeypatch.setattr(jobs, "REACH_S", 0.05)
+    monkeypatch.setattr(jobs, "MEMBER_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(pods, "RESTART_S", 0.5)
+
+
+async def test_pods_that_never_connect_do_not_stop_the_evictions_of_other_users(impatient: None) -> None:
+    """A NetworkPolicy keeps them away, or a user has written a member's annotations onto any pods."""
+    async with place() as there, AsyncExitStack() as stack:
+        leading = await there.lead()
+        await train(there, stack, "tenant", 9, "never")
+        await train(there, stack, "team", 3, "one")
+        await there.served.until(lambda: there.served.evictions)
+        assert {each["metadata"]["name"] for each in there.served.evictions} == {"team-job-0"}
+        await event_loop.end([leading])
+
+
+async def test_a_supervisor_that_has_lost_the_members_of_most_jobs_evicts_nobody(
+    impatient: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with place() as there, AsyncExitStack() as stack:
+        leading = await there.lead()
+        await train(there, stack, "team", 3, "all")
+        await train(there, stack, "tenant", 2, "all")
+        await asyncio.sleep(3.0)
+        assert there.served.evictions == []
+        assert capsys.readouterr().err.count("evictions blocked") == 2
+        await event_loop.end([leading])
 
 
 def malformed_messages() -> list[str | bytes]:
