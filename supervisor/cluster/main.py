@@ -15,7 +15,6 @@ import gc
 import hashlib
 import logging
 import signal
-from asyncio import sslproto
 from collections import Counter
 from typing import Any
 
@@ -46,7 +45,6 @@ from supervisor.kubernetes.watch import Mirror, ObjectName
 log = logging.getLogger("supervisor")
 
 HEALTH_PORT = 8080
-TLS_BUFFER_BYTES = 16 << 10  # the size of a TLS record
 # Garbage collection is rare. Reference counting frees each report when the next one arrives, so a pass over
 # the objects of all members finds almost nothing, but blocks the event loop for up to 0.3 s, longer than a
 # decision.
@@ -250,15 +248,6 @@ async def collect_garbage() -> None:
             last_s = loop.time()
 
 
-def _limit_tls_buffers() -> None:
-    """Give each TLS connection of this process a buffer of `TLS_BUFFER_BYTES` instead of 256 KiB.
-
-    asyncio allocates the whole buffer for each connection, and again for each read. For 2,000 members,
-    buffers of 256 KiB would take 500 MB.
-    """
-    sslproto.SSLProtocol.max_size = TLS_BUFFER_BYTES  # type: ignore[attr-defined]
-
-
 def _guard(door: Door) -> Any:
     """Return middleware that tells `door` which connections are idle."""
 
@@ -329,7 +318,7 @@ def _secret(authorities: tuple[certificates.Authority, ...]) -> bytes:
 
 def main() -> int:
     logs.setup()
-    _limit_tls_buffers()
+    event_loop.limit_tls_buffers()
     gc.disable()
     event_loop.run(serve)
     return 0

@@ -346,7 +346,7 @@ async def test_a_member_that_hangs_up_is_not_logged_with_a_traceback(monkeypatch
 async def test_connections_with_small_buffers_carry_large_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     before: int = sslproto.SSLProtocol.max_size  # type: ignore[attr-defined]
     monkeypatch.setattr(sslproto.SSLProtocol, "max_size", before)  # restores the original
-    main._limit_tls_buffers()
+    event_loop.limit_tls_buffers()
     now = datetime.now(timezone.utc)
     authority = certificates.new_authority(now)
     server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -368,7 +368,7 @@ async def test_connections_with_small_buffers_carry_large_messages(monkeypatch: 
         writer.write(message)
         assert await reader.readexactly(len(message)) == message
         writer.close()
-    assert buffers == [main.TLS_BUFFER_BYTES]
+    assert buffers == [event_loop.TLS_BUFFER_BYTES]
 
 
 async def test_an_eviction_is_given_up_when_the_term_ends() -> None:
