@@ -125,6 +125,7 @@ class ClusterJobs:
         # second.
         self._sorted: dict[ObjectName, _SortedPod] = {}
         self._formed: dict[JobKey, _FormedGroup] = {}
+        self._at_rest: set[JobKey] = set()  # jobs that have ended, and that still have pods that have ended
         self._unreachable = (-math.inf, Unreachable())  # when connections were last counted, and the result
 
     def job_of(self, pod_uid: str) -> SupervisedJob | None:
@@ -178,9 +179,13 @@ class ClusterJobs:
         A round over 2,000 pods takes 30 to 120 ms. Decisions about jobs are made between its slices.
         """
         groups = await self._groups()
+        self._at_rest &= groups.keys()
         async for group in _in_slices(groups.values()):
             job = self.jobs.get(group.key)
+            if job is None and group.key in self._at_rest and all(pod.has_ended for pod in group.pods):
+                continue
             if job is None:
+                self._at_rest.discard(group.key)
                 job = self.jobs[group.key] = self._make(group)
                 job.start()
                 job.update(group)
@@ -190,7 +195,10 @@ class ClusterJobs:
             found = self._supervision(key)
             if key not in groups:  # the job's last pod is gone
                 job.update_pods(())
-            if self._is_over(job, found):
+            if job.is_unneeded:
+                self._at_rest.add(key)
+                await self.jobs.pop(key).close()
+            elif self._is_over(job, found):
                 await self.jobs.pop(key).close()
                 self.changed.set()  # the remaining pods become a new job
             elif found is not None:
@@ -231,12 +239,17 @@ class ClusterJobs:
             elif not isinstance(key, NotAdopted):
                 by_key.setdefault(key, []).append(_OwnedPod(pod, owners, ""))
             elif owners.unread is None or self._owners.refusal(owners.unread):  # the owner is not being read
-                self._notices.record(pod, NOT_SUPERVISED, key.why)
+                self._record(_Refusal(pod, NOT_SUPERVISED, key.why))
         self._formed = {key: self._form(key, found) async for key, found in _in_slices(by_key.items())}
         for formed in self._formed.values():
             for each in formed.refusals:
-                self._notices.record(*each)
+                self._record(each)
         return {key: each.group for key, each in self._formed.items() if each.group is not None}
+
+    def _record(self, refusal: _Refusal) -> None:
+        """Record an event, but not about a pod that has ended, which nobody needs to change any more."""
+        if not _has_ended(refusal.pod):
+            self._notices.record(*refusal)
 
     def _sort(self, name: ObjectName, pod: KubernetesObject) -> _SortedPod:
         last = self._sorted.get(name)
@@ -250,7 +263,9 @@ class ClusterJobs:
     def _form(self, key: JobKey, found: Sequence[_OwnedPod]) -> _FormedGroup:
         job, last = self.jobs.get(key), self._formed.get(key)
         before = job.group if job is not None else None
-        if last is not None and last.group is before is not None and _are_same(last.found, found):
+        is_known = last is not None and last.group is before is not None
+        is_at_rest = job is None and key in self._at_rest
+        if last is not None and (is_known or is_at_rest) and _are_same(last.found, found):
             return last
         return _FormedGroup(found, *form_group(key, found, before))
 

@@ -111,7 +111,7 @@ class ClusterSupervisor:
             if supervision.is_news(old, new):
                 changed.set()
 
-        supervisions = Mirror(self._server, SUPERVISIONS, note, prune=supervision.without_status)
+        supervisions = Mirror(self._server, SUPERVISIONS, note, prune=supervision.requests_only)
 
         def make(group: PodGroup) -> SupervisedJob:
             return SupervisedJob(context, group)

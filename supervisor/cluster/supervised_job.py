@@ -88,6 +88,7 @@ class SupervisedJob:
         self.key: JobKey = group.key
         self.group = group
         self.was_seen = False  # the resource has existed, so if it is missing now, it was deleted
+        self.is_at_rest = False  # the job's last run has ended, and its end is recorded
         self.has_ended = False  # the supervision has ended, because another supervisor has taken over the job
         self._server = PodServer(self._wake, job_secret(context.secret, group.key), self._is_calm)
         self.backend = PodBackend(
@@ -165,6 +166,15 @@ class SupervisedJob:
         self._drill(self._spec.get("drill"))
 
     @property
+    def is_unneeded(self) -> bool:
+        """True if the job is at rest and all of its pods have ended.
+
+        A supervised job takes 120 KiB and a task, and there may be thousands that have ended. If another pod
+        of this job appears, a new `SupervisedJob` continues from the resource, as another leader would.
+        """
+        return self.is_at_rest and not self._has_work.is_set()
+
+    @property
     def reach(self) -> Reach:
         """How many members of the job are connected, of those that ever were.
 
@@ -202,7 +212,9 @@ class SupervisedJob:
                     if not self._has_work.is_set() and await supervision.has_ended(
                         self._context.server, self.key
                     ):
-                        await self._has_work.wait()  # nothing is left to do, and nothing to write
+                        self.is_at_rest = True  # nothing is left to do, and nothing to write
+                        await self._has_work.wait()
+                        self.is_at_rest = False
                     found = await self._take_over()
                     if found.state is not None and self._are_all_new(found.state.memory):
                         await self._forget_stop()
@@ -346,12 +358,14 @@ class SupervisedJob:
         """
         job = self.job
         assert job is not None
+        self.is_at_rest = True
         while True:
             await asyncio.sleep(POLL_S)
             new = set(self.backend.members) - self._over
             if not new:
                 continue
             if job.memory.exit_code or (not self.key.uid and self._are_gone(self._over)):
+                self.is_at_rest = False
                 return True
             self._over |= new
             for member in new:

@@ -25,7 +25,6 @@ from supervisor.cluster.job_membership import JobKey
 from supervisor.controller.records import CheckpointSource
 from supervisor.kubernetes.client import ApiServer, KubernetesObject, PatchType, ResourceKind
 from supervisor.kubernetes.errors import AlreadyThere, ApiError, Conflict, InvalidObject, NotFound
-from supervisor.kubernetes.watch import drop_bookkeeping
 from supervisor.observability import short_status
 from supervisor.store.journal import LastEntry
 from supervisor.store.leadership import MAX_EPOCH, Deposed, Lead
@@ -204,14 +203,24 @@ def belongs_to(found: KubernetesObject, key: JobKey) -> bool:
     return (owner.get("kind") or "", owner.get("uid") or "") == (key.kind, key.uid)
 
 
-def without_status(found: KubernetesObject) -> KubernetesObject:
-    """Return the parts of a Supervision that others write, for a mirror: the status is this process's own."""
-    pruned = drop_bookkeeping(found)
-    return {name: value for name, value in pruned.items() if name != "status"}
+def requests_only(found: KubernetesObject) -> KubernetesObject:
+    """Return the parts of a Supervision that a mirror of all jobs needs: its owner and users' requests."""
+    metadata, spec = found["metadata"], _mapping(found.get("spec"))
+    owner = _mapping(spec.get("owner"))
+    return {
+        "metadata": {key: metadata[key] for key in _IDENTITY if key in metadata},
+        "spec": {
+            "owner": {key: owner[key] for key in ("kind", "uid") if key in owner},
+            **{key: spec[key] for key in ("stop", "drill") if key in spec},
+        },
+    }
+
+
+_IDENTITY = ("namespace", "name", "uid", "resourceVersion")
 
 
 def is_news(old: KubernetesObject | None, new: KubernetesObject | None) -> bool:
-    """True unless only the status has changed, as every few seconds in every job."""
+    """True unless only other parts have changed, such as the status of every job every few seconds."""
     return old is None or new is None or _uid_and_spec(old) != _uid_and_spec(new)
 
 

@@ -11,7 +11,7 @@ import ssl
 import sys
 import weakref
 from asyncio import sslproto
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -28,7 +28,7 @@ from holdfast.process import event_loop, network
 from holdfast.process.network import Door
 from holdfast.protocol import codec
 from supervisor.admission import pod_layout
-from supervisor.cluster import jobs, main, pods
+from supervisor.cluster import jobs, main, pods, supervised_job
 from supervisor.cluster.main import ClusterSupervisor
 from supervisor.cluster.pods import PodMember
 from supervisor.kubernetes import certificates
@@ -157,14 +157,17 @@ async def test_a_pod_is_evicted_only_if_its_uid_is_unchanged(monkeypatch: pytest
             await there.supervisor._evict_now("team", lost, there.supervisor._term)
 
 
-async def train(there: Place, stack: AsyncExitStack, namespace: str, count: int, cut: str) -> None:
+async def train(
+    there: Place, stack: AsyncExitStack, namespace: str, count: int, cut: str, first: int = 0
+) -> list[SimulatedPod]:
     """Train a job of `count` pods, and then let the connection of one pod, or of all, break for good.
 
-    `cut` is "one", "all" or "never", for pods that never connect.
+    `cut` is "one", "all", "later" (at the end of the test) or "never", for pods that never connect. `first`
+    is the number of the first pod.
     """
     name = f"{namespace}-job"
     members = []
-    for number in range(count):
+    for number in range(first, first + count):
         uid = f"{namespace}{number}".ljust(8, "0")
         written = {"version": "1", "container": "train", "nproc": 1, "members": count, "digest": ""}
         metadata = {
@@ -185,16 +188,17 @@ async def train(there: Place, stack: AsyncExitStack, namespace: str, count: int,
         there.served.tokens[f"a.b.{uid}"] = vouched(uid)
         members.append((SimulatedPod(name), f"a.b.{uid}"))
     if cut == "never":
-        return
+        return []
     breaking = await stack.enter_async_context(AsyncExitStack())
     for number, (pod, token) in enumerate(members):
-        lasting = cut == "one" and number
+        lasting = cut == "later" or (cut == "one" and number)
         connecting = pod.connecting(there.client.make_url("/v1/member"), token)
         await (stack if lasting else breaking).enter_async_context(connecting)
     for pod, _ in members:
         await pod.until_settled()
         await pod.train(3)
     await breaking.aclose()
+    return [pod for pod, _ in members]
 
 
 @pytest.fixture
@@ -296,6 +300,53 @@ async def test_large_pods_of_one_user_keep_a_leader_neither_from_its_jobs_nor_in
         await there.served.until(lambda: len(mirrored) == 22)
         assert len(json.dumps(list(mirrored.values()))) < 22 * 2_000
         await event_loop.end([leading])
+
+
+@pytest.mark.parametrize("left", ["no pod", "pods that have ended"])
+async def test_a_job_that_has_ended_takes_no_memory_and_is_supervised_again_with_new_pods(
+    left: str, impatient: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervised_job, "POLL_S", 0.01)
+    monkeypatch.setattr(jobs, "RETRY_S", 0.02)
+    async with place() as there, AsyncExitStack() as stack:
+        leading = await there.lead()
+        served = there.served
+        (first,) = await train(there, stack, "team", 1, "later")
+        assert there.supervisor._jobs is not None
+        supervised = there.supervisor._jobs.jobs
+        (job,) = supervised.values()
+        await first.end_rank(0)
+        await first.until_stopped()
+        place_of_pod = ("pods", "team", "team-job-0")
+        ended = {**served.objects[place_of_pod], "status": {"phase": "Succeeded"}}
+        served.put("pods", {**ended, "metadata": dict(ended["metadata"])})
+        if left == "no pod":
+            served.remove("pods", "team", "team-job-0")
+        await until(lambda: not supervised)
+        assert not job._tasks
+        written = list(served.requests)
+        await asyncio.sleep(0.2)
+        assert (supervised, served.requests) == ({}, written)
+        if left == "no pod":
+            (second,) = await train(there, stack, "team", 1, "later", first=1)
+            assert second.generation == 2
+        else:  # a pod that joins those of a finished job ends as they did
+            await train(there, stack, "team", 1, "never", first=1)
+            second = SimulatedPod("team-job")
+            url = there.client.make_url("/v1/member")
+            await stack.enter_async_context(second.connecting(url, "a.b.team1000"))
+            await second.until_stopped()
+            assert (second.order.exit_code, second.generation) == (0, 0)
+        await event_loop.end([leading])
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Return once `condition` holds."""
+    for _ in range(2_000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("not within 20 s")
 
 
 @pytest.mark.parametrize("expired", [True, False], ids=["not renewed", "not leading"])
