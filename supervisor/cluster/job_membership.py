@@ -18,7 +18,7 @@ from holdfast.fileio.strict_json import brief
 from supervisor.admission.pod_layout import GROUP, MEMBERS, NOT_INJECTED, NPROC_PER_NODE
 from supervisor.cluster import pod_facts
 from supervisor.cluster.owner_size import owner_size
-from supervisor.cluster.pod_facts import MAX_REFERENCES, PodFacts
+from supervisor.cluster.pod_facts import CUT, MAX_REFERENCES, PodFacts
 from supervisor.cluster.untrusted_json import (
     API_VERSION,
     KIND,
@@ -170,6 +170,8 @@ def top_owner(pod: object, find: Find) -> OwnerChain:
             content = find(reference)
             if not isinstance(content, Mapping):
                 return OwnerChain(tuple(owners), unread=reference, why=f"{reference} cannot be read")
+            if cut := content.get(CUT):
+                refuse(f"{reference} {cut}")
             child = metadata_of(content, str(reference))
             if child.get("uid") != reference.uid:
                 why = f"{reference} has a different uid than the pod's owner: it was replaced"

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 
 from supervisor.admission import pod_layout
 from supervisor.admission import settings as pod_settings
-from supervisor.cluster import job_membership, pod_facts, supervision
+from supervisor.cluster import job_membership, owner_size, pod_facts, supervision
 from supervisor.cluster.job_membership import Adopted, GroupFacts, JobKey, NotAdopted, OwnerChain
 from supervisor.cluster.pods import PodGroup, PodMember, Unreachable, read_pod, unreachable
 from supervisor.cluster.supervised_job import NOT_SUPERVISED, SupervisedJob
@@ -117,7 +117,7 @@ class ClusterJobs:
         self._events, self._make = events, make
         self.changed = asyncio.Event()
         now_s = asyncio.get_running_loop().time
-        self._owners = ObjectCache(server, now_s, lambda: self.changed.set())
+        self._owners = ObjectCache(server, now_s, lambda: self.changed.set(), owner_size.kept)
         self._notices = _Notices(events, now_s)
         self.leads: Callable[[], bool] = lambda: True  # True if this process certainly holds the Lease
         self._by_uid: dict[str, SupervisedJob] = {}

@@ -29,7 +29,8 @@ MAX_INJECTED = 16_384  # characters of the JSON that the webhook writes
 MAX_KEPT = 24_576  # characters of all labels, annotations, variables and owners of a pod that are kept
 # Of the pods of one namespace, as `_weight` estimates it. 16,384 members of one job take 45 MiB.
 NAMESPACE_BYTES = 64 << 20
-CUT = "cut"  # the field of a kept pod that says why it lacks what it states; no other object has this field
+# The field of a kept object that says why it lacks what it states. The API server sends no such field.
+CUT = "holdfast.dev/cut"
 
 _COUNT = re.compile(r"[1-9][0-9]{0,8}")
 _INDEX = re.compile(r"[0-9]{1,9}")
@@ -213,7 +214,7 @@ def kept(raw: Mapping[str, Any]) -> dict[str, Any]:
     outline = _outline(raw)
     try:
         stated = _statements(raw, outline["spec"]["containers"][0]["name"])
-        if (size := _characters(stated)) > MAX_KEPT:
+        if (size := characters(stated)) > MAX_KEPT:
             refuse(f"the pod states {size} characters about its job; expected at most {MAX_KEPT}")
     except UnfitObject as error:
         return {**outline, CUT: str(error)}
@@ -401,14 +402,15 @@ def _short(value: object) -> Any:
     return value if is_short else None
 
 
-def _characters(value: object) -> int:
+def characters(value: object) -> int:
+    """Return the number of characters in all texts of a JSON value."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, Mapping):
-        return sum(_characters(key) + _characters(each) for key, each in value.items())
-    return sum(map(_characters, value)) if isinstance(value, list) else 0
+        return sum(characters(key) + characters(each) for key, each in value.items())
+    return sum(map(characters, value)) if isinstance(value, list) else 0
 
 
 def _weight(pod: Mapping[str, Any]) -> int:
     """Return about how many bytes a kept pod takes."""
-    return 2_048 + _characters(pod)
+    return 2_048 + characters(pod)
