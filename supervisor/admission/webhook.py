@@ -5,8 +5,8 @@ rejects a pod. If a pod cannot be injected, the webhook admits it with an annota
 why. If the webhook is unavailable, the API server admits pods unchanged, and the supervisor reports this in
 an event.
 
-The API server does not identify itself, so any pod of the cluster can send requests. `Exchanges` limits what
-all of them together take, and the server closes idle connections when there are too many.
+The API server does not identify itself, so any pod of the cluster can send requests. `AdmissionExchanges`
+limits what all of them together take, and the server closes idle connections when there are too many.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MAX_REVIEW_BYTES = 4 << 20  # the API server accepts objects of at most 3 MiB, a
 # to 60 MiB more, but this happens for one review at a time. The manifest allows 256 MiB.
 MAX_HELD_BYTES = 16 << 20
 MAX_EXCHANGES = 64  # requests that arrive or are answered at the same time
-EXCHANGE_S = 3.0  # the time in which the API server expects the response, `timeoutSeconds` in the manifest
+EXCHANGE_S = 3.0  # the time in which the API server expects the response, timeoutSeconds in the manifest
 # Connections without a request. Each API server keeps up to 25 connections to the webhook.
 MAX_IDLE, IDLE_S = 128, 90.0
 COLLECT_S = 1.0  # between two passes of the garbage collector
@@ -58,10 +58,10 @@ CONFIGURATIONS = ResourceKind(
 )
 
 
-class Exchange:
+class AdmissionExchange:
     """One request and its response, which hold `held_bytes` of memory."""
 
-    def __init__(self, request: web.Request, exchanges: Exchanges) -> None:
+    def __init__(self, request: web.Request, exchanges: AdmissionExchanges) -> None:
         self.held_bytes = 0
         self._request, self._exchanges = request, exchanges
         self._body = bytearray()
@@ -107,7 +107,7 @@ class Exchange:
             self._request.transport.abort()
 
 
-class Exchanges:
+class AdmissionExchanges:
     """All exchanges that are in progress, oldest first.
 
     If there are too many, or they hold too much, the oldest ones are given up. The API server sends and
@@ -116,14 +116,14 @@ class Exchanges:
 
     def __init__(self) -> None:
         self.held_bytes = 0
-        self._open: dict[Exchange, None] = {}
+        self._open: dict[AdmissionExchange, None] = {}
 
     @contextmanager
-    def begin(self, request: web.Request) -> Iterator[Exchange]:
+    def begin(self, request: web.Request) -> Iterator[AdmissionExchange]:
         """Yield the exchange of `request`, which is given up if the block takes longer than `EXCHANGE_S`."""
         while len(self._open) >= MAX_EXCHANGES:
             self._give_up(next(iter(self._open)))
-        exchange = Exchange(request, self)
+        exchange = AdmissionExchange(request, self)
         self._open[exchange] = None
         timer = asyncio.get_running_loop().call_later(EXCHANGE_S, self._give_up, exchange)
         try:
@@ -132,7 +132,7 @@ class Exchanges:
             timer.cancel()
             self._end(exchange)
 
-    def hold(self, exchange: Exchange, more_bytes: int) -> None:
+    def hold(self, exchange: AdmissionExchange, more_bytes: int) -> None:
         """Count memory that an exchange takes. Raises `ConnectionError` if the exchange was given up."""
         if exchange in self._open:
             exchange.held_bytes += more_bytes
@@ -142,11 +142,11 @@ class Exchanges:
         if exchange not in self._open:
             raise ConnectionResetError("the exchange was given up")
 
-    def _give_up(self, exchange: Exchange) -> None:
+    def _give_up(self, exchange: AdmissionExchange) -> None:
         self._end(exchange)
         exchange.abort()
 
-    def _end(self, exchange: Exchange) -> None:
+    def _end(self, exchange: AdmissionExchange) -> None:
         if exchange in self._open:
             del self._open[exchange]
             self.held_bytes -= exchange.held_bytes
@@ -160,7 +160,7 @@ class Admission:
         self.ca = ""  # the CA for the sidecars, as PEM text
         self.is_entered = False  # True once the API server has the CA, which it needs to call the webhook
         self._events, self._image = events, image
-        self._exchanges = Exchanges()
+        self._exchanges = AdmissionExchanges()
 
     async def review(self, request: web.Request) -> web.StreamResponse:
         """Respond to an AdmissionReview. The response always admits the pod."""

@@ -18,7 +18,7 @@ from supervisor.admission import pod_layout
 from supervisor.admission import settings as pod_settings
 from supervisor.cluster import job_membership, owner_size, pod_facts, supervision
 from supervisor.cluster.job_membership import Adopted, GroupFacts, JobKey, NotAdopted, OwnerChain
-from supervisor.cluster.pods import PodGroup, PodMember, Unreachable, read_pod, unreachable
+from supervisor.cluster.pods import OutOfReach, PodGroup, PodMember, out_of_reach, read_pod
 from supervisor.cluster.supervised_job import NOT_SUPERVISED, SupervisedJob
 from supervisor.kubernetes.client import PODS, ApiServer, KubernetesObject
 from supervisor.kubernetes.errors import ApiError
@@ -126,19 +126,19 @@ class ClusterJobs:
         self._sorted: dict[ObjectName, _SortedPod] = {}
         self._formed: dict[JobKey, _FormedGroup] = {}
         self._at_rest: set[JobKey] = set()  # jobs that have ended, and that still have pods that have ended
-        self._unreachable = (-math.inf, Unreachable())  # when connections were last counted, and the result
+        self._out_of_reach = (-math.inf, OutOfReach())  # when connections were last counted, and the result
 
     def job_of(self, pod_uid: str) -> SupervisedJob | None:
         """Return the job of a pod; None if the pod has no job, or not yet."""
         return self._by_uid.get(pod_uid)
 
     def is_cut_off(self, namespace: str) -> bool:
-        """Return True if this supervisor may be cut off from the pods of a namespace; see `unreachable`."""
+        """Return True if this supervisor may be cut off from the pods of a namespace; see `out_of_reach`."""
         now_s = asyncio.get_running_loop().time()
-        if now_s - self._unreachable[0] >= REACH_S:
+        if now_s - self._out_of_reach[0] >= REACH_S:
             reaches = ((key.namespace, job.reach) for key, job in self.jobs.items())
-            self._unreachable = now_s, unreachable(reaches)
-        return self._unreachable[1].includes(namespace)
+            self._out_of_reach = now_s, out_of_reach(reaches)
+        return self._out_of_reach[1].includes(namespace)
 
     async def run(self) -> None:
         """Reconcile after every change, and every `RETRY_S`. When cancelled, end the tasks of all jobs."""

@@ -87,7 +87,7 @@ class Reach:
 
 
 @dataclass(frozen=True, slots=True)
-class Unreachable:
+class OutOfReach:
     """What this supervisor, rather than a member, may be cut off from: everything, or some namespaces."""
 
     everything: bool = False
@@ -97,7 +97,7 @@ class Unreachable:
         return self.everything or namespace in self.namespaces
 
 
-def unreachable(reaches: Iterable[tuple[str, Reach]]) -> Unreachable:
+def out_of_reach(reaches: Iterable[tuple[str, Reach]]) -> OutOfReach:
     """Return from what the supervisor may be cut off, given the namespace and the reach of each job.
 
     Each job counts once, however large it is, and each namespace counts once, however many jobs it has. So
@@ -112,7 +112,7 @@ def unreachable(reaches: Iterable[tuple[str, Reach]]) -> Unreachable:
             lost_jobs.setdefault(namespace, []).append(reach.is_lost)
     lost = frozenset(namespace for namespace, found in lost_jobs.items() if 2 * sum(found) > len(found))
     several = frozenset(namespace for namespace in lost if len(lost_jobs[namespace]) > 1)
-    return Unreachable(2 * len(lost) > len(lost_jobs), several)
+    return OutOfReach(2 * len(lost) > len(lost_jobs), several)
 
 
 @dataclass(slots=True)

@@ -13,13 +13,13 @@ from supervisor.cluster.pods import (
     RESTART_S,
     REVIVE_S,
     JobEnd,
+    OutOfReach,
     PodBackend,
     PodMember,
     Reach,
-    Unreachable,
     member_name,
+    out_of_reach,
     read_pod,
-    unreachable,
 )
 from supervisor.controller.backend import Backend
 from supervisor.view.model import StopRequest
@@ -348,6 +348,6 @@ def test_the_jobs_show_whether_the_supervisor_is_cut_off(
     for each in reaches.split():
         namespace, connected, known = each.replace("/", ":").split(":")
         found.append((namespace, Reach(int(known), int(connected))))
-    assert unreachable(found) == Unreachable(everything, frozenset(namespaces))
+    assert out_of_reach(found) == OutOfReach(everything, frozenset(namespaces))
     for namespace in "abc":
-        assert unreachable(found).includes(namespace) == (everything or namespace in namespaces)
+        assert out_of_reach(found).includes(namespace) == (everything or namespace in namespaces)
