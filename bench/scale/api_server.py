@@ -124,7 +124,7 @@ class SimulatedApi:
         if token:
             if token not in self._lists:
                 raise SimulatedRefusal(410, "Expired")
-            version, left = self._lists.pop(token)
+            version, left = self._lists[token]  # kept, because a client may ask again for fewer objects
         else:
             version = self.store.version
             left = self.store.selected(plural, namespace, request.query.get("labelSelector", ""))

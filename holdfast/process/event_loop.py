@@ -13,6 +13,7 @@ import selectors
 import signal
 import socket
 import time
+from asyncio import sslproto
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,6 +27,7 @@ from holdfast.fileio.storage_thread import Unresponsive
 NORMAL_LATENESS_S = 0.1
 RETRY_S = 0.1  # the time between cancellations of a task that ignored the previous one
 WINDOW_S = 60  # the period that the reported lag covers
+TLS_BUFFER_BYTES = 16 << 10  # the size of a TLS record
 _BINS = 24  # powers of two of a microsecond; the last bin holds everything above 8 s
 
 _R = TypeVar("_R")
@@ -84,6 +86,15 @@ def _retrieve_exception(future: asyncio.Future[Any]) -> None:
     """Keep asyncio from logging "never retrieved" for an error that occurs after the time limit."""
     if not future.cancelled():
         future.exception()
+
+
+def limit_tls_buffers() -> None:
+    """Give each TLS connection of this process a buffer of `TLS_BUFFER_BYTES` instead of 256 KiB.
+
+    asyncio allocates the whole buffer for each connection, and again for each read. For 2,000 members,
+    buffers of 256 KiB would take 500 MB.
+    """
+    sslproto.SSLProtocol.max_size = TLS_BUFFER_BYTES  # type: ignore[attr-defined]
 
 
 class Lag(selectors.DefaultSelector):

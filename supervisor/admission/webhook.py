@@ -4,22 +4,28 @@ The webhook does not read from the cluster in order to respond, so a response ta
 rejects a pod. If a pod cannot be injected, the webhook admits it with an annotation and an event that say
 why. If the webhook is unavailable, the API server admits pods unchanged, and the supervisor reports this in
 an event.
+
+The API server does not identify itself, so any pod of the cluster can send requests. `AdmissionExchanges`
+limits what all of them together take, and the server closes idle connections when there are too many.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import json
 import logging
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from aiohttp import web
 
 from holdfast.fileio import strict_json
 from holdfast.process import event_loop, logs
+from holdfast.process.network import Door, listen_everywhere
 from holdfast.version import __version__
 from supervisor.admission import injection
 from supervisor.admission.injection import InjectionContext, NotAsked, Refused
@@ -33,13 +39,118 @@ log = logging.getLogger("webhook")
 
 SERVICE = CONFIGURATION = "holdfast-webhook"
 PORT = 8443
-MAX_REVIEW_BYTES = 8 << 20  # an object in etcd has at most about 3 MiB, and an update carries two
+MAX_REVIEW_BYTES = 4 << 20  # the API server accepts objects of at most 3 MiB, and a creation carries one
+# The requests and responses of all connections, together. Parsing a review and making its response take up
+# to 60 MiB more, but this happens for one review at a time. The manifest allows 256 MiB.
+MAX_HELD_BYTES = 16 << 20
+MAX_EXCHANGES = 64  # requests that arrive or are answered at the same time
+EXCHANGE_S = 3.0  # the time in which the API server expects the response, timeoutSeconds in the manifest
+# Connections without a request. Each API server keeps up to 25 connections to the webhook.
+MAX_IDLE, IDLE_S = 128, 90.0
+COLLECT_S = 1.0  # between two passes of the garbage collector
+PIECE_BYTES = 64 << 10  # of a response; an idle connection may still hold about two pieces
 MAX_WARNINGS, WARNING_CHARS = 3, 250  # the API server truncates more
 RETRY_S, CHECK_S = 5.0, 60.0  # until the next check of the configuration: after a failure, and otherwise
 SHUTDOWN_S = 2.0
+BACKLOG = 128  # a controller may create the pods of a large job at the same time
 CONFIGURATIONS = ResourceKind(
     "admissionregistration.k8s.io", "v1", "mutatingwebhookconfigurations", namespaced=False
 )
+
+
+class AdmissionExchange:
+    """One request and its response, which hold `held_bytes` of memory."""
+
+    def __init__(self, request: web.Request, exchanges: AdmissionExchanges) -> None:
+        self.held_bytes = 0
+        self._request, self._exchanges = request, exchanges
+        self._body = bytearray()
+        self._unsent = memoryview(b"")
+
+    async def receive(self) -> bytes:
+        """Return the body of the request.
+
+        Raises `HTTPRequestEntityTooLarge`, or `ConnectionError` if the exchange was given up.
+        """
+        while chunk := await self._request.content.readany():
+            if len(self._body) + len(chunk) > MAX_REVIEW_BYTES:
+                raise web.HTTPRequestEntityTooLarge(MAX_REVIEW_BYTES, len(self._body) + len(chunk))
+            self._exchanges.hold(self, len(chunk))
+            self._body += chunk
+        return bytes(self._body)
+
+    async def send(self, body: bytes) -> web.StreamResponse:
+        """Send a response, and return it when at most about 2 x `PIECE_BYTES` are left to send.
+
+        Raises `ConnectionError` if the exchange was given up, or the client is gone.
+        """
+        self._exchanges.hold(self, len(body))
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        response.content_length = len(body)
+        await response.prepare(self._request)
+        if self._request.transport is not None:
+            self._request.transport.set_write_buffer_limits(PIECE_BYTES)
+        self._unsent, body = memoryview(body), b""
+        while self._unsent:  # in pieces, because a TLS transport accepts a single piece of any size
+            piece, self._unsent = self._unsent[:PIECE_BYTES], self._unsent[PIECE_BYTES:]
+            await response.write(bytes(piece))
+        await response.write_eof()
+        return response
+
+    def release(self) -> None:
+        """Free the memory, although objects that refer to each other may keep this one until much later."""
+        self._body.clear()
+        self._unsent = memoryview(b"")
+
+    def abort(self) -> None:
+        if self._request.transport is not None:
+            self._request.transport.abort()
+
+
+class AdmissionExchanges:
+    """All exchanges that are in progress, oldest first.
+
+    If there are too many, or they hold too much, the oldest ones are given up. The API server sends and
+    receives within milliseconds, so the oldest ones are those of slow or hostile clients.
+    """
+
+    def __init__(self) -> None:
+        self.held_bytes = 0
+        self._open: dict[AdmissionExchange, None] = {}
+
+    @contextmanager
+    def begin(self, request: web.Request) -> Iterator[AdmissionExchange]:
+        """Yield the exchange of `request`, which is given up if the block takes longer than `EXCHANGE_S`."""
+        while len(self._open) >= MAX_EXCHANGES:
+            self._give_up(next(iter(self._open)))
+        exchange = AdmissionExchange(request, self)
+        self._open[exchange] = None
+        timer = asyncio.get_running_loop().call_later(EXCHANGE_S, self._give_up, exchange)
+        try:
+            yield exchange
+        finally:
+            timer.cancel()
+            self._end(exchange)
+
+    def hold(self, exchange: AdmissionExchange, more_bytes: int) -> None:
+        """Count memory that an exchange takes. Raises `ConnectionError` if the exchange was given up."""
+        if exchange in self._open:
+            exchange.held_bytes += more_bytes
+            self.held_bytes += more_bytes
+            while self.held_bytes > MAX_HELD_BYTES:
+                self._give_up(next(iter(self._open)))
+        if exchange not in self._open:
+            raise ConnectionResetError("the exchange was given up")
+
+    def _give_up(self, exchange: AdmissionExchange) -> None:
+        self._end(exchange)
+        exchange.abort()
+
+    def _end(self, exchange: AdmissionExchange) -> None:
+        if exchange in self._open:
+            del self._open[exchange]
+            self.held_bytes -= exchange.held_bytes
+            exchange.release()
 
 
 class Admission:
@@ -49,24 +160,28 @@ class Admission:
         self.ca = ""  # the CA for the sidecars, as PEM text
         self.is_entered = False  # True once the API server has the CA, which it needs to call the webhook
         self._events, self._image = events, image
+        self._exchanges = AdmissionExchanges()
 
-    async def review(self, request: web.Request) -> web.Response:
+    async def review(self, request: web.Request) -> web.StreamResponse:
         """Respond to an AdmissionReview. The response always admits the pod."""
+        with self._exchanges.begin(request) as exchange:
+            try:
+                return await exchange.send(self._response(await exchange.receive()))
+            except ConnectionError:  # the client is gone; aiohttp would log a traceback
+                raise web.HTTPServiceUnavailable from None
+
+    def _response(self, text: bytes) -> bytes:
         try:
-            review = strict_json.loads(await request.read(), max_values=200_000)
+            review = strict_json.loads(text, max_values=200_000)
         except strict_json.RejectedJson as error:
             raise web.HTTPBadRequest(text=f"not an AdmissionReview: {error}\n") from None
         asked = review.get("request") if isinstance(review, dict) else None
         uid = asked.get("uid") if isinstance(asked, dict) else None
         if not isinstance(asked, dict) or not isinstance(uid, str):
             raise web.HTTPBadRequest(text="not an AdmissionReview with a request and its uid\n")
-        return web.json_response(
-            {
-                "apiVersion": "admission.k8s.io/v1",
-                "kind": "AdmissionReview",
-                "response": {"uid": uid, "allowed": True, **self._answer(asked)},
-            }
-        )
+        response = {"uid": uid, "allowed": True, **self._answer(asked)}
+        made = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}
+        return json.dumps(made).encode()
 
     def _answer(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         pod, namespace = asked.get("object"), asked.get("namespace")
@@ -162,9 +277,16 @@ async def serve(_: event_loop.Lag) -> None:
         events = EventRecorder(server, SERVICE, me.name)
         admission = Admission(events, image)
         admission.ca = certificate.bundle
-        runner = await _listen(admission, certificate)
+        door = Door(MAX_IDLE, IDLE_S)
+        runner = await _app(admission, door)
+        listener = listen_everywhere(PORT, BACKLOG)
+        make = runner.server
+        assert make is not None  # `setup` has set it
         try:
             await event_loop.until_one_ends(
+                door.accept(listener, make, certificate.context),
+                door.watch(),
+                collect_garbage(),
                 events.run(),
                 _renew(certificate, admission),
                 certificate.run(),
@@ -172,6 +294,7 @@ async def serve(_: event_loop.Lag) -> None:
                 stop.wait(),
             )
         finally:
+            listener.close()
             await events.flush(1.0)
             await runner.cleanup()
 
@@ -198,7 +321,22 @@ async def _renew(certificate: ServerCertificate, admission: Admission) -> None:
         await asyncio.sleep(CHECK_S)
 
 
-async def _listen(admission: Admission, certificate: ServerCertificate) -> web.AppRunner:
+async def collect_garbage() -> None:
+    """Collect garbage every `COLLECT_S`. Never returns.
+
+    A connection that was closed leaves objects that refer to each other, with up to a megabyte of buffers.
+    Python's automatic passes depend on the number of objects and not on their size, so they would come late.
+    The objects that exist now are left out of all passes, which then take about a millisecond.
+    """
+    gc.freeze()
+    while True:
+        await asyncio.sleep(COLLECT_S)
+        gc.collect()
+
+
+async def _app(admission: Admission, door: Door) -> web.AppRunner:
+    """Return the application; `door` accepts the connections."""
+
     async def healthy(_: web.Request) -> web.Response:
         return web.Response(text="ok\n")
 
@@ -207,17 +345,30 @@ async def _listen(admission: Admission, certificate: ServerCertificate) -> web.A
             raise web.HTTPServiceUnavailable(text="the authorities are not in the configuration yet\n")
         return web.Response(text="ok\n")
 
-    app = web.Application(client_max_size=MAX_REVIEW_BYTES)
+    @web.middleware
+    async def guard(request: web.Request, handler: Any) -> web.StreamResponse:
+        with door.answering(request.protocol):
+            answer: web.StreamResponse = await handler(request)
+            return answer
+
+    app = web.Application(middlewares=[guard])
     app.router.add_post("/mutate", admission.review)
     app.router.add_get("/healthz", healthy)
     app.router.add_get("/readyz", ready)
-    runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_S)
+    runner = web.AppRunner(
+        app,
+        access_log=None,
+        handle_signals=False,
+        shutdown_timeout=SHUTDOWN_S,
+        auto_decompress=False,  # a few compressed bytes can become any number; the API server sends none
+        lingering_time=0.0,  # do not read the rest of a body that is refused
+    )
     await runner.setup()
-    await web.TCPSite(runner, port=PORT, ssl_context=certificate.context).start()
     return runner
 
 
 def main() -> int:
     logs.setup()
+    event_loop.limit_tls_buffers()
     event_loop.run(serve)
     return 0

@@ -19,7 +19,7 @@ from supervisor.admission import pod_layout
 from supervisor.admission.pod_layout import GROUP, MEMBERS, NOT_INJECTED, NPROC_PER_NODE
 from supervisor.cluster import pod_facts
 from supervisor.cluster.owner_size import owner_size
-from supervisor.cluster.pod_facts import PodFacts
+from supervisor.cluster.pod_facts import CUT, MAX_REFERENCES, PodFacts
 from supervisor.cluster.untrusted_json import (
     API_VERSION,
     KIND,
@@ -36,7 +36,6 @@ from supervisor.cluster.untrusted_json import (
 from supervisor.cluster.workload_kinds import WorkloadKind, shipped
 
 MAX_OWNERS = 8  # the longest known chain, for a worker of a LeaderWorkerSet, has four
-MAX_REFERENCES = 64  # ownerReferences of one object
 
 T = TypeVar("T")
 
@@ -173,6 +172,8 @@ def top_owner(pod: object, find: Find) -> OwnerChain:
             content = find(reference)
             if not isinstance(content, Mapping):
                 return OwnerChain(tuple(owners), unread=reference, why=f"{reference} cannot be read")
+            if cut := content.get(CUT):
+                refuse(f"{reference} {cut}")
             child = metadata_of(content, str(reference))
             if child.get("uid") != reference.uid:
                 why = f"{reference} has a different uid than the pod's owner: it was replaced"

@@ -12,25 +12,25 @@ import math
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from supervisor.admission import pod_layout
 from supervisor.admission import settings as pod_settings
-from supervisor.cluster import job_membership, pod_facts, supervision
+from supervisor.cluster import job_membership, owner_size, pod_facts, supervision
 from supervisor.cluster.job_membership import Adopted, GroupFacts, JobKey, NotAdopted, OwnerChain
 from supervisor.cluster.pods import (
+    OutOfReach,
     PodGroup,
     PodMember,
     first_start,
     held_policy,
     member_name,
+    out_of_reach,
     pod_policy,
     read_pod,
-    too_few_connected,
 )
 from supervisor.cluster.supervised_job import NOT_SUPERVISED, SupervisedJob
 from supervisor.cluster.supervision import SUPERVISIONS, OngoingRun
-from supervisor.cluster.untrusted_json import UnfitObject
 from supervisor.kubernetes.client import PODS, ApiServer, KubernetesObject
 from supervisor.kubernetes.errors import ApiError
 from supervisor.kubernetes.events import EventRecorder, ObjectReference
@@ -125,7 +125,7 @@ class ClusterJobs:
         self._events, self._make = events, make
         self.changed = asyncio.Event()
         now_s = asyncio.get_running_loop().time
-        self._owners = ObjectCache(server, now_s, lambda: self.changed.set())
+        self._owners = ObjectCache(server, now_s, lambda: self.changed.set(), owner_size.kept)
         self._notices = _Notices(events, now_s)
         self.leads: Callable[[], bool] = lambda: True  # True if this process certainly holds the Lease
         self._by_uid: dict[str, SupervisedJob] = {}
@@ -135,18 +135,20 @@ class ClusterJobs:
         # second.
         self._sorted: dict[ObjectName, _SortedPod] = {}
         self._formed: dict[JobKey, _FormedGroup] = {}
-        self._cut_off = (-math.inf, False)  # when the connected members were last counted, and the result
+        self._at_rest: set[JobKey] = set()  # jobs that have ended, and that still have pods that have ended
+        self._out_of_reach = (-math.inf, OutOfReach())  # when connections were last counted, and the result
 
     def job_of(self, pod_uid: str) -> SupervisedJob | None:
         """Return the job of a pod; None if the pod has no job, or not yet."""
         return self._by_uid.get(pod_uid)
 
-    def is_cut_off(self) -> bool:
-        """Return True if fewer than half of the running members of all jobs are connected."""
+    def is_cut_off(self, namespace: str) -> bool:
+        """Return True if this supervisor may be cut off from the pods of a namespace; see `out_of_reach`."""
         now_s = asyncio.get_running_loop().time()
-        if now_s - self._cut_off[0] >= REACH_S:
-            self._cut_off = now_s, too_few_connected(job.reach for job in self.jobs.values())
-        return self._cut_off[1]
+        if now_s - self._out_of_reach[0] >= REACH_S:
+            reaches = ((key.namespace, job.reach) for key, job in self.jobs.items())
+            self._out_of_reach = now_s, out_of_reach(reaches)
+        return self._out_of_reach[1].includes(namespace)
 
     async def run(self) -> None:
         """Reconcile after every change, and every `RETRY_S`. When cancelled, end the tasks of all jobs."""
@@ -188,9 +190,13 @@ class ClusterJobs:
         A round over 2,000 pods takes 30 to 120 ms. Decisions about jobs are made between its slices.
         """
         groups = await self._groups()
+        self._at_rest &= groups.keys()
         async for group in _in_slices(groups.values()):
             job = self.jobs.get(group.key)
+            if job is None and group.key in self._at_rest and all(pod.has_ended for pod in group.pods):
+                continue
             if job is None:
+                self._at_rest.discard(group.key)
                 job = self.jobs[group.key] = self._make(group)
                 job.start()
                 job.update(group)
@@ -200,7 +206,10 @@ class ClusterJobs:
             found = self._supervision(key)
             if key not in groups:  # the job's last pod is gone
                 job.update_pods(())
-            if self._is_over(job, found):
+            if job.is_unneeded:
+                self._at_rest.add(key)
+                await self.jobs.pop(key).close()
+            elif self._is_over(job, found):
                 if job.has_ended:  # another supervisor had taken over the run
                     self._ongoing[key] = job.group
                 await self.jobs.pop(key).close()
@@ -247,12 +256,17 @@ class ClusterJobs:
             elif not isinstance(key, NotAdopted):
                 by_key.setdefault(key, []).append(_OwnedPod(pod, owners, ""))
             elif owners.unread is None or self._owners.refusal(owners.unread):  # the owner is not being read
-                self._notices.record(pod, NOT_SUPERVISED, key.why)
+                self._record(_Refusal(pod, NOT_SUPERVISED, key.why))
         self._formed = {key: self._form(key, found) async for key, found in _in_slices(by_key.items())}
         for formed in self._formed.values():
             for each in formed.refusals:
-                self._notices.record(*each)
+                self._record(each)
         return {key: each.group for key, each in self._formed.items() if each.group is not None}
+
+    def _record(self, refusal: _Refusal) -> None:
+        """Record an event, but not about a pod that has ended, which nobody needs to change any more."""
+        if not _has_ended(refusal.pod):
+            self._notices.record(*refusal)
 
     def _sort(self, name: ObjectName, pod: KubernetesObject) -> _SortedPod:
         last = self._sorted.get(name)
@@ -266,7 +280,9 @@ class ClusterJobs:
     def _form(self, key: JobKey, found: Sequence[_OwnedPod]) -> _FormedGroup:
         job, last = self.jobs.get(key), self._formed.get(key)
         before = job.group if job is not None else self._ongoing.get(key)
-        if last is not None and last.group is before is not None and _are_same(last.found, found):
+        is_known = last is not None and last.group is before is not None
+        is_at_rest = job is None and key in self._at_rest
+        if last is not None and (is_known or is_at_rest) and _are_same(last.found, found):
             return last
         return _FormedGroup(found, *form_group(key, found, before))
 
@@ -434,7 +450,7 @@ def _settings(pod: KubernetesObject, first: Adopted) -> tuple[Policy, dict[str, 
 
 
 def _member(pod: KubernetesObject, order: tuple[int, ...]) -> PodMember:
-    return replace(read_pod(pod, _container(pod)), order=order)
+    return replace(read_pod(pod, pod_facts.training_container(pod)), order=order)
 
 
 def _has_ended(pod: KubernetesObject) -> bool:
@@ -453,13 +469,3 @@ def _if_missed(pod: KubernetesObject) -> KubernetesObject:
         return {}
     identity = {key: metadata.get(key) for key in ("name", "namespace", "uid")}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": identity}
-
-
-def _container(pod: KubernetesObject) -> str:
-    """Return the name of the training container that the webhook recorded, or else the first container's."""
-    try:
-        name = pod_facts.read(pod).injected.get("container")
-    except UnfitObject:
-        name = None
-    containers: list[Any] = pod["spec"]["containers"]
-    return name if isinstance(name, str) else str(containers[0]["name"])

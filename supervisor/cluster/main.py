@@ -15,7 +15,6 @@ import gc
 import hashlib
 import logging
 import signal
-from asyncio import sslproto
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -29,6 +28,7 @@ from holdfast.process.network import Door, bearer_token, listen_everywhere
 from supervisor.admission import pod_layout
 from supervisor.cluster import supervision
 from supervisor.cluster.jobs import MEMBERS, ClusterJobs
+from supervisor.cluster.pod_facts import KeptPods
 from supervisor.cluster.pods import PodGroup, PodMember
 from supervisor.cluster.supervised_job import ClusterContext, SupervisedJob
 from supervisor.cluster.supervision import SUPERVISIONS
@@ -41,12 +41,11 @@ from supervisor.kubernetes.identity import Caller, ReviewUnavailable, TokenRefus
 from supervisor.kubernetes.lease import Leadership, LeaseLock, LeaseLost, lead
 from supervisor.kubernetes.own_pod import OwnPod, certificate_for, service_names
 from supervisor.kubernetes.replicas import EPOCH, PATH, Replicas
-from supervisor.kubernetes.watch import Mirror
+from supervisor.kubernetes.watch import Mirror, ObjectName
 
 log = logging.getLogger("supervisor")
 
 HEALTH_PORT = 8080
-TLS_BUFFER_BYTES = 16 << 10  # the size of a TLS record
 # Garbage collection is rare. Reference counting frees each report when the next one arrives, so a pass over
 # the objects of all members finds almost nothing, but blocks the event loop for up to 0.3 s, longer than a
 # decision.
@@ -99,16 +98,25 @@ class ClusterSupervisor:
             _secret(authorities),
             self._measured.over_last_minute,
             self._evict,
-            lambda: self._jobs is not None and self._jobs.is_cut_off(),
+            lambda namespace: self._jobs is not None and self._jobs.is_cut_off(namespace),
         )
         changed = asyncio.Event()
-        pods = Mirror(self._server, PODS, lambda *_: changed.set(), labels=MEMBERS)
+        keeping = KeptPods()
+
+        def note_pod(name: ObjectName, _: object, new: KubernetesObject | None) -> None:
+            if new is None:
+                keeping.forget(*name)
+            changed.set()
+
+        pods = Mirror(
+            self._server, PODS, note_pod, labels=MEMBERS, prune=keeping.keep, listing=keeping.forget_all
+        )
 
         def note(_: object, old: KubernetesObject | None, new: KubernetesObject | None) -> None:
             if supervision.is_news(old, new):
                 changed.set()
 
-        supervisions = Mirror(self._server, SUPERVISIONS, note, prune=supervision.without_status)
+        supervisions = Mirror(self._server, SUPERVISIONS, note, prune=supervision.requests_only)
 
         def make(group: PodGroup) -> SupervisedJob:
             return SupervisedJob(context, group)
@@ -246,15 +254,6 @@ async def collect_garbage() -> None:
             last_s = loop.time()
 
 
-def _limit_tls_buffers() -> None:
-    """Give each TLS connection of this process a buffer of `TLS_BUFFER_BYTES` instead of 256 KiB.
-
-    asyncio allocates the whole buffer for each connection, and again for each read. For 2,000 members,
-    buffers of 256 KiB would take 500 MB.
-    """
-    sslproto.SSLProtocol.max_size = TLS_BUFFER_BYTES  # type: ignore[attr-defined]
-
-
 def _guard(door: Door) -> Any:
     """Return middleware that tells `door` which connections are idle."""
 
@@ -313,7 +312,7 @@ def _secret(authorities: tuple[certificates.Authority, ...]) -> bytes:
 
 def main() -> int:
     logs.setup()
-    _limit_tls_buffers()
+    event_loop.limit_tls_buffers()
     gc.disable()
     event_loop.run(serve)
     return 0

@@ -13,11 +13,14 @@ from typing import Any
 
 from holdfast.fileio.strict_json import brief
 from supervisor.admission.pod_layout import INJECT, MEMBERS
-from supervisor.cluster.pod_facts import MAX_MEMBERS
-from supervisor.cluster.untrusted_json import at, items, refuse, table, text, whole
+from supervisor.cluster.pod_facts import CUT, MAX_MEMBERS, characters
+from supervisor.cluster.untrusted_json import MAX_TEXT, at, items, refuse, table, text, whole
 from supervisor.cluster.workload_kinds import WorkloadKind
 
 MAX_PARTS = 1_000  # replica types of one object
+MAX_KEPT = 65_536  # characters of an owner, apart from what `kept` leaves out
+MAX_DEPTH = 32  # of an owner; the table's paths have up to eight parts with those of a pod template
+_BULK = ("status", "managedFields", "containers", "initContainers", "ephemeralContainers", "volumes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,42 @@ class _Part:
     name: str  # in lower case, as in labels
     pods: int
     opts_in: bool
+
+
+def kept(content: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return an owner's object without the parts of its pod templates that are never read. Never raises.
+
+    A user can make those parts as large as the API server accepts, in any number of owners. If the rest is
+    too large as well, the result has the field `CUT`, which says so.
+    """
+    found = _without_bulk(content, MAX_DEPTH)
+    if (size := characters(found)) <= MAX_KEPT:
+        assert isinstance(found, dict)
+        return found
+    metadata = content.get("metadata")
+    uid = metadata.get("uid") if isinstance(metadata, Mapping) else None
+    return {"metadata": {"uid": uid}, CUT: f"has {size} characters; expected at most {MAX_KEPT}"}
+
+
+def _without_bulk(value: object, depth: int) -> object:
+    if isinstance(value, Mapping):
+        if not depth:
+            return {}
+        names = [name for name in value if name not in _BULK]
+        return {
+            name: _opt_in(value[name]) if name == "annotations" else _without_bulk(value[name], depth - 1)
+            for name in names
+        }
+    if isinstance(value, list):
+        return [_without_bulk(each, depth - 1) for each in value[: MAX_PARTS + 1]] if depth else []
+    return brief(value) if isinstance(value, str) and len(value) > MAX_TEXT else value
+
+
+def _opt_in(annotations: object) -> object:
+    """Return the only annotation of a pod template that is read."""
+    if not isinstance(annotations, Mapping):
+        return _without_bulk(annotations, 1)
+    return {name: _without_bulk(annotations[name], 1) for name in (INJECT,) if name in annotations}
 
 
 def owner_size(

@@ -75,7 +75,10 @@ POLL_S = 1.0  # between two checks for pods of a new run
 # How long the mirror may still show a removed request to stop. A request that it shows later is a new one.
 REMOVAL_S = 60.0
 _NOT_REACHED = "no pod is evicted: none of the job's members has connected to this supervisor"
-_CUT_OFF = "no pod is evicted: fewer than half of the members of all jobs are connected to this supervisor"
+_CUT_OFF = (
+    "no pod is evicted: most jobs, of this namespace or in most namespaces, have lost the connections of most"
+    " of their members to this supervisor, so its network may be at fault"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,7 @@ class ClusterContext:
     secret: bytes  # each job's secret is derived from this
     lag: Callable[[], tuple[float, float]]
     delete: Callable[[str, PodMember], None]  # evicts a pod of the given namespace
-    is_cut_off: Callable[[], bool] = lambda: False  # True if most members of all jobs are not connected
+    is_cut_off: Callable[[str], bool] = lambda _: False  # True if this leader may not reach the namespace
 
 
 class SupervisedJob:
@@ -99,6 +102,7 @@ class SupervisedJob:
         self.key: JobKey = group.key
         self.group = group
         self.was_seen = False  # the resource has existed, so if it is missing now, it was deleted
+        self.is_at_rest = False  # the job's last run has ended, and its end is recorded
         self.has_ended = False  # the supervision has ended, because another supervisor has taken over the job
         self._server = PodServer(self._wake, job_secret(context.secret, group.key), self._is_calm)
         self.backend = PodBackend(
@@ -178,11 +182,26 @@ class SupervisedJob:
         self._drill(self._spec.get("drill"))
 
     @property
+    def is_unneeded(self) -> bool:
+        """True if the job is at rest and all of its pods have ended.
+
+        A supervised job takes 120 KiB and a task, and there may be thousands that have ended. If another pod
+        of this job appears, a new `SupervisedJob` continues from the resource, as another leader would.
+        """
+        return self.is_at_rest and not self._has_work.is_set()
+
+    @property
     def reach(self) -> Reach:
-        """The numbers of running and of connected members of the job."""
+        """How many members of the job are connected, of those that ever were.
+
+        Only members that had connected to this leader or an earlier one have ranks in the job's state.
+        """
         running = [pod.member for pod in self.backend.pods.values() if pod.is_running and not pod.is_leaving]
-        lines = (self._server.connections.get(member) for member in running)
-        return Reach(len(running), sum(line is not None and line.connected for line in lines))
+        placed = self.job.memory.placement if self.job is not None else ()
+        lines = {member: self._server.connections.get(member) for member in running}
+        connected = {member for member, line in lines.items() if line is not None and line.connected}
+        known = {member for member, line in lines.items() if line is not None and line.first_ns}
+        return Reach(len(known | connected | {*running} & {*placed}), len(connected))
 
     async def close(self) -> None:
         """End all work on the job without changing the job. Its pods continue to train.
@@ -212,7 +231,9 @@ class SupervisedJob:
                     if not self._has_work.is_set() and await supervision.has_ended(
                         self._context.server, self.key
                     ):
-                        await self._has_work.wait()  # there is nothing to supervise, and nothing to write
+                        self.is_at_rest = True  # nothing is left to do, and nothing to write
+                        await self._has_work.wait()
+                        self.is_at_rest = False
                     found = await self._take_over()
                     if found.state is not None and self._are_all_new(found.state.memory):
                         await self._forget_stop()
@@ -416,12 +437,14 @@ class SupervisedJob:
         """
         job = self.job
         assert job is not None
+        self.is_at_rest = True
         while True:
             await asyncio.sleep(POLL_S)
             new = set(self.backend.members) - self._over
             if not new:
                 continue
             if job.memory.exit_code or (not self.key.uid and self._are_gone(self._over)):
+                self.is_at_rest = False
                 return True
             self._over |= new
             for member in new:
@@ -546,7 +569,7 @@ class SupervisedJob:
         Evictions are blocked while this supervisor, rather than a member, may be cut off from the network.
         """
         why = "" if self._server.has_heard else _NOT_REACHED
-        why = why or (_CUT_OFF if self._context.is_cut_off() else "")
+        why = why or (_CUT_OFF if self._context.is_cut_off(self.key.namespace) else "")
         if why and why != self._blocked:
             log.warning("evictions blocked", extra={"why": why})
             self._event("EvictionBlocked", why, bad=True)

@@ -27,7 +27,6 @@ from supervisor.cluster.untrusted_json import KIND as OWNER_KIND
 from supervisor.controller.records import CheckpointSource
 from supervisor.kubernetes.client import ApiServer, KubernetesObject, PatchType, ResourceKind
 from supervisor.kubernetes.errors import AlreadyThere, ApiError, Conflict, InvalidObject, NotFound
-from supervisor.kubernetes.watch import drop_bookkeeping
 from supervisor.observability import short_status
 from supervisor.store.journal import LastEntry
 from supervisor.store.leadership import MAX_EPOCH, Deposed, Lead
@@ -294,14 +293,24 @@ def _key_of(found: KubernetesObject) -> JobKey | None:
     return None
 
 
-def without_status(found: KubernetesObject) -> KubernetesObject:
-    """Return a Supervision without its status, for a mirror, because only this process writes the status."""
-    pruned = drop_bookkeeping(found)
-    return {name: value for name, value in pruned.items() if name != "status"}
+def requests_only(found: KubernetesObject) -> KubernetesObject:
+    """Return the parts of a Supervision that a mirror of all jobs needs: its owner and users' requests."""
+    metadata, spec = found["metadata"], _mapping(found.get("spec"))
+    owner = _mapping(spec.get("owner"))
+    return {
+        "metadata": {key: metadata[key] for key in _IDENTITY if key in metadata},
+        "spec": {
+            "owner": {key: owner[key] for key in ("kind", "uid") if key in owner},
+            **{key: spec[key] for key in ("stop", "drill") if key in spec},
+        },
+    }
+
+
+_IDENTITY = ("namespace", "name", "uid", "resourceVersion")
 
 
 def is_news(old: KubernetesObject | None, new: KubernetesObject | None) -> bool:
-    """Return False if only the status has changed, which happens every few seconds in every job."""
+    """True unless only other parts have changed, such as the status of every job every few seconds."""
     return old is None or new is None or _uid_and_spec(old) != _uid_and_spec(new)
 
 

@@ -23,15 +23,26 @@ import aiohttp
 
 from holdfast.version import __version__
 from supervisor.kubernetes.access import ServerAccess, find_access
-from supervisor.kubernetes.errors import MESSAGE_CHARS, ServerUnreachable, WatchStalled, refusal
+from supervisor.kubernetes.errors import (
+    MESSAGE_CHARS,
+    AnswerTooLong,
+    ServerUnreachable,
+    WatchStalled,
+    refusal,
+)
 
 KubernetesObject = Mapping[str, Any]
 _Objects = list[KubernetesObject]  # an alias, because `list` is a method within `ApiServer`
 
 REQUEST_S = 15.0  # the API server's own limit for most requests is 60 s; it usually responds in milliseconds
 CONNECT_S = 5.0
-ANSWER_BYTES = 64 << 20  # the limit for a page of a list; one object has at most about 3 MiB
-LINE_BYTES = 8 << 20  # the limit for an event of a watch, which contains one object
+# The limit for an answer or an event of a watch with one object. The API server accepts at most 3 MiB, and
+# stores them as protobuf. As JSON, the object can have up to 8 times that size: each "<" in it becomes
+# "\u003c".
+ANSWER_BYTES = LINE_BYTES = 32 << 20
+# The limit for a page of several objects. Parsed, a page can take ten times its size. A longer page is
+# requested again with fewer objects.
+PAGE_BYTES = 8 << 20
 # Objects per page of a list. Parsing a page blocks the event loop: for 39 ms with 100 pods of 16 KiB, as
 # measured.
 PAGE = 100
@@ -159,19 +170,26 @@ class ApiServer:
         """Return all objects that match the selectors, as of one version.
 
         The list is read in pages. `prune` is applied to the objects of each page as it arrives, so that the
-        whole list is never in memory unpruned. Raises `Gone` if reading took so long that the server no
-        longer has that version; in that case, list again.
+        whole list is never in memory unpruned. A page that is too long is requested again with half as many
+        objects, so that large objects of one user do not make the list of all users unreadable. Raises `Gone`
+        if reading took so long that the server no longer has that version; in that case, list again.
         """
         found: _Objects = []
-        query = {"limit": str(PAGE), **_selectors(labels, fields)}
+        query, limit = _selectors(labels, fields), PAGE
         for _ in range(MAX_PAGES):
-            request = _request("GET", kind, namespace, query=query)
-            page = await self._ask(request)
+            request = _request("GET", kind, namespace, query={**query, "limit": str(limit)})
+            try:
+                page = await self._ask(request, PAGE_BYTES if limit > 1 else ANSWER_BYTES)
+            except AnswerTooLong:
+                if limit == 1:
+                    raise
+                limit //= 2  # the position in the list, `continue`, does not depend on the limit
+                continue
             found += [prune(each) for each in _items(request, page)]
             more = page["metadata"].get("continue")
             if not more:
                 return Listing(tuple(found), page["metadata"]["resourceVersion"])
-            query = {**query, "continue": more}
+            query, limit = {**query, "continue": more}, min(PAGE, 2 * limit)
         raise ServerUnreachable(request.words, f"more than {MAX_PAGES} pages")
 
     @asynccontextmanager
@@ -303,11 +321,11 @@ class ApiServer:
 
     # -- transport
 
-    async def _ask(self, request: _Request) -> KubernetesObject:
+    async def _ask(self, request: _Request, most_bytes: int = 0) -> KubernetesObject:
         limit = aiohttp.ClientTimeout(total=self._request_s, sock_connect=CONNECT_S)
         response = await self._open(request, limit)
         try:
-            return _parse(request, await _read(request, response))
+            return _parse(request, await _read(request, response, most_bytes or ANSWER_BYTES))
         finally:
             response.release()
 
@@ -320,7 +338,7 @@ class ApiServer:
             if response.status < 300:
                 return response
             try:
-                error = _error(request, response.status, await _read(request, response))
+                error = _error(request, response.status, await _read(request, response, ANSWER_BYTES))
             finally:
                 response.release()
             if response.status != 401 or refused is not None:
@@ -396,17 +414,17 @@ def _translating(request: _Request) -> Iterator[None]:
         raise ServerUnreachable(request.words, f"{text} ({type(error).__name__})") from None
 
 
-async def _read(request: _Request, response: aiohttp.ClientResponse) -> bytes:
+async def _read(request: _Request, response: aiohttp.ClientResponse, most_bytes: int) -> bytearray:
     found = bytearray()
     with _translating(request):
         async for piece in response.content.iter_any():
             found += piece
-            if len(found) > ANSWER_BYTES:
-                raise ServerUnreachable(request.words, f"the answer has more than {ANSWER_BYTES} bytes")
-    return bytes(found)
+            if len(found) > most_bytes:
+                raise AnswerTooLong(request.words, f"the answer has more than {most_bytes} bytes")
+    return found
 
 
-def _parse(request: _Request, data: bytes) -> dict[str, Any]:
+def _parse(request: _Request, data: bytes | bytearray) -> dict[str, Any]:
     try:
         found = json.loads(data)
     except (ValueError, RecursionError):
@@ -463,7 +481,7 @@ async def _lines(request: _Request, response: aiohttp.ClientResponse) -> AsyncIt
         raise ServerUnreachable(request.words, "the stream ended within an event")
 
 
-def _error(request: _Request, status: int, data: bytes) -> Exception:
+def _error(request: _Request, status: int, data: bytearray) -> Exception:
     try:
         found = json.loads(data)
     except (ValueError, RecursionError):

@@ -61,6 +61,10 @@ class ServerUnreachable(OSError):
         self.request, self.message, self.sent = request, message, sent
 
 
+class AnswerTooLong(ServerUnreachable):
+    """The response is longer than the limit. A request for less may succeed."""
+
+
 _BY_STATUS: Mapping[int, type[ApiError]] = {
     400: InvalidObject,
     401: Unauthenticated,

@@ -66,10 +66,17 @@ class ObjectCache:
     """Caches objects. Supports kinds whose plural is the kind's name in lower case followed by an s."""
 
     def __init__(
-        self, server: ApiServer, now_s: Callable[[], float], changed: Callable[[], None] = lambda: None
+        self,
+        server: ApiServer,
+        now_s: Callable[[], float],
+        changed: Callable[[], None] = lambda: None,
+        prune: Callable[[KubernetesObject], KubernetesObject] = lambda found: found,
     ) -> None:
-        """`changed` is called when a lookup or `refusal` returns something new."""
-        self._server, self._now_s, self._changed = server, now_s, changed
+        """`changed` is called when a lookup or `refusal` returns something new.
+
+        The cache keeps each object as `prune` returns it, with the same uid.
+        """
+        self._server, self._now_s, self._changed, self._prune = server, now_s, changed, prune
         self._entries: dict[ObjectIdentity, _Entry] = {}
         self._kinds: dict[tuple[str, str], _Kind] = {}  # by API group and kind, for all versions
         self._tasks: set[asyncio.Task[None]] = set()
@@ -136,7 +143,7 @@ class ObjectCache:
         group, _, version = identity.api_version.rpartition("/")
         resource = ResourceKind(group, version, f"{identity.kind.lower()}s")
         try:
-            found = await self._server.get(resource, identity.name, identity.namespace)
+            found = self._prune(await self._server.get(resource, identity.name, identity.namespace))
         except ApiError as error:
             kind.failures = 0
             self._failed(entry, identity, str(error))

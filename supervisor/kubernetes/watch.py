@@ -77,7 +77,8 @@ class Mirror:
 
     `changed(name, old, new)` is called for each change, after `objects` reflects it. `old` is None for a new
     object, and `new` is None for a deleted one. `changed` must not block or raise. `objects` contains each
-    object as `prune` returned it. Do not modify them.
+    object as `prune` returned it. Do not modify them. `listing` is called before each list, whose objects
+    replace all earlier ones.
     """
 
     def __init__(
@@ -90,13 +91,14 @@ class Mirror:
         labels: str = "",
         fields: str = "",
         prune: Callable[[KubernetesObject], KubernetesObject] = drop_bookkeeping,
+        listing: Callable[[], None] = lambda: None,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self.synced = asyncio.Event()  # set once `objects` has been complete for the first time
         self.problem = ""  # why the mirror may be out of date; "" while it is up to date
         self._server, self._kind, self._namespace = server, kind, namespace
         self._labels, self._fields = labels, fields
-        self._changed, self._prune, self._jitter = changed, prune, jitter
+        self._changed, self._prune, self._listing, self._jitter = changed, prune, listing, jitter
         self._objects: dict[ObjectName, KubernetesObject] = {}
         self.objects: Mapping[ObjectName, KubernetesObject] = MappingProxyType(self._objects)
         self._since: str | None = None
@@ -126,6 +128,7 @@ class Mirror:
     async def _follow(self) -> None:
         """List if necessary, then apply the events of one watch. Raises what `list` and `watch` raise."""
         if self._since is None:
+            self._listing()
             listing = await self._server.list(
                 self._kind, self._namespace, labels=self._labels, fields=self._fields, prune=self._prune
             )

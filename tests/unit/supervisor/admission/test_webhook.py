@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
+import gzip
 import io
 import json
 import socket
 import ssl
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import weakref
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestClient, TestServer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.process import event_loop
+from holdfast.process.network import Door, listen_everywhere
 from supervisor.admission import pod_layout, webhook
 from supervisor.admission.webhook import CONFIGURATION, MAX_REVIEW_BYTES, Admission
 from supervisor.kubernetes import certificates
@@ -31,6 +37,7 @@ from supervisor.kubernetes.own_pod import OwnPod, service_names
 from tests.unit.supervisor.admission.pods import Pod, container, named, patched, pod, variables
 from tests.unit.supervisor.cluster.supervising.api_server import ServedObjects
 
+ROOT = Path(__file__).parents[4]
 ME = OwnPod("webhook-1", "holdfast-system", "10.0.0.9")
 OWNER = {"apiVersion": "batch/v1", "kind": "Job", "name": "train", "uid": "uid-9", "controller": True}
 
@@ -66,7 +73,7 @@ async def place() -> AsyncIterator[Place]:
         events = EventRecorder(server, "holdfast-webhook", ME.name)
         admission = Admission(events, "holdfast:dev")
         admission.ca = "PEM\n"
-        app = web.Application(client_max_size=MAX_REVIEW_BYTES)
+        app = web.Application()
         app.router.add_post("/mutate", admission.review)
         async with TestClient(TestServer(app)) as client:
             yield Place(served, server, admission, events, client)
@@ -312,27 +319,204 @@ async def test_a_configuration_that_is_missing_or_changes_in_between_is_retried(
         await event_loop.end([keeping])
 
 
+@dataclass
+class Port:
+    """The webhook's real server, over TLS."""
+
+    number: int
+    trusts: ssl.SSLContext
+    door: Door
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        made = socket.socket()
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)  # the kernel reads little ahead
+        made.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(made, ("127.0.0.1", self.number))
+        return await asyncio.open_connection(sock=made, ssl=self.trusts, server_hostname=NAME)
+
+    async def ask(self, found: object) -> tuple[int, Any]:
+        """Send a review as the API server does; return the status, and the response to a pod's creation."""
+        async with (
+            ClientSession(f"https://127.0.0.1:{self.number}") as session,
+            session.post("/mutate", json=review(found), ssl=self.trusts, server_hostname=NAME) as answer,
+        ):
+            return answer.status, (await answer.json())["response"] if answer.status == 200 else None
+
+
+NAME = f"{webhook.SERVICE}.{ME.namespace}.svc"
+
+
+@asynccontextmanager
+async def port_of(there: Place, most_idle: int = 64) -> AsyncIterator[Port]:
+    made, door = await certificate(there.server), Door(most_idle)
+    runner = await webhook._app(there.admission, door)
+    listener = listen_everywhere(0, webhook.BACKLOG)
+    make = runner.server
+    assert make is not None
+    accepting = asyncio.create_task(door.accept(listener, make, made.context))
+    try:
+        yield Port(listener.getsockname()[1], ssl.create_default_context(cadata=made.bundle), door)
+    finally:
+        await event_loop.end([accepting])
+        listener.close()
+        await runner.cleanup()
+
+
 async def test_the_webhook_is_ready_once_the_api_server_knows_its_authorities(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        port = held.getsockname()[1]
-    monkeypatch.setattr(webhook, "PORT", port)
-    async with place() as there:
-        made = await certificate(there.server)
-        runner = await webhook._listen(there.admission, made)
-        trusts = ssl.create_default_context(cadata=made.bundle)
-        try:
-            async with ClientSession(f"https://127.0.0.1:{port}") as session:
-                for entered, code in ((False, 503), (True, 200)):
-                    there.admission.is_entered = entered
-                    for path, expected in (("/readyz", code), ("/healthz", 200)):
-                        name = f"{webhook.SERVICE}.{ME.namespace}.svc"
-                        async with session.get(path, ssl=trusts, server_hostname=name) as answer:
-                            assert answer.status == expected
-        finally:
-            await runner.cleanup()
+    async with (
+        place() as there,
+        port_of(there) as port,
+        ClientSession(f"https://127.0.0.1:{port.number}") as session,
+    ):
+        for entered, code in ((False, 503), (True, 200)):
+            there.admission.is_entered = entered
+            for path, expected in (("/readyz", code), ("/healthz", 200)):
+                async with session.get(path, ssl=port.trusts, server_hostname=NAME) as answer:
+                    assert answer.status == expected
+
+
+# -- any pod can connect
+
+
+async def post(port: Port, body: bytes, announced: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Begin a request with a body of `announced` bytes, and send `body`."""
+    reader, writer = await port.connect()
+    writer.write(f"POST /mutate HTTP/1.1\r\nHost: x\r\nContent-Length: {announced}\r\n\r\n".encode())
+    with suppress(ConnectionError):
+        for at in range(0, len(body), 1 << 18):
+            writer.write(body[at : at + (1 << 18)])
+            await writer.drain()
+    return reader, writer
+
+
+async def test_bodies_that_do_not_end_hold_little_memory_and_delay_no_review(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(webhook, "MAX_HELD_BYTES", 4 << 20)
+    async with place() as there, port_of(there) as port:
+        exchanges, opened = there.admission._exchanges, []
+        for _ in range(12):
+            opened.append(await post(port, b"x" * (1 << 20), 4 << 20))
+            assert exchanges.held_bytes <= 4 << 20
+        code, response = await port.ask(pod())
+        assert code == 200
+        assert "patch" in response
+        ended = 0
+        for reader, writer in opened:
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(suppressed(reader.read()), 0.05)
+                ended += 1
+            writer.transport.abort()
+        assert 8 <= ended < 12, "the oldest gave way"
+
+
+async def suppressed(work: Awaitable[object]) -> None:
+    with suppress(ConnectionError):
+        await work
+
+
+async def test_many_slow_requests_give_way_to_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(webhook, "MAX_EXCHANGES", 8)
+    async with place() as there, port_of(there, most_idle=8) as port:
+        opened = [await post(port, b"x", 100) for _ in range(40)]
+        code, response = await port.ask(pod())
+        assert (code, "patch" in response) == (200, True)
+        assert len(there.admission._exchanges._open) <= 8
+        for _, writer in opened:
+            writer.transport.abort()
+
+
+async def test_a_request_that_takes_longer_than_the_api_server_waits_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(webhook, "EXCHANGE_S", 0.1)
+    async with place() as there, port_of(there) as port:
+        reader, writer = await post(port, b"x", 100)
+        await asyncio.wait_for(suppressed(reader.read()), 20)
+        assert there.admission._exchanges.held_bytes == 0
+        writer.transport.abort()
+
+
+async def test_a_response_that_is_not_read_is_held_only_for_a_limited_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(webhook, "EXCHANGE_S", 1.0)
+    large = pod(container(("torchrun", "--nproc-per-node=1", "train.py", "x" * 3_900_000)))
+    text = json.dumps(review(large)).encode()
+    async with place() as there, port_of(there) as port:
+        exchanges = there.admission._exchanges
+        _, writer = await port.connect()
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(f"POST /mutate HTTP/1.1\r\nHost: x\r\nContent-Length: {len(text)}\r\n\r\n".encode())
+        writer.write(text)
+        await writer.drain()
+        for expected in (True, False):
+            for _ in range(2_000):
+                if (exchanges.held_bytes > len(text)) == expected:
+                    break
+                await asyncio.sleep(0.01)
+            assert (exchanges.held_bytes > len(text)) == expected
+        assert exchanges.held_bytes == 0
+        writer.transport.abort()
+
+
+async def test_idle_connections_are_few_and_the_newest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with place() as there, port_of(there, most_idle=4) as port:
+        opened = [await port.connect() for _ in range(12)]
+        for reader, _ in opened[:8]:
+            await asyncio.wait_for(suppressed(reader.read()), 20)
+        assert (await port.ask(pod()))[0] == 200
+        for _, writer in opened:
+            writer.transport.abort()
+
+
+async def test_a_compressed_body_is_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A megabyte of them can become a gigabyte."""
+    async with place() as there, port_of(there) as port:
+        packed = gzip.compress(json.dumps(review(pod())).encode())
+        async with (
+            ClientSession(f"https://127.0.0.1:{port.number}") as session,
+            session.post(
+                "/mutate",
+                data=packed,
+                headers={"Content-Encoding": "gzip"},
+                ssl=port.trusts,
+                server_hostname=NAME,
+            ) as answer,
+        ):
+            assert answer.status == 400
+
+
+class Cycle:
+    """An object that only the garbage collector frees."""
+
+    def __init__(self) -> None:
+        self.myself = self
+
+
+async def test_what_closed_connections_leave_is_freed_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(webhook, "COLLECT_S", 0.01)
+    freed = asyncio.Event()
+    collecting = asyncio.create_task(webhook.collect_garbage())
+    try:
+        await asyncio.sleep(0)
+        weakref.finalize(Cycle(), freed.set)
+        await asyncio.wait_for(freed.wait(), 20)
+    finally:
+        await event_loop.end([collecting])
+        gc.unfreeze()
+
+
+async def test_the_limits_fit_the_manifest() -> None:
+    documents = list(yaml.safe_load_all((ROOT / "manifests/base/webhook.yaml").read_text()))
+    (hooks,) = [each["webhooks"] for each in documents if each["kind"] == "MutatingWebhookConfiguration"]
+    assert [each["timeoutSeconds"] for each in hooks] == [webhook.EXCHANGE_S]
+    (pods,) = [each["spec"]["template"]["spec"] for each in documents if each["kind"] == "Deployment"]
+    limit = int(pods["containers"][0]["resources"]["limits"]["memory"].removesuffix("Mi")) << 20
+    at_rest, one_review = 80 << 20, 60 << 20
+    assert at_rest + one_review + webhook.MAX_HELD_BYTES + webhook.MAX_IDLE * 2 * webhook.PIECE_BYTES < limit
 
 
 async def test_pods_get_the_webhooks_own_image(monkeypatch: pytest.MonkeyPatch) -> None:

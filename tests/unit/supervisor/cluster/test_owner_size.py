@@ -1,7 +1,13 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from supervisor.admission.pod_layout import INJECT
+from supervisor.cluster import owner_size
+from supervisor.cluster.job_membership import NotAdopted, adopt, top_owner
+from supervisor.cluster.pod_facts import characters
 from tests.unit.supervisor.cluster.workloads import (
     JOBSET,
     LWS,
@@ -78,3 +84,34 @@ def test_an_owner_with_a_wrong_type_is_refused_with_its_place(spec: object, told
     owner = kubeflow("PyTorchJob", "pytorchReplicaSpecs", Worker=1)
     owner["spec"] = spec
     assert told in refused(kubeflow_pod(owner, "worker", 0), owner)
+
+
+def test_of_an_owner_with_large_templates_little_is_kept() -> None:
+    env = [{"name": "A", "value": "x" * 1_200_000}]
+    annotations = {INJECT: "true", "note": "x" * 90_000}
+    spec = {"containers": [{"env": env}], "volumes": [{"name": "v"}] * 9_000, "restartPolicy": "Never"}
+    template = {"metadata": {"annotations": annotations}, "spec": spec}
+    job = made("batch/v1", "Job", "llama", {"parallelism": 2, "template": template})
+    job |= {"status": {"message": "x" * 9_000}}
+    stored = owner_size.kept(job)
+    assert len(json.dumps(stored)) < 600
+    assert adopted(pod("a", job), job).members == 2
+    assert stored["spec"]["template"]["metadata"]["annotations"] == {INJECT: "true"}
+
+
+@pytest.mark.parametrize("value", [{f"k-{n}": "x" * 200 for n in range(900)}, [["x" * 200] * 900] * 3])
+def test_an_owner_that_is_too_large_without_its_templates_is_refused(value: object) -> None:
+    job = made("batch/v1", "Job", "llama", {"parallelism": 2, "more": value})
+    stored = dict(owner_size.kept(job))
+    assert len(json.dumps(stored)) < 300
+    member = pod("a", job)
+    found = adopt(member, top_owner(member, lambda _: stored), ())
+    assert isinstance(found, NotAdopted)
+    assert f"has {characters(owner_size._without_bulk(job, 32))} characters" in found.why
+
+
+def test_an_owner_of_any_depth_is_pruned() -> None:
+    deep: object = "x"
+    for _ in range(900):
+        deep = [{"a": deep}]
+    assert owner_size.kept(made("batch/v1", "Job", "llama", {"parallelism": 2, "more": deep}))["spec"]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
+from supervisor.cluster import owner_size
 from supervisor.cluster.job_membership import (
     Adopted,
     JobKey,
@@ -14,6 +16,7 @@ from supervisor.cluster.job_membership import (
     adopt,
     top_owner,
 )
+from supervisor.cluster.pod_facts import kept
 
 Json = dict[str, Any]
 OPTED_IN = {"metadata": {"annotations": {"holdfast.dev/inject": "true"}}}
@@ -78,13 +81,13 @@ def variable(name: str, value: str) -> Json:
     return {"name": name, "value": value}
 
 
-def chain(of: Json, *objects: Json) -> OwnerChain:
+def chain(of: Json, *objects: Mapping[str, Any]) -> OwnerChain:
     """Return the owners of a pod on a cluster that has these objects."""
     found = {tuple(key_of(each)): each for each in objects}
     return top_owner(of, found.get)
 
 
-def key_of(owner: Json) -> OwnerReference:
+def key_of(owner: Mapping[str, Any]) -> OwnerReference:
     metadata = owner["metadata"]
     return OwnerReference(
         owner["apiVersion"], owner["kind"], metadata["namespace"], metadata["name"], metadata["uid"]
@@ -92,14 +95,21 @@ def key_of(owner: Json) -> OwnerReference:
 
 
 def adopted(of: Json, *objects: Json, group: tuple[Json, ...] = ()) -> Adopted:
+    """Return the result for a whole pod, which must also be that for what a mirror keeps of it."""
     found = adopt(of, chain(of, *objects), group)
     assert isinstance(found, Adopted), found
+    stored = kept(of)
+    owners = chain(stored, *map(owner_size.kept, objects))
+    assert adopt(stored, owners, tuple(map(kept, group))) == found
     return found
 
 
 def refused(of: Json, *objects: Json, group: tuple[Json, ...] = ()) -> str:
     found = adopt(of, chain(of, *objects), group)
     assert isinstance(found, NotAdopted), found
+    if isinstance(of["metadata"], dict):  # the client refuses any other object
+        stored = kept(of)
+        assert isinstance(adopt(stored, chain(stored, *objects), tuple(map(kept, group))), NotAdopted)
     return found.why
 
 

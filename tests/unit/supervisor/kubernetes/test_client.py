@@ -20,6 +20,7 @@ from supervisor.kubernetes.access import ServerAccess
 from supervisor.kubernetes.client import ApiServer, PatchType, ResourceKind, WatchEvent
 from supervisor.kubernetes.errors import (
     AlreadyThere,
+    AnswerTooLong,
     ApiError,
     Conflict,
     EvictionBlocked,
@@ -149,6 +150,46 @@ async def test_a_list_is_read_page_by_page() -> None:
     assert [request.query.get("continue") for request in requests] == [None, "next"]
     assert all(request.query["labelSelector"] == "a in (b,c)" for request in requests)
     assert all("fieldSelector" not in request.query for request in requests)
+
+
+def paged(sizes: list[int]) -> tuple[Handler, list[int]]:
+    """Serve objects of these sizes in pages, as the API server does. Also return the requests' limits."""
+    limits: list[int] = []
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        limit, start = int(request.query["limit"]), int(request.query.get("continue", "0"))
+        limits.append(limit)
+        items = [
+            {"metadata": {"name": f"p-{number}"}, "bulk": "x" * size}
+            for number, size in enumerate(sizes[start : start + limit], start)
+        ]
+        more = {"continue": str(start + limit)} if start + limit < len(sizes) else {}
+        return web.json_response({"metadata": {"resourceVersion": "7", **more}, "items": items})
+
+    return handle, limits
+
+
+async def test_large_objects_are_listed_in_smaller_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "PAGE_BYTES", 100_000)
+    monkeypatch.setattr(client, "ANSWER_BYTES", 300_000)
+    sizes = [10] * 150 + [40_000] * 9 + [200_000] * 2 + [10] * 150
+    handle, limits = paged(sizes)
+    async with serving(handle) as api:
+        found = await api.list(PODS, prune=lambda each: {"name": each["metadata"]["name"]})
+    assert [each["name"] for each in found.objects] == [f"p-{number}" for number in range(len(sizes))]
+    assert limits[0] == max(limits) == client.PAGE
+    assert 1 in limits
+    assert len(limits) < 60
+
+
+async def test_a_single_object_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "PAGE_BYTES", 1_000)
+    monkeypatch.setattr(client, "ANSWER_BYTES", 3_000)
+    handle, limits = paged([10, 4_000])
+    async with serving(handle) as api:
+        with pytest.raises(AnswerTooLong, match="more than 3000 bytes"):
+            await api.list(PODS)
+    assert len(limits) < 12
 
 
 @pytest.mark.parametrize(
@@ -503,6 +544,13 @@ async def test_silence_of_a_half_open_connection_is_detected() -> None:
 async def test_a_malformed_event_ends_the_watch(text: bytes, why: str) -> None:
     with pytest.raises(ServerUnreachable, match=why):
         await watched(streaming(text))
+
+
+async def test_an_event_with_the_largest_object_that_the_api_server_can_send_is_read() -> None:
+    """1.5 MB of "<" fit into the server's store, and have 9 MB as JSON."""
+    text = line("ADDED", 6, bulk="<" * 1_500_000).replace(b"<", b"\\u003c") + line("ADDED", 7)
+    pieces = [text[at : at + (1 << 18)] for at in range(0, len(text), 1 << 18)]
+    assert len(await watched(streaming(*pieces))) == 2
 
 
 async def test_an_endless_event_is_read_only_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -282,6 +282,19 @@ async def test_objects_are_pruned_however_they_arrive() -> None:
     assert not any("managedFields" in each for each in kept)
 
 
+@simulated
+async def test_each_list_is_announced_before_its_objects_are_pruned() -> None:
+    server = ScriptedServer([listing(100, pod("a", 90)), RESET, listing(200)], [[GONE]])
+    notes: list[str] = []
+
+    def prune(found: KubernetesObject) -> KubernetesObject:
+        notes.append(found["metadata"]["name"])
+        return found
+
+    await mirror_for(10, server, prune=prune, listing=lambda: notes.append("list"))
+    assert notes == ["list", "a", "list", "list"]
+
+
 def test_pruning_does_not_change_the_original_or_other_fields() -> None:
     found = pod("a", 1, annotations={"mine": "x"}, managedFields=[1])
     assert drop_bookkeeping(found) == pod("a", 1, annotations={"mine": "x"})

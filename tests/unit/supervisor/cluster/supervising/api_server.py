@@ -151,7 +151,11 @@ class ServedObjects:
             for key, found in self.objects.items()
             if key[0] == plural and (not namespace or key[1] == namespace) and _is_selected(found, request)
         ]
-        return web.json_response({"metadata": {"resourceVersion": str(self._version)}, "items": kept})
+        start, limit = int(request.query.get("continue", "0")), int(request.query["limit"])
+        metadata = {"resourceVersion": str(self._version)}
+        if kept[start + limit :]:
+            metadata["continue"] = str(start + limit)
+        return web.json_response({"metadata": metadata, "items": kept[start : start + limit]})
 
     async def _watch(self, request: web.Request, plural: str) -> web.StreamResponse:
         response = web.StreamResponse()

@@ -566,20 +566,23 @@ async def test_pods_that_the_webhook_missed_get_an_event(
         await event_loop.end([scanning])
 
 
-async def test_the_registry_is_cut_off_while_fewer_than_half_of_the_running_members_are_connected(
+async def test_a_registry_is_cut_off_while_most_jobs_have_lost_members_that_had_connected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jobs, "REACH_S", 0.0)
     async with place(tmp_path) as there:
-        assert not there.jobs.is_cut_off(), "the job has no member"
+        assert not there.jobs.is_cut_off("team"), "there is no member"
         running = {"containerStatuses": [{"name": "train", "state": {"running": {}}, "restartCount": 0}]}
         for name in ("llama", "gpt"):
             there.served.put("jobs", by := owner(name, completions=2))
             for number in (0, 1):
                 there.add({**member(number, by), "status": {"phase": "Running", **running}})
-        await there.until(lambda: sum(each.reach.running for each in there.jobs.jobs.values()) == 4)
-        for count, job in enumerate(there.jobs.jobs.values()):
-            assert there.jobs.is_cut_off() == (count < 1)
-            for name in list(job.backend.members)[: 2 - count]:
-                job._server.connection(name).connected = True
-        assert not there.jobs.is_cut_off()
+        await there.until(lambda: sum(len(each.backend.members) for each in there.jobs.jobs.values()) == 4)
+        assert not there.jobs.is_cut_off("team"), "no member has ever connected"
+        first, second = there.jobs.jobs.values()
+        lines = [job._server.connection(name) for job in (first, second) for name in job.backend.members]
+        for line in lines:
+            line.first_ns = 1
+        assert there.jobs.is_cut_off("team")
+        lines[0].connected = True
+        assert not there.jobs.is_cut_off("team"), "half of the jobs are reached"

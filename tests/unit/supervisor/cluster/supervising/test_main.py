@@ -11,8 +11,8 @@ import ssl
 import sys
 import weakref
 from asyncio import sslproto
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -27,7 +27,7 @@ from holdfast.process import event_loop, network
 from holdfast.process.network import Door
 from holdfast.protocol import codec
 from supervisor.admission import pod_layout
-from supervisor.cluster import jobs, main
+from supervisor.cluster import jobs, main, pods, supervised_job
 from supervisor.cluster.main import ClusterSupervisor
 from supervisor.cluster.pods import PodMember
 from supervisor.kubernetes import certificates
@@ -158,6 +158,83 @@ async def test_a_pod_is_evicted_only_if_its_uid_is_unchanged(monkeypatch: pytest
             await there.supervisor._evict_now("team", lost, there.supervisor._term)
 
 
+async def train(
+    there: Place, stack: AsyncExitStack, namespace: str, count: int, cut: str, first: int = 0
+) -> list[SimulatedPod]:
+    """Train a job of `count` pods, and then let the connection of one pod, or of all, break for good.
+
+    `cut` is "one", "all", "later" (at the end of the test) or "never", for pods that never connect. `first`
+    is the number of the first pod.
+    """
+    name = f"{namespace}-job"
+    members = []
+    for number in range(first, first + count):
+        uid = f"{namespace}{number}".ljust(8, "0")
+        written = {"version": "1", "container": "train", "nproc": 1, "members": count, "digest": ""}
+        metadata = {
+            "namespace": namespace,
+            "name": f"{name}-{number}",
+            "uid": uid,
+            "labels": dict(LABELS),
+            "annotations": {
+                "holdfast.dev/group": name,
+                "holdfast.dev/members": str(count),
+                "holdfast.dev/injected": json.dumps(written),
+            },
+        }
+        states = [{"name": "train", "state": {"running": {}}, "restartCount": 0}]
+        status = {"phase": "Running", "containerStatuses": states}
+        found = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": status}
+        there.served.put("pods", {**found, "spec": {"containers": [{"name": "train"}]}})
+        there.served.tokens[f"a.b.{uid}"] = vouched(uid)
+        members.append((SimulatedPod(name), f"a.b.{uid}"))
+    if cut == "never":
+        return []
+    breaking = await stack.enter_async_context(AsyncExitStack())
+    for number, (pod, token) in enumerate(members):
+        lasting = cut == "later" or (cut == "one" and number)
+        connecting = pod.connecting(there.client.make_url("/v1/member"), token)
+        await (stack if lasting else breaking).enter_async_context(connecting)
+    for pod, _ in members:
+        await pod.until_settled()
+        await pod.train(3)
+    await breaking.aclose()
+    return [pod for pod, _ in members]
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(jobs, "GATHER_S", 0.001)
+    monkeypatch.setattr(jobs, "REACH_S", 0.05)
+    monkeypatch.setattr(pods, "MEMBER_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(pods, "RESTART_S", 0.5)
+
+
+async def test_pods_that_never_connect_do_not_stop_the_evictions_of_other_users(impatient: None) -> None:
+    """A NetworkPolicy keeps them away, or a user has written a member's annotations onto any pods."""
+    async with place() as there, AsyncExitStack() as stack:
+        leading = await there.lead()
+        await train(there, stack, "tenant", 9, "never")
+        await train(there, stack, "team", 3, "one")
+        await there.served.until(lambda: there.served.evictions)
+        assert {each["metadata"]["name"] for each in there.served.evictions} == {"team-job-0"}
+        await event_loop.end([leading])
+
+
+async def test_a_supervisor_that_has_lost_the_members_of_most_jobs_evicts_nobody(
+    impatient: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with place() as there, AsyncExitStack() as stack:
+        leading = await there.lead()
+        await train(there, stack, "team", 3, "all")
+        await train(there, stack, "tenant", 2, "all")
+        await asyncio.sleep(3.0)
+        assert there.served.evictions == []
+        assert capsys.readouterr().err.count("evictions blocked") == 2
+        await event_loop.end([leading])
+
+
 def malformed_messages() -> list[str | bytes]:
     """Return messages that no sidecar sends: reports with one change, truncated reports, and junk."""
     chance = random.Random(20261125)
@@ -197,6 +274,80 @@ async def test_malformed_messages_end_neither_the_process_nor_the_supervision_of
         assert not [word for word in ("Traceback", "failed") if word in said]
         assert not leading.done()
         await event_loop.end([leading])
+
+
+async def test_large_pods_of_one_user_keep_a_leader_neither_from_its_jobs_nor_in_memory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """One pod has at most about 3 MiB, and a page of 100 such pods more than any answer may have."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(jobs, "GATHER_S", 0.001)
+    env = [{"name": "A", "value": "x" * 1_200_000}]
+    async with place() as there:
+
+        def add(number: int) -> None:
+            metadata = {"namespace": "tenant", "name": f"p-{number}", "labels": dict(LABELS)}
+            spec = {"containers": [{"name": "c", "env": env}]}
+            pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+            there.served.put("pods", {**pod, "status": {"phase": "Pending"}})
+
+        for number in range(20):
+            add(number)
+        leading = await there.lead()
+        await there.job_of_one_pod()
+        add(20)
+        assert there.supervisor._jobs is not None
+        mirrored = there.supervisor._jobs._pods.objects
+        await there.served.until(lambda: len(mirrored) == 22)
+        assert len(json.dumps(list(mirrored.values()))) < 22 * 2_000
+        await event_loop.end([leading])
+
+
+@pytest.mark.parametrize("left", ["no pod", "pods that have ended"])
+async def test_a_job_that_has_ended_takes_no_memory_and_is_supervised_again_with_new_pods(
+    left: str, impatient: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervised_job, "POLL_S", 0.01)
+    monkeypatch.setattr(jobs, "RETRY_S", 0.02)
+    async with place() as there, AsyncExitStack() as stack:
+        leading = await there.lead()
+        served = there.served
+        (first,) = await train(there, stack, "team", 1, "later")
+        assert there.supervisor._jobs is not None
+        supervised = there.supervisor._jobs.jobs
+        (job,) = supervised.values()
+        await first.end_rank(0)
+        await first.until_stopped()
+        place_of_pod = ("pods", "team", "team-job-0")
+        ended = {**served.objects[place_of_pod], "status": {"phase": "Succeeded"}}
+        served.put("pods", {**ended, "metadata": dict(ended["metadata"])})
+        if left == "no pod":
+            served.remove("pods", "team", "team-job-0")
+        await until(lambda: not supervised)
+        assert not job._tasks
+        written = list(served.requests)
+        await asyncio.sleep(0.2)
+        assert (supervised, served.requests) == ({}, written)
+        if left == "no pod":
+            (second,) = await train(there, stack, "team", 1, "later", first=1)
+            assert second.generation == 2
+        else:  # a pod that joins those of a finished job ends as they did
+            await train(there, stack, "team", 1, "never", first=1)
+            second = SimulatedPod("team-job")
+            url = there.client.make_url("/v1/member")
+            await stack.enter_async_context(second.connecting(url, "a.b.team1000"))
+            await second.until_stopped()
+            assert (second.order.exit_code, second.generation) == (0, 0)
+        await event_loop.end([leading])
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Return once `condition` holds."""
+    for _ in range(2_000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("not within 20 s")
 
 
 @pytest.mark.parametrize("expired", [True, False], ids=["not renewed", "not leading"])
@@ -247,7 +398,7 @@ async def test_a_member_that_hangs_up_is_not_logged_with_a_traceback(monkeypatch
 async def test_connections_with_small_buffers_carry_large_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     before: int = sslproto.SSLProtocol.max_size  # type: ignore[attr-defined]
     monkeypatch.setattr(sslproto.SSLProtocol, "max_size", before)  # restores the original
-    main._limit_tls_buffers()
+    event_loop.limit_tls_buffers()
     now = datetime.now(timezone.utc)
     authority = certificates.new_authority(now)
     server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -269,7 +420,7 @@ async def test_connections_with_small_buffers_carry_large_messages(monkeypatch: 
         writer.write(message)
         assert await reader.readexactly(len(message)) == message
         writer.close()
-    assert buffers == [main.TLS_BUFFER_BYTES]
+    assert buffers == [event_loop.TLS_BUFFER_BYTES]
 
 
 async def test_an_eviction_is_given_up_when_the_term_ends() -> None:

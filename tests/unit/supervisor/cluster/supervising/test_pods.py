@@ -13,13 +13,14 @@ from supervisor.cluster.pods import (
     RESTART_S,
     REVIVE_S,
     JobEnd,
+    OutOfReach,
     PodBackend,
     PodMember,
     Reach,
     first_start,
     member_name,
+    out_of_reach,
     read_pod,
-    too_few_connected,
 )
 from supervisor.controller.backend import Backend
 from supervisor.view.model import StopRequest
@@ -325,21 +326,34 @@ def test_no_pod_is_evicted_while_evictions_are_blocked_nor_soon_after() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reaches", "expected"),
+    ("reaches", "everything", "namespaces"),
     [
-        ([], False),
-        ([Reach(0, 0)], False),
-        ([Reach(2, 1)], False),
-        ([Reach(1, 0)], True),
-        ([Reach(3, 1)], True),
-        ([Reach(2, 0), Reach(8, 8)], False),
-        ([Reach(8, 0), Reach(2, 2)], True),
+        ("", False, ""),
+        ("a:0/0", False, ""),
+        ("a:1/2", False, ""),
+        ("a:0/1", True, ""),
+        ("a:1/3", True, ""),
+        ("a:0/2 a:8/8", False, ""),
+        ("a:0/8 a:2/2", False, ""),  # one large job does not decide
+        ("a:0/1 a:0/1 a:9/9", True, "a"),
+        ("a:0/1 a:0/1 a:0/1 b:1/1", False, "a"),  # nor does one namespace with many jobs
+        ("a:0/1 a:0/1 b:1/1 c:1/1", False, "a"),
+        ("a:0/9 b:1/1", False, ""),  # a single job may itself be at fault
+        ("a:0/1 b:0/1 c:1/1", True, ""),
+        ("a:0/0 b:0/0 c:1/1", False, ""),  # members that never connected do not count
+        ("a:0/1 a:0/1 b:0/1 c:0/2 c:0/1", True, "ac"),
     ],
 )
-def test_the_members_of_all_jobs_together_show_whether_the_supervisor_is_cut_off(
-    reaches: list[Reach], expected: bool
+def test_the_jobs_show_whether_the_supervisor_is_cut_off(
+    reaches: str, everything: bool, namespaces: str
 ) -> None:
-    assert too_few_connected(reaches) is expected
+    found = []
+    for each in reaches.split():
+        namespace, connected, known = each.replace("/", ":").split(":")
+        found.append((namespace, Reach(int(known), int(connected))))
+    assert out_of_reach(found) == OutOfReach(everything, frozenset(namespaces))
+    for namespace in "abc":
+        assert out_of_reach(found).includes(namespace) == (everything or namespace in namespaces)
 
 
 @pytest.mark.parametrize("pod", ["w-0", "w-0.12345678", "a.b-1", "w"])

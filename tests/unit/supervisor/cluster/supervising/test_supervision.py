@@ -524,3 +524,23 @@ def test_a_decision_of_a_loop_that_has_ended_is_a_failure_of_storage_and_leaves_
     with pytest.raises(OSError, match="this supervisor is ending"):
         supervision.in_loop(work, loop, 5.0)
     assert not called
+
+
+def test_a_mirror_of_all_jobs_keeps_what_users_request_and_notices_only_that() -> None:
+    owner = {"kind": "Job", "uid": "u", "name": "llama", "apiVersion": "batch/v1"}
+    settings = {"grace": "x" * 4_000}
+    identity = {"namespace": "team", "name": "llama", "uid": "s", "resourceVersion": "7"}
+    metadata = {**identity, "labels": {"a": "b"}}
+    whole = {"metadata": metadata, "spec": {"owner": owner, "settings": settings}, "status": {"view": "x"}}
+    kept = supervision.requests_only(whole)
+    assert kept["metadata"] == identity
+    assert kept["spec"] == {"owner": {"kind": "Job", "uid": "u"}}
+    key = JobKey("team", "llama", "u", "Job", "batch/v1", "llama")
+    assert supervision.belongs_to(kept, key) is supervision.belongs_to(whole, key) is True
+    later = {**whole, "spec": {"owner": owner, "settings": {}}, "status": {"view": "y"}}
+    assert not supervision.is_news(kept, supervision.requests_only(later))
+    for request in ({"stop": "now"}, {"drill": {"number": 1, "what": "kill"}}):
+        asked = supervision.requests_only({**whole, "spec": {"owner": owner, **request}})
+        assert supervision.is_news(kept, asked)
+        assert asked["spec"] == {**kept["spec"], **request}
+    assert supervision.requests_only({"metadata": metadata, "spec": None})["spec"] == {"owner": {}}
