@@ -10,7 +10,7 @@ With other options, the same members can form a few large jobs.
 The bench has four phases: until all jobs train; at rest; with random crashes of ranks; and after SIGKILL of
 the supervisor, until its successor supervises all members. The members time each decision. The time begins
 before the report of the crash is sent, and ends when the last member of the job has received the order to
-secure its state. It includes the write of the decision to the API server and both directions on the sockets.
+secure its state. It includes writing the decision to the API server and both directions on the sockets.
 """
 
 from __future__ import annotations

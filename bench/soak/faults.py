@@ -80,7 +80,7 @@ def _outcome(watch: RunWatch, fault: InjectedFault, noticed: bool, calm: bool) -
 
 
 def _until_seen(watch: RunWatch, fault: InjectedFault, before: set[str], pids: set[int]) -> bool:
-    """Wait for an incident or for the replacement of a sidecar or supervisor; return False if none comes."""
+    """Wait for an incident, or until a sidecar or supervisor is replaced; return False if neither happens."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         if fault.kind in COSTLESS:

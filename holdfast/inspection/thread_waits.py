@@ -86,7 +86,7 @@ def deadline(syscall: str, machine: str) -> tuple[int, bool] | None:
     """Return the memory address of the deadline of a thread's `TIMED_LOCK`, and the deadline's clock.
 
     The clock is True for the wall clock and False for the monotonic clock. Returns None for any other wait,
-    and also if the wait has a duration instead of a deadline, because the start of the wait is not known.
+    and also if the wait has a duration instead of a deadline, because it is not known when the wait started.
     """
     if of(syscall, machine) != TIMED_LOCK:
         return None

@@ -164,7 +164,7 @@ _TAILS_AT = 2048
 TAILS_INDEX = _TAILS_AT // 4
 _UNCOMMITTED_AT = 3072
 UNCOMMITTED_INDEX = _UNCOMMITTED_AT // 4
-NO_WRITES = -1.0  # the entry in the ring of uncommitted times for a step without writes of an optimizer
+NO_WRITES = -1.0  # the entry in the ring of uncommitted times for a step without optimizer writes
 
 _TRIES = 200  # a write takes well under 1 us; 200 reads take some 100 us
 

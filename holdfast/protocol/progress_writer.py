@@ -46,7 +46,7 @@ class Page:
         self._bytes = memoryview(memory)
         self._words = self._bytes.cast("Q")
         self._times = self._bytes.cast("f")
-        # Reentrant, because a signal handler may run during a write of the same thread.
+        # Reentrant, because a signal handler may run while the same thread is writing.
         self._lock = threading.RLock()
         # The methods that run in each step call these two and inline `_store`, which is 0.1 us faster than
         # `with`. They acquire the lock inside the `try`, so that it is released even if an interrupt arrives
@@ -64,7 +64,7 @@ class Page:
         self._since_ns = old[2]  # when the phase began, plus the duration of the snapshots taken during it
         self._carried_ns = 0  # the time of the uncommitted step before its pauses
         self._before_copy = (b"", b"")  # the phase and the pause that a copy has suspended
-        self._copying_ns = 0  # the start of the copy that Holdfast is making; 0 if there is none
+        self._copying_ns = 0  # when the copy in progress started; 0 if there is none
         self._tail_ns = layout.TAIL.unpack_from(memory, layout.TAIL_AT)[0]  # the value in the page
         self._written_ns = 0  # when an optimizer finished writing in the uncommitted step; 0 if none has
 

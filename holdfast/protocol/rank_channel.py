@@ -66,9 +66,7 @@ class WorkerOrder:
     argv: tuple[str, ...] = ()
     settings: Mapping[str, str] = field(default_factory=dict)  # environment variables
     copy: bool = True  # for "secure": whether to copy the state, besides taking no further steps
-    inherits: tuple[
-        str, ...
-    ] = ()  # the variables in which a part finds the numbers of the descriptors that it inherits
+    inherits: tuple[str, ...] = ()  # the variables with the numbers of the descriptors that a part inherits
 
 
 class Closed(Exception):

@@ -142,7 +142,7 @@ class _SnapshotTensors:
             ).run()
 
     def live(self, name: str | None) -> torch.Tensor | None:
-        """Return the live tensor into which the snapshot's tensor `name` was copied, or None."""
+        """Return the live tensor that the snapshot's tensor `name` was copied into, or None."""
         return self._placed.get(name) if name is not None else None
 
     def filled(self, tensor: torch.Tensor) -> bool:

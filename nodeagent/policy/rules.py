@@ -15,7 +15,7 @@ class RuleKind(Enum):
     """The kind of value that an observation has."""
 
     LEVEL = "level"  # a sample of a quantity that rises and falls
-    RATE = "rate"  # the reading of a growing counter; a lower reading means that the counter has restarted
+    RATE = "rate"  # a reading of a growing counter; a lower reading means that the counter has restarted
     STATE = "state"  # the number of one of a few named states
     EVENT = "event"  # an occurrence; the value is its code
 

@@ -216,7 +216,7 @@ def show_ledger(status: Mapping[str, Any], style: Style) -> None:
 
 
 def _compare(folder: Path, style: Style) -> bool:
-    """Print a comparison of each rank's digests in the two runs. Return True if all match."""
+    """Compare each rank's digests in the two runs, and print the result. Return True if all match."""
     calm, broken = (json.loads((folder / f"{name}.json").read_text()) for name in ("calm", "broken"))
     good = True
     for rank in sorted(calm, key=int):

@@ -18,7 +18,7 @@ from supervisor.store import journal
 from supervisor.store.run_directory import RunDir
 from supervisor.wording import number, part, percent, seconds, sentence, slowness, table, what
 
-MAX_SLOW = 5  # slow ranks that are listed separately
+MAX_SLOW = 5  # slow ranks that are listed one by one
 LEDGER_WORDS = {
     "productive": "training",
     "lost": "lost (trained, then rolled back)",

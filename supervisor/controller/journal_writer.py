@@ -53,7 +53,7 @@ class JournalWriter:
         self.decisions = decisions
         self._written = held  # the newest state that was submitted
         self._submitted_s = 0.0  # when it was submitted
-        self._line: Future[None] | None = None  # the write of the newest line
+        self._line: Future[None] | None = None  # completes when the newest line has been written
         self._failed = failed
         self._error = ""
 

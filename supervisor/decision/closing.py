@@ -97,7 +97,7 @@ def _unflushed(view: View) -> tuple[int, str]:
 
 
 def _exit_in_loop(memory: JobState) -> str:
-    """Return a note about the first rank that was restarted because it left its loop alone; "" for none."""
+    """Return a note about the first rank that was restarted because only it left its loop; "" for none."""
     past = next((each for each in memory.history if each.signature == uneven_steps.EXITED_IN_LOOP), None)
     if past is None:
         return ""

@@ -83,7 +83,7 @@ def waits_for_no_rank(inspection: RankInspection) -> bool:
 
     This is certain if the main thread is running, is in a timed sleep, or does I/O on files that respond, and
     is not in a function where ranks meet. Any other wait, for example for a lock, a pipe, a connection or a
-    child process, can be a wait for another rank. So can the use of a device or library that hides its waits
+    child process, can be a wait for another rank. So can using a device or library that hides its waits
     (`RankInspection.meets_unseen`).
     """
     if inspection.meets_unseen or findings(inspection).role not in (WORKS, BUSY, IDLE):

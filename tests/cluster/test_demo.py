@@ -51,7 +51,7 @@ def test_the_demo_recovers_from_its_faults_and_ends_with_equal_weights(left: set
 def test_the_demo_removes_everything_when_it_is_interrupted(
     left: set[str], cluster: ClusterUnderTest
 ) -> None:
-    """An impatient user interrupts it twice, at the moment at which most objects exist."""
+    """An impatient user interrupts it twice, at the moment when most objects exist."""
     with subprocess.Popen(
         WORDS, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as demo:

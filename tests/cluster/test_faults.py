@@ -59,7 +59,7 @@ def missed(installed: ClusterUnderTest, namespaces: Namespaces) -> Json:
 
 
 def no_webhook(cluster: ClusterUnderTest) -> bool | None:
-    """Return True once no address is left to which the API server could send a pod."""
+    """Return True once the API server has no address left to send a pod to."""
     path = f"/apis/discovery.k8s.io/v1/namespaces/{SYSTEM}/endpointslices"
     found = cluster.read(f"{path}?labelSelector=kubernetes.io/service-name={WEBHOOK}")["items"]
     return None if any(each.get("endpoints") for each in found) else True

@@ -19,7 +19,7 @@ MANIFEST = "/manifest.json"
 
 
 def address(cluster: ClusterUnderTest) -> str:
-    """Return the address of this machine at which pods can reach it."""
+    """Return the address where pods can reach this machine."""
     nodes = cluster.read("/api/v1/nodes")["items"]
     node = next(a["address"] for a in nodes[0]["status"]["addresses"] if a["type"] == "InternalIP")
     with socket.socket(socket.AF_INET6 if ":" in node else socket.AF_INET, socket.SOCK_DGRAM) as way:

@@ -69,7 +69,7 @@ asyncio.run(main())
 
 @dataclass(frozen=True)
 class Client:
-    """An unsupervised pod in which programs run that connect to the supervisor."""
+    """An unsupervised pod with programs that connect to the supervisor."""
 
     cluster: ClusterUnderTest
     namespace: str

@@ -79,7 +79,7 @@ class Run:
             return None
 
     def wait(self, holds: Callable[[Json], object], what: str, limit_s: float = WAIT_S) -> Json:
-        """Return the first status for which `holds` is true."""
+        """Return the first status that satisfies `holds`."""
 
         def look() -> Json | None:
             status = self.status()

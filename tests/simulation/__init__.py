@@ -1,1 +1,1 @@
-"""A job in simulated time: the world in which the decisions are tested, and tests of whole runs in it."""
+"""A job in simulated time: the world where the decisions are tested, and tests of whole runs in it."""

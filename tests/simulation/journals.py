@@ -125,7 +125,7 @@ SCRIPTED: dict[str, Callable[[], World]] = {
 
 
 def _drawn(seed: int) -> World:
-    """Return any group with a few faults at any steps, and a supervisor that dies at any points."""
+    """Return a random group with faults at random steps, and a supervisor that dies at random points."""
     draw = random.Random(seed)
     policy = Policy(
         members=draw.randint(1, 3),

@@ -31,7 +31,7 @@ KINDS = [*(each for each in FAULTS if each != "leave"), "nan"]  # a rank that le
 
 @st.composite
 def worlds(draw: st.DrawFn) -> World:
-    """Draw any group with a few faults at any steps, and a supervisor that dies at any points."""
+    """Draw a group with a few faults at random steps, and a supervisor that dies at random points."""
     members, nproc = draw(st.integers(1, 3)), draw(st.integers(1, 2))
     policy = Policy(
         members=members,

@@ -28,7 +28,7 @@ WEBHOOKS = ResourceKind(
 )
 REVIEWS = ResourceKind("authorization.k8s.io", "v1", "selfsubjectaccessreviews", namespaced=False)
 WEBHOOK, SUPERVISOR = "holdfast-webhook", "holdfast-supervisor"
-MAX_PODS = 30  # pods that are listed separately
+MAX_PODS = 30  # pods that are listed one by one
 
 
 @dataclass(frozen=True, slots=True)

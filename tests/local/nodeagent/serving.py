@@ -22,7 +22,7 @@ PATIENCE_S = 30.0
 
 
 def environment(fake: Fake | None = None) -> dict[str, str]:
-    """Return an environment in which the agent finds the fake library, or none."""
+    """Return an environment where the agent finds the fake library, or none."""
     found = {**os.environ, "PYTHONUNBUFFERED": "1"}
     if fake is not None:
         found |= {"LD_LIBRARY_PATH": str(build().parent), "FAKE_NVML_STATE": str(fake.path)}
@@ -72,7 +72,7 @@ class Serving:
         return found
 
     def until(self, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """Return the first health report for which `holds` is true."""
+        """Return the first health report that satisfies `holds`."""
         give_up_at = time.monotonic() + PATIENCE_S
         while time.monotonic() < give_up_at:
             found: dict[str, Any] = self.get("/v1/health")

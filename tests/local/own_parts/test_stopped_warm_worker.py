@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.local, pytest.mark.timeout(180)]
 
 
 def parked(run: Run) -> list[int]:
-    """Return the siblings of the ranks: the warm processes and the process from which they are forked."""
+    """Return the siblings of the ranks: the warm processes and the process that forks them."""
     ranks = {each["pid"] for each in run.running()["ranks"]}
     parents = {_parent(pid) for pid in ranks}
     return [pid for pid in run._marked.alive() if _parent(pid) in parents and pid not in ranks]

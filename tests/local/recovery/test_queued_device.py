@@ -25,7 +25,7 @@ def digests(path: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def calm(start_shared: Start, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """Return the digests of a run in which nothing happens but snapshots."""
+    """Return the digests of a run without faults, but with snapshots."""
     digest = tmp_path_factory.mktemp("calm") / "digest"
     run = start_shared(OPTIONS, "queued_device.py", STEPS, digest, into="calm")
     run.wait(lambda status: (status["proven_step"] or 0) >= 64, "a copy that was due while the host is ahead")

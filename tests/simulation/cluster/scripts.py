@@ -17,7 +17,7 @@ Script = Callable[..., World]
 
 
 def cued(rank: int, step: int, what: str, times: int = 1, policy: Policy = TWO, **given: Any) -> World:
-    """Return a world in which `what` happens to a rank when it begins a step."""
+    """Return a world where `what` happens to a rank when it begins a step."""
     return World(policy, STEPS, cues={(rank, step): (what, times)}, **given)
 
 

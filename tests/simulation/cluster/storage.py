@@ -48,7 +48,7 @@ class Store:
         return max(self.found, key=lambda each: each.step, default=None)
 
     def prepare(self, member: Member, order: MemberOrder) -> Content | str:
-        """Return the state from which the ranks of `member` start, or the reason why there is none."""
+        """Return the state that the ranks of `member` start from, or the reason why there is none."""
         assert order.launch is not None
         wanted = order.launch.restore
         if wanted is None:

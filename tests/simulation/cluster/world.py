@@ -42,12 +42,12 @@ BEGIN_NS = 1_000_000_000
 
 
 class Killed(Exception):
-    """Raised at the point at which the supervisor dies."""
+    """Raised at the point where the supervisor dies."""
 
 
 @dataclass
 class World:
-    """A simulated job of `steps` steps. `kills` are the points at which the supervisor dies.
+    """A simulated job of `steps` steps. `kills` are the points where the supervisor dies.
 
     `cues` determine what happens to a rank when it begins a step, and how often.
     """

@@ -90,7 +90,7 @@ def test_each_pod_is_injected_with_one_rank(path: Path) -> None:
 
 
 def serves_rendezvous(pod: Object) -> bool:
-    """Return True for the pod in which the workers of a Deployment find each other."""
+    """Return True for the pod where the workers of a Deployment find each other."""
     return [each["name"] for each in pod["spec"]["containers"]] == ["store"]
 
 

@@ -1,4 +1,4 @@
-"""Builders for the views of a job on which the decision is based."""
+"""Builders for the views of a job that decisions are based on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builders for the views of nodes on which the node decision is based."""
+"""Builders for the views of nodes that the node decision is based on."""
 
 from __future__ import annotations
 

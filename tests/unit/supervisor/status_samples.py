@@ -1,4 +1,4 @@
-"""Samples of a run's status and incidents, and a terminal on which they are shown."""
+"""Samples of a run's status and incidents, and a terminal to show them on."""
 
 from __future__ import annotations
 

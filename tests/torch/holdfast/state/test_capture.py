@@ -70,7 +70,7 @@ def train(objects: Mapping[str, Any], steps: int) -> None:
 
 
 def bits(objects: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the whole state in a form in which only equal bits compare equal."""
+    """Return the whole state in a form that compares equal only if all bits are equal."""
     tree = capture.collect(objects)
     raw = {
         n: t.detach().contiguous().view(-1).view(torch.uint8).tolist() if t.numel() else []

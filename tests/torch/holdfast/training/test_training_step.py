@@ -51,7 +51,7 @@ MOMENTS: list[tuple[type, str, str]] = [
 
 @pytest.fixture
 def happened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return a list to which the real objects add the events from now on."""
+    """Return a list. From now on, the real objects add the events to it."""
     found: list[str] = []
 
     def noting(inner: Callable[..., Any], word: str) -> Callable[..., Any]:

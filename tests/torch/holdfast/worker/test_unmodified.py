@@ -114,7 +114,7 @@ def made() -> torch.optim.Optimizer:
 
 
 def test_a_late_join_receives_an_earlier_order_to_secure(tmp_path: Path) -> None:
-    """Its generation is over, so a step would overwrite the state from which the others resume."""
+    """Its generation is over, so a step would overwrite the state that the others resume from."""
 
     kept = []  # outlives `child`, because the listener ends the process when the socket closes
 

@@ -21,7 +21,7 @@ from tests.sandbox import in_child
 
 PAGE = mmap.PAGESIZE
 SIZE = 64 * PAGE
-AT = 9 * PAGE + 100  # the offset at which the tests write
+AT = 9 * PAGE + 100  # the offset where the tests write
 NINTH = ((9 * PAGE, 10 * PAGE),)
 TABLE = 2 << 20
 

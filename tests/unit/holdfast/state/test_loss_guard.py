@@ -150,7 +150,7 @@ def test_a_guard_without_losses_reports_that() -> None:
     assert LossGuard().usual() == "no losses yet"
 
 
-# For each of the five terms, a history in which it alone decides the limit.
+# For each of the five terms, a history where it alone decides the limit.
 LIMITS = {
     "the least rise": ([1.0] * 3, [], 1.5),
     "the loss of an untrained model": ([1.0] * 3, [2.0, 3.0, 7.0], 4.0),

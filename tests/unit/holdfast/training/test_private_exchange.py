@@ -30,7 +30,7 @@ Ring = tuple[PrivateStateRing, socket.socket, socket.socket]
 
 @pytest.fixture
 def ring() -> Iterator[Ring]:
-    """Yield a rank, and the other ends of the connections to which it sends and from which it receives."""
+    """Yield a rank, and the other ends of its connections for sending and receiving."""
     side, (ours, theirs), (fed, feeding) = PrivateStateRing(0, 2, 1), socket.socketpair(), socket.socketpair()
     side._out, side._in = ours, fed
     for each in (ours, fed):

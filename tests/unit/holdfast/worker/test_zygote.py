@@ -17,7 +17,7 @@ WITHIN = "import gc; within = gc.get_threshold()[0]\n"
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Yield a folder from which modules are imported. Restore the thresholds and the modules afterwards."""
+    """Yield a folder to import modules from. Restore the thresholds and the modules afterwards."""
     monkeypatch.syspath_prepend(str(tmp_path))
     thresholds = gc.get_threshold()
     yield tmp_path

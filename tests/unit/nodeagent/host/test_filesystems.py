@@ -11,7 +11,7 @@ READ_ONLY = frozenset({"disk_read_only"})
 
 
 def mounted(proc: Path, here: Path, options: str = "rw", point: str = "", extra: str = "") -> None:
-    """Write a mountinfo in which the file system of `here` is an ext4 disk."""
+    """Write a mountinfo that shows the file system of `here` as an ext4 disk."""
     device = here.stat().st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     (proc / "self").mkdir(parents=True, exist_ok=True)

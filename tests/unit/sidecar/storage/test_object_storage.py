@@ -218,7 +218,7 @@ def test_a_manifest_that_may_have_been_published_keeps_its_files(
 def test_a_refusal_after_a_lost_answer_does_not_mean_that_nothing_was_published(
     server: ObjectServer, storage: ObjectStorage
 ) -> None:
-    """The credentials expire at the moment at which the manifest is written."""
+    """The credentials expire just when the manifest is written."""
     sent: list[Request] = []
 
     def interfere(request: Request) -> Fault | None:

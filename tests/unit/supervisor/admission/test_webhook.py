@@ -57,7 +57,7 @@ class Place:
             return answer.status, json.loads(text) if answer.status == 200 else text
 
     async def response(self, found: object, **given: Any) -> dict[str, Any]:
-        """Return the response to the creation of a pod. The API server always gets one."""
+        """Return the response when a pod is created. The API server always gets one."""
         code, answer = await self.send(review(found, **given))
         assert (code, answer["kind"], answer["apiVersion"]) == (200, "AdmissionReview", "admission.k8s.io/v1")
         response: dict[str, Any] = answer["response"]

@@ -15,7 +15,7 @@ from tests.unit.supervisor.api_stub import api
 
 @pytest.fixture
 def nobody() -> Iterator[str]:
-    """Yield an address on which no process listens."""
+    """Yield an address where no process listens."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{bound.getsockname()[1]}"

@@ -223,7 +223,7 @@ AGAIN = "; it precedes the interrupted work after a commit (rank 0 after step 9)
 
 
 def evaluating(*slots: int, **given: Any) -> Any:
-    """Return a view in which rank 0 works after the commit of step 9, and both members hold `slots`."""
+    """Return a view where rank 0 works after the commit of step 9, and both members hold `slots`."""
     members = []
     for number in (0, 1):
         held = holding(f"m{number}", tuple((1, s) for s in slots), tuple((number, 1, s) for s in slots))

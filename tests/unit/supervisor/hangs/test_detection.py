@@ -1,4 +1,4 @@
-"""The judgement of a group in which no step ends, from its members' reports."""
+"""The verdict about a group without progress, from its members' reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each view of a group in which no step ends leads to exactly this record."""
+"""Each view of a group without progress leads to exactly this record."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ def test_a_stopped_rank_is_observed_whatever_it_does() -> None:
     assert begins == ranks(LateRank(1, 5, "forward", 103 * S, role="stopped"))
 
 
-# -- exceptions, stalls that ended, and time in which the supervisor did not run
+# -- exceptions, stalls that ended, and time when the supervisor did not run
 
 
 def raising(number: int, failed_ns: int, step: int = 5, state: str = "failing") -> MemberView:

@@ -1,4 +1,4 @@
-"""The sentences for users about a group in which no step ends, and about inspections."""
+"""The sentences for users about a group without progress, and about inspections."""
 
 from __future__ import annotations
 

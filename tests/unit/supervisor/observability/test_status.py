@@ -60,7 +60,7 @@ def told_by(records: StatusPublisher, now: View) -> dict[str, Any]:
 
 
 def doing(*ranks: int, step: int = 9, **changed: Any) -> View:
-    """Return a view in which these ranks report their steps, each with its number as its loss."""
+    """Return a view where these ranks report their steps, each with its number as its loss."""
     members = [
         member(
             f"m{number}",

@@ -52,7 +52,7 @@ POLICY = Policy(members=2, standby=1, checkpoint_every_s=0.2, skip_bad_batches=T
 
 
 def eventful() -> World:
-    """Return a run in which every kind of decision occurs."""
+    """Return a run with every kind of decision."""
     cues = {
         (0, 2): ("kill", 1),
         (1, 4): ("hang", 1),

@@ -226,7 +226,7 @@ def test_a_run_from_scratch_that_ends_before_its_first_step_makes_nothing_void()
 
 
 def test_a_run_from_scratch_that_is_stopped_before_its_first_step_saves_nothing() -> None:
-    """A checkpoint of its step 0 would cause the deletion of the older ones, which the run has made void."""
+    """A checkpoint of its step 0 would delete the older ones, because the run has made them void."""
     anew = replace(begun_anew(), stop="graceful", phase="securing")
     for step in (0, 1):
         begins = looked(anew)

@@ -125,7 +125,7 @@ class Training:
 
 
 def reference() -> dict[int, Bits]:
-    """Return the state of every step of a run in which each kernel finishes before the next call."""
+    """Return the state of every step of a run where each kernel finishes before the next call."""
     states: dict[int, Bits] = {}
     with memory_directory() as memory:
         device = Simulated()

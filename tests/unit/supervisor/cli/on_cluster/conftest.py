@@ -10,7 +10,7 @@ from tests.unit.supervisor.cli.on_cluster.stand_in import CONFIG, ApiStandIn, st
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiStandIn]:
-    """Yield an API server to which the kubeconfig points."""
+    """Yield an API server that the kubeconfig points to."""
     with standing_in() as made:
         (tmp_path / "config").write_text(CONFIG % made.url)
         monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))

@@ -19,7 +19,7 @@ ASKS = {"holdfast.dev/inject": "true"}
 
 @pytest.fixture
 def healthy(server: ApiStandIn) -> ApiStandIn:
-    """A cluster in which Holdfast is installed, with a job of one pod."""
+    """A cluster with Holdfast installed, and a job of one pod."""
     hook = {"clientConfig": {"caBundle": "PEM"}}
     kind = "mutatingwebhookconfigurations"
     server.put(f"/apis/admissionregistration.k8s.io/v1/{kind}/holdfast-webhook", {"webhooks": [hook]})

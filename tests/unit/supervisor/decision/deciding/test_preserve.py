@@ -37,7 +37,7 @@ WHY = "saving a checkpoint of step 9 while the group lacks a member"
 
 
 def without_m1(**given: Any) -> View:
-    """Return a view in which m0 has secured step 9 and m1 is gone."""
+    """Return a view where m0 has secured step 9 and m1 is gone."""
     return securing(here(0), GONE, **given)
 
 

@@ -399,7 +399,7 @@ def test_each_situation_has_exactly_its_action(name: str) -> None:
     assert asdict(action) == asdict(expected)
 
 
-# -- a group in which no step ends
+# -- a group without progress
 
 
 def stalled(now_s: float = 100.0, policy: Policy = POLICY, **given: Any) -> RunAction:
