@@ -238,7 +238,8 @@ class SupervisedJob:
                     if found.state is not None and self._are_all_new(found.state.memory):
                         await self._forget_stop()
                         fresh = True
-                    fresh = fresh or found.state is None
+                    # Decide this before the first round, which would seat the new pods in the old run.
+                    fresh = fresh or found.state is None or self._has_another_size(found.state.memory)
                     policy = await self._policy(found, fresh)
                 except Exception as error:
                     await asyncio.sleep(self._pause_s(error, time.monotonic() - since_s))
@@ -317,6 +318,20 @@ class SupervisedJob:
         if memory.phase not in ("stopping", "ended") or self.key.uid or not self.backend.pods:
             return False
         return self._are_gone({*memory.placement, *memory.lost})
+
+    def _has_another_size(self, memory: JobState) -> bool:
+        """Return True if the job has another size than the run in `memory`, of which no pod is left."""
+        is_ending = not memory.placement or memory.phase in ENDING_PHASES
+        if is_ending or not self.backend.pods:
+            return False
+        return RunSize(self.group.members, self.group.nproc) != RunSize.of(memory) and self._has_no_pod_of(
+            memory
+        )
+
+    def _has_no_pod_of(self, memory: JobState) -> bool:
+        """Return True if no pod has ranks of the run in `memory`, nor had any."""
+        pods = {member_name(pod.name, pod.uid, 0) for pod in self.backend.pods.values()}
+        return pods.isdisjoint(map(first_start, (*memory.placement, *memory.lost)))
 
     def _are_gone(self, members: Set[str]) -> bool:
         """Return True if no pods of these members are left, except pods that are being deleted."""
@@ -407,8 +422,7 @@ class SupervisedJob:
         """Return True if no pod has ranks of the run, nor ranks that this supervisor does not know yet."""
         memory = view.memory
         if memory.placement:
-            pods = {member_name(pod.name, pod.uid, 0) for pod in self.backend.pods.values()}
-            return pods.isdisjoint(map(first_start, (*memory.placement, *memory.lost)))
+            return self._has_no_pod_of(memory)
         unheard = [each for each in view.members if each.exists and each.report is None]
         return memory.phase == "forming" and not unheard and not unknown_generation.newest(view)
 
