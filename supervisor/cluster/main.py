@@ -80,10 +80,7 @@ class ClusterSupervisor:
         Raises `LeaseLost`. The process must then end, and its successor starts from the cluster's state.
         """
         me = self._me
-        identity = f"{me.name}.{me.uid}" if me.uid else me.name
-        lock = LeaseLock(
-            self._server, me.namespace, pod_layout.SUPERVISOR_LEASE, identity, is_pod=bool(me.uid)
-        )
+        lock = LeaseLock(self._server, me.namespace, pod_layout.SUPERVISOR_LEASE, me.name, pod_uid=me.uid)
         while True:
             await lead(lock, self._supervise, replicas.rival)
 

@@ -90,17 +90,17 @@ class LeaseLock:
         terms: LeaseTerms | None = None,
         now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
         *,
-        is_pod: bool = False,
+        pod_uid: str = "",
     ) -> None:
         """`identity` names this process among its contenders.
 
-        With `is_pod`, it names a pod, whose container restarts only after its process has ended. If an
+        With `pod_uid`, it names a pod, whose container restarts only after its process has ended. If an
         earlier process of the pod holds the lease, this one takes it over at once.
         """
         self.terms = terms or LeaseTerms()
         self._server, self._namespace, self._name = server, namespace, name
         self._identity = identity
-        self._is_pod = is_pod
+        self._pod = f"{pod_uid}-" if pod_uid else ""
         self._now = now  # for the timestamps in the lease, which are only for users
         self._turn = asyncio.Lock()
         self._leader = ""
@@ -110,7 +110,7 @@ class LeaseLock:
 
     def begin(self) -> None:
         """Begin a term with a unique holder name, so that a lease from an earlier term is not ours."""
-        self._holder = f"{self._identity}_{uuid.uuid4().hex[:8]}"
+        self._holder = f"{self._identity}_{self._pod}{uuid.uuid4().hex[:8]}"
         # The lease after the last write; None if the outcome of that write is uncertain.
         self._mine: KubernetesObject | None = None
         self._may_hold = False
@@ -196,7 +196,7 @@ class LeaseLock:
 
     def _is_earlier(self, holder: str) -> bool:
         """Return True if `holder` is a process of this pod that has ended."""
-        return self._is_pod and holder.rpartition("_")[0] == self._identity
+        return bool(self._pod) and holder.startswith(f"{self._identity}_{self._pod}")
 
     def _has_expired(self, spec: KubernetesObject) -> bool:
         duration = spec.get("leaseDurationSeconds")

@@ -240,20 +240,22 @@ async def test_a_rival_ends_a_term_that_is_over_while_the_server_refuses() -> No
 @simulated
 async def test_a_restarted_container_leads_at_once_with_a_higher_epoch() -> None:
     store, second = ObjectStore(), Body(limit_s=1)
-    await LeaseLock(store, "ns", "leader", "pod-1.uid", TERMS, is_pod=True).try_hold()
+    await LeaseLock(store, "ns", "leader", "pod-1", TERMS, pod_uid="uid").try_hold()
     begun_s = now_s()
-    await lead(LeaseLock(store, "ns", "leader", "pod-1.uid", TERMS, is_pod=True), second)
+    await lead(LeaseLock(store, "ns", "leader", "pod-1", TERMS, pod_uid="uid"), second)
     assert second.epoch == 2
     assert second.started_s - begun_s < 0.01
 
 
-@pytest.mark.parametrize("other", ["pod-1.uid-2", "pod-1", "pod-11.uid"])
+@pytest.mark.parametrize(
+    ("pod", "uid"), [("pod-1", "uid2"), ("pod-1", ""), ("pod-1", "u"), ("pod-11", "uid")]
+)
 @simulated
-async def test_the_lease_of_another_pod_is_not_taken_over_at_once(other: str) -> None:
+async def test_the_lease_of_another_pod_is_not_taken_over_at_once(pod: str, uid: str) -> None:
     store = ObjectStore()
-    await LeaseLock(store, "ns", "leader", "pod-1.uid", TERMS, is_pod=True).try_hold()
+    await LeaseLock(store, "ns", "leader", "pod-1", TERMS, pod_uid="uid").try_hold()
     with pytest.raises(HeldByAnother):
-        await LeaseLock(store, "ns", "leader", other, TERMS, is_pod=True).try_hold()
+        await LeaseLock(store, "ns", "leader", pod, TERMS, pod_uid=uid).try_hold()
 
 
 @simulated
