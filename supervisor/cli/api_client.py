@@ -16,7 +16,7 @@ from supervisor.store.run_directory import RunDir
 
 TIMEOUT_S = 2.0  # a supervisor responds within milliseconds, or not at all while it is being restarted
 _MAX_BYTES = 64 << 20
-# Up to this age, a cluster job's status counts as current. It is written every 5 s, and clocks
+# Up to this age, a cluster job's status counts as current. It is written every 5 to 15 s, and clocks
 # differ.
 CURRENT_S = 30.0
 

@@ -96,6 +96,7 @@ class ClusterSupervisor:
             self._measured.over_last_minute,
             self._evict,
             lambda namespace: self._jobs is not None and self._jobs.is_cut_off(namespace),
+            lambda: len(self._jobs.jobs) if self._jobs is not None else 1,
         )
         changed = asyncio.Event()
         keeping = KeptPods()

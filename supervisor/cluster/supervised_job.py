@@ -65,12 +65,17 @@ MAX_RETRY_S = 30.0  # the same, if the request has failed for a long time
 REFUSED_S = 5.0  # a refusal that lasts longer than this is recorded as an event
 COLLECT_S = 60.0  # the same, if a deleted owner's resource still has the name; it is usually deleted soon
 NOT_SUPERVISED = "NotSupervised"  # a reason of events
-DISMISSED = 143  # the exit code of a deleted pod, because a Kubernetes Job would count 0 as a success
 SUMMARY_S = 5.0  # between two writes of the summary into the resource while the phase does not change
-SPREAD = 0.2  # the fraction of `SUMMARY_S` by which that time varies at random
+SUMMARIES_PER_S = 25.0  # of all jobs together; with more than 125 jobs, the time between two writes grows
+RARELY_S = 15.0  # up to this time, half of the age up to which commands call a status current
+LARGE = 64  # from this many members on, a summary is encoded in a thread
+SPREAD = 0.2  # the fraction of that time by which it varies at random
 SPACING_S = 0.5  # between two statuses while members connect one after another
 SPACING_OF_MEMBER_S = 0.002  # the same for each member of a large job, whose status takes 50 us for each
-CALM_S = 2.0  # between two rounds of a job without news; deadlines and news cause one earlier
+BUSY_S = 1.0  # between two rounds of a job, at most
+CALM_S = (
+    4.0  # the same while the group trains well, or has no ranks yet; deadlines and news cause one earlier
+)
 POLL_S = 1.0  # between two checks for pods of a new run
 # How long the mirror may still show a removed request to stop. A request that it shows later is a new one.
 REMOVAL_S = 60.0
@@ -93,6 +98,7 @@ class ClusterContext:
     lag: Callable[[], tuple[float, float]]
     delete: Callable[[str, PodMember], None]  # evicts a pod of the given namespace
     is_cut_off: Callable[[str], bool] = lambda _: False  # True if this leader may not reach the namespace
+    jobs: Callable[[], int] = lambda: 1  # the number of all jobs
 
 
 class SupervisedJob:
@@ -371,7 +377,7 @@ class SupervisedJob:
             records,
             fresh,
             time.monotonic_ns(),
-            CALM_S,
+            lambda: CALM_S if self._is_calm() else BUSY_S,
         )
         if fresh:
             await self._announce(job, records)
@@ -487,7 +493,8 @@ class SupervisedJob:
     async def _summarize(self, job: Job, records: SupervisionRecords) -> None:
         """Write the summary when it is due. Random intervals keep jobs from writing simultaneously."""
         while True:
-            due_s = SUMMARY_S * random.uniform(1 - SPREAD, 1 + SPREAD)
+            interval_s = max(SUMMARY_S, min(self._context.jobs() / SUMMARIES_PER_S, RARELY_S))
+            due_s = interval_s * random.uniform(1 - SPREAD, 1 + SPREAD)
             try:
                 await asyncio.wait_for(self._summary_due.wait(), due_s)
             except asyncio.TimeoutError:
@@ -505,8 +512,11 @@ class SupervisedJob:
     async def _write_summary(self, job: Job, records: SupervisionRecords) -> None:
         """Write the summary for users into the resource. Failures are only logged. Raises `Deposed`."""
         try:
-            # In a thread, because the status of thousands of ranks takes a tenth of a second to encode.
-            await records.write(await asyncio.to_thread(self._summary, job))
+            if len(job.existed) < LARGE:
+                shown = self._summary(job)
+            else:  # the status of thousands of ranks takes a tenth of a second to encode
+                shown = await asyncio.to_thread(self._summary, job)
+            await records.write(shown)
         except Deposed:
             records.lead.depose()
             raise

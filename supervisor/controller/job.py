@@ -7,6 +7,7 @@ import logging
 import os
 import statistics
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -69,11 +70,11 @@ class Job:
         records: JobRecords,
         fresh: bool,
         started_ns: int,
-        beat_s: float = BEAT_S,
+        beat_s: Callable[[], float] = lambda: BEAT_S,
     ) -> None:
         """Continue the run in `records`. If `fresh`, begin a new run there at `started_ns` instead.
 
-        `beat_s` is the longest sleep between decisions.
+        `beat_s` returns the longest sleep until the next decision.
         """
         self._beat_s = beat_s
         self.policy = policy
@@ -119,7 +120,7 @@ class Job:
                 await self.reconcile()
             if self._has_ended:
                 break
-            timeout_s = min(self._beat_s, max(0.001, (self._deadline_ns - time.monotonic_ns()) / 1e9))
+            timeout_s = min(self._beat_s(), max(0.001, (self._deadline_ns - time.monotonic_ns()) / 1e9))
             due_ns = time.monotonic_ns() + int(timeout_s * 1e9)
             try:
                 await asyncio.wait_for(self.wake.wait(), timeout_s)

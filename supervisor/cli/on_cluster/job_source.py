@@ -18,7 +18,7 @@ from supervisor.kubernetes.client import KubernetesObject
 from supervisor.kubernetes.errors import ApiError, NotFound, ServerUnreachable
 
 READ_S = 1.0  # between two reads while a command waits for a job
-SUMMARY_S = 8.0  # how long to wait for the last status after a job's end; one is written every 5 s
+SUMMARY_S = 8.0  # how long to wait for the last status after a job's end; it is written with the end
 
 
 class NamedJob:
