@@ -29,6 +29,8 @@ _Socket: TypeAlias = "aiohttp.ClientWebSocketResponse[bool]"
 LAUNCHER_RETRY_S = 0.02
 BACKOFF_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 _NUMBER = re.compile(r"\d+")
+ANSWER_S = 20.0  # the limit for the answer, which may have to wait for the review of the token
+BRIEF_S = 1.0  # a connection that ends sooner counts as a failure
 CONNECT_S = 3.0  # the limit for connecting to the supervisor
 
 
@@ -162,19 +164,29 @@ class SupervisorClient:
         limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
         async with aiohttp.ClientSession(connector=connector, timeout=limits) as session:
             while True:
+                begun_s = None
                 try:
-                    async with session.ws_connect(
+                    connecting = session.ws_connect(
                         f"{self._url}/v1/member",
                         headers={"Authorization": f"Bearer {self._token()}"},
                         heartbeat=PING_S if self._tls is None else CLUSTER_PING_S,
                         max_msg_size=codec.MAX_MESSAGE_BYTES,
                         ssl=self._tls or True,
-                    ) as socket:
-                        failures = 0
+                    )
+                    socket = await asyncio.wait_for(connecting, ANSWER_S)
+                    begun_s = time.monotonic()
+                    try:
                         await self._talk(socket)
+                    finally:
+                        await socket.close()
                 except (aiohttp.ClientError, OSError, asyncio.TimeoutError):
+                    pass
+                # A supervisor that refuses the first report ends the connection without an error.
+                if begun_s is None or time.monotonic() - begun_s < BRIEF_S:
                     failures += 1
                     addresses.skip()
+                else:
+                    failures = 0
                 await asyncio.sleep(BACKOFF_S[min(failures, len(BACKOFF_S) - 1)])
 
     async def _talk(self, socket: _Socket) -> None:

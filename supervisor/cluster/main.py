@@ -165,19 +165,29 @@ class ClusterSupervisor:
     # -- serving
 
     async def member(self, request: web.Request) -> web.StreamResponse:
-        """Serve the connection of a member, which its token identifies."""
+        """Serve the connection of a member, which its token identifies.
+
+        A replica that does not lead says so before the API server has reviewed the token, because the member
+        then tries another address. The API server may not respond to this replica.
+        """
+        self._refuse_unless_leading()
         caller = await self._review(request)
         if isinstance(caller, ReviewUnavailable):
             raise web.HTTPServiceUnavailable(text=f"{caller.why}\n")
         if not isinstance(caller, Caller):
             raise web.HTTPUnauthorized(text=f"{caller.why}\n")
-        if self._jobs is None:
-            raise web.HTTPServiceUnavailable(text="this supervisor does not lead\n")
-        job = self._jobs.job_of(caller.pod_uid)
+        jobs = self._refuse_unless_leading()
+        job = jobs.job_of(caller.pod_uid)
         if job is None:
-            self._jobs.changed.set()
+            jobs.changed.set()
             raise web.HTTPServiceUnavailable(text=f"pod {caller.pod} is not a member of a job, or not yet\n")
         return await job.serve(request, caller.pod_uid)
+
+    def _refuse_unless_leading(self) -> ClusterJobs:
+        """Return the jobs. Raises `HTTPServiceUnavailable` if this process does not lead."""
+        if self._jobs is None:
+            raise web.HTTPServiceUnavailable(text="this supervisor does not lead\n")
+        return self._jobs
 
     async def _review(self, request: web.Request) -> Caller | TokenRefused | ReviewUnavailable:
         """Return the pod to which the request's token belongs.

@@ -24,7 +24,7 @@ from supervisor.admission import pod_layout
 from supervisor.admission import settings as pod_settings
 from supervisor.cluster.job_membership import JobKey
 from supervisor.cluster.pod_facts import ENDED_PHASES
-from supervisor.controller.member_server import MemberConnection, MemberServer
+from supervisor.controller.member_server import DecodingTurns, MemberConnection, MemberServer
 from supervisor.controller.routine_reports import is_routine
 from supervisor.view.model import Completion, Policy, StopRequest
 
@@ -300,10 +300,14 @@ class PodServer(MemberServer):
     heartbeat_s = CLUSTER_PING_S
 
     def __init__(
-        self, changed: Callable[[], None], secret: str, is_calm: Callable[[], bool] = lambda: False
+        self,
+        changed: Callable[[], None],
+        secret: str,
+        is_calm: Callable[[], bool] = lambda: False,
+        turns: DecodingTurns | None = None,
     ) -> None:
         """While `is_calm` returns True, `changed` is not called for routine reports."""
-        super().__init__(time.monotonic_ns, changed)
+        super().__init__(time.monotonic_ns, changed, turns=turns)
         self._secret, self._is_calm = secret, is_calm
         self._given: dict[str, MemberOrder] = {}  # by member with a connection: the order without the secret
         self._open_ns = time.monotonic_ns() + int(COME_S * 1e9)

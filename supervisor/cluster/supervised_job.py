@@ -14,7 +14,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aiohttp import web
@@ -45,7 +45,7 @@ from supervisor.cluster.supervision import (
     Takeover,
 )
 from supervisor.controller.job import Job
-from supervisor.controller.member_server import largest_report
+from supervisor.controller.member_server import DecodingTurns, largest_report
 from supervisor.controller.reported_storage import ReportedStorage
 from supervisor.controller.routine_reports import is_calm
 from supervisor.decision import orders
@@ -99,6 +99,7 @@ class ClusterContext:
     delete: Callable[[str, PodMember], None]  # evicts a pod of the given namespace
     is_cut_off: Callable[[str], bool] = lambda _: False  # True if this leader may not reach the namespace
     jobs: Callable[[], int] = lambda: 1  # the number of all jobs
+    turns: DecodingTurns = field(default_factory=DecodingTurns)  # of the event loop, which all jobs share
 
 
 class SupervisedJob:
@@ -110,7 +111,8 @@ class SupervisedJob:
         self.was_seen = False  # the resource has existed, so if it is missing now, it was deleted
         self.is_at_rest = False  # the job's last run has ended, and its end is recorded
         self.has_ended = False  # the supervision has ended, because another supervisor has taken over the job
-        self._server = PodServer(self._wake, job_secret(context.secret, group.key), self._is_calm)
+        secret = job_secret(context.secret, group.key)
+        self._server = PodServer(self._wake, secret, self._is_calm, context.turns)
         self.backend = PodBackend(
             self._delete,
             self._dismiss,
@@ -336,7 +338,8 @@ class SupervisedJob:
 
     def _has_no_pod_of(self, memory: JobState) -> bool:
         """Return True if no pod has ranks of the run in `memory`, nor had any."""
-        pods = {member_name(pod.name, pod.uid, 0) for pod in self.backend.pods.values()}
+        left = [pod for pod in self.backend.pods.values() if not pod.has_ended]
+        pods = {member_name(pod.name, pod.uid, 0) for pod in left}
         return pods.isdisjoint(map(first_start, (*memory.placement, *memory.lost)))
 
     def _are_gone(self, members: Set[str]) -> bool:

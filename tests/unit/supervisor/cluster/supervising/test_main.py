@@ -31,7 +31,7 @@ from supervisor.cluster import jobs, main, pods, supervised_job
 from supervisor.cluster.main import ClusterSupervisor
 from supervisor.cluster.pods import PodMember
 from supervisor.kubernetes import certificates
-from supervisor.kubernetes.identity import TokenRefused
+from supervisor.kubernetes.identity import ReviewUnavailable, TokenRefused
 from supervisor.kubernetes.lease import Leadership, LeaseLock
 from supervisor.kubernetes.own_pod import OwnPod
 from supervisor.kubernetes.replicas import PATH
@@ -80,6 +80,13 @@ class Place:
     async def lead(self) -> asyncio.Task[None]:
         return asyncio.create_task(self.supervisor._supervise(Leadership(self.lock, 7, 1e9)))
 
+    async def until_leading(self) -> asyncio.Task[None]:
+        """Begin to lead, and return once members are served."""
+        leading = await self.lead()
+        while self.supervisor._jobs is None:  # noqa: ASYNC110  it has requests to make
+            await asyncio.sleep(0.001)
+        return leading
+
 
 @asynccontextmanager
 async def place(request_s: float = 10.0) -> AsyncIterator[Place]:
@@ -103,17 +110,35 @@ def vouched(uid: str, audience: str = pod_layout.AUDIENCE) -> dict[str, Any]:
 
 async def test_a_token_that_proves_no_pod_is_refused() -> None:
     async with place() as there:
+        leading = await there.until_leading()
         there.served.tokens["aaa.bbb.ddd"] = vouched("uid", "another audience")
         for token in ("", "nonsense", TOKEN, "aaa.bbb.ddd"):
             assert await there.connect(token) == 401
+        await event_loop.end([leading])
 
 
-async def test_a_member_is_refused_while_this_process_cannot_serve_it() -> None:
+async def test_a_member_is_refused_while_this_process_cannot_identify_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with place() as there:
-        there.served.faults = [500]
-        assert await there.connect() == 503, "the supervisor could not identify it"
-        there.served.tokens[TOKEN] = vouched("uid")
-        assert await there.connect() == 503, "the supervisor does not lead"
+        leading = await there.until_leading()
+        reviewer = SlowReviewer()
+        reviewer.found = ReviewUnavailable("the API server does not respond")
+        reviewer.answer.set()
+        monkeypatch.setattr(there.supervisor, "_reviewer", reviewer)
+        assert await there.connect() == 503
+        await event_loop.end([leading])
+
+
+async def test_a_replica_that_does_not_lead_refuses_members_before_it_asks_the_api_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The member then tries the next address; the API server may not respond to this replica."""
+    async with place() as there:
+        reviewer = SlowReviewer()
+        monkeypatch.setattr(there.supervisor, "_reviewer", reviewer)
+        assert await there.connect() == 503
+        assert reviewer.asked == 0
 
 
 async def test_a_leader_serves_only_the_members_of_its_jobs(
@@ -491,21 +516,23 @@ async def test_a_members_connection_is_kept(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 class SlowReviewer:
-    """Refuses every token once the test allows it to answer."""
+    """Answers every request, with a refusal by default, once the test allows it to answer."""
 
     def __init__(self) -> None:
         self.asked = 0
+        self.found: TokenRefused | ReviewUnavailable = TokenRefused("junk")
         self.answer = asyncio.Event()
 
-    async def review(self, _: str) -> TokenRefused:
+    async def review(self, _: str) -> TokenRefused | ReviewUnavailable:
         self.asked += 1
         await self.answer.wait()
-        return TokenRefused("junk")
+        return self.found
 
 
 async def test_few_tokens_of_one_address_are_reviewed_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise, junk from one pod would delay the reviews of all members' tokens."""
     async with place() as there:
+        leading = await there.until_leading()
         reviewer = SlowReviewer()
         monkeypatch.setattr(there.supervisor, "_reviewer", reviewer)
         requests = {asyncio.create_task(there.connect(f"a.b.{n}")) for n in range(40)}
@@ -521,6 +548,7 @@ async def test_few_tokens_of_one_address_are_reviewed_at_a_time(monkeypatch: pyt
         reviewer.answer.set()
         assert set(await asyncio.gather(*requests)) == {401}
         assert not there.supervisor._reviewing
+        await event_loop.end([leading])
 
 
 class Cycle:
