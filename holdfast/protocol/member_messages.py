@@ -19,7 +19,7 @@ from holdfast.protocol.drills import DrillName
 from holdfast.protocol.launcher_messages import FirstSignal, Launch, LauncherState, RankInspection, RankStart
 from holdfast.protocol.lineage import Lineage
 
-PROTOCOL = 1
+PROTOCOL = 2  # 2: a `StateSource` can be for several ranks
 PING_S = 5.0  # between the WebSocket pings of either side, which detect a half-open connection
 # The same on a cluster, where one event loop serves the members of all jobs. An answer may take half of the
 # interval. If the loop is late and all members therefore connect again, their TLS handshakes make it later.

@@ -32,6 +32,7 @@ RECORDED = Path(__file__).with_name("journals.jsonl.xz")
 # Sentences that were reworded after the journals had been recorded (docs/adr/0014-reworded-sentences.md). All
 # other bytes must match the record.
 REWORDED = (
+    (r'"protocol":1,', r'"protocol":2,'),  # an order can name a source of several ranks' states
     (r"it has not been heard of", r"it has stopped reporting"),
     (r"it was restarted at this place already", r"a restart at this place did not help"),
     (
