@@ -119,8 +119,8 @@ class DirectoryStorage:
     ) -> FileEntry:
         """Copy `source` like `FileBatch.copy`, together with the helpers. Raises OSError.
 
-        When this returns, no request of a helper can be accepted any more. One that was accepted may still be
-        writing, but only bytes that are there already.
+        Once this returns, no further request of a helper is accepted. A helper whose request was accepted
+        earlier may still be writing, but only bytes that are already in the file.
         """
         work = SharedFile(source, PIECE_BYTES, moved)
         batch.allocate(target, work.size)

@@ -29,7 +29,8 @@ TOKEN_BYTES = 64
 PIECE_BYTES = 2 * CHUNK_BYTES  # of a directory; at 1 GB/s, this takes several times as long as a request
 LEAST_BYTES = 64 << 20  # for each member: with less, the requests cost more than they save
 # When no other piece is left, the writer also writes a piece that a peer has had for longer than this and
-# `SLOWER` times the mean. So a peer that hangs causes no more delay than that and its own few pieces.
+# `SLOWER` times the mean. A hung peer therefore delays the checkpoint by at most this wait, plus the time to
+# write the few pieces that it had taken.
 LATE_S = 2.0
 SLOWER = 3.0
 READERS = 4  # of single blocks, each of which takes a round trip to a file server

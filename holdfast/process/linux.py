@@ -42,7 +42,7 @@ def outlive_parent() -> None:
 
 
 def adopt_orphans() -> None:
-    """Make this process a subreaper: the new parent of descendants whose own parent ends."""
+    """Make this process a subreaper, so that it adopts any descendant whose parent exits."""
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 

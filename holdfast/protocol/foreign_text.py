@@ -1,4 +1,4 @@
-"""Limit the size of texts from the user's processes, and make them harmless on a terminal. Pure.
+"""Limit the size of text from the user's processes, and make it safe to print to a terminal. Pure.
 
 The limits apply to the encoded size of a text, because in JSON a character outside ASCII takes 6 or 12 bytes.
 They apply to the texts of all ranks together, so that a message stays within the size that a peer accepts

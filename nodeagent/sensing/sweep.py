@@ -63,7 +63,7 @@ class CheckGroup(Protocol):
     checks: frozenset[str]
 
     def read(self, due: frozenset[str], now_s: float) -> Iterable[Reading]:
-        """Return readings of the checks in `due`, without those that cannot be read. Never raises OSError."""
+        """Return the readings of the checks in `due` that can be read. Never raises OSError."""
 
     def left_out(self) -> tuple[Omission, ...]:
         """Return the omissions of the last `read`."""

@@ -1,4 +1,4 @@
-"""Checks of physical network interfaces: interfaces that went down, and the rate of carrier changes."""
+"""Check physical network interfaces: which have gone down, and how often their carrier changes."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def send_request(run: RunDir, what: str, body: dict[str, object], *, repeat: boo
 
 
 def not_running(run: RunRecords, what: str) -> str:
-    """Return the error message of the command `what` for a run that has ended."""
+    """Return the error message that the command `what` shows when the run has ended."""
     code = (run.status() or {}).get("exit_code")
     ended = f" (it ended with exit code {code})" if code is not None else ""
     return f"{what}: {title(run)} is not running{ended}"

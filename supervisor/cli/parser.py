@@ -154,7 +154,7 @@ def _scan(words: list[str], entry: CommandSpec, *, whole_command: bool) -> _Read
 
 
 def _after_the_script(words: Sequence[str]) -> list[str]:
-    """Return a note for each option after the script that was probably meant for holdfast."""
+    """Return a note for each option that follows the script but was probably meant for holdfast."""
     names = [_plain(word.partition("=")[0]) for word in words[1:] if word.startswith("--")]
     return [
         f"{name} comes after the script and is passed to it; put holdfast's options before the script"

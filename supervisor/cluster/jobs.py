@@ -317,7 +317,7 @@ class ClusterJobs:
 
 
 async def _in_slices(items: Iterable[_T]) -> AsyncIterator[_T]:
-    """Yield `items`, and have the event loop do other work after each `SLICE` of them."""
+    """Yield `items`, letting the event loop do other work after every `SLICE` of them."""
     for number, each in enumerate(items, 1):
         yield each
         if number % SLICE == 0:

@@ -64,7 +64,7 @@ class PodFacts:
 
 
 def read(raw: object) -> PodFacts:
-    """Return the facts about a pod, which is given as JSON. Raises `UnfitObject`."""
+    """Return the facts about a pod given as JSON. Raises `UnfitObject`."""
     if cut := table(raw, "the pod").get(CUT):
         refuse(str(cut))
     metadata = untrusted_json.metadata_of(raw, "the pod")

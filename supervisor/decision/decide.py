@@ -2,7 +2,7 @@
 
 The supervisor observes the job, calls `decide`, writes the view and the action to the journal, and carries
 out the action. Every decision can therefore be reproduced from its line in the journal. `RULES` lists the
-rules of each phase, most urgent first. The first rule that returns an action decides.
+rules of each phase, most urgent first. The first rule that returns an action wins.
 """
 
 from __future__ import annotations

@@ -210,7 +210,7 @@ def has_saved_state(memory: JobState) -> bool:
 
 
 def reason_unusable(view: View, state: HeldSnapshot | Checkpoint, at_most: int | None) -> str:
-    """Return why a state must not be used; "" for no reason. A snapshot may still lack private states."""
+    """Return why a state must not be used; "" for no reason. Even a usable one may lack private states."""
     return _reason_unusable(view, state, at_most, _given_up(view.memory))
 
 

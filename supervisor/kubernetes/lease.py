@@ -1,7 +1,7 @@
 """Lead while this process holds a Kubernetes Lease.
 
 A leader counts its term from the time when it sent the last successful renewal, so it considers the term
-over before any other process does. Each attempt to renew is limited to the rest of the term. If the API
+over before any other process does. Each renewal attempt times out when the term ends. If the API
 server does not respond, leadership therefore ends on time and is not prolonged. Another process's lease has
 expired once it has not changed for its whole duration, by this process's monotonic clock. The timestamps in
 the lease, which come from the clocks of different hosts, are never compared.

@@ -215,7 +215,7 @@ class Ledger:
         return self._progress_ns(still_ns) / self.total_ns if self.total_ns else 0.0
 
     def ettr_over(self, window_s: float, now_ns: int, still_ns: int = 0) -> float | None:
-        """Return the ETTR of the last `window_s` seconds before `now_ns`. The window is at most a day.
+        """Return the ETTR over the `window_s` seconds before `now_ns`. The window is at most a day.
 
         `still_ns` and None have the same meaning as in `ettr`. This call books the time up to `now_ns`, so it
         changes nothing if `now_ns` equals `at_ns`.
