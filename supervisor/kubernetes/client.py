@@ -307,7 +307,8 @@ class ApiServer:
     ) -> None:
         """Delete the object. Raises `Conflict` if its uid or resource version differs from the given one.
 
-        This returns once the deletion is accepted. The object may persist until its grace period is over and its finalizers have run.
+        This returns once the deletion is accepted. The object may persist until its grace period is over and
+        its finalizers have run.
         """
         conditions = {"uid": uid, "resourceVersion": version}
         options: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions"}
