@@ -131,7 +131,10 @@ def _has_left(view: View) -> bool:
 
 
 def _with_stopped(late: list[LateRank], before: dict[int, LateRank], view: View) -> list[LateRank]:
-    """Return `late` plus the ranks that launchers report as stopped. The others will soon be waiting for them."""
+    """Return `late` plus the ranks that launchers report as stopped.
+
+    The other ranks will soon be waiting for them.
+    """
     known = {each.rank: each for each in late}
     for report in reports.reports(view):
         assert report.launcher is not None
