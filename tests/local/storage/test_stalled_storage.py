@@ -51,7 +51,7 @@ def test_a_fault_is_recovered_from_while_storage_hangs(start: Start, storage: St
     run.wait(lambda s: not s["journal_error"], "the decision is on disk")
     found = run.recovered(before["incidents"] + 1)
     assert found["lost_steps"] <= 1, str(found)
-    until(lambda: "is back" in run.output() or None, "the screen says so", WAIT_S)
+    until(lambda: "is available again" in run.output() or None, "the screen says so", WAIT_S)
     again = run.broken(lambda: run.hit(0, signal.SIGKILL))
     assert again["lost_steps"] <= 1
     assert run.stop().code == 130
