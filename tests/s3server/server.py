@@ -37,6 +37,7 @@ class Request:
     key: str
     query: dict[str, str]
     conditions: dict[str, str]  # If-Match, If-None-Match
+    sender: str = ""  # the client's address
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +165,7 @@ class _Handler(BaseHTTPRequestHandler):
         conditions = {
             name: value for name in ("If-Match", "If-None-Match") if (value := self.headers.get(name))
         }
-        request = Request(self.command, bucket, key, query, conditions)
+        request = Request(self.command, bucket, key, query, conditions, str(self.client_address[0]))
         self.store.requests.append(request)
         fault = self.store.interfere(request)
         if isinstance(fault, Hang):
