@@ -72,7 +72,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.cluster)
         item.add_marker(pytest.mark.timeout(TEST_S + BUILD_S))  # the first test also builds the images
     ranks = {name: rank for rank, name in enumerate(ORDER)}
-    if unplaced := {item.path.stem for item in ours if item.path.parent == Path(__file__).parent} - set(ORDER):
+    if unplaced := {item.path.stem for item in ours if item.path.parent == Path(__file__).parent} - set(
+        ORDER
+    ):
         raise pytest.UsageError(f"tests/cluster/conftest.py, ORDER: add {', '.join(sorted(unplaced))}")
     ordered = iter(sorted(ours, key=lambda item: ranks.get(item.path.stem, -1)))
     chosen = set(ours)
