@@ -283,7 +283,7 @@ def test_the_first_watch_is_closed_once_the_tensors_are_replaced(memory: Path, t
 def _watches() -> int:
     """Count the open watches of this process, without those of writers of other tests that are garbage."""
     gc.collect()
-    links = [os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
+    links = [str(each.readlink()) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
     return sum("userfaultfd" in link for link in links)
 
 
