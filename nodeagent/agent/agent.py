@@ -1,14 +1,16 @@
 """The agent's loop: takes observations, evaluates them, saves its state, then reports the changes.
 
 One thread runs the loop. In each cycle it takes the sensors' observations from the inbox, gets the findings
-from the evaluator, publishes the verdicts, saves the state, and only then reports the changes. Only saving
-the state to disk may block this thread.
+from the evaluator, publishes the verdicts, and hands the state to the writer (`state_writer`). It reports a
+change once the change is saved, or once saving it has failed or has taken too long. Nothing blocks this
+thread.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,10 +18,12 @@ from typing import Any
 
 from holdfast.process.clock import seconds_to_next_tick
 from nodeagent.agent import changes, saved_state
+from nodeagent.agent.claim import Claim
 from nodeagent.agent.clean_time import CleanTime
 from nodeagent.agent.inbox import Inbox
 from nodeagent.agent.saved_state import SavedState
 from nodeagent.agent.sensor_threads import SensorStatus, SensorThread, stuck_calls
+from nodeagent.agent.state_writer import StateWriter
 from nodeagent.evaluation.evaluator import FORGET_S, Evaluator, verdicts
 from nodeagent.model import NODE, HealthFinding, HealthVerdict, Observation
 from nodeagent.policy.rules import HealthPolicy
@@ -31,6 +35,8 @@ STUCK_LOOK_S = 1.0  # the same while a sensor hangs, because each cycle reports 
 SOON_S = 0.05  # the shortest time between two cycles without new observations
 SAVE_S = 0.2  # the shortest time between two saves, so that a storm of changes is saved once
 SAVE_AT_REST_S = 60.0  # the longest time between two saves, for cursors and baselines
+SAVE_DEADLINE_S = 5.0  # changes are reported without being saved if the disk takes longer
+LAST_SAVE_S = 0.8  # the wait for the last save; the agent ends within 2 s of SIGTERM even if the disk hangs
 FORGET_EVERY_S = 3600.0
 DESCRIBING = ("gpu_state", "nvml")  # the checks whose facts describe the entity
 MAX_DESCRIBED = 256
@@ -65,6 +71,15 @@ class FittedSensor:
     left_out: Callable[[], tuple[Omission, ...]] = tuple
 
 
+@dataclass(frozen=True, slots=True)
+class _Submitted:
+    """Changes that the writer saves, and since when it has had them."""
+
+    number: int  # of the submission
+    since: float  # monotonic
+    changes: list[dict[str, Any]]
+
+
 @dataclass(slots=True)
 class Agent:
     """Runs the agent's loop. Saves each change, then passes it once to `report`, as JSON."""
@@ -76,6 +91,8 @@ class Agent:
     report: Callable[[Sequence[dict[str, Any]]], None]
     branch: Callable[[], int | None] = lambda: None
     problems: tuple[str, ...] = ()
+    claim: Claim | None = None  # of the folder; None: the disk did not allow it yet, or nothing is saved
+    superseded: bool = field(init=False, default=False)  # another agent has taken over the folder
     inbox: Inbox = field(init=False)
     evaluator: Evaluator = field(init=False)
     published: Published = field(init=False)
@@ -84,6 +101,10 @@ class Agent:
     _facts: dict[str, dict[str, str]] = field(init=False, default_factory=dict)
     _stuck: set[str] = field(init=False, default_factory=set)
     _pending: list[dict[str, Any]] = field(init=False, default_factory=list)
+    _writer: StateWriter | None = field(init=False, default=None)
+    _unreported: deque[_Submitted] = field(init=False, default_factory=deque)  # handed to the writer
+    _events: tuple[dict[str, Any], ...] = field(init=False, default=())  # the history that was reported
+    _noted: tuple[int, str] = field(init=False, default=(0, ""))  # the last save whose outcome was noted
     _judged: tuple[tuple[HealthFinding, ...], int, tuple[HealthVerdict, ...]] = field(
         init=False, default=((), 0, ())
     )
@@ -95,6 +116,9 @@ class Agent:
         self.inbox = Inbox(self.policy)
         self.evaluator = Evaluator(self.policy)
         self.problems += self._recall()
+        self._events = tuple(self.state.history)
+        if self.folder is not None:
+            self._writer = StateWriter(self.folder, self.claim, self.inbox.wake, self._give_way)
         self.published = Published(self.clock.now_s(), problems=self.problems)
         self.state.anchor = self.clock.anchor
         self.state.clean_time = self.state.clean_time.resumed(self.state.last_s, self.clock.now_s())
@@ -111,6 +135,10 @@ class Agent:
             booted_s = self.clock.anchor.offset_s  # CLOCK_BOOTTIME 0
             self.evaluator.add(Observation(booted_s, "boot", NODE, "agent", text="another boot id"))
         return ()
+
+    def _give_way(self) -> None:
+        self.superseded = True
+        self.stop()
 
     def watch(self, sensors: Sequence[FittedSensor]) -> None:
         """Start the sensors, each in a separate thread."""
@@ -131,6 +159,9 @@ class Agent:
     def _patience_s(self) -> float:
         if self._pending:
             return SAVE_S
+        if self._unreported:
+            overdue_s = self._unreported[0].since + SAVE_DEADLINE_S - time.monotonic()
+            return min(LOOK_S, max(SOON_S, overdue_s))
         until_s = self.evaluator.until_s - self.clock.now_s()
         return min(seconds_to_next_tick(STUCK_LOOK_S if self._stuck else LOOK_S), max(SOON_S, until_s))
 
@@ -140,16 +171,20 @@ class Agent:
         self.inbox.wake()
 
     def close(self) -> None:
-        """Stop the sensors, then run a last cycle and save. Takes about `JOIN_S` if a sensor hangs."""
+        """Stop the sensors, then run a last cycle and save. Takes about a second if sensors or the disk hang."""
         for each in self.watched:
             each.stop()
         until = time.monotonic() + JOIN_S
         for each in self.watched:
             each.join(max(0.0, until - time.monotonic()))
         self.run_cycle(last=True)
+        if self._writer is not None:
+            self._writer.finish(LAST_SAVE_S)
+        if unsaved := self._take_reportable(everything=True):
+            self.report(unsaved)
 
     def run_cycle(self, *, last: bool = False) -> Published:
-        """Run one cycle: take the inbox, evaluate, publish, save, and report the changes."""
+        """Run one cycle: take the inbox, evaluate, publish, have the state saved, and report what is saved."""
         now_s = self.clock.now_s()
         # Read the positions before the inbox, so that this cycle's observations include all that they cover.
         positions = {each.sensor.name: each.position for each in self.watched}
@@ -158,10 +193,14 @@ class Agent:
         found, self.state.reported = changes.find_changes(self.state.reported, findings, now_s)
         self._pending += [changes.change_as_json(each) for each in found]
         self.state.clean_time = self.state.clean_time.after(now_s, findings, self.published.ready)
-        self._publish(now_s, findings)
         since_s = time.monotonic() - self._saved
         if last or since_s >= SAVE_AT_REST_S or (self._pending and since_s >= SAVE_S):
-            self._save_and_report(now_s, positions, findings)
+            self._submit(now_s, positions)
+        reported = self._take_reportable()
+        self._note_saved(now_s)
+        self._publish(now_s, findings)
+        if reported:
+            self.report(reported)
         return self.published
 
     def _evaluate_inbox(self, now_s: float) -> None:
@@ -181,29 +220,51 @@ class Agent:
             self._forgot = now_s
             self.evaluator.forget(now_s - FORGET_S)
 
-    def _save_and_report(
-        self, now_s: float, positions: Mapping[str, Any], findings: tuple[HealthFinding, ...]
-    ) -> None:
-        """Save, then report, even if saving failed on a full disk: every fault must be reported."""
+    def _submit(self, now_s: float, positions: Mapping[str, Any]) -> None:
+        """Number the pending changes, and have the state saved."""
         numbered = self.state.add(self._pending)
         self._pending = []
         self.state.last_s = max(self.state.last_s, now_s)
         self.state.evidence = self.evaluator.dump()
         self.state.positions.update({k: v for k, v in positions.items() if v is not None})
         self._saved = time.monotonic()
-        if self.folder is not None:
-            try:
-                saved_state.save(self.folder, self.state)
-                self._note_saved(now_s, "")
-            except OSError as error:
-                self._note_saved(now_s, f"the state cannot be saved: {error}")
-        self._publish(now_s, findings)
-        if numbered:
-            self.report(numbered)
+        number = 0  # saved already, because nothing is saved
+        if self._writer is not None:
+            number = self._writer.submit(saved_state.encode(self.state))
+        if numbered or self._writer is not None:
+            self._unreported.append(_Submitted(number, self._saved, numbered))
 
-    def _note_saved(self, now_s: float, problem: str) -> None:
-        known = "sensor/memory" in self.evaluator.entities
-        if problem or known:
+    def _take_reportable(self, *, everything: bool = False) -> list[dict[str, Any]]:
+        """Return the changes to report now, even if saving failed: every fault must be reported.
+
+        They are saved, or the writer failed to save them or has had them for too long.
+        """
+        finished = 0 if self._writer is None else self._writer.outcome.number
+        overdue = time.monotonic() - SAVE_DEADLINE_S
+        found: list[dict[str, Any]] = []
+        for each in self._unreported:
+            if everything or each.number <= finished or each.since <= overdue:
+                found += each.changes
+                each.changes.clear()
+        while self._unreported and self._unreported[0].number <= finished:
+            self._unreported.popleft()
+        if found:
+            last = found[-1]["seq"]
+            self._events = tuple(each for each in self.state.history if each["seq"] <= last)
+        return found
+
+    def _note_saved(self, now_s: float) -> None:
+        """Report whether the state is saved, after each save and once a save is overdue."""
+        if self._writer is None:
+            return
+        outcome = self._writer.outcome
+        number, problem = outcome.number, outcome.problem
+        if self._unreported and time.monotonic() - self._unreported[0].since >= SAVE_DEADLINE_S:
+            problem = f"the state is not saved: the disk has not answered for {SAVE_DEADLINE_S:g} s"
+        if (number, problem) == self._noted:
+            return
+        self._noted = number, problem
+        if problem or "sensor/memory" in self.evaluator.entities:
             state = 1.0 if problem else 0.0
             self.inbox.put(
                 (Observation(now_s, "memory_lost", "sensor/memory", "agent", state, text=problem),)
@@ -221,7 +282,7 @@ class Agent:
             now_s,
             self._verdicts(findings),
             tuple(each.status() for each in self.watched),
-            tuple(self.state.history),
+            self._events,
             self.inbox.dropped,
             self.problems,
             self.state.clean_time,

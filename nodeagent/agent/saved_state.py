@@ -2,15 +2,18 @@
 
 Every change is saved in the file before it is reported elsewhere, so no change is reported again after a
 restart. The file contains a line with a checksum, then JSON; a torn, corrupt or hostile file counts as
-missing.
+missing. Each generation of owners (`claim`) has files of its own.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,9 @@ VERSION = 1
 MAX_BYTES = 64 << 20
 MAX_HISTORY = 2000  # changes: half a year at ten a day
 NAME, BEFORE = "memory.json", "memory.before.json"
+_NAMES = re.compile(r"memory(?:\.(\d{1,9}))?(?:\.before)?\.json")
+# What file systems without hard links, and mounts that refuse them, report.
+_NO_LINKS = (errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
 
 
 class WrittenByNewerAgent(Exception):
@@ -53,33 +59,84 @@ class SavedState:
         return numbered
 
 
-def save(folder: Path, state: SavedState) -> None:
+def save(folder: Path, state: SavedState, generation: int = 0) -> None:
     """Replace the file durably. Raises OSError and leaves the previous file unchanged."""
+    write(folder, encode(state), generation)
+
+
+def encode(state: SavedState) -> bytes:
+    """Return the content of the file."""
     raw = json.dumps(_as_json(state), separators=(",", ":")).encode()
-    content = b"%08x %d\n" % (zlib.crc32(raw), len(raw)) + raw
+    return b"%08x %d\n" % (zlib.crc32(raw), len(raw)) + raw
+
+
+def write(folder: Path, content: bytes, generation: int = 0) -> None:
+    """Replace the file of a generation durably. Raises OSError and leaves the previous file unchanged."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # an earlier attempt may have failed on a full disk
-    target = folder / NAME
+    name, before = names(generation)
+    _keep_previous(folder, name, before)
+    durable.replace_file(folder / name, content)
+
+
+def _keep_previous(folder: Path, name: str, before: str) -> None:
     # A link instead of a rename, so that the file exists at every moment.
-    spare = durable.temporary_path(folder, BEFORE)
+    spare = durable.temporary_path(folder, before)
     try:
-        os.link(target, spare)
-        os.replace(spare, folder / BEFORE)
+        os.link(folder / name, spare)
+        os.replace(spare, folder / before)
     except FileNotFoundError:
         pass
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        with suppress(FileNotFoundError):
+            os.replace(folder / name, folder / before)  # until the write, `load` finds the previous version
     finally:
         spare.unlink(missing_ok=True)
-    durable.replace_file(target, content)
+
+
+def names(generation: int) -> tuple[str, str]:
+    """Return the names of the file and of its previous version, for one generation of owners (`claim`)."""
+    return (f"memory.{generation}.json", f"memory.{generation}.before.json") if generation else (NAME, BEFORE)
+
+
+def return_to_first_generation(folder: Path) -> None:
+    """Give the newest file the name of the first generation, and remove all others. Raises OSError.
+
+    May be called again after an interruption. No other process may be writing to the folder.
+    """
+    later = [each for each in _generations(folder) if each]
+    if later:
+        name, before = names(later[0])
+        if (folder / name).exists():
+            with suppress(FileNotFoundError):
+                os.replace(folder / before, folder / BEFORE)
+        else:
+            name = before
+        os.replace(folder / name, folder / NAME)
+    for each in (each for generation in later for each in names(generation)):
+        (folder / each).unlink(missing_ok=True)
+
+
+def _generations(folder: Path) -> list[int]:
+    """Return the generations that have written files, newest first."""
+    try:
+        with os.scandir(folder) as found:
+            matches = [_NAMES.fullmatch(each.name) for each in found]
+    except FileNotFoundError:
+        return []
+    return sorted({int(each[1] or 0) for each in matches if each}, reverse=True)
 
 
 def load(folder: Path) -> tuple[SavedState, tuple[str, ...]]:
-    """Return the saved state, and one line for each file that could not be used.
+    """Return the newest saved state, and one line for each file that could not be used.
 
     Raises:
         WrittenByNewerAgent: a newer agent wrote the file.
         OSError: a file exists and cannot be read.
     """
     problems: list[str] = []
-    for name in (NAME, BEFORE):
+    for name in (name for generation in _generations(folder) for name in names(generation)):
         path = folder / name
         try:
             return _read(path), tuple(problems)

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import argparse
 import errno
-import fcntl
-import os
 import platform
 import shutil
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from holdfast.errors import BadInput
 from holdfast.version import __version__
-from nodeagent.agent import saved_state
+from nodeagent.agent import claim, saved_state
 from nodeagent.agent.agent import FittedSensor
+from nodeagent.agent.claim import Claim, FolderInUse
 from nodeagent.agent.saved_state import SavedState, WrittenByNewerAgent
 from nodeagent.cli.options import POLICY_FILE
 from nodeagent.host.sensor import HostSensor
@@ -52,6 +50,7 @@ class AgentParts:
     clock: Clock
     state: SavedState
     folder: Path | None  # the folder for the saved state; None: read-only
+    claim: Claim | None  # of that folder; None: read-only, or the disk does not allow it yet
     problems: tuple[str, ...]
     sensors: list[FittedSensor]
     branch: Callable[[], int | None]
@@ -87,7 +86,7 @@ def assemble(
     chosen = load_policy(options.policy)
     if quick_s is not None:
         chosen = policy_for_short_look(chosen, quick_s, promised=options.gpus is not None)
-    state, problems = _saved_state(options.state_dir, keeps)
+    state, claimed, problems = _saved_state(options.state_dir, keeps)
     clock = clocks.begin(state.anchor, state.last_s)
     driver = NvmlDriver(options.sys)
     lines = LinePatterns(
@@ -98,7 +97,9 @@ def assemble(
         for each in sensors:
             each.sensor.period_s = min(each.sensor.period_s, _pause_s(quick_s))
     folder = options.state_dir if keeps else None
-    return AgentParts(chosen, clock, state, folder, problems, sensors, lambda: driver.branch, lines, trusting)
+    return AgentParts(
+        chosen, clock, state, folder, claimed, problems, sensors, lambda: driver.branch, lines, trusting
+    )
 
 
 def policy_for_short_look(chosen: HealthPolicy, look_s: float, *, promised: bool) -> HealthPolicy:
@@ -137,49 +138,38 @@ def load_policy(path: Path | None) -> HealthPolicy:
         raise BadInput("\n".join(error.messages)) from None
 
 
-def _saved_state(folder: Path, keeps: bool) -> tuple[SavedState, tuple[str, ...]]:
-    problems = _prepare_folder(folder) if keeps else ()
+def _saved_state(folder: Path, keeps: bool) -> tuple[SavedState, Claim | None, tuple[str, ...]]:
+    claimed, problems = _claimed(folder) if keeps else (None, ())
     try:
         state, more = saved_state.load(folder)
-        return state, (*problems, *more)
+        return state, claimed, (*problems, *more)
     except WrittenByNewerAgent as error:
         raise BadInput(str(error)) from None
     except OSError as error:
         if keeps and error.errno not in _DISK:
             raise _refused(folder, error) from None
-        return SavedState(), (f"{folder}: {error.strerror}: the saved state is not used",)
+        return SavedState(), claimed, (f"{folder}: {error.strerror}: the saved state is not used",)
 
 
-def _prepare_folder(folder: Path) -> tuple[str, ...]:
-    """Create and lock the folder; return a problem if the disk fails. Raises BadInput for other errors."""
+def _claimed(folder: Path) -> tuple[Claim | None, tuple[str, ...]]:
+    """Create and claim the folder; return a problem if the disk fails. Raises BadInput for other errors."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _claim(folder)
+        found = claim.take(folder)
+    except FolderInUse as error:
+        raise BadInput(f"--state-dir {folder}: {error}; expected an unused folder") from None
     except OSError as error:
         if error.errno not in _DISK:
             raise _refused(folder, error) from None
-        return (f"{folder}: {error.strerror}: nothing is saved until this is resolved",)
-    return ()
+        return None, (f"{folder}: {error.strerror}: nothing is saved until this is resolved",)
+    if not found.took_over:
+        return found, ()
+    why = f"took over from process {found.took_over}, which does not answer and has not ended"
+    return found, (f"{folder}: {why}",)
 
 
 def _refused(folder: Path, error: OSError) -> BadInput:
     return BadInput(f"--state-dir {folder}: {error.strerror}, expected a writable folder")
-
-
-def _claim(folder: Path) -> None:
-    """Lock the folder until this process ends. Raises OSError, or BadInput if another agent holds it."""
-    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        owner = os.read(descriptor, 20).decode(errors="replace").strip()
-        os.close(descriptor)
-        used = f"in use by another agent, process {owner or 'unknown'}"
-        raise BadInput(f"--state-dir {folder}: {used}; expected an unused folder") from None
-    with suppress(OSError):  # record the owner for people; this fails on a full disk
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-    # The descriptor stays open: the lock ends with the process.
 
 
 def _sensors(

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from holdfast import exit_codes
 from holdfast.errors import BadInput
 from holdfast.protocol import foreign_text
 from nodeagent import model
@@ -107,8 +108,10 @@ def serve(options: argparse.Namespace) -> int:
     agent.watch(parts.sensors)
     agent.run()
     server.stop()
+    if agent.superseded:
+        log.write({"event": "superseded", "why": f"another agent has taken over {options.state_dir}"})
     log.drain(DRAIN_S)
-    os._exit(0)  # the threads of the sensors and stdout may hang in calls that cannot be ended
+    os._exit(exit_codes.BAD_INPUT if agent.superseded else 0)  # the threads of the sensors and stdout may hang in calls that cannot be ended
 
 
 def history(options: argparse.Namespace) -> int:
@@ -194,8 +197,9 @@ def _remembered(folder: Path) -> tuple[saved_state.SavedState, tuple[str, ...]]:
 
 def _agent(parts: AgentParts, report_changes: Any) -> Agent:
     return Agent(
-        parts.policy, parts.clock, parts.state, parts.folder, report_changes, parts.branch, parts.problems
-    )
+        parts.policy, parts.clock, parts.state, parts.folder, report_changes, parts.branch, parts.problems,
+        parts.claim,
+    )  # fmt: skip
 
 
 def _print_when_ready(agent: Agent, parts: AgentParts, as_json: bool) -> None:

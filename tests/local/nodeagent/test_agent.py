@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nodeagent.agent import agent as agent_module
-from nodeagent.agent import saved_state
+from nodeagent.agent import claim, saved_state
 from nodeagent.agent.agent import Agent, FittedSensor
 from nodeagent.agent.saved_state import SavedState
 from nodeagent.model import Action, Level, Observation
@@ -59,7 +59,7 @@ class Room:
         self.told: list[dict[str, Any]] = []
         self.clock = clock or begin(remembered.anchor, remembered.last_s)
         self.agent = Agent(POLICY, self.clock, remembered, folder, self.told.extend, problems=problems)
-        self.thread = threading.Thread(target=self.agent.run)
+        self.thread = threading.Thread(target=self.agent.run, daemon=True)
         self.agent.watch([FittedSensor(each, lambda each=each: each.at) for each in sensors])  # type: ignore[misc]
         self.thread.start()
 
@@ -128,7 +128,7 @@ def test_a_full_disk_does_not_keep_findings_from_being_reported(
     def full_disk(*_: object) -> None:
         raise OSError(28, "no space left")
 
-    monkeypatch.setattr(saved_state, "save", full_disk)
+    monkeypatch.setattr(saved_state, "write", full_disk)
     sensor = Scripted()
     room = Room(tmp_path, sensor)
     sensor.give(xid(79, room.clock.now_s()))
@@ -139,6 +139,54 @@ def test_a_full_disk_does_not_keep_findings_from_being_reported(
     room.until(lambda: any(each["kind"] == "cleared" for each in room.told))
     room.end()
     assert saved_state.load(tmp_path)[0].next_seq == 5
+
+
+def test_while_the_disk_hangs_the_agent_evaluates_and_reports_and_then_saves_the_newest_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_module, "SAVE_DEADLINE_S", 0.2)
+    write, answers, entered = saved_state.write, threading.Event(), threading.Event()
+
+    def hanging(folder: Path, content: bytes, generation: int = 0) -> None:
+        entered.set()
+        assert answers.wait(PATIENCE_S)
+        write(folder, content, generation)
+
+    monkeypatch.setattr(saved_state, "write", hanging)
+    sensor = Scripted()
+    room = Room(tmp_path, sensor)
+    assert entered.wait(PATIENCE_S)
+    sensor.give(xid(79, room.clock.now_s()))
+    room.until(lambda: level(room) is Level.UNHEALTHY)
+    room.until(lambda: {each["check"] for each in room.told} == {"xid", "memory_lost"})
+    room.until(lambda: len(room.agent.published.events) == 2)
+    assert not (tmp_path / saved_state.NAME).exists()
+    answers.set()
+    room.until(lambda: any(each["kind"] == "cleared" for each in room.told))
+    room.end()
+    assert [each["code"] for each in saved_state.load(tmp_path)[0].history] == [79, None, None]
+    assert [each["seq"] for each in room.told] == [1, 2, 3]
+
+
+def test_a_disk_that_hangs_does_not_delay_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(agent_module, "LAST_SAVE_S", 0.05)
+    monkeypatch.setattr(saved_state, "write", lambda *_: answers.wait(PATIENCE_S))
+    sensor = Scripted()
+    room = Room(tmp_path, sensor)
+    sensor.give(xid(79, room.clock.now_s()))
+    room.until(lambda: level(room) is Level.UNHEALTHY)
+    room.end()
+    assert [each["code"] for each in room.told] == [79], "every change is reported, even if it is not saved"
+    answers.set()
+
+
+def test_an_agent_that_was_taken_over_ends(tmp_path: Path) -> None:
+    room = Room(tmp_path, Scripted())
+    room.until(lambda: (tmp_path / "lock").exists())
+    claim.take(tmp_path, 0.0)
+    room.thread.join(PATIENCE_S)
+    assert room.agent.superseded
 
 
 class Hanging(Scripted):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakenvml.state import Fake
-from tests.local.nodeagent.serving import node, serving
+from tests.local.nodeagent.serving import PATIENCE_S, node, serving
 
 STOP_S = 2.0
 
@@ -240,3 +240,28 @@ def test_an_agent_starts_on_a_full_disk_and_saves_its_state_once_there_is_room(
     with serving(state, fake) as agent:
         assert agent.finding(fake.entity(0), "xid", 79)["code"] == 79
         agent.end()
+
+
+def test_an_agent_that_cannot_end_does_not_bar_its_successor(tmp_path: Path, fake: Fake) -> None:
+    """A stopped process keeps its lock and its port, as one does whose thread is in an uninterruptible call."""
+    with serving(tmp_path, fake) as stopped:
+        fake.until(lambda s: s.event_sets > 0)
+        fake.xid(0, 79)
+        stopped.finding(fake.entity(0), "xid", 79)
+        stopped.process.send_signal(signal.SIGSTOP)
+        with serving(tmp_path, fake, "--listen", stopped.address) as agent:
+            assert agent.address == stopped.address
+            found = agent.until(lambda health: bool(health["problems"]))
+            assert f"took over from process {stopped.process.pid}" in found["problems"][0]
+            agent.finding(fake.entity(0), "xid", 79)
+            assert {agent.get("/healthz") for _ in range(20)} == {"ok\n"}, "no request reaches the old one"
+            stopped.process.send_signal(signal.SIGCONT)
+            stopped.process.communicate(timeout=PATIENCE_S)
+            assert stopped.process.returncode == 2
+            assert agent.get("/healthz") == "ok\n"
+            agent.end()
+    with serving(tmp_path, fake) as again:
+        assert again.until(lambda health: bool(health["gpus"]))["problems"] == []
+        again.end()
+    assert (tmp_path / "memory.json").exists()
+    assert not (tmp_path / "memory.1.json").exists()

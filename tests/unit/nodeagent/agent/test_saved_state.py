@@ -111,3 +111,18 @@ def test_the_state_of_an_agent_that_did_not_measure_clean_time_is_used(tmp_path:
     (tmp_path / NAME).write_bytes(b"%08x %d\n" % (zlib.crc32(content), len(content)) + content)
     found, problems = saved_state.load(tmp_path)
     assert (found.reported, found.clean_time, problems) == (full().reported, CleanTime(), ())
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP])
+def test_the_previous_version_is_kept_on_a_file_system_without_hard_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(number, "no hard links")
+
+    monkeypatch.setattr("os.link", refused)
+    for last_s in (1.0, 2.0, 3.0):
+        saved_state.save(tmp_path, SavedState(last_s=last_s))
+    assert saved_state.load(tmp_path)[0].last_s == 3.0
+    (tmp_path / NAME).unlink()
+    assert saved_state.load(tmp_path)[0].last_s == 2.0
