@@ -15,7 +15,7 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from holdfast import exit_codes
 from holdfast.errors import BadInput
@@ -30,6 +30,11 @@ from nodeagent.sensing import operator_clear
 from nodeagent.server import report
 from nodeagent.server.event_log import EventLog
 from nodeagent.server.injection import injector
+
+if TYPE_CHECKING:  # the other commands do not load the server
+    from aiohttp import web
+
+    from nodeagent.server.http_api import HttpServer
 
 HARD_STOP_S = 1.5  # the longest time from SIGTERM to the exit, even if sensors hang
 DRAIN_S = 0.3  # the wait for the reader of stdout after everything is saved
@@ -79,7 +84,6 @@ def watch(options: argparse.Namespace) -> int:
 def serve(options: argparse.Namespace) -> int:
     """Watch the node and serve the HTTP API until SIGTERM."""
     from nodeagent.server import http_api
-    from nodeagent.server.http_api import CannotListen, HttpServer
 
     if options.test:
         options.state_dir = options.state_dir / TESTS
@@ -92,26 +96,38 @@ def serve(options: argparse.Namespace) -> int:
             log.write({"event": "finding", **each})
 
     agent = _agent(parts, report_changes)
-    host, port = split(options.listen)
     inject = injector(agent.inbox, parts.policy, parts.lines, parts.clock.now_s) if options.test else None
-    server = HttpServer(
-        http_api.application(lambda: agent.published, parts.about, parts.clock.now_s, inject), host, port
-    )
-    try:
-        server.start()
-    except CannotListen as error:
-        raise BadInput(f"--listen {error}") from None
+    served = http_api.application(lambda: agent.published, parts.about, parts.clock.now_s, inject)
+    servers = {"listen": _start_server("--listen", served, options.listen)}
+    if options.probe_listen is not None:
+        probes = http_api.probes(lambda: agent.published, parts.clock.now_s)
+        servers["probe_listen"] = _start_server("--probe-listen", probes, options.probe_listen)
     _handle_signals(agent)
-    log.write({"event": "serving", "listen": f"{host}:{server.port}", **parts.about()})
+    addresses = {name: each.address for name, each in servers.items()}
+    log.write({"event": "serving", **addresses, **parts.about()})
     for each in parts.problems:
         log.write({"event": "memory_problem", "why": each})
     agent.watch(parts.sensors)
     agent.run()
-    server.stop()
+    for each in servers.values():
+        each.stop()
     if agent.superseded:
         log.write({"event": "superseded", "why": f"another agent has taken over {options.state_dir}"})
     log.drain(DRAIN_S)
-    os._exit(exit_codes.BAD_INPUT if agent.superseded else 0)  # the threads of the sensors and stdout may hang in calls that cannot be ended
+    os._exit(
+        exit_codes.BAD_INPUT if agent.superseded else 0
+    )  # the threads of the sensors and stdout may hang in calls that cannot be ended
+
+
+def _start_server(option: str, app: web.Application, address: str) -> HttpServer:
+    from nodeagent.server.http_api import CannotListen, HttpServer
+
+    server = HttpServer(app, *split(address))
+    try:
+        server.start()
+    except CannotListen as error:
+        raise BadInput(f"{option} {error}") from None
+    return server
 
 
 def history(options: argparse.Namespace) -> int:

@@ -120,6 +120,13 @@ def _looking(check: _Parser, watch: _Parser, serve: _Parser) -> None:
         help=f"address of the HTTP API ({LISTEN})",
     )
     serve.add_argument(
+        "--probe-listen",
+        type=_address,
+        default=None,
+        metavar="HOST:PORT",
+        help="an address of its own for /healthz and /readyz, which serves nothing else (default: none)",
+    )
+    serve.add_argument(
         "--test",
         action="store_true",
         help="accept `holdfast node inject` and kernel lines from user space; uses a separate state folder",

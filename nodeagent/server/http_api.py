@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import closing
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from typing import Any
 
 from aiohttp import web
@@ -19,18 +20,18 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from holdfast.process.network import SERVER_BACKLOG, Door
 from nodeagent.agent.agent import Published
-from nodeagent.server import metrics, report
+from nodeagent.server import listening, metrics, report
 
 START_S = 5.0
 STOP_S = 0.5
-MAX_IDLE_S = 15.0  # an idle connection is closed after this time
+MAX_IDLE_S = 5.0  # an idle connection is closed after this time, as is one whose headers take longer
 MAX_IDLE = 64  # concurrent idle connections, so that the sensors have enough file descriptors
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 MAX_BODY_BYTES = 16 << 10
 MAX_EVENTS = 1000  # in one response
 MAX_WAIT_S = 30.0
 SILENT_S = 10.0  # /healthz fails after this time without a cycle; the agent completes one every 2.5 s
-MAX_WAITING = 32  # requests that may wait for events concurrently; others get an empty response immediately
+MAX_WAITING = 8  # requests that may wait for events concurrently; others get an empty response immediately
 _POLL_S = 0.05
 Injector = Callable[[Mapping[str, Any]], str]  # returns the injected text; raises ValueError
 
@@ -44,6 +45,7 @@ class HttpServer:
 
     def __init__(self, app: web.Application, host: str, port: int) -> None:
         self._app, self._host, self._port = app, host, port
+        self._sockets: list[socket.socket] = []
         self._door = Door(MAX_IDLE, MAX_IDLE_S)
         app.middlewares.append(self._at_the_door)
         self._loop = asyncio.new_event_loop()
@@ -54,10 +56,21 @@ class HttpServer:
 
     def start(self) -> None:
         """Return once the server listens. Raises CannotListen."""
+        try:
+            self._sockets = listening.listen(self._host, self._port)
+        except OSError as error:
+            self._loop.close()
+            raise CannotListen(f"{self._host}:{self._port}: {error}") from None
+        self.port = self._sockets[0].getsockname()[1]
         self._thread.start()
         self._up.wait(START_S)
         if self._error is not None or not self._up.is_set():
             raise CannotListen(f"{self._host}:{self._port}: {self._error or 'no answer'}")
+
+    @property
+    def address(self) -> str:
+        """Return the host as given and the actual port."""
+        return f"{self._host}:{self.port}"
 
     def stop(self) -> None:
         """Stop listening; requests in progress are cut off."""
@@ -68,7 +81,9 @@ class HttpServer:
         asyncio.set_event_loop(self._loop)
         runner = web.AppRunner(self._app, access_log=None, keepalive_timeout=MAX_IDLE_S, shutdown_timeout=0)
         try:
-            with closing(self._loop.run_until_complete(self._listen(runner))):
+            with ExitStack() as servers:
+                for each in self._loop.run_until_complete(self._serve(runner)):
+                    servers.enter_context(closing(each))
                 self._up.set()
                 watching = self._loop.create_task(self._door.watch())
                 self._loop.run_forever()
@@ -85,15 +100,37 @@ class HttpServer:
         with self._door.answering(request.protocol):
             return await handler(request)
 
-    async def _listen(self, runner: web.AppRunner) -> asyncio.Server:
+    async def _serve(self, runner: web.AppRunner) -> list[asyncio.Server]:
         await runner.setup()
         server = runner.server
         assert server is not None  # since `setup`
-        listening = await self._loop.create_server(
-            self._door.guarded(server), self._host, self._port, backlog=SERVER_BACKLOG
-        )
-        self.port = listening.sockets[0].getsockname()[1]
-        return listening
+        made = self._door.guarded(server)
+        return [
+            await self._loop.create_server(made, sock=each, backlog=SERVER_BACKLOG) for each in self._sockets
+        ]
+
+
+def probes(published: Callable[[], Published], now_s: Callable[[], float]) -> web.Application:
+    """Return the application for the listener of the probes, which serves nothing else."""
+    app = web.Application(client_max_size=MAX_BODY_BYTES)
+    _add_probes(app, published, now_s)
+    return app
+
+
+def _add_probes(app: web.Application, published: Callable[[], Published], now_s: Callable[[], float]) -> None:
+    async def healthz(_: web.Request) -> web.Response:
+        silent_s = now_s() - published().at_s
+        if silent_s > SILENT_S:
+            raise web.HTTPServiceUnavailable(text=f"no cycle for {silent_s:.0f} s\n")
+        return web.Response(text="ok\n")
+
+    async def readyz(_: web.Request) -> web.Response:
+        if not published().ready:
+            raise web.HTTPServiceUnavailable(text="not all sensors have been tried yet\n")
+        return web.Response(text="ok\n")
+
+    app.router.add_get("/healthz", healthz)
+    app.router.add_get("/readyz", readyz)
 
 
 def application(
@@ -105,17 +142,6 @@ def application(
     """Return the application. With `inject` it also serves `POST /v1/inject`, which is for tests only."""
     registry = metrics.registry(published)
     waiting = 0
-
-    async def healthz(_: web.Request) -> web.Response:
-        silent_s = now_s() - published().at_s
-        if silent_s > SILENT_S:
-            raise web.HTTPServiceUnavailable(text=f"no cycle for {silent_s:.0f} s\n")
-        return web.Response(text="ok\n")
-
-    async def readyz(_: web.Request) -> web.Response:
-        if not published().ready:
-            raise web.HTTPServiceUnavailable(text="not all sensors have been tried yet\n")
-        return web.Response(text="ok\n")
 
     async def health(_: web.Request) -> web.Response:
         return web.json_response(report.health_report(published(), about()))
@@ -131,7 +157,7 @@ def application(
         waiting += 1
         try:
             while True:
-                found = [each for each in published().events if each["seq"] > after][: int(limit)]
+                found = _events_after(published().events, after, int(limit))
                 if found or time.monotonic() >= until or waiting > MAX_WAITING:
                     return web.json_response(
                         {"events": found, "after": found[-1]["seq"] if found else int(after)}
@@ -141,14 +167,19 @@ def application(
             waiting -= 1
 
     app = web.Application(client_max_size=MAX_BODY_BYTES)
-    app.router.add_get("/healthz", healthz)
-    app.router.add_get("/readyz", readyz)
+    _add_probes(app, published, now_s)
     app.router.add_get("/metrics", exposition)
     app.router.add_get("/v1/health", health)
     app.router.add_get("/v1/events", events)
     if inject is not None:
         app.router.add_post("/v1/inject", _injected(inject))
     return app
+
+
+def _events_after(events: Sequence[dict[str, Any]], after: float, limit: int) -> list[dict[str, Any]]:
+    if not events or events[-1]["seq"] <= after:
+        return []  # the usual case of a request that waits, which asks often
+    return [each for each in events if each["seq"] > after][:limit]
 
 
 def _injected(inject: Injector) -> _Handler:

@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import asyncio
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
 
-from nodeagent.server import http_api
+from nodeagent.server import http_api, listening
 from nodeagent.server.http_api import CannotListen, HttpServer
+from tests.unit.nodeagent.server.test_http_api import Shown
 
 
 async def hello(_: web.Request) -> web.Response:
@@ -54,3 +58,88 @@ def test_idle_connections_make_room_for_one_with_a_request(server: HttpServer) -
 def test_an_address_in_use_is_named(server: HttpServer) -> None:
     with pytest.raises(CannotListen, match=f"127.0.0.1:{server.port}: .*in use"):
         made(server.port).start()
+
+
+def test_idle_connections_and_long_polls_do_not_make_a_probe_fail() -> None:
+    shown = Shown()
+    app = http_api.application(lambda: shown.now, dict, lambda: shown.time_s)
+    server = HttpServer(app, "127.0.0.1", 0)
+    server.start()
+
+    def one(request: str) -> socket.socket:
+        made = opened.enter_context(socket.create_connection(("127.0.0.1", server.port), 10))
+        made.sendall(request.encode())
+        return made
+
+    with ExitStack() as opened:
+        opened.callback(server.stop)
+        for _ in range(64):
+            one("GET /v1/events?after=999&wait_s=30 HTTP/1.1\r\nHost: here\r\n\r\n")
+            one("GET /healthz HTTP/1.1\r\nHost: he")  # headers that never end
+            one("")
+        for _ in range(20):
+            assert b"200 OK" in one("GET /healthz HTTP/1.1\r\nHost: here\r\n\r\n").recv(1000)
+
+
+async def test_at_most_a_few_requests_wait_and_the_others_are_answered_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_api, "MAX_WAITING", 2)
+    shown = Shown()
+    async with TestClient(TestServer(http_api.application(lambda: shown.now, dict, lambda: 0.0))) as client:
+        waiting = [asyncio.create_task(client.get("/v1/events?after=999&wait_s=30")) for _ in range(2)]
+        assert (await client.get("/healthz")).status == 200  # the requests before it have begun to wait
+        found = await client.get("/v1/events?after=999&wait_s=30")
+        assert (await found.json())["events"] == []
+        assert not any(each.done() for each in waiting)
+        for each in waiting:
+            each.cancel()
+
+
+def test_a_listener_for_probes_serves_nothing_else() -> None:
+    shown = Shown()
+    server = HttpServer(http_api.probes(lambda: shown.now, lambda: shown.time_s), "127.0.0.1", 0)
+    server.start()
+    try:
+        for path, status in (("/healthz", 200), ("/readyz", 200), ("/v1/health", 404), ("/metrics", 404)):
+            with socket.create_connection(("127.0.0.1", server.port), 10) as connection:
+                connection.sendall(f"GET {path} HTTP/1.1\r\nHost: here\r\n\r\n".encode())
+                assert f" {status} ".encode() in connection.recv(1000)
+    finally:
+        server.stop()
+
+
+def answered(listener: socket.socket) -> None:
+    """Answer all connections in a thread, as a living agent does."""
+
+    def answer() -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                with connection:
+                    connection.recv(1000)
+                    connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+
+    threading.Thread(target=answer, daemon=True).start()
+
+
+def test_an_address_whose_process_does_not_answer_is_taken_over() -> None:
+    with ExitStack() as opened:
+        [stale] = listening.listen("127.0.0.1", 0)
+        opened.enter_context(stale)
+        port = stale.getsockname()[1]
+        [second] = listening.listen("127.0.0.1", port, 0.05)
+        opened.enter_context(second)
+        [third] = listening.listen("127.0.0.1", port, 0.05)
+        opened.enter_context(third)
+        answered(third)
+        for _ in range(30):  # by chance, a third of them would reach each socket
+            assert b"200 OK" in asked(opened.enter_context(socket.create_connection(("127.0.0.1", port), 10)))
+        with pytest.raises(OSError, match="in use"):
+            listening.listen("127.0.0.1", port)
+
+
+def test_an_address_of_a_foreign_process_is_never_shared() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as foreign:
+        with pytest.raises(OSError, match="in use"):
+            listening.listen("127.0.0.1", foreign.getsockname()[1], 0.05)
