@@ -15,7 +15,10 @@ SWITCH_S = 0.0005
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one command line and return the exit code. Bad input prints one line and returns 2."""
+    """Run one command line and return the exit code.
+
+    Bad input prints one line and returns 2, or 64 for `check`.
+    """
     sys.setswitchinterval(SWITCH_S)
     try:
         asked = options.parse(argv)
@@ -24,7 +27,8 @@ def main(argv: Sequence[str]) -> int:
         return commands.COMMANDS[asked.command](asked)
     except BadInput as error:
         sys.stderr.write(f"holdfast: {error}\n")
-        return exit_codes.BAD_INPUT
+        # 2 is the code of an unhealthy node, which a script must not confuse with a typo.
+        return exit_codes.USAGE if argv[:1] == ["check"] else exit_codes.BAD_INPUT
     except BrokenPipeError:
         return exit_codes.UNREAD
 

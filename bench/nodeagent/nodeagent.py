@@ -25,8 +25,9 @@ from bench.harness import results
 from bench.harness.console import make_parser, say
 from bench.nodeagent import idle, simulated_week
 from bench.text import Verdict, all_met, at_most, below, percent, seconds, summary, table
-from nodeagent.agent.agent import Agent, FittedSensor
+from nodeagent.agent.agent import Agent
 from nodeagent.agent.saved_state import SavedState
+from nodeagent.agent.sensor_threads import FittedSensor
 from nodeagent.nvml.driver import NvmlDriver
 from nodeagent.nvml.events import NvmlEvents
 from nodeagent.policy.loading import load

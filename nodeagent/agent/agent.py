@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,19 @@ from nodeagent.agent.claim import Claim
 from nodeagent.agent.clean_time import CleanTime
 from nodeagent.agent.inbox import Inbox
 from nodeagent.agent.saved_state import SavedState
-from nodeagent.agent.sensor_threads import SensorStatus, SensorThread, stuck_calls
+from nodeagent.agent.sensor_threads import (
+    FittedSensor,
+    SensorStatus,
+    SensorThread,
+    stuck_calls,
+    xids_are_unseen,
+)
 from nodeagent.agent.state_writer import StateWriter
 from nodeagent.evaluation.evaluator import FORGET_S, Evaluator, verdicts
 from nodeagent.model import NODE, HealthFinding, HealthVerdict, Observation
 from nodeagent.policy.rules import HealthPolicy
 from nodeagent.sensing.clock import Clock
-from nodeagent.sensing.sensor import WAIT_S, Omission, Sensor
+from nodeagent.sensing.sensor import WAIT_S
 
 LOOK_S = WAIT_S  # the longest time between two cycles; sensors that wait for events wake up then too
 STUCK_LOOK_S = 1.0  # the same while a sensor hangs, because each cycle reports how long it has hung
@@ -38,6 +45,7 @@ SAVE_AT_REST_S = 60.0  # the longest time between two saves, for cursors and bas
 SAVE_DEADLINE_S = 5.0  # changes are reported without being saved if the disk takes longer
 LAST_SAVE_S = 0.8  # the wait for the last save; the agent ends within 2 s of SIGTERM even if the disk hangs
 FORGET_EVERY_S = 3600.0
+XIDS = "sensor/xids"
 DESCRIBING = ("gpu_state", "nvml")  # the checks whose facts describe the entity
 MAX_DESCRIBED = 256
 JOIN_S = 0.5  # the wait for all sensors at the end; the agent ends within 2 s of SIGTERM even if they hang
@@ -55,6 +63,7 @@ class Published:
     problems: tuple[str, ...] = ()  # with the saved state
     clean_time: CleanTime = field(default_factory=CleanTime)
     facts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # of the driver and each GPU
+    released: Released | None = None
 
     @property
     def ready(self) -> bool:
@@ -62,13 +71,12 @@ class Published:
         return bool(self.sensors) and all(each.tried for each in self.sensors)
 
 
-@dataclass(slots=True)
-class FittedSensor:
-    """A sensor, with functions that return its position and its omissions."""
+@dataclass(frozen=True, slots=True)
+class Released:
+    """The GPUs are released at an operator's request."""
 
-    sensor: Sensor
-    position: Callable[[], Any] = lambda: None
-    left_out: Callable[[], tuple[Omission, ...]] = tuple
+    until_s: float  # agent time
+    closed: bool  # no sensor uses the GPUs any more
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +100,15 @@ class Agent:
     branch: Callable[[], int | None] = lambda: None
     problems: tuple[str, ...] = ()
     claim: Claim | None = None  # of the folder; None: the disk did not allow it yet, or nothing is saved
+    released_until_s: Callable[[], float] = lambda: -inf  # when an operator's release of the GPUs ends
     superseded: bool = field(init=False, default=False)  # another agent has taken over the folder
     inbox: Inbox = field(init=False)
     evaluator: Evaluator = field(init=False)
     published: Published = field(init=False)
     watched: list[SensorThread] = field(init=False, default_factory=list)
     looked: threading.Condition = field(init=False, default_factory=threading.Condition)
+    _xids_unseen: bool | None = field(init=False, default=None)
+    _was_released: bool = field(init=False, default=False)
     _facts: dict[str, dict[str, str]] = field(init=False, default_factory=dict)
     _stuck: set[str] = field(init=False, default_factory=set)
     _pending: list[dict[str, Any]] = field(init=False, default_factory=list)
@@ -105,8 +116,8 @@ class Agent:
     _unreported: deque[_Submitted] = field(init=False, default_factory=deque)  # handed to the writer
     _events: tuple[dict[str, Any], ...] = field(init=False, default=())  # the history that was reported
     _noted: tuple[int, str] = field(init=False, default=(0, ""))  # the last save whose outcome was noted
-    _judged: tuple[tuple[HealthFinding, ...], int, tuple[HealthVerdict, ...]] = field(
-        init=False, default=((), 0, ())
+    _judged: tuple[tuple[HealthFinding, ...], frozenset[str], tuple[HealthVerdict, ...]] = field(
+        init=False, default=((), frozenset(), ())
     )
     _saved: float = field(init=False, default=float("-inf"))  # monotonic
     _forgot: float = field(init=False, default=float("-inf"))
@@ -121,7 +132,9 @@ class Agent:
             self._writer = StateWriter(self.folder, self.claim, self.inbox.wake, self._give_way)
         self.published = Published(self.clock.now_s(), problems=self.problems)
         self.state.anchor = self.clock.anchor
-        self.state.clean_time = self.state.clean_time.resumed(self.state.last_s, self.clock.now_s())
+        self.state.clean_time = self.state.clean_time.resumed(
+            self.state.last_s, self.clock.now_s(), self.released_until_s()
+        )
 
     def _recall(self) -> tuple[str, ...]:
         before = self.state.anchor
@@ -144,10 +157,19 @@ class Agent:
         """Start the sensors, each in a separate thread."""
         now_s = self.clock.now_s
         self.watched = [
-            SensorThread(each.sensor, self.inbox, now_s, each.position, each.left_out) for each in sensors
+            SensorThread(each, self.inbox, now_s, lambda: now_s() < self.released_until_s())
+            for each in sensors
         ]
         for each in self.watched:
             each.start()
+
+    def forget(self, sensor: str) -> bool:
+        """Have a sensor learn its baselines again; False if it has none. May be called from any thread."""
+        return any(each.forget() for each in self.watched if each.sensor.name == sensor)
+
+    def gpus_are_closed(self) -> bool:
+        """Return True if every sensor of the GPUs is closed for a release. May be called from any thread."""
+        return all(each.is_released for each in self.watched if each.fitted.releases)
 
     def run(self) -> None:
         """Repeat `run_cycle` until `stop` is called; then save and return, even if sensors hang."""
@@ -171,7 +193,7 @@ class Agent:
         self.inbox.wake()
 
     def close(self) -> None:
-        """Stop the sensors, then run a last cycle and save. Takes about a second if sensors or the disk hang."""
+        """Stop the sensors, then run a last cycle and save. Takes about a second if something hangs."""
         for each in self.watched:
             each.stop()
         until = time.monotonic() + JOIN_S
@@ -184,7 +206,7 @@ class Agent:
             self.report(unsaved)
 
     def run_cycle(self, *, last: bool = False) -> Published:
-        """Run one cycle: take the inbox, evaluate, publish, have the state saved, and report what is saved."""
+        """Run one cycle: take the inbox, evaluate, have the state saved, publish, and report changes."""
         now_s = self.clock.now_s()
         # Read the positions before the inbox, so that this cycle's observations include all that they cover.
         positions = {each.sensor.name: each.position for each in self.watched}
@@ -192,7 +214,10 @@ class Agent:
         findings = self.evaluator.findings(now_s)
         found, self.state.reported = changes.find_changes(self.state.reported, findings, now_s)
         self._pending += [changes.change_as_json(each) for each in found]
-        self.state.clean_time = self.state.clean_time.after(now_s, findings, self.published.ready)
+        released = self._take_release(now_s)
+        self.state.clean_time = self.state.clean_time.after(
+            now_s, findings, self.published.ready, released=released
+        )
         since_s = time.monotonic() - self._saved
         if last or since_s >= SAVE_AT_REST_S or (self._pending and since_s >= SAVE_S):
             self._submit(now_s, positions)
@@ -203,6 +228,15 @@ class Agent:
             self.report(reported)
         return self.published
 
+    def _take_release(self, now_s: float) -> bool:
+        """Return whether the GPUs were released since the last cycle, and alert the sensors to a change."""
+        released, before = now_s < self.released_until_s(), self._was_released
+        if released != before:
+            self._was_released = released
+            for each in self.watched:
+                each.nudge()
+        return released or before
+
     def _evaluate_inbox(self, now_s: float) -> None:
         for each in self.inbox.drain():
             self.evaluator.add(each)
@@ -210,6 +244,7 @@ class Agent:
                 self._facts[each.entity] = dict(each.facts)
         for each in stuck_calls(self.watched, self._stuck, now_s):
             self.evaluator.add(each)
+        self._judge_xid_sensors(now_s)
         if self.inbox.dropped:
             lost = Observation(
                 now_s, "observations_dropped", "sensor/agent", "agent", float(self.inbox.dropped)
@@ -219,6 +254,17 @@ class Agent:
         if now_s - self._forgot >= FORGET_EVERY_S:
             self._forgot = now_s
             self.evaluator.forget(now_s - FORGET_S)
+            known = self.evaluator.entities
+            self._facts = {entity: facts for entity, facts in self._facts.items() if entity in known}
+
+    def _judge_xid_sensors(self, now_s: float) -> None:
+        """Report if no sensor can see Xids, and if one can again."""
+        unseen = xids_are_unseen(each.status() for each in self.watched if each.fitted.sees_xids)
+        if unseen is None or unseen == self._xids_unseen:
+            return
+        self._xids_unseen = unseen
+        if unseen or XIDS in self.evaluator.entities:
+            self.evaluator.add(Observation(now_s, "xids_unseen", XIDS, "agent", float(unseen)))
 
     def _submit(self, now_s: float, positions: Mapping[str, Any]) -> None:
         """Number the pending changes, and have the state saved."""
@@ -272,9 +318,9 @@ class Agent:
 
     def _verdicts(self, findings: tuple[HealthFinding, ...]) -> tuple[HealthVerdict, ...]:
         """Return one verdict per entity. Returns the same tuple until the findings or entities change."""
-        count = len(self.evaluator.entities)  # the set only grows
-        if findings is not self._judged[0] or count != self._judged[1]:
-            self._judged = findings, count, verdicts(findings, self.evaluator.entities)
+        entities = self.evaluator.entities
+        if findings is not self._judged[0] or entities != self._judged[1]:
+            self._judged = findings, frozenset(entities), verdicts(findings, entities)
         return self._judged[2]
 
     def _publish(self, now_s: float, findings: tuple[HealthFinding, ...]) -> None:
@@ -287,6 +333,7 @@ class Agent:
             self.problems,
             self.state.clean_time,
             dict(self._facts),
+            Released(self.released_until_s(), self.gpus_are_closed()) if self._was_released else None,
         )
         with self.looked:
             self.published = published

@@ -71,10 +71,10 @@ def take(folder: Path, answer_s: float = ANSWER_S, wait: Callable[[float], objec
         generation = newest_generation(folder)
         descriptor = _lock(folder, generation)
         if descriptor is None:
-            took_over = _owner(folder, generation)
-            if _answers(folder, generation, answer_s, wait):
-                raise _in_use(folder, generation)
-            generation += 1
+            owner = _owner(folder, generation)
+            descriptor = _lock_unless_answered(folder, generation, answer_s, wait)
+        if descriptor is None:
+            took_over, generation = owner, generation + 1
             descriptor = _lock(folder, generation)
             if descriptor is None:
                 raise _in_use(folder, generation)
@@ -89,6 +89,21 @@ def take(folder: Path, answer_s: float = ANSWER_S, wait: Callable[[float], objec
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     os.utime(descriptor)
     return Claim(folder, generation, descriptor, took_over)
+
+
+def is_owned(folder: Path) -> bool:
+    """Return True if a process owns the folder, whether it answers or not. Raises OSError."""
+    try:
+        descriptor = os.open(_path(folder, newest_generation(folder)), os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def newest_generation(folder: Path) -> int:
@@ -117,16 +132,25 @@ def _lock(folder: Path, generation: int) -> int | None:
     return descriptor
 
 
-def _answers(folder: Path, generation: int, answer_s: float, wait: Callable[[float], object]) -> bool:
-    """Ask the owner, and return True if it has answered within `answer_s`. Raises OSError."""
+def _lock_unless_answered(
+    folder: Path, generation: int, answer_s: float, wait: Callable[[float], object]
+) -> int | None:
+    """Ask the owner; return the lock if the owner ends, and None if it has not answered within `answer_s`.
+
+    Raises:
+        FolderInUse: the owner has answered.
+        OSError: the lock cannot be read.
+    """
     path = _path(folder, generation)
     os.utime(path, ns=(_ASKED_NS, _ASKED_NS))
     until = time.monotonic() + answer_s
     while path.stat().st_mtime_ns == _ASKED_NS:
+        if (descriptor := _lock(folder, generation)) is not None:
+            return descriptor
         if time.monotonic() >= until:
-            return False
+            return None
         wait(_POLL_S)
-    return True
+    raise _in_use(folder, generation)
 
 
 def _owner(folder: Path, generation: int) -> str:

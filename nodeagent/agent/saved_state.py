@@ -172,6 +172,7 @@ def _as_json(state: SavedState) -> dict[str, Any]:
         "history": state.history,
         "next_seq": state.next_seq,
         "calm": state.clean_time.dump(),
+        "calm_released_s": list(state.clean_time.released_s),
         "evidence": state.evidence,
         "positions": state.positions,
     }
@@ -189,7 +190,9 @@ def _from_json(raw: Mapping[str, Any]) -> SavedState:
         reported=reported,
         history=[dict(each) for each in raw["history"][-MAX_HISTORY:]],
         next_seq=int(raw["next_seq"]),
-        clean_time=clean_time.load_clean_time(raw.get("calm", (None, None, None))),
+        clean_time=clean_time.load_clean_time(
+            raw.get("calm", (None, None, None)), raw.get("calm_released_s", (0.0, 0.0))
+        ),
         evidence=dict(raw["evidence"]),
         positions=dict(raw["positions"]),
     )

@@ -11,12 +11,13 @@ from typing import Any
 from holdfast.process.clock import seconds_to_next_tick
 from nodeagent.agent.inbox import Inbox
 from nodeagent.model import Observation
-from nodeagent.sensing.sensor import Omission, Sensor, Unavailable
+from nodeagent.sensing.sensor import WAIT_S, Omission, Sensor, Unavailable
 
 RETRY_S = 30.0  # the retry interval of a blind sensor: a driver's pod takes about as long to restart
 REPORT_AFTER_S = 5.0  # longer calls are reported in every cycle
 SEEING, BLIND = 0.0, 1.0
 NOT_YET = "it has not been read yet"
+RELEASED = "closed, because an operator has the GPUs released"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class SensorStatus:
     in_call: bool
     left_out: tuple[Omission, ...] = ()  # the checks and entities that it omits, with reasons
     nothing_there: bool = False  # blind only because the node has nothing to observe
+    released: bool = False  # closed only because an operator has the GPUs released
 
     @property
     def tried(self) -> bool:
@@ -39,36 +41,55 @@ class SensorStatus:
         return self.why != NOT_YET or (self.in_call and self.call_s >= REPORT_AFTER_S)
 
 
+@dataclass(slots=True)
+class FittedSensor:
+    """A sensor, with functions that return its position and its omissions."""
+
+    sensor: Sensor
+    position: Callable[[], Any] = lambda: None  # where the sensor continues after a restart
+    left_out: Callable[[], tuple[Omission, ...]] = tuple
+    releases: bool = False  # it is closed while an operator has the GPUs released
+    sees_xids: bool = False
+    reads_state: bool = False  # from the disk of the saved state
+    without_memory: Callable[[], FittedSensor] | None = None  # creates the same sensor without its baselines
+
+
 class SensorThread:
     """A sensor and its thread. It is a daemon thread, so that a hung call does not keep the process alive."""
 
     def __init__(
         self,
-        sensor: Sensor,
+        fitted: FittedSensor,
         inbox: Inbox,
         now_s: Callable[[], float],
-        position: Callable[[], Any] = lambda: None,
-        left_out: Callable[[], tuple[Omission, ...]] = tuple,
+        released: Callable[[], bool] = lambda: False,
     ) -> None:
         """Create the object without starting the thread.
 
         Args:
-            position: Returns where the sensor continues after a restart. Called in the
-                sensor's thread after each read.
-            left_out: Returns the sensor's omissions. Called at the same times, and by this constructor.
+            fitted: Its `position` is called in the sensor's thread after each read, and its `left_out` at
+                the same times and by this constructor.
+            released: Returns whether the GPUs are released now.
         """
-        self.sensor = sensor
+        self.fitted = fitted
         self.position: Any = None  # everything read up to this position is in the inbox
-        self._position_of = position
-        self._left_out_of, self._left_out = left_out, left_out()
+        self._left_out = fitted.left_out()
         self._inbox = inbox
         self._now_s = now_s
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"sensor-{sensor.name}", daemon=True)
+        self._released = released
+        self._stop, self._nudge = threading.Event(), threading.Event()
+        self._forget = False
+        name = f"sensor-{self.sensor.name}"
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._began = 0.0  # start of the current call, monotonic; 0 between calls
         self._took_s = 0.0
         self._sees, self._why, self._nothing_there = False, NOT_YET, False
         self._calls = self._observations = 0
+        self.is_released = False  # closed for a release
+
+    @property
+    def sensor(self) -> Sensor:
+        return self.fitted.sensor
 
     def start(self) -> None:
         self._thread.start()
@@ -76,6 +97,20 @@ class SensorThread:
     def stop(self) -> None:
         """Request that the thread end; it ends once its current call returns."""
         self._stop.set()
+        self._nudge.set()
+
+    def nudge(self) -> None:
+        """End the pause between two calls, so that the thread notices a change of `released`."""
+        self._nudge.set()
+
+    def forget(self) -> bool:
+        """Replace the sensor by one without baselines after the current call; False if it has none."""
+        if self.fitted.without_memory is None:
+            return False
+        self._forget = True
+        self.position = {}  # so that a restart before the next read forgets them too
+        self._nudge.set()
+        return True
 
     def join(self, timeout_s: float) -> bool:
         """Return True if the thread has ended within `timeout_s`."""
@@ -87,11 +122,19 @@ class SensorThread:
         took_s = time.monotonic() - began if began else self._took_s
         return SensorStatus(
             self.sensor.name, self._sees, self._why, self._calls, self._observations, took_s, began > 0,
-            self._left_out, self._nothing_there,
+            self._left_out, self._nothing_there, self.is_released,
         )  # fmt: skip
 
     def _run(self) -> None:
         while not self._stop.is_set():
+            if self._forget and self.fitted.without_memory is not None:
+                self._forget = False
+                self.fitted = self.fitted.without_memory()
+            if self._is_to_be_released():
+                self._sees, self._why, self.is_released = False, RELEASED, True
+                self._pause(seconds_to_next_tick(WAIT_S))
+                continue
+            self.is_released = False
             try:
                 self._call(self.sensor.open)
                 self._read_until_blind()
@@ -102,16 +145,28 @@ class SensorThread:
                 self._nothing_there = False
                 self._report_state(BLIND, f"{type(error).__name__}: {error}")
             self._call(self.sensor.close)
-            self._stop.wait(RETRY_S)
+            if not self._is_interrupted():
+                self._pause(RETRY_S)
+
+    def _is_to_be_released(self) -> bool:
+        return self.fitted.releases and self._released()
+
+    def _is_interrupted(self) -> bool:
+        return self._stop.is_set() or self._forget or self._is_to_be_released()
+
+    def _pause(self, seconds: float) -> None:
+        self._nudge.wait(seconds)
+        self._nudge.clear()
 
     def _read_until_blind(self) -> None:
-        while not self._stop.is_set():
+        while not self._is_interrupted():
             self._observations += self._inbox.put(self._call(self._collect))
-            self.position = self._position_of()
-            self._left_out = self._left_out_of()
+            if not self._forget:
+                self.position = self.fitted.position()
+            self._left_out = self.fitted.left_out()
             self._report_state(SEEING, "")
             if self.sensor.period_s:
-                self._stop.wait(seconds_to_next_tick(self.sensor.period_s))
+                self._pause(seconds_to_next_tick(self.sensor.period_s))
 
     def _collect(self) -> Iterable[Observation]:
         return tuple(self.sensor.read())
@@ -146,6 +201,23 @@ def stuck_calls(
         long = status.in_call and status.call_s >= REPORT_AFTER_S
         if long or status.name in reported:
             value = status.call_s if long else 0.0
-            yield Observation(now_s, "sensor_stuck", f"sensor/{status.name}", "agent", value)
+            if watched.fitted.reads_state:  # the disk of the saved state is no reason to reboot the node
+                text = f"{status.name} has read it for {value:.0f} s" if long else ""
+                yield Observation(
+                    now_s, "memory_lost", f"sensor/{status.name}", "agent", float(long), text=text
+                )
+            else:
+                yield Observation(now_s, "sensor_stuck", f"sensor/{status.name}", "agent", value)
         if long:
             reported.add(status.name)
+
+
+def xids_are_unseen(statuses: Iterable[SensorStatus]) -> bool | None:
+    """Return True if none of the sensors that see Xids can, although the node has GPUs.
+
+    None while that is unknown: a sensor has not been tried yet, or an operator has the GPUs released.
+    """
+    found = tuple(statuses)
+    if any(each.sees or each.nothing_there for each in found) or not found:
+        return False
+    return None if any(each.released or not each.tried for each in found) else True

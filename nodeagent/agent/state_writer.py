@@ -40,7 +40,8 @@ class StateWriter:
             claimed: The ownership of the folder; None if the disk did not allow it yet. The writer then
                 claims the folder before it writes.
             done: Called in the writer's thread after each write, whether it succeeded or not.
-            superseded: Called in the writer's thread once a successor has taken over. Nothing is written then.
+            superseded: Called in the writer's thread once a successor has taken over; nothing is written
+                then.
         """
         self._folder, self._claim = folder, claimed
         self._done, self._superseded = done, superseded

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import errno
-import platform
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,10 @@ from typing import Any
 from holdfast.errors import BadInput
 from holdfast.version import __version__
 from nodeagent.agent import claim, saved_state
-from nodeagent.agent.agent import FittedSensor
 from nodeagent.agent.claim import Claim, FolderInUse
 from nodeagent.agent.saved_state import SavedState, WrittenByNewerAgent
+from nodeagent.agent.sensor_threads import FittedSensor
+from nodeagent.cli import identity
 from nodeagent.cli.options import POLICY_FILE
 from nodeagent.host.sensor import HostSensor
 from nodeagent.kernel.journal import JOURNALCTL, JournalSensor
@@ -30,7 +30,7 @@ from nodeagent.policy.rules import HealthPolicy, RuleKind
 from nodeagent.policy.validation import BadPolicy
 from nodeagent.sensing import clock as clocks
 from nodeagent.sensing.clock import Clock
-from nodeagent.sensing.operator_clear import OperatorClear
+from nodeagent.sensing.operator_requests import OperatorRequests
 from nodeagent.sysfs.infiniband import ExpectedPorts
 from nodeagent.sysfs.sensor import SysfsSensor
 
@@ -55,12 +55,14 @@ class AgentParts:
     sensors: list[FittedSensor]
     branch: Callable[[], int | None]
     lines: LinePatterns
+    requests: OperatorRequests
+    identity: Mapping[str, str]
     test: bool
 
     def about(self) -> dict[str, Any]:
         """Return the part of the report that stays constant while the agent runs."""
         return {
-            "node": platform.node(),
+            **self.identity,
             "boot_id": self.clock.anchor.boot_id,
             "version": __version__,
             "policy": self.policy.version,
@@ -92,14 +94,22 @@ def assemble(
     lines = LinePatterns(
         kernel_lines.load_lines((loading.FOLDER / kernel_lines.FILE).read_text(encoding="utf-8"))
     )
-    sensors = _sensors(options, chosen, clock, state, driver, lines, trusting)
+    requests = OperatorRequests(
+        options.state_dir, clock, state.positions.get(OperatorRequests.name), acknowledges=keeps
+    )
+    requests.find_release()
+    sensors = [
+        *_sensors(options, chosen, clock, state, driver, lines, trusting),
+        FittedSensor(requests, requests.position, reads_state=True),
+    ]
     if quick_s is not None:
         for each in sensors:
             each.sensor.period_s = min(each.sensor.period_s, _pause_s(quick_s))
     folder = options.state_dir if keeps else None
     return AgentParts(
-        chosen, clock, state, folder, claimed, problems, sensors, lambda: driver.branch, lines, trusting
-    )
+        chosen, clock, state, folder, claimed, problems, sensors, lambda: driver.branch, lines,
+        requests, identity.of_node(options.node_name, options.provider_id, options.root), trusting,
+    )  # fmt: skip
 
 
 def policy_for_short_look(chosen: HealthPolicy, look_s: float, *, promised: bool) -> HealthPolicy:
@@ -182,22 +192,27 @@ def _sensors(
     trusting: bool,
 ) -> list[FittedSensor]:
     periods_s = {name: rule.period_s for name, rule in chosen.rules.items() if rule.period_s}
-    before = state.positions
     promised = options.command == "check" and options.gpus is not None
-    polling = NvmlPolling(
-        driver, clock, periods_s, _mapping(before, NvmlPolling.name), options.gpus, promised
-    )
-    host = HostSensor(clock, periods_s, _mapping(before, HostSensor.name), options.proc, options.root)
     expected = ExpectedPorts(options.ib_ports, options.ib_gbps)
-    sysfs = SysfsSensor(clock, periods_s, _mapping(before, SysfsSensor.name), options.sys, expected)
-    operator_clear = OperatorClear(options.state_dir, clock.now_s, before.get(OperatorClear.name))
+
+    def polling(before: Mapping[str, Any] | None) -> FittedSensor:
+        made = NvmlPolling(driver, clock, periods_s, before, options.gpus, promised)
+        return FittedSensor(made, made.remembered, releases=True, without_memory=lambda: polling(None))
+
+    def host(before: Mapping[str, Any] | None) -> FittedSensor:
+        made = HostSensor(clock, periods_s, before, options.proc, options.root)
+        return FittedSensor(made, made.remembered, made.left_out, without_memory=lambda: host(None))
+
+    def sysfs(before: Mapping[str, Any] | None) -> FittedSensor:
+        made = SysfsSensor(clock, periods_s, before, options.sys, expected)
+        return FittedSensor(made, made.remembered, made.left_out, without_memory=lambda: sysfs(None))
+
     return [
-        FittedSensor(NvmlEvents(driver, clock)),
-        FittedSensor(polling, polling.remembered),
+        FittedSensor(NvmlEvents(driver, clock), releases=True, sees_xids=True),
+        polling(_mapping(state.positions, NvmlPolling.name)),
         *_kernel_log(options, clock, state, lines, trusting),
-        FittedSensor(host, host.remembered, host.left_out),
-        FittedSensor(sysfs, sysfs.remembered, sysfs.left_out),
-        FittedSensor(operator_clear, operator_clear.position),
+        host(_mapping(state.positions, HostSensor.name)),
+        sysfs(_mapping(state.positions, SysfsSensor.name)),
     ]
 
 
@@ -224,7 +239,10 @@ def _kernel_log(
         at = kmsg.cursor
         return None if at is None else [at.boot_id, at.seq]
 
-    both = {"kmsg": FittedSensor(kmsg, read_to), "journal": FittedSensor(journal, lambda: journal.cursor)}
+    both = {
+        "kmsg": FittedSensor(kmsg, read_to, sees_xids=True),
+        "journal": FittedSensor(journal, lambda: journal.cursor, sees_xids=True),
+    }
     if options.kernel_log == "auto":
         instead = options.journal_dir is not None or shutil.which(JOURNALCTL) is not None
         return [both["journal" if instead and not _opens(options.kmsg) else "kmsg"]]

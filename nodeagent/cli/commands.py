@@ -21,12 +21,12 @@ from holdfast import exit_codes
 from holdfast.errors import BadInput
 from holdfast.protocol import foreign_text
 from nodeagent import model
-from nodeagent.agent import saved_state
+from nodeagent.agent import claim, saved_state
 from nodeagent.agent.agent import Agent
 from nodeagent.cli import assembly, explanations, rendering
 from nodeagent.cli.assembly import AgentParts
-from nodeagent.cli.options import split
-from nodeagent.sensing import operator_clear
+from nodeagent.cli.options import BASELINES, ROOT_STATE, split
+from nodeagent.sensing import operator_requests
 from nodeagent.server import report
 from nodeagent.server.event_log import EventLog
 from nodeagent.server.injection import injector
@@ -39,13 +39,17 @@ if TYPE_CHECKING:  # the other commands do not load the server
 HARD_STOP_S = 1.5  # the longest time from SIGTERM to the exit, even if sensors hang
 DRAIN_S = 0.3  # the wait for the reader of stdout after everything is saved
 ASK_S = 5.0
-CODES = {"healthy": 0, "degraded": 1, report.UNKNOWN: 3, "unhealthy": 4}  # of `check`; 2 means bad input
+CODES = {"healthy": 0, "degraded": 1, "unhealthy": 2, report.UNKNOWN: 3}  # of `check`
+CLOSE_S = 30.0  # the wait for the agent to close NVML; it takes about 10 s, or more if a call is slow
+NOT_CLOSED = 1
 TESTS = "test"  # the folder that `serve --test` uses within the state folder
 
 
 def check(options: argparse.Namespace) -> int:
     """Observe for a while, print the health, and exit with the code of the worst level."""
     parts = assembly.assemble(options, keeps=False, quick_s=options.for_s)
+    if (foreign := _foreign_memory(options)) is not None:
+        parts.problems = (*parts.problems, foreign)
     agent = _agent(parts, lambda _: None)
     began_s = parts.clock.now_s()
     agent.watch(parts.sensors)
@@ -56,7 +60,10 @@ def check(options: argparse.Namespace) -> int:
         agent.inbox.wait(min(0.2, max(0.01, until - time.monotonic())))
         agent.run_cycle()
     agent.close()
-    found = report.check_report(agent.published, parts.about(), agent.evaluator.undecided(began_s))
+    undecided = agent.evaluator.undecided(began_s)
+    found = report.check_report(
+        agent.published, parts.about(), undecided, options.for_s, allow_blind=options.allow_blind
+    )
     if options.json:
         _print(json.dumps(found, indent=2))
     else:
@@ -98,7 +105,7 @@ def serve(options: argparse.Namespace) -> int:
     agent = _agent(parts, report_changes)
     inject = injector(agent.inbox, parts.policy, parts.lines, parts.clock.now_s) if options.test else None
     served = http_api.application(lambda: agent.published, parts.about, parts.clock.now_s, inject)
-    servers = {"listen": _start_server("--listen", served, options.listen)}
+    servers: dict[str, HttpServer] = {"listen": _start_server("--listen", served, options.listen)}
     if options.probe_listen is not None:
         probes = http_api.probes(lambda: agent.published, parts.clock.now_s)
         servers["probe_listen"] = _start_server("--probe-listen", probes, options.probe_listen)
@@ -109,8 +116,8 @@ def serve(options: argparse.Namespace) -> int:
         log.write({"event": "memory_problem", "why": each})
     agent.watch(parts.sensors)
     agent.run()
-    for each in servers.values():
-        each.stop()
+    for server in servers.values():
+        server.stop()
     if agent.superseded:
         log.write({"event": "superseded", "why": f"another agent has taken over {options.state_dir}"})
     log.drain(DRAIN_S)
@@ -180,14 +187,15 @@ def clear(options: argparse.Namespace) -> int:
     folder = options.state_dir / TESTS if options.test else options.state_dir
     name = options.entity
     entity = model.gpu_entity(name[4:]) if name.lower().startswith("gpu/") else name
-    known = _entities(folder)
+    remembered, _ = _remembered(folder)
+    known = _entities(remembered)
     if entity not in known:
         near = difflib.get_close_matches(entity, known, 1)
         hint = f"did you mean {near[0]}? " if near else ""
         accepted = ", ".join(known) or "none yet, because no agent has saved its state here"
         raise BadInput(f"unknown entity {name!r} ({folder}): {hint}expected {accepted}")
     try:
-        operator_clear.record_clear(folder, entity, options.why, time.time())
+        operator_requests.record_clear(folder, entity, options.why, remembered.anchor)
     except OSError as error:
         raise BadInput(f"{folder}: {error.strerror}") from None
     _print(
@@ -197,9 +205,47 @@ def clear(options: argparse.Namespace) -> int:
     return 0
 
 
-def _entities(folder: Path) -> list[str]:
-    """Return the entities in a folder's saved state."""
-    found, _ = _remembered(folder)
+def release(options: argparse.Namespace) -> int:
+    """Have the running agent close NVML for a while, and return once it has."""
+    folder = options.state_dir / TESTS if options.test else options.state_dir
+    try:
+        runs = folder.exists() and claim.is_owned(folder)
+        asked = operator_requests.record_release(folder, 0.0 if options.end else options.for_s, options.why)
+    except OSError as error:
+        raise BadInput(f"--state-dir {folder}: {error.strerror}") from None
+    if options.end:
+        _print("ended: the agent opens NVML again within seconds")
+        return 0
+    length = model.duration(options.for_s)
+    if not runs:
+        _print(f"no agent runs on {folder}; one that starts within {length} keeps NVML closed until then")
+        return 0
+    until = time.monotonic() + CLOSE_S
+    while not operator_requests.is_closed(folder, asked):
+        if time.monotonic() >= until:
+            sys.stderr.write(f"holdfast: the agent has not closed NVML within {CLOSE_S:g} s: {_HANGS}\n")
+            return NOT_CLOSED
+        time.sleep(0.1)
+    _print(f"released: the agent keeps NVML closed for {length}, or until `holdfast node release --end`")
+    return 0
+
+
+_HANGS = "a call to the driver may hang; `holdfast node check` names the sensor"
+
+
+def forget(options: argparse.Namespace) -> int:
+    """Record that the agent is to learn a baseline again."""
+    folder = options.state_dir / TESTS if options.test else options.state_dir
+    try:
+        operator_requests.record_forget(folder, options.baseline, options.why)
+    except OSError as error:
+        raise BadInput(f"--state-dir {folder}: {error.strerror}") from None
+    _print(f"{options.baseline}: recorded; the agent learns it again within seconds, or when it starts")
+    return 0
+
+
+def _entities(found: saved_state.SavedState) -> list[str]:
+    """Return the entities in a saved state."""
     raw = found.evidence
     return sorted({str(each[0]) for kind in ("series", "events") for each in raw.get(kind, ())})
 
@@ -211,11 +257,34 @@ def _remembered(folder: Path) -> tuple[saved_state.SavedState, tuple[str, ...]]:
         raise BadInput(f"--state-dir {folder}: {error}") from None
 
 
+def _foreign_memory(options: argparse.Namespace) -> str | None:
+    """Return a problem if this user's saved state is empty, but not that of the service."""
+    mine = options.state_dir
+    if mine == ROOT_STATE or any(each.exists() for each in map(mine.joinpath, saved_state.names(0))):
+        return None
+    if not os.access(ROOT_STATE.parent, os.F_OK):
+        return None
+    try:
+        if not claim.newest_generation(ROOT_STATE) and not (ROOT_STATE / claim.LOCK).exists():
+            return None
+    except FileNotFoundError:
+        return None
+    except OSError:
+        pass  # it exists, and belongs to another user
+    return (
+        f"{mine} is empty: what the agent of {ROOT_STATE} has seen is not included; run this as its user, or "
+        f"with --state-dir {ROOT_STATE}"
+    )
+
+
 def _agent(parts: AgentParts, report_changes: Any) -> Agent:
-    return Agent(
+    made = Agent(
         parts.policy, parts.clock, parts.state, parts.folder, report_changes, parts.branch, parts.problems,
-        parts.claim,
+        parts.claim, parts.requests.released_until_s,
     )  # fmt: skip
+    parts.requests.is_closed = made.gpus_are_closed
+    parts.requests.forget = lambda baseline: baseline in BASELINES and made.forget(BASELINES[baseline][0])
+    return made
 
 
 def _print_when_ready(agent: Agent, parts: AgentParts, as_json: bool) -> None:
@@ -267,4 +336,6 @@ COMMANDS = {
     "inject": inject,
     "explain": explain,
     "clear": clear,
+    "release": release,
+    "forget": forget,
 }

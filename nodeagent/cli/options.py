@@ -20,13 +20,22 @@ from nodeagent.sensing.small_files import PROCFS, SYSFS
 
 PORT = 9465
 LISTEN = f"127.0.0.1:{PORT}"
+# Variables that a pod sets from the downward API (`spec.nodeName`) and from a template.
+NODE_NAME, PROVIDER_ID = "NODE_NAME", "NODE_PROVIDER_ID"
 POLICY_FILE = Path("/etc/holdfast/node.toml")
 ROOT_STATE = Path("/var/lib/holdfast/node")
 LOGS = ("auto", "kmsg", "journal", "none")
 
+# What `forget` accepts: the sensor that has the baselines, and what they are.
+BASELINES = {
+    "gpus": ("nvml-polling", "the GPUs and NVLinks that were seen, and the counters of each GPU"),
+    "ports": ("sysfs", "the network ports that were up, their rates, and the widths of PCIe links"),
+    "filesystems": ("host", "the file systems that were writable"),
+}
+
 _EPILOG = """\
 examples
-  holdfast node check                     look once: a table; 0 healthy, 1 degraded, 3 unknown, 4 unhealthy
+  holdfast node check                     look once: a table; 0 healthy, 1 degraded, 2 unhealthy, 3 unknown
   holdfast node serve                     run as a service: /healthz /readyz /metrics /v1/health /v1/events
   holdfast node explain xid 79            its meaning, source and remedy
   holdfast node history --limit 20        findings raised and cleared, including before a restart
@@ -78,6 +87,7 @@ def _parser() -> tuple[_Parser, dict[str, _Parser]]:
         made[name] = place.add_parser(name, help=text, description=said)
     _looking(made["check"], made["watch"], made["serve"])
     _records(made["history"], made["clear"])
+    _requests(made["release"], made["forget"])
     _injecting(made["inject"])
     made["explain"].add_argument("subject", choices=SUBJECTS)
     made["explain"].add_argument("code", help="a number such as 79, or the name of a check or kernel line")
@@ -88,8 +98,8 @@ def _parser() -> tuple[_Parser, dict[str, _Parser]]:
 _COMMANDS = {
     "check": (
         "look once and print a table",
-        "Exit code: 0 healthy, 1 degraded, 4 unhealthy, 3 if nothing is degraded or unhealthy but"
-        " something could not be judged in time, 2 for bad input.",
+        "Exit code: 0 healthy, 1 degraded, 2 unhealthy, 3 if nothing is degraded or unhealthy but"
+        " something could not be judged, 64 for bad usage.",
     ),
     "watch": ("watch and print changes, until Ctrl-C", ""),
     "serve": ("run as a service with an HTTP API", "It exits within 2 s of SIGTERM, even if sensors hang."),
@@ -100,6 +110,14 @@ _COMMANDS = {
     ),
     "explain": ("print the meaning, the source and the remedy of a code or a check", ""),
     "clear": ("clear the findings of one entity that an operator declares healthy", ""),
+    "release": (
+        "have the running agent close NVML for a while, so that a GPU can be reset or the driver replaced",
+        "It returns once the agent has closed NVML. `--end` has the agent open it again.",
+    ),
+    "forget": (
+        "have the agent learn a baseline again, after the hardware was changed on purpose",
+        " ".join(f"{name}: {what}." for name, (_, what) in BASELINES.items()),
+    ),
 }
 
 
@@ -131,8 +149,14 @@ def _looking(check: _Parser, watch: _Parser, serve: _Parser) -> None:
         action="store_true",
         help="accept `holdfast node inject` and kernel lines from user space; uses a separate state folder",
     )
+    check.add_argument(
+        "--allow-blind",
+        action="store_true",
+        help="exit with 0 although a sensor is blind, if nothing else is wrong",
+    )
     for each in (check, watch, serve):
         _sensors(each)
+        _identity(each)
 
 
 def _records(history: _Parser, clear: _Parser) -> None:
@@ -142,6 +166,22 @@ def _records(history: _Parser, clear: _Parser) -> None:
     clear.add_argument("entity", help="the entity, as in `node check`: gpu/0000:3b:00.0")
     clear.add_argument("--why", default="", help="the reason, kept in the record")
     for each in (history, clear):
+        each.add_argument("--test", action="store_true", help="use the state directory of `serve --test`")
+
+
+def _requests(release: _Parser, forget: _Parser) -> None:
+    release.add_argument(
+        "--for",
+        dest="for_s",
+        type=_SECONDS,
+        default=600.0,
+        metavar="TIME",
+        help="how long NVML stays closed: 90s, 10m (10m)",
+    )
+    release.add_argument("--end", action="store_true", help="end the release now")
+    forget.add_argument("baseline", choices=BASELINES, help="what the agent is to forget")
+    for each in (release, forget):
+        each.add_argument("--why", default="", help="the reason, kept in the record")
         each.add_argument("--test", action="store_true", help="use the state directory of `serve --test`")
 
 
@@ -163,7 +203,7 @@ def _shared(made: dict[str, _Parser]) -> None:
     for name in ("check", "watch", "serve", "explain"):
         made[name].add_argument("--policy", type=Path, default=None, metavar="FILE", help=policy)
     folder = state_folder()
-    for name in ("check", "watch", "serve", "history", "clear"):
+    for name in ("check", "watch", "serve", "history", "clear", "release", "forget"):
         made[name].add_argument(
             "--state-dir",
             type=Path,
@@ -221,6 +261,21 @@ def _sensors(parser: _Parser) -> None:
         default=None,
         metavar="N",
         help="number of GPUs that must be present (default: the most seen so far)",
+    )
+
+
+def _identity(parser: _Parser) -> None:
+    parser.add_argument(
+        "--node-name",
+        default=os.environ.get(NODE_NAME, ""),
+        metavar="NAME",
+        help=f"the node's name in the cluster (default: ${NODE_NAME}, otherwise the host name)",
+    )
+    parser.add_argument(
+        "--provider-id",
+        default=os.environ.get(PROVIDER_ID, ""),
+        metavar="ID",
+        help=f"the node's spec.providerID (default: ${PROVIDER_ID}, otherwise empty)",
     )
 
 

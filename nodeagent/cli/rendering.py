@@ -27,11 +27,11 @@ def render_health(report: Mapping[str, Any], *, colour: bool = False) -> list[st
             lines += _finding(found, colour)
     if good:
         lines.append(f"{paint('healthy  ', COLOURS['healthy'], colour)}  {_grouped(good)}")
-    for each in report.get("undecided", ()):
-        check = f" {each['check']}" if each["check"] else ""
-        lines.append(
-            f"{paint('unknown  ', COLOURS['unknown'], colour)}  {each['entity']}{check}: {each['why']}"
-        )
+    lines += _undecided(report, colour)
+    if (released := report.get("released")) is not None:
+        closed = "NVML is closed" if released["closed"] else "NVML is not closed yet"
+        left_s = max(0.0, released["until_s"] - report["at_s"])
+        lines.append(f"! an operator has the GPUs released for another {left_s:.0f} s: {closed}")
     lines += [f"! {each}" for each in report["problems"]]
     blind = [each for each in report["sensors"] if not each["sees"]]
     seeing = [each["name"] for each in report["sensors"] if each["sees"]]
@@ -42,6 +42,20 @@ def render_health(report: Mapping[str, Any], *, colour: bool = False) -> list[st
     for each in report["sensors"]:
         lines += [paint(f"left out   {one['what']}: {one['why']}", _DIM, colour) for one in each["left_out"]]
     return lines
+
+
+def _undecided(report: Mapping[str, Any], colour: bool) -> list[str]:
+    """Return a table of what was not judged in the time given."""
+    undecided = report.get("undecided", ())
+    if not undecided:
+        return []
+    names = [" ".join(filter(None, (each["entity"], each["check"]))) for each in undecided]
+    width = max(map(len, names))
+    mark = paint("unknown  ", COLOURS["unknown"], colour)
+    return [
+        f"not judged within {report['looked_s']:g} s:",
+        *(f"{mark}  {name:{width}}  {each['why']}" for name, each in zip(names, undecided, strict=True)),
+    ]
 
 
 def _headline(report: Mapping[str, Any], colour: bool) -> str:

@@ -26,7 +26,9 @@ _SEES: Mapping[str, frozenset[str]] = {  # `agent`: the agent's observations of 
     "nvml-polling": polling.CHECKS | {"gpu_reset", "replaced"},
     "host": host.CHECKS,
     "sysfs": sysfs.CHECKS,
-    "agent": frozenset({"boot", "sensor_stuck", "sensor_lost", "memory_lost", "observations_dropped"}),
+    "agent": frozenset(
+        {"boot", "sensor_stuck", "sensor_lost", "xids_unseen", "memory_lost", "observations_dropped"}
+    ),
     "operator": frozenset({"cleared"}),
     **dict.fromkeys(LOGS, _IN_LOGS),
 }

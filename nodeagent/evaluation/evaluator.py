@@ -48,7 +48,7 @@ class Evaluator:
         self._events: dict[Event, dict[str, EventBursts]] = {}
         # by entity: the finding, and when it clears
         self._judged: dict[str, dict[Event, tuple[HealthFinding | None, float]]] = {}
-        self.entities: set[str] = {NODE}  # all entities ever seen
+        self.entities: set[str] = {NODE}  # all entities with evidence
         self._findings: tuple[HealthFinding, ...] | None = None  # None: not computed since the last change
         self.until_s = inf  # when the last findings may change without new evidence
         self._asked_s = inf
@@ -166,6 +166,7 @@ class Evaluator:
             for name in [n for n, each in variants.items() if each.spans[-1][1] < before_s]:
                 del variants[name]
         self._events = {event: variants for event, variants in self._events.items() if variants}
+        self.entities = {NODE, *(place[0] for place in self._series), *(event[0] for event in self._events)}
         self._judged.clear()
         self._findings = None
 

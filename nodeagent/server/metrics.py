@@ -10,10 +10,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from nodeagent.agent.agent import Published
-from nodeagent.model import Action, Level, word
+from nodeagent.model import DRIVER, NODE, Action, HealthVerdict, Level, word
 from nodeagent.server.report import worst
 
 MAX_ENTITIES = 512  # one label each; a node has about a hundred
+# The kinds whose entities come first if there are more: those that decide whether the node can train.
+_FIRST = ("gpu", DRIVER, NODE)
 
 
 class NodeMetrics(Collector):
@@ -38,6 +40,9 @@ class NodeMetrics(Collector):
         yield _count(
             "changes", "Changes of findings (raised, worse, better, cleared) since the first start.", last
         )
+        yield _gauge(
+            "released", "1 while an operator has the GPUs released.", float(now.released is not None)
+        )
         yield _gauge("look_time_seconds", "Agent time of the last cycle.", now.at_s)
         yield _gauge("start_time_seconds", "Start time of the agent, in seconds since 1970.", self._started_s)
 
@@ -52,7 +57,7 @@ class NodeMetrics(Collector):
             "1 for each active finding.",
             labels=["entity", "check", "code", "level"],
         )
-        for verdict in now.verdicts[:MAX_ENTITIES]:
+        for verdict in shown(now.verdicts):
             levels.add_metric([verdict.entity], float(verdict.level))
             for each in verdict.findings:
                 code = "" if each.code is None else str(each.code)
@@ -83,6 +88,15 @@ class NodeMetrics(Collector):
             seen.add_metric([each.name], each.observations)
             call.add_metric([each.name], each.call_s)
         yield from (sees, calls, seen, call)
+
+
+def shown(verdicts: Iterable[HealthVerdict]) -> list[HealthVerdict]:
+    """Return the verdicts to show, at most `MAX_ENTITIES`: GPUs, driver and node first, the worst first."""
+
+    def rank(verdict: HealthVerdict) -> tuple[bool, int, str]:
+        return verdict.entity.partition("/")[0] not in _FIRST, -verdict.level, verdict.entity
+
+    return sorted(verdicts, key=rank)[:MAX_ENTITIES]
 
 
 def registry(published: Callable[[], Published]) -> CollectorRegistry:

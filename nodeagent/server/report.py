@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from nodeagent.agent.agent import Published
-from nodeagent.agent.sensor_threads import SensorStatus
-from nodeagent.model import DRIVER, Action, HealthFinding, HealthVerdict, Level, word
+from nodeagent.agent.agent import Published, Released
+from nodeagent.agent.sensor_threads import NOT_YET, SensorStatus
+from nodeagent.model import DRIVER, NODE, Action, HealthFinding, HealthVerdict, Level, word
 
 SCHEMA = 1
 
@@ -25,6 +25,7 @@ def health_report(published: Published, about: Mapping[str, Any]) -> dict[str, A
         "level": word(level),
         "action": word(action),
         **published.clean_time.as_json(published.at_s),
+        "released": _released(published.released),
         "driver": dict(published.facts.get(DRIVER, {})),
         "gpus": [{"entity": e, **f} for e, f in sorted(published.facts.items()) if e != DRIVER],
         "entities": [entity_report(each) for each in published.verdicts],
@@ -34,30 +35,52 @@ def health_report(published: Published, about: Mapping[str, Any]) -> dict[str, A
     }
 
 
+def _released(released: Released | None) -> dict[str, Any] | None:
+    if released is None:
+        return None
+    return {"until_s": round(released.until_s, 3), "closed": released.closed}
+
+
 UNKNOWN = "unknown"  # the level of a node without known faults if some check could not be judged
 
 
 def check_report(
-    published: Published, about: Mapping[str, Any], open_questions: Iterable[tuple[str, str, str]]
+    published: Published,
+    about: Mapping[str, Any],
+    open_questions: Iterable[tuple[str, str, str]],
+    for_s: float,
+    *,
+    allow_blind: bool = False,
 ) -> dict[str, Any]:
     """Return `health_report` for a short run, which must not report unjudged checks as healthy.
 
     `undecided` lists the checks that could not be decided in the run (`open_questions`: entity, check, why),
-    and the sensors that are blind. If it is not empty, an otherwise healthy node has the level `unknown`.
+    and the sensors that are blind. If it is not empty, an otherwise healthy node has the level `unknown`;
+    with `allow_blind`, only the undecided checks count. `for_s` is the duration of the run.
     """
     found = health_report(published, about)
     undecided = [{"entity": e, "check": c, "why": why} for e, c, why in open_questions]
-    undecided += [
-        {"entity": f"sensor/{each.name}", "check": "", "why": each.why}
+    blind = [
+        {"entity": f"sensor/{each.name}", "check": "", "why": _why_blind(each, for_s)}
         for each in published.sensors
         if not each.sees and not each.nothing_there
     ]
+    if not any(each.observations for each in published.sensors):
+        blind.append({"entity": NODE, "check": "", "why": f"no sensor has observed anything in {for_s:g} s"})
+    counted = undecided if allow_blind else [*undecided, *blind]
     level, _ = worst(published.verdicts)
     return {
         **found,
-        "level": UNKNOWN if undecided and level is Level.HEALTHY else found["level"],
-        "undecided": undecided,
+        "level": UNKNOWN if counted and level is Level.HEALTHY else found["level"],
+        "looked_s": for_s,
+        "undecided": [*undecided, *blind],
     }
+
+
+def _why_blind(status: SensorStatus, for_s: float) -> str:
+    if status.why == NOT_YET:
+        return f"it has not answered in {for_s:g} s"
+    return status.why
 
 
 def worst(verdicts: Sequence[HealthVerdict]) -> tuple[Level, Action]:

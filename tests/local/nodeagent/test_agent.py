@@ -10,8 +10,9 @@ import pytest
 
 from nodeagent.agent import agent as agent_module
 from nodeagent.agent import claim, saved_state
-from nodeagent.agent.agent import Agent, FittedSensor
+from nodeagent.agent.agent import Agent
 from nodeagent.agent.saved_state import SavedState
+from nodeagent.agent.sensor_threads import FittedSensor
 from nodeagent.model import Action, Level, Observation
 from nodeagent.policy import loading
 from nodeagent.sensing.clock import Anchor, Clock, begin

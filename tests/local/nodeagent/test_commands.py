@@ -243,7 +243,7 @@ def test_an_agent_starts_on_a_full_disk_and_saves_its_state_once_there_is_room(
 
 
 def test_an_agent_that_cannot_end_does_not_bar_its_successor(tmp_path: Path, fake: Fake) -> None:
-    """A stopped process keeps its lock and its port, as one does whose thread is in an uninterruptible call."""
+    """A stopped process keeps its lock and its port, as does one with a thread in an uninterruptible call."""
     with serving(tmp_path, fake) as stopped:
         fake.until(lambda s: s.event_sets > 0)
         fake.xid(0, 79)

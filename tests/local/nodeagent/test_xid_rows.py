@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from nodeagent.agent.agent import Agent, FittedSensor
+from nodeagent.agent.agent import Agent
 from nodeagent.agent.saved_state import SavedState
+from nodeagent.agent.sensor_threads import FittedSensor
 from nodeagent.kernel.kmsg import KmsgSensor
 from nodeagent.model import word
 from nodeagent.nvml.driver import NvmlDriver

@@ -91,23 +91,37 @@ def test_a_successor_that_ended_before_it_saved_loses_nothing(tmp_path: Path) ->
     assert loaded(tmp_path) == 2.0
 
 
-def test_two_agents_that_start_together_do_not_both_own_the_folder(tmp_path: Path) -> None:
-    start, outcomes = threading.Barrier(8), []
+def test_agents_that_start_together_do_not_both_own_the_folder(tmp_path: Path) -> None:
+    start = threading.Barrier(8)
+    owners: list[claim.Claim] = []
+    refused: list[FolderInUse] = []
+
+    def answer(_: float) -> None:
+        for each in tuple(owners):
+            each.answer()
 
     def begin() -> None:
         start.wait(20.0)
         try:
-            outcomes.append(claim.take(tmp_path, 60.0, wait=lambda _: [o.answer() for o in owners()]))
-        except FolderInUse:
-            outcomes.append(None)
-
-    def owners() -> list[claim.Claim]:
-        return [each for each in tuple(outcomes) if each is not None]
+            owners.append(claim.take(tmp_path, 60.0, wait=answer))
+        except FolderInUse as error:
+            refused.append(error)
 
     threads = [threading.Thread(target=begin, daemon=True) for _ in range(8)]
     for each in threads:
         each.start()
     for each in threads:
         each.join(30.0)
-    assert len(outcomes) == 8
-    assert len(owners()) == 1
+    assert (len(owners), len(refused)) == (1, 7)
+
+
+def test_an_owner_that_ends_while_a_successor_waits_is_not_taken_over(tmp_path: Path) -> None:
+    owner = claim.take(tmp_path)
+    ended: list[None] = []
+
+    def end(_: float) -> None:
+        if not ended:
+            ended.append(owner.release())  # type: ignore[func-returns-value]
+
+    found = claim.take(tmp_path, 60.0, wait=end)
+    assert (found.generation, found.took_over) == (0, "")

@@ -65,3 +65,32 @@ def test_clean_time_never_exceeds_the_watched_time_nor_the_time_since_the_last_f
     assert clean_s is not None
     assert quiet_s is not None
     assert quiet_s <= clean_s <= (0.0 if began_s is None else at_s - max(began_s, bad_s)) + 0.001
+
+
+def test_a_release_of_the_gpus_neither_restarts_the_clean_time_nor_counts() -> None:
+    found = CleanTime().after(0.0, standing(Level.UNHEALTHY), ready=True).after(100.0, [], ready=True)
+    for now_s in (103.0, 500.0, 700.0):
+        found = found.after(now_s, [], ready=True, released=True)
+        assert ages(found, now_s) == (100.0, 100.0, now_s)
+    found = found.after(710.0, [], ready=True)
+    assert ages(found, 710.0) == (110.0, 110.0, 710.0)
+    found = found.after(720.0, standing(Level.UNHEALTHY), ready=True).after(730.0, [], ready=True)
+    assert ages(found, 730.0) == (10.0, 10.0, 10.0), "what was released before is over"
+
+
+def test_a_restart_during_a_release_does_not_restart_the_clean_time() -> None:
+    found = CleanTime().after(0.0, [], ready=True).after(50.0, [], ready=True)
+    long = 50.0 + 10 * GAP_S
+    assert ages(found.resumed(50.0, long, released_until_s=long + 1), long) == (50.0, 50.0, None)
+    assert ages(found.resumed(50.0, long, released_until_s=long - GAP_S), long) == (50.0, 50.0, None)
+    assert ages(found.resumed(50.0, long, released_until_s=long - GAP_S - 1), long)[0] == 0.0
+    assert ages(found.resumed(50.0, long), long)[0] == 0.0
+
+
+def test_a_release_is_saved_and_what_an_earlier_version_saved_is_loaded() -> None:
+    found = CleanTime().after(0.0, [], ready=True).after(10.0, [], ready=True, released=True)
+    again = clean_time.load_clean_time(
+        json.loads(json.dumps(found.dump())), json.loads(json.dumps(found.released_s))
+    )
+    assert ages(again, 30.0) == (20.0, 20.0, None)
+    assert len(found.dump()) == 3, "an earlier version reads three values"

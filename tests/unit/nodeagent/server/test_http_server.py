@@ -140,6 +140,5 @@ def test_an_address_whose_process_does_not_answer_is_taken_over() -> None:
 
 
 def test_an_address_of_a_foreign_process_is_never_shared() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as foreign:
-        with pytest.raises(OSError, match="in use"):
-            listening.listen("127.0.0.1", foreign.getsockname()[1], 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as foreign, pytest.raises(OSError, match="in use"):
+        listening.listen("127.0.0.1", foreign.getsockname()[1], 0.05)

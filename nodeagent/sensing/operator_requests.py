@@ -1,0 +1,238 @@
+"""Implements `holdfast node clear`, `release` and `forget`: they append to a file, which a sensor reads.
+
+The file is beside the saved state. To make a request, an operator needs only write permission. It works
+while the agent is down, and the file remains as a record.
+
+Each line contains the boot and CLOCK_BOOTTIME of the request, so its place among the agent's observations
+does not depend on the wall clock.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from math import inf, isfinite
+from pathlib import Path
+from typing import Any
+
+from holdfast.process.clock import boot_id
+from nodeagent.model import Observation
+from nodeagent.sensing.clock import Anchor, Clock
+from nodeagent.sensing.sensor import WAIT_S, Unavailable
+
+FILE = "cleared.jsonl"
+CLOSED = "released"  # exists while NVML is closed for a release; contains the name of the release
+MAX_BYTES = 64 << 10  # read at a time
+MAX_LINE = 8192  # the reason may have 500 characters, each written as up to 12
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRelease:
+    """An operator's request to close NVML until a time, so that a GPU can be reset or the driver replaced."""
+
+    boot_id: str
+    until_boottime_s: float  # CLOCK_BOOTTIME
+    why: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.boot_id} {self.until_boottime_s:.3f}"
+
+
+def record_clear(folder: Path, entity: str, why: str, anchor: Anchor | None) -> None:
+    """Append a line that declares an entity healthy. Raises OSError.
+
+    `anchor` is that of the folder's saved state; None if there is none.
+    """
+    _append(folder, {"entity": entity[:200], "why": why[:500]}, anchor)
+
+
+def record_forget(folder: Path, baseline: str, why: str) -> None:
+    """Append a line that has the agent learn a baseline again. Raises OSError."""
+    _append(folder, {"forget": baseline, "why": why[:500]}, None)
+
+
+def record_release(folder: Path, duration_s: float, why: str) -> GpuRelease:
+    """Append a line that has the agent close NVML for a time; 0 ends a release. Raises OSError."""
+    boottime_s = _append(folder, {"release_s": duration_s, "why": why[:500]}, None)
+    return GpuRelease(boot_id(), round(boottime_s + duration_s, 3), why[:500])
+
+
+def _append(folder: Path, request: Mapping[str, Any], anchor: Anchor | None) -> float:
+    """Append a line, with the time of the request, and return its CLOCK_BOOTTIME."""
+    boot, boottime_s = boot_id(), round(time.clock_gettime(time.CLOCK_BOOTTIME), 3)
+    at = {"wall_s": round(time.time(), 3), "boot_id": boot, "boottime_s": boottime_s}
+    if anchor is not None and anchor.boot_id == boot:
+        at["agent_s"] = round(anchor.offset_s + boottime_s, 3)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    descriptor = os.open(folder / FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(descriptor, f"{json.dumps({**request, **at})}\n".encode())
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return boottime_s
+
+
+def is_closed(folder: Path, release: GpuRelease) -> bool:
+    """Return True if the agent has closed NVML for a release."""
+    try:
+        return (folder / CLOSED).read_text(errors="replace") == release.name
+    except OSError:
+        return False
+
+
+def effective_s(request: Mapping[str, Any], anchor: Anchor, now_s: float) -> float | None:
+    """Return the agent time at which a request was made; None if the line is malformed. Pure.
+
+    A request of another boot precedes the current boot. If the agent knew that boot, the line has the agent
+    time; if not, the request follows everything that the agent has seen before the current boot. A line of an
+    agent that wrote only the wall clock's time is placed by it. No request takes effect later than now.
+    """
+    if "boot_id" not in request:
+        wall_s = _number(request.get("wall_s"))
+        return None if wall_s is None else min(wall_s, now_s)
+    if request["boot_id"] == anchor.boot_id:
+        boottime_s = _number(request.get("boottime_s"))
+        return None if boottime_s is None else min(anchor.offset_s + boottime_s, now_s)
+    agent_s = _number(request.get("agent_s"))
+    return min(anchor.offset_s if agent_s is None else agent_s, anchor.offset_s, now_s)
+
+
+class OperatorRequests:
+    """Reads new lines of the file; each takes effect at the time at which it was written (`effective_s`).
+
+    Therefore a line that is read again, after the saved state was lost, does not clear a later finding.
+    """
+
+    name = "operator"
+    period_s = WAIT_S
+
+    def __init__(
+        self, folder: Path, clock: Clock, position: Any = None, *, acknowledges: bool = False
+    ) -> None:
+        """Create the sensor; `release` returns at once what `position` contains.
+
+        Args:
+            position: The result of `position` before a restart, or the number of bytes that an earlier
+                version had read.
+            acknowledges: True to create the file `CLOSED` while NVML is closed for a release.
+        """
+        self._path = folder / FILE
+        self._closed_path = folder / CLOSED
+        self._clock = clock
+        self._offset, self.release = _restored(position, clock.anchor.boot_id)
+        self._acknowledges = acknowledges
+        self._acknowledged: str | None = None  # the content of the file; None if it is unknown
+        self.is_closed: Callable[[], bool] = lambda: False  # whether NVML is closed for the release
+        self.forget: Callable[[str], object] = lambda _: None  # has the agent learn a baseline again
+
+    def open(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def position(self) -> dict[str, Any]:
+        """Return the number of bytes read so far, and the newest release, as JSON."""
+        release = self.release
+        return {
+            "offset": self._offset,
+            "release": release and [release.boot_id, release.until_boottime_s, release.why],
+        }
+
+    def released_until_s(self) -> float:
+        """Return the agent time at which the newest release of this boot ends; -inf if there is none."""
+        release = self.release
+        return -inf if release is None else self._clock.anchor.offset_s + release.until_boottime_s
+
+    def find_release(self) -> None:
+        """Take a release from lines that `read` has yet to return, before the GPUs' sensors start."""
+        before = self._offset
+        with suppress(Unavailable):
+            for line in self._new_lines():
+                self._take_release(_parse(line))
+        self._offset = before
+
+    def read(self) -> Iterable[Observation]:
+        seen = [each for line in self._new_lines() for each in self._observed(line)]
+        if self._acknowledges:
+            self._acknowledge()
+        return seen
+
+    def _new_lines(self) -> list[bytes]:
+        try:
+            with self._path.open("rb") as file:
+                if os.fstat(file.fileno()).st_size < self._offset:
+                    self._offset = 0  # the file has been replaced
+                file.seek(self._offset)
+                raw = file.read(MAX_BYTES)
+        except FileNotFoundError:
+            self._offset = 0
+            return []
+        except OSError as error:
+            raise Unavailable(f"{self._path} cannot be read: {error.strerror}") from None
+        whole, newline, _ = raw.rpartition(b"\n")
+        if not newline and len(raw) == MAX_BYTES:
+            whole = raw  # the line is longer than any that the commands write
+        self._offset += len(whole) + len(newline)
+        return whole.split(b"\n")
+
+    def _observed(self, line: bytes) -> Iterable[Observation]:
+        request = _parse(line)
+        at_s = effective_s(request, self._clock.anchor, self._clock.now_s())
+        if at_s is None:
+            return
+        entity, baseline = request.get("entity"), request.get("forget")
+        if isinstance(entity, str) and entity:
+            yield Observation(at_s, "cleared", entity, self.name, text=line.decode(errors="replace"))
+        elif isinstance(baseline, str):
+            self.forget(baseline)
+        else:
+            self._take_release(request)
+
+    def _take_release(self, request: Mapping[str, Any]) -> None:
+        duration_s, boottime_s = _number(request.get("release_s")), _number(request.get("boottime_s"))
+        boot = self._clock.anchor.boot_id
+        if duration_s is not None and boottime_s is not None and request.get("boot_id") == boot:
+            self.release = GpuRelease(boot, round(boottime_s + duration_s, 3), str(request.get("why", "")))
+
+    def _acknowledge(self) -> None:
+        """Create or remove the file `CLOSED`; on a failing disk, try again at the next read."""
+        release = self.release
+        active = release is not None and self._clock.now_s() < self.released_until_s() and self.is_closed()
+        wanted = release.name if release is not None and active else ""
+        if wanted == self._acknowledged:
+            return
+        with suppress(OSError):
+            if wanted:
+                self._closed_path.write_text(wanted)
+            else:
+                self._closed_path.unlink(missing_ok=True)
+            self._acknowledged = wanted
+
+
+def _restored(position: Any, boot: str) -> tuple[int, GpuRelease | None]:
+    found = position if isinstance(position, dict) else {"offset": position}
+    offset = found.get("offset")
+    release = found.get("release")
+    kept = None
+    if isinstance(release, list) and len(release) == 3 and release[0] == boot:
+        until_s = _number(release[1])
+        kept = None if until_s is None else GpuRelease(boot, until_s, str(release[2]))
+    return (offset if type(offset) is int and offset >= 0 else 0), kept
+
+
+def _parse(line: bytes) -> Mapping[str, Any]:
+    """Return a line's fields; none if the line is malformed."""
+    try:
+        found = json.loads(line[:MAX_LINE])
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _number(raw: Any) -> float | None:
+    return float(raw) if type(raw) in (int, float) and abs(raw) < 1e15 and isfinite(raw) else None

@@ -1,0 +1,93 @@
+"""What operators ask of a running agent: to release the GPUs, to forget a baseline, to clear an entity."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fakenvml.state import Fake
+from tests.local.nodeagent.serving import node, serving
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Iterator[Fake]:
+    with Fake(tmp_path / "fake", gpus=2, links=2) as made:
+        yield made
+
+
+def test_a_release_closes_nvml_until_it_ends_and_is_not_counted_as_clean(tmp_path: Path, fake: Fake) -> None:
+    state = tmp_path / "state"
+    with serving(state, fake, "--node-name", "node-7", "--provider-id", "aws:///i-1") as agent:
+        agent.until(lambda health: health["clean_s"] > 0)
+        done = node("release", "--for", "10m", "--why", "MIG", "--state-dir", str(state))
+        assert done.returncode == 0, done.stderr
+        assert fake.state.attached == 0, "the command returns once NVML is closed"
+        closed = agent.until(lambda health: bool(health["released"]))
+        assert closed["released"]["closed"]
+        assert (closed["node"], closed["provider_id"]) == ("node-7", "aws:///i-1")
+        assert "machine_id" in closed
+        assert "holdfast_node_released 1.0" in agent.get("/metrics")
+        later = agent.until(lambda health: health["at_s"] > closed["at_s"] + 2.0)
+        assert later["clean_s"] == pytest.approx(closed["clean_s"], abs=0.01)
+        assert [each["why"] for each in later["sensors"] if each["name"].startswith("nvml")] == [
+            "closed, because an operator has the GPUs released"
+        ] * 2
+        assert agent.events() == [], "a release is no fault"
+        looked = node("check", "--for", "0.5", "--state-dir", str(state), fake=fake)
+        assert "an operator has the GPUs released" in looked.stdout
+        assert fake.state.attached == 0
+        agent.end()
+    with serving(state, fake) as agent:  # a restart does not end the release
+        agent.until(lambda health: bool(health["released"]) and health["sensors"][2]["calls"] > 0)
+        assert fake.state.attached == 0
+        assert node("release", "--end", "--state-dir", str(state)).returncode == 0
+        health = agent.until(lambda health: health["released"] is None and health["sensors"][1]["sees"])
+        assert health["clean_s"] >= later["clean_s"], "the release has not restarted the count"
+        assert fake.state.attached == 1
+        agent.end()
+
+
+def test_a_release_without_an_agent_holds_for_one_that_starts(tmp_path: Path, fake: Fake) -> None:
+    done = node("release", "--for", "10m", "--state-dir", str(tmp_path / "state"))
+    assert (done.returncode, "no agent runs" in done.stdout) == (0, True), done.stderr
+    with serving(tmp_path / "state", fake) as agent:
+        agent.until(lambda health: bool(health["released"]))
+        fake.until(lambda state: state.attached == 0)
+        agent.end()
+
+
+def test_a_forgotten_baseline_is_learned_again(tmp_path: Path, fake: Fake) -> None:
+    """With MIG, the links of some GPUs are off: `were up` must be forgettable."""
+    policy = tmp_path / "node.toml"
+    policy.write_text("[checks.nvlink_down]\nclear_s = 0\n")
+    state = tmp_path / "state"
+    with serving(state, fake, "--policy", str(policy)) as agent:
+        agent.until(lambda health: len(health["gpus"]) == 2)
+        fake.vanish(1)
+        agent.finding(fake.entity(1), "gpu_state")
+        assert node("forget", "gpus", "--state-dir", str(state)).returncode == 0
+        again = agent.until(
+            lambda health: "gpu_count" not in json.dumps(health["entities"]) and health["at_s"] > 0
+        )
+        assert again["problems"] == []
+        agent.end()
+    saved = json.loads((state / "memory.json").read_bytes().partition(b"\n")[2])
+    assert list(saved["positions"]["nvml-polling"]["gpus"]) == [fake.entity(0).removeprefix("gpu/")]
+
+
+def test_an_unknown_baseline_is_refused_with_those_that_exist(tmp_path: Path) -> None:
+    done = node("forget", "gpu", "--state-dir", str(tmp_path))
+    assert done.returncode == 2
+    assert "'gpus', 'ports', 'filesystems'" in done.stderr
+
+
+def test_a_node_whose_xids_nobody_can_see_is_degraded(tmp_path: Path, fake: Fake) -> None:
+    fake.fail("nvmlEventSetCreate", 999)
+    with serving(tmp_path / "state", fake) as agent:  # --kernel-log none
+        assert agent.finding("sensor/xids", "xids_unseen")["level"] == "degraded"
+        words = ("check", "--for", "0.5", "--state-dir", str(tmp_path / "none"), "--kernel-log", "none")
+        assert node(*words, fake=fake).returncode == 1
+        agent.end()

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.process.clock import boot_id
+from nodeagent.sensing import operator_requests
+from nodeagent.sensing.clock import Anchor, Clock
+from nodeagent.sensing.operator_requests import FILE, OperatorRequests, effective_s
+
+OFFSET_S = 1000.0
+ANCHOR = Anchor(boot_id(), OFFSET_S)
+
+
+def reader(folder: Path, position: object = None, **options: Any) -> OperatorRequests:
+    return OperatorRequests(folder, Clock(ANCHOR), position, **options)
+
+
+def clear(folder: Path, entity: str, why: str = "", anchor: Anchor | None = None) -> None:
+    operator_requests.record_clear(folder, entity, why, anchor)
+
+
+def entities(found: OperatorRequests) -> list[str]:
+    return [each.entity for each in found.read()]
+
+
+def last_line(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / FILE).read_text().splitlines()[-1])
+    return found
+
+
+def test_a_clear_is_read_once(tmp_path: Path) -> None:
+    found = reader(tmp_path)
+    assert entities(found) == []
+    clear(tmp_path, "gpu/a", "exchanged")
+    clear(tmp_path, "node")
+    assert entities(found) == ["gpu/a", "node"]
+    assert entities(found) == []
+    clear(tmp_path, "gpu/b")
+    assert entities(reader(tmp_path, found.position())) == ["gpu/b"]
+
+
+def test_the_position_of_an_earlier_version_is_continued(tmp_path: Path) -> None:
+    clear(tmp_path, "gpu/a")
+    read = (tmp_path / FILE).stat().st_size
+    clear(tmp_path, "gpu/b")
+    assert entities(reader(tmp_path, read)) == ["gpu/b"]
+
+
+def test_a_partial_line_is_read_once_it_is_complete(tmp_path: Path) -> None:
+    found = reader(tmp_path)
+    path = tmp_path / FILE
+    path.write_bytes(b'{"entity": "gp')
+    assert entities(found) == []
+    with path.open("ab") as file:
+        file.write(b'u/a", "wall_s": 1}\n')
+    assert entities(found) == ["gpu/a"]
+
+
+def test_a_replaced_file_is_read_from_its_beginning(tmp_path: Path) -> None:
+    clear(tmp_path, "gpu/a", "x" * 300)
+    found = reader(tmp_path)
+    assert entities(found) == ["gpu/a"]
+    (tmp_path / FILE).write_text('{"entity": "gpu/b", "wall_s": 2}\n')
+    assert entities(found) == ["gpu/b"]
+
+
+def test_the_longest_reason_in_any_script_is_read(tmp_path: Path) -> None:
+    clear(tmp_path, "gpu/a", "\U0001f525" * 500)
+    assert entities(reader(tmp_path)) == ["gpu/a"]
+
+
+def test_a_clear_follows_what_was_seen_before_it_whatever_the_wall_clock_shows(tmp_path: Path) -> None:
+    """Agent time is ahead of the wall clock, by years, because that clock was wrong at the first start."""
+    clock = Clock(Anchor(boot_id(), time.time() + 1e8))
+    before_s = clock.now_s()
+    clear(tmp_path, "gpu/a")
+    [found] = OperatorRequests(tmp_path, clock).read()
+    assert before_s - 0.001 <= found.at_s <= clock.now_s()
+
+
+def test_a_clear_of_a_former_boot_keeps_its_agent_time(tmp_path: Path) -> None:
+    clear(tmp_path, "gpu/a", anchor=ANCHOR)
+    line = last_line(tmp_path)
+    assert line["agent_s"] == round(OFFSET_S + line["boottime_s"], 3)
+    later = Anchor("another boot", line["agent_s"] + 500.0)
+    assert effective_s(line, later, later.offset_s + 10.0) == line["agent_s"]
+
+
+def test_a_clear_of_a_boot_that_the_agent_has_not_seen_precedes_this_boot() -> None:
+    line = {"entity": "gpu/a", "wall_s": 5.0, "boot_id": "b", "boottime_s": 3.0}
+    assert effective_s(line, Anchor("c", 700.0), 900.0) == 700.0
+    assert effective_s({**line, "agent_s": 1e9}, Anchor("c", 700.0), 900.0) == 700.0
+
+
+def test_a_line_of_an_earlier_version_is_placed_by_the_wall_clock_and_never_later_than_now() -> None:
+    assert effective_s({"entity": "gpu/a", "wall_s": 5.0}, ANCHOR, 7.0) == 5.0
+    assert effective_s({"entity": "gpu/a", "wall_s": 1e9}, ANCHOR, 7.0) == 7.0
+    assert effective_s({"entity": "gpu/a", "wall_s": float("nan")}, ANCHOR, 7.0) is None
+
+
+def test_a_release_lasts_for_its_time_survives_a_restart_and_ends_with_the_boot(tmp_path: Path) -> None:
+    found = reader(tmp_path)
+    asked = operator_requests.record_release(tmp_path, 600.0, "driver upgrade")
+    assert entities(found) == []
+    assert found.release == asked
+    assert found.released_until_s() == OFFSET_S + asked.until_boottime_s
+    assert reader(tmp_path, found.position()).release == asked
+    elsewhere = OperatorRequests(tmp_path, Clock(Anchor("another boot", 0.0)), found.position())
+    assert elsewhere.released_until_s() == float("-inf")
+    operator_requests.record_release(tmp_path, 0.0, "")
+    assert entities(found) == []
+    assert found.released_until_s() <= Clock(ANCHOR).now_s()
+
+
+def test_a_release_is_known_before_the_sensors_start(tmp_path: Path) -> None:
+    clear(tmp_path, "gpu/a")
+    asked = operator_requests.record_release(tmp_path, 600.0, "")
+    found = reader(tmp_path)
+    found.find_release()
+    assert found.release == asked
+    assert entities(found) == ["gpu/a"]
+
+
+def test_a_release_is_acknowledged_once_nvml_is_closed_and_until_it_ends(tmp_path: Path) -> None:
+    found, other = reader(tmp_path, acknowledges=True), reader(tmp_path)
+    asked = operator_requests.record_release(tmp_path, 600.0, "")
+    entities(found)
+    assert not operator_requests.is_closed(tmp_path, asked)
+    found.is_closed = other.is_closed = lambda: True
+    entities(other)
+    assert not operator_requests.is_closed(tmp_path, asked), "a check acknowledges nothing"
+    entities(found)
+    assert operator_requests.is_closed(tmp_path, asked)
+    operator_requests.record_release(tmp_path, 0.0, "")
+    entities(found)
+    assert not operator_requests.is_closed(tmp_path, asked)
+    assert not (tmp_path / operator_requests.CLOSED).exists()
+
+
+def test_a_baseline_is_forgotten_once(tmp_path: Path) -> None:
+    found, forgotten = reader(tmp_path), []
+    found.forget = forgotten.append
+    operator_requests.record_forget(tmp_path, "gpus", "MIG enabled")
+    assert entities(found) == entities(found) == []
+    assert forgotten == ["gpus"]
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_read_without_an_error(tmp_path_factory: object, raw: bytes) -> None:
+    folder = tmp_path_factory.mktemp("requests")  # type: ignore[attr-defined]
+    (folder / FILE).write_bytes(raw + b"\n")
+    found = reader(folder)
+    assert all(isinstance(each, str) and each for each in entities(found))
+    assert found.position()["offset"] == len(raw) + 1
+
+
+_VALUES = st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=3)
+_KEYS = ("entity", "forget", "release_s", "wall_s", "boot_id", "boottime_s", "agent_s", "why")
+
+
+@given(st.fixed_dictionaries({}, optional=dict.fromkeys(_KEYS, _VALUES | st.just(boot_id()))))
+def test_any_fields_are_read_without_an_error(tmp_path_factory: object, fields: dict[str, Any]) -> None:
+    folder = tmp_path_factory.mktemp("requests")  # type: ignore[attr-defined]
+    (folder / FILE).write_text(json.dumps(fields) + "\n")
+    found = reader(folder)
+    assert all(each.at_s <= Clock(ANCHOR).now_s() for each in found.read())
+    assert reader(folder, found.position()).release == found.release
