@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from nodeagent.agent import agent, changes, inbox, saved_state, sensor_threads
-from nodeagent.agent.agent import Published
+from nodeagent.agent import agent, changes, claim, inbox, saved_state, sensor_threads, state_writer
+from nodeagent.agent.agent import Published, Released
 from nodeagent.agent.clean_time import CleanTime
 from nodeagent.agent.sensor_threads import SensorStatus
+from nodeagent.cli import commands as node_commands
 from nodeagent.cli import options, signals
 from nodeagent.cli.commands import COMMANDS, HARD_STOP_S, TESTS
 from nodeagent.evaluation import evaluator, events, samples
@@ -24,7 +25,7 @@ from nodeagent.model import Action, HealthFinding, Level, word
 from nodeagent.policy import checks, meanings, overriding
 from nodeagent.policy.loading import load, shipped
 from nodeagent.sensing.sensor import Omission
-from nodeagent.server import http_api, metrics, report
+from nodeagent.server import http_api, listening, metrics, report
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = (DOCS / "node-agent.md", DOCS / "signals.md", DOCS / "runbooks" / "node.md")
@@ -71,8 +72,12 @@ PUBLISHED = Published(
     100.0, verdicts([FOUND], []), (SEES,),
     clean_time=CleanTime(1.0, 100.0, 100.0),
     facts={"driver": {"driver": "575"}, "gpu/0000:3b:00.0": {"uuid": "GPU-1", "name": "H100", "serial": "1"}},
+    released=Released(5.0, True),
 )  # fmt: skip
-ABOUT = {"node": "vm", "boot_id": "b", "version": "v", "policy": "p", "test": False}
+ABOUT = {
+    "node": "vm", "machine_id": "m", "provider_id": "", "boot_id": "b", "version": "v", "policy": "p",
+    "test": False,
+}  # fmt: skip
 HEALTH = report.health_report(PUBLISHED, ABOUT)
 
 
@@ -186,6 +191,13 @@ def test_every_key_of_a_policy_file_is_in_the_page() -> None:
         f"{inbox.MAX_EVENTS} different events and {inbox.MAX_SAMPLES} samples",
         f"A policy file may have {overriding.MAX_CHARACTERS} characters",
         f"at most {metrics.MAX_ENTITIES} entities",
+        f"If a save takes longer than {agent.SAVE_DEADLINE_S:g} s",
+        f"answers within {state_writer.ANSWER_EVERY_S:g} s",
+        f"does not answer within {claim.ANSWER_S:g} s",
+        f"nothing has answered on it for {listening.ANSWER_S:g} s",
+        f"up to {http_api.MAX_IDLE} idle connections, each for {http_api.MAX_IDLE_S:g} s",
+        f"Up to {http_api.MAX_WAITING} requests can wait",
+        f"1 if it is not after {node_commands.CLOSE_S:g} s",
     ],
 )
 def test_each_number_in_the_page_equals_the_number_in_the_code(said: str) -> None:

@@ -254,3 +254,13 @@ def test_a_verdict_has_the_worst_level_and_the_costliest_action_at_that_level() 
     )
     made = evaluator([xid(79, 1.0)])
     assert made.verdicts(2.0) == verdicts(made.findings(2.0), [GPU, "node"])
+
+
+def test_an_entity_is_forgotten_with_its_last_evidence() -> None:
+    made = Evaluator(POLICY)
+    made.add(heat("disk//old", 1000.0))
+    made.add(heat("disk//new", 2000.0))
+    made.add(xid(79, 2000.0))
+    made.forget(1500.0)
+    assert made.entities == {"node", "disk//new", GPU}
+    assert [each.entity for each in made.verdicts(2000.0)] == sorted(made.entities)

@@ -144,7 +144,8 @@ def test_a_release_is_acknowledged_once_nvml_is_closed_and_until_it_ends(tmp_pat
 
 
 def test_a_baseline_is_forgotten_once(tmp_path: Path) -> None:
-    found, forgotten = reader(tmp_path), []
+    forgotten: list[str] = []
+    found = reader(tmp_path)
     found.forget = forgotten.append
     operator_requests.record_forget(tmp_path, "gpus", "MIG enabled")
     assert entities(found) == entities(found) == []
