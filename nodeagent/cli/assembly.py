@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import errno
 import shutil
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from holdfast.errors import BadInput
 from holdfast.version import __version__
@@ -38,6 +39,10 @@ MAX_POLICY_BYTES = 1 << 20
 QUICK = (0.2, 5.0)  # seconds between two readings in a short run: minimum and maximum
 READINGS = 3  # how often a short run reads each counter; a rate needs two readings
 
+# How long the start waits for the disk of the saved state. Half of it is for a takeover from an owner that
+# does not answer.
+DISK_S = claim.ANSWER_S + 10.0
+
 # These errors mean a bad disk, not a mistake. The agent starts anyway, because it may be needed most then.
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 
@@ -58,6 +63,7 @@ class AgentParts:
     requests: OperatorRequests
     identity: Mapping[str, str]
     test: bool
+    disk_answers: threading.Event | None  # None unless the disk hung at the start; set once it answers
 
     def about(self) -> dict[str, Any]:
         """Return the part of the report that stays constant while the agent runs."""
@@ -88,7 +94,14 @@ def assemble(
     chosen = load_policy(options.policy)
     if quick_s is not None:
         chosen = policy_for_short_look(chosen, quick_s, promised=options.gpus is not None)
-    state, claimed, problems = _saved_state(options.state_dir, keeps)
+    loading_state = _InThread(lambda: _saved_state(options.state_dir, keeps))
+    hangs = keeps and not loading_state.ended.wait(DISK_S)
+    if hangs:
+        why = f"{options.state_dir}: the disk has not answered for {DISK_S:g} s; nothing is loaded or saved"
+        loaded: _Loaded = SavedState(), None, (why,)
+    else:
+        loaded = loading_state.result()
+    state, claimed, problems = loaded
     clock = clocks.begin(state.anchor, state.last_s)
     driver = NvmlDriver(options.sys)
     lines = LinePatterns(
@@ -97,7 +110,8 @@ def assemble(
     requests = OperatorRequests(
         options.state_dir, clock, state.positions.get(OperatorRequests.name), acknowledges=keeps
     )
-    requests.find_release()
+    if not hangs:
+        requests.find_release()
     sensors = [
         *_sensors(options, chosen, clock, state, driver, lines, trusting),
         FittedSensor(requests, requests.position, reads_state=True),
@@ -105,10 +119,11 @@ def assemble(
     if quick_s is not None:
         for each in sensors:
             each.sensor.period_s = min(each.sensor.period_s, _pause_s(quick_s))
-    folder = options.state_dir if keeps else None
+    folder = options.state_dir if keeps and not hangs else None
     return AgentParts(
         chosen, clock, state, folder, claimed, problems, sensors, lambda: driver.branch, lines,
         requests, identity.of_node(options.node_name, options.provider_id, options.root), trusting,
+        loading_state.ended if hangs else None,
     )  # fmt: skip
 
 
@@ -148,7 +163,38 @@ def load_policy(path: Path | None) -> HealthPolicy:
         raise BadInput("\n".join(error.messages)) from None
 
 
-def _saved_state(folder: Path, keeps: bool) -> tuple[SavedState, Claim | None, tuple[str, ...]]:
+T = TypeVar("T")
+_Loaded = tuple[SavedState, Claim | None, tuple[str, ...]]  # with the problems
+
+
+class _InThread(Generic[T]):
+    """Runs a function in a thread of its own, because a call to a disk that hangs cannot be ended."""
+
+    def __init__(self, run: Callable[[], T]) -> None:
+        self.ended = threading.Event()
+        self._run = run
+        self._result: T | None = None
+        self._error: BadInput | None = None
+        threading.Thread(target=self._end, name="saved-state", daemon=True).start()
+
+    def _end(self) -> None:
+        try:
+            self._result = self._run()
+        except BadInput as error:
+            self._error = error
+        finally:
+            self.ended.set()
+
+    def result(self) -> T:
+        """Return the function's result once it has returned, or raise its error."""
+        self.ended.wait()
+        if self._error is not None:
+            raise self._error
+        assert self._result is not None, "the function raised an unexpected error, which the thread printed"
+        return self._result
+
+
+def _saved_state(folder: Path, keeps: bool) -> _Loaded:
     claimed, problems = _claimed(folder) if keeps else (None, ())
     try:
         state, more = saved_state.load(folder)

@@ -26,6 +26,7 @@ from nodeagent.agent.agent import Agent
 from nodeagent.cli import assembly, explanations, rendering
 from nodeagent.cli.assembly import AgentParts
 from nodeagent.cli.options import BASELINES, ROOT_STATE, split
+from nodeagent.model import Observation
 from nodeagent.sensing import operator_requests
 from nodeagent.server import report
 from nodeagent.server.event_log import EventLog
@@ -114,16 +115,33 @@ def serve(options: argparse.Namespace) -> int:
     log.write({"event": "serving", **addresses, **parts.about()})
     for each in parts.problems:
         log.write({"event": "memory_problem", "why": each})
+    if parts.disk_answers is not None:
+        _end_once_the_disk_answers(agent, parts, parts.disk_answers)
     agent.watch(parts.sensors)
     agent.run()
     for server in servers.values():
         server.stop()
     if agent.superseded:
         log.write({"event": "superseded", "why": f"another agent has taken over {options.state_dir}"})
+    if parts.disk_answers is not None and parts.disk_answers.is_set():
+        log.write({"event": "restart_needed", "why": f"{options.state_dir} answers again"})
     log.drain(DRAIN_S)
-    os._exit(
-        exit_codes.BAD_INPUT if agent.superseded else 0
-    )  # the threads of the sensors and stdout may hang in calls that cannot be ended
+    # The threads of the sensors and stdout may hang in calls that cannot be ended.
+    os._exit(exit_codes.BAD_INPUT if agent.superseded else 0)
+
+
+def _end_once_the_disk_answers(agent: Agent, parts: AgentParts, answers: threading.Event) -> None:
+    """Report that nothing is saved. Once it can be, have the agent end, to be started with its state."""
+    text = parts.problems[0]
+    agent.inbox.put(
+        (Observation(parts.clock.now_s(), "memory_lost", "sensor/memory", "agent", 1.0, text=text),)
+    )
+
+    def end() -> None:
+        answers.wait()
+        agent.stop()
+
+    threading.Thread(target=end, name="disk", daemon=True).start()
 
 
 def _start_server(option: str, app: web.Application, address: str) -> HttpServer:

@@ -15,8 +15,8 @@ from nodeagent.agent import agent, changes, claim, inbox, saved_state, sensor_th
 from nodeagent.agent.agent import Published, Released
 from nodeagent.agent.clean_time import CleanTime
 from nodeagent.agent.sensor_threads import SensorStatus
+from nodeagent.cli import assembly, options, signals
 from nodeagent.cli import commands as node_commands
-from nodeagent.cli import options, signals
 from nodeagent.cli.commands import COMMANDS, HARD_STOP_S, TESTS
 from nodeagent.evaluation import evaluator, events, samples
 from nodeagent.evaluation.evaluator import verdicts
@@ -192,6 +192,7 @@ def test_every_key_of_a_policy_file_is_in_the_page() -> None:
         f"A policy file may have {overriding.MAX_CHARACTERS} characters",
         f"at most {metrics.MAX_ENTITIES} entities",
         f"If a save takes longer than {agent.SAVE_DEADLINE_S:g} s",
+        f"the agent starts after {assembly.DISK_S:g} s without its state",
         f"answers within {state_writer.ANSWER_EVERY_S:g} s",
         f"does not answer within {claim.ANSWER_S:g} s",
         f"nothing has answered on it for {listening.ANSWER_S:g} s",
