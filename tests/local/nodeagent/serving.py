@@ -60,7 +60,8 @@ class Serving:
         assert self.process.stdout is not None
         first = self.process.stdout.readline()
         assert first.startswith("{"), first + self.process.stdout.read()
-        self.address = str(json.loads(first)["listen"])
+        self.first: dict[str, Any] = json.loads(first)
+        self.address = str(self.first["listen"])
 
     def get(self, path: str) -> Any:
         with urllib.request.urlopen(f"http://{self.address}{path}", timeout=PATIENCE_S) as answer:

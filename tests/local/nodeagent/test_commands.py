@@ -7,6 +7,8 @@ import json
 import re
 import signal
 import subprocess
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -300,3 +302,14 @@ def test_an_agent_that_cannot_end_does_not_bar_its_successor(tmp_path: Path, fak
         again.end()
     assert (tmp_path / "memory.json").exists()
     assert not (tmp_path / "memory.1.json").exists()
+
+
+def test_probes_have_an_address_of_their_own(tmp_path: Path, fake: Fake) -> None:
+    with serving(tmp_path, fake, "--probe-listen", "127.0.0.1:0") as agent:
+        address = str(agent.first["probe_listen"])
+        assert address != agent.address
+        with urllib.request.urlopen(f"http://{address}/healthz", timeout=PATIENCE_S) as answer:
+            assert answer.read() == b"ok\n"
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"http://{address}/v1/health", timeout=PATIENCE_S)
+        agent.end()
