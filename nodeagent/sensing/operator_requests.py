@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from math import inf, isfinite
+from math import floor, inf, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ class GpuRelease:
 
     @property
     def name(self) -> str:
-        return f"{self.boot_id} {self.until_boottime_s:.3f}"
+        return f"{self.boot_id} {self.until_boottime_s:.6f}"
 
 
 def record_clear(folder: Path, entity: str, why: str, anchor: Anchor | None) -> None:
@@ -59,15 +59,16 @@ def record_forget(folder: Path, baseline: str, why: str) -> None:
 def record_release(folder: Path, duration_s: float, why: str) -> GpuRelease:
     """Append a line that has the agent close NVML for a time; 0 ends a release. Raises OSError."""
     boottime_s = _append(folder, {"release_s": duration_s, "why": why[:500]}, None)
-    return GpuRelease(boot_id(), round(boottime_s + duration_s, 3), why[:500])
+    return GpuRelease(boot_id(), round(boottime_s + duration_s, 6), why[:500])
 
 
 def _append(folder: Path, request: Mapping[str, Any], anchor: Anchor | None) -> float:
     """Append a line, with the time of the request, and return its CLOCK_BOOTTIME."""
-    boot, boottime_s = boot_id(), round(time.clock_gettime(time.CLOCK_BOOTTIME), 3)
+    # Rounded down, because a request that is later than now would not take effect yet.
+    boot, boottime_s = boot_id(), floor(time.clock_gettime(time.CLOCK_BOOTTIME) * 1e6) / 1e6
     at = {"wall_s": round(time.time(), 3), "boot_id": boot, "boottime_s": boottime_s}
     if anchor is not None and anchor.boot_id == boot:
-        at["agent_s"] = round(anchor.offset_s + boottime_s, 3)
+        at["agent_s"] = anchor.offset_s + boottime_s
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     descriptor = os.open(folder / FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
@@ -197,7 +198,7 @@ class OperatorRequests:
         duration_s, boottime_s = _number(request.get("release_s")), _number(request.get("boottime_s"))
         boot = self._clock.anchor.boot_id
         if duration_s is not None and boottime_s is not None and request.get("boot_id") == boot:
-            self.release = GpuRelease(boot, round(boottime_s + duration_s, 3), str(request.get("why", "")))
+            self.release = GpuRelease(boot, round(boottime_s + duration_s, 6), str(request.get("why", "")))
 
     def _acknowledge(self) -> None:
         """Create or remove the file `CLOSED`; on a failing disk, try again at the next read."""

@@ -81,13 +81,13 @@ def test_a_clear_follows_what_was_seen_before_it_whatever_the_wall_clock_shows(t
     before_s = clock.now_s()
     clear(tmp_path, "gpu/a")
     [found] = OperatorRequests(tmp_path, clock).read()
-    assert before_s - 0.001 <= found.at_s <= clock.now_s()
+    assert before_s - 0.0001 <= found.at_s <= clock.now_s()
 
 
 def test_a_clear_of_a_former_boot_keeps_its_agent_time(tmp_path: Path) -> None:
     clear(tmp_path, "gpu/a", anchor=ANCHOR)
     line = last_line(tmp_path)
-    assert line["agent_s"] == round(OFFSET_S + line["boottime_s"], 3)
+    assert line["agent_s"] == OFFSET_S + line["boottime_s"]
     later = Anchor("another boot", line["agent_s"] + 500.0)
     assert effective_s(line, later, later.offset_s + 10.0) == line["agent_s"]
 
