@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
@@ -113,7 +112,7 @@ class Agent:
     _stuck: set[str] = field(init=False, default_factory=set)
     _pending: list[dict[str, Any]] = field(init=False, default_factory=list)
     _writer: StateWriter | None = field(init=False, default=None)
-    _unreported: deque[_Submitted] = field(init=False, default_factory=deque)  # handed to the writer
+    _unreported: list[_Submitted] = field(init=False, default_factory=list)  # handed to the writer
     _events: tuple[dict[str, Any], ...] = field(init=False, default=())  # the history that was reported
     _noted: tuple[int, str] = field(init=False, default=(0, ""))  # the last save whose outcome was noted
     _judged: tuple[tuple[HealthFinding, ...], frozenset[str], tuple[HealthVerdict, ...]] = field(
@@ -292,8 +291,9 @@ class Agent:
             if everything or each.number <= finished or each.since <= overdue:
                 found += each.changes
                 each.changes.clear()
-        while self._unreported and self._unreported[0].number <= finished:
-            self._unreported.popleft()
+        waiting = [each for each in self._unreported if each.number > finished]
+        # The oldest shows for how long the disk has not answered, even if its changes are reported.
+        self._unreported = [each for n, each in enumerate(waiting) if n == 0 or each.changes]
         if found:
             last = found[-1]["seq"]
             self._events = tuple(each for each in self.state.history if each["seq"] <= last)
