@@ -162,10 +162,6 @@ class Agent:
         for each in self.watched:
             each.start()
 
-    def forget(self, sensor: str) -> bool:
-        """Have a sensor learn its baselines again; False if it has none. May be called from any thread."""
-        return any(each.forget() for each in self.watched if each.sensor.name == sensor)
-
     def gpus_are_closed(self) -> bool:
         """Return True if every sensor of the GPUs is closed for a release. May be called from any thread."""
         return all(each.is_released for each in self.watched if each.fitted.releases)

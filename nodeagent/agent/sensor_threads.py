@@ -51,7 +51,6 @@ class FittedSensor:
     releases: bool = False  # it is closed while an operator has the GPUs released
     sees_xids: bool = False
     reads_state: bool = False  # from the disk of the saved state
-    without_memory: Callable[[], FittedSensor] | None = None  # creates the same sensor without its baselines
 
 
 class SensorThread:
@@ -78,7 +77,6 @@ class SensorThread:
         self._now_s = now_s
         self._released = released
         self._stop, self._nudge = threading.Event(), threading.Event()
-        self._forget = False
         name = f"sensor-{self.sensor.name}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._began = 0.0  # start of the current call, monotonic; 0 between calls
@@ -103,15 +101,6 @@ class SensorThread:
         """End the pause between two calls, so that the thread notices a change of `released`."""
         self._nudge.set()
 
-    def forget(self) -> bool:
-        """Replace the sensor by one without baselines after the current call; False if it has none."""
-        if self.fitted.without_memory is None:
-            return False
-        self._forget = True
-        self.position = {}  # so that a restart before the next read forgets them too
-        self._nudge.set()
-        return True
-
     def join(self, timeout_s: float) -> bool:
         """Return True if the thread has ended within `timeout_s`."""
         self._thread.join(timeout_s)
@@ -127,9 +116,6 @@ class SensorThread:
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            if self._forget and self.fitted.without_memory is not None:
-                self._forget = False
-                self.fitted = self.fitted.without_memory()
             if self._is_to_be_released():
                 self._sees, self._why, self.is_released = False, RELEASED, True
                 self._pause(seconds_to_next_tick(WAIT_S))
@@ -152,7 +138,7 @@ class SensorThread:
         return self.fitted.releases and self._released()
 
     def _is_interrupted(self) -> bool:
-        return self._stop.is_set() or self._forget or self._is_to_be_released()
+        return self._stop.is_set() or self._is_to_be_released()
 
     def _pause(self, seconds: float) -> None:
         self._nudge.wait(seconds)
@@ -161,8 +147,7 @@ class SensorThread:
     def _read_until_blind(self) -> None:
         while not self._is_interrupted():
             self._observations += self._inbox.put(self._call(self._collect))
-            if not self._forget:
-                self.position = self.fitted.position()
+            self.position = self.fitted.position()
             self._left_out = self.fitted.left_out()
             self._report_state(SEEING, "")
             if self.sensor.period_s:

@@ -238,27 +238,20 @@ def _sensors(
     trusting: bool,
 ) -> list[FittedSensor]:
     periods_s = {name: rule.period_s for name, rule in chosen.rules.items() if rule.period_s}
+    before = state.positions
     promised = options.command == "check" and options.gpus is not None
     expected = ExpectedPorts(options.ib_ports, options.ib_gbps)
-
-    def polling(before: Mapping[str, Any] | None) -> FittedSensor:
-        made = NvmlPolling(driver, clock, periods_s, before, options.gpus, promised)
-        return FittedSensor(made, made.remembered, releases=True, without_memory=lambda: polling(None))
-
-    def host(before: Mapping[str, Any] | None) -> FittedSensor:
-        made = HostSensor(clock, periods_s, before, options.proc, options.root)
-        return FittedSensor(made, made.remembered, made.left_out, without_memory=lambda: host(None))
-
-    def sysfs(before: Mapping[str, Any] | None) -> FittedSensor:
-        made = SysfsSensor(clock, periods_s, before, options.sys, expected)
-        return FittedSensor(made, made.remembered, made.left_out, without_memory=lambda: sysfs(None))
-
+    polling = NvmlPolling(
+        driver, clock, periods_s, _mapping(before, NvmlPolling.name), options.gpus, promised
+    )
+    host = HostSensor(clock, periods_s, _mapping(before, HostSensor.name), options.proc, options.root)
+    sysfs = SysfsSensor(clock, periods_s, _mapping(before, SysfsSensor.name), options.sys, expected)
     return [
         FittedSensor(NvmlEvents(driver, clock), releases=True, sees_xids=True),
-        polling(_mapping(state.positions, NvmlPolling.name)),
+        FittedSensor(polling, polling.remembered, releases=True),
         *_kernel_log(options, clock, state, lines, trusting),
-        host(_mapping(state.positions, HostSensor.name)),
-        sysfs(_mapping(state.positions, SysfsSensor.name)),
+        FittedSensor(host, host.remembered, host.left_out),
+        FittedSensor(sysfs, sysfs.remembered, sysfs.left_out),
     ]
 
 

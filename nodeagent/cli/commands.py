@@ -25,7 +25,7 @@ from nodeagent.agent import claim, saved_state
 from nodeagent.agent.agent import Agent
 from nodeagent.cli import assembly, explanations, rendering
 from nodeagent.cli.assembly import AgentParts
-from nodeagent.cli.options import BASELINES, ROOT_STATE, split
+from nodeagent.cli.options import ROOT_STATE, split
 from nodeagent.model import Observation
 from nodeagent.sensing import operator_requests
 from nodeagent.server import report
@@ -251,17 +251,6 @@ def release(options: argparse.Namespace) -> int:
 _HANGS = "a call to the driver may hang; `holdfast node check` names the sensor"
 
 
-def forget(options: argparse.Namespace) -> int:
-    """Record that the agent is to learn a baseline again."""
-    folder = options.state_dir / TESTS if options.test else options.state_dir
-    try:
-        operator_requests.record_forget(folder, options.baseline, options.why)
-    except OSError as error:
-        raise BadInput(f"--state-dir {folder}: {error.strerror}") from None
-    _print(f"{options.baseline}: recorded; the agent learns it again within seconds, or when it starts")
-    return 0
-
-
 def _entities(found: saved_state.SavedState) -> list[str]:
     """Return the entities in a saved state."""
     raw = found.evidence
@@ -301,7 +290,6 @@ def _agent(parts: AgentParts, report_changes: Any) -> Agent:
         parts.claim, parts.requests.released_until_s,
     )  # fmt: skip
     parts.requests.is_closed = made.gpus_are_closed
-    parts.requests.forget = lambda baseline: baseline in BASELINES and made.forget(BASELINES[baseline][0])
     return made
 
 
@@ -355,5 +343,4 @@ COMMANDS = {
     "explain": explain,
     "clear": clear,
     "release": release,
-    "forget": forget,
 }

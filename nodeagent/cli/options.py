@@ -26,13 +26,6 @@ POLICY_FILE = Path("/etc/holdfast/node.toml")
 ROOT_STATE = Path("/var/lib/holdfast/node")
 LOGS = ("auto", "kmsg", "journal", "none")
 
-# What `forget` accepts: the sensor that has the baselines, and what they are.
-BASELINES = {
-    "gpus": ("nvml-polling", "the GPUs and NVLinks that were seen, and the counters of each GPU"),
-    "ports": ("sysfs", "the network ports that were up, their rates, and the widths of PCIe links"),
-    "filesystems": ("host", "the file systems that were writable"),
-}
-
 _EPILOG = """\
 examples
   holdfast node check                     look once: a table; 0 healthy, 1 degraded, 2 unhealthy, 3 unknown
@@ -87,7 +80,7 @@ def _parser() -> tuple[_Parser, dict[str, _Parser]]:
         made[name] = place.add_parser(name, help=text, description=said)
     _looking(made["check"], made["watch"], made["serve"])
     _records(made["history"], made["clear"])
-    _requests(made["release"], made["forget"])
+    _releasing(made["release"])
     _injecting(made["inject"])
     made["explain"].add_argument("subject", choices=SUBJECTS)
     made["explain"].add_argument("code", help="a number such as 79, or the name of a check or kernel line")
@@ -113,10 +106,6 @@ _COMMANDS = {
     "release": (
         "have the running agent close NVML for a while, so that a GPU can be reset or the driver replaced",
         "It returns once the agent has closed NVML. `--end` has the agent open it again.",
-    ),
-    "forget": (
-        "have the agent learn a baseline again, after the hardware was changed on purpose",
-        " ".join(f"{name}: {what}." for name, (_, what) in BASELINES.items()),
     ),
 }
 
@@ -169,7 +158,7 @@ def _records(history: _Parser, clear: _Parser) -> None:
         each.add_argument("--test", action="store_true", help="use the state directory of `serve --test`")
 
 
-def _requests(release: _Parser, forget: _Parser) -> None:
+def _releasing(release: _Parser) -> None:
     release.add_argument(
         "--for",
         dest="for_s",
@@ -179,10 +168,8 @@ def _requests(release: _Parser, forget: _Parser) -> None:
         help="how long NVML stays closed: 90s, 10m (10m)",
     )
     release.add_argument("--end", action="store_true", help="end the release now")
-    forget.add_argument("baseline", choices=BASELINES, help="what the agent is to forget")
-    for each in (release, forget):
-        each.add_argument("--why", default="", help="the reason, kept in the record")
-        each.add_argument("--test", action="store_true", help="use the state directory of `serve --test`")
+    release.add_argument("--why", default="", help="the reason, kept in the record")
+    release.add_argument("--test", action="store_true", help="use the state directory of `serve --test`")
 
 
 def _injecting(inject: _Parser) -> None:
@@ -203,7 +190,7 @@ def _shared(made: dict[str, _Parser]) -> None:
     for name in ("check", "watch", "serve", "explain"):
         made[name].add_argument("--policy", type=Path, default=None, metavar="FILE", help=policy)
     folder = state_folder()
-    for name in ("check", "watch", "serve", "history", "clear", "release", "forget"):
+    for name in ("check", "watch", "serve", "history", "clear", "release"):
         made[name].add_argument(
             "--state-dir",
             type=Path,

@@ -1,4 +1,4 @@
-"""Implements `holdfast node clear`, `release` and `forget`: they append to a file, which a sensor reads.
+"""Implements `holdfast node clear` and `release`: they append to a file, which a sensor reads.
 
 The file is beside the saved state. To make a request, an operator needs only write permission. It works
 while the agent is down, and the file remains as a record.
@@ -49,11 +49,6 @@ def record_clear(folder: Path, entity: str, why: str, anchor: Anchor | None) -> 
     `anchor` is that of the folder's saved state; None if there is none.
     """
     _append(folder, {"entity": entity[:200], "why": why[:500]}, anchor)
-
-
-def record_forget(folder: Path, baseline: str, why: str) -> None:
-    """Append a line that has the agent learn a baseline again. Raises OSError."""
-    _append(folder, {"forget": baseline, "why": why[:500]}, None)
 
 
 def record_release(folder: Path, duration_s: float, why: str) -> GpuRelease:
@@ -130,7 +125,6 @@ class OperatorRequests:
         self._acknowledges = acknowledges
         self._acknowledged: str | None = None  # the content of the file; None if it is unknown
         self.is_closed: Callable[[], bool] = lambda: False  # whether NVML is closed for the release
-        self.forget: Callable[[str], object] = lambda _: None  # has the agent learn a baseline again
 
     def open(self) -> None: ...
 
@@ -186,11 +180,9 @@ class OperatorRequests:
         at_s = effective_s(request, self._clock.anchor, self._clock.now_s())
         if at_s is None:
             return
-        entity, baseline = request.get("entity"), request.get("forget")
+        entity = request.get("entity")
         if isinstance(entity, str) and entity:
             yield Observation(at_s, "cleared", entity, self.name, text=line.decode(errors="replace"))
-        elif isinstance(baseline, str):
-            self.forget(baseline)
         else:
             self._take_release(request)
 

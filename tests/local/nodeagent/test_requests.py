@@ -1,11 +1,9 @@
-"""What operators ask of a running agent: to release the GPUs, to forget a baseline, to clear an entity."""
+"""What operators ask of a running agent, and what it reports if it cannot see."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -58,29 +56,6 @@ def test_a_release_without_an_agent_holds_for_one_that_starts(tmp_path: Path, fa
         agent.until(lambda health: bool(health["released"]))
         fake.until(lambda state: state.attached == 0)
         agent.end()
-
-
-def test_a_forgotten_baseline_is_learned_again(tmp_path: Path, fake: Fake) -> None:
-    def calls(health: dict[str, Any], sensor: str) -> int:
-        return next(int(each["calls"]) for each in health["sensors"] if each["name"] == sensor)
-
-    with serving(tmp_path, fake) as agent:
-        agent.until(lambda health: len(health["gpus"]) == 2)
-        fake.vanish(1)  # it is taken out of the node for good
-        agent.finding(fake.entity(1), "gpu_state")
-        before = agent.get("/v1/health")
-        assert node("forget", "gpus", "--state-dir", str(tmp_path)).returncode == 0
-        read = agent.until(lambda health: calls(health, "operator") > calls(before, "operator") + 1)
-        agent.until(lambda health: calls(health, "nvml-polling") > calls(read, "nvml-polling") + 3)
-        agent.end()
-    saved = json.loads((tmp_path / "memory.json").read_bytes().partition(b"\n")[2])
-    assert list(saved["positions"]["nvml-polling"]["gpus"]) == [fake.entity(0).removeprefix("gpu/")]
-
-
-def test_an_unknown_baseline_is_refused_with_those_that_exist(tmp_path: Path) -> None:
-    done = node("forget", "gpu", "--state-dir", str(tmp_path))
-    assert done.returncode == 2
-    assert "'gpus', 'ports', 'filesystems'" in done.stderr
 
 
 def test_a_node_whose_xids_nobody_can_see_is_degraded(tmp_path: Path, fake: Fake) -> None:

@@ -64,21 +64,6 @@ def test_a_sensor_is_closed_while_the_gpus_are_released_and_opened_again_after_t
     assert watched.join(PATIENCE_S)
 
 
-def test_a_sensor_without_its_baselines_takes_the_place_of_the_one_that_is_to_forget() -> None:
-    new = Counting("")
-    fitted = FittedSensor(
-        Counting("old"), lambda: "old", without_memory=lambda: FittedSensor(new, lambda: new.baseline)
-    )
-    watched = SensorThread(fitted, Inbox(POLICY), lambda: 1.0)
-    watched.start()
-    assert watched.forget()
-    assert new.opened.acquire(timeout=PATIENCE_S)
-    assert watched.position != "old"
-    watched.stop()
-    assert watched.join(PATIENCE_S)
-    assert not SensorThread(FittedSensor(new), Inbox(POLICY), lambda: 1.0).forget()
-
-
 @pytest.mark.parametrize(
     ("statuses", "expected"),
     [

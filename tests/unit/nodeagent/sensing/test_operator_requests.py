@@ -143,15 +143,6 @@ def test_a_release_is_acknowledged_once_nvml_is_closed_and_until_it_ends(tmp_pat
     assert not (tmp_path / operator_requests.CLOSED).exists()
 
 
-def test_a_baseline_is_forgotten_once(tmp_path: Path) -> None:
-    forgotten: list[str] = []
-    found = reader(tmp_path)
-    found.forget = forgotten.append
-    operator_requests.record_forget(tmp_path, "gpus", "MIG enabled")
-    assert entities(found) == entities(found) == []
-    assert forgotten == ["gpus"]
-
-
 @given(st.binary(max_size=300))
 def test_any_bytes_are_read_without_an_error(tmp_path_factory: object, raw: bytes) -> None:
     folder = tmp_path_factory.mktemp("requests")  # type: ignore[attr-defined]
@@ -162,7 +153,7 @@ def test_any_bytes_are_read_without_an_error(tmp_path_factory: object, raw: byte
 
 
 _VALUES = st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=3)
-_KEYS = ("entity", "forget", "release_s", "wall_s", "boot_id", "boottime_s", "agent_s", "why")
+_KEYS = ("entity", "release_s", "wall_s", "boot_id", "boottime_s", "agent_s", "why")
 
 
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys(_KEYS, _VALUES | st.just(boot_id()))))
