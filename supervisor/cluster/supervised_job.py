@@ -244,19 +244,21 @@ class SupervisedJob:
                         self.is_at_rest = False
                     found = await self._take_over()
                     if found.state is not None and self._are_all_new(found.state.memory):
-                        await self._forget_stop()
+                        await self._forget_stop(found.epoch)
                         fresh = True
                     # Decide this before the first round, which would seat the new pods in the old run.
                     fresh = fresh or found.state is None or self._has_another_size(found.state.memory)
                     policy = await self._policy(found, fresh)
+                except Deposed as error:  # taking over again would depose the successor in turn
+                    await self._yield_to(error)
+                    return
                 except Exception as error:
                     await asyncio.sleep(self._pause_s(error, time.monotonic() - since_s))
                     continue
                 try:
                     is_over = await self._run(found, policy, fresh)
                 except Deposed as error:
-                    log.warning("another supervisor leads this job", extra={"why": str(error)})
-                    await asyncio.sleep(RETRY_S)
+                    await self._yield_to(error)
                     return
                 except Exception:  # other jobs must not be affected; this job's members continue to train
                     log.exception("job failed")
@@ -267,6 +269,10 @@ class SupervisedJob:
                 since_s = time.monotonic()
         finally:
             self.has_ended = True
+
+    async def _yield_to(self, successor: Deposed) -> None:
+        log.warning("another supervisor leads this job", extra={"why": str(successor)})
+        await asyncio.sleep(RETRY_S)
 
     def _pause_s(self, error: Exception, failed_s: float) -> float:
         """Return how long to wait before trying to take over the job again, after failures for `failed_s`.
@@ -310,7 +316,8 @@ class SupervisedJob:
         group = self.group
         if fresh or found.state is None:
             assert self._resource is not None  # because the job is taken over
-            await self._resource.describe(found.spec, RunSize(group.members, group.nproc), group.settings)
+            size = RunSize(group.members, group.nproc)
+            await self._resource.describe(found.epoch, found.spec, size, group.settings)
             return group.policy
         settings, size = supervision.settings_of(found.spec), RunSize.of(found.state.memory)
         if settings == group.settings:
@@ -347,10 +354,10 @@ class SupervisedJob:
         pods = {member_name(pod.name, pod.uid, 0) for pod in self.backend.pods.values() if not pod.is_leaving}
         return pods.isdisjoint(map(first_start, members))
 
-    async def _forget_stop(self) -> None:
-        """Remove a request to stop that was for an earlier run."""
+    async def _forget_stop(self, epoch: int) -> None:
+        """Remove a request to stop that was for an earlier run. Raises `Deposed`."""
         assert self._resource is not None  # because the job was taken over
-        await self._resource.request_stop(None)
+        await self._resource.request_stop(epoch, None)
         self._stop_removed_s, self.backend.user_stop = time.monotonic(), ""
 
     async def _run(self, found: Takeover, policy: Policy, fresh: bool) -> bool:
@@ -578,12 +585,16 @@ class SupervisedJob:
                 self._delete(pod)
 
     def _stop_requested(self, how: StopRequest) -> None:
-        if self._resource is not None:
-            self._spawn(self._record_stop(self._resource, how), "stop")
+        if self._resource is not None and self._records is not None:
+            self._spawn(self._record_stop(self._resource, self._records, how), "stop")
 
-    async def _record_stop(self, resource: SupervisionResource, how: StopRequest) -> None:
+    async def _record_stop(
+        self, resource: SupervisionResource, records: SupervisionRecords, how: StopRequest
+    ) -> None:
         try:
-            await resource.request_stop("now" if how == "now" else "graceful")
+            await resource.request_stop(records.lead.epoch, "now" if how == "now" else "graceful")
+        except Deposed:
+            records.lead.depose()
         except (ApiError, OSError) as error:
             log.warning("request to stop not recorded", extra={"error": str(error)})
 

@@ -120,32 +120,48 @@ class SupervisionResource:
             return Takeover(epoch, _held(status), view, _recent(status), _mapping(found.get("spec")))
         raise AssertionError("unreachable")
 
-    async def describe(self, before: Mapping[str, Any], size: RunSize, settings: Mapping[str, str]) -> None:
+    async def describe(
+        self, epoch: int, before: Mapping[str, Any], size: RunSize, settings: Mapping[str, str]
+    ) -> None:
         """Write the size and the settings of a run that begins into the spec, which is `before`.
 
-        Until the run ends, each supervisor reads them there, whatever the pods state meanwhile.
+        Until the run ends, each supervisor reads them there, whatever the pods state meanwhile. Raises
+        `Deposed` if another supervisor has taken over the job.
         """
         spec = _described(size, settings)
         if {name: before.get(name) for name in spec} != spec:
-            change = [{"op": "add", "path": f"/spec/{name}", "value": each} for name, each in spec.items()]
-            await self._server.patch(SUPERVISIONS, self.name, change, self.namespace, how=PatchType.JSON)
+            await self._change_spec(epoch, [_set("spec", name, each) for name, each in spec.items()])
 
     async def write(self, epoch: int, values: Mapping[str, Any]) -> None:
         """Set fields of the status. Raises `Deposed` if another supervisor has taken over the job."""
-        change = [
-            {"op": "test", "path": "/status/epoch", "value": epoch},
-            *({"op": "add", "path": f"/status/{name}", "value": value} for name, value in values.items()),
-        ]
+        change = [_still(epoch), *(_set("status", name, value) for name, value in values.items())]
         try:
             await self._patch(change, PatchType.JSON)
         except InvalidObject:
-            found = await self._server.get(SUPERVISIONS, self.name, self.namespace)
-            known = _epoch(found)
-            if known > epoch or found["metadata"].get("uid") != self.uid:
-                raise Deposed(epoch, known) from None
-            if known == epoch:
+            found = await self._find_successor(epoch)
+            if _epoch(found) == epoch:
                 raise
             await self._write_again(found, epoch, values)
+
+    async def _find_successor(self, epoch: int) -> KubernetesObject:
+        """Return the resource, after the API server refused a write with `epoch`.
+
+        Raises `Deposed` if another supervisor has taken over the job.
+        """
+        found = await self._server.get(SUPERVISIONS, self.name, self.namespace)
+        known = _epoch(found)
+        if known > epoch or found["metadata"].get("uid") != self.uid:
+            raise Deposed(epoch, known) from None
+        return found
+
+    async def _change_spec(self, epoch: int, change: Sequence[KubernetesObject]) -> None:
+        try:
+            await self._server.patch(
+                SUPERVISIONS, self.name, [_still(epoch), *change], self.namespace, how=PatchType.JSON
+            )
+        except InvalidObject:
+            await self._find_successor(epoch)
+            raise
 
     async def _write_again(self, found: KubernetesObject, epoch: int, values: Mapping[str, Any]) -> None:
         """Write into a resource whose status, and with it this epoch, was removed or restored from a backup.
@@ -160,12 +176,16 @@ class SupervisionResource:
         found = await self._server.get(SUPERVISIONS, self.name, self.namespace)
         return _epoch(found), _mapping(found.get("status")).get("claim")
 
-    async def request_stop(self, how: str | None) -> None:
+    async def request_stop(self, epoch: int, how: str | None) -> None:
         """Record a user's request to stop the job, so that the next supervisor also knows about it.
 
-        None removes an earlier request.
+        None removes an earlier request. Raises `Deposed` if another supervisor has taken over the job: the
+        request may be for an earlier run than the one that this supervisor knows.
         """
-        await self._server.patch(SUPERVISIONS, self.name, {"spec": {"stop": how}}, self.namespace)
+        change = [_set("spec", "stop", how or "now")]
+        if how is None:  # a field that is not there cannot be removed, so set it first
+            change.append({"op": "remove", "path": "/spec/stop"})
+        await self._change_spec(epoch, change)
 
     async def _patch(
         self, change: KubernetesObject | Sequence[KubernetesObject], how: PatchType
@@ -495,6 +515,15 @@ class SupervisionRecords:
 
 def _described(size: RunSize, settings: Mapping[str, str]) -> dict[str, Any]:
     return {"members": size.members, "nprocPerNode": size.nproc, "settings": dict(settings)}
+
+
+def _still(epoch: int) -> dict[str, Any]:
+    """Return the condition that no other supervisor has taken over the job, for a JSON patch."""
+    return {"op": "test", "path": "/status/epoch", "value": epoch}
+
+
+def _set(part: str, name: str, value: object) -> dict[str, Any]:
+    return {"op": "add", "path": f"/{part}/{name}", "value": value}
 
 
 def here() -> Instant:

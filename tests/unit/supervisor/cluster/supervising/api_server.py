@@ -268,9 +268,13 @@ def _apply(made: Any, operations: list[Json]) -> None:
         if each["op"] == "test":
             if last not in holder or holder[last] != each["value"]:
                 raise PatchRefused(422)
-        else:
-            assert each["op"] == "add"
+        elif each["op"] == "add":
             holder[last] = each["value"]
+        else:
+            assert each["op"] == "remove"
+            if last not in holder:
+                raise PatchRefused(422)
+            del holder[last]
 
 
 def _is_selected(found: Json, request: web.Request) -> bool:

@@ -20,6 +20,7 @@ from supervisor.cluster import pods, supervised_job, supervision
 from supervisor.cluster.job_membership import JobKey
 from supervisor.cluster.pods import PodGroup, PodMember, job_secret, member_name
 from supervisor.cluster.supervised_job import ClusterContext, SupervisedJob
+from supervisor.cluster.supervision import RunSize
 from supervisor.kubernetes.client import ApiServer
 from supervisor.kubernetes.errors import InvalidObject
 from supervisor.kubernetes.events import EventRecorder
@@ -219,6 +220,20 @@ async def test_a_replaced_supervisor_ends_its_work_on_the_job(tmp_path: Path) ->
         (supervising,) = there.job._tasks
         await asyncio.wait_for(asyncio.wait([supervising]), 20)
         assert (there.status["epoch"], there.status["step"]) == (9, 77)
+
+
+async def test_a_supervisor_replaced_before_its_first_run_begins_leaves_the_job_to_the_other(
+    tmp_path: Path,
+) -> None:
+    async with place(tmp_path) as there:
+        await supervision.ensure(there.server, KEY, RunSize(3, 8), {})
+        created, taken = None, None  # requests without a fault
+        there.served.faults = [created, taken, lambda: there.served.change(status={"epoch": 9})]
+        there.begin()
+        (supervising,) = there.job._tasks
+        await asyncio.wait_for(asyncio.wait([supervising]), 20)
+        assert (there.status["epoch"], there.job.has_ended) == (9, True)
+        assert there.served.supervision()["spec"]["members"] == 3
 
 
 async def test_a_leader_that_was_cut_off_and_replaced_gives_no_orders_above_its_successors(
@@ -465,7 +480,7 @@ async def test_a_request_to_stop_that_the_mirror_still_shows_does_not_stop_the_n
         there.begin()
         await there.add(0)
         await there.until(phase="forming")
-        await there.job._forget_stop()
+        await there.job._forget_stop(1)
         asked = []
         for spec in ({"stop": "graceful"}, {}, {"stop": "graceful"}):
             there.job.update_spec(spec)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -103,7 +103,8 @@ async def test_an_existing_resource_describes_its_run_until_the_next_run_begins(
         before = dict(there.served.supervision())
         made = await supervision.ensure(there.server, KEY, RunSize(3, 8), {"grace": "9s"})
         assert there.served.supervision() == before
-        await made.describe((await made.take_over(1)).spec, RunSize(3, 8), {"grace": "9s"})
+        found = await made.take_over(1)
+        await made.describe(found.epoch, found.spec, RunSize(3, 8), {"grace": "9s"})
         spec = there.served.supervision()["spec"]
         assert (spec["members"], spec["nprocPerNode"], spec["stop"]) == (3, 8, "graceful")
         assert spec["settings"] == {"grace": "9s"}, "a withdrawn setting must be gone"
@@ -454,11 +455,42 @@ async def test_a_decision_that_the_server_refuses_is_a_failure_of_storage(code: 
         await decide(records, memory())
 
 
-async def test_a_stop_that_was_requested_is_in_the_spec() -> None:
+async def test_a_stop_that_was_requested_is_in_the_spec_until_it_is_removed() -> None:
     async with place() as there:
-        await there.resource.request_stop("now")
+        epoch = (await there.resource.take_over(1)).epoch
+        await there.resource.request_stop(epoch, "now")
         assert there.served.supervision()["spec"]["stop"] == "now"
-        assert there.served.supervision()["spec"]["members"] == 2
+        for _ in range(2):  # a removal whose answer was lost is repeated
+            await there.resource.request_stop(epoch, None)
+            assert "stop" not in there.served.supervision()["spec"]
+
+
+@pytest.mark.parametrize(
+    "late",
+    [
+        lambda resource, found: resource.describe(found.epoch, found.spec, RunSize(9, 9), {"grace": "1s"}),
+        lambda resource, found: resource.request_stop(found.epoch, "now"),
+        lambda resource, found: resource.request_stop(found.epoch, None),
+    ],
+    ids=["describe", "stop", "forget"],
+)
+@pytest.mark.parametrize("taken", ["by another supervisor", "with another resource"])
+async def test_a_supervisor_that_was_replaced_cannot_change_the_spec(
+    late: Callable[[SupervisionResource, Takeover], Awaitable[None]], taken: str
+) -> None:
+    async with place() as there:
+        found = await there.resource.take_over(1)
+        there.served.change(spec={"stop": "graceful"})
+        if taken == "by another supervisor":
+            there.served.change(status={"epoch": found.epoch + 1})
+        else:
+            there.served.remove("supervisions", "team", "llama")
+            again = await supervision.ensure(there.server, KEY, RunSize(2, 4), SETTINGS)
+            assert again.name == "llama"
+        before = dict(there.served.supervision()["spec"])
+        with pytest.raises(Deposed):
+            await late(there.resource, found)
+        assert there.served.supervision()["spec"] == before
 
 
 async def test_every_failure_of_a_request_is_one_that_callers_expect() -> None:
