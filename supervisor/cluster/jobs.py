@@ -16,8 +16,8 @@ from typing import NamedTuple, TypeVar
 
 from supervisor.admission import pod_layout
 from supervisor.admission import settings as pod_settings
-from supervisor.cluster import job_membership, owner_size, pod_facts, supervision
-from supervisor.cluster.job_membership import Adopted, GroupFacts, JobKey, NotAdopted, OwnerChain
+from supervisor.cluster.adoption import job_membership, owner_size, pod_facts
+from supervisor.cluster.adoption.job_membership import Adopted, GroupFacts, JobKey, NotAdopted, OwnerChain
 from supervisor.cluster.pods import (
     OutOfReach,
     PodGroup,
@@ -30,7 +30,8 @@ from supervisor.cluster.pods import (
     read_pod,
 )
 from supervisor.cluster.supervised_job import NOT_SUPERVISED, SupervisedJob
-from supervisor.cluster.supervision import SUPERVISIONS, OngoingRun
+from supervisor.cluster.supervision import contents
+from supervisor.cluster.supervision.contents import SUPERVISIONS, OngoingRun
 from supervisor.kubernetes.client import PODS, ApiServer, KubernetesObject
 from supervisor.kubernetes.errors import ApiError
 from supervisor.kubernetes.events import EventRecorder, ObjectReference
@@ -234,9 +235,9 @@ class ClusterJobs:
 
     def _supervision(self, key: JobKey) -> KubernetesObject | None:
         """Return the resource of a job, which can have either of two names; None if there is none."""
-        places = (ObjectName(key.namespace, name) for name in supervision.names(key))
+        places = (ObjectName(key.namespace, name) for name in contents.names(key))
         found = (self._supervisions.objects.get(place) for place in places)
-        return next((each for each in found if each and supervision.belongs_to(each, key)), None)
+        return next((each for each in found if each and contents.belongs_to(each, key)), None)
 
     async def _groups(self) -> dict[JobKey, PodGroup]:
         """Return the groups of pods, and record events about pods that are not members.
@@ -296,7 +297,7 @@ class ClusterJobs:
         runs: list[OngoingRun] = []
 
         def examine(found: KubernetesObject) -> KubernetesObject:
-            run = supervision.ongoing_run(found)
+            run = contents.ongoing_run(found)
             if run is not None and run.uid == _uid(self._supervision(run.key)):
                 runs.append(run)
             return {}  # a list of whole Supervisions would need much memory

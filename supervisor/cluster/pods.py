@@ -22,8 +22,8 @@ from typing import Any
 from holdfast.protocol.member_messages import CLUSTER_PING_S, MemberOrder, MemberReport
 from supervisor.admission import pod_layout
 from supervisor.admission import settings as pod_settings
-from supervisor.cluster.job_membership import JobKey
-from supervisor.cluster.pod_facts import ENDED_PHASES
+from supervisor.cluster.adoption.job_membership import JobKey
+from supervisor.cluster.adoption.pod_facts import ENDED_PHASES
 from supervisor.controller.member_server import DecodingTurns, MemberConnection, MemberServer
 from supervisor.controller.routine_reports import is_routine
 from supervisor.view.model import Completion, Policy, StopRequest

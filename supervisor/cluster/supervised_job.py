@@ -23,8 +23,7 @@ from holdfast import exit_codes
 from holdfast.fileio.storage_thread import StorageThread
 from holdfast.process import event_loop, logs
 from holdfast.protocol.member_messages import MemberOrder
-from supervisor.cluster import supervision
-from supervisor.cluster.job_membership import JobKey
+from supervisor.cluster.adoption.job_membership import JobKey
 from supervisor.cluster.pods import (
     PodBackend,
     PodGroup,
@@ -37,12 +36,15 @@ from supervisor.cluster.pods import (
     member_name,
 )
 from supervisor.cluster.requested_drills import RequestedDrills
-from supervisor.cluster.supervision import (
+from supervisor.cluster.supervision import contents, status_fields
+from supervisor.cluster.supervision.contents import RunSize
+from supervisor.cluster.supervision.fenced_records import SupervisionRecords
+from supervisor.cluster.supervision.resource import (
     OwnerGone,
-    RunSize,
-    SupervisionRecords,
     SupervisionResource,
     Takeover,
+    ensure_resource,
+    run_has_ended,
 )
 from supervisor.controller.job import Job
 from supervisor.controller.member_server import DecodingTurns, largest_report
@@ -236,9 +238,7 @@ class SupervisedJob:
         try:
             while True:
                 try:
-                    if not self._has_work.is_set() and await supervision.has_ended(
-                        self._context.server, self.key
-                    ):
+                    if not self._has_work.is_set() and await run_has_ended(self._context.server, self.key):
                         self.is_at_rest = True  # nothing is left to do, and nothing to write
                         await self._has_work.wait()
                         self.is_at_rest = False
@@ -303,7 +303,7 @@ class SupervisedJob:
 
     async def _take_over(self) -> Takeover:
         group = self.group
-        self._resource = await supervision.ensure(
+        self._resource = await ensure_resource(
             self._context.server, group.key, RunSize(group.members, group.nproc), group.settings
         )
         return await self._resource.take_over(self._context.epoch)
@@ -319,7 +319,7 @@ class SupervisedJob:
             size = RunSize(group.members, group.nproc)
             await self._resource.describe(found.epoch, found.spec, size, group.settings)
             return group.policy
-        settings, size = supervision.settings_of(found.spec), RunSize.of(found.state.memory)
+        settings, size = contents.settings_of(found.spec), RunSize.of(found.state.memory)
         if settings == group.settings:
             return replace(group.policy, members=size.members, nproc=size.nproc)
         return held_policy(settings, *size)
@@ -371,7 +371,7 @@ class SupervisedJob:
         )
         self._records = records
         publisher = StatusPublisher(
-            StatusMemory(_name(self.key), supervision.MAX_RECENT, found.view, found.recent),
+            StatusMemory(_name(self.key), status_fields.MAX_RECENT, found.view, found.recent),
             self._context.lag,
             policy,
             records.lead,
@@ -515,7 +515,7 @@ class SupervisedJob:
     async def _announce(self, job: Job, records: SupervisionRecords) -> None:
         """Replace the previous run's end with the new run's start in the resource. Raises `Deposed`."""
         try:
-            await records.write(supervision.announcement(job.memory))
+            await records.write(status_fields.announcement(job.memory))
         except (ApiError, OSError) as error:
             log.info("new run not announced", extra={"error": str(error)})
 
@@ -534,7 +534,7 @@ class SupervisedJob:
             log.info("summary not written", extra={"error": str(error)})
 
     def _summary(self, job: Job) -> dict[str, Any]:
-        return supervision.summary(job.publisher.published, job.publisher.run.incidents())
+        return status_fields.summary(job.publisher.published, job.publisher.run.incidents())
 
     async def _record_end(self, job: Job, records: SupervisionRecords) -> None:
         """Write the last state and the summary, and retry until they are stored. Raises `Deposed`.
@@ -543,7 +543,7 @@ class SupervisedJob:
         would then count them as lost. The summary is only for users, so it is omitted if the API server
         refuses it.
         """
-        state, shown = supervision.end(job.memory, job.bookkeeping.ledger.snapshot()), self._summary(job)
+        state, shown = status_fields.end(job.memory, job.bookkeeping.ledger.snapshot()), self._summary(job)
         while True:
             try:
                 await records.write({**shown, **state})
@@ -564,9 +564,7 @@ class SupervisedJob:
         key = self.key
         resource = self._resource
         name = resource.name if resource is not None else key.name
-        reference = ObjectReference(
-            supervision.SUPERVISIONS.api_version, supervision.KIND, key.namespace, name, ""
-        )
+        reference = ObjectReference(contents.SUPERVISIONS.api_version, contents.KIND, key.namespace, name, "")
         self._context.events.record(reference, reason, message, "Warning" if bad else "Normal")
 
     # -- requests

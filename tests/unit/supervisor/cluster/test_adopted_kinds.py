@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from supervisor.cluster.job_membership import Adopted, JobKey, OwnerChain, job_key
+from supervisor.cluster.adoption.job_membership import Adopted, JobKey, OwnerChain, job_key
 from tests.unit.supervisor.cluster.workloads import (
     COMPLETION,
     DLROVER,

@@ -5,7 +5,7 @@ import copy
 import pytest
 
 from supervisor.admission.pod_layout import MAX_JOB_RANKS
-from supervisor.cluster.job_membership import (
+from supervisor.cluster.adoption.job_membership import (
     Adopted,
     GroupFacts,
     JobKey,

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from supervisor.admission.pod_layout import INJECT
-from supervisor.cluster import owner_size
-from supervisor.cluster.job_membership import NotAdopted, adopt, top_owner
-from supervisor.cluster.pod_facts import characters
+from supervisor.cluster.adoption import owner_size
+from supervisor.cluster.adoption.job_membership import NotAdopted, adopt, top_owner
+from supervisor.cluster.adoption.pod_facts import characters
 from tests.unit.supervisor.cluster.workloads import (
     JOBSET,
     LWS,

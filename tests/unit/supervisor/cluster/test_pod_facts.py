@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from supervisor.admission import settings as pod_settings
-from supervisor.cluster import pod_facts
-from supervisor.cluster.pod_facts import CUT, KeptPods, kept, training_container
+from supervisor.cluster.adoption import pod_facts
+from supervisor.cluster.adoption.pod_facts import CUT, KeptPods, kept, training_container
+from supervisor.cluster.adoption.untrusted_json import UnfitObject
 from supervisor.cluster.pods import read_pod
-from supervisor.cluster.untrusted_json import UnfitObject
 from supervisor.kubernetes.events import ObjectReference
 from supervisor.kubernetes.watch import name_of
 from tests.unit.supervisor.cluster.workloads import COMPLETION, Json, adopted, made, pod, put, refused

@@ -5,7 +5,7 @@ import copy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.cluster.job_membership import Adopted, JobKey, NotAdopted, adopt, job_key, top_owner
+from supervisor.cluster.adoption.job_membership import Adopted, JobKey, NotAdopted, adopt, job_key, top_owner
 from tests.unit.supervisor.cluster.workloads import (
     COMPLETION,
     JOBSET,

@@ -4,7 +4,13 @@ import re
 
 import pytest
 
-from supervisor.cluster.workload_kinds import InvalidKindTable, PodSource, WorkloadKind, read, shipped
+from supervisor.cluster.adoption.workload_kinds import (
+    InvalidKindTable,
+    PodSource,
+    WorkloadKind,
+    read,
+    shipped,
+)
 
 KINDS = shipped()
 ROWS = (*KINDS.owners, *KINDS.pods)

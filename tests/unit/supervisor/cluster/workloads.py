@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from supervisor.cluster import owner_size
-from supervisor.cluster.job_membership import (
+from supervisor.cluster.adoption import owner_size
+from supervisor.cluster.adoption.job_membership import (
     Adopted,
     JobKey,
     NotAdopted,
@@ -16,7 +16,7 @@ from supervisor.cluster.job_membership import (
     adopt,
     top_owner,
 )
-from supervisor.cluster.pod_facts import kept
+from supervisor.cluster.adoption.pod_facts import kept
 
 Json = dict[str, Any]
 OPTED_IN = {"metadata": {"annotations": {"holdfast.dev/inject": "true"}}}

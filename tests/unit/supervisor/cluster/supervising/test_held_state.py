@@ -14,8 +14,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from holdfast.protocol.member_messages import StateSource
-from supervisor.cluster import held_state
-from supervisor.cluster.held_state import MAX_SOURCES, PLAIN_BYTES, Instant, UnreadableState, moved
+from supervisor.cluster.supervision import held_state
+from supervisor.cluster.supervision.held_state import (
+    MAX_SOURCES,
+    PLAIN_BYTES,
+    Instant,
+    UnreadableState,
+    moved,
+)
 from supervisor.observability.bookkeeping import Bookkeeping
 from supervisor.observability.ledger import Bucket, Ledger
 from supervisor.store.packed_json import MAX_BYTES

@@ -18,7 +18,7 @@ from supervisor.cluster import jobs, supervised_job
 from supervisor.cluster.jobs import MEMBERS, ClusterJobs
 from supervisor.cluster.pods import PodGroup, read_pod
 from supervisor.cluster.supervised_job import ClusterContext, SupervisedJob
-from supervisor.cluster.supervision import SUPERVISIONS
+from supervisor.cluster.supervision.contents import SUPERVISIONS
 from supervisor.kubernetes import object_cache
 from supervisor.kubernetes.client import PODS, ApiServer
 from supervisor.kubernetes.events import EventRecorder

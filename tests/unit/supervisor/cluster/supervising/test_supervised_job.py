@@ -16,11 +16,13 @@ from aiohttp.test_utils import TestServer
 
 from holdfast.fileio.storage_thread import StorageThread
 from holdfast.protocol.member_messages import MemberOrder, StorageListing
-from supervisor.cluster import pods, supervised_job, supervision
-from supervisor.cluster.job_membership import JobKey
+from supervisor.cluster import pods, supervised_job
+from supervisor.cluster.adoption.job_membership import JobKey
 from supervisor.cluster.pods import PodGroup, PodMember, job_secret, member_name
 from supervisor.cluster.supervised_job import ClusterContext, SupervisedJob
-from supervisor.cluster.supervision import RunSize
+from supervisor.cluster.supervision import fenced_records
+from supervisor.cluster.supervision.contents import RunSize
+from supervisor.cluster.supervision.resource import SupervisionResource, ensure_resource, run_has_ended
 from supervisor.kubernetes.client import ApiServer
 from supervisor.kubernetes.errors import InvalidObject
 from supervisor.kubernetes.events import EventRecorder
@@ -226,7 +228,7 @@ async def test_a_supervisor_replaced_before_its_first_run_begins_leaves_the_job_
     tmp_path: Path,
 ) -> None:
     async with place(tmp_path) as there:
-        await supervision.ensure(there.server, KEY, RunSize(3, 8), {})
+        await ensure_resource(there.server, KEY, RunSize(3, 8), {})
         created, taken = None, None  # requests without a fault
         there.served.faults = [created, taken, lambda: there.served.change(status={"epoch": 9})]
         there.begin()
@@ -240,14 +242,14 @@ async def test_a_leader_that_was_cut_off_and_replaced_gives_no_orders_above_its_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its own members list the checkpoints that the successor's members have written."""
-    monkeypatch.setattr(supervision, "RAISE_AGAIN_S", 0.0)
+    monkeypatch.setattr(fenced_records, "RAISE_AGAIN_S", 0.0)
     async with place(tmp_path, replace(POLICY, checkpoint_every_s=60.0)) as there:
         first, second = await there.form()
         await there.until(step=3, phase="running")
         there.served.broken["supervisions"] = 503
         there.served.change(status={"epoch": 2})
         lead = there.job.job.lead if there.job.job is not None else None
-        assert isinstance(lead, supervision.SupervisionLead)
+        assert isinstance(lead, fenced_records.SupervisionLead)
         for each in (first, second):
             each.storage = StorageListing(2, epoch=2)
         await first.until(lambda: lead._unsure)  # it has tried to take a higher epoch
@@ -316,7 +318,7 @@ async def test_an_end_while_the_api_server_is_unavailable_is_recorded_afterwards
         there.served.broken.clear()
         await there.until(phase="ended", exitCode=0, decision="Done", incidents=0)
         assert json.loads(there.status["view"])["phase"] == "ended"
-        held = await supervision.SupervisionResource(there.server, "team", "llama").take_over(5)
+        held = await SupervisionResource(there.server, "team", "llama").take_over(5)
         assert held.state is not None
         assert (held.state.memory.phase, held.state.memory.exit_code) == ("ended", 0)
 
@@ -347,14 +349,14 @@ async def test_a_summary_that_the_server_refuses_does_not_keep_the_end_from_bein
     async with place(tmp_path) as there:
         members = await there.form()
         await there.until(step=3, phase="running")
-        write = supervision.SupervisionResource.write
+        write = SupervisionResource.write
 
         async def refuse(self: Any, epoch: int, values: Any) -> None:
             if "recent" in values:
                 raise InvalidObject("PATCH", "too large", 422)
             await write(self, epoch, values)
 
-        monkeypatch.setattr(supervision.SupervisionResource, "write", refuse)
+        monkeypatch.setattr(SupervisionResource, "write", refuse)
         for each in members:
             await each.end_rank(0)
         for each in members:
@@ -367,14 +369,14 @@ async def test_a_summary_that_the_server_refuses_does_not_keep_the_end_from_bein
 def examined(monkeypatch: pytest.MonkeyPatch) -> asyncio.Queue[bool]:
     """Return the record of checks whether a job has ended, with their results."""
     answers: asyncio.Queue[bool] = asyncio.Queue()
-    examine = supervision.has_ended
+    examine = run_has_ended
 
     async def examine_and_tell(server: ApiServer, key: JobKey) -> bool:
         found = await examine(server, key)
         answers.put_nowait(found)
         return found
 
-    monkeypatch.setattr(supervision, "has_ended", examine_and_tell)
+    monkeypatch.setattr(supervised_job, "run_has_ended", examine_and_tell)
     return answers
 
 

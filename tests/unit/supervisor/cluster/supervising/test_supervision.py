@@ -12,17 +12,18 @@ from typing import Any
 
 import pytest
 
-from supervisor.cluster import supervision
-from supervisor.cluster.job_membership import JobKey
-from supervisor.cluster.supervision import (
-    MAX_INCIDENT_BYTES,
+from supervisor.cluster.adoption.job_membership import JobKey
+from supervisor.cluster.supervision import contents, fenced_records, status_fields
+from supervisor.cluster.supervision.contents import RunSize
+from supervisor.cluster.supervision.fenced_records import SupervisionRecords
+from supervisor.cluster.supervision.resource import (
     TAKE_OVER_TRIES,
     OwnerGone,
-    RunSize,
-    SupervisionRecords,
     SupervisionResource,
     Takeover,
+    ensure_resource,
 )
+from supervisor.cluster.supervision.status_fields import MAX_INCIDENT_BYTES
 from supervisor.controller.reported_storage import ReportedStorage
 from supervisor.kubernetes.client import ApiServer
 from supervisor.kubernetes.errors import ApiError, Conflict, NotFound, ServerUnreachable
@@ -57,7 +58,7 @@ class Place:
 async def place(request_s: float = 10.0) -> AsyncIterator[Place]:
     served = ServedObjects()
     async with served.serving(request_s) as server:
-        yield Place(served, server, await supervision.ensure(server, KEY, RunSize(2, 4), SETTINGS))
+        yield Place(served, server, await ensure_resource(server, KEY, RunSize(2, 4), SETTINGS))
 
 
 async def decide(records: SupervisionRecords, after: JobState) -> None:
@@ -93,7 +94,7 @@ async def test_a_job_gets_a_resource_that_its_owner_owns() -> None:
 
 async def test_the_resource_of_pods_without_an_owner_has_no_owner() -> None:
     async with place() as there:
-        made = await supervision.ensure(there.server, JobKey("team", "bare"), RunSize(2, 4), {})
+        made = await ensure_resource(there.server, JobKey("team", "bare"), RunSize(2, 4), {})
         assert "ownerReferences" not in there.served.supervision(made.name)["metadata"]
 
 
@@ -101,7 +102,7 @@ async def test_an_existing_resource_describes_its_run_until_the_next_run_begins(
     async with place() as there:
         there.served.change(spec={"stop": "graceful"})
         before = dict(there.served.supervision())
-        made = await supervision.ensure(there.server, KEY, RunSize(3, 8), {"grace": "9s"})
+        made = await ensure_resource(there.server, KEY, RunSize(3, 8), {"grace": "9s"})
         assert there.served.supervision() == before
         found = await made.take_over(1)
         await made.describe(found.epoch, found.spec, RunSize(3, 8), {"grace": "9s"})
@@ -119,21 +120,21 @@ async def test_an_existing_resource_describes_its_run_until_the_next_run_begins(
 )
 async def test_owners_of_different_kinds_with_one_name_have_two_resources(key: JobKey, name: str) -> None:
     async with place() as there:
-        made = await supervision.ensure(there.server, key, RunSize(2, 4), {})
+        made = await ensure_resource(there.server, key, RunSize(2, 4), {})
         assert made.name == name
-        assert supervision.names(key) == ("llama", name)
-        again = await supervision.ensure(there.server, key, RunSize(2, 4), {})
+        assert contents.names(key) == ("llama", name)
+        again = await ensure_resource(there.server, key, RunSize(2, 4), {})
         assert again.name == name
         first, second = there.served.supervision(), there.served.supervision(name)
         for found, owner in ((first, KEY), (second, key)):
-            assert [each for each in (KEY, key) if supervision.belongs_to(found, each)] == [owner]
+            assert [each for each in (KEY, key) if contents.belongs_to(found, each)] == [owner]
 
 
 async def test_the_resource_of_a_deleted_owner_is_not_reused_by_the_next_owner_of_its_name() -> None:
     async with place() as there:
         before = dict(there.served.supervision())
         with pytest.raises(OwnerGone, match=r"belongs to .* with the uid uid-1"):
-            await supervision.ensure(there.server, replace(KEY, uid="uid-2"), RunSize(9, 9), {})
+            await ensure_resource(there.server, replace(KEY, uid="uid-2"), RunSize(9, 9), {})
         assert there.served.supervision() == before
 
 
@@ -142,7 +143,7 @@ async def test_two_names_that_belong_to_others_are_a_failure_that_is_retried() -
         taken = {"metadata": {"namespace": "team", "name": "llama-job"}, "spec": {"owner": {"kind": "Other"}}}
         there.served.put("supervisions", taken)
         with pytest.raises(OwnerGone, match="both names"):
-            await supervision.ensure(there.server, replace(KEY, kind="Job"), RunSize(2, 4), {})
+            await ensure_resource(there.server, replace(KEY, kind="Job"), RunSize(2, 4), {})
 
 
 # -- taking it over
@@ -164,7 +165,7 @@ async def test_the_next_supervisor_reads_the_state_that_the_last_one_wrote() -> 
     async with place() as there:
         records = await there.records()
         await decide(records, memory(generation=7, since_ns=5))
-        await records.write(supervision.summary({"step": 9, "message": "fine"}, [{"id": "i-0001"}]))
+        await records.write(status_fields.summary({"step": 9, "message": "fine"}, [{"id": "i-0001"}]))
         found = await there.resource.take_over(1)
         assert found.state is not None
         assert found.state.memory == memory(generation=7, since_ns=5)
@@ -262,7 +263,7 @@ async def test_a_resource_that_another_supervisor_recreated_is_not_written() -> 
     async with place() as there:
         records = await there.records(40)
         there.served.remove("supervisions", "team", "llama")
-        other = await supervision.ensure(there.server, KEY, RunSize(2, 4), SETTINGS)
+        other = await ensure_resource(there.server, KEY, RunSize(2, 4), SETTINGS)
         await other.take_over(3)
         with pytest.raises(Deposed):
             await decide(records, memory())
@@ -307,7 +308,7 @@ async def raise_above(records: SupervisionRecords, known: int) -> None:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make failed attempts to take an epoch repeat without a pause."""
-    monkeypatch.setattr(supervision, "RAISE_AGAIN_S", 0.0)
+    monkeypatch.setattr(fenced_records, "RAISE_AGAIN_S", 0.0)
 
 
 async def test_an_epoch_that_members_know_is_written_before_it_is_used() -> None:
@@ -348,11 +349,11 @@ async def test_an_epoch_is_not_raised_while_the_server_does_not_accept_it(
     async with place() as there:
         records = await there.records()
         there.served.faults = [fault]
-        monkeypatch.setattr(supervision, "RAISE_S", 0.1)
+        monkeypatch.setattr(fenced_records, "RAISE_S", 0.1)
         with pytest.raises(OSError, match=r"."):
             await raise_above(records, 40)
         assert records.lead.epoch == 1
-        monkeypatch.setattr(supervision, "RAISE_S", 20.0)
+        monkeypatch.setattr(fenced_records, "RAISE_S", 20.0)
         await raise_above(records, 44)
         assert (records.lead.epoch, there.status["epoch"]) == (45, 45)
 
@@ -360,7 +361,7 @@ async def test_an_epoch_is_not_raised_while_the_server_does_not_accept_it(
 async def test_a_server_that_fails_is_not_asked_for_an_epoch_at_every_decision(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(supervision, "RAISE_AGAIN_S", 3600.0)
+    monkeypatch.setattr(fenced_records, "RAISE_AGAIN_S", 3600.0)
     async with place() as there:
         records = await there.records()
         there.served.faults = [503, 503]
@@ -432,13 +433,13 @@ async def test_a_summary_is_written_while_the_epoch_is_raised() -> None:
 async def test_a_decision_that_the_server_does_not_answer_is_a_failure_of_storage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(supervision, "SAVE_S", 0.05)
+    monkeypatch.setattr(fenced_records, "SAVE_S", 0.05)
     async with place() as there:
         records = await there.records()
         there.served.faults = [NEVER]
         with pytest.raises(OSError, match=r"not responded for 0\.05 s"):
             await decide(records, memory(generation=5))
-        monkeypatch.setattr(supervision, "SAVE_S", 5.0)
+        monkeypatch.setattr(fenced_records, "SAVE_S", 5.0)
         await decide(records, memory(generation=6))
         assert there.status["generation"] == 6
 
@@ -485,7 +486,7 @@ async def test_a_supervisor_that_was_replaced_cannot_change_the_spec(
             there.served.change(status={"epoch": found.epoch + 1})
         else:
             there.served.remove("supervisions", "team", "llama")
-            again = await supervision.ensure(there.server, KEY, RunSize(2, 4), SETTINGS)
+            again = await ensure_resource(there.server, KEY, RunSize(2, 4), SETTINGS)
             assert again.name == "llama"
         before = dict(there.served.supervision()["spec"])
         with pytest.raises(Deposed):
@@ -507,7 +508,7 @@ async def test_every_failure_of_a_request_is_one_that_callers_expect() -> None:
 def test_the_summary_contains_the_fields_for_people() -> None:
     published = {"step": 12, "ettr": 0.9731, "message": "all is well", "exit_code": 0}
     incidents = [{"id": "i-0001", "kind": "crash", "rank": 3, "step": 7}]
-    found = supervision.summary(published, incidents)
+    found = status_fields.summary(published, incidents)
     assert found["lastIncident"] == "i-0001: crash of rank 3 at step 7"
     assert (found["step"], found["ettr"], found["exitCode"]) == (12, "97.3%", 0)
     assert found["message"] == "all is well"
@@ -516,18 +517,18 @@ def test_the_summary_contains_the_fields_for_people() -> None:
 
 def test_an_incident_without_a_single_rank_names_none() -> None:
     for rank in (-1, None):
-        found = supervision.summary(
+        found = status_fields.summary(
             {"last_incident": {"id": "i-2", "kind": "x", "rank": rank, "step": 1}}, []
         )
         assert found["lastIncident"] == "i-2: x at step 1"
-    assert supervision.summary({}, []) == {"lastIncident": "", "message": "", "recent": [], "view": "{}"}
+    assert status_fields.summary({}, []) == {"lastIncident": "", "message": "", "recent": [], "view": "{}"}
 
 
 def test_data_too_large_for_the_resource_is_shortened_or_omitted() -> None:
     large = {"id": "i-0020", "why": "x" * MAX_INCIDENT_BYTES, "stacks": ["y" * MAX_INCIDENT_BYTES]}
     incidents = [{"id": n} for n in range(20)] + [large]
     noise = random.Random(1).randbytes(short_status.MAX_BYTES).hex()
-    found = supervision.summary({"message": "m" * 9_000, "rest": noise}, incidents)
+    found = status_fields.summary({"message": "m" * 9_000, "rest": noise}, incidents)
     assert found["view"] == "", "the view in the resource is out of date"
     assert len(found["message"]) == MAX_INCIDENT_BYTES
     assert [each["id"] for each in found["recent"]] == [*range(11, 20), "i-0020"]
@@ -539,7 +540,7 @@ def test_data_too_large_for_the_resource_is_shortened_or_omitted() -> None:
 
 def test_an_incident_with_thousands_of_entries_keeps_its_identifying_fields() -> None:
     endless = {"id": "i-0001", "kind": "crash", "evidence": ["line"] * 5_000}
-    (kept,) = supervision.summary({}, [endless])["recent"]
+    (kept,) = status_fields.summary({}, [endless])["recent"]
     assert kept == {"id": "i-0001", "kind": "crash", "stacks": []}
 
 
@@ -551,10 +552,10 @@ def test_a_decision_of_a_loop_that_has_ended_is_a_failure_of_storage_and_leaves_
         called.append(1)
 
     with pytest.raises(OSError, match=r"not responded for 0\.05 s"):  # the loop does not run
-        supervision.in_loop(work, loop, 0.05)
+        fenced_records.in_loop(work, loop, 0.05)
     loop.close()
     with pytest.raises(OSError, match="this supervisor is ending"):
-        supervision.in_loop(work, loop, 5.0)
+        fenced_records.in_loop(work, loop, 5.0)
     assert not called
 
 
@@ -564,15 +565,15 @@ def test_a_mirror_of_all_jobs_keeps_what_users_request_and_notices_only_that() -
     identity = {"namespace": "team", "name": "llama", "uid": "s", "resourceVersion": "7"}
     metadata = {**identity, "labels": {"a": "b"}}
     whole = {"metadata": metadata, "spec": {"owner": owner, "settings": settings}, "status": {"view": "x"}}
-    kept = supervision.requests_only(whole)
+    kept = contents.requests_only(whole)
     assert kept["metadata"] == identity
     assert kept["spec"] == {"owner": {"kind": "Job", "uid": "u"}}
     key = JobKey("team", "llama", "u", "Job", "batch/v1", "llama")
-    assert supervision.belongs_to(kept, key) is supervision.belongs_to(whole, key) is True
+    assert contents.belongs_to(kept, key) is contents.belongs_to(whole, key) is True
     later = {**whole, "spec": {"owner": owner, "settings": {}}, "status": {"view": "y"}}
-    assert not supervision.is_news(kept, supervision.requests_only(later))
+    assert not contents.is_news(kept, contents.requests_only(later))
     for request in ({"stop": "now"}, {"drill": {"number": 1, "what": "kill"}}):
-        asked = supervision.requests_only({**whole, "spec": {"owner": owner, **request}})
-        assert supervision.is_news(kept, asked)
+        asked = contents.requests_only({**whole, "spec": {"owner": owner, **request}})
+        assert contents.is_news(kept, asked)
         assert asked["spec"] == {**kept["spec"], **request}
-    assert supervision.requests_only({"metadata": metadata, "spec": None})["spec"] == {"owner": {}}
+    assert contents.requests_only({"metadata": metadata, "spec": None})["spec"] == {"owner": {}}

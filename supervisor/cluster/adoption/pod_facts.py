@@ -17,9 +17,9 @@ from holdfast.fileio import strict_json
 from holdfast.fileio.strict_json import brief
 from holdfast.protocol.codec import MAX_RANKS
 from supervisor.admission.pod_layout import INJECTED, MEMBERS, NOT_INJECTED, NPROC_PER_NODE, PREFIX
-from supervisor.cluster import untrusted_json
-from supervisor.cluster.untrusted_json import MAX_TEXT, NAME, UID, UnfitObject, refuse, table
-from supervisor.cluster.workload_kinds import PLACES, PodSource, shipped
+from supervisor.cluster.adoption import untrusted_json
+from supervisor.cluster.adoption.untrusted_json import MAX_TEXT, NAME, UID, UnfitObject, refuse, table
+from supervisor.cluster.adoption.workload_kinds import PLACES, PodSource, shipped
 
 MAX_MEMBERS = 4_096  # pods of one job
 MAX_CONTAINERS = 128

@@ -17,10 +17,10 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from holdfast.fileio.strict_json import brief
 from supervisor.admission import pod_layout
 from supervisor.admission.pod_layout import GROUP, MEMBERS, NOT_INJECTED, NPROC_PER_NODE
-from supervisor.cluster import pod_facts
-from supervisor.cluster.owner_size import owner_size
-from supervisor.cluster.pod_facts import CUT, MAX_REFERENCES, PodFacts
-from supervisor.cluster.untrusted_json import (
+from supervisor.cluster.adoption import pod_facts
+from supervisor.cluster.adoption.owner_size import owner_size
+from supervisor.cluster.adoption.pod_facts import CUT, MAX_REFERENCES, PodFacts
+from supervisor.cluster.adoption.untrusted_json import (
     API_VERSION,
     KIND,
     NAME,
@@ -33,7 +33,7 @@ from supervisor.cluster.untrusted_json import (
     table,
     text,
 )
-from supervisor.cluster.workload_kinds import WorkloadKind, shipped
+from supervisor.cluster.adoption.workload_kinds import WorkloadKind, shipped
 
 MAX_OWNERS = 8  # the longest known chain, for a worker of a LeaderWorkerSet, has four
 

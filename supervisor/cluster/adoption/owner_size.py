@@ -13,9 +13,9 @@ from typing import Any
 
 from holdfast.fileio.strict_json import brief
 from supervisor.admission.pod_layout import INJECT, MEMBERS
-from supervisor.cluster.pod_facts import CUT, MAX_MEMBERS, characters
-from supervisor.cluster.untrusted_json import MAX_TEXT, at, items, refuse, table, text, whole
-from supervisor.cluster.workload_kinds import WorkloadKind
+from supervisor.cluster.adoption.pod_facts import CUT, MAX_MEMBERS, characters
+from supervisor.cluster.adoption.untrusted_json import MAX_TEXT, at, items, refuse, table, text, whole
+from supervisor.cluster.adoption.workload_kinds import WorkloadKind
 
 MAX_PARTS = 1_000  # replica types of one object
 MAX_KEPT = 65_536  # characters of an owner, apart from what `kept` leaves out
