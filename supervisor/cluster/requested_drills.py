@@ -32,10 +32,10 @@ class RequestedDrills:
     """The drills of one job. Each is carried out at most once, even if the supervisor is replaced."""
 
     def __init__(
-        self, server: ApiServer, job: Callable[[], Job | None], delete_member: Callable[[str], None]
+        self, server: ApiServer, job: Callable[[], Job | None], evict_member: Callable[[str], None]
     ) -> None:
-        """`job` returns the current run; `delete_member` deletes the pod of a member."""
-        self._server, self._job, self._delete_member = server, job, delete_member
+        """`job` returns the current run; `evict_member` evicts the pod of a member."""
+        self._server, self._job, self._evict_member = server, job, evict_member
         self._begun = -1  # the number of the newest drill that this process has begun
 
     def begin(self, wanted: object) -> RequestedDrill | None:
@@ -94,7 +94,7 @@ class RequestedDrills:
         except ValueError as error:
             return str(error)
         if drill.what == "member":
-            self._delete_member(job.memory.placement[drill.rank // job.memory.nproc])
+            self._evict_member(job.memory.placement[drill.rank // job.memory.nproc])
         refused = "" if pending is None else await job.drills.refusal(pending)
         return f"{refused}: the drill is withdrawn" if refused else DRILL_DONE
 

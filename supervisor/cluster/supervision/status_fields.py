@@ -1,4 +1,4 @@
-"""Build the status fields of a `Supervision`: the stored decision, and what users read."""
+"""Build the status fields of a Supervision: the stored decision, and what users read."""
 
 from __future__ import annotations
 

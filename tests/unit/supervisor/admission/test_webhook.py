@@ -35,7 +35,7 @@ from supervisor.kubernetes.errors import NotFound
 from supervisor.kubernetes.events import EventRecorder
 from supervisor.kubernetes.own_pod import OwnPod, service_names
 from tests.unit.supervisor.admission.pods import Pod, container, named, patched, pod, variables
-from tests.unit.supervisor.cluster.supervising.api_server import ServedObjects
+from tests.unit.supervisor.cluster.api_server import ServedObjects
 
 ROOT = Path(__file__).parents[4]
 ME = OwnPod("webhook-1", "holdfast-system", "10.0.0.9")

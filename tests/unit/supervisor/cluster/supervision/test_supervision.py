@@ -30,7 +30,7 @@ from supervisor.kubernetes.errors import ApiError, Conflict, NotFound, ServerUnr
 from supervisor.observability import short_status
 from supervisor.store.leadership import Deposed
 from supervisor.view.model import JobState, Policy, Replace, View
-from tests.unit.supervisor.cluster.supervising.api_server import LOST_ANSWER, NEVER, ServedObjects
+from tests.unit.supervisor.cluster.api_server import LOST_ANSWER, NEVER, ServedObjects
 from tests.unit.supervisor.job_views import memory
 
 KEY = JobKey("team", "llama", "uid-1", "PyTorchJob", "kubeflow.org/v1", "llama")

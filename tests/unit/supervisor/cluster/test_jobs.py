@@ -14,7 +14,7 @@ import pytest
 from holdfast.fileio.storage_thread import StorageThread
 from holdfast.process import event_loop
 from supervisor.admission import pod_layout
-from supervisor.cluster import jobs, supervised_job
+from supervisor.cluster import job_summary, jobs, pod_groups, supervised_job
 from supervisor.cluster.jobs import MEMBERS, ClusterJobs
 from supervisor.cluster.pods import PodGroup, read_pod
 from supervisor.cluster.supervised_job import ClusterContext, SupervisedJob
@@ -23,8 +23,8 @@ from supervisor.kubernetes import object_cache
 from supervisor.kubernetes.client import PODS, ApiServer
 from supervisor.kubernetes.events import EventRecorder
 from supervisor.kubernetes.watch import Mirror
-from tests.unit.supervisor.cluster.supervising.api_server import LIMIT_S, ServedObjects
-from tests.unit.supervisor.cluster.workloads import COMPLETION, Json, made, pod
+from tests.unit.supervisor.cluster.adoption.workloads import COMPLETION, Json, made, pod
+from tests.unit.supervisor.cluster.api_server import LIMIT_S, ServedObjects
 
 LABELS = {pod_layout.MEMBER_LABEL: pod_layout.IS_MEMBER}
 
@@ -118,7 +118,8 @@ async def place(directory: Path) -> AsyncIterator[Place]:
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "RETRY_S", 0.02)
     monkeypatch.setattr(jobs, "GATHER_S", 0.001)
-    monkeypatch.setattr(supervised_job, "RETRY_S", 0.02)
+    for module in (job_summary, supervised_job):
+        monkeypatch.setattr(module, "RETRY_S", 0.02)
     monkeypatch.setattr(object_cache, "RETRY_S", 0.02)
 
 
@@ -305,7 +306,7 @@ async def test_a_job_whose_resource_is_replaced_between_two_rounds_is_supervised
 async def test_a_job_that_was_taken_over_is_supervised_again_only_by_the_leader(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervised_job, "SUMMARY_S", 0.02)
+    monkeypatch.setattr(job_summary, "SUMMARY_S", 0.02)
     async with place(tmp_path) as there:
         there.served.put("jobs", by := owner())
         there.add(member(0, by))
@@ -393,7 +394,7 @@ async def test_what_has_not_changed_is_not_read_from_the_pods_again(
         read.append(found["metadata"]["name"])
         return real(found, container)
 
-    monkeypatch.setattr(jobs, "read_pod", noted)
+    monkeypatch.setattr(pod_groups, "read_pod", noted)
     async with place(tmp_path) as there:
         first, second = owner(completions=1), owner("gpt", completions=1)
         for each in (first, second):

@@ -35,9 +35,9 @@ from supervisor.kubernetes.identity import ReviewUnavailable, TokenRefused
 from supervisor.kubernetes.lease import Leadership, LeaseLock
 from supervisor.kubernetes.own_pod import OwnPod
 from supervisor.kubernetes.replicas import PATH
-from tests.unit.supervisor.cluster.supervising.api_server import LIMIT_S, NEVER, ServedObjects
-from tests.unit.supervisor.cluster.supervising.simulated_member import SimulatedPod
-from tests.unit.supervisor.cluster.supervising.test_jobs import LABELS, member, owner
+from tests.unit.supervisor.cluster.api_server import LIMIT_S, NEVER, ServedObjects
+from tests.unit.supervisor.cluster.simulated_member import SimulatedPod
+from tests.unit.supervisor.cluster.test_jobs import LABELS, member, owner
 from tests.unit.supervisor.job_views import launcher, progress, rank, report
 
 ME = OwnPod("supervisor-1", "holdfast-system", "10.0.0.9")

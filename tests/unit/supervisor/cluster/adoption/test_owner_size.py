@@ -8,7 +8,7 @@ from supervisor.admission.pod_layout import INJECT
 from supervisor.cluster.adoption import owner_size
 from supervisor.cluster.adoption.job_membership import NotAdopted, adopt, top_owner
 from supervisor.cluster.adoption.pod_facts import characters
-from tests.unit.supervisor.cluster.workloads import (
+from tests.unit.supervisor.cluster.adoption.workloads import (
     JOBSET,
     LWS,
     NOT_OPTED_IN,

@@ -309,7 +309,7 @@ def test_a_revived_member_that_is_lost_again_is_a_third_one_or_its_pod_is_delete
 def test_no_pod_is_evicted_while_evictions_are_blocked_nor_soon_after() -> None:
     """The supervisor itself may be cut off. Once it is reachable again, members need time to connect."""
     there = Cluster()
-    blocked = [True]
+    blocked = ["this supervisor may be cut off"]
     there.backend.blocked = lambda: blocked[0]
     lost = running(0)
     there.backend.update([lost, running(1)])
@@ -318,7 +318,7 @@ def test_no_pod_is_evicted_while_evictions_are_blocked_nor_soon_after() -> None:
         there.now_s += RESTART_S
         there.backend.want(2, (lost.member,))
     assert there.deleted == []
-    blocked[0] = False
+    blocked[0] = ""
     for passed_s, deleted in ((0.0, 0), (RESTART_S - 0.1, 0), (0.1, 1)):
         there.now_s += passed_s
         there.backend.want(2, (lost.member,))

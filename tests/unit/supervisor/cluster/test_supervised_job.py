@@ -16,7 +16,7 @@ from aiohttp.test_utils import TestServer
 
 from holdfast.fileio.storage_thread import StorageThread
 from holdfast.protocol.member_messages import MemberOrder, StorageListing
-from supervisor.cluster import pods, supervised_job
+from supervisor.cluster import job_summary, pods, supervised_job
 from supervisor.cluster.adoption.job_membership import JobKey
 from supervisor.cluster.pods import PodGroup, PodMember, job_secret, member_name
 from supervisor.cluster.supervised_job import ClusterContext, SupervisedJob
@@ -27,8 +27,8 @@ from supervisor.kubernetes.client import ApiServer
 from supervisor.kubernetes.errors import InvalidObject
 from supervisor.kubernetes.events import EventRecorder
 from supervisor.view.model import Policy
-from tests.unit.supervisor.cluster.supervising.api_server import ServedObjects, accept_the_rest
-from tests.unit.supervisor.cluster.supervising.simulated_member import SimulatedPod
+from tests.unit.supervisor.cluster.api_server import ServedObjects, accept_the_rest
+from tests.unit.supervisor.cluster.simulated_member import SimulatedPod
 
 KEY = JobKey("team", "llama", "uid-1", "PyTorchJob", "kubeflow.org/v1", "llama")
 NO_OWNER = JobKey("team", "llama")  # nobody deletes the Supervision of such pods
@@ -155,8 +155,10 @@ async def place(directory: Path, policy: Policy = POLICY, key: JobKey = KEY) -> 
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("POLL_S", "SUMMARY_S", "SPACING_S", "RETRY_S"):
+    for name in ("POLL_S", "RETRY_S"):
         monkeypatch.setattr(supervised_job, name, 0.02)
+    for name in ("SUMMARY_S", "SPACING_S", "RETRY_S"):
+        monkeypatch.setattr(job_summary, name, 0.02)
 
 
 async def test_pods_form_a_group_that_trains(tmp_path: Path) -> None:
@@ -181,7 +183,7 @@ async def test_a_job_with_pending_pods_shows_that_it_is_forming_and_what_it_wait
 
 
 async def test_a_new_phase_is_published_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervised_job, "SUMMARY_S", 3600.0)
+    monkeypatch.setattr(job_summary, "SUMMARY_S", 3600.0)
     async with place(tmp_path) as there:
         members = await there.form()
         await there.until(phase="running")

@@ -14,7 +14,15 @@ from supervisor.cluster.adoption.untrusted_json import UnfitObject
 from supervisor.cluster.pods import read_pod
 from supervisor.kubernetes.events import ObjectReference
 from supervisor.kubernetes.watch import name_of
-from tests.unit.supervisor.cluster.workloads import COMPLETION, Json, adopted, made, pod, put, refused
+from tests.unit.supervisor.cluster.adoption.workloads import (
+    COMPLETION,
+    Json,
+    adopted,
+    made,
+    pod,
+    put,
+    refused,
+)
 
 
 def test_an_index_is_read_from_the_environment_if_labels_do_not_have_it() -> None:

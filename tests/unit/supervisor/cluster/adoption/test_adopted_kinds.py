@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from supervisor.cluster.adoption.job_membership import Adopted, JobKey, OwnerChain, job_key
-from tests.unit.supervisor.cluster.workloads import (
+from tests.unit.supervisor.cluster.adoption.workloads import (
     COMPLETION,
     DLROVER,
     JOBSET,

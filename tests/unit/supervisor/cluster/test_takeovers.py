@@ -16,15 +16,15 @@ from aiohttp.test_utils import TestServer
 
 from holdfast.process import event_loop
 from holdfast.protocol.member_messages import ListedCheckpoint, StorageListing
-from supervisor.cluster import jobs, supervised_job
+from supervisor.cluster import job_summary, jobs, supervised_job
 from supervisor.cluster.supervised_job import SupervisedJob
 from supervisor.controller import reported_storage
 from supervisor.kubernetes import object_cache
-from tests.unit.supervisor.cluster.supervising import test_jobs
-from tests.unit.supervisor.cluster.supervising.api_server import ServedObjects, accept_the_rest
-from tests.unit.supervisor.cluster.supervising.simulated_member import SimulatedPod
-from tests.unit.supervisor.cluster.supervising.test_jobs import Place, owner
-from tests.unit.supervisor.cluster.workloads import Json, reference_to
+from tests.unit.supervisor.cluster import test_jobs
+from tests.unit.supervisor.cluster.adoption.workloads import Json, reference_to
+from tests.unit.supervisor.cluster.api_server import ServedObjects, accept_the_rest
+from tests.unit.supervisor.cluster.simulated_member import SimulatedPod
+from tests.unit.supervisor.cluster.test_jobs import Place, owner
 
 NOTHING = StorageListing(1)
 STATUS = {"name": "train", "state": {"running": {}}, "restartCount": 0, "containerID": "c"}
@@ -140,8 +140,10 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, name, 0.02)
     monkeypatch.setattr(jobs, "GATHER_S", 0.001)
     monkeypatch.setattr(reported_storage, "POLL_S", 0.02)
-    for name in ("POLL_S", "SUMMARY_S", "SPACING_S", "RETRY_S", "CALM_S"):
+    for name in ("POLL_S", "RETRY_S", "CALM_S"):
         monkeypatch.setattr(supervised_job, name, 0.02)
+    for name in ("SUMMARY_S", "SPACING_S", "RETRY_S"):
+        monkeypatch.setattr(job_summary, name, 0.02)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from supervisor.cluster.adoption.job_membership import (
     read_group,
     top_owner,
 )
-from tests.unit.supervisor.cluster.workloads import (
+from tests.unit.supervisor.cluster.adoption.workloads import (
     COMPLETION,
     Json,
     adopted,

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from supervisor.cluster.adoption.job_membership import Adopted, JobKey, NotAdopted, adopt, job_key, top_owner
-from tests.unit.supervisor.cluster.workloads import (
+from tests.unit.supervisor.cluster.adoption.workloads import (
     COMPLETION,
     JOBSET,
     OPTED_IN,
