@@ -1,9 +1,12 @@
 """`python -m bench cluster`: measure recovery from SIGKILL of a rank in pods, compared with torchrun.
 
-The cluster is the one in KUBECONFIG; Holdfast and the image holdfast-trainer:dev must be installed there. The
-same script trains in two Jobs, one after the other, each with two pods of one rank. One Job is annotated for
-Holdfast; the other starts its ranks with torchrun and `--max-restarts`. Under torchrun nothing restores the
-state, which saves torchrun the time that loading a checkpoint would take.
+The cluster is the one in KUBECONFIG; Holdfast and the image holdfast-trainer:dev must be installed there. If
+Holdfast is not, or the API server does not respond, the bench says so before it creates anything, with exit
+code 2. No operator is needed, because the pods belong to plain Jobs.
+
+The same script trains in two Jobs, one after the other, each with two pods of one rank. One Job is annotated
+for Holdfast; the other starts its ranks with torchrun and `--max-restarts`. Under torchrun nothing restores
+the state, which saves torchrun the time that loading a checkpoint would take.
 
 A rank gets SIGKILL from within its container. The measured time is from the kill to the next optimizer step
 of that container's rank, a step that the whole group makes together.
@@ -23,8 +26,11 @@ from pathlib import Path
 from typing import Any
 
 from bench import text
+from bench.cluster import installation
 from bench.harness import results
 from bench.harness.console import make_parser, say
+from holdfast.errors import BadInput
+from supervisor.cli.on_cluster.demo.pods import missing_image
 
 SCRIPT = Path(__file__).with_name("pod_workload.py")
 IMAGE = "holdfast-trainer:dev"
@@ -99,7 +105,10 @@ class ClusterBench:
         return float(seconds), int(before), int(after)
 
     def _training_pods(self, mode: str) -> list[str]:
-        """Return the Job's pods once each has done a step. Raises `TimeoutError`."""
+        """Return the Job's pods once each has done a step.
+
+        Raises `BadInput` if a node lacks an image, and `TimeoutError`.
+        """
         deadline = time.monotonic() + READY_S
         while time.monotonic() < deadline:
             listed = json.loads(self._kubectl("get", "pods", "-l", f"job-name={mode}", "-o", "json"))["items"]
@@ -107,6 +116,8 @@ class ClusterBench:
             ready = [name for name in names if self._has_ticked(name)]
             if len(ready) == PODS:
                 return ready
+            if lacking := missing_image(listed):
+                raise BadInput(lacking)
             time.sleep(1.0)
         raise TimeoutError(f"{mode}: the pods did not begin training within {READY_S:g} s")
 
@@ -256,6 +267,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def main(argv: Sequence[str]) -> int:
     options = _parse(argv)
+    installation.check()
     stored = results.begin("cluster")
     bench = ClusterBench(f"holdfast-bench-{int(time.time())}", options.patience)
     try:

@@ -46,9 +46,11 @@ class CountingWriter(PieceWriter):
     asked = 0
     written = 0
 
-    async def write(self, generation: int, step: int, asked: PieceRequest, is_gone: object) -> WrittenPiece:
+    async def write(
+        self, generation: int, step: int, asked: PieceRequest, is_gone: Callable[[], bool]
+    ) -> WrittenPiece:
         self.asked += 1
-        found = await super().write(generation, step, asked, is_gone)  # type: ignore[arg-type]
+        found = await super().write(generation, step, asked, is_gone)
         self.written += 1
         return found
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -320,11 +321,11 @@ async def test_a_request_is_carried_out_once_or_twice(here: Path, tmp_path: Path
     ],
 )
 async def test_a_request_that_is_not_right_in_any_point_is_refused(
-    here: Path, tmp_path: Path, change: dict[str, object], why: str
+    here: Path, tmp_path: Path, change: dict[str, Any], why: str
 ) -> None:
     staged = Staged(tmp_path, here)
     async with helper(DirectoryStorage(tmp_path), path=here) as peer:
-        status, text = await post(peer.url, replace(staged.right, **change))  # type: ignore[arg-type]
+        status, text = await post(peer.url, replace(staged.right, **change))
     assert (status, why in text) == (409, True), text
     assert is_empty(staged.file)
 

@@ -448,7 +448,8 @@ async def test_a_response_that_is_not_read_is_held_only_for_a_limited_time(
     async with place() as there, port_of(there) as port:
         exchanges = there.admission._exchanges
         _, writer = await port.connect()
-        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        assert isinstance(writer.transport, asyncio.Transport)
+        writer.transport.pause_reading()
         writer.write(f"POST /mutate HTTP/1.1\r\nHost: x\r\nContent-Length: {len(text)}\r\n\r\n".encode())
         writer.write(text)
         await writer.drain()

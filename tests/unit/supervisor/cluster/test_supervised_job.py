@@ -554,6 +554,7 @@ async def test_a_failure_within_the_supervision_of_one_job_is_survived(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A defect must not leave a job unsupervised until another supervisor leads."""
+    monkeypatch.setattr(supervised_job, "CALM_S", 0.02)  # the defect shows in the next round
     async with place(tmp_path) as there:
         members = await there.form()
         await there.until(step=3)

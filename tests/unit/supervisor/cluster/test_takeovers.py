@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +30,7 @@ NOTHING = StorageListing(1)
 STATUS = {"name": "train", "state": {"running": {}}, "restartCount": 0, "containerID": "c"}
 RUNNING = {"phase": "Running", "containerStatuses": [STATUS]}
 SETTINGS = {"checkpoints": "hostpath:///kept", "grace": "9s"}
+EITHER_LEADER = pytest.mark.parametrize("leader", ["the same", "another"])
 
 
 @dataclass
@@ -78,6 +79,19 @@ class Cluster(Place):
             yield
         finally:
             await event_loop.end([running])
+
+    @asynccontextmanager
+    async def terms(self, leader: str) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+        """Have a process lead, and yield a function that replaces it if `leader` is "another"."""
+        async with AsyncExitStack() as leaders:
+            await leaders.enter_async_context(self.leading())
+
+            async def next_term() -> None:
+                if leader == "another":
+                    await leaders.aclose()
+                    await leaders.enter_async_context(self.leading())
+
+            yield next_term
 
     @property
     def only(self) -> SupervisedJob:
@@ -252,19 +266,16 @@ async def test_a_run_keeps_its_pods_and_size_under_each_of_several_leaders(
         assert there.sidecars[0].order.launch.world_size == 2
 
 
-@pytest.mark.parametrize("leader", ["the same", "another"])
+@EITHER_LEADER
 async def test_a_run_of_an_owner_that_was_scaled_up_has_the_additional_pod_as_a_standby(
     there: Cluster, leader: str
 ) -> None:
-    async with AsyncExitStack() as terms:
-        await terms.enter_async_context(there.leading())
+    async with there.terms(leader) as next_term:
         await there.form()
         there.scale(3)
         third = await there.create(2)
         await third.until(lambda: third.orders)
-        if leader == "another":
-            await terms.aclose()
-            await terms.enter_async_context(there.leading())
+        await next_term()
         await there.until_led()
         await there.served.until(lambda: "SizeKept" in there.reasons())
         there.remove(1)
@@ -274,19 +285,16 @@ async def test_a_run_of_an_owner_that_was_scaled_up_has_the_additional_pod_as_a_
         assert [name.partition(".")[0] for name in there.only.job.memory.placement] == ["llama-0", "llama-2"]
 
 
-@pytest.mark.parametrize("leader", ["the same", "another"])
+@EITHER_LEADER
 async def test_a_run_of_an_owner_that_was_scaled_down_waits_until_it_is_scaled_back(
     there: Cluster, leader: str
 ) -> None:
-    async with AsyncExitStack() as terms:
-        await terms.enter_async_context(there.leading())
+    async with there.terms(leader) as next_term:
         await there.form()
         there.scale(1)
         there.remove(1)
         await there.served.until(lambda: there.status.get("phase") == "securing")
-        if leader == "another":
-            await terms.aclose()
-            await terms.enter_async_context(there.leading())
+        await next_term()
         await there.until_led()
         await there.served.until(lambda: "SizeKept" in there.reasons())
         assert there.status["phase"] == "securing"
@@ -296,21 +304,18 @@ async def test_a_run_of_an_owner_that_was_scaled_down_waits_until_it_is_scaled_b
         await there.until_training(2)
 
 
-@pytest.mark.parametrize("leader", ["the same", "another"])
+@EITHER_LEADER
 async def test_a_job_whose_owner_is_scaled_before_it_trains_starts_with_the_new_size(
     there: Cluster, leader: str
 ) -> None:
-    async with AsyncExitStack() as terms:
-        await terms.enter_async_context(there.leading())
+    async with there.terms(leader) as next_term:
         there.scale(4)
         for number in range(2):
             await there.create(number)
         await there.until_led()
         await there.served.until(lambda: there.status.get("message") == "2 of 4 members ready")
         there.scale(2)
-        if leader == "another":
-            await terms.aclose()
-            await terms.enter_async_context(there.leading())
+        await next_term()
         await there.sidecars[1].until_formed(1)
         await there.until_training(1)
         await there.until_led()

@@ -44,7 +44,12 @@ def test_an_owner_above_the_kinds_of_the_table_is_not_looked_up() -> None:
     job = made("batch/v1", "Job", "nightly-2911", {"parallelism": 2}, cron)
     looked_up: list[OwnerReference] = []
     member = pod("nightly-2911-x7k2p", job)
-    owners = top_owner(member, lambda each: looked_up.append(each) or job)  # type: ignore[func-returns-value]
+
+    def look_up(each: OwnerReference) -> Json:
+        looked_up.append(each)
+        return job
+
+    owners = top_owner(member, look_up)
     assert [each.kind for each in looked_up] == ["Job"]
     assert owners.beyond == key_of(cron)
     assert adopted(member, job).key == job_of(job)
