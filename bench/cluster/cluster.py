@@ -1,12 +1,12 @@
 """`python -m bench cluster`: measure recovery from SIGKILL of a rank in pods, compared with torchrun.
 
-The cluster is the one in KUBECONFIG; Holdfast and the image holdfast-trainer:dev must be installed there. If
-Holdfast is not, or the API server does not respond, the bench says so before it creates anything, with exit
-code 2. No operator is needed, because the pods belong to plain Jobs.
+The cluster is the one in KUBECONFIG. Holdfast, Kubeflow's training operator and the image
+holdfast-trainer:dev must be installed there. If one is missing, or the API server does not respond, the bench
+says so before it creates anything, with exit code 2.
 
-The same script trains in two Jobs, one after the other, each with two pods of one rank. One Job is annotated
-for Holdfast; the other starts its ranks with torchrun and `--max-restarts`. Under torchrun nothing restores
-the state, which saves torchrun the time that loading a checkpoint would take.
+The same script trains in two PyTorchJobs, one after the other, each with two pods of one rank. One is
+annotated for Holdfast; the other starts its ranks with torchrun and `--max-restarts`. Under torchrun nothing
+restores the state, which saves torchrun the time that loading a checkpoint would take.
 
 A rank gets SIGKILL from within its container. The measured time is from the kill to the next optimizer step
 of that container's rank, a step that the whole group makes together.
@@ -39,6 +39,8 @@ MEDIAN_S, WORST_S = 0.5, 1.5  # the targets
 READY_S = 180.0  # limit for the pods to begin training
 CALM_S = 3.0  # between a recovery and the next kill, so that new warm processes are ready
 PODS = 2
+CONTAINER = "pytorch"  # the operator requires this name
+JOB_LABEL = "training.kubeflow.org/job-name"
 
 # Kills the rank of this container and prints the seconds until its successor's first step.
 _KILL = """
@@ -72,7 +74,7 @@ class PodRecovery:
 
 
 class ClusterBench:
-    """The Jobs of one bench, in a separate namespace. `close` deletes the namespace."""
+    """The jobs of one bench, in a separate namespace. `close` deletes the namespace."""
 
     def __init__(self, namespace: str, patience_s: float) -> None:
         self._namespace = namespace
@@ -83,7 +85,7 @@ class ClusterBench:
         self._kubectl("delete", "namespace", self._namespace, "--wait=false", scoped=False)
 
     def measure(self, mode: str, kills: int, seed: int) -> list[PodRecovery]:
-        """Start the Job of `mode`, kill ranks in it, delete it, and return the recoveries."""
+        """Start the job of `mode`, kill ranks in it, delete it, and return the recoveries."""
         self._apply(mode)
         chosen, found = random.Random(seed), []
         try:
@@ -96,22 +98,24 @@ class ClusterBench:
                 say(f"{mode:9} kill {number + 1:3}  {seconds:.3f} s")
             self._refuse_restarted(mode)
         finally:
-            self._kubectl("delete", "job", mode, "--wait=true")
+            self._kubectl("delete", "pytorchjob", mode, "--wait=true")
         return found
 
     def _kill(self, pod: str) -> tuple[float, int, int]:
-        words = ("exec", pod, "-c", "trainer", "--", "python", "-c", _KILL, str(self._patience_s))
+        words = ("exec", pod, "-c", CONTAINER, "--", "python", "-c", _KILL, str(self._patience_s))
         seconds, before, after = self._kubectl(*words, limit_s=self._patience_s + 30).split()
         return float(seconds), int(before), int(after)
 
     def _training_pods(self, mode: str) -> list[str]:
-        """Return the Job's pods once each has done a step.
+        """Return the pods of a job once each has done a step.
 
         Raises `BadInput` if a node lacks an image, and `TimeoutError`.
         """
         deadline = time.monotonic() + READY_S
         while time.monotonic() < deadline:
-            listed = json.loads(self._kubectl("get", "pods", "-l", f"job-name={mode}", "-o", "json"))["items"]
+            listed = json.loads(self._kubectl("get", "pods", "-l", f"{JOB_LABEL}={mode}", "-o", "json"))[
+                "items"
+            ]
             names = sorted(each["metadata"]["name"] for each in listed)
             ready = [name for name in names if self._has_ticked(name)]
             if len(ready) == PODS:
@@ -122,20 +126,20 @@ class ClusterBench:
         raise TimeoutError(f"{mode}: the pods did not begin training within {READY_S:g} s")
 
     def _has_ticked(self, pod: str) -> bool:
-        words = ["exec", pod, "-c", "trainer", "--", "test", "-s", "/tmp/ticks"]
+        words = ["exec", pod, "-c", CONTAINER, "--", "test", "-s", "/tmp/ticks"]
         return subprocess.run(self._command(words), capture_output=True, check=False).returncode == 0
 
     def _refuse_restarted(self, mode: str) -> None:
         """Raise `RuntimeError` if a container was restarted: that would not be a recovery in place."""
         if mode != "holdfast":
             return
-        listed = json.loads(self._kubectl("get", "pods", "-l", f"job-name={mode}", "-o", "json"))["items"]
+        listed = json.loads(self._kubectl("get", "pods", "-l", f"{JOB_LABEL}={mode}", "-o", "json"))["items"]
         counts = [each["restartCount"] for pod in listed for each in pod["status"]["containerStatuses"]]
         if any(counts):
             raise RuntimeError(f"containers were restarted: {counts}")
 
     def _apply(self, mode: str) -> None:
-        objects = [_script(), _service(mode), _job(mode)]
+        objects = [_script(), _pytorch_job(mode)]
         given = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
         self._kubectl("apply", "-f", "-", given=given)
 
@@ -165,38 +169,33 @@ def _script() -> dict[str, Any]:
     }
 
 
-def _service(mode: str) -> dict[str, Any]:
-    """Return the headless Service that gives the pods names, which torchrun needs."""
-    selector = {"job-name": mode}
-    spec = {"clusterIP": "None", "selector": selector, "publishNotReadyAddresses": True}
-    return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": mode}, "spec": spec}
-
-
-def _job(mode: str) -> dict[str, Any]:
+def _pytorch_job(mode: str) -> dict[str, Any]:
     annotated = mode == "holdfast"
     command = ["python", "/script/train.py"]
-    if not annotated:
+    if not annotated:  # the operator gives the master's pod a headless Service of this name
         command = [
             *("torchrun", f"--nnodes={PODS}", "--nproc-per-node=1", "--max-restarts=1000"),
-            *("--rdzv-backend=c10d", f"--rdzv-endpoint={mode}-0.{mode}:29400", "/script/train.py"),
+            *("--rdzv-backend=c10d", f"--rdzv-endpoint={mode}-master-0:29400", "/script/train.py"),
         ]
     template = {
         "metadata": {"annotations": {"holdfast.dev/inject": "true"} if annotated else {}},
-        "spec": _pod(mode, command, annotated=annotated),
+        "spec": _pod(command, annotated=annotated),
     }
-    spec = {
-        "completionMode": "Indexed",
-        "completions": PODS,
-        "parallelism": PODS,
-        "backoffLimit": 0,
-        "template": template,
+    replicas = {"replicas": 1, "restartPolicy": "Never", "template": template}
+    return {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "PyTorchJob",
+        "metadata": {"name": mode},
+        "spec": {
+            "nprocPerNode": "1",
+            "pytorchReplicaSpecs": {"Master": replicas, "Worker": {**replicas, "replicas": PODS - 1}},
+        },
     }
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": mode}, "spec": spec}
 
 
-def _pod(mode: str, command: list[str], *, annotated: bool) -> dict[str, Any]:
+def _pod(command: list[str], *, annotated: bool) -> dict[str, Any]:
     trainer: dict[str, Any] = {
-        "name": "trainer",
+        "name": CONTAINER,
         "image": IMAGE,
         "imagePullPolicy": "IfNotPresent",
         "command": command,
@@ -205,8 +204,6 @@ def _pod(mode: str, command: list[str], *, annotated: bool) -> dict[str, Any]:
         "volumeMounts": [{"name": "script", "mountPath": "/script"}],
     }
     spec: dict[str, Any] = {
-        "restartPolicy": "Never",
-        "subdomain": mode,
         "securityContext": {"runAsUser": 1000, "runAsNonRoot": True},
         "containers": [trainer],
         "volumes": [{"name": "script", "configMap": {"name": "script"}}],

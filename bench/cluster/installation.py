@@ -12,17 +12,21 @@ from supervisor.cli.commands import ClusterOptions
 from supervisor.cli.on_cluster import diagnosis
 from supervisor.cli.on_cluster.connection import NOT_INSTALLED, ClusterConnection, connected
 from supervisor.cli.on_cluster.doctor import DEPLOYMENTS, SUPERVISOR, WEBHOOK, WEBHOOKS
-from supervisor.cluster.supervision import SUPERVISIONS
+from supervisor.cluster.supervision.contents import SUPERVISIONS
 from supervisor.kubernetes.client import KubernetesObject, ResourceKind
 from supervisor.kubernetes.errors import NotFound
 
-_RESOURCE = f"{SUPERVISIONS.plural}.{SUPERVISIONS.group}"
+PYTORCH_JOBS = ResourceKind("kubeflow.org", "v1", "pytorchjobs")
+_OPERATOR = (
+    "install version 1 of Kubeflow's training operator: https://github.com/kubeflow/trainer/tree/release-1.9"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class FoundInstallation:
     """What the API server has of Holdfast; None for an object that does not exist."""
 
+    knows_pytorch_jobs: bool
     knows_supervisions: bool
     webhook: KubernetesObject | None
     deployments: Mapping[str, KubernetesObject | None]  # by name
@@ -33,13 +37,17 @@ def problem(found: FoundInstallation) -> str:
     if not found.knows_supervisions and found.webhook is None and not any(found.deployments.values()):
         return NOT_INSTALLED
     if not found.knows_supervisions:
-        return f"the API server does not know {_RESOURCE}; {diagnosis.INSTALL}"
+        return f"the API server does not know {_name(SUPERVISIONS)}; {diagnosis.INSTALL}"
     examined = (
         diagnosis.webhook(found.webhook),
         *(diagnosis.deployment(name, each) for name, each in found.deployments.items()),
     )
     wrong = next((each for each in examined if each.state != "ok"), None)
-    return f"{wrong.what}: {wrong.text}; {wrong.remedy}" if wrong is not None else ""
+    if wrong is not None:
+        return f"{wrong.what}: {wrong.text}; {wrong.remedy}"
+    if not found.knows_pytorch_jobs:
+        return f"the API server does not know {_name(PYTORCH_JOBS)}; {_OPERATOR}"
+    return ""
 
 
 def check() -> None:
@@ -66,15 +74,21 @@ def _find(connection: ClusterConnection) -> FoundInstallation:
             return None
 
     return FoundInstallation(
-        _knows_supervisions(connection),
+        _is_known(connection, PYTORCH_JOBS),
+        _is_known(connection, SUPERVISIONS),
         get(WEBHOOKS, WEBHOOK),
         {name: get(DEPLOYMENTS, name, pod_layout.NAMESPACE) for name in (WEBHOOK, SUPERVISOR)},
     )
 
 
-def _knows_supervisions(connection: ClusterConnection) -> bool:
+def _is_known(connection: ClusterConnection, kind: ResourceKind) -> bool:
     try:
-        connection.ask(lambda server: server.list(SUPERVISIONS, connection.namespace, prune=lambda _: {}))
+        connection.ask(lambda server: server.list(kind, connection.namespace, prune=lambda _: {}))
     except NotFound:
         return False
     return True
+
+
+def _name(kind: ResourceKind) -> str:
+    """Return the name of a kind, as kubectl writes it."""
+    return f"{kind.plural}.{kind.group}"

@@ -19,7 +19,7 @@ WEBHOOK = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/h
 INSTALLS = "`kubectl apply -k manifests/default`"
 Printed = pytest.CaptureFixture[str]
 
-# Lists the pods of a Job. No pod has begun to train yet.
+# Lists the pods of a job. No pod has begun to train yet.
 KUBECTL = """#!/bin/sh
 printf '%s\\n' "$*" >> "$0.called"
 case "$*" in
@@ -88,6 +88,12 @@ def test_a_missing_resource_definition_is_named(server: ApiStandIn, capsys: Prin
     assert refused(capsys, kubectl) == (
         f"the API server does not know supervisions.holdfast.dev; install Holdfast: {INSTALLS}"
     )
+
+
+def test_a_missing_training_operator_is_named(server: ApiStandIn, capsys: Printed, kubectl: Path) -> None:
+    server.unknown = {"pytorchjobs"}
+    said = refused(capsys, kubectl)
+    assert said.startswith("the API server does not know pytorchjobs.kubeflow.org; install version 1 of")
 
 
 def test_a_supervisor_that_is_not_ready_is_named(server: ApiStandIn, capsys: Printed, kubectl: Path) -> None:
