@@ -222,10 +222,10 @@ class Sidecar:
             self._refuse(why)
             return
         self.fence.accept(asked)
+        if self.pieces is not None:  # first, because the ranks may need the slot that it has pinned
+            self.pieces.note_order(order)
         if order.generation != self.order.generation:
             self._failure = replace(self._failure, error="")
-            if self.pieces is not None:
-                self.pieces.release()
         self.order = order
         self.checkpoints.note_order(order)
         lineage = self.fence.learn(order)
