@@ -89,11 +89,11 @@ class Sidecar:
             _context(config),
             self.report_unreadable,
         )
-        checkpoints = _checkpoint_storage(config)
-        self.storage: StorageLister | None = None
+        storage = _checkpoint_storage(config)
+        self.storage_lister: StorageLister | None = None
         if config.reports_storage:
-            self.storage = StorageLister(checkpoints, self._changed, self._answered)
-        self.restorer = Restorer(self.holdings, self.peers, checkpoints)
+            self.storage_lister = StorageLister(storage, self._changed, self._answered)
+        self.restorer = Restorer(self.holdings, self.peers, storage)
         self.fence = OrderFence(config.directory)
         sharing: CheckpointSharing | None = None
         self.pieces: PieceWriter | None = None
@@ -101,11 +101,11 @@ class Sidecar:
             sharing = CheckpointSharing(
                 self.peers, config.node, lambda: self.peer_url, lambda: self.fence.newest
             )
-            self.pieces = PieceWriter(self.holdings, checkpoints, config.node, lambda: self.fence.newest)
-        self.saver = CheckpointSaver(self.holdings, self.peers, checkpoints, sharing)
+            self.pieces = PieceWriter(self.holdings, storage, config.node, lambda: self.fence.newest)
+        self.checkpoint_saver = CheckpointSaver(self.holdings, self.peers, storage, sharing)
         self.sealer = SnapshotSealer(self.holdings.arena, self._pace, self.observed.is_final)
-        self.checkpoints = CheckpointSchedule(
-            config.member, self.holdings, self.observed.pages, self.saver, self._changed
+        self.checkpoint_schedule = CheckpointSchedule(
+            config.member, self.holdings, self.observed.pages, self.checkpoint_saver, self._changed
         )
         self.peer_url = ""
         self.order = MemberOrder("idle", 0)
@@ -166,15 +166,15 @@ class Sidecar:
             prepare_generation=self._failure.generation,
             prepare_occupied=self._failure.is_occupied,
             prepare_volume=self._failure.is_refused_by_volume,
-            durable=self.saver.durable,
-            unmoved_s=round(self.saver.unmoved_s, 3),
+            durable=self.checkpoint_saver.durable,
+            unmoved_s=round(self.checkpoint_saver.unmoved_s, 3),
             reading_s=round(self.restorer.unread_s, 3),
-            publishing=self.checkpoints.publishing,
+            publishing=self.checkpoint_schedule.publishing,
             epoch=self.fence.newest.epoch,
             clock=self._clock,
             drilled=self._drilled.newest,
             told=self.fence.history,
-            storage=self.storage.listing if self.storage is not None else None,
+            storage=self.storage_lister.listing if self.storage_lister is not None else None,
             notes=(self.refused,) if self.refused else (),
         )
 
@@ -203,14 +203,14 @@ class Sidecar:
 
     def _answered(self) -> int:
         """Return the number of the newest save request that has been carried out or has failed."""
-        return self.saver.durable.asked
+        return self.checkpoint_saver.durable.asked
 
     async def list_storage(self) -> None:
         """List the checkpoints on storage, if the reports include them. Never returns."""
-        if self.storage is None:
+        if self.storage_lister is None:
             await asyncio.Event().wait()
         else:
-            await self.storage.run()
+            await self.storage_lister.run()
 
     # -- carrying out orders
 
@@ -227,9 +227,9 @@ class Sidecar:
         if order.generation != self.order.generation:
             self._failure = replace(self._failure, error="")
         self.order = order
-        self.checkpoints.note_order(order)
+        self.checkpoint_schedule.note_order(order)
         lineage = self.fence.learn(order)
-        self.saver.retention = Retention(order.keep, lineage, order.proven, order.epoch)
+        self.checkpoint_saver.retention = Retention(order.keep, lineage, order.proven, order.epoch)
         self._drill()
         self._wake.set()
 
@@ -268,8 +268,8 @@ class Sidecar:
         self._drill()
         if order.do in _PURSUITS:  # a newer supervisor may send an action that this version does not know
             _PURSUITS[order.do](self, order, state)
-        if order.save > self.saver.durable.asked:
-            self._begin(f"{_SAVE}{order.save}", self.checkpoints.save_on_request(order))
+        if order.save > self.checkpoint_saver.durable.asked:
+            self._begin(f"{_SAVE}{order.save}", self.checkpoint_schedule.save_on_request(order))
 
     def _start_ranks(self, order: MemberOrder, state: LauncherState | None) -> None:
         """Prepare and start the order's ranks. While they run, have the launcher inspect late ranks."""
@@ -500,13 +500,15 @@ class Sidecar:
         """While this member hosts rank 0, write a checkpoint after each interval. Runs until cancelled."""
         while True:
             await asyncio.sleep(seconds_to_next_tick(SAVE_LOOK_S))
-            if self._hosts_rank_0() and await self.checkpoints.save_if_due(self.order, time.monotonic()):
+            if self._hosts_rank_0() and await self.checkpoint_schedule.save_if_due(
+                self.order, time.monotonic()
+            ):
                 self._list_soon()
                 self._changed()
 
     def _list_soon(self) -> None:
-        if self.storage is not None:
-            self.storage.request()
+        if self.storage_lister is not None:
+            self.storage_lister.request()
 
     def _hosts_rank_0(self) -> bool:
         state = self.launcher.state
@@ -529,11 +531,11 @@ def _checkpoint_storage(config: Config) -> CheckpointStorage:
     """Return the storage for checkpoints. Load the library for object storage only if it is needed."""
     location = config.objects
     if location is None:
-        return DirectoryStorage(config.checkpoints)
+        return DirectoryStorage(config.checkpoint_directory)
     from sidecar.storage.object_client import ObjectClient
     from sidecar.storage.object_storage import ObjectStorage
 
-    return ObjectStorage(location, lambda: ObjectClient(location, os.environ), config.checkpoints)
+    return ObjectStorage(location, lambda: ObjectClient(location, os.environ), config.checkpoint_directory)
 
 
 def _context(config: Config) -> ssl.SSLContext | None:

@@ -168,11 +168,14 @@ async def test_pods_write_a_checkpoint_together_and_members_of_one_machine_do_no
                         return await write(generation, step, piece, *rest)
 
                     monkeypatch.setattr(peer.pieces, "write", noted)
-                monkeypatch.setattr(writer.saver, "_storage", unhurried(tmp_path))
+                monkeypatch.setattr(writer.checkpoint_saver, "_storage", unhurried(tmp_path))
                 await peer.obey(replace(order, save=0))
                 await writer.obey(order)
-                await writer.checkpoints.save_on_request(order)
-                assert (writer.saver.durable.error, writer.saver.durable.step) == ("", STEP)
+                await writer.checkpoint_schedule.save_on_request(order)
+                assert (writer.checkpoint_saver.durable.error, writer.checkpoint_saver.durable.step) == (
+                    "",
+                    STEP,
+                )
     assert bool(asked) == bool(address)
     assert {(each.epoch, each.generation, each.node) for each in asked} <= {(2, GENERATION, "n0")}
 
