@@ -28,7 +28,6 @@ from holdfast.protocol import foreign_text
 from holdfast.protocol.launcher_messages import LauncherOrder, LauncherState
 from holdfast.protocol.member_messages import (
     PROTOCOL,
-    HeldPrivateState,
     HeldSnapshot,
     MemberAction,
     MemberOrder,
@@ -38,6 +37,7 @@ from holdfast.snapshot import member_directory
 from sidecar.clients import LauncherClient, SupervisorClient
 from sidecar.config import Config
 from sidecar.fencing import CompletedDrills, OrderFence, OrderVersion, unreadable_start
+from sidecar.securing import StateSecurer
 from sidecar.state import memory_limits
 from sidecar.state.checkpointing import CheckpointSaver, CheckpointSchedule
 from sidecar.state.holdings import Holdings
@@ -53,7 +53,6 @@ from sidecar.watch.member_watch import MemberWatch
 log = logging.getLogger(__name__)
 
 SOONEST_S = 0.01  # the shortest time between two polls
-ASK_ROUNDS = 50  # during a tail, ask the ranks for their activity once in this many polls
 RETRY_S = 1.0  # before work that failed unexpectedly is retried
 SAVE_LOOK_S = 0.25  # between two checks whether a checkpoint is due
 _SAVE = "save-"  # the prefix of the names of tasks that write a checkpoint
@@ -103,6 +102,9 @@ class Sidecar:
             )
             self.pieces = PieceWriter(self.holdings, storage, config.node, lambda: self.fence.newest)
         self.checkpoint_saver = CheckpointSaver(self.holdings, self.peers, storage, sharing)
+        self.securer = StateSecurer(
+            self.holdings, self.launcher, self.observed, self._send_order, self._changed
+        )
         self.sealer = SnapshotSealer(self.holdings.arena, self._pace, self.observed.is_final)
         self.checkpoint_schedule = CheckpointSchedule(
             config.member, self.holdings, self.observed.pages, self.checkpoint_saver, self._changed
@@ -114,12 +116,9 @@ class Sidecar:
         self._stop_grace_s = math.inf
         self.refused = ""  # why an order was last refused
         self._inspections = InspectionSchedule()
-        self.secured_for = 0
         self._restored = 0  # the newest generation whose local copies were removed after all ranks restored
-        self._followed = 0  # the newest generation whose tails were watched until they ended
         self.unusable: tuple[HeldSnapshot, ...] = ()
         self._failure = PrepareFailure()
-        self._privates: tuple[HeldPrivateState, ...] = ()
         self._sequence = 0
         self._room_bytes = 0  # the size of the snapshot for which memory was last allocated in advance
         self._wake = asyncio.Event()
@@ -159,8 +158,8 @@ class Sidecar:
             lag_s=round(lag_s, 6),
             lag_p99_s=round(lag_p99_s, 6),
             seals=self.sealer.seals,
-            privates=self._privates_now(state),
-            secured_for=self.secured_for,
+            privates=self.securer.privates(),
+            secured_for=self.securer.secured_for,
             unusable=self.unusable,
             prepare_error=foreign_text.shortened(self._failure.error, foreign_text.WHOLE_BYTES),
             prepare_generation=self._failure.generation,
@@ -177,15 +176,6 @@ class Sidecar:
             storage=self.storage_lister.listing if self.storage_lister is not None else None,
             notes=(self.refused,) if self.refused else (),
         )
-
-    def _privates_now(self, state: LauncherState | None) -> tuple[HeldPrivateState, ...]:
-        """Return the private states held, as of the last time that this member secured its state.
-
-        Once no rank that could change them is left, return the current list instead.
-        """
-        if state is None or not state.ranks or any(rank.state != "exited" for rank in state.ranks):
-            return self._privates
-        return self.holdings.privates()
 
     def _changed(self) -> None:
         state = self.launcher.state
@@ -287,12 +277,10 @@ class Sidecar:
 
     def _secure_state(self, order: MemberOrder, _: LauncherState | None) -> None:
         """Have the ranks secure their state, and watch their tails until these end."""
-        if self.secured_for < order.generation:
-            self._secure(order)
-        elif self._has_begun_since(order):
-            self._ask_ranks(order)
-        if self._followed < order.generation:
-            self._begin(f"tails-{order.generation}", self._follow(order.generation))
+        self.securer.pursue(order)
+        if self.securer.followed < order.generation:
+            following = self.securer.follow(order.generation, lambda: self.order)
+            self._begin(f"tails-{order.generation}", following)
 
     def _stand_by(self, order: MemberOrder, _: LauncherState | None) -> None:
         """End this member's ranks, which now run on other members, and preallocate memory for a snapshot."""
@@ -373,49 +361,6 @@ class Sidecar:
             return
         if any(rank.state != "exited" for rank in state.ranks):
             self._send_order(LauncherOrder("kill", state.generation))
-
-    def _secure(self, order: MemberOrder) -> None:
-        state = self.launcher.state
-        if state is None:  # wait for the launcher's state; if it does not arrive, the supervisor times out
-            return
-        waiting = state.generation == order.generation and not self.observed.silent
-        if waiting and order.just_in_time and state.secure_asked < order.generation:
-            self._ask_ranks(order)
-            return
-        self._privates = self.holdings.privates()
-        self.secured_for = order.generation
-        self._changed()
-
-    def _ask_ranks(self, order: MemberOrder) -> None:
-        secure = LauncherOrder("secure", order.generation, suspects=order.suspects, copy=order.copy)
-        self._send_order(secure)
-
-    def _has_begun_since(self, order: MemberOrder) -> bool:
-        """Return whether the order's ranks started after this member had reported which states it holds.
-
-        The supervisor does not wait for the state of these ranks. They must be frozen nevertheless, because
-        another step would overwrite a state that this member reported.
-        """
-        state = self.launcher.state
-        if state is None or self.observed.silent or not order.just_in_time:
-            return False
-        return state.generation == order.generation and state.secure_asked < order.generation
-
-    async def _follow(self, generation: int) -> None:
-        """Report when tails begin and end, because the supervisor waits until they have ended."""
-        rounds, before = 0, frozenset[int]()
-        while self.order.do == "secure" and self.order.generation == generation:
-            tails = self.observed.ranks_in_tail(generation)
-            if tails != before:
-                before = tails
-                self._changed()
-            if not tails and self.secured_for >= generation:
-                break
-            if tails and rounds % ASK_ROUNDS == 0:
-                self._send_order(LauncherOrder("where", generation))
-            rounds += 1
-            await asyncio.sleep(SOONEST_S)
-        self._followed = generation
 
     def _drill(self) -> None:
         """Carry out the order's drill once the order's ranks exist, and never repeat it."""
