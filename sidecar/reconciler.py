@@ -111,6 +111,8 @@ class Sidecar:
         )
         self.peer_url = ""
         self.order = MemberOrder("idle", 0)
+        if self.pieces is not None:
+            self.pieces.note_order(self.order)
         self._clock = clock.identity()
         # The grace period of the last stop order that was sent to the launcher.
         self._stop_grace_s = math.inf

@@ -79,11 +79,11 @@ class PieceWriter:
     ) -> None:
         """`newest` returns the version of the newest order that this member obeyed, even before a restart.
 
-        Until the first `note_order`, every piece is refused.
+        Until the first `note_order`, that version alone decides whether this member helps.
         """
         self._holdings, self._storage = holdings, storage
         self._node, self._newest = node, newest
-        self._order = MemberOrder("idle", 0)
+        self._order = MemberOrder("run", 0)
         self._helped: _HelpedWriter | None = None
         self._active = 0  # threads, including those that storage still keeps in a piece that was stopped
 

@@ -14,6 +14,7 @@ import pytest
 from aiohttp import ClientSession
 from aiohttp.test_utils import TestServer
 
+from holdfast.checkpoint.sharing import ShareRefused
 from holdfast.process import event_loop
 from holdfast.process.network import Door
 from holdfast.protocol import codec
@@ -208,3 +209,18 @@ async def test_an_order_releases_the_snapshot_unless_the_group_trains_on(
             assert slot.acquire()
             slot.release()
             assert (await post(url, staged.right, token="of the job"))[0] == 409
+
+
+async def test_a_sidecar_that_has_restarted_helps_nobody_before_its_first_order(
+    here: Path, tmp_path: Path
+) -> None:
+    """It does not know yet whether the group trains."""
+    hold(here)
+    request = Staged(tmp_path, here).right
+    async with sidecar(here, node="n1", checkpoints=tmp_path) as made:
+        assert made.pieces is not None
+        with pytest.raises(ShareRefused, match="order is 'idle'"):
+            await made.pieces.write(GENERATION, STEP, request, lambda: False)
+        await made.obey(replace(IDLE, do="run", generation=GENERATION, epoch=NEWEST.epoch))
+        assert (await made.pieces.write(GENERATION, STEP, request, lambda: False)).crc32 == request.crc32
+        await made.pieces.close()

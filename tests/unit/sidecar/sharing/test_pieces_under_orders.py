@@ -22,11 +22,10 @@ from holdfast.fileio.safetensors import plan
 from holdfast.protocol.member_messages import MemberOrder
 from holdfast.snapshot.arena import Arena
 from sidecar.state import piece_writer
-from sidecar.state.piece_writer import READ_BYTES, PieceWriter, PinnedReader
+from sidecar.state.piece_writer import READ_BYTES, PinnedReader
 from tests.unit.sidecar.memory import WORLD_SIZE, holdings, member, snapshot
 from tests.unit.sidecar.sharing.group import (
     GENERATION,
-    NEWEST,
     RUN,
     STEP,
     Member,
@@ -309,14 +308,6 @@ async def test_unless_the_group_trains_a_member_helps_only_to_save_what_its_orde
         assert (await post(peer.url, staged.right))[0] == status
         assert is_pinned(here) == (status == 200)
     assert_right(staged, 2 if status == 200 else 0)
-
-
-async def test_a_member_that_has_restarted_helps_nobody_before_its_first_order(here: Path) -> None:
-    (record,) = holdings(here).arena.records()
-    pieces = PieceWriter(holdings(here), DirectoryStorage(here), "n1", lambda: NEWEST)
-    request = replace(Staged(here, here).right, total_bytes=record.total_bytes)
-    with pytest.raises(ShareRefused, match="order is 'idle'"):
-        await pieces.write(GENERATION, STEP, request, lambda: False)
 
 
 async def stopped_in_the_middle(peer: Member, files: Hanging) -> None:
