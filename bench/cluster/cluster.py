@@ -42,8 +42,8 @@ PODS = 2
 CONTAINER = "pytorch"  # the operator requires this name
 JOB_LABEL = "training.kubeflow.org/job-name"
 
-# Kills the rank of this container once it trains. Prints the seconds until the first step of its successor, the
-# last step before the kill, and the first one after it; "- - -" if there is none within the limit.
+# Kills the rank of this container once it trains. Prints the seconds until the first step of its successor,
+# the last step before the kill, and the first one after; "- - -" if there is none within the limit.
 _KILL = """
 import os, struct, sys, time
 size, path, limit_ns = 32, "/tmp/ticks", float(sys.argv[1]) * 1e9
