@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from holdfast.errors import BadInput, Uncommitted
-from holdfast.state.misuse import TRIES, CallOrder
+from holdfast.training.misuse.call_order import TRIES, CallOrder
 
 
 def outside() -> CallOrder:

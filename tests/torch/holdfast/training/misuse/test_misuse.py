@@ -17,8 +17,8 @@ from torch import nn
 import holdfast
 from holdfast.errors import BadInput
 from holdfast.protocol.launcher_messages import Launch, RankStart
-from holdfast.state import misuse
-from holdfast.training.loop_history import LoopHistory
+from holdfast.training.misuse.loop_history import LoopHistory
+from holdfast.training.misuse.unprotected import AddedGroups
 from holdfast.training.session import Session
 from holdfast.training.state import State
 from holdfast.worker import nested_scripts
@@ -43,7 +43,7 @@ def committed(state: State, count: int) -> State:
 
 def resumed_at(state: State, step: int) -> State:
     state.step = step
-    state._loops = LoopHistory(step, lambda text: misuse.warn(0, text))
+    state._loops = LoopHistory(step, state._rank.warn)
     return state
 
 
@@ -468,7 +468,7 @@ def test_a_parameter_group_that_a_restart_could_not_recreate_is_named_once() -> 
     model[0].requires_grad_(False)
     optimizer = torch.optim.SGD(model[2].parameters(), lr=0.1)
     said: list[str] = []
-    added = misuse.AddedGroups([model], [optimizer], said.append)
+    added = AddedGroups([model], [optimizer], said.append)
     added.check(0)
     optimizer.add_param_group({"params": list(model[1].parameters())})
     added.check(3)

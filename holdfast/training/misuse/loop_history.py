@@ -17,7 +17,7 @@ from types import FrameType
 
 from holdfast.errors import BadInput
 
-_HOLDFAST = str(Path(__file__).parents[1]) + os.sep
+_HOLDFAST = str(Path(__file__).parents[2]) + os.sep
 _STDLIB = str(Path(os.__file__).parent) + os.sep
 
 SourceLine = tuple[str, int]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from holdfast.state import misuse
 from holdfast.state.device import Device
-from holdfast.training.rank import Rank
+from holdfast.training.misuse import unprotected
+from holdfast.training.misuse.accumulated_gradients import AccumulatedGradients
+from holdfast.training.rank import Rank, print_warning
 from holdfast.worker.thread_frames import BackgroundThreads
 
 
@@ -17,19 +18,19 @@ class ScriptChecks:
     def __init__(self, rank: Rank, modules: Iterable[Any], optimizers: Sequence[Any], device: Device) -> None:
         """Start watching the first step, including what the script does before the state is restored."""
         self._rank, self._modules, self._optimizers = rank, tuple(modules), optimizers
-        self._unprotected: misuse.UnprotectedTraining | None = misuse.UnprotectedTraining(
-            self._modules, optimizers, self._warn
+        self._unprotected: unprotected.UnprotectedTraining | None = unprotected.UnprotectedTraining(
+            self._modules, optimizers, rank.warn
         )
-        self._accumulated = misuse.AccumulatedGradients(self._modules, device, self._warn)
-        self._added: misuse.AddedGroups
-        self._schedulers: misuse.UnprotectedSchedulers
+        self._accumulated = AccumulatedGradients(self._modules, device, rank.warn)
+        self._added: unprotected.AddedGroups
+        self._schedulers: unprotected.UnprotectedSchedulers
         self._threads: BackgroundThreads
 
     def begin(self, objects: Mapping[str, Any]) -> None:
         """Start checking parameter groups, schedulers and threads. Call this once `objects` are restored."""
-        self._added = misuse.AddedGroups(self._modules, self._optimizers, self._warn)
-        self._schedulers = misuse.UnprotectedSchedulers(self._optimizers, objects, self._warn)
-        self._threads = BackgroundThreads(lambda text: misuse.warn(0, text))  # printed on every rank
+        self._added = unprotected.AddedGroups(self._modules, self._optimizers, self._rank.warn)
+        self._schedulers = unprotected.UnprotectedSchedulers(self._optimizers, objects, self._rank.warn)
+        self._threads = BackgroundThreads(print_warning)  # printed on every rank
 
     # -- in the order of a commit
 
@@ -60,6 +61,3 @@ class ScriptChecks:
     def forked(self) -> None:
         """Stop watching the first step in a forked process, because its steps are not the rank's steps."""
         self._unprotected = None
-
-    def _warn(self, text: str) -> None:
-        misuse.warn(self._rank.number, text)
