@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.launcher import warm_pool
-from holdfast.launcher.process_watch import ProcessWatch
-from holdfast.launcher.warm_pool import MemberSettings, WarmPool
-from holdfast.launcher.zygote_handle import Zygote
+from holdfast.launcher.workers import warm_pool
+from holdfast.launcher.workers.process_watch import ProcessWatch
+from holdfast.launcher.workers.warm_pool import MemberSettings, WarmPool
+from holdfast.launcher.workers.zygote_handle import Zygote
 from holdfast.protocol.launcher_messages import Ending
 from holdfast.worker import nested_scripts
 from holdfast.worker.program import Program

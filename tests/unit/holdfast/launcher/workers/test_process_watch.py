@@ -12,8 +12,8 @@ from typing import IO
 
 import pytest
 
-from holdfast.launcher.process_watch import ProcessWatch
-from holdfast.launcher.worker_process import WorkerProcess
+from holdfast.launcher.workers.process_watch import ProcessWatch
+from holdfast.launcher.workers.worker_process import WorkerProcess
 from holdfast.process import event_loop
 from holdfast.protocol import rank_channel
 from holdfast.protocol.launcher_messages import Ending

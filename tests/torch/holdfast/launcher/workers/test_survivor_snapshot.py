@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.launcher.survivor_snapshot import NO_GROWTH_S, SurvivorSnapshot
-from holdfast.launcher.worker_process import Worker, WorkerProcess
+from holdfast.launcher.workers.survivor_snapshot import NO_GROWTH_S, SurvivorSnapshot
+from holdfast.launcher.workers.worker_process import Worker, WorkerProcess
 from holdfast.protocol import rank_channel
 from holdfast.protocol.launcher_messages import NO_ROOM, RankStart, SecureAnswer
 from holdfast.protocol.progress_writer import Page

@@ -12,9 +12,9 @@ from typing import Literal
 
 from holdfast.inspection import process_stats
 from holdfast.inspection.liveness import Stops
-from holdfast.launcher.survivor_snapshot import SurvivorSnapshot
-from holdfast.launcher.warm_pool import MemberSettings
-from holdfast.launcher.worker_process import Worker, WorkerProcess, live_workers, reported_ending
+from holdfast.launcher.workers.survivor_snapshot import SurvivorSnapshot
+from holdfast.launcher.workers.warm_pool import MemberSettings
+from holdfast.launcher.workers.worker_process import Worker, WorkerProcess, live_workers, reported_ending
 from holdfast.process import gpu_assignment, logs
 from holdfast.protocol import environment, foreign_text, rank_channel
 from holdfast.protocol.drills import DrillName

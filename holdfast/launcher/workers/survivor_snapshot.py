@@ -11,10 +11,12 @@ from __future__ import annotations
 import math
 import mmap
 import signal
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TypeAlias
 
-from holdfast.launcher.worker_process import Worker, WorkerProcess, live_workers
+from holdfast.launcher.workers.worker_process import Worker, WorkerProcess, live_workers
 from holdfast.process import linux
 from holdfast.protocol import progress, rank_channel
 from holdfast.protocol.launcher_messages import NO_ROOM, SecureAnswer
@@ -23,6 +25,15 @@ from holdfast.protocol.rank_channel import WorkerOrder
 from holdfast.snapshot import member_directory
 
 NO_GROWTH_S = 0.5  # a copy that has not grown for this long counts as stalled
+SECURE_S = 1.0  # the limit on the wait for survivors' copies; a longer wait would make the recovery slow
+SECURE_FIRST_S = 0.15  # how long to wait for the ranks at the lowest step before asking the others too
+SECURE_SUSPECT_S = 0.25  # how long to wait for ranks that may hang; others answer in a tenth of this time
+SECURE_WATCH_S = 0.1  # the time between two checks of the copies in progress
+# If a rank needs a slot, a silent rank that may hold one is killed after this time.
+SECURE_STUCK_S = 0.6
+
+# Calls a function once on the launcher's loop, after this many seconds.
+_Schedule: TypeAlias = Callable[[float, Callable[[], None]], None]
 
 
 class SurvivorSnapshot:
@@ -193,6 +204,41 @@ class SurvivorSnapshot:
         with view:
             found = progress.read(view)
         return found if found is not None and found.generation == self._generation else None
+
+
+def secure(securing: SurvivorSnapshot, suspects: Iterable[int], after: _Schedule, *, copy: bool) -> None:
+    """Begin to secure the state, and schedule how long to wait for which ranks. Repeating it does nothing.
+
+    `suspects` are ranks that hang. For `copy`, see `SurvivorSnapshot.begin`.
+    """
+    if not securing.begin(copy):
+        return
+    more_s = progress.COPIES * securing.copy_s()
+    _watch(securing, after)
+    after(SECURE_FIRST_S, securing.ask_rest)
+    _when_still(SECURE_SUSPECT_S + more_s, securing, after, lambda: securing.give_up(suspects))
+    _when_still(SECURE_STUCK_S + more_s, securing, after, securing.give_up_silent)
+    _when_still(SECURE_S + more_s, securing, after, securing.stop)
+
+
+def _watch(securing: SurvivorSnapshot, after: _Schedule) -> None:
+    if not securing.done:
+        securing.watch(time.monotonic())
+        after(SECURE_WATCH_S, lambda: _watch(securing, after))
+
+
+def _when_still(
+    seconds: float, securing: SurvivorSnapshot, after: _Schedule, act: Callable[[], None]
+) -> None:
+    """Call `act` after `seconds`, or as soon after that as no copy is growing."""
+
+    def due() -> None:
+        if not securing.done and securing.watch(time.monotonic()):
+            after(SECURE_WATCH_S, due)
+        else:
+            act()
+
+    after(seconds, due)
 
 
 def _runs(process: WorkerProcess) -> bool:

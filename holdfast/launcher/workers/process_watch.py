@@ -7,8 +7,8 @@ import selectors
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from holdfast.launcher import worker_process
-from holdfast.launcher.worker_process import WorkerProcess
+from holdfast.launcher.workers import worker_process
+from holdfast.launcher.workers.worker_process import WorkerProcess
 from holdfast.protocol import codec, rank_channel
 from holdfast.protocol.rank_channel import WorkerMessage
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import exit_codes
-from holdfast.launcher.process_watch import ProcessWatch
-from holdfast.launcher.worker_process import WorkerProcess
-from holdfast.launcher.zygote_handle import Zygote
+from holdfast.launcher.workers.process_watch import ProcessWatch
+from holdfast.launcher.workers.worker_process import WorkerProcess
+from holdfast.launcher.workers.zygote_handle import Zygote
 from holdfast.process import executable, linux, logs
 from holdfast.process.executable import Unstartable
 from holdfast.protocol import environment, rank_channel

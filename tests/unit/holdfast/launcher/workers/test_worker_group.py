@@ -11,10 +11,10 @@ from typing import get_args
 
 import pytest
 
-from holdfast.launcher import worker_group
-from holdfast.launcher.warm_pool import MemberSettings
-from holdfast.launcher.worker_group import WorkerGroup
-from holdfast.launcher.worker_process import WorkerProcess
+from holdfast.launcher.workers import worker_group
+from holdfast.launcher.workers.warm_pool import MemberSettings
+from holdfast.launcher.workers.worker_group import WorkerGroup
+from holdfast.launcher.workers.worker_process import WorkerProcess
 from holdfast.protocol import rank_channel
 from holdfast.protocol.launcher_messages import BadNumber, Ending, Launch, RankStart, SecureAnswer, StartTimes
 from holdfast.protocol.rank_channel import ForkServerReport, PoolReport, RankReport, WorkerMessage

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.launcher.worker_process import final_ending
+from holdfast.launcher.workers.worker_process import final_ending
 from holdfast.protocol.launcher_messages import Ending
 
 FAILED = Ending(5, 1, fail="exception", failed_ns=4, message="ValueError: a word", paused=7)
