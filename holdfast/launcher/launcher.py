@@ -138,9 +138,9 @@ class Launcher:
 
     def state(self) -> LauncherState:
         """Return the launcher's complete state, which the sidecar receives."""
-        generation, looked, looks = self._inspections
+        generation, number, inspections = self._inspections
         if generation != self.group.generation:
-            looked, looks = 0, ()
+            number, inspections = 0, ()
         return replace(
             self.group.state(),
             parked=tuple(sorted(n for n, each in self.pool.processes.items() if each.parked)),
@@ -151,8 +151,8 @@ class Launcher:
             strategy=self.pool.strategy,
             joins=self.pool.program.joins,
             stopped=self.stopping,
-            looks=looks,
-            looked=looked,
+            looks=inspections,
+            looked=number,
             epoch=self.epoch,
             changed=self._changes.told,
         )

@@ -29,9 +29,9 @@ from supervisor.local import keeper_messages, process_specs
 from supervisor.local.keeper_messages import (
     Alive,
     Finish,
+    GiveUpMember,
     Hello,
     KeeperState,
-    KillMember,
     Renew,
     Request,
     StopRun,
@@ -296,7 +296,7 @@ class LocalKeeper:
             case Want(count, discard):
                 if self.stop != "now":
                     self._want(count, set(discard))
-            case KillMember(name):
+            case GiveUpMember(name):
                 self._kill(name)
             case Renew(name):
                 self._sample_silent_sidecar(name)

@@ -76,7 +76,7 @@ class Watchdog:
         return replace(self, silence=moved[0], since_stop=moved[1], unanswered=moved[2])
 
     def doubtful(self, now_s: float) -> bool:
-        """True if the current supervisor has been silent for so long that its process must be inspected."""
+        """True if the current supervisor has been silent for so long that its process must be checked."""
         return not self.killed_s and self.silence.length_s(now_s) > liveness.LIMIT_S
 
     def stuck(self, now_s: float, state: str) -> str:

@@ -22,9 +22,9 @@ from supervisor.local.keeper import MAX_REFUSALS, LocalKeeper
 from supervisor.local.keeper_messages import (
     Alive,
     Finish,
+    GiveUpMember,
     Hello,
     KeeperState,
-    KillMember,
     Renew,
     Request,
     StopRun,
@@ -39,7 +39,7 @@ _requests: st.SearchStrategy[Request] = st.one_of(
     st.just(Hello()),
     st.just(Alive()),
     st.builds(Want, st.integers(0, 1 << 20), st.lists(_texts, max_size=3).map(tuple)),
-    st.builds(KillMember, _texts),
+    st.builds(GiveUpMember, _texts),
     st.builds(Renew, _texts),
     st.builds(StopRun, _texts),
     st.builds(Finish, st.integers(0, 255), _texts, _texts),
@@ -105,7 +105,7 @@ def test_a_request_is_an_object_with_its_name_and_its_fields() -> None:
         (b'{"do":["want"]}', "request.do: ['want'] is not one of"),
         (b'{"do":"want","discard":[]}', "Want.count: missing"),
         (b'{"do":"want","count":"2","discard":[]}', "Want.count: '2' is not int"),
-        (b'{"do":"kill","name":7}', "KillMember.name: 7 is not str"),
+        (b'{"do":"kill","name":7}', "GiveUpMember.name: 7 is not str"),
         (b" " * (codec.MAX_MESSAGE_BYTES + 1), f"the limit is {codec.MAX_MESSAGE_BYTES}"),
     ],
 )
@@ -126,7 +126,7 @@ def test_any_bytes_are_read_or_refused(line: bytes) -> None:
 
 
 def test_fields_of_a_later_version_are_ignored() -> None:
-    assert keeper_messages.decode_request(b'{"do":"kill","name":"m0","soon":true}') == KillMember("m0")
+    assert keeper_messages.decode_request(b'{"do":"kill","name":"m0","soon":true}') == GiveUpMember("m0")
     line = b'{"members":{"m0":"running"},"stop":"","more":1}'
     assert keeper_messages.decode_state(line) == STATE
 
@@ -160,7 +160,7 @@ def test_a_supervisor_of_an_earlier_version_sends_no_parts() -> None:
 def test_the_keeper_answers_every_request_but_a_sign_of_life(
     keeper: tuple[LocalKeeper, socket.socket],
 ) -> None:
-    for request in (Hello(), Want(0, ()), KillMember("m7"), Renew("m7"), Finish(3, "why", "")):
+    for request in (Hello(), Want(0, ()), GiveUpMember("m7"), Renew("m7"), Finish(3, "why", "")):
         assert deliver(keeper, keeper_messages.encode_request(request)) == [KeeperState({}, "")]
     assert (
         deliver(keeper, keeper_messages.encode_request(StopRun("graceful")))
@@ -171,7 +171,7 @@ def test_the_keeper_answers_every_request_but_a_sign_of_life(
 
 def test_a_repeated_request_has_no_further_effect(keeper: tuple[LocalKeeper, socket.socket]) -> None:
     kept, _ = keeper
-    for request in (Hello(), Alive(), Want(0, ("m0",)), KillMember("m0"), Renew("m0"), StopRun("graceful")):
+    for request in (Hello(), Alive(), Want(0, ("m0",)), GiveUpMember("m0"), Renew("m0"), StopRun("graceful")):
         deliver(keeper, keeper_messages.encode_request(request))
         before = (dict(kept.members), kept.stop, kept.finished, list(kept.news))
         deliver(keeper, keeper_messages.encode_request(request))
