@@ -85,7 +85,7 @@ print("ended", flush=True)
 _KEEPER = """
 import selectors, subprocess, sys, time
 from pathlib import Path
-from supervisor.local.processes import ProcessTable
+from supervisor.local.keeper.processes import ProcessTable
 children = ProcessTable(Path("."), selectors.DefaultSelector(), lambda part: None)
 stray = subprocess.Popen(sys.argv[1:])
 print(stray.pid, flush=True)

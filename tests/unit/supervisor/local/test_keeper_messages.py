@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import selectors
 import socket
 import typing
 from collections.abc import Iterator
@@ -18,7 +17,9 @@ from holdfast.protocol import codec
 from supervisor.local import backend as backend_module
 from supervisor.local import keeper_messages
 from supervisor.local.backend import LocalBackend
-from supervisor.local.keeper import MAX_REFUSALS, LocalKeeper
+from supervisor.local.keeper.keeper import LocalKeeper
+from supervisor.local.keeper.process_specs import RunSpec
+from supervisor.local.keeper.supervisor_process import MAX_REFUSALS
 from supervisor.local.keeper_messages import (
     Alive,
     Finish,
@@ -30,7 +31,6 @@ from supervisor.local.keeper_messages import (
     StopRun,
     Want,
 )
-from supervisor.local.process_specs import RunSpec
 from supervisor.view.model import Completion
 
 STATE = KeeperState({"m0": "running"}, "")
@@ -52,11 +52,10 @@ def keeper(tmp_path: Path) -> Iterator[tuple[LocalKeeper, socket.socket]]:
     with socket.socket() as api:
         kept = LocalKeeper(RunSpec(("train.py",), 1, 0, "auto", tmp_path, tmp_path, {}, ()), api)
         here, there = socket.socketpair()
-        kept._connection = here
-        kept.selector.register(here, selectors.EVENT_READ, kept._receive)
+        kept._supervisor.connect(here)
         with there:
             yield kept, there
-        kept._close_connection()
+        kept._supervisor.disconnect()
 
 
 def deliver(keeper: tuple[LocalKeeper, socket.socket], data: bytes) -> list[KeeperState]:
@@ -65,7 +64,7 @@ def deliver(keeper: tuple[LocalKeeper, socket.socket], data: bytes) -> list[Keep
     there.setblocking(False)
     for at in range(0, len(data), 1 << 16):
         there.sendall(data[at : at + (1 << 16)])
-        kept._receive()
+        kept._supervisor.receive()
     answers = b""
     while True:
         try:
@@ -173,9 +172,9 @@ def test_a_repeated_request_has_no_further_effect(keeper: tuple[LocalKeeper, soc
     kept, _ = keeper
     for request in (Hello(), Alive(), Want(0, ("m0",)), GiveUpMember("m0"), Renew("m0"), StopRun("graceful")):
         deliver(keeper, keeper_messages.encode_request(request))
-        before = (dict(kept.members), kept.stop, kept.finished, list(kept.news))
+        before = (dict(kept._members.by_name), kept.stop, kept.finished, list(kept.news))
         deliver(keeper, keeper_messages.encode_request(request))
-        assert (dict(kept.members), kept.stop, kept.finished, list(kept.news)) == before
+        assert (dict(kept._members.by_name), kept.stop, kept.finished, list(kept.news)) == before
     twice = keeper_messages.encode_request(Finish(3, "why", "how")) * 2
     deliver(keeper, twice)
     assert kept.finished is not None
@@ -206,7 +205,7 @@ def test_an_overlong_line_costs_the_keeper_bounded_memory_and_no_other_line(
 ) -> None:
     too_long = b'{"do":"stop","how":"' + b"x" * (2 * codec.MAX_MESSAGE_BYTES)
     assert deliver(keeper, too_long) == []
-    assert len(keeper[0]._received._unfinished) == codec.MAX_MESSAGE_BYTES + 1
+    assert len(keeper[0]._supervisor._received._unfinished) == codec.MAX_MESSAGE_BYTES + 1
     stop = keeper_messages.encode_request(StopRun("graceful"))
     assert [state.stop for state in deliver(keeper, b'"}\n' + stop)] == ["", "graceful", "graceful"]
     assert f"the limit is {codec.MAX_MESSAGE_BYTES}" in keeper[0].news[0]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.snapshot.member_directory import is_abandoned
-from supervisor.local import memory_volume
+from supervisor.local.volume import memory_volume
 
 
 @pytest.fixture(autouse=True)

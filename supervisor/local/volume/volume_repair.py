@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from holdfast.snapshot.member_directory import FOLDERS, MEMBER_FILE, OWNER, RESTORED, RUN_FILE
-from supervisor.local import memory_volume
+from supervisor.local.volume import memory_volume
 
 SPARED = 64  # descriptors that the process keeps available for other purposes
 LOG_GAP_S = 60.0  # the minimum time between two lines about restored files

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from supervisor.local.restarts import LONGEST_S, ROW_S, WELL_S, YOUNG_S, RestartKey, Restarts
+from supervisor.local.keeper.restarts import LONGEST_S, ROW_S, WELL_S, YOUNG_S, RestartKey, Restarts
 
 SUPERVISOR = RestartKey("supervisor")
 NEW_MEMBER = RestartKey("member")

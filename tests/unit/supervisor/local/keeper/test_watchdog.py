@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from holdfast.inspection.liveness import HELD_UP_S, LIMIT_S, HeartbeatSilence
-from supervisor.local.watchdog import ANSWER_S, CRASHES, GONE_S, NOW_S, Watchdog
+from supervisor.local.keeper.watchdog import ANSWER_S, CRASHES, GONE_S, NOW_S, Watchdog
 
 ALIVE = Watchdog().born(100.0).heard(101.0)
 

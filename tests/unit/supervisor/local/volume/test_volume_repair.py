@@ -15,8 +15,8 @@ from holdfast.fileio.safetensors import plan
 from holdfast.snapshot.arena import Arena
 from holdfast.snapshot.member_directory import OWNER, RESTORED, is_abandoned, restored_name
 from holdfast.snapshot.private_store import PrivateReader, PrivateStore
-from supervisor.local import memory_volume
-from supervisor.local.volume_repair import FAILURES, LOG_GAP_S, VolumeRepair
+from supervisor.local.volume import memory_volume
+from supervisor.local.volume.volume_repair import FAILURES, LOG_GAP_S, VolumeRepair
 from tests.sandbox import memory_directory
 
 LAYOUT = plan([("w", "F32", (1024,))], {})
@@ -214,7 +214,7 @@ def test_the_keeper_reserves_descriptors_for_other_uses(
         (run / "m0" / f"page-{number}.bin").write_bytes(b"here")
     gc.collect()  # otherwise, files that earlier tests left open could be closed in between
     before = len(list(Path("/proc/self/fd").iterdir()))
-    monkeypatch.setattr("supervisor.local.volume_repair._most_descriptors", lambda: 0)
+    monkeypatch.setattr("supervisor.local.volume.volume_repair._most_descriptors", lambda: 0)
     upkeep.repair(0.0)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
     (run / "m0" / "page-0.bin").unlink()

@@ -16,7 +16,7 @@ from holdfast.process import linux, logs
 from holdfast.process import logs as logfile
 from holdfast.protocol import codec, rank_channel
 from holdfast.protocol.rank_channel import WorkerMessage, WorkerOrder
-from supervisor.local.process_specs import ProcessSpec
+from supervisor.local.keeper.process_specs import ProcessSpec
 
 GONE_S = 5.0  # the time for killed processes to end; the kernel takes over a second to free gigabytes
 
@@ -50,6 +50,11 @@ class ManagedProcess:
     process: subprocess.Popen[bytes] | AdoptedProcess
     pidfd: int
     born_s: float
+
+    @property
+    def has_failed(self) -> bool:
+        """True if the process crashed or exited and was not killed from outside."""
+        return self.process.returncode not in (-signal.SIGKILL, -signal.SIGTERM)
 
 
 @dataclass(slots=True)
@@ -156,9 +161,6 @@ def _collect_return_code(process: subprocess.Popen[bytes] | AdoptedProcess) -> N
         process.returncode = -signal.SIGKILL if status is None else os.waitstatus_to_exitcode(status)
 
 
-# The keeper uses two fork servers: one for the members, and one for the supervisor and the sidecars.
-
-
 # If the imports of a fork server exceed a limit, it is killed, and each process imports the modules itself.
 IMPORT_S = 120.0  # the time limit for the imports of a script
 PARTS_S = 20.0  # the time limit for the imports of the supervisor and the sidecars, which delay its start
@@ -219,6 +221,19 @@ class ForkServerClient:
         except rank_channel.Closed:
             self._drop()
             return None
+
+    def start_part(
+        self,
+        name: str,
+        order: WorkerOrder,
+        alone: Callable[[], ProcessSpec],
+        descriptors: tuple[int, ...] = (),
+    ) -> ManagedProcess:
+        """Fork a process as `fork` does, or start the one that `alone` returns if no fork server is running.
+
+        Raises `OSError` if no process can be started.
+        """
+        return self.fork(name, order, descriptors) or self._children.spawn(name, alone())
 
     def _receive(self) -> None:
         assert self._line is not None

@@ -10,8 +10,8 @@ import pytest
 from holdfast.launcher.cli import parse_options
 from holdfast.protocol import environment
 from sidecar import config
-from supervisor.local import process_specs
-from supervisor.local.process_specs import RunSpec
+from supervisor.local.keeper import process_specs
+from supervisor.local.keeper.process_specs import RunSpec
 
 BASE = {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}
 
