@@ -13,7 +13,7 @@ REPAIR_S = 0.25  # the interval between checks that the run's folder is complete
 
 
 class VolumeGuard:
-    """Restores what other programs remove from a run's folder. Members are added to and freed by `repair`."""
+    """Restores what other programs remove from a run's folder. `repair` adds and frees those of members."""
 
     def __init__(self, runtime: Path, say: Callable[[str], None]) -> None:
         """`say` is called with lines for the user."""
