@@ -180,7 +180,7 @@ def test_a_lost_member_whose_container_seems_to_run_eventually_has_its_pod_delet
     there = Cluster()
     lost = running(0)
     there.backend.update([lost, running(1)])
-    there.backend.kill(lost.member)
+    there.backend.give_up(lost.member)
     for passed_s, deleted in ((0.0, 0), (RESTART_S - 0.1, 0), (0.1, 1), (1.0, 1), (RESTART_S, 2)):
         there.now_s += passed_s
         there.backend.want(2, (lost.member,))
@@ -191,16 +191,16 @@ def test_a_leaving_pod_is_ordered_to_end_its_ranks_and_others_are_not() -> None:
     there = Cluster()
     stay, leave = running(0), running(1, is_leaving=True)
     there.backend.update([stay, leave])
-    there.backend.kill(stay.member)
-    there.backend.kill(leave.member)
-    there.backend.kill("unknown")
+    there.backend.give_up(stay.member)
+    there.backend.give_up(leave.member)
+    there.backend.give_up("unknown")
     assert there.dismissed == [leave.member]
 
 
 def test_an_unknown_or_missing_member_deletes_nothing() -> None:
     there = Cluster()
     there.backend.update([running(0)])
-    there.backend.kill(running(0).member)
+    there.backend.give_up(running(0).member)
     there.now_s += 2 * RESTART_S
     there.backend.update([running(0, 1)])
     there.backend.want(2, (running(0).member, "unknown"))
@@ -251,7 +251,7 @@ def _happen(
         return
     if what == "kill":
         lost_s.setdefault(pod.member, there.now_s)
-        there.backend.kill(pod.member)
+        there.backend.give_up(pod.member)
     elif what == "restart":
         restarts[number] += 1
         pods[number] = running(number, restarts[number], is_leaving=pod.is_leaving)
@@ -268,7 +268,7 @@ def test_a_lost_member_that_responds_again_is_a_new_member_and_its_pod_is_kept()
     cluster = Cluster()
     backend, (first, second) = cluster.backend, (running(1), running(2))
     backend.update([first, second])
-    backend.kill(first.member)
+    backend.give_up(first.member)
     cluster.responding.add(first.member)
     backend.want(2, (first.member,))
     assert set(backend.members) == {first.member, second.member}, "the loss is still being handled"
@@ -313,7 +313,7 @@ def test_no_pod_is_evicted_while_evictions_are_blocked_nor_soon_after() -> None:
     there.backend.blocked = lambda: blocked[0]
     lost = running(0)
     there.backend.update([lost, running(1)])
-    there.backend.kill(lost.member)
+    there.backend.give_up(lost.member)
     for _ in range(20):
         there.now_s += RESTART_S
         there.backend.want(2, (lost.member,))

@@ -55,7 +55,7 @@ def calm(number: int, **given: Any) -> MemberView:
 
 
 @pytest.mark.parametrize(
-    ("look", "expected"),
+    ("inspection", "expected"),
     [
         (None, LATE),
         (
@@ -118,9 +118,9 @@ def calm(number: int, **given: Any) -> MemberView:
     ids=["none", "sleeps", "works", "computes", "apart", "stopped", "no step", "another step"],
 )
 def test_a_rank_that_becomes_late_is_recorded_with_its_inspection(
-    look: RankInspection | None, expected: LateRank
+    inspection: RankInspection | None, expected: LateRank
 ) -> None:
-    assert watched(there(0, look), calm(1)) == ranks(expected)
+    assert watched(there(0, inspection), calm(1)) == ranks(expected)
 
 
 def test_a_second_inspection_is_compared_with_the_first() -> None:
