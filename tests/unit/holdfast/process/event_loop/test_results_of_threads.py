@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast.fileio.storage_thread import StorageThread, Unresponsive
+from holdfast.fileio.storage_thread import StorageThread
 from holdfast.process import event_loop
 
 
