@@ -8,9 +8,10 @@ from pathlib import Path
 
 from nodeagent.policy import checks, kernel_lines, overriding, tables, validation
 from nodeagent.policy.rules import HealthPolicy, Rule
-from nodeagent.policy.validation import Mistakes
+from nodeagent.policy.validation import BadPolicy, Mistakes
 
 FACTS_OF = "2026.11"  # when the facts in the tables were collected
+MAX_BYTES = 1 << 20  # of an operator's file
 FOLDER = Path(__file__).parent
 FILES = (
     "checks.toml", kernel_lines.FILE,
@@ -30,6 +31,20 @@ def load(overrides: str | None = None, file: str = "policy.toml") -> HealthPolic
     """
     policy = shipped()
     return policy if overrides is None else overriding.overridden(policy, overrides, file)
+
+
+def read_overrides(path: Path) -> str:
+    """Return the text of an operator's file. Raises BadPolicy if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+        if len(raw) > MAX_BYTES:
+            raise BadPolicy([f"--policy {path}: more than {MAX_BYTES} bytes"])
+        return raw.decode()
+    except OSError as error:
+        raise BadPolicy([f"--policy {path}: {error.strerror}, expected a TOML file"]) from None
+    except UnicodeDecodeError:
+        raise BadPolicy([f"--policy {path}: not UTF-8, expected a TOML file"]) from None
 
 
 @cache
