@@ -203,7 +203,8 @@ class Agent:
         for each in self.inbox.drain():
             self.evaluator.add(each)
             if each.facts and each.check in DESCRIBING and len(self._facts) < MAX_DESCRIBED:
-                self._facts[each.entity] = dict(each.facts)
+                self._facts[each.entity] = facts = dict(each.facts)
+                self.evaluator.set_model(each.entity, facts.get("name", ""))
         for each in stuck_calls(self.watched, self._stuck, now_s):
             self.evaluator.add(each)
         if self.inbox.dropped:

@@ -63,6 +63,8 @@ class Evaluator:
         # by entity: the finding, and when it clears
         self._judged: dict[str, dict[Event, tuple[HealthFinding | None, float]]] = {}
         self.entities: set[str] = {NODE}  # all entities ever seen
+        self._models: dict[str, str] = {}  # by entity: the name of the GPU
+        self._policies: dict[str, HealthPolicy] = {}  # by the name of the GPU
         self._gone_s: dict[str, float] = {}  # by entity, oldest first: when its sensor last found it gone
         self.problems: dict[Place, str] = {}  # evidence that could not be evaluated since the start
         self._findings: tuple[HealthFinding, ...] | None = None  # None: not computed since the last change
@@ -81,9 +83,23 @@ class Evaluator:
             self._judged.clear()
             self._findings = None
 
+    def set_model(self, entity: str, name: str) -> None:
+        """Note the name of a GPU: some codes have another meaning for some models."""
+        if name != self._models.get(entity):
+            self._models[entity] = name
+            self._judged.pop(entity, None)
+            self._findings = None
+
+    def _policy_of(self, entity: str) -> HealthPolicy:
+        name = self._models.get(entity, "")
+        if name not in self._policies:
+            self._policies[name] = self.policy.for_gpu(name)
+        return self._policies[name]
+
     def use(self, policy: HealthPolicy) -> None:
         """Evaluate all evidence by another policy from now on."""
         self.policy = policy
+        self._policies.clear()
         self._series = {place: held for place, held in self._series.items() if place[1] in policy.rules}
         for (_, check), held in self._series.items():
             held.series.fit(policy.rules[check])
@@ -233,7 +249,7 @@ class Evaluator:
                 if not self._settled(entity, check, code):
                     judged[event] = events.event_finding(
                         entity, check, code, self._events[event], self._verdicts(entity), self._marks(entity),
-                        self.policy, self.branch, now_s,
+                        self._policy_of(entity), self.branch, now_s,
                     )  # fmt: skip
             except Exception as error:  # as in `_of_samples`
                 self._set_aside(entity, check, error)

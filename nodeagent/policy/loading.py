@@ -15,7 +15,7 @@ MAX_BYTES = 1 << 20  # of an operator's file
 FOLDER = Path(__file__).parent
 FILES = (
     "checks.toml", kernel_lines.FILE,
-    "nvlink4_bits.csv", "nvlink5.csv", "sxid.csv", "xid.csv", "xid154.csv",
+    "nvlink4_bits.csv", "nvlink5.csv", "sxid.csv", "xid.csv", "xid154.csv", "xid_models.csv",
 )  # fmt: skip
 
 
@@ -67,6 +67,7 @@ def shipped() -> HealthPolicy:
         nvlink5_rows=patterns,
         words={**verdicts, **nvlink5_words, **sxids.words},
         classes=xids.classes,
+        models=tables.read_models(texts["xid_models.csv"], xids.meanings),
         notes={f"xid.{code}": note for code, note in xids.notes.items()},
     )
 

@@ -166,3 +166,16 @@ def test_a_check_that_a_policy_does_not_have_is_dropped_when_the_policy_changes(
     rules = {name: rule for name, rule in POLICY.rules.items() if name != "verdict"}
     made.use(replace(POLICY, rules=rules))
     assert not made.findings(0.0)
+
+
+def test_the_model_of_a_gpu_decides_what_a_code_means_as_soon_as_it_is_known() -> None:
+    made = Evaluator(SHIPPED, 500)
+    made.add(xid(95, 0.0))
+    assert [each.action for each in made.findings(1.0)] == [Action.RESET_GPU]
+    made.set_model(GPU, "NVIDIA A100-SXM4-80GB")
+    assert [each.action for each in made.findings(1.0)] == [Action.REBOOT_NODE]
+    made.use(loading.load('[xid.95]\naction = "replace"\n'))
+    assert [each.action for each in made.findings(1.0)] == [Action.REPLACE]
+    made.use(SHIPPED)
+    made.set_model(GPU, "NVIDIA H100 80GB HBM3")
+    assert [each.action for each in made.findings(1.0)] == [Action.RESET_GPU]
