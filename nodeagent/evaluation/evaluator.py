@@ -174,7 +174,7 @@ class Evaluator:
         return bool(ended)
 
     def _set_aside(self, entity: str, check: str, error: Exception) -> None:
-        """Go on without evidence that cannot be evaluated: samples come again, events are kept unjudged."""
+        """Continue without evidence that cannot be evaluated: drop samples, keep events without a finding."""
         dropped = self._series.pop((entity, check), None) is not None
         lost = "its samples were dropped" if dropped else "its events are not judged"
         if len(self.problems) < MAX_PROBLEMS:
@@ -235,7 +235,8 @@ class Evaluator:
     def _limited(self, finding: HealthFinding) -> HealthFinding:
         """Limit a finding about a device that backs a pod's volume: the node is not at fault."""
         held = self._series.get((finding.entity, VOLUME))
-        if held is None or not held.series.samples or not held.series.samples[-1][1]:
+        is_volume = held is not None and held.series.samples and held.series.samples[-1][1]
+        if not is_volume or finding.overridden == "operator":
             return finding
         level = min(finding.level, Level.DEGRADED)
         return replace(finding, level=level, action=min(finding.action, Action.RESTART_APP))
@@ -260,12 +261,17 @@ class Evaluator:
         return verdicts(self.findings(now_s), self.entities)
 
     def undecided(self, since_s: float) -> Iterator[tuple[str, str, str]]:
-        """Yield entity, check and reason for each check sampled after `since_s` that is undecided."""
+        """Yield entity, check and reason for each check sampled after `since_s` that is undecided.
+
+        Checks whose evidence could not be evaluated are undecided, too.
+        """
         for (entity, check), held in sorted(self._series.items()):
             if held.series.samples and held.series.samples[-1][0] >= since_s:
                 why = samples.why_undecided(self.policy.rules[check], held.series.samples)
                 if why:
                     yield entity, check, why
+        for (entity, check), problem in sorted(self.problems.items()):
+            yield entity, check, problem
 
     def forget(self, before_s: float) -> None:
         """Forget evidence last seen before `before_s`, such as samples of a disk that was removed since."""

@@ -129,6 +129,9 @@ def test_a_bug_about_one_entity_is_a_problem_and_hides_no_other(monkeypatch: pyt
     assert "disk//bad: evaluating disk_used failed" in problem
     assert "ZeroDivisionError: a bug of ours" in problem
     assert len(made.findings(2.0)) == 2
+    assert list(made.undecided(1.0)) == [("disk//bad", "disk_used", problem)], (
+        "`check` must not call it healthy"
+    )
     assert made.add(Observation(30.0, "disk_used", "disk//bad", "host", 10.0))
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nodeagent.evaluation.evaluator import MAX_GONE, Evaluator
 from nodeagent.model import GONE, NODE, Action, Level, Observation
-from nodeagent.policy.loading import shipped
+from nodeagent.policy.loading import load, shipped
 from tests.unit.nodeagent.evaluation.world import GPU, POLICY, evaluator, mark, sample, xid
 
 SHIPPED = shipped()
@@ -166,6 +166,24 @@ def test_a_clear_ends_a_counters_growth_until_the_next_error() -> None:
     assert told(made, 1000.0) == [("ecc_dbe", Level.UNHEALTHY)]
 
 
+def test_an_error_between_a_clear_and_the_next_reading_counts() -> None:
+    made = fed(*(Observation(10.0 * n, "ecc_dbe", GPU, "p", float(n > 3)) for n in range(10)))
+    made.add(mark("cleared", 95.0))
+    made.add(Observation(100.0, "ecc_dbe", GPU, "p", 2.0))
+    assert told(made, 100.0) == [("ecc_dbe", Level.UNHEALTHY)]
+
+
+def test_a_clear_that_arrives_late_ends_what_was_bad_before_it() -> None:
+    seen = [throttled(5.0 * n, float(n < 20)) for n in range(100)]
+    late = fed(*seen)
+    assert told(late, 495.0) == [("gpu_throttled", Level.DEGRADED)]
+    late.add(mark("cleared", 100.0))
+    assert told(late, 495.0) == []
+    before_the_last_bad_one = fed(*seen)
+    before_the_last_bad_one.add(mark("cleared", 50.0))
+    assert told(before_the_last_bad_one, 495.0) == [("gpu_throttled", Level.DEGRADED)]
+
+
 def test_a_clear_outlives_a_restart_and_does_not_end_what_came_after_it() -> None:
     made = fed(*(full(30.0 * n) for n in range(30)))
     made.add(Observation(880.0, "cleared", PVC, "operator"))
@@ -292,3 +310,10 @@ def test_kernel_lines_about_a_device_that_backs_a_volume_are_at_most_degraded(ch
     ]
     made.add(use(30.0, 0.0))
     assert told(made, 31.0) == [(check, Level.UNHEALTHY)], "the device is used by the node now"
+
+
+def test_an_operator_may_judge_kernel_lines_about_volumes_harder() -> None:
+    made = Evaluator(load('[kernel.remounted_read_only]\nlevel = "unhealthy"\n'))
+    made.add(Observation(0.0, "user_volume", "disk/nvme5n1", "host", 1.0))
+    made.add(Observation(10.0, "kernel_remounted_read_only", "disk/nvme5n1", "kmsg"))
+    assert told(made, 11.0) == [("kernel_remounted_read_only", Level.UNHEALTHY)]

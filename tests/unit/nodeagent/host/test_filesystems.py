@@ -4,6 +4,9 @@ import json
 import os
 from pathlib import Path
 
+import pytest
+
+from nodeagent.host import filesystems
 from nodeagent.host.filesystems import FileSystems
 from nodeagent.model import GONE
 
@@ -137,6 +140,16 @@ def test_a_mount_that_cannot_be_checked_any_more_is_not_gone(tmp_path: Path) -> 
     )
     assert [gone(seen), gone(seen)] == [[], []], "it is covered, but still mounted"
     (tmp_path / "self/mountinfo").unlink()
+    assert [gone(seen), gone(seen)] == [[], []]
+
+
+def test_a_mount_behind_the_end_of_what_was_read_is_not_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounted(tmp_path, tmp_path, extra="37 35 8:99 / /data rw - xfs /dev/x rw\n")
+    seen = disks(tmp_path)
+    seen.read(ALL, 0.0)
+    monkeypatch.setattr(filesystems, "MOUNTINFO_BYTES", (tmp_path / "self/mountinfo").stat().st_size - 5)
     assert [gone(seen), gone(seen)] == [[], []]
 
 
