@@ -85,7 +85,7 @@ def read_xids(text: str) -> XidTable:
 
 
 def read_models(text: str, xids: Mapping[int, Meaning]) -> Mapping[str, Mapping[int, Meaning]]:
-    """Return the meanings that differ for a model of GPU, such as `A100`, from those in `xids`.
+    """Return the meanings that differ for a model of GPU (A100) from those in `xids`.
 
     Raises BadPolicy.
     """
