@@ -18,6 +18,7 @@ from holdfast.process.clock import seconds_to_next_tick
 from nodeagent.agent import changes, saved_state
 from nodeagent.agent.clean_time import CleanTime
 from nodeagent.agent.inbox import Inbox
+from nodeagent.agent.policy_file import PolicyFile, PolicyInForce
 from nodeagent.agent.saved_state import SavedState
 from nodeagent.agent.sensor_threads import SensorStatus, SensorThread, stuck_calls
 from nodeagent.evaluation.evaluator import FORGET_S, Evaluator, verdicts
@@ -36,6 +37,8 @@ DESCRIBING = ("gpu_state", "nvml")  # the checks whose facts describe the entity
 MAX_DESCRIBED = 256
 JOIN_S = 0.5  # the wait for all sensors at the end; the agent ends within 2 s of SIGTERM even if they hang
 
+Note = Mapping[str, Any]  # a line of the log: an event's name, and its fields
+
 
 @dataclass(frozen=True, slots=True)
 class Published:
@@ -46,7 +49,8 @@ class Published:
     sensors: tuple[SensorStatus, ...] = ()
     events: tuple[dict[str, Any], ...] = ()  # the history, oldest first
     dropped: int = 0
-    problems: tuple[str, ...] = ()  # with the saved state
+    problems: tuple[str, ...] = ()  # with the saved state, the policy file, or evidence of one entity
+    policy_rejected: bool = False  # the policy file has a mistake, and the last good policy is in force
     clean_time: CleanTime = field(default_factory=CleanTime)
     facts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # of the driver and each GPU
 
@@ -75,12 +79,16 @@ class Agent:
     folder: Path | None  # None: nothing is saved
     report: Callable[[Sequence[dict[str, Any]]], None]
     branch: Callable[[], int | None] = lambda: None
-    problems: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()  # of the start
+    policy_file: PolicyFile | None = None  # None: `policy` remains in force
+    note: Callable[[Note], None] = lambda _: None  # writes to the log
     inbox: Inbox = field(init=False)
     evaluator: Evaluator = field(init=False)
     published: Published = field(init=False)
     watched: list[SensorThread] = field(init=False, default_factory=list)
     looked: threading.Condition = field(init=False, default_factory=threading.Condition)
+    _in_force: PolicyInForce = field(init=False)
+    _noted: set[str] = field(init=False, default_factory=set)
     _facts: dict[str, dict[str, str]] = field(init=False, default_factory=dict)
     _stuck: set[str] = field(init=False, default_factory=set)
     _pending: list[dict[str, Any]] = field(init=False, default_factory=list)
@@ -93,6 +101,9 @@ class Agent:
 
     def __post_init__(self) -> None:
         self.inbox = Inbox(self.policy)
+        self._in_force = PolicyInForce(self.policy)
+        if self.policy_file is not None:
+            self.policy_file.notify = self.inbox.wake
         self.evaluator = Evaluator(self.policy)
         self.problems += self._recall()
         self.published = Published(self.clock.now_s(), problems=self.problems)
@@ -153,6 +164,7 @@ class Agent:
         now_s = self.clock.now_s()
         # Read the positions before the inbox, so that this cycle's observations include all that they cover.
         positions = {each.sensor.name: each.position for each in self.watched}
+        self._follow_policy()
         self._evaluate_inbox(now_s)
         findings = self.evaluator.findings(now_s)
         found, self.state.reported = changes.find_changes(self.state.reported, findings, now_s)
@@ -164,11 +176,35 @@ class Agent:
             self._save_and_report(now_s, positions, findings)
         return self.published
 
+    def _follow_policy(self) -> None:
+        """Use the policy that is in force now, and write a change or a rejected file to the log."""
+        before, now = self._in_force, self._in_force if self.policy_file is None else self.policy_file.current
+        if now is before:
+            return
+        self._in_force = now
+        if now.policy is not before.policy:
+            self.policy = now.policy
+            self.evaluator.use(now.policy)
+            self.note({"event": "policy_loaded", "policy": now.policy.version})
+        if now.problem:
+            self.note({"event": "policy_problem", "policy": now.policy.version, "why": now.problem})
+
+    def _problems(self) -> tuple[str, ...]:
+        """Return everything that the agent itself could not do, and write what is new of it to the log."""
+        of_evidence = tuple(self.evaluator.problems.values())
+        for each in of_evidence:
+            if each not in self._noted:
+                self._noted.add(each)
+                self.note({"event": "evidence_problem", "why": each})
+        of_policy = (self._in_force.problem,) if self._in_force.problem else ()
+        return (*self.problems, *of_policy, *of_evidence)
+
     def _evaluate_inbox(self, now_s: float) -> None:
         for each in self.inbox.drain():
             self.evaluator.add(each)
             if each.facts and each.check in DESCRIBING and len(self._facts) < MAX_DESCRIBED:
-                self._facts[each.entity] = dict(each.facts)
+                self._facts[each.entity] = facts = dict(each.facts)
+                self.evaluator.set_model(each.entity, facts.get("name", ""))
         for each in stuck_calls(self.watched, self._stuck, now_s):
             self.evaluator.add(each)
         if self.inbox.dropped:
@@ -223,7 +259,8 @@ class Agent:
             tuple(each.status() for each in self.watched),
             tuple(self.state.history),
             self.inbox.dropped,
-            self.problems,
+            self._problems(),
+            self._in_force.rejected,
             self.state.clean_time,
             dict(self._facts),
         )

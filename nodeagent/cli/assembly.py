@@ -18,7 +18,8 @@ from holdfast.errors import BadInput
 from holdfast.version import __version__
 from nodeagent.agent import saved_state
 from nodeagent.agent.agent import FittedSensor
-from nodeagent.agent.saved_state import SavedState, WrittenByNewerAgent
+from nodeagent.agent.policy_file import PolicyFile
+from nodeagent.agent.saved_state import SavedState
 from nodeagent.cli.options import POLICY_FILE
 from nodeagent.host.sensor import HostSensor
 from nodeagent.kernel.journal import JOURNALCTL, JournalSensor
@@ -36,7 +37,6 @@ from nodeagent.sensing.operator_clear import OperatorClear
 from nodeagent.sysfs.infiniband import ExpectedPorts
 from nodeagent.sysfs.sensor import SysfsSensor
 
-MAX_POLICY_BYTES = 1 << 20
 QUICK = (0.2, 5.0)  # seconds between two readings in a short run: minimum and maximum
 READINGS = 3  # how often a short run reads each counter; a rate needs two readings
 
@@ -57,6 +57,7 @@ class AgentParts:
     branch: Callable[[], int | None]
     lines: LinePatterns
     test: bool
+    policy_file: PolicyFile | None = None  # None: the policy does not change while the agent runs
 
     def about(self) -> dict[str, Any]:
         """Return the part of the report that stays constant while the agent runs."""
@@ -64,7 +65,7 @@ class AgentParts:
             "node": platform.node(),
             "boot_id": self.clock.anchor.boot_id,
             "version": __version__,
-            "policy": self.policy.version,
+            "policy": (self.policy_file.current if self.policy_file else self).policy.version,
             "test": self.test,
         }
 
@@ -82,12 +83,20 @@ def assemble(
             often enough for a rate, and a single sample with fewer GPUs than `options` requires is a finding.
 
     Raises:
-        BadInput: the policy or the saved state cannot be used. The message has one line for each mistake.
+        BadInput: the policy (unless `keeps`) or the folder of the saved state cannot be used. The message has
+            one line for each mistake.
     """
-    chosen = load_policy(options.policy)
+    policy_file = None
+    if keeps:
+        state, problems = _saved_state(options.state_dir, keeps)
+        path, required = options.policy or POLICY_FILE, options.policy is not None
+        policy_file = PolicyFile(path, options.state_dir, required=required)
+        chosen = policy_file.current.policy
+    else:
+        chosen = load_policy(options.policy)
+        state, problems = _saved_state(options.state_dir, keeps)
     if quick_s is not None:
         chosen = policy_for_short_look(chosen, quick_s, promised=options.gpus is not None)
-    state, problems = _saved_state(options.state_dir, keeps)
     clock = clocks.begin(state.anchor, state.last_s)
     driver = NvmlDriver(options.sys)
     lines = LinePatterns(
@@ -97,8 +106,12 @@ def assemble(
     if quick_s is not None:
         for each in sensors:
             each.sensor.period_s = min(each.sensor.period_s, _pause_s(quick_s))
+    if policy_file is not None:
+        sensors.append(FittedSensor(policy_file))
     folder = options.state_dir if keeps else None
-    return AgentParts(chosen, clock, state, folder, problems, sensors, lambda: driver.branch, lines, trusting)
+    return AgentParts(
+        chosen, clock, state, folder, problems, sensors, lambda: driver.branch, lines, trusting, policy_file
+    )
 
 
 def policy_for_short_look(chosen: HealthPolicy, look_s: float, *, promised: bool) -> HealthPolicy:
@@ -126,13 +139,7 @@ def load_policy(path: Path | None) -> HealthPolicy:
         return loading.load()
     path = path or POLICY_FILE
     try:
-        if path.stat().st_size > MAX_POLICY_BYTES:
-            raise BadInput(f"--policy {path}: more than {MAX_POLICY_BYTES} bytes")
-        return loading.load(path.read_text(encoding="utf-8"), str(path))
-    except OSError as error:
-        raise BadInput(f"--policy {path}: {error.strerror}, expected a TOML file") from None
-    except UnicodeDecodeError:
-        raise BadInput(f"--policy {path}: not UTF-8, expected a TOML file") from None
+        return loading.load(loading.read_overrides(path), str(path))
     except BadPolicy as error:
         raise BadInput("\n".join(error.messages)) from None
 
@@ -140,10 +147,8 @@ def load_policy(path: Path | None) -> HealthPolicy:
 def _saved_state(folder: Path, keeps: bool) -> tuple[SavedState, tuple[str, ...]]:
     problems = _prepare_folder(folder) if keeps else ()
     try:
-        state, more = saved_state.load(folder)
+        state, more = saved_state.load(folder, set_aside=keeps)
         return state, (*problems, *more)
-    except WrittenByNewerAgent as error:
-        raise BadInput(str(error)) from None
     except OSError as error:
         if keeps and error.errno not in _DISK:
             raise _refused(folder, error) from None

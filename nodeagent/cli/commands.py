@@ -12,7 +12,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -21,7 +21,7 @@ from holdfast.errors import BadInput
 from holdfast.protocol import foreign_text
 from nodeagent import model
 from nodeagent.agent import saved_state
-from nodeagent.agent.agent import Agent
+from nodeagent.agent.agent import Agent, Note
 from nodeagent.cli import assembly, explanations, rendering
 from nodeagent.cli.assembly import AgentParts
 from nodeagent.cli.options import split
@@ -90,7 +90,7 @@ def serve(options: argparse.Namespace) -> int:
         for each in found:
             log.write({"event": "finding", **each})
 
-    agent = _agent(parts, report_changes)
+    agent = _agent(parts, report_changes, log.write)
     host, port = split(options.listen)
     inject = injector(agent.inbox, parts.policy, parts.lines, parts.clock.now_s) if options.test else None
     server = HttpServer(
@@ -101,6 +101,9 @@ def serve(options: argparse.Namespace) -> int:
     except CannotListen as error:
         raise BadInput(f"--listen {error}") from None
     _handle_signals(agent)
+    if parts.policy_file is not None:
+        reread = parts.policy_file.ask
+        signal.signal(signal.SIGHUP, lambda _signum, _frame: reread())
     log.write({"event": "serving", "listen": f"{host}:{server.port}", **parts.about()})
     for each in parts.problems:
         log.write({"event": "memory_problem", "why": each})
@@ -172,8 +175,8 @@ def clear(options: argparse.Namespace) -> int:
     except OSError as error:
         raise BadInput(f"{folder}: {error.strerror}") from None
     _print(
-        f"{entity}: recorded; the agent clears its findings about events within seconds. "
-        "Findings about samples clear only with clean samples"
+        f"{entity}: recorded; the agent clears its findings within seconds. "
+        "Findings about samples come back with the next bad sample"
     )
     return 0
 
@@ -188,14 +191,15 @@ def _entities(folder: Path) -> list[str]:
 def _remembered(folder: Path) -> tuple[saved_state.SavedState, tuple[str, ...]]:
     try:
         return saved_state.load(folder)
-    except (saved_state.WrittenByNewerAgent, OSError) as error:
+    except OSError as error:
         raise BadInput(f"--state-dir {folder}: {error}") from None
 
 
-def _agent(parts: AgentParts, report_changes: Any) -> Agent:
+def _agent(parts: AgentParts, report_changes: Any, note: Callable[[Note], None] = lambda _: None) -> Agent:
     return Agent(
-        parts.policy, parts.clock, parts.state, parts.folder, report_changes, parts.branch, parts.problems
-    )
+        parts.policy, parts.clock, parts.state, parts.folder, report_changes, parts.branch, parts.problems,
+        parts.policy_file, note,
+    )  # fmt: skip
 
 
 def _print_when_ready(agent: Agent, parts: AgentParts, as_json: bool) -> None:

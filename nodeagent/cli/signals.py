@@ -12,7 +12,7 @@ from nodeagent.cli import explanations
 from nodeagent.cli.explanations import Described, UnknownCode, look_up
 from nodeagent.cli.privileges import NEEDS
 from nodeagent.host import sensor as host
-from nodeagent.model import duration, word
+from nodeagent.model import GONE, duration, word
 from nodeagent.nvml import events, polling
 from nodeagent.policy.kernel_lines import KERNEL
 from nodeagent.policy.loading import shipped
@@ -24,7 +24,7 @@ _IN_LOGS = frozenset({"cleared", "observations_dropped"})  # in addition to the 
 _SEES: Mapping[str, frozenset[str]] = {  # `agent`: the agent's observations of itself
     "nvml-events": events.CHECKS,
     "nvml-polling": polling.CHECKS | {"gpu_reset", "replaced"},
-    "host": host.CHECKS,
+    "host": host.CHECKS | {GONE},
     "sysfs": sysfs.CHECKS,
     "agent": frozenset({"boot", "sensor_stuck", "sensor_lost", "memory_lost", "observations_dropped"}),
     "operator": frozenset({"cleared"}),

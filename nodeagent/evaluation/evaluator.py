@@ -8,20 +8,34 @@ how late an observation may arrive.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, isfinite
 from typing import Any
 
 from nodeagent.evaluation import events, samples
 from nodeagent.evaluation.events import EndMarks, EventBursts
 from nodeagent.evaluation.samples import SampleSeries
-from nodeagent.model import NODE, VERDICT_XID, Action, HealthFinding, HealthVerdict, Level, Observation
+from nodeagent.model import (
+    DRIVER,
+    GONE,
+    NODE,
+    VERDICT_XID,
+    Action,
+    HealthFinding,
+    HealthVerdict,
+    Level,
+    Observation,
+)
 from nodeagent.policy.meanings import LONGEST_S
-from nodeagent.policy.rules import HealthPolicy, RuleKind
+from nodeagent.policy.rules import HealthPolicy, Rule, RuleKind
 
 MAX_SERIES = 4096
 MAX_EVENTS = 2048
 MAX_VARIANTS = 16
+MAX_PROBLEMS = 32
+MAX_GONE = 512
+NEVER_GONE = (NODE, DRIVER, "gpu", "sensor")  # kinds whose absence is itself a fault
+VOLUME = "user_volume"  # the check whose value 1 means that a device backs a pod's volume
 MARKS = ("gpu_reset", "boot", "replaced", "cleared")
 FORGET_S = LONGEST_S  # the longest recurrence window
 
@@ -49,6 +63,10 @@ class Evaluator:
         # by entity: the finding, and when it clears
         self._judged: dict[str, dict[Event, tuple[HealthFinding | None, float]]] = {}
         self.entities: set[str] = {NODE}  # all entities ever seen
+        self._models: dict[str, str] = {}  # by entity: the name of the GPU
+        self._policies: dict[str, HealthPolicy] = {}  # by the name of the GPU
+        self._gone_s: dict[str, float] = {}  # by entity, oldest first: when its sensor last found it gone
+        self.problems: dict[Place, str] = {}  # evidence that could not be evaluated since the start
         self._findings: tuple[HealthFinding, ...] | None = None  # None: not computed since the last change
         self.until_s = inf  # when the last findings may change without new evidence
         self._asked_s = inf
@@ -65,29 +83,104 @@ class Evaluator:
             self._judged.clear()
             self._findings = None
 
+    def set_model(self, entity: str, name: str) -> None:
+        """Note the name of a GPU: some codes have another meaning for some models."""
+        if name != self._models.get(entity):
+            self._models[entity] = name
+            self._judged.pop(entity, None)
+            self._findings = None
+
+    def _policy_of(self, entity: str) -> HealthPolicy:
+        name = self._models.get(entity, "")
+        if name not in self._policies:
+            self._policies[name] = self.policy.for_gpu(name)
+        return self._policies[name]
+
+    def use(self, policy: HealthPolicy) -> None:
+        """Evaluate all evidence by another policy from now on."""
+        self.policy = policy
+        self._policies.clear()
+        self._series = {place: held for place, held in self._series.items() if place[1] in policy.rules}
+        for (_, check), held in self._series.items():
+            held.series.fit(policy.rules[check])
+            held.known = False
+        self._judged.clear()
+        self._findings = None
+
     def add(self, seen: Observation) -> bool:
         """Add one observation. Return False if it is known, too late, not finite, or of an unknown check."""
         if not (isfinite(seen.at_s) and isfinite(seen.value)):
             return False
         self._findings = None
+        try:
+            return self._add(seen)
+        except Exception as error:  # a bug about one entity must not end the agent, which watches the others
+            self._set_aside(seen.entity, seen.check, error)
+            return False
+
+    def _add(self, seen: Observation) -> bool:
         rule = self.policy.rules.get(seen.check)
         if seen.check in ("xid", "sxid") or (rule is not None and rule.kind is RuleKind.EVENT):
             return self._add_event(seen)
         if rule is None:
             return False
+        if seen.check == GONE:
+            return bool(seen.value) and self._end_gone(seen.entity, seen.at_s)
         place = (seen.entity, seen.check)
         if place not in self._series and len(self._series) >= MAX_SERIES:
             return False
-        held = self._series.setdefault(place, _Series(SampleSeries([]), set()))
-        self.entities.add(seen.entity)
+        if seen.at_s < self._gone_s.get(seen.entity, -inf):
+            return False
+        held = self._series.get(place) or self._new_series(seen.entity, rule)
         if not held.series.add(rule, (seen.at_s, seen.value)):
             return False
+        self._series[place] = held
+        self.entities.add(seen.entity)
         held.series.fold(rule)
         held.known = False
         held.sources.add(seen.source)
         if held.series.samples[-1][0] == seen.at_s:
             held.text = seen.text
         return True
+
+    def _new_series(self, entity: str, rule: Rule) -> _Series:
+        held = _Series(SampleSeries([]), set())
+        for at_s in self._times(entity, "cleared"):
+            held.series.clear(rule, at_s)
+        return held
+
+    def _clear_samples(self, entity: str, at_s: float) -> None:
+        for (owner, check), held in self._series.items():
+            if owner == entity:
+                held.series.clear(self.policy.rules[check], at_s)
+                held.known = False
+
+    def _end_gone(self, entity: str, at_s: float) -> bool:
+        """Drop the samples of an entity that no longer exists. Its successor starts without any."""
+        if entity.partition("/")[0] in NEVER_GONE:
+            return False
+        self._gone_s[entity] = max(at_s, self._gone_s.pop(entity, at_s))
+        while len(self._gone_s) > MAX_GONE:
+            del self._gone_s[next(iter(self._gone_s))]
+        ended = [
+            place
+            for place, held in self._series.items()
+            if place[0] == entity and (not held.series.samples or held.series.samples[-1][0] < at_s)
+        ]
+        for place in ended:
+            del self._series[place]
+        if not any(known[0] == entity for known in (*self._series, *self._events)):
+            self.entities.discard(entity)
+        return bool(ended)
+
+    def _set_aside(self, entity: str, check: str, error: Exception) -> None:
+        """Continue without evidence that cannot be evaluated: drop samples, keep events without a finding."""
+        dropped = self._series.pop((entity, check), None) is not None
+        lost = "its samples were dropped" if dropped else "its events are not judged"
+        if len(self.problems) < MAX_PROBLEMS:
+            self.problems[entity, check] = (
+                f"{entity}: evaluating {check} failed, so {lost}: {type(error).__name__}: {error}"
+            )
 
     def _add_event(self, seen: Observation) -> bool:
         key = (seen.entity, seen.check, int(seen.value))
@@ -100,6 +193,8 @@ class Evaluator:
         if seen.entity == NODE:
             self._judged.clear()  # a boot clears findings of other entities, too
         self._judged.pop(seen.entity, None)
+        if seen.check == "cleared":
+            self._clear_samples(seen.entity, seen.at_s)
         return variants.setdefault(seen.variant, EventBursts()).add(seen)
 
     def _drop_oldest(self) -> None:
@@ -119,28 +214,46 @@ class Evaluator:
 
     def _find(self, now_s: float) -> tuple[HealthFinding, ...]:
         found: list[HealthFinding] = []
-        for (entity, check), held in self._series.items():
+        for (entity, check), held in [*self._series.items()]:
             if not held.known:
-                rule = self.policy.rules[check]
-                held.finding = samples.sample_finding(entity, rule, held.series, held.sources, held.text)
-                held.known = True
+                held.finding, held.known = self._of_samples(entity, check, held), True
             if held.finding is not None:
                 found.append(held.finding)
         events = (self._of_event(event, now_s) for event in self._events if event[1] not in MARKS)
-        found += (each for each in events if each is not None)
+        found += (self._limited(each) for each in events if each is not None)
         found.sort(key=lambda f: (-f.level, -f.action, f.entity, f.check, f.code or 0))
         return tuple(found)
+
+    def _of_samples(self, entity: str, check: str, held: _Series) -> HealthFinding | None:
+        rule = self.policy.rules[check]
+        try:
+            return samples.sample_finding(entity, rule, held.series, held.sources, held.text)
+        except Exception as error:  # a bug about one entity must not end the agent, which watches the others
+            self._set_aside(entity, check, error)
+            return None
+
+    def _limited(self, finding: HealthFinding) -> HealthFinding:
+        """Limit a finding about a device that backs a pod's volume: the node is not at fault."""
+        held = self._series.get((finding.entity, VOLUME))
+        is_volume = held is not None and held.series.samples and held.series.samples[-1][1]
+        if not is_volume or finding.overridden == "operator":
+            return finding
+        level = min(finding.level, Level.DEGRADED)
+        return replace(finding, level=level, action=min(finding.action, Action.RESTART_APP))
 
     def _of_event(self, event: Event, now_s: float) -> HealthFinding | None:
         entity, check, code = event
         judged = self._judged.setdefault(entity, {})
         if event not in judged or now_s >= judged[event][1]:
             judged[event] = (None, inf)
-            if not self._settled(entity, check, code):
-                judged[event] = events.event_finding(
-                    entity, check, code, self._events[event], self._verdicts(entity), self._marks(entity),
-                    self.policy, self.branch, now_s,
-                )  # fmt: skip
+            try:
+                if not self._settled(entity, check, code):
+                    judged[event] = events.event_finding(
+                        entity, check, code, self._events[event], self._verdicts(entity), self._marks(entity),
+                        self._policy_of(entity), self.branch, now_s,
+                    )  # fmt: skip
+            except Exception as error:  # as in `_of_samples`
+                self._set_aside(entity, check, error)
         return judged[event][0]
 
     def verdicts(self, now_s: float) -> tuple[HealthVerdict, ...]:
@@ -148,12 +261,17 @@ class Evaluator:
         return verdicts(self.findings(now_s), self.entities)
 
     def undecided(self, since_s: float) -> Iterator[tuple[str, str, str]]:
-        """Yield entity, check and reason for each check sampled after `since_s` that is undecided."""
+        """Yield entity, check and reason for each check sampled after `since_s` that is undecided.
+
+        Checks whose evidence could not be evaluated are undecided, too.
+        """
         for (entity, check), held in sorted(self._series.items()):
             if held.series.samples and held.series.samples[-1][0] >= since_s:
                 why = samples.why_undecided(self.policy.rules[check], held.series.samples)
                 if why:
                     yield entity, check, why
+        for (entity, check), problem in sorted(self.problems.items()):
+            yield entity, check, problem
 
     def forget(self, before_s: float) -> None:
         """Forget evidence last seen before `before_s`, such as samples of a disk that was removed since."""
@@ -212,6 +330,11 @@ class Evaluator:
                 for event, variants in self._events.items()
                 for name, bursts in variants.items()
             ],
+            "unseen": [
+                [*place, *unseen_s]
+                for place, held in self._series.items()
+                if any(unseen_s := [each.unseen_s for each in held.series.base])
+            ],
         }
 
     def load(self, raw: Any) -> None:
@@ -220,8 +343,16 @@ class Evaluator:
         for entity, check, series, sources, text in raw["series"][:MAX_SERIES]:
             if str(check) in self.policy.rules:
                 held = _Series(SampleSeries.load(series), {str(each) for each in sources}, str(text))
+                held.series.fit(self.policy.rules[str(check)])
                 self._series[str(entity), str(check)] = held
                 self.entities.add(str(entity))
+        for entity, check, *unseen_s in raw.get("unseen", ()):  # an earlier version did not measure it
+            if (known := self._series.get((entity, check))) is not None:
+                low, high = (
+                    replace(each, unseen_s=float(s))
+                    for each, s in zip(known.series.base, unseen_s, strict=True)
+                )
+                known.series.base = (low, high)
         for entity, check, code, variant, bursts in raw["events"][: MAX_EVENTS * MAX_VARIANTS]:
             variants = self._events.setdefault((str(entity), str(check), int(code)), {})
             variants[str(variant)] = EventBursts.load(bursts)

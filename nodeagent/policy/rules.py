@@ -130,6 +130,7 @@ class HealthPolicy:
     words: Mapping[Word, Meaning] = field(default_factory=dict)  # the meanings of the driver's keywords
     classes: Mapping[int, str] = field(default_factory=dict)  # of Xids: the usual location of the fault
     notes: Mapping[str, str] = field(default_factory=dict)  # by `xid.79`: remarks that fit no column
+    models: Mapping[str, Mapping[int, Meaning]] = field(default_factory=dict)  # of Xids: what differs by GPU
     overrides: tuple[str, ...] = ()  # keys that the operator's file sets: `xid.79.action`
 
     def meaning(self, check: str, code: int, variant: str = "", branch: int | None = None) -> Meaning:
@@ -146,6 +147,17 @@ class HealthPolicy:
         if found is None:
             raise KeyError(check)
         return found
+
+    def for_gpu(self, name: str) -> HealthPolicy:
+        """Return the policy for a GPU of this name, such as `NVIDIA A100-SXM4-80GB`."""
+        own = {
+            code: meaning
+            for model, meanings in self.models.items()
+            if model in name
+            for code, meaning in meanings.items()
+            if not self.xids[code].overridden
+        }
+        return replace(self, xids={**self.xids, **own}) if own else self
 
     def _xid(self, code: int, variant: str, branch: int | None) -> Meaning:
         found = self.xids.get(code, self.unknown_xid)

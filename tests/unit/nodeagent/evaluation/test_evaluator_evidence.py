@@ -202,6 +202,7 @@ def test_all_evidence_is_stored_as_json_and_restored_unchanged() -> None:
             [GPU, "xid", 13, "GPC 2", [[[2.0, 2.0]], [], ["kmsg"]]],
             ["node", "boot", 0, "", [[[0.5, 0.5]], [], ["test"]]],
         ],
+        "unseen": [],
     }  # fmt: skip
     restored = Evaluator(POLICY, 575)
     restored.load(stored)
