@@ -46,7 +46,9 @@ class SysfsSensor:
         self._root = root
         before = remembered or {}
         self._devices = PciDevices(str(root), _mapping(before.get("link_widths")))
-        self._infiniband = InfiniBandPorts(str(root), expected, _mapping(before.get("port_gbps")))
+        self._infiniband = InfiniBandPorts(
+            str(root), expected, _mapping(before.get("port_gbps")), _mapping(before.get("port_counts"))
+        )
         self._interfaces = NetworkInterfaces(str(root), before.get("net_up"))
         groups = (self._devices, self._infiniband, self._interfaces, Temperatures(str(root)))
         self._sweep = Sweep(self.name, self.period_s, clock, periods_s, groups)
@@ -71,6 +73,7 @@ class SysfsSensor:
         return {
             "link_widths": self._devices.remembered(),
             "port_gbps": self._infiniband.remembered(),
+            "port_counts": self._infiniband.remembered_counts(),
             "net_up": self._interfaces.remembered(),
         }
 

@@ -54,7 +54,7 @@ def test_the_remembered_state_is_json_and_is_restored(tmp_path: Path) -> None:
     "garbage", [{}, {"port_gbps": 5, "link_widths": [], "net_up": "x"}, {"net_up": {"a": 1}}]
 )
 def test_corrupt_remembered_data_is_ignored(tmp_path: Path, garbage: dict[str, object]) -> None:
-    nothing: dict[str, object] = {"link_widths": {}, "port_gbps": {}, "net_up": []}
+    nothing: dict[str, object] = {"link_widths": {}, "port_gbps": {}, "port_counts": {}, "net_up": []}
     assert SysfsSensor(Ticking(), PERIODS, garbage, tmp_path).remembered() == nothing
 
 
