@@ -32,7 +32,8 @@ class Room:
         for each in self.sensors:
             each.close()
         periods_s = dict.fromkeys(CHECKS, 5.0)
-        self.sensor = NvmlPolling(NvmlDriver(self.sysfs), self.clock, periods_s, remembered, expected)
+        driver = NvmlDriver(self.sysfs, devices=self.sysfs / "none")  # a file for each GPU, or none at all
+        self.sensor = NvmlPolling(driver, self.clock, periods_s, remembered, expected)
         self.sensors.append(self.sensor)
         self.sensor.open()
         return self.sensor
