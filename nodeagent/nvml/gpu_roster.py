@@ -9,9 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from nodeagent import model
 from nodeagent.nvml import inventory, library
 from nodeagent.nvml.gpu_query import GpuQuery
 from nodeagent.nvml.inventory import MAX_GPUS, Gpu, GpuBus, GpuInventory
+from nodeagent.sensing import baselines
+from nodeagent.sensing.baselines import Forgotten
 from nodeagent.sensing.counter_sum import CounterSum
 from nodeagent.sensing.progress import CallProgress
 
@@ -203,6 +206,15 @@ class GpuRoster:
             gone = self.absent.get(pci, (VANISHED, ""))[0] == OK
             facts = [] if gone else [("uuid", known.uuid)]
         return tuple(fact for fact in facts if fact[1])
+
+    def forget(self, request: Forgotten) -> None:
+        """Forget a baseline: the number of GPUs that were seen, or the NVLinks that were up."""
+        if request.baseline == baselines.GPUS:
+            self.history.most = max(0, self.count)
+        elif request.baseline == baselines.NVLINKS:
+            for pci, each in self.history.gpus.items():
+                if request.entity in ("", model.gpu_entity(pci)):
+                    each.links_by_mig = (set(), set())
 
     def void(self) -> None:
         """Drop all handles, because a new session has started."""

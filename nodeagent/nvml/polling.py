@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from nodeagent import model
@@ -15,6 +16,7 @@ from nodeagent.nvml.gpu_checks import recovery_action
 from nodeagent.nvml.gpu_query import GpuGone, GpuQuery, GpuReading
 from nodeagent.nvml.gpu_roster import STATE_OF_GONE, GpuHistory, GpuRoster
 from nodeagent.nvml.library import DriverGone
+from nodeagent.sensing.baselines import ForgottenBaselines
 from nodeagent.sensing.clock import Clock
 from nodeagent.sensing.progress import CallProgress
 from nodeagent.sensing.sensor import Unavailable
@@ -180,6 +182,7 @@ class NvmlPolling:
         remembered: Mapping[str, Any] | None = None,
         expected: int | None = None,
         promised: bool = False,
+        state_dir: Path | None = None,
     ) -> None:
         """Create the sensor; nothing is opened yet.
 
@@ -190,6 +193,7 @@ class NvmlPolling:
             expected: How many GPUs the node has; by default the most that were ever seen.
             promised: True if the GPUs count as missing while the driver is unusable, because an operator has
                 given their number.
+            state_dir: Where operators have baselines forgotten; None: nowhere.
         """
         self._driver = driver
         self._clock = clock
@@ -201,7 +205,8 @@ class NvmlPolling:
         self._session: NvmlSession | None = None
         self._begun_s = 0.0
         self._began = 0  # the number of the session that the roster's GPUs belong to
-        self._remembered = self._roster.history.dump()
+        self._forgotten = ForgottenBaselines(state_dir, (remembered or {}).get("forgotten"))
+        self._remembered = self._dump()
 
     def open(self) -> None:
         """Join NVML if possible. Raises Unavailable only if the node has nothing to poll."""
@@ -212,6 +217,8 @@ class NvmlPolling:
 
     def read(self) -> list[Observation]:
         seen: list[Observation] = []
+        for request in self._forgotten.take():
+            self._roster.forget(request)
         try:
             for each in self._sweep():
                 seen.append(each)  # noqa: PERF402  # readings before an exception are kept
@@ -224,8 +231,11 @@ class NvmlPolling:
             if self._promised:
                 text = f"0 of {self._roster.expected} GPUs: {gone}"
                 seen.append(self._observe("gpu_count", model.NODE, self._roster.expected, text=text))
-        self._remembered = self._roster.history.dump()
+        self._remembered = self._dump()
         return seen
+
+    def _dump(self) -> dict[str, Any]:
+        return {**self._roster.history.dump(), "forgotten": self._forgotten.position()}
 
     def close(self) -> None:
         self._session = None

@@ -195,6 +195,12 @@ class InfiniBandPorts:
         """Return the sums of counters, as JSON: the next process counts on from them."""
         return {key: each.dump() for key, each in list(self._sums.items())[-MAX_SUMS:]}
 
+    def forget(self, entity: str) -> None:
+        """Forget that a port was up, and its best rate; of all ports if `entity` is empty."""
+        keys = {each.key for each in (*self._listing.last, *self._seen.values()) if each.entity == entity}
+        self._best_gbps = {key: each for key, each in self._best_gbps.items() if entity and key not in keys}
+        self._seen = {name: each for name, each in self._seen.items() if entity and name != entity}
+
     def _states(self, found: Iterable[IbPort]) -> Iterator[Reading]:
         ports = [port for place in found if (port := _port_state(place)) is not None]
         self._best_gbps = best_rates(self._best_gbps, ports, MAX_REMEMBERED)

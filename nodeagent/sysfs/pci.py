@@ -217,6 +217,11 @@ class PciDevices:
         """Return the greatest width of each device, as JSON."""
         return dict(list(self._best.items())[-MAX_REMEMBERED:])
 
+    def forget(self, entity: str) -> None:
+        """Forget the widths of a device, or of all devices if `entity` is empty."""
+        kept = {} if not entity else self._best
+        self._best = {key: each for key, each in kept.items() if f"device/{key.partition(' ')[0]}" != entity}
+
     def _links(self, found: Iterable[PciDevice]) -> Iterator[Reading]:
         now: dict[PciDevice, int] = {}
         best: dict[PciDevice, int] = {}

@@ -6,6 +6,7 @@ import pytest
 
 from nodeagent.model import Observation
 from nodeagent.nvml.polling import RENEW_S
+from nodeagent.sensing.baselines import record_forget
 from tests.fakenvml import state
 from tests.local.nodeagent.nvml.polling import (
     GPUS,
@@ -133,6 +134,34 @@ def test_a_gpu_that_is_gone_but_not_missing_has_no_facts_and_a_missing_one_keeps
     seen = room.read()
     assert facts(seen, old) == {}
     assert facts(seen, room.fake.entity(0))["uuid"] == uuid
+
+
+def test_gpus_that_were_removed_on_purpose_are_forgotten_at_an_operators_word(room: Room) -> None:
+    room.read()
+    old = room.fake.entity(3)
+    room.fake.vanish(3)
+    (room.sysfs / "bus/pci/devices" / old.removeprefix("gpu/") / "driver").unlink()
+    assert room.values() == {"nvml": 0, "gpu_count": 1}
+    record_forget(room.state_dir, "gpus", "", "given back", 5.0)
+    for _ in range(2):
+        seen = room.read()
+        assert told(seen, "gpu_count") == [("node", 0)]
+        assert (old, OK) in told(seen, "gpu_state")
+        room.restart()
+    room.fake.vanish(2)
+    assert room.values()["gpu_count"] == 1  # the file is not read again
+
+
+def test_links_that_were_removed_on_purpose_are_forgotten_at_an_operators_word(room: Room) -> None:
+    room.read()
+    for gpu in (0, 1):
+        room.fake.gpu(gpu).link_up[3] = 0
+        assert room.values(gpu)["nvlink_down"] == 1
+    record_forget(room.state_dir, "nvlinks", room.fake.entity(0), "no bridge any more", 5.0)
+    assert room.values(0)["nvlink_down"] == 0
+    assert room.values(1)["nvlink_down"] == 1
+    record_forget(room.state_dir, "nvlinks", "", "no bridges any more", 6.0)
+    assert room.values(1)["nvlink_down"] == 0
 
 
 def test_fewer_gpus_than_configured_are_reported_as_missing(room: Room) -> None:
