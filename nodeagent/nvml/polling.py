@@ -108,7 +108,6 @@ def sweep_gpu(
         try:
             yield from _values(query, known, due, reasons, session)
             state, why = _state(query, before)
-            known.read_in = session.number
         except GpuGone as gone:
             state, why = STATE_OF_GONE[gone.code], str(gone)
     if known.take_state(state):
@@ -141,7 +140,8 @@ def _sign_of_reset(reading: GpuReading, query: GpuQuery, known: GpuHistory, sess
             return "its volatile counter of uncorrected errors restarted from zero"
     elif reading.check == "recovery_action":
         done = known.take_recovery(int(reading.value))
-        after_renewal = session.renewed and known.read_in != session.number
+        after_renewal = session.renewed and known.recovery_in != session.number
+        known.recovery_in = session.number
         if done and (not after_renewal or _keeps_counters(query, known)):
             return "the driver no longer requests a reset"
     return ""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from nodeagent.model import Observation
-from nodeagent.nvml.polling import RENEW_S
+from nodeagent.nvml.driver import NvmlDriver
+from nodeagent.nvml.polling import RENEW_S, NvmlPolling
 from nodeagent.sensing.baselines import record_forget
 from tests.fakenvml import state
 from tests.local.nodeagent.nvml.polling import (
@@ -255,6 +256,30 @@ def test_the_agents_own_renewal_of_nvml_is_no_reset_of_the_other_gpus(
     room.read()
     gpu.recovery_action = 0
     assert told(room.read(), "gpu_reset") == [(room.fake.entity(1), 0)]
+
+
+def test_a_request_that_ends_with_the_agents_renewal_is_no_reset_whenever_it_is_read(room: Room) -> None:
+    room.sensor.close()
+    gpu = room.fake.gpu(1)
+    gpu.persistence, gpu.recovery_action = 0, 1
+    periods_s = {"gpu_state": 5.0, "recovery_action": RENEW_S + 30}
+    sensor = NvmlPolling(NvmlDriver(room.sysfs), room.clock, periods_s)
+
+    def read(after_s: float) -> list[Observation]:
+        room.clock.at_s += after_s
+        return sensor.read()
+
+    read(5)
+    room.fake.gpu(0).code = 15
+    read(5)
+    read(RENEW_S)
+    gpu.recovery_action = 0
+    for _ in range(3):
+        seen = read(5)
+        assert told(seen, "recovery_action") == []  # not due yet
+    assert (room.fake.entity(1), 0) in told(seen := read(30), "recovery_action")
+    assert told(seen, "gpu_reset") == []
+    sensor.close()
 
 
 @pytest.mark.parametrize(("action", "resets"), [(1, 1), (2, 1), (3, 1), (4, 1), (5, 0), (6, 1), (7, 1)])
