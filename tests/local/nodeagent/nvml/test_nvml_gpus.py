@@ -262,7 +262,7 @@ def test_a_request_that_ends_with_the_agents_renewal_is_no_reset_whenever_it_is_
     room.sensor.close()
     gpu = room.fake.gpu(1)
     gpu.persistence, gpu.recovery_action = 0, 1
-    periods_s = {"gpu_state": 5.0, "recovery_action": RENEW_S + 30}
+    periods_s = {"gpu_state": 5.0, "gpu_throttled": 5.0, "recovery_action": RENEW_S + 30}
     sensor = NvmlPolling(NvmlDriver(room.sysfs), room.clock, periods_s)
 
     def read(after_s: float) -> list[Observation]:
