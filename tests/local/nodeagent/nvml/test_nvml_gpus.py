@@ -263,11 +263,11 @@ def test_a_request_that_ends_with_the_agents_renewal_is_no_reset_whenever_it_is_
     gpu = room.fake.gpu(1)
     gpu.persistence, gpu.recovery_action = 0, 1
     periods_s = {"gpu_state": 5.0, "gpu_throttled": 5.0, "recovery_action": RENEW_S + 30}
-    sensor = NvmlPolling(NvmlDriver(room.sysfs), room.clock, periods_s)
+    room.sensor = NvmlPolling(NvmlDriver(room.sysfs), room.clock, periods_s)
 
     def read(after_s: float) -> list[Observation]:
         room.clock.at_s += after_s
-        return sensor.read()
+        return room.sensor.read()
 
     read(5)
     room.fake.gpu(0).code = 15
@@ -279,7 +279,6 @@ def test_a_request_that_ends_with_the_agents_renewal_is_no_reset_whenever_it_is_
         assert told(seen, "recovery_action") == []  # not due yet
     assert (room.fake.entity(1), 0) in told(seen := read(30), "recovery_action")
     assert told(seen, "gpu_reset") == []
-    sensor.close()
 
 
 @pytest.mark.parametrize(("action", "resets"), [(1, 1), (2, 1), (3, 1), (4, 1), (5, 0), (6, 1), (7, 1)])
