@@ -202,9 +202,8 @@ class Agent:
     def _evaluate_inbox(self, now_s: float) -> None:
         for each in self.inbox.drain():
             self.evaluator.add(each)
-            if each.facts and each.check in DESCRIBING and len(self._facts) < MAX_DESCRIBED:
-                self._facts[each.entity] = facts = dict(each.facts)
-                self.evaluator.set_model(each.entity, facts.get("name", ""))
+            if each.check in DESCRIBING:
+                self._describe(each)
         for each in stuck_calls(self.watched, self._stuck, now_s):
             self.evaluator.add(each)
         if self.inbox.dropped:
@@ -216,6 +215,14 @@ class Agent:
         if now_s - self._forgot >= FORGET_EVERY_S:
             self._forgot = now_s
             self.evaluator.forget(now_s - FORGET_S)
+
+    def _describe(self, seen: Observation) -> None:
+        """Replace the facts of an entity. A GPU that is gone has none, and leaves the report's `gpus`."""
+        if not seen.facts and seen.check == "gpu_state":
+            self._facts.pop(seen.entity, None)
+        elif seen.facts and (seen.entity in self._facts or len(self._facts) < MAX_DESCRIBED):
+            self._facts[seen.entity] = facts = dict(seen.facts)
+            self.evaluator.set_model(seen.entity, facts.get("name", ""))
 
     def _save_and_report(
         self, now_s: float, positions: Mapping[str, Any], findings: tuple[HealthFinding, ...]

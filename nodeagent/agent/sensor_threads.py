@@ -11,6 +11,7 @@ from typing import Any
 from holdfast.process.clock import seconds_to_next_tick
 from nodeagent.agent.inbox import Inbox
 from nodeagent.model import Observation
+from nodeagent.sensing.progress import CallProgress, MarksProgress
 from nodeagent.sensing.sensor import Omission, Sensor, Unavailable
 
 RETRY_S = 30.0  # the retry interval of a blind sensor: a driver's pod takes about as long to restart
@@ -32,6 +33,8 @@ class SensorStatus:
     in_call: bool
     left_out: tuple[Omission, ...] = ()  # the checks and entities that it omits, with reasons
     nothing_there: bool = False  # blind only because the node has nothing to observe
+    step: str = ""  # the driver call within the current call, if the sensor marks them
+    step_s: float = 0.0  # its duration; of the current call if the sensor marks none
 
     @property
     def tried(self) -> bool:
@@ -61,6 +64,7 @@ class SensorThread:
         self.position: Any = None  # everything read up to this position is in the inbox
         self._position_of = position
         self._left_out_of, self._left_out = left_out, left_out()
+        self._progress = sensor.progress if isinstance(sensor, MarksProgress) else CallProgress()
         self._inbox = inbox
         self._now_s = now_s
         self._stop = threading.Event()
@@ -84,10 +88,13 @@ class SensorThread:
 
     def status(self) -> SensorStatus:
         began = self._began
-        took_s = time.monotonic() - began if began else self._took_s
+        now = time.monotonic()
+        took_s = now - began if began else self._took_s
+        step, marked = self._progress.newest()
+        step_s = now - max(began, marked) if began else 0.0
         return SensorStatus(
             self.sensor.name, self._sees, self._why, self._calls, self._observations, took_s, began > 0,
-            self._left_out, self._nothing_there,
+            self._left_out, self._nothing_there, step if marked >= began > 0 else "", step_s,
         )  # fmt: skip
 
     def _run(self) -> None:
@@ -139,13 +146,16 @@ def stuck_calls(
 ) -> Iterator[Observation]:
     """Yield the duration of each sensor's current call while it is overdue, and 0 once it has returned.
 
+    If the sensor marks the driver calls that it makes, the duration is that of the newest one: a sweep of
+    many slow calls does not hang.
+
     `reported` holds the names of the sensors reported earlier, and is updated.
     """
     for watched in all_watched:
         status = watched.status()
-        long = status.in_call and status.call_s >= REPORT_AFTER_S
+        long = status.in_call and status.step_s >= REPORT_AFTER_S
         if long or status.name in reported:
-            value = status.call_s if long else 0.0
-            yield Observation(now_s, "sensor_stuck", f"sensor/{status.name}", "agent", value)
+            value, text = (status.step_s, f"in {status.step}" if status.step else "") if long else (0.0, "")
+            yield Observation(now_s, "sensor_stuck", f"sensor/{status.name}", "agent", value, text=text)
         if long:
             reported.add(status.name)

@@ -200,11 +200,14 @@ def _sensors(
     before = state.positions
     promised = options.command == "check" and options.gpus is not None
     polling = NvmlPolling(
-        driver, clock, periods_s, _mapping(before, NvmlPolling.name), options.gpus, promised
-    )
+        driver, clock, periods_s, _mapping(before, NvmlPolling.name), options.gpus, promised,
+        options.state_dir,
+    )  # fmt: skip
     host = HostSensor(clock, periods_s, _mapping(before, HostSensor.name), options.proc, options.root)
     expected = ExpectedPorts(options.ib_ports, options.ib_gbps)
-    sysfs = SysfsSensor(clock, periods_s, _mapping(before, SysfsSensor.name), options.sys, expected)
+    sysfs = SysfsSensor(
+        clock, periods_s, _mapping(before, SysfsSensor.name), options.sys, expected, options.state_dir
+    )
     operator_clear = OperatorClear(options.state_dir, clock.now_s, before.get(OperatorClear.name))
     return [
         FittedSensor(NvmlEvents(driver, clock)),

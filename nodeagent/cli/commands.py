@@ -25,7 +25,7 @@ from nodeagent.agent.agent import Agent, Note
 from nodeagent.cli import assembly, explanations, rendering
 from nodeagent.cli.assembly import AgentParts
 from nodeagent.cli.options import split
-from nodeagent.sensing import operator_clear
+from nodeagent.sensing import baselines, operator_clear
 from nodeagent.server import report
 from nodeagent.server.event_log import EventLog
 from nodeagent.server.injection import injector
@@ -181,6 +181,20 @@ def clear(options: argparse.Namespace) -> int:
     return 0
 
 
+def forget(options: argparse.Namespace) -> int:
+    """Record that an operator has a baseline forgotten."""
+    folder = options.state_dir / TESTS if options.test else options.state_dir
+    name = options.entity
+    entity = model.gpu_entity(name[4:]) if name.lower().startswith("gpu/") else name
+    try:
+        baselines.record_forget(folder, options.baseline, entity, options.why, time.time())
+    except OSError as error:
+        raise BadInput(f"{folder}: {error.strerror}") from None
+    of = f" of {entity}" if entity else ""
+    _print(f"{options.baseline}{of}: recorded; the agent forgets it within seconds, and learns it again")
+    return 0
+
+
 def _entities(folder: Path) -> list[str]:
     """Return the entities in a folder's saved state."""
     found, _ = _remembered(folder)
@@ -251,4 +265,5 @@ COMMANDS = {
     "inject": inject,
     "explain": explain,
     "clear": clear,
+    "forget": forget,
 }

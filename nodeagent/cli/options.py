@@ -16,6 +16,7 @@ from typing import NoReturn
 from holdfast.errors import BadInput
 from nodeagent.cli.explanations import SUBJECTS
 from nodeagent.kernel import kmsg
+from nodeagent.sensing.baselines import BASELINES
 from nodeagent.sensing.small_files import PROCFS, SYSFS
 
 PORT = 9465
@@ -77,7 +78,7 @@ def _parser() -> tuple[_Parser, dict[str, _Parser]]:
         said = f"{text[0].upper()}{text[1:]}. {about}".strip()
         made[name] = place.add_parser(name, help=text, description=said)
     _looking(made["check"], made["watch"], made["serve"])
-    _records(made["history"], made["clear"])
+    _records(made["history"], made["clear"], made["forget"])
     _injecting(made["inject"])
     made["explain"].add_argument("subject", choices=SUBJECTS)
     made["explain"].add_argument("code", help="a number such as 79, or the name of a check or kernel line")
@@ -100,6 +101,10 @@ _COMMANDS = {
     ),
     "explain": ("print the meaning, the source and the remedy of a code or a check", ""),
     "clear": ("clear the findings of one entity that an operator declares healthy", ""),
+    "forget": (
+        "forget what the agent has seen of this node's hardware, after an intended change",
+        "; ".join(f"{name}: {what}" for name, what in BASELINES.items()) + ".",
+    ),
 }
 
 
@@ -128,13 +133,18 @@ def _looking(check: _Parser, watch: _Parser, serve: _Parser) -> None:
         _sensors(each)
 
 
-def _records(history: _Parser, clear: _Parser) -> None:
+def _records(history: _Parser, clear: _Parser, forget: _Parser) -> None:
     history.add_argument(
         "--limit", type=_COUNT, default=50, metavar="N", help="how many of the newest changes to print (50)"
     )
     clear.add_argument("entity", help="the entity, as in `node check`: gpu/0000:3b:00.0")
-    clear.add_argument("--why", default="", help="the reason, kept in the record")
-    for each in (history, clear):
+    forget.add_argument("baseline", choices=tuple(BASELINES), help="what to forget")
+    forget.add_argument(
+        "--entity", default="", help="forget it of this entity only, such as gpu/0000:3b:00.0 (all entities)"
+    )
+    for each in (clear, forget):
+        each.add_argument("--why", default="", help="the reason, kept in the record")
+    for each in (history, clear, forget):
         each.add_argument("--test", action="store_true", help="use the state directory of `serve --test`")
 
 
@@ -156,7 +166,7 @@ def _shared(made: dict[str, _Parser]) -> None:
     for name in ("check", "watch", "serve", "explain"):
         made[name].add_argument("--policy", type=Path, default=None, metavar="FILE", help=policy)
     folder = state_folder()
-    for name in ("check", "watch", "serve", "history", "clear"):
+    for name in ("check", "watch", "serve", "history", "clear", "forget"):
         made[name].add_argument(
             "--state-dir",
             type=Path,

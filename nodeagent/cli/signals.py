@@ -143,12 +143,15 @@ def _event(found: Described) -> Row:
 
 def _kernel(found: Sequence[Described]) -> str:
     rows = [
-        (f"`{each['code']}`", each["what"], _level(each), _said(each)["ends"], each["source"])
+        (
+            f"`{each['code']}`", each["what"], _level(each), _said(each)["ends"],
+            _said(each)["again"] if each["recurs"] else "", each["source"],
+        )
         for level in _WORST_FIRST
         for each in found
         if each["level"] == level
-    ]
-    return _table(("line", "what", "level", "ends", "source"), rows)
+    ]  # fmt: skip
+    return _table(("line", "what", "level", "ends", "again", "source"), rows)
 
 
 def _xids(policy: HealthPolicy) -> Iterator[Row]:

@@ -70,7 +70,12 @@ SEES = SensorStatus("sysfs", True, "", 3, 2, 0.01, False, (Omission("aer", "the 
 PUBLISHED = Published(
     100.0, verdicts([FOUND], []), (SEES,),
     clean_time=CleanTime(1.0, 100.0, 100.0),
-    facts={"driver": {"driver": "575"}, "gpu/0000:3b:00.0": {"uuid": "GPU-1", "name": "H100", "serial": "1"}},
+    facts={
+        "driver": {"driver": "575"},
+        "gpu/0000:3b:00.0": {
+            "uuid": "GPU-1", "name": "H100", "serial": "1", "persistence": "on", "mig": "off",
+        },
+    },
 )  # fmt: skip
 ABOUT = {"node": "vm", "boot_id": "b", "version": "v", "policy": "p", "test": False}
 HEALTH = report.health_report(PUBLISHED, ABOUT)
