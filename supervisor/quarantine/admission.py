@@ -63,20 +63,15 @@ def _worst_first(wanted: Sequence[Wanted]) -> list[Wanted]:
 
 
 def trades(
-    wanted: Sequence[Wanted],
-    crowd: frozenset[str],
-    proving: Sequence[NodeView],
-    releases: int,
-    state: Breaker,
+    wanted: Sequence[Wanted], crowd: frozenset[str], proving: Sequence[NodeView], room: int
 ) -> list[Release]:
     """Return early releases of nodes that prove their health, to make room for nodes with sure faults.
 
     Args:
         proving: The nodes that may be released early.
-        releases: The number of other nodes that are released now, and make room as well.
+        room: The balance of the breaker after the releases that are due anyway.
     """
     sure = sum(1 for node, found, _ in wanted if node.name not in crowd and any(map(evidence.is_sure, found)))
-    room = state.balance + releases
     places = min(sure, room + len(proving)) - max(room, 0)
     if places <= 0:
         return []

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from supervisor.quarantine import admission, breaker, evidence, release, storms, waivers
+from supervisor.quarantine import admission, breaker, evidence, release, storms, transition, waivers
 from supervisor.quarantine.admission import Wanted
 from supervisor.quarantine.breaker import is_tainted, is_unknown
 from supervisor.quarantine.cohorts import Reason
@@ -59,35 +59,41 @@ def decide(pool: PoolView, policy: NodePolicy) -> tuple[QuarantineAction, ...]:
             wanted.append((node, counted(node, pool.now_s, policy), action))
         elif action is not None:
             actions.append(action)
-    state = breaker.assess(len(pool.nodes), candidates, policy)
     crowd = storm.crowd
     waiting = sum(1 for each in candidates if each.name in crowd and is_waiting(each, pool.now_s, policy))
-    traded = _traded(candidates, actions, wanted, crowd, state, pool.now_s, policy)
-    actions = [each for each in actions if each.node not in traded]
-    actions += traded.values()
+    # The taint of a node that others took out lowers `allowed`, so it has to count before it is carried out.
+    tainted = _after(pool, candidates, [each for each in actions if isinstance(each, Taint)], policy)
+    state = breaker.assess(len(pool.nodes), tainted, policy)
+    if len(wanted) > state.room:
+        releases = [each for each in actions if isinstance(each, Release)]
+        later = breaker.assess(len(pool.nodes), _after(pool, tainted, releases, policy), policy)
+        proving = [node for node in tainted if _may_be_traded(node, pool.now_s, policy)]
+        traded = {each.node: each for each in admission.trades(wanted, crowd, proving, later.balance)}
+        actions = [traded.pop(each.node, each) for each in actions]
     actions += admission.admitted(wanted, waiting, crowd, state, pool.now_s, policy)
     if storm.everywhere is not None:
         actions.append(Hold("", storm.everywhere.why, storm.everywhere.until_s))
+    for node in candidates:
+        if node.refused and node.report is not None:
+            actions.append(Hold(node.name, node.refused, alert=True))
     return tuple(sorted(actions, key=lambda each: isinstance(each, Hold)))
 
 
-def _traded(
-    candidates: Sequence[NodeView],
-    actions: Sequence[QuarantineAction],
-    wanted: Sequence[Wanted],
-    crowd: frozenset[str],
-    state: breaker.Breaker,
-    now_s: float,
-    policy: NodePolicy,
-) -> dict[str, Release]:
-    """Return the early releases, by node. Each replaces the node's hold."""
-    if len(wanted) <= state.room:
-        return {}
-    tainted = [node for node in candidates if is_tainted(node) and not is_unknown(node, policy)]
-    released = {each.node for each in actions if isinstance(each, Release)}
-    serving = [node for node in tainted if node.name in released and node.ready and not node.cordoned]
-    proving = [node for node in tainted if release.may_be_traded(node, now_s, policy)]
-    return {each.node: each for each in admission.trades(wanted, crowd, proving, len(serving), state)}
+def _after(
+    pool: PoolView, nodes: Sequence[NodeView], actions: Sequence[QuarantineAction], policy: NodePolicy
+) -> Sequence[NodeView]:
+    """Return the nodes as they will be once the actions are carried out."""
+    if not actions:
+        return nodes
+    by_node = {each.node: each for each in actions}
+    return [
+        transition.after(node, by_node[node.name], pool.now_s, policy) if node.name in by_node else node
+        for node in nodes
+    ]
+
+
+def _may_be_traded(node: NodeView, now_s: float, policy: NodePolicy) -> bool:
+    return is_tainted(node) and not is_unknown(node, policy) and release.may_be_traded(node, now_s, policy)
 
 
 def _candidates(pool: PoolView, policy: NodePolicy) -> list[NodeView]:
@@ -104,6 +110,7 @@ def _candidates(pool: PoolView, policy: NodePolicy) -> list[NodeView]:
         or node.cordoned
         or not node.ready
         or node.waiver is not None
+        or node.refused
     ]
 
 

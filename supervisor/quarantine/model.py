@@ -121,7 +121,7 @@ class NodeView:
     history: tuple[Incident, ...] = ()  # oldest first
     released_at_s: float | None = None  # when it was last released
     version: str = ""  # the node object's resourceVersion; an action is valid for this version only
-    refused: str = ""  # why its reports are not believed (`reports`); `report` is None then
+    refused: str = ""  # why other reports under its name are not believed (`reports`)
     runs: tuple[RunFault, ...] = ()
 
 
