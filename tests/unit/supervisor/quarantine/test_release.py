@@ -3,7 +3,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from supervisor.quarantine.decide import decide
-from supervisor.quarantine.model import Hold, Release
+from supervisor.quarantine.model import Hold, NodeFinding, NodeView, Release
+from supervisor.quarantine.transition import released_by_operator
 from tests.unit.supervisor.node_views import (
     DAY_S,
     NOW_S,
@@ -70,3 +71,74 @@ def test_a_hold_contains_the_time_of_the_next_check() -> None:
     seen = at(OUT, NOW_S + 9999, recovered(NODE, 600.0, boot_id="b2"))
     [hold] = [each for each in decide(seen, POLICY) if isinstance(each, Hold) and each.node == "a"]
     assert 2999 <= hold.until_s - seen.now_s <= 3000, "the incident's own weight fades a little"
+
+
+DEAD = finding("GPU-1 xid 64", action="replace", entity="gpu/0", device="GPU-1")
+GPUS = tuple(f"GPU-{at}" for at in range(1, 9))
+
+
+def to_replace(*findings: NodeFinding, devices: tuple[str, ...] = GPUS) -> NodeView:
+    return node_of(settled(pool(bad("a", report=report(*(findings or (DEAD,)), devices=devices)))), "a")
+
+
+def returns(node: NodeView, *devices: str, boot_id: str = "b2", later_s: float = 60 * DAY_S) -> bool:
+    calm = recovered(node, later_s, boot_id=boot_id, devices=devices)
+    return bool(asked(pool(calm, now_s=NOW_S + later_s)))
+
+
+def test_a_gpu_that_must_be_replaced_is_not_repaired_by_a_boot_or_by_time() -> None:
+    node = to_replace()
+    assert node.quarantine is not None
+    assert (node.quarantine.replace, node.quarantine.gpus) == (("GPU-1",), 8)
+    assert not returns(node, *GPUS)
+    assert not returns(node, *GPUS[1:]), "its slot is empty"
+    assert not returns(node), "the driver lists no GPU"
+    assert returns(node, *GPUS[1:], "GPU-9")
+    assert returns(node, *GPUS[1:], "GPU-9", boot_id="b1"), "some nodes can exchange a GPU without a boot"
+    seen = pool(recovered(node, DAY_S, boot_id="b2", devices=GPUS), now_s=NOW_S + DAY_S)
+    [hold] = [each for each in decide(seen, POLICY) if each.node == "a"]
+    assert isinstance(hold, Hold)
+    assert hold.alert
+    assert hold.why.startswith("GPU-1 must be replaced")
+
+
+def test_an_operator_who_removes_the_taint_overrules_a_missing_replacement() -> None:
+    node = released_by_operator(to_replace(), NOW_S + 60.0)
+    calm = recovered(node, 600.0, devices=GPUS)
+    assert asked(pool(calm, now_s=NOW_S + 660.0)) == []
+    assert node.quarantine is None
+
+
+def test_each_of_several_gpus_must_be_replaced() -> None:
+    other = replace(DEAD, key="GPU-2 xid 64", device="GPU-2", entity="gpu/1")
+    for node in (to_replace(DEAD, other), to_replace(DEAD, other, devices=GPUS[2:])):
+        assert not returns(node, *GPUS[1:], "GPU-9")
+        assert not returns(node, *GPUS[2:], "GPU-9")
+        assert returns(node, *GPUS[2:], "GPU-9", "GPU-10")
+
+
+def test_a_gpu_that_fails_while_another_is_being_replaced_must_be_replaced_too() -> None:
+    node = to_replace()
+    new = replace(DEAD, key="GPU-9 xid 64", device="GPU-9")
+    seen = pool(replace(node, report=report(new, devices=(*GPUS[1:], "GPU-9"))), now_s=NOW_S + DAY_S)
+    node = node_of(settled(seen), "a")
+    assert node.quarantine is not None
+    assert node.quarantine.replace == ("GPU-1", "GPU-9")
+    assert not returns(node, *GPUS[1:], "GPU-9")
+    assert returns(node, *GPUS[1:], "GPU-10")
+
+
+def test_a_replacement_of_something_without_an_identity_is_never_seen() -> None:
+    node = to_replace(replace(DEAD, device=""))
+    assert not returns(node, later_s=3.9 * 3600.0)
+    assert returns(node, later_s=4 * 3600.0)
+
+
+def test_a_recurring_fault_whose_remedy_becomes_a_replacement_is_recorded() -> None:
+    """The key of the finding is new, or its device is known only now."""
+    first = node_of(settled(pool(bad("a"))), "a")
+    for worse in (DEAD, replace(DEAD, key="gpu/0 xid 79", action="replace")):
+        node = node_of(settled(pool(replace(first, report=report(worse, devices=GPUS)))), "a")
+        assert node.quarantine is not None
+        assert node.quarantine.replace == ("GPU-1",)
+        assert not returns(node, *GPUS)
