@@ -42,11 +42,16 @@ FINDINGS = st.builds(
     NodeFinding,
     st.sampled_from(["gpu/0 xid 79", "gpu/0 xid 48", "port/0 down"]),
     st.sampled_from(["degraded", "unhealthy", "unhealthy"]),
-    st.sampled_from(["none", "reset_gpu", "reboot_node", "contact_support"]),
+    st.sampled_from(["none", "reset_gpu", "reboot_node", "replace", "contact_support"]),
     AGES_S,
     st.sampled_from([("kmsg",), ("kmsg", "nvml_events"), ()]),
     st.sampled_from(["", "", "driver", "operator"]),
     st.booleans(),
+    entity=st.sampled_from(["", "gpu/0", "gpu/1", "node"]),
+    signature=st.sampled_from(["", "xid 79"]),
+    origins=st.sampled_from([(), ("driver log",), ("driver state",), ("driver log", "run")]),
+    device=st.sampled_from(["", "G1", "G2"]),
+    sign_s=st.one_of(st.none(), AGES_S),
 )
 CLEAN_S = st.sampled_from([0.0, 100.0, 3599.0, 3601.0, 20_000.0, 8 * DAY_S])
 
@@ -60,7 +65,8 @@ def reports(draw: st.DrawFn) -> Report:
     quiet_s = 0.0 if findings else clean_s
     blind = draw(st.sampled_from([(), (), ("kmsg",)]))
     version = draw(st.sampled_from(["1", "1", "1", "2"]))
-    return Report(findings, clean_s, quiet_s, calmed_s, draw(st.sampled_from("ab")), version, blind)
+    gpus = draw(st.sampled_from([(), ("G1", "G2"), ("G2", "G3")]))
+    return Report(findings, clean_s, quiet_s, calmed_s, draw(st.sampled_from("ab")), version, blind, gpus)
 
 
 @st.composite
