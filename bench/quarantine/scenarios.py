@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from bench.quarantine.fault_mixes import YEAR_S, FaultRate
-from bench.quarantine.simulated_node import DAY_S, HOUR_S, Node, Sign
+from bench.quarantine.simulated_node import DAY_S, GPUS, HOUR_S, Node, Sign, origins_of
 from bench.quarantine.simulated_pool import Pool
 from bench.quarantine.tally import SILENT, Case
 from supervisor.quarantine import transition
@@ -96,6 +96,8 @@ class People:
             if list(REMEDY_S).index(sign.action) > list(REMEDY_S).index(action):
                 continue
             was_true = sign.key in node.truths
+            if action == "replace" and sign.device:
+                node.exchanged(sign.device)
             self.heal(node, sign.key)
             self.remedy_seen(node, sign.key)
             if was_true and self.chance.random() < (COMES_BACK_LEMON if node.lemon else COMES_BACK):
@@ -279,10 +281,10 @@ class NodeEvents:
             return
         self.pool.touch(node)
         now_s, policy = self.pool.now_s, self.pool.policy
-        sign = Sign(
-            key, "unhealthy", fault.action, fault.sources, now_s, fault.driver, fault.kind == "lasting"
-        )
-        sure = fault.driver or len(fault.sources) > 1
+        lasting = fault.kind == "lasting"
+        gpu = node.gpus[int(key.rpartition(" ")[2]) % GPUS] if lasting else ""
+        sign = Sign(key, "unhealthy", fault.action, fault.sources, now_s, fault.driver, lasting, gpu)
+        sure = fault.driver or len(origins_of(fault.sources)) > 1
         wait_s = policy.confirm_s if sure else policy.confirm_alone_s
         case = Case(node.name, fault.component, sure, now_s, now_s + wait_s)
         if node.cut_off:

@@ -21,6 +21,7 @@ one by one, and by one process or by several in turn. In that state, no action i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from supervisor.quarantine import admission, breaker, evidence, release, storms, transition, waivers
 from supervisor.quarantine.admission import Wanted
@@ -204,7 +205,7 @@ def _taint_or_hold(
 
 
 def _taint(node: NodeView, report: Report, found: tuple[NodeFinding, ...], effect: str) -> Taint:
-    replace = evidence.to_replace(found) if effect == NO_NEW_WORK else ()
+    bad_gpus = evidence.to_replace(found) if effect == NO_NEW_WORK else ()
     return Taint(
         node.name,
         effect,
@@ -214,8 +215,8 @@ def _taint(node: NodeView, report: Report, found: tuple[NodeFinding, ...], effec
         report.boot_id,
         evidence.describe(found),
         node.version,
-        replace,
-        len({*report.devices, *replace}) if replace else 0,
+        bad_gpus,
+        len({*report.devices, *bad_gpus}) if bad_gpus else 0,
     )
 
 
@@ -232,33 +233,37 @@ def _updated_taint(
 ) -> Taint | None:
     """Return the taint updated with findings since the node was taken out; None if there are none."""
     confirmed = evidence.confirmed(bad, policy)
-    costlier = evidence.cost_rank(evidence.costliest_action(confirmed)) > evidence.cost_rank(held.action)
-    if (
-        not confirmed
-        or storm.reason_for(node.name)
-        or not (
-            costlier
-            or set(evidence.keys(confirmed)) - set(held.evidence)
-            or set(evidence.to_replace(confirmed)) - set(held.replace)
-        )
-    ):
+    if not confirmed or storm.reason_for(node.name):
+        return None
+    outlived = _outlives_a_boot(confirmed, report, held)
+    if not (outlived or _adds_something(confirmed, held)):
         return None
     taint = _taint(node, report, confirmed, NO_NEW_WORK)
-    action = max(taint.action, held.action, key=evidence.cost_rank)
-    keys = _merged(taint.evidence, held.evidence)
-    sources = tuple(sorted({*taint.sources, *held.sources}))
-    replace = tuple(sorted({*taint.replace, *held.replace}))
-    return Taint(
-        node.name,
-        NO_NEW_WORK,
-        keys,
-        action,
-        sources,
-        held.boot_id,
-        taint.why,
-        node.version,
-        replace,
-        max(taint.gpus, held.gpus),
+    return replace(
+        taint,
+        evidence=_merged(taint.evidence, held.evidence),
+        action=max(taint.action, held.action, key=evidence.cost_rank),
+        sources=tuple(sorted({*taint.sources, *held.sources})),
+        boot_id=report.boot_id if outlived else held.boot_id,
+        replace=_merged(taint.replace, held.replace),
+        gpus=max(taint.gpus, held.gpus),
+    )
+
+
+def _adds_something(confirmed: tuple[NodeFinding, ...], held: Quarantine) -> bool:
+    """True if the findings contain a fault or need a remedy that the taint does not contain."""
+    costlier = evidence.cost_rank(evidence.costliest_action(confirmed)) > evidence.cost_rank(held.action)
+    return (
+        costlier
+        or not set(evidence.keys(confirmed)) <= set(held.evidence)
+        or not set(evidence.to_replace(confirmed)) <= set(held.replace)
+    )
+
+
+def _outlives_a_boot(confirmed: tuple[NodeFinding, ...], report: Report, held: Quarantine) -> bool:
+    """True if the node has booted since it was taken out, and needs another boot for what it has now."""
+    return report.boot_id != held.boot_id and any(
+        each.lasting and each.action == "reboot_node" for each in confirmed
     )
 
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from supervisor.quarantine.decide import decide
 from supervisor.quarantine.model import Hold, NodeFinding, NodeView, Release
+from supervisor.quarantine.release import is_remedied
 from supervisor.quarantine.transition import released_by_operator
 from tests.unit.supervisor.node_views import (
     DAY_S,
@@ -142,3 +143,17 @@ def test_a_recurring_fault_whose_remedy_becomes_a_replacement_is_recorded() -> N
         assert node.quarantine is not None
         assert node.quarantine.replace == ("GPU-1",)
         assert not returns(node, *GPUS)
+
+
+def test_a_boot_before_the_fault_is_not_the_remedy_of_it() -> None:
+    """The node was rebooted for one fault, and has another one since, or the same one again."""
+    for found in (finding("gpu/1 xid 79", held_s=70.0), finding(held_s=70.0)):
+        again = replace(NODE, report=report(found, boot_id="b2"))
+        node = node_of(settled(pool(again, now_s=NOW_S + DAY_S)), "a")
+        assert node.quarantine is not None
+        assert node.quarantine.boot_id == "b2"
+        assert not is_remedied(recovered(node, 60.0, boot_id="b2"))
+        assert is_remedied(recovered(node, 60.0, boot_id="b3"))
+    seen_off = replace(NODE, report=report(finding(lasting=False), boot_id="b2"))
+    ended = node_of(settled(pool(seen_off, now_s=NOW_S + 600.0)), "a")
+    assert is_remedied(recovered(ended, 60.0, boot_id="b2")), "the agent has seen the boot end it"
