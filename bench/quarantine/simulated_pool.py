@@ -34,7 +34,7 @@ ROUNDS = 8  # the most decisions at one tick; an action can make room for the ne
 
 
 class Pool:
-    """Runs the events in order, and calls `acted` for each action that was carried out."""
+    """Runs the events in order. Calls `acted` for each action carried out, and `alerted` for each alert."""
 
     def __init__(self, nodes: list[Node], policy: NodePolicy, seed: int) -> None:
         self.nodes, self.policy = nodes, policy
@@ -43,6 +43,7 @@ class Pool:
         self.tally = Tally(len(nodes))
         self.decisions = 0
         self.acted: Callable[[Node, QuarantineAction], None] = lambda _node, _action: None
+        self.alerted: Callable[[Node], None] = lambda _node: None
         self._chance = random.Random(seed)
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
@@ -105,6 +106,9 @@ class Pool:
         again_s = self.now_s + TICK_S if done else min((each.until_s for each in held), default=float("inf"))
         self._look_at_s = max(again_s, self.now_s + TICK_S)
         self.tally.held(held, self.now_s)
+        for each in held:
+            if each.alert and each.node:
+                self.alerted(self.nodes[self.by_name[each.node]])
 
     def _view(self) -> PoolView:
         for at in list(self._odd):

@@ -205,7 +205,7 @@ def _taint_or_hold(
 
 
 def _taint(node: NodeView, report: Report, found: tuple[NodeFinding, ...], effect: str) -> Taint:
-    bad_gpus = evidence.to_replace(found) if effect == NO_NEW_WORK else ()
+    bad_gpus = evidence.to_replace(found, report) if effect == NO_NEW_WORK else ()
     return Taint(
         node.name,
         effect,
@@ -236,7 +236,7 @@ def _updated_taint(
     if not confirmed or storm.reason_for(node.name):
         return None
     outlived = _outlives_a_boot(confirmed, report, held)
-    if not (outlived or _adds_something(confirmed, held)):
+    if not (outlived or _adds_something(confirmed, report, held)):
         return None
     taint = _taint(node, report, confirmed, NO_NEW_WORK)
     return replace(
@@ -246,17 +246,17 @@ def _updated_taint(
         sources=tuple(sorted({*taint.sources, *held.sources})),
         boot_id=report.boot_id if outlived else held.boot_id,
         replace=_merged(taint.replace, held.replace),
-        gpus=max(taint.gpus, held.gpus),
+        gpus=max(held.gpus, len(report.devices)) if held.gpus else taint.gpus,
     )
 
 
-def _adds_something(confirmed: tuple[NodeFinding, ...], held: Quarantine) -> bool:
+def _adds_something(confirmed: tuple[NodeFinding, ...], report: Report, held: Quarantine) -> bool:
     """True if the findings contain a fault or need a remedy that the taint does not contain."""
     costlier = evidence.cost_rank(evidence.costliest_action(confirmed)) > evidence.cost_rank(held.action)
     return (
         costlier
         or not set(evidence.keys(confirmed)) <= set(held.evidence)
-        or not set(evidence.to_replace(confirmed)) <= set(held.replace)
+        or not set(evidence.to_replace(confirmed, report)) <= set(held.replace)
     )
 
 

@@ -164,9 +164,13 @@ def costliest_action(findings: tuple[NodeFinding, ...]) -> str:
     return max((each.action for each in findings), key=cost_rank, default="none")
 
 
-def to_replace(findings: tuple[NodeFinding, ...]) -> tuple[str, ...]:
-    """Return the GPUs that the findings ask to replace, as far as they are known."""
-    return tuple(sorted({each.device for each in findings if each.action == "replace" and each.device}))
+def to_replace(findings: tuple[NodeFinding, ...], report: Report) -> tuple[str, ...]:
+    """Return the GPUs that the findings ask to replace, as far as they are known.
+
+    After the replacement, a finding remains for some minutes. It is no longer lasting, and its GPU is gone.
+    """
+    wanted = [each for each in findings if each.action == "replace" and each.device]
+    return tuple(sorted({each.device for each in wanted if each.lasting or each.device in report.devices}))
 
 
 def keys(findings: tuple[NodeFinding, ...]) -> tuple[str, ...]:

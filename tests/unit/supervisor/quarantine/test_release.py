@@ -20,6 +20,7 @@ from tests.unit.supervisor.node_views import (
     recovered,
     report,
     settled,
+    well,
     why,
 )
 
@@ -157,3 +158,17 @@ def test_a_boot_before_the_fault_is_not_the_remedy_of_it() -> None:
     seen_off = replace(NODE, report=report(finding(lasting=False), boot_id="b2"))
     ended = node_of(settled(pool(seen_off, now_s=NOW_S + 600.0)), "a")
     assert is_remedied(recovered(ended, 60.0, boot_id="b2")), "the agent has seen the boot end it"
+
+
+def test_a_finding_about_a_gpu_that_was_already_replaced_asks_for_nothing() -> None:
+    """Its finding remains for some minutes, and another fault is found meanwhile."""
+    gone = replace(DEAD, lasting=False)
+    now = (*GPUS[1:], "GPU-9")
+    for node in (to_replace(), well("a")):
+        other = replace(DEAD, key="GPU-2 xid 64", device="GPU-2", entity="gpu/1")
+        seen = pool(replace(node, report=report(gone, other, devices=now)), now_s=NOW_S + DAY_S)
+        node = node_of(settled(seen), "a")
+        assert not returns(node, *now)
+        assert returns(node, *GPUS[2:], "GPU-9", "GPU-10")
+    late = pool(replace(to_replace(), report=report(DEAD, finding("x"), devices=now)), now_s=NOW_S + DAY_S)
+    assert returns(node_of(settled(late), "a"), *now), "the agent has not yet noticed the replacement"
