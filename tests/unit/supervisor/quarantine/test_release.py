@@ -2,8 +2,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from hypothesis import given
+from hypothesis import strategies as st
+
+from supervisor.quarantine import release
 from supervisor.quarantine.decide import decide
-from supervisor.quarantine.model import Hold, NodeFinding, NodeView, Release
+from supervisor.quarantine.model import Hold, Incident, NodeFinding, NodeView, Release
 from supervisor.quarantine.release import is_remedied
 from supervisor.quarantine.transition import released_by_operator
 from tests.unit.supervisor.node_views import (
@@ -30,9 +34,9 @@ NODE = node_of(OUT, "a")
 
 def test_a_node_returns_when_it_has_been_healthy_for_long_enough() -> None:
     assert asked(at(OUT, NOW_S + 9999, recovered(NODE, 3599.0, boot_id="b2"))) == []
-    [release] = asked(at(OUT, NOW_S + 9999, recovered(NODE, 3600.0, boot_id="b2")))
-    assert isinstance(release, Release)
-    assert "lemon score" in release.why
+    [found] = asked(at(OUT, NOW_S + 9999, recovered(NODE, 3600.0, boot_id="b2")))
+    assert isinstance(found, Release)
+    assert "lemon score" in found.why
 
 
 def test_a_reboot_that_was_not_observed_makes_the_proof_longer() -> None:
@@ -172,3 +176,36 @@ def test_a_finding_about_a_gpu_that_was_already_replaced_asks_for_nothing() -> N
         assert returns(node, *GPUS[2:], "GPU-9", "GPU-10")
     late = pool(replace(to_replace(), report=report(DEAD, finding("x"), devices=now)), now_s=NOW_S + DAY_S)
     assert returns(node_of(settled(late), "a"), *now), "the agent has not yet noticed the replacement"
+
+
+HISTORIES = st.lists(
+    st.builds(Incident, st.floats(NOW_S - 400 * DAY_S, NOW_S + DAY_S), st.just("replace"), st.booleans()),
+    max_size=16,
+)
+
+
+def proof_s(*history: Incident) -> float:
+    return release.required_health_s(NodeView("a", history=history), NOW_S, POLICY)
+
+
+def test_the_first_incident_needs_the_usual_proof() -> None:
+    assert proof_s() == POLICY.clean_s
+    assert proof_s(Incident(NOW_S, "reset_gpu")) == POLICY.clean_s
+
+
+def test_each_incident_doubles_the_proof_and_half_of_it_is_forgotten_in_two_weeks() -> None:
+    first, now = Incident(NOW_S - 14 * DAY_S, "reset_gpu"), Incident(NOW_S, "reset_gpu")
+    assert proof_s(now, now) == 2 * POLICY.clean_s
+    assert proof_s(now, now, now) == 4 * POLICY.clean_s
+    assert proof_s(first, now) == 2**0.5 * POLICY.clean_s
+
+
+def test_a_relapse_counts_twice() -> None:
+    again = Incident(NOW_S, "reset_gpu", relapse=True)
+    assert proof_s(Incident(NOW_S, "reset_gpu"), again) == 4 * POLICY.clean_s
+
+
+@given(HISTORIES, st.builds(Incident, st.just(NOW_S), st.just("replace"), st.booleans()))
+def test_a_lemon_stays_out_longer_but_not_indefinitely(history: list[Incident], another: Incident) -> None:
+    before_s, after_s = proof_s(*history), proof_s(*history, another)
+    assert POLICY.clean_s <= before_s <= after_s <= POLICY.max_clean_s
