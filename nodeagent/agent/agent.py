@@ -45,7 +45,7 @@ class Published:
     verdicts: tuple[HealthVerdict, ...] = ()
     sensors: tuple[SensorStatus, ...] = ()
     events: tuple[dict[str, Any], ...] = ()  # the history, oldest first
-    dropped: int = 0
+    dropped: int = 0  # observations
     problems: tuple[str, ...] = ()  # with the saved state
     clean_time: CleanTime = field(default_factory=CleanTime)
     facts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # of the driver and each GPU
@@ -95,6 +95,7 @@ class Agent:
         self.inbox = Inbox(self.policy)
         self.evaluator = Evaluator(self.policy)
         self.problems += self._recall()
+        self.evaluator.begin(self.clock.now_s())
         self.published = Published(self.clock.now_s(), problems=self.problems)
         self.state.anchor = self.clock.anchor
         self.state.clean_time = self.state.clean_time.resumed(self.state.last_s, self.clock.now_s())
@@ -171,15 +172,18 @@ class Agent:
                 self._facts[each.entity] = dict(each.facts)
         for each in stuck_calls(self.watched, self._stuck, now_s):
             self.evaluator.add(each)
-        if self.inbox.dropped:
-            lost = Observation(
-                now_s, "observations_dropped", "sensor/agent", "agent", float(self.inbox.dropped)
-            )
+        if self._dropped:
+            lost = Observation(now_s, "observations_dropped", "sensor/agent", "agent", float(self._dropped))
             self.evaluator.add(lost)
         self.evaluator.branch = self.branch()
         if now_s - self._forgot >= FORGET_EVERY_S:
             self._forgot = now_s
             self.evaluator.forget(now_s - FORGET_S)
+
+    @property
+    def _dropped(self) -> int:
+        """The number of observations that found no room, in the queue or among the evidence."""
+        return self.inbox.dropped + self.evaluator.dropped
 
     def _save_and_report(
         self, now_s: float, positions: Mapping[str, Any], findings: tuple[HealthFinding, ...]
@@ -222,7 +226,7 @@ class Agent:
             self._verdicts(findings),
             tuple(each.status() for each in self.watched),
             tuple(self.state.history),
-            self.inbox.dropped,
+            self._dropped,
             self.problems,
             self.state.clean_time,
             dict(self._facts),
