@@ -89,13 +89,18 @@ class EventBursts:
         return made
 
 
-def join_burst(spans: list[Burst], new: Burst) -> list[Burst]:
+def join_burst(spans: Sequence[Burst], new: Burst) -> list[Burst]:
     """Return `spans` with `new`, merging spans within `GAP_S` of each other.
 
     Beyond `MAX_BURSTS`, the oldest spans become one, so that the first event remains known.
     """
+    return union_bursts([spans, [new]])
+
+
+def union_bursts(all_spans: Iterable[Sequence[Burst]]) -> list[Burst]:
+    """Return the bursts of more than one series, merged as if they were a single series."""
     merged: list[Burst] = []
-    for first, last in sorted([*spans, new]):
+    for first, last in sorted(span for spans in all_spans for span in spans):
         if merged and first - merged[-1][1] <= GAP_S:
             merged[-1] = (merged[-1][0], max(merged[-1][1], last))
         else:
@@ -104,15 +109,6 @@ def join_burst(spans: list[Burst], new: Burst) -> list[Burst]:
     if surplus <= 0:
         return merged
     return [(merged[0][0], merged[surplus][1]), *merged[surplus + 1 :]]
-
-
-def union_bursts(all_spans: Iterable[Sequence[Burst]]) -> list[Burst]:
-    """Return the bursts of more than one series, merged as if they were a single series."""
-    merged: list[Burst] = []
-    for spans in all_spans:
-        for span in spans:
-            merged = join_burst(merged, span)
-    return merged
 
 
 def near(spans: Iterable[Burst], burst: Burst, within_s: float = GAP_S) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 
 from nodeagent.evaluation import events, growth, quotas, samples
 from nodeagent.evaluation.bursts import EventBursts, union_bursts
-from nodeagent.evaluation.devices import DeviceSlots
+from nodeagent.evaluation.devices import DeviceSlots, Era
 from nodeagent.evaluation.events import EndMarks
 from nodeagent.evaluation.samples import SampleSeries
 from nodeagent.model import (
@@ -26,6 +26,7 @@ from nodeagent.model import (
     HealthVerdict,
     Level,
     Observation,
+    kind_of,
     origin_of,
 )
 from nodeagent.policy.meanings import LONGEST_S
@@ -66,6 +67,8 @@ class Evaluator:
         self._grown: dict[Event, Variants] = {}  # of counters whose growth lasts; the code is 0
         self._devices = DeviceSlots()
         self._owners: dict[str, tuple[str, ...]] = {}
+        self._eras: dict[str, tuple[Era, ...]] = {}
+        self._full_until_s: dict[tuple[str, str], float] = {}  # by kind of evidence and of entity
         # by entity: the finding, and when it clears
         self._judged: dict[str, dict[Event, tuple[HealthFinding | None, float]]] = {}
         self.entities: set[str] = {NODE}  # all entities with evidence
@@ -147,6 +150,7 @@ class Evaluator:
         self.entities.add(seen.entity)
         if seen.entity == NODE:
             self._judged.clear()  # a boot clears findings of other entities, too
+            self._eras.clear()
         self._rejudge(seen.entity)
         return variants.setdefault(seen.variant, EventBursts()).add(seen)
 
@@ -162,6 +166,7 @@ class Evaluator:
         if self._devices.device(seen.entity) == before and not changed:
             return
         self._owners.clear()
+        self._eras.clear()
         self._judged.clear()
         for entity, seen_s in changed.items():
             self._end_series(entity, seen_s)
@@ -183,10 +188,15 @@ class Evaluator:
             self._owners[entity] = self._devices.owners(entity)
         return self._owners[entity]
 
+    def _eras_of(self, entity: str) -> tuple[Era, ...]:
+        if entity not in self._eras:
+            self._eras[entity] = self._devices.eras(entity, self._boots())
+        return self._eras[entity]
+
     def _collected(self, store: Mapping[Event, Variants], event: Event) -> Mapping[str, EventBursts]:
         """Return the evidence about an event of an entity, from each slot in which its GPU has been."""
         entity, check, code = event
-        eras = self._devices.eras(entity, self._boots())
+        eras = self._eras_of(entity)
         if len(eras) == 1 and (eras[0].from_s, eras[0].until_s) == (-inf, inf):
             return store.get((eras[0].entity, check, code), {})
         found: Variants = {}
@@ -331,7 +341,7 @@ class Evaluator:
         entity, check, code = event
         if (check, code) != ("xid", VERDICT_XID):
             return False
-        slots = {era.entity for era in self._devices.eras(entity, self._boots())}
+        slots = {era.entity for era in self._eras_of(entity)}
         codes = {e[2] for e in self._events if e[0] in slots and e[1] == "xid" and e[2] != VERDICT_XID}
         others = [
             (self.policy.meaning("xid", number, name, self.branch), bursts.spans)
@@ -346,7 +356,7 @@ class Evaluator:
 
     def _marks(self, entity: str) -> EndMarks:
         over = self._verdicts(entity).get("none")
-        slots = {era.entity for era in self._devices.eras(entity, self._boots())}
+        slots = {era.entity for era in self._eras_of(entity)}
         replaced = self._times(entity, "replaced")
         return EndMarks(
             resets=self._times(entity, "gpu_reset"),
@@ -369,6 +379,8 @@ class Evaluator:
 
     def _has_room_for_series(self, place: Place, now_s: float) -> bool:
         """Make room for another series, if there is a limit; return False if all of its kind stand."""
+        if self._is_still_full("series", place[0], now_s):
+            return False
         surplus, pool = quotas.full_pool(self._series, place[0], quotas.series_limit)
         if not surplus:
             return True
@@ -379,10 +391,11 @@ class Evaluator:
             self.dropped += last_s > now_s - quotas.GONE_S  # it may still be in use
             del self._series[each]
         self._drop_entities({each[0] for _, each in idle})
-        self.dropped += not idle
-        return bool(idle)
+        return bool(idle) or self._refuse("series", place[0], now_s)
 
     def _has_room_for_event(self, event: Event, now_s: float) -> bool:
+        if self._is_still_full("events", event[0], now_s):
+            return False
         surplus, pool = quotas.full_pool(self._events, event[0], quotas.event_limit)
         if not surplus:
             return True
@@ -394,12 +407,23 @@ class Evaluator:
             del self._events[each]
             self._rejudge(each[0])
         self._drop_entities({each[0] for _, each in idle[:surplus]})
-        self.dropped += not idle
-        return bool(idle)
+        return bool(idle) or self._refuse("events", event[0], now_s)
+
+    def _refuse(self, what: str, entity: str, now_s: float) -> bool:
+        """Count a refusal, and refuse more of the kind for a moment: each search costs milliseconds."""
+        self.dropped += 1
+        self._full_until_s[what, kind_of(entity)] = now_s + quotas.SEARCH_EVERY_S
+        return False
+
+    def _is_still_full(self, what: str, entity: str, now_s: float) -> bool:
+        until_s = self._full_until_s.get((what, kind_of(entity)), -inf)
+        is_full = until_s - quotas.SEARCH_EVERY_S <= now_s < until_s
+        self.dropped += is_full
+        return is_full
 
     def _is_needed(self, event: Event, now_s: float) -> bool:
         """Return True for a finding that stands, and for what ends findings: without it they would return."""
-        if event[1] in MARKS or event[1:] == ("xid", VERDICT_XID):
+        if _ends_others(event):
             return True
         return any(self._of_event((owner, *event[1:]), now_s) for owner in self._owners_of(event[0]))
 
@@ -418,41 +442,37 @@ class Evaluator:
             for place, held in self._series.items()
             if held.last_s >= before_s or self._of_series(place) is not None
         }
-        for store in (self._events, self._grown):
-            self._forget_events(store, before_s)
+        ended, oldest_s = self._ended(before_s)
+        # What ends a finding is needed for as long as older evidence is kept.
+        limit_s = min(before_s, oldest_s)
+        for event, variants in self._events.items():
+            if _ends_others(event):
+                ended += [(self._events, event, name) for name, b in variants.items() if b.last_s < limit_s]
+        for store, event, name in ended:
+            del store[event][name]
+            if not store[event]:
+                del store[event]
         self._drop_entities(set(self.entities))
         self._judged.clear()
         self._findings = None
 
-    def _forget_events(self, store: dict[Event, Variants], before_s: float) -> None:
-        ended: list[tuple[Event, str]] = []
-        oldest_s: dict[str, float] = {}  # by entity: the oldest sign that is kept
-        for event, variants in store.items():
-            if event[1] in MARKS or event[1:] == ("xid", VERDICT_XID):
-                continue
-            departed = self._devices.has_departed(event[0])
-            stands = any(
-                self._judge_event((owner, *event[1:]), before_s)[0] for owner in self._owners_of(event[0])
-            )
-            limit_s = before_s + FORGET_S - DEPARTED_S if departed else before_s
-            for name, each in variants.items():
-                if each.last_s < limit_s and not stands:
-                    ended.append((event, name))
-                else:
-                    oldest_s[event[0]] = min(each.spans[0][0], oldest_s.get(event[0], inf))
-        for event, variants in store.items():
-            if event[1] in MARKS or event[1:] == ("xid", VERDICT_XID):
-                # What ends a finding is needed for as long as the finding's evidence is kept.
-                kept_s = (
-                    min(oldest_s.values(), default=inf) if event[0] == NODE else oldest_s.get(event[0], inf)
-                )
+    def _ended(self, before_s: float) -> tuple[list[tuple[dict[Event, Variants], Event, str]], float]:
+        """Return the findings' evidence that may be forgotten, and the time of the oldest that is kept."""
+        ended, oldest_s = [], inf
+        for store in (self._events, self._grown):
+            for event, variants in store.items():
+                if event[1] in MARKS:
+                    continue
+                owners = self._owners_of(event[0])
+                stands = any(self._judge_event((owner, *event[1:]), before_s)[0] for owner in owners)
+                departed = self._devices.has_departed(event[0])
+                limit_s = before_s + FORGET_S - DEPARTED_S if departed else before_s
                 for name, each in variants.items():
-                    if each.last_s < min(before_s, kept_s):
-                        ended.append((event, name))
-        for event, name in ended:
-            del store[event][name]
-        for event in [event for event, variants in store.items() if not variants]:
-            del store[event]
+                    if stands or each.last_s >= limit_s:
+                        oldest_s = min(oldest_s, each.spans[0][0])
+                    elif not _ends_others(event):
+                        ended.append((store, event, name))
+        return ended, oldest_s
 
     # -- the memory
 
@@ -507,12 +527,18 @@ class Evaluator:
                     self.entities.add(event[0])
         self._judged.clear()
         self._owners.clear()
+        self._eras.clear()
         self._devices.load(raw.get("devices", ()))
         first_look_s = raw.get("first_look_s")
         self._first_look_s = -inf if first_look_s is None else float(first_look_s)
 
     def _has_check(self, check: str) -> bool:
         return check in ("xid", "sxid") or check in self.policy.rules
+
+
+def _ends_others(event: Event) -> bool:
+    """Return True for what may end findings about other events; without it they would return."""
+    return event[1] in MARKS or event[1:] == ("xid", VERDICT_XID)
 
 
 def _last_s(variants: Variants) -> float:

@@ -258,7 +258,7 @@ def _recurred(meaning: Meaning, burst: Burst, own: Sequence[Burst], all_spans: S
     if meaning.recurs is None:
         return 0
     spans = own if meaning.recurs.same_variant else all_spans
-    since_s = burst[1] - meaning.recurs.within_s
+    since_s = burst[0] - meaning.recurs.within_s  # from its start, so that a longer burst counts no fewer
     count = sum(last >= since_s for first, last in spans if first <= burst[1])
     return count if count >= meaning.recurs.bursts else 0
 

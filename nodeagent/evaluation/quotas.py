@@ -24,6 +24,7 @@ GONE_S = (
     900.0  # a series without a sample for this long is of something that is gone: all periods are shorter
 )
 Key = TypeVar("Key", bound=tuple[Any, ...])
+SEARCH_EVERY_S = 1.0  # for something to give up, once nothing was found
 OWN = ("gpu", NODE, DRIVER, "nvswitch", "sensor")
 
 
