@@ -525,12 +525,24 @@ class Evaluator:
                     made = EventBursts.load(bursts, heard.get((*event, str(variant)), ()))
                     store.setdefault(event, {})[str(variant)] = made
                     self.entities.add(event[0])
+        if "grown" not in raw:
+            self._note_standing_growth()
         self._judged.clear()
         self._owners.clear()
         self._eras.clear()
         self._devices.load(raw.get("devices", ()))
         first_look_s = raw.get("first_look_s")
         self._first_look_s = -inf if first_look_s is None else float(first_look_s)
+
+    def _note_standing_growth(self) -> None:
+        """Note the growth of counters that stands in the memory of an agent that did not note it."""
+        for (entity, check), held in self._series.items():
+            rule = self.policy.rules[check]
+            unhealthy = held.series.levels(rule)[1]
+            if rule.lasts and rule.unhealthy is not None and unhealthy.active:
+                at_s = unhealthy.since_s
+                made = EventBursts([(at_s, at_s)], heard=dict.fromkeys(held.heard, at_s))
+                self._grown[entity, check, 0] = {"": made}
 
     def _has_check(self, check: str) -> bool:
         return check in ("xid", "sxid") or check in self.policy.rules
