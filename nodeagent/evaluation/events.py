@@ -22,6 +22,7 @@ from nodeagent.policy.rules import CLEARED_BY, CLEARS_IN_WORDS, Clears, HealthPo
 
 BEFORE_S = 2.0  # the verdict may arrive before its code
 AFTER_S = 10.0  # the verdict follows its code immediately, so a later one concerns a different code
+SENSORS_APART_S = 10.0  # two sensors report the same event at most this far apart
 EPSILON_S = 1e-6
 
 
@@ -156,7 +157,8 @@ def finding_of(
 ) -> HealthFinding:
     """Return the finding with the texts in `seen` and the sensors in `heard` that reported it meanwhile."""
     texts = sorted({each for name in seen for each in seen[name].texts})[-MAX_TEXTS:]
-    sources = {s for each in heard.values() for s, at_s in each.heard.items() if at_s >= stands.since_s}
+    from_s = stands.since_s - SENSORS_APART_S
+    sources = {s for each in heard.values() for s, at_s in each.heard.items() if at_s >= from_s}
     worst = stands.worst
     return HealthFinding(
         entity=entity,

@@ -181,8 +181,9 @@ def test_every_key_of_a_policy_file_is_in_the_page() -> None:
         f"up to {samples.LATE_S:g} s late",
         f"from {events.BEFORE_S:g} s before to {events.AFTER_S:g} s after a code",
         f"For {evaluator.FORGET_S / 86400:g} days after it has ended, the agent keeps evidence: for each "
-        f"kind of entity up to {quotas.MAX_SERIES} series of samples, and up to {quotas.MAX_EVENTS} codes of "
-        f"events, each with {quotas.MAX_VARIANTS} variants of {bursts.MAX_BURSTS} bursts; for GPUs, NVSwitches and "
+        f"kind of entity up to {quotas.MAX_SERIES} series of samples, and up to {quotas.MAX_EVENTS} "
+        f"codes of events, each with {quotas.MAX_VARIANTS} variants of {bursts.MAX_BURSTS} bursts; "
+        f"for GPUs, NVSwitches and "
         f"the node itself up to {quotas.MAX_OWN} of each",
         f"has left the node for {evaluator.DEPARTED_S / 86400:g} days",
         f"arrives more than {events.AFTER_S:g} s after the code",

@@ -125,6 +125,12 @@ def test_a_sensor_that_saw_an_earlier_fault_is_no_witness_of_this_one() -> None:
     assert (found.sources, found.origins) == (("kmsg",), ("driver log",))
 
 
+def test_a_sensor_without_details_that_was_a_moment_earlier_is_a_witness_too() -> None:
+    details = "0x00000010" + ",0x00000000" * 6
+    seen = (xid(74, 100.0, source="nvml-events"), xid(74, 100.2, details, source="kmsg"))
+    assert [each.sources for each in shown(*seen, now_s=101.0)] == [("kmsg", "nvml-events")]
+
+
 def test_two_sensors_that_repeat_the_drivers_log_have_one_origin() -> None:
     [found] = shown(xid(79, 0.0), xid(79, 0.1, source="nvml-events"), now_s=1.0)
     assert (found.sources, found.origins) == (("kmsg", "nvml-events"), ("driver log",))
