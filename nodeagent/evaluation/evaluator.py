@@ -8,7 +8,7 @@ how late an observation may arrive.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf, isfinite
 from typing import Any
@@ -168,6 +168,8 @@ class Evaluator:
         self._owners.clear()
         self._eras.clear()
         self._judged.clear()
+        for place, held in self._series.items():
+            held.known = held.known and place[0] not in (seen.entity, *changed)
         for entity, seen_s in changed.items():
             self._end_series(entity, seen_s)
 
@@ -229,18 +231,21 @@ class Evaluator:
                 for owner in self._owners_of(entity)
             }
             found += [self._of_event(event, now_s) for event in events_now]
-        complete = [self._completed(each) for each in found if each is not None]
-        complete.sort(key=lambda f: (-f.level, -f.action, f.entity, f.check, f.code or 0))
-        return tuple(complete)
+        known = [self._since_the_first_look(each) for each in found if each is not None]
+        known.sort(key=lambda f: (-f.level, -f.action, f.entity, f.check, f.code or 0))
+        return tuple(known)
 
     def _completed(self, found: HealthFinding) -> HealthFinding:
-        """Return a finding with its GPU, the origins of its evidence, and the limits of what was seen."""
-        is_sample = found.check != "xid" and not self._is_event(found.check)
-        found = replace(
+        """Return a finding with its GPU and the origins of its evidence."""
+        is_sample = not self._is_event(found.check)
+        return replace(
             found,
             origins=tuple(sorted({origin_of(each, found.entity, is_sample) for each in found.sources})),
             device=self._devices.device(found.entity),
         )
+
+    def _since_the_first_look(self, found: HealthFinding) -> HealthFinding:
+        """Return a finding with the age, and at most the level, that the agent can vouch for."""
         if found.since_s >= self._first_look_s:
             return found
         past = found.last_s < self._first_look_s and found.level is Level.UNHEALTHY
@@ -258,33 +263,43 @@ class Evaluator:
     def _of_series(self, place: Place) -> HealthFinding | None:
         held = self._series[place]
         if not held.known:
-            held.finding, held.known = self._guarded(place, lambda: self._judge_series(place)), True
+            held.finding, held.known = self._judged_series(place, held), True
         found = held.finding
         if found is not None and found.level is Level.UNHEALTHY and (*place, 0) in self._grown:
             return None  # the finding about the counter's growth takes its place
         return found
 
-    def _judge_series(self, place: Place) -> HealthFinding | None:
+    def _judged_series(self, place: Place, held: _Series) -> HealthFinding | None:
         entity, check = place
-        held = self._series[place]
-        found = samples.sample_finding(entity, self.policy.rules[check], held.series, held.heard, held.text)
-        if found is None:
-            return None
-        from_s = found.since_s - BEFORE_STANDING_S
-        return replace(found, sources=tuple(sorted(s for s, at_s in held.heard.items() if at_s >= from_s)))
+        try:
+            rule = self.policy.rules[check]
+            low, high = held.series.levels(rule)
+            if not (low.active or high.active):
+                return None
+            from_s = (high if high.active else low).since_s - BEFORE_STANDING_S
+            sources = [source for source, at_s in held.heard.items() if at_s >= from_s]
+            found = samples.sample_finding(entity, rule, held.series, sources, held.text)
+            return found and self._completed(found)
+        except Exception as error:  # a restart would load the same evidence, and fail in the same way
+            return self._failure(place, error)
 
     def _of_event(self, event: Event, now_s: float) -> HealthFinding | None:
         judged = self._judged.setdefault(event[0], {})
         if event not in judged or now_s >= judged[event][1]:
-            judged[event] = (None, inf)
-            found: list[float] = [inf]
-
-            def judge() -> HealthFinding | None:
-                finding, found[0] = self._judge_event(event, now_s)
-                return finding
-
-            judged[event] = (self._guarded(event[:2], judge), found[0])
+            try:
+                found, until_s = self._judge_event(event, now_s)
+                judged[event] = found and self._completed(found), until_s
+            except Exception as error:  # as above
+                judged[event] = self._failure(event[:2], error), inf
         return judged[event][0]
+
+    def _failure(self, place: Place, error: Exception) -> HealthFinding:
+        """Return a finding about a check that cannot be judged, so that all others still are."""
+        at_s = self._asked_s if isfinite(self._asked_s) else 0.0
+        why = f"this agent cannot judge {place[1]}: {type(error).__name__}: {error}"
+        return HealthFinding(
+            *place, None, Level.DEGRADED, Action.CONTACT_SUPPORT, at_s, at_s, why, (), "new evidence", ()
+        )
 
     def _judge_event(self, event: Event, now_s: float) -> tuple[HealthFinding | None, float]:
         """Return the finding about an event at `now_s`, and when it changes without new evidence."""
@@ -312,17 +327,6 @@ class Evaluator:
         }
         contained = self.policy.meaning("xid", growth.CONTAINED_XID, "", self.branch)
         return growth.growth_finding(entity, rule, grown, contained, xids, self._marks(entity), now_s)
-
-    def _guarded(self, place: Place, judge: Callable[[], HealthFinding | None]) -> HealthFinding | None:
-        """Return what `judge` finds. If it fails, return that as a finding: the others must survive."""
-        try:
-            return judge()
-        except Exception as error:  # a restart would load the same evidence, and fail in the same way
-            at_s = self._asked_s if isfinite(self._asked_s) else 0.0
-            why = f"this agent cannot judge {place[1]}: {type(error).__name__}: {error}"
-            return HealthFinding(
-                *place, None, Level.DEGRADED, Action.CONTACT_SUPPORT, at_s, at_s, why, (), "new evidence", ()
-            )
 
     def verdicts(self, now_s: float) -> tuple[HealthVerdict, ...]:
         """Return one verdict for each entity with evidence, sorted by name."""
