@@ -48,7 +48,7 @@ class Published:
     verdicts: tuple[HealthVerdict, ...] = ()
     sensors: tuple[SensorStatus, ...] = ()
     events: tuple[dict[str, Any], ...] = ()  # the history, oldest first
-    dropped: int = 0
+    dropped: int = 0  # observations
     problems: tuple[str, ...] = ()  # with the saved state, the policy file, or evidence of one entity
     policy_rejected: bool = False  # the policy file has a mistake, and the last good policy is in force
     clean_time: CleanTime = field(default_factory=CleanTime)
@@ -106,6 +106,7 @@ class Agent:
             self.policy_file.notify = self.inbox.wake
         self.evaluator = Evaluator(self.policy)
         self.problems += self._recall()
+        self.evaluator.begin(self.clock.now_s())
         self.published = Published(self.clock.now_s(), problems=self.problems)
         self.state.anchor = self.clock.anchor
         self.state.clean_time = self.state.clean_time.resumed(self.state.last_s, self.clock.now_s())
@@ -206,10 +207,8 @@ class Agent:
                 self._describe(each)
         for each in stuck_calls(self.watched, self._stuck, now_s):
             self.evaluator.add(each)
-        if self.inbox.dropped:
-            lost = Observation(
-                now_s, "observations_dropped", "sensor/agent", "agent", float(self.inbox.dropped)
-            )
+        if self._dropped:
+            lost = Observation(now_s, "observations_dropped", "sensor/agent", "agent", float(self._dropped))
             self.evaluator.add(lost)
         self.evaluator.branch = self.branch()
         if now_s - self._forgot >= FORGET_EVERY_S:
@@ -223,6 +222,11 @@ class Agent:
         elif seen.facts and (seen.entity in self._facts or len(self._facts) < MAX_DESCRIBED):
             self._facts[seen.entity] = facts = dict(seen.facts)
             self.evaluator.set_model(seen.entity, facts.get("name", ""))
+
+    @property
+    def _dropped(self) -> int:
+        """The number of observations that found no room, in the queue or among the evidence."""
+        return self.inbox.dropped + self.evaluator.dropped
 
     def _save_and_report(
         self, now_s: float, positions: Mapping[str, Any], findings: tuple[HealthFinding, ...]
@@ -265,7 +269,7 @@ class Agent:
             self._verdicts(findings),
             tuple(each.status() for each in self.watched),
             tuple(self.state.history),
-            self.inbox.dropped,
+            self._dropped,
             self._problems(),
             self._in_force.rejected,
             self.state.clean_time,

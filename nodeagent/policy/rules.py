@@ -29,6 +29,15 @@ class Clears(Enum):
     REPLACED = "replaced"  # another GPU has taken its place, or an operator has cleared the finding
 
 
+# What ends a finding whose remedy is one of these, unless its table says otherwise.
+CLEARED_BY: Mapping[Action, Clears] = MappingProxyType(
+    {
+        Action.RESET_GPU: Clears.RESET,
+        Action.REBOOT_NODE: Clears.BOOT,
+        Action.REPLACE: Clears.REPLACED,
+    }
+)
+
 # The condition in words; "" if only time clears the finding.
 CLEARS_IN_WORDS: Mapping[Clears, str] = MappingProxyType(
     {
@@ -109,6 +118,8 @@ class Rule:
     clear_at: float | None = None
     clear_s: float = 120.0  # how long all samples must have been clean
     states: Mapping[int, CheckState] = field(default_factory=dict)
+    # For a rate: growth beyond `unhealthy` is a fault until it is remedied, even if the counter rests.
+    lasts: bool = False
     meaning: Meaning | None = None  # for an event check with only one code
 
 
