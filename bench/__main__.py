@@ -10,6 +10,7 @@ from types import FrameType
 
 from bench.harness.console import say
 from bench.harness.launchers import Failed
+from holdfast.errors import BadInput
 
 BENCHES = {  # package and module of each bench, with its line in the help; a bench is named after its module
     "recovery.recovery": "time from the kill of a rank to the first new step, compared with torchrun",
@@ -53,6 +54,9 @@ def main(argv: Sequence[str]) -> int:
     except Failed as error:
         sys.stderr.write(f"bench: {error}\n")
         return 1
+    except BadInput as error:
+        sys.stderr.write(f"bench: {error}\n")
+        return 2
     except KeyboardInterrupt:
         return 130
     return code

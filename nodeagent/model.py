@@ -7,17 +7,58 @@ after a restart.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from types import MappingProxyType
 
 MAX_TEXT = 512  # characters kept of a sensor's text, because a kernel line may be kilobytes long
 MAX_FACTS = 16
+GONE = "gone"  # the check with which a sensor reports that an entity no longer exists (value 1)
 VERDICT_XID = 154  # the driver recommends an action with this Xid: its verdict on another Xid
 
 # Entities are paths: the kind, then a name within that kind.
 NODE = "node"
 DRIVER = "driver"
 ENTITY_KINDS = ("gpu", DRIVER, NODE, "disk", "port", "net", "device", "nvswitch")
+
+# Where the evidence of each sensor comes from. Two sensors with the same origin are one witness: the kernel
+# log and NVML's events both repeat what the driver has logged.
+DRIVER_LOG, DRIVER_STATE, KERNEL, SYSFS, HOST, OPERATOR = (
+    "driver log", "driver state", "kernel", "sysfs", "host", "operator"
+)  # fmt: skip
+ORIGINS: Mapping[str, str] = MappingProxyType(
+    {
+        "kmsg": DRIVER_LOG,
+        "journal": DRIVER_LOG,
+        "nvml-events": DRIVER_LOG,
+        "nvml-polling": DRIVER_STATE,
+        "sysfs": SYSFS,
+        "host": HOST,
+        "agent": HOST,
+        "operator": OPERATOR,
+    }
+)
+_DRIVERS_OWN = ("gpu", DRIVER, "nvswitch")  # the kinds of entities that only the driver logs about
+
+
+def kind_of(entity: str) -> str:
+    """Return the kind of an entity, such as `gpu`."""
+    return entity.partition("/")[0]
+
+
+def origin_of(source: str, entity: str, is_sample: bool = False) -> str:
+    """Return the origin of a sensor's evidence about an entity; of an unknown sensor, its name.
+
+    Args:
+        is_sample: True for a reading that a sensor has taken, False for an event that was reported to it.
+    """
+    origin = ORIGINS.get(source, source)
+    if origin != DRIVER_LOG:
+        return origin
+    if is_sample:
+        return DRIVER_STATE  # an event makes `nvml-events` read the counter that `nvml-polling` reads
+    return DRIVER_LOG if kind_of(entity) in _DRIVERS_OWN else KERNEL
 
 
 def gpu_entity(bus_id: str) -> str:
@@ -108,9 +149,11 @@ class HealthFinding:
     why: str  # one sentence: the observed value and the limit, or the source
     evidence: tuple[str, ...]  # the sensors' texts, newest last
     clears: str  # the condition that clears the finding
-    sources: tuple[str, ...]  # the sensors that reported it
+    sources: tuple[str, ...]  # the sensors that reported it while it stood
     lasting: bool = False  # only a remedy ends it, and no remedy has been observed since
     overridden: str = ""  # the source that overrode the table: "driver" or "operator"
+    origins: tuple[str, ...] = ()  # the distinct origins of its evidence: see `origin_of`
+    device: str = ""  # the UUID or serial number of the GPU, if it is known
 
 
 @dataclass(frozen=True, slots=True)

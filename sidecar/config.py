@@ -28,7 +28,7 @@ class Config:
     node: str
     nproc: int
     directory: Path  # in the memory volume; contains launcher.sock, the progress pages and the arena
-    checkpoints: Path  # if `objects` is set, this directory is only for local copies
+    checkpoint_directory: Path  # if `objects` is set, it holds only local copies of the objects
     supervisor_url: str
     token_file: Path
     poll_s: float = 0.25  # between two polls; shorter if a rank reaches its limit earlier
@@ -68,7 +68,7 @@ def from_environment(given: Mapping[str, str]) -> Config:
         node=given[environment.NODE],
         nproc=int(given[environment.NPROC]),
         directory=Path(given[environment.DIRECTORY]),
-        checkpoints=Path(given[environment.CHECKPOINTS]),
+        checkpoint_directory=Path(given[environment.CHECKPOINTS]),
         supervisor_url=given[environment.SUPERVISOR],
         token_file=Path(given[environment.TOKEN_FILE]),
         address=given.get(environment.ADDRESS, ""),

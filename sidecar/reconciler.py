@@ -28,7 +28,6 @@ from holdfast.protocol import foreign_text
 from holdfast.protocol.launcher_messages import LauncherOrder, LauncherState
 from holdfast.protocol.member_messages import (
     PROTOCOL,
-    HeldPrivateState,
     HeldSnapshot,
     MemberAction,
     MemberOrder,
@@ -38,6 +37,7 @@ from holdfast.snapshot import member_directory
 from sidecar.clients import LauncherClient, SupervisorClient
 from sidecar.config import Config
 from sidecar.fencing import CompletedDrills, OrderFence, OrderVersion, unreadable_start
+from sidecar.securing import StateSecurer
 from sidecar.state import memory_limits
 from sidecar.state.checkpointing import CheckpointSaver, CheckpointSchedule
 from sidecar.state.holdings import Holdings
@@ -53,7 +53,6 @@ from sidecar.watch.member_watch import MemberWatch
 log = logging.getLogger(__name__)
 
 SOONEST_S = 0.01  # the shortest time between two polls
-ASK_ROUNDS = 50  # during a tail, ask the ranks for their activity once in this many polls
 RETRY_S = 1.0  # before work that failed unexpectedly is retried
 SAVE_LOOK_S = 0.25  # between two checks whether a checkpoint is due
 _SAVE = "save-"  # the prefix of the names of tasks that write a checkpoint
@@ -89,11 +88,11 @@ class Sidecar:
             _context(config),
             self.report_unreadable,
         )
-        checkpoints = _checkpoint_storage(config)
-        self.storage: StorageLister | None = None
+        storage = _checkpoint_storage(config)
+        self.storage_lister: StorageLister | None = None
         if config.reports_storage:
-            self.storage = StorageLister(checkpoints, self._changed, self._answered)
-        self.restorer = Restorer(self.holdings, self.peers, checkpoints)
+            self.storage_lister = StorageLister(storage, self._changed, self._answered)
+        self.restorer = Restorer(self.holdings, self.peers, storage)
         self.fence = OrderFence(config.directory)
         sharing: CheckpointSharing | None = None
         self.pieces: PieceWriter | None = None
@@ -101,25 +100,27 @@ class Sidecar:
             sharing = CheckpointSharing(
                 self.peers, config.node, lambda: self.peer_url, lambda: self.fence.newest
             )
-            self.pieces = PieceWriter(self.holdings, checkpoints, config.node, lambda: self.fence.newest)
-        self.saver = CheckpointSaver(self.holdings, self.peers, checkpoints, sharing)
+            self.pieces = PieceWriter(self.holdings, storage, config.node, lambda: self.fence.newest)
+        self.checkpoint_saver = CheckpointSaver(self.holdings, self.peers, storage, sharing)
+        self.securer = StateSecurer(
+            self.holdings, self.launcher, self.observed, self._send_order, self._changed
+        )
         self.sealer = SnapshotSealer(self.holdings.arena, self._pace, self.observed.is_final)
-        self.checkpoints = CheckpointSchedule(
-            config.member, self.holdings, self.observed.pages, self.saver, self._changed
+        self.checkpoint_schedule = CheckpointSchedule(
+            config.member, self.holdings, self.observed.pages, self.checkpoint_saver, self._changed
         )
         self.peer_url = ""
         self.order = MemberOrder("idle", 0)
+        if self.pieces is not None:
+            self.pieces.note_order(self.order)
         self._clock = clock.identity()
         # The grace period of the last stop order that was sent to the launcher.
         self._stop_grace_s = math.inf
         self.refused = ""  # why an order was last refused
         self._inspections = InspectionSchedule()
-        self.secured_for = 0
         self._restored = 0  # the newest generation whose local copies were removed after all ranks restored
-        self._followed = 0  # the newest generation whose tails were watched until they ended
         self.unusable: tuple[HeldSnapshot, ...] = ()
         self._failure = PrepareFailure()
-        self._privates: tuple[HeldPrivateState, ...] = ()
         self._sequence = 0
         self._room_bytes = 0  # the size of the snapshot for which memory was last allocated in advance
         self._wake = asyncio.Event()
@@ -159,33 +160,24 @@ class Sidecar:
             lag_s=round(lag_s, 6),
             lag_p99_s=round(lag_p99_s, 6),
             seals=self.sealer.seals,
-            privates=self._privates_now(state),
-            secured_for=self.secured_for,
+            privates=self.securer.privates(),
+            secured_for=self.securer.secured_for,
             unusable=self.unusable,
             prepare_error=foreign_text.shortened(self._failure.error, foreign_text.WHOLE_BYTES),
             prepare_generation=self._failure.generation,
             prepare_occupied=self._failure.is_occupied,
             prepare_volume=self._failure.is_refused_by_volume,
-            durable=self.saver.durable,
-            unmoved_s=round(self.saver.unmoved_s, 3),
+            durable=self.checkpoint_saver.durable,
+            unmoved_s=round(self.checkpoint_saver.unmoved_s, 3),
             reading_s=round(self.restorer.unread_s, 3),
-            publishing=self.checkpoints.publishing,
+            publishing=self.checkpoint_schedule.publishing,
             epoch=self.fence.newest.epoch,
             clock=self._clock,
             drilled=self._drilled.newest,
             told=self.fence.history,
-            storage=self.storage.listing if self.storage is not None else None,
+            storage=self.storage_lister.listing if self.storage_lister is not None else None,
             notes=(self.refused,) if self.refused else (),
         )
-
-    def _privates_now(self, state: LauncherState | None) -> tuple[HeldPrivateState, ...]:
-        """Return the private states held, as of the last time that this member secured its state.
-
-        Once no rank that could change them is left, return the current list instead.
-        """
-        if state is None or not state.ranks or any(rank.state != "exited" for rank in state.ranks):
-            return self._privates
-        return self.holdings.privates()
 
     def _changed(self) -> None:
         state = self.launcher.state
@@ -203,14 +195,14 @@ class Sidecar:
 
     def _answered(self) -> int:
         """Return the number of the newest save request that has been carried out or has failed."""
-        return self.saver.durable.asked
+        return self.checkpoint_saver.durable.asked
 
     async def list_storage(self) -> None:
         """List the checkpoints on storage, if the reports include them. Never returns."""
-        if self.storage is None:
+        if self.storage_lister is None:
             await asyncio.Event().wait()
         else:
-            await self.storage.run()
+            await self.storage_lister.run()
 
     # -- carrying out orders
 
@@ -222,14 +214,14 @@ class Sidecar:
             self._refuse(why)
             return
         self.fence.accept(asked)
+        if self.pieces is not None:  # first, because the ranks may need the slot that it has pinned
+            self.pieces.note_order(order)
         if order.generation != self.order.generation:
             self._failure = replace(self._failure, error="")
-            if self.pieces is not None:
-                self.pieces.release()
         self.order = order
-        self.checkpoints.note_order(order)
+        self.checkpoint_schedule.note_order(order)
         lineage = self.fence.learn(order)
-        self.saver.retention = Retention(order.keep, lineage, order.proven, order.epoch)
+        self.checkpoint_saver.retention = Retention(order.keep, lineage, order.proven, order.epoch)
         self._drill()
         self._wake.set()
 
@@ -268,8 +260,8 @@ class Sidecar:
         self._drill()
         if order.do in _PURSUITS:  # a newer supervisor may send an action that this version does not know
             _PURSUITS[order.do](self, order, state)
-        if order.save > self.saver.durable.asked:
-            self._begin(f"{_SAVE}{order.save}", self.checkpoints.save_on_request(order))
+        if order.save > self.checkpoint_saver.durable.asked:
+            self._begin(f"{_SAVE}{order.save}", self.checkpoint_schedule.save_on_request(order))
 
     def _start_ranks(self, order: MemberOrder, state: LauncherState | None) -> None:
         """Prepare and start the order's ranks. While they run, have the launcher inspect late ranks."""
@@ -287,12 +279,10 @@ class Sidecar:
 
     def _secure_state(self, order: MemberOrder, _: LauncherState | None) -> None:
         """Have the ranks secure their state, and watch their tails until these end."""
-        if self.secured_for < order.generation:
-            self._secure(order)
-        elif self._has_begun_since(order):
-            self._ask_ranks(order)
-        if self._followed < order.generation:
-            self._begin(f"tails-{order.generation}", self._follow(order.generation))
+        self.securer.pursue(order)
+        if self.securer.followed < order.generation:
+            following = self.securer.follow(order.generation, lambda: self.order)
+            self._begin(f"tails-{order.generation}", following)
 
     def _stand_by(self, order: MemberOrder, _: LauncherState | None) -> None:
         """End this member's ranks, which now run on other members, and preallocate memory for a snapshot."""
@@ -373,49 +363,6 @@ class Sidecar:
             return
         if any(rank.state != "exited" for rank in state.ranks):
             self._send_order(LauncherOrder("kill", state.generation))
-
-    def _secure(self, order: MemberOrder) -> None:
-        state = self.launcher.state
-        if state is None:  # wait for the launcher's state; if it does not arrive, the supervisor times out
-            return
-        waiting = state.generation == order.generation and not self.observed.silent
-        if waiting and order.just_in_time and state.secure_asked < order.generation:
-            self._ask_ranks(order)
-            return
-        self._privates = self.holdings.privates()
-        self.secured_for = order.generation
-        self._changed()
-
-    def _ask_ranks(self, order: MemberOrder) -> None:
-        secure = LauncherOrder("secure", order.generation, suspects=order.suspects, copy=order.copy)
-        self._send_order(secure)
-
-    def _has_begun_since(self, order: MemberOrder) -> bool:
-        """Return whether the order's ranks started after this member had reported which states it holds.
-
-        The supervisor does not wait for the state of these ranks. They must be frozen nevertheless, because
-        another step would overwrite a state that this member reported.
-        """
-        state = self.launcher.state
-        if state is None or self.observed.silent or not order.just_in_time:
-            return False
-        return state.generation == order.generation and state.secure_asked < order.generation
-
-    async def _follow(self, generation: int) -> None:
-        """Report when tails begin and end, because the supervisor waits until they have ended."""
-        rounds, before = 0, frozenset[int]()
-        while self.order.do == "secure" and self.order.generation == generation:
-            tails = self.observed.ranks_in_tail(generation)
-            if tails != before:
-                before = tails
-                self._changed()
-            if not tails and self.secured_for >= generation:
-                break
-            if tails and rounds % ASK_ROUNDS == 0:
-                self._send_order(LauncherOrder("where", generation))
-            rounds += 1
-            await asyncio.sleep(SOONEST_S)
-        self._followed = generation
 
     def _drill(self) -> None:
         """Carry out the order's drill once the order's ranks exist, and never repeat it."""
@@ -500,13 +447,15 @@ class Sidecar:
         """While this member hosts rank 0, write a checkpoint after each interval. Runs until cancelled."""
         while True:
             await asyncio.sleep(seconds_to_next_tick(SAVE_LOOK_S))
-            if self._hosts_rank_0() and await self.checkpoints.save_if_due(self.order, time.monotonic()):
+            if self._hosts_rank_0() and await self.checkpoint_schedule.save_if_due(
+                self.order, time.monotonic()
+            ):
                 self._list_soon()
                 self._changed()
 
     def _list_soon(self) -> None:
-        if self.storage is not None:
-            self.storage.request()
+        if self.storage_lister is not None:
+            self.storage_lister.request()
 
     def _hosts_rank_0(self) -> bool:
         state = self.launcher.state
@@ -529,11 +478,11 @@ def _checkpoint_storage(config: Config) -> CheckpointStorage:
     """Return the storage for checkpoints. Load the library for object storage only if it is needed."""
     location = config.objects
     if location is None:
-        return DirectoryStorage(config.checkpoints)
+        return DirectoryStorage(config.checkpoint_directory)
     from sidecar.storage.object_client import ObjectClient
     from sidecar.storage.object_storage import ObjectStorage
 
-    return ObjectStorage(location, lambda: ObjectClient(location, os.environ), config.checkpoints)
+    return ObjectStorage(location, lambda: ObjectClient(location, os.environ), config.checkpoint_directory)
 
 
 def _context(config: Config) -> ssl.SSLContext | None:

@@ -18,7 +18,7 @@ from bench.harness.results import ROOT
 from bench.harness.ticks import VARIABLE, TickFile
 from holdfast.process import linux
 from holdfast.snapshot import member_directory
-from supervisor.local import memory_volume
+from supervisor.local.volume import memory_volume
 from supervisor.store.run_directory import RunDir
 
 STOP_S = 15.0  # how long a launcher has to end after SIGTERM before it is killed

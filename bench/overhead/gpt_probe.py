@@ -102,14 +102,15 @@ def take_turns() -> None:
 
 def take_out() -> None:
     """Replace the functions of holdfast that the script calls with empty ones, which leaves plain DDP."""
-    from holdfast.state import misuse, torch_hooks
+    from holdfast.state import torch_hooks
+    from holdfast.training.misuse import unprotected
     from holdfast.training.state import State
 
     def count(self: State, loss: object = None, *_: object, **__: object) -> None:
         self.step += 1
 
     torch_hooks.attach_hooks = lambda *_: None
-    misuse.UnprotectedTraining = lambda *_: None  # type: ignore[misc,assignment]
+    unprotected.UnprotectedTraining = lambda *_: None  # type: ignore[misc,assignment]
     State.commit = count  # type: ignore[method-assign]
 
 

@@ -11,6 +11,7 @@ always costs a job its work.
 The decision sees only the nodes' reports, taints and cordons. The simulated world and the figures below also
 know which faults are real. Every decision is checked: it must not act on a node whose agent is silent,
 against an operator's waiver, on a node that an operator has cordoned, or beyond what the breaker allows.
+Each hold must have an end or be an alert. Pools of 1 to 20 nodes are simulated as well (`small_pools`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any
 
 from bench.harness import results
 from bench.harness.console import make_parser, say
-from bench.quarantine import fault_mixes, report
+from bench.quarantine import fault_mixes, report, small_pools
 from bench.quarantine.scenarios import NodeEvents, PoolEvents
 from bench.quarantine.simulated_node import DAY_S, REPORT_S, Node
 from bench.quarantine.simulated_pool import Pool
@@ -42,9 +43,10 @@ def main(argv: Sequence[str]) -> int:
     began_s = time.monotonic()
     pool = simulate(options, policy)
     took_s = time.monotonic() - began_s
+    small = [small_pools.simulate(each, NodePolicy(), options.seed + each) for each in small_pools.SIZES]
     found["options"] = vars(options)
     found["policy"] = {**asdict(policy), "drain_for": sorted(policy.drain_for)}
-    return _end(found, pool, took_s, options)
+    return _end(found, pool, small, took_s, options)
 
 
 def simulate(options: argparse.Namespace, policy: NodePolicy) -> Pool:
@@ -69,15 +71,17 @@ def simulate(options: argparse.Namespace, policy: NodePolicy) -> Pool:
     return pool
 
 
-def _end(found: dict[str, Any], pool: Pool, took_s: float, options: argparse.Namespace) -> int:
+def _end(
+    found: dict[str, Any], pool: Pool, small: Sequence[Pool], took_s: float, options: argparse.Namespace
+) -> int:
     tally = pool.tally
     say(f"{options.days} days of {tally.nodes} nodes: {pool.decisions} decisions in {took_s:.1f} s\n")
     rows, figures = report.table_of(tally)
     say(table(("bad nodes, from the first report to out", "faults", "p50", "p99", "worst", "limit"), rows))
-    facts = report.facts(pool, options.days)
+    facts = {**report.facts(pool, options.days), **small_pools.facts(small)}
     say()
     say(table(("what", ""), [(name, report.shown(value)) for name, value in facts.items()]))
-    verdicts = report.judge(pool)
+    verdicts = [*report.judge(pool), *small_pools.judge(small)]
     say()
     for verdict in verdicts:
         say(verdict.line)

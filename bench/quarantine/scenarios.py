@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from bench.quarantine.fault_mixes import YEAR_S, FaultRate
-from bench.quarantine.simulated_node import DAY_S, HOUR_S, Node, Sign
+from bench.quarantine.simulated_node import DAY_S, GPUS, HOUR_S, Node, Sign, origins_of
 from bench.quarantine.simulated_pool import Pool
 from bench.quarantine.tally import SILENT, Case
 from supervisor.quarantine import transition
@@ -36,6 +36,7 @@ class People:
     def __init__(self, pool: Pool, chance: random.Random, again: Callable[[Sign, Node], None]) -> None:
         self.pool, self.chance, self._again = pool, chance, again
         self._remedies: dict[str, str] = {}  # the remedies in progress, by node
+        self._answering: set[str] = set()  # the nodes that an operator is about to repair in service
         self.cleared: Callable[[Node, str], None] = lambda _node, _key: None
         pool.acted = self.acted
 
@@ -96,11 +97,32 @@ class People:
             if list(REMEDY_S).index(sign.action) > list(REMEDY_S).index(action):
                 continue
             was_true = sign.key in node.truths
+            if sign.action == "replace":
+                node.exchanged(sign.device)
             self.heal(node, sign.key)
             self.remedy_seen(node, sign.key)
             if was_true and self.chance.random() < (COMES_BACK_LEMON if node.lemon else COMES_BACK):
                 self.pool.after(self.chance.expovariate(1 / (2 * DAY_S)), partial(self._again, sign, node))
         self.remedy_if_empty(node)
+
+    def answer(self, node: Node) -> None:
+        """Have an operator repair a node after an alert, if it is still in service then."""
+        if node.name not in self._answering:
+            self._answering.add(node.name)
+            self.pool.after(self.chance.uniform(1, 8) * HOUR_S, partial(self._repair_in_service, node))
+
+    def _repair_in_service(self, node: Node) -> None:
+        self._answering.discard(node.name)
+        wanted = [each for each in node.signs.values() if each.lasting]
+        if not wanted or self.is_tainted(node):
+            return
+        self.pool.touch(node)
+        node.booted(self.pool.now_s)
+        for sign in wanted:
+            if sign.action == "replace":
+                node.exchanged(sign.device)
+            self.heal(node, sign.key)
+            self.remedy_seen(node, sign.key)
 
     def remedy_seen(self, node: Node, key: str) -> None:
         """Let the agent clear the finding without another remedy, `HOLD_S` later."""
@@ -247,6 +269,11 @@ class NodeEvents:
         node.hush(self.pool.now_s)
         self.pool.after(lasts_s, partial(self._heard_again, node))
 
+    def cordon(self, node: Node, cordoned: bool) -> None:
+        """Have someone cordon a node, for a reason that no report shows, or end this."""
+        self.pool.touch(node)
+        node.standing = replace(node.standing, cordoned=cordoned)
+
     def lost(self, node: Node, lasts_s: float) -> None:
         """Cut off a running node from the network."""
         self._lose(node, lasts_s)
@@ -268,7 +295,7 @@ class NodeEvents:
         node.cleared(key, self.pool.now_s)
         case = self._cases.pop(key, None)
         if case is not None:
-            self.pool.tally.passed(case)
+            self.pool.tally.passed(case, self.pool.now_s)
 
     def _ill(self, node: Node, sign: Sign) -> None:
         node.found(sign, self.pool.now_s)
@@ -279,10 +306,10 @@ class NodeEvents:
             return
         self.pool.touch(node)
         now_s, policy = self.pool.now_s, self.pool.policy
-        sign = Sign(
-            key, "unhealthy", fault.action, fault.sources, now_s, fault.driver, fault.kind == "lasting"
-        )
-        sure = fault.driver or len(fault.sources) > 1
+        lasting = fault.kind == "lasting"
+        gpu = node.gpus[int(key.rpartition(" ")[2]) % GPUS] if lasting else ""
+        sign = Sign(key, "unhealthy", fault.action, fault.sources, now_s, fault.driver, lasting, gpu)
+        sure = fault.driver or len(origins_of(fault.sources)) > 1
         wait_s = policy.confirm_s if sure else policy.confirm_alone_s
         case = Case(node.name, fault.component, sure, now_s, now_s + wait_s)
         if node.cut_off:

@@ -16,9 +16,18 @@ LONG_AGO_S = -30 * DAY_S
 FRESH_S = 2 * HOUR_S  # for this long after its last finding, a node's view is rebuilt for each decision
 
 
+GPUS = 8
+# Two sensors that read the same log or counters are one witness.
+ORIGINS = {"kmsg": "driver log", "nvml_events": "driver log", "nvml_poll": "driver state", "sysfs": "sysfs"}
+
+
+def origins_of(sources: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(sorted({ORIGINS.get(each, each) for each in sources}))
+
+
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """A finding of an agent, true or false."""
+    """A finding of an agent, true or false. Its key ends in a number; the rest is the same on other nodes."""
 
     key: str
     level: str
@@ -27,11 +36,16 @@ class Sign:
     since_s: float
     driver: bool = False
     lasting: bool = False
+    device: str = ""
 
     def at(self, report_at_s: float) -> NodeFinding:
         verdict_by = "driver" if self.driver else ""
         held_s = max(0.0, report_at_s - self.since_s)
-        return NodeFinding(self.key, self.level, self.action, held_s, self.sources, verdict_by, self.lasting)
+        signature = self.key.rstrip("0123456789")
+        return NodeFinding(
+            self.key, self.level, self.action, held_s, self.sources, verdict_by, self.lasting,
+            f"gpu/{self.device}" if self.device else "", signature, origins_of(self.sources), self.device,
+        )  # fmt: skip
 
 
 class Node:
@@ -45,6 +59,7 @@ class Node:
         self.signs: dict[str, Sign] = {}
         self.agent = "1"
         self.boots = 1
+        self.gpus = tuple(f"{name}-{at}" for at in range(GPUS))
         self.changed_s = LONG_AGO_S  # when the agent's findings last changed
         self.clean_at_s = LONG_AGO_S
         self.quiet_at_s = LONG_AGO_S
@@ -86,6 +101,10 @@ class Node:
         self.boots += 1
         self.changed_s = now_s
         self.clean_at_s, self.quiet_at_s = max(self.clean_at_s, now_s), max(self.quiet_at_s, now_s)
+
+    def exchanged(self, gpu: str) -> None:
+        """Replace a GPU by another one."""
+        self.gpus = tuple(f"{each}'" if each == gpu else each for each in self.gpus)
 
     def hush(self, now_s: float) -> None:
         """Silence the agent for one more reason. It reports again once `speak` was called for each reason."""
@@ -129,4 +148,6 @@ class Node:
             at_s - self.calmed_at_s,
             str(self.boots),
             self.agent,
+            (),
+            self.gpus,
         )

@@ -17,6 +17,7 @@ from supervisor.quarantine import transition
 from supervisor.quarantine.breaker import is_out, is_unknown
 from supervisor.quarantine.decide import decide
 from supervisor.quarantine.model import (
+    NO_NEW_WORK,
     Drain,
     Hold,
     NodePolicy,
@@ -33,7 +34,7 @@ ROUNDS = 8  # the most decisions at one tick; an action can make room for the ne
 
 
 class Pool:
-    """Runs the events in order, and calls `acted` for each action that was carried out."""
+    """Runs the events in order. Calls `acted` for each action carried out, and `alerted` for each alert."""
 
     def __init__(self, nodes: list[Node], policy: NodePolicy, seed: int) -> None:
         self.nodes, self.policy = nodes, policy
@@ -42,6 +43,7 @@ class Pool:
         self.tally = Tally(len(nodes))
         self.decisions = 0
         self.acted: Callable[[Node, QuarantineAction], None] = lambda _node, _action: None
+        self.alerted: Callable[[Node], None] = lambda _node: None
         self._chance = random.Random(seed)
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
@@ -79,7 +81,9 @@ class Pool:
     @property
     def allowed(self) -> int:
         """How many nodes may be out, computed independently of the breaker's code."""
-        return max(self.policy.min_out, int(self.policy.max_share * len(self.nodes)))
+        out = [self.nodes[at].standing for at in self._odd if is_out(self.nodes[at].standing)]
+        by_others = sum(1 for node in out if node.quarantine is None or node.quarantine.effect != NO_NEW_WORK)
+        return max(by_others + self.policy.min_out, int(self.policy.max_share * len(self.nodes)))
 
     # -- observe, decide, act
 
@@ -94,7 +98,7 @@ class Pool:
             held = tuple(each for each in actions if isinstance(each, Hold))
             done = [each for each in actions if not isinstance(each, Hold)]
             refused = [self._carry_out(each, seen) for each in done]
-            self._check(seen, done)
+            self._check(seen, done, held)
             if not done or any(refused):
                 break
         else:
@@ -102,6 +106,9 @@ class Pool:
         again_s = self.now_s + TICK_S if done else min((each.until_s for each in held), default=float("inf"))
         self._look_at_s = max(again_s, self.now_s + TICK_S)
         self.tally.held(held, self.now_s)
+        for each in held:
+            if each.alert and each.node:
+                self.alerted(self.nodes[self.by_name[each.node]])
 
     def _view(self) -> PoolView:
         for at in list(self._odd):
@@ -130,15 +137,19 @@ class Pool:
         shown = node.standing
         if isinstance(action, Taint) and shown.quarantine is None:
             assert not shown.cordoned, f"taints a node that an operator has cordoned: {action}"
-            known = set(shown.waiver.evidence) if shown.waiver else set()
-            assert not set(action.evidence) <= known, f"acts against an operator's waiver: {action}"
+            waiver = shown.waiver
+            if waiver is not None and self.now_s < waiver.at_s + self.policy.waiver_s:
+                known = {*waiver.evidence}
+                assert not {*action.evidence} <= known, f"acts against an operator's waiver: {action}"
         if isinstance(action, (Drain, Release)):
             assert shown.quarantine is not None, action
 
-    def _check(self, seen: PoolView, done: Sequence[QuarantineAction]) -> None:
-        """Check that no more nodes are out than allowed, if a taint of this round took one out."""
+    def _check(self, seen: PoolView, done: Sequence[QuarantineAction], held: Sequence[Hold]) -> None:
+        """Check the holds, and that no more nodes are out than allowed if a taint took one out."""
         out = sum(1 for at in self._odd if is_out(self.nodes[at].standing))
         was_out = sum(1 for at in self._odd if is_out(seen.nodes[at]))
         by_us = out > was_out and any(isinstance(each, Taint) for each in done)
         assert not by_us or out <= self.allowed, f"{out} are out, but only {self.allowed} may be"
         self.tally.out(out, by_us)
+        for each in held:
+            assert each.alert or each.until_s < float("inf"), f"neither an end nor an alert: {each}"

@@ -23,6 +23,8 @@ class Case:
     out_s: float | None = None
     how: str = ""  # how it was resolved: "taint", "already out", "cordoned" or "passed"
     held: str = ""  # why the node was not taken out when the fault was confirmed
+    alerted_s: float | None = None  # when an operator was alerted, because the node was not taken out
+    ended_s: float | None = None  # when the agent reported that the fault was over
 
 
 @dataclass(slots=True)
@@ -57,8 +59,9 @@ class Tally:
         else:
             self.open.setdefault(node.name, []).append(case)
 
-    def passed(self, case: Case) -> None:
+    def passed(self, case: Case, now_s: float) -> None:
         """Note that the fault ended; it counts as passed if the node was not taken out before that."""
+        case.ended_s = now_s
         waiting = self.open.get(case.node, [])
         if case in waiting:
             waiting.remove(case)
@@ -112,3 +115,5 @@ class Tally:
             for case in self.open.get(each.node, ()):
                 if now_s > case.due_s and UNCONFIRMED not in each.why:
                     case.held = each.why
+                if each.alert and case.alerted_s is None:
+                    case.alerted_s = now_s

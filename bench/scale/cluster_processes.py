@@ -22,7 +22,7 @@ from typing import Any
 from bench.harness.launchers import Failed
 from bench.harness.results import ROOT
 from holdfast.process import network
-from supervisor.cluster.supervision import SUPERVISIONS
+from supervisor.cluster.supervision.contents import SUPERVISIONS
 from supervisor.kubernetes import certificates
 from supervisor.kubernetes.certificates import AUTHORITY_SECRET
 

@@ -1,4 +1,8 @@
-"""The figures of the scale bench as a table, and the verdicts on its targets. Pure."""
+"""The figures of the scale bench as a table, and the verdicts on its targets. Pure.
+
+The targets are for 2,000 members that report once a second. The phase with crashes is far beyond that
+requirement, so its CPU has no limit, but decisions, memory and /metrics must meet theirs in it as well.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,14 @@ CPU = 0.5  # of a core
 MEMORY_BYTES = 500e6
 DECISION_S = 0.1
 SCRAPE_S = 0.2
-PHASES = (("rest", "at rest"), ("faults", "with faults"))
+PHASES = ("rest", "faults")
+
+
+def phase_words(name: str, faults_per_s: float) -> str:
+    """Return what the table and the progress call a phase."""
+    if name == "rest":
+        return "at rest"
+    return f"beyond the requirement, {faults_per_s:g} crashes/s"
 
 
 def rows(figures: dict[str, Any]) -> list[tuple[str, str]]:
@@ -20,8 +31,8 @@ def rows(figures: dict[str, Any]) -> list[tuple[str, str]]:
         ("from the supervisor's start until all members are connected", seconds(figures["connected_s"])),
         ("until all jobs train and have settled", seconds(figures["adopted_s"])),
     ]
-    for name, words in PHASES:
-        phase = figures[name]
+    for name in PHASES:
+        phase, words = figures[name], phase_words(name, figures["faults_per_s"])
         found += [
             (f"{words}: CPU of the supervisor, of one core", percent(phase["cpu"], 1)),
             ("  CPU of the members' process and the API server", _both(phase)),
@@ -35,7 +46,7 @@ def rows(figures: dict[str, Any]) -> list[tuple[str, str]]:
             ("  load of the machine", number(phase["load"])),
         ]
     found += [
-        ("decision, median and worst", _spread(decisions(figures, "last_s"))),
+        ("decision, median, p99 and worst", _tail(decisions(figures, "last_s"))),
         ("  the first member's order, median", seconds(_share(decisions(figures, "first_s"), 50))),
         (
             "from a crash until the job has settled, median and worst",
@@ -53,15 +64,13 @@ def rows(figures: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def judge(figures: dict[str, Any]) -> list[Verdict]:
-    cpu = [figures[name]["cpu"] for name, _ in PHASES]
-    restart = figures["restart"]
+    cpu, restart = figures["rest"]["cpu"], figures["restart"]
     peak = max(figures["faults"]["peak_bytes"], restart["peak_bytes"])
     took = decisions(figures, "last_s")
-    p99_s, scrape_s = _share(took, 99), max(each for name, _ in PHASES for each in figures[name]["scrapes_s"])
-    shown = " and ".join(percent(each, 1) for each in cpu)
+    p99_s, scrape_s = _share(took, 99), max(each for name in PHASES for each in figures[name]["scrapes_s"])
     undecided = sum(each["settled_s"] is None for each in figures["decisions"])
     return [
-        below(f"CPU of the supervisor below {CPU:.0%} of a core", max(cpu), CPU, shown),
+        below(f"CPU of the supervisor at rest below {CPU:.0%} of a core", cpu, CPU, percent(cpu, 1)),
         below(f"peak memory below {MEMORY_BYTES / 1e6:g} MB", peak, MEMORY_BYTES, size(peak)),
         below(
             f"decision p99 below {DECISION_S * 1e3:g} ms",
@@ -87,6 +96,11 @@ def _share(values: list[float], share: float) -> float:
 
 def _spread(values: list[float]) -> str:
     return f"{seconds(_share(values, 50))}, {seconds(max(values, default=math.nan))}"
+
+
+def _tail(values: list[float]) -> str:
+    p99 = seconds(_share(values, 99))
+    return f"{seconds(_share(values, 50))}, {p99}, {seconds(max(values, default=math.nan))}"
 
 
 def _both(phase: dict[str, Any]) -> str:

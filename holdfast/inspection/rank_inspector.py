@@ -27,7 +27,7 @@ from holdfast.protocol.launcher_messages import RankInspection
 # waits.
 WINDOW_S = 0.15
 DUMP_S = 3.0  # py-spy needs about 20 ms, but may never finish if the process is in uninterruptible sleep
-LOOK_S = 4 * DUMP_S
+INSPECTION_S = 4 * DUMP_S
 AT_ONCE = 8  # how many processes are inspected in parallel
 _WORKS = 0.03  # a process that uses this share of a core counts as working; periodic wake-ups use less
 # Prefixes of the names of threads that run loops of libraries. Whatever the script does, these threads wait
@@ -82,7 +82,7 @@ class RankInspector:
 def inspect_ranks(
     number: int, targets: tuple[InspectedRank, ...], asked: int = 0
 ) -> tuple[RankInspection, ...]:
-    """Inspect all targets, and return the inspections that finish within `LOOK_S`. Never raises."""
+    """Inspect all targets, and return the inspections that finish within `INSPECTION_S`. Never raises."""
     found: dict[int, RankInspection] = {}
 
     def inspect_some(some: tuple[InspectedRank, ...]) -> None:
@@ -99,16 +99,16 @@ def inspect_ranks(
     ]
     for thread in threads:
         thread.start()
-    deadline = time.monotonic() + LOOK_S
+    deadline = time.monotonic() + INSPECTION_S
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
     return bounded(tuple(found[target.rank] for target in targets if target.rank in found))
 
 
-def bounded(looks: tuple[RankInspection, ...]) -> tuple[RankInspection, ...]:
-    """Return `looks` with each stack cut to an equal share of the message. Outer frames are cut first."""
-    most = foreign_text.share(foreign_text.LOOKS_BYTES, len(looks))
-    stacks = (foreign_text.shortened(each.stack, most // 2, head=0.9) for each in looks)
+def bounded(inspections: tuple[RankInspection, ...]) -> tuple[RankInspection, ...]:
+    """Return the inspections with each stack cut to an equal share of the message, outer frames first."""
+    most = foreign_text.share(foreign_text.INSPECTIONS_BYTES, len(inspections))
+    stacks = (foreign_text.shortened(each.stack, most // 2, head=0.9) for each in inspections)
     words = most // 8
     return tuple(
         replace(
@@ -116,7 +116,7 @@ def bounded(looks: tuple[RankInspection, ...]) -> tuple[RankInspection, ...]:
             stack=stack,
             calls=tuple(foreign_text.shortened(call, words) for call in each.calls),
         )
-        for each, stack in zip(looks, stacks, strict=True)
+        for each, stack in zip(inspections, stacks, strict=True)
     )
 
 

@@ -13,8 +13,8 @@ from holdfast import exit_codes, parts
 from holdfast.errors import BadInput
 from holdfast.launcher.launcher import Launcher
 from holdfast.launcher.output_forwarder import forwarder_of
-from holdfast.launcher.warm_pool import MemberSettings
-from holdfast.launcher.zygote_handle import Zygote
+from holdfast.launcher.workers.warm_pool import MemberSettings
+from holdfast.launcher.workers.zygote_handle import Zygote
 from holdfast.process import linux
 from holdfast.protocol import defaults, environment
 from holdfast.snapshot import member_directory

@@ -14,31 +14,30 @@ import signal
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TypeAlias
 
 from holdfast import exit_codes
-from holdfast.inspection import left_processes, process_stats
-from holdfast.inspection.left_processes import BackgroundProcesses
 from holdfast.inspection.out_of_memory import MemoryGroup
 from holdfast.inspection.rank_inspector import InspectedRank, RankInspector
-from holdfast.launcher import warm_pool, worker_process
-from holdfast.launcher.process_watch import ProcessWatch
 from holdfast.launcher.sidecar_server import OrderRefused, SidecarServer
-from holdfast.launcher.survivor_snapshot import SurvivorSnapshot
-from holdfast.launcher.warm_pool import UNJOINED_BYTES, MemberSettings, WarmPool
-from holdfast.launcher.worker_group import WorkerGroup
-from holdfast.launcher.worker_process import Worker, WorkerProcess, live_workers
-from holdfast.launcher.zygote_handle import Zygote
+from holdfast.launcher.workers import orphans, survivor_snapshot, warm_pool, worker_process
+from holdfast.launcher.workers.orphans import Orphans
+from holdfast.launcher.workers.process_watch import ProcessWatch
+from holdfast.launcher.workers.warm_pool import UNJOINED_BYTES, MemberSettings, WarmPool
+from holdfast.launcher.workers.worker_group import WorkerGroup
+from holdfast.launcher.workers.worker_process import Worker, WorkerProcess, live_workers
+from holdfast.launcher.workers.zygote_handle import Zygote
 from holdfast.process import event_loop, linux, logs, network
 from holdfast.process.clock import seconds_to_next_tick
 from holdfast.process.executable import Unstartable
-from holdfast.protocol import environment, progress
+from holdfast.protocol import environment
 from holdfast.protocol.launcher_messages import (
     Ending,
     FirstSignal,
+    LauncherAction,
     LauncherOrder,
     LauncherState,
     RankInspection,
@@ -51,19 +50,12 @@ from holdfast.worker.script_source import ProgramSources, SourceChanges
 
 # The generation, the number of the inspection, and one result per rank.
 _Inspections: TypeAlias = tuple[int, int, tuple[RankInspection, ...]]
+_Handler: TypeAlias = "Callable[[Launcher, LauncherOrder], None]"  # carries out one kind of order
 
 # The time between heartbeats. The sidecar reports the launcher as unresponsive after five missed ones.
 HEARTBEAT_S = 1.0
-END_LOOK_S = 0.05  # the time between two checks for processes that outlive their ranks
+ORPHANS_S = 0.05  # the time between two checks for processes that outlive their ranks
 REFILL_S = 5.0  # a generation that has not settled after this time no longer delays new warm processes
-SECURE_S = 1.0  # the limit on the wait for survivors' copies; a longer wait would make the recovery slow
-SECURE_FIRST_S = 0.15  # how long to wait for the ranks at the lowest step before asking the others too
-SECURE_SUSPECT_S = 0.25  # how long to wait for ranks that may hang; others answer in a tenth of this time
-SECURE_WATCH_S = 0.1  # the time between two checks of the copies in progress
-# How long to wait for killed processes to end. The kernel takes more than a second to free gigabytes.
-END_S = 5.0
-# If a rank needs a slot, a silent rank that may hold one is killed after this time.
-SECURE_STUCK_S = 0.6
 
 
 class Launcher:
@@ -89,13 +81,10 @@ class Launcher:
         self.exit_code = 0  # the exit code in the newest order to stop
         # True while the launcher, after a signal to end, waits for the supervisor's order to stop.
         self._is_leaving = False
-        self._end_s = 0.0  # when all remaining processes will be killed
-        self._asked_to_end: set[int] = set()  # left-behind processes that have been sent SIGTERM
-        self._background: BackgroundProcesses | None = None  # processes left by ranks that succeeded
-        self._is_turn_planned = False  # whether a check is scheduled for processes that have not ended yet
+        self.orphans = Orphans()
+        self._is_turn_planned = False  # whether a check is scheduled for orphans that have not ended yet
         self.epoch = 0  # the epoch of the newest supervisor whose order this launcher has carried out
         self._has_started = False  # whether the command has been started at least once
-        self._past_starts: dict[int, int] = {}  # start times, in ticks, of processes that have ended, by pid
         self._timers: list[tuple[float, Callable[[], None]]] = []
         self._inspector = RankInspector(self._on_inspected)
         self._changes = SourceChanges(sources)
@@ -112,9 +101,7 @@ class Launcher:
         self.pool.fill()
         self._beat()
         try:
-            while True:
-                if self.stopping and not self.group.alive() and not self._end_children():
-                    break
+            while not self.stopping or self.group.alive() or self._has_orphans():
                 self._turn()
         finally:
             self.group.kill_all()
@@ -122,7 +109,7 @@ class Launcher:
             self.sidecar.send_state(self.state())
             self.sidecar.close()
             self._wakeup.close()
-            _reap_all()
+            orphans.kill_all()
 
     def _turn(self) -> None:
         now = time.monotonic()
@@ -151,9 +138,9 @@ class Launcher:
 
     def state(self) -> LauncherState:
         """Return the launcher's complete state, which the sidecar receives."""
-        generation, looked, looks = self._inspections
+        generation, number, inspections = self._inspections
         if generation != self.group.generation:
-            looked, looks = 0, ()
+            number, inspections = 0, ()
         return replace(
             self.group.state(),
             parked=tuple(sorted(n for n, each in self.pool.processes.items() if each.parked)),
@@ -164,8 +151,8 @@ class Launcher:
             strategy=self.pool.strategy,
             joins=self.pool.program.joins,
             stopped=self.stopping,
-            looks=looks,
-            looked=looked,
+            looks=inspections,
+            looked=number,
             epoch=self.epoch,
             changed=self._changes.told,
         )
@@ -182,17 +169,10 @@ class Launcher:
             newest = f"a supervisor of epoch {self.epoch} has taken over the run"
             raise OrderRefused(f"{order.do!r} of epoch {order.epoch}: {newest}")
         self.epoch = order.epoch
-        if order.do == "stop":
-            self.exit_code = order.exit_code
-            self.stop(order.grace_s, order.ending_only, order.first)
-        elif order.do == "run" and order.launch is not None:
-            self._run(order)
-        elif order.do in _CURRENT_ONLY and order.generation == self.group.generation:
-            _CURRENT_ONLY[order.do](self, order)
+        _HANDLERS[order.do](self, order)
 
     def _run(self, order: LauncherOrder) -> None:
-        assert order.launch is not None
-        if order.launch.generation <= self.group.generation:
+        if order.launch is None or order.launch.generation <= self.group.generation:
             return
         self.group.begin(order.launch, order.ranks)
         self.pool.retry_at_once()
@@ -273,7 +253,9 @@ class Launcher:
     def _refill(self) -> None:
         self.pool.fill()
         if not self.pool.has_unstarted:
-            self.sweep()
+            present = self.group.pids() | {process.pid for process in self.pool.processes.values()}
+            dying = {process.pid for process in self.group.dying}
+            self.orphans.sweep(present, dying, self.group.generation, self.pool.is_zygote)
 
     def _begin_inspection(self, order: LauncherOrder) -> None:
         folder = self.group.settings.directory
@@ -290,32 +272,24 @@ class Launcher:
         self._wakeup.wake()
 
     def _secure(self, order: LauncherOrder) -> None:
-        securing = self.group.securing
         self.group.ask_where()
-        if not securing.begin(order.copy):
-            return
-        more_s = progress.COPIES * securing.copy_s()
-        self._watch(securing)
-        self.after(SECURE_FIRST_S, securing.ask_rest)
-        self._when_still(SECURE_SUSPECT_S + more_s, securing, lambda: securing.give_up(order.suspects))
-        self._when_still(SECURE_STUCK_S + more_s, securing, securing.give_up_silent)
-        self._when_still(SECURE_S + more_s, securing, securing.stop)
+        survivor_snapshot.secure(self.group.securing, order.suspects, self.after, copy=order.copy)
 
-    def _watch(self, securing: SurvivorSnapshot) -> None:
-        if not securing.done:
-            securing.watch(time.monotonic())
-            self.after(SECURE_WATCH_S, lambda: self._watch(securing))
+    def _drill(self, order: LauncherOrder) -> None:
+        self.group.drill(order.local_rank, order.what)
 
-    def _when_still(self, seconds: float, securing: SurvivorSnapshot, act: Callable[[], None]) -> None:
-        """Call `act` after `seconds`, or as soon after that as no copy is growing."""
+    def _ask_where(self, _: LauncherOrder) -> None:
+        self.group.ask_where()
 
-        def due() -> None:
-            if not securing.done and securing.watch(time.monotonic()):
-                self.after(SECURE_WATCH_S, due)
-            else:
-                act()
+    def _settle(self, _: LauncherOrder) -> None:
+        self._refill()
 
-        self.after(seconds, due)
+    def _kill(self, _: LauncherOrder) -> None:
+        self.group.kill_all()
+
+    def _stop(self, order: LauncherOrder) -> None:
+        self.exit_code = order.exit_code
+        self.stop(order.grace_s, order.ending_only, order.first)
 
     def stop(self, grace_s: float, ending_only: bool = False, first: FirstSignal = "") -> None:
         """Begin to stop: send SIGTERM now and SIGKILL after `grace_s` seconds, or only SIGKILL if that is 0.
@@ -328,8 +302,7 @@ class Launcher:
             return
         self.stopping = True
         term_s, kill_s = stop_delays_s(grace_s, first, ending_only)
-        self._end_s = time.monotonic() + kill_s
-        self._background = BackgroundProcesses() if self.group.is_done() else None
+        self.orphans.begin_to_end(time.monotonic() + kill_s, let_work=self.group.is_done())
         self.pool.close()
         if grace_s > 0:
             if term_s:
@@ -341,40 +314,13 @@ class Launcher:
         else:
             self.group.kill_all()
 
-    def _end_children(self) -> set[int]:
-        """Send SIGTERM to processes that the ranks left behind; return the processes to wait for.
-
-        If all ranks succeeded, SIGTERM is sent only to idle processes and not to processes that are still
-        working. Once the grace period is over, the result is empty.
-        """
-        now_s = time.monotonic()
-        for pid in linux.children():
-            _reap(pid)
-        alive = set(linux.children())
-        if now_s >= self._end_s:
-            if self._background is not None:
-                self._print_background(alive, "did not end within --grace: killing it")
-            return set()
-        resting = alive if self._background is None else self._background.resting(alive, now_s)
-        new = resting - self._asked_to_end
-        if self._background is not None:
-            self._print_background(new, "is idle although the run has ended: sending SIGTERM")
-        for pid in new:
-            linux.kill_group(pid, signal.SIGTERM)
-        self._asked_to_end = resting
-        if alive and not self._is_turn_planned:
+    def _has_orphans(self) -> bool:
+        """End the processes that the ranks left behind. Return True, and check again soon, if any remain."""
+        remain = self.orphans.end(time.monotonic(), self.group.print_line)
+        if remain and not self._is_turn_planned:
             self._is_turn_planned = True
-            self.after(END_LOOK_S, self._forget_planned_turn)
-        return alive
-
-    def _print_background(self, pids: Iterable[int], what: str) -> None:
-        """Print what happens to processes that the script left in the background."""
-        for pid in sorted(pids):
-            command = left_processes.command_of(pid)
-            if command:
-                self.group.print_line(
-                    f"process {pid} ({command}), which the script left in the background, {what}"
-                )
+            self.after(ORPHANS_S, self._forget_planned_turn)
+        return remain
 
     def _forget_planned_turn(self) -> None:
         self._is_turn_planned = False
@@ -391,7 +337,7 @@ class Launcher:
 
     def on_process_end(self, process: WorkerProcess) -> None:
         """Reap a process and record how it ended. If it belonged to the pool, the pool replaces it."""
-        self._past_starts |= _start_ticks([process.pid])
+        self.orphans.parent_ended(process.pid)
         ended = self.memory.take_reason(worker_process.reap(process))
         if self.pool.processes.get(process.local_rank) is process:
             del self.pool.processes[process.local_rank]
@@ -410,27 +356,6 @@ class Launcher:
             lines = (ending.message.rstrip(), *(f"holdfast: {each}" for each in changed))
             ending = replace(ending, message="\n".join(lines).lstrip())
         self.pool.failed(ending, process.log, took_s)
-
-    def sweep(self) -> None:
-        """Kill processes that dead ranks left behind, such as data loader workers, and reap orphaned zombies.
-
-        Background processes of live ranks keep running.
-        """
-        present = self.group.pids() | {process.pid for process in self.pool.processes.values()}
-        dying = {process.pid for process in self.group.dying}
-        known = self._past_starts
-        past = {pid: began for pid, began in known.items() if pid not in present} | _start_ticks(dying)
-        began = {pid: known[pid] for pid in present & known.keys()} | _start_ticks(present)
-        for pid in linux.children():
-            if pid in present or pid in dying or self.pool.is_zygote(pid):
-                continue
-            found = left_processes.origin(pid)
-            if linux.state_of(pid)[0] == "Z":
-                _reap(pid)
-            elif found is not None and left_processes.is_left(found, began, past, self.group.generation):
-                for each in (pid, *process_stats.descendants(pid)):
-                    linux.kill_group(each)
-                _reap(pid)
 
     def _on_wake(self, received: bytes) -> None:
         """Take new inspection results if `received` contains a 0, and stop if it contains a signal number."""
@@ -455,14 +380,26 @@ class Launcher:
         self.after(wait_s, lambda: None if self.stopping else self.stop(0.0))
 
 
-_CURRENT_ONLY: Mapping[str, Callable[[Launcher, LauncherOrder], None]] = MappingProxyType(
-    {  # orders that apply only to the ranks of the current generation
-        "secure": Launcher._secure,
-        "look": Launcher._begin_inspection,
-        "where": lambda launcher, _: launcher.group.ask_where(),
-        "settle": lambda launcher, _: launcher._refill(),
-        "drill": lambda launcher, order: launcher.group.drill(order.local_rank, order.what),
-        "kill": lambda launcher, _: launcher.group.kill_all(),
+def _if_current(carry_out: _Handler) -> _Handler:
+    """Return a handler for an order that applies only to the ranks of the current generation."""
+
+    def carry_out_if_current(launcher: Launcher, order: LauncherOrder) -> None:
+        if order.generation == launcher.group.generation:
+            carry_out(launcher, order)
+
+    return carry_out_if_current
+
+
+_HANDLERS: Mapping[LauncherAction, _Handler] = MappingProxyType(
+    {
+        "run": Launcher._run,
+        "stop": Launcher._stop,
+        "secure": _if_current(Launcher._secure),
+        "look": _if_current(Launcher._begin_inspection),
+        "where": _if_current(Launcher._ask_where),
+        "settle": _if_current(Launcher._settle),
+        "drill": _if_current(Launcher._drill),
+        "kill": _if_current(Launcher._kill),
     }
 )
 
@@ -470,34 +407,3 @@ _CURRENT_ONLY: Mapping[str, Callable[[Launcher, LauncherOrder], None]] = Mapping
 def _listen_tcp() -> socket.socket:
     """Listen on a port to reserve it for the next rendezvous."""
     return network.listen(os.environ.get(environment.BIND, "127.0.0.1"))
-
-
-def _start_ticks(pids: Iterable[int]) -> dict[int, int]:
-    """Return the start time, in ticks since boot, of each of the `pids` that exists, including zombies."""
-    found = {pid: left_processes.origin(pid) for pid in pids if pid}
-    return {pid: each.began for pid, each in found.items() if each is not None}
-
-
-def _reap(pid: int) -> None:
-    try:
-        os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        return
-
-
-def _reap_all() -> None:
-    """Kill all remaining descendants and wait for them, so that none outlives the launcher.
-
-    A process that waits for a device or a file system may not end within `END_S`. In that case, it is left to
-    the process that adopts the launcher's orphans.
-    """
-    dead: set[int] = set()
-    give_up_at = time.monotonic() + END_S
-    while left := set(linux.children()) - dead:
-        for pid in left:
-            linux.kill_group(pid)
-            if linux.collected(pid) is not None:
-                dead.add(pid)
-        if time.monotonic() > give_up_at:
-            return
-        time.sleep(linux.PAUSE_S)

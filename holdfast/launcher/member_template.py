@@ -15,7 +15,7 @@ import sys
 import traceback
 
 from holdfast.launcher import cli
-from holdfast.launcher.zygote_handle import fork_zygote
+from holdfast.launcher.workers.zygote_handle import fork_zygote
 from holdfast.process import fork_server, linux, title
 from holdfast.protocol import codec, environment, rank_channel
 from holdfast.protocol.rank_channel import WorkerMessage

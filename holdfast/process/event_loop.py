@@ -74,18 +74,18 @@ async def result_of(work: Future[_R], limit_s: float) -> _R:
     Raises:
         Unresponsive: The storage did not respond within `limit_s`. The work may still complete later.
     """
-    waiting = asyncio.wrap_future(work)
-    waiting.add_done_callback(_retrieve_exception)
-    done, _ = await asyncio.wait({waiting}, timeout=limit_s)
-    if not done:
+    loop = asyncio.get_running_loop()
+    is_done: asyncio.Future[None] = loop.create_future()  # never has an exception that nobody retrieves
+
+    def note(_: Future[_R]) -> None:
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(is_done.set_result, None)
+
+    work.add_done_callback(note)
+    await asyncio.wait({is_done}, timeout=limit_s)
+    if not work.done():
         raise Unresponsive(limit_s)
-    return waiting.result()
-
-
-def _retrieve_exception(future: asyncio.Future[Any]) -> None:
-    """Keep asyncio from logging "never retrieved" for an error that occurs after the time limit."""
-    if not future.cancelled():
-        future.exception()
+    return work.result()
 
 
 def limit_tls_buffers() -> None:

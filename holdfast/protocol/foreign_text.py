@@ -21,7 +21,7 @@ from typing import TypeVar
 WHOLE_BYTES = 32_000  # the limit on a traceback without any other limit
 # The limit on the final texts of all ranks together, without the text of the first rank that ended.
 ENDINGS_BYTES = 512 << 10
-LOOKS_BYTES = 384 << 10  # the limit on the stacks of all ranks of a member together
+INSPECTIONS_BYTES = 384 << 10  # the limit on the stacks of all ranks of a member together
 # For each kind of short text (notes, bad numbers): the limit on the texts of all ranks of a member together.
 WORDS_BYTES = 64 << 10
 # The minimum share of `ENDINGS_BYTES` for a rank of a large group, if its member has room. It is enough for

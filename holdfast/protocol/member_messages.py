@@ -218,7 +218,7 @@ class MemberReport:
     looks: tuple[RankInspection, ...] = ()  # the newest inspections, while a rank is late
     looked_for: int = 0  # the generation of the ranks in `looks`
     look: int = 0  # the number of the newest inspection
-    slots: tuple[HeldSnapshot, ...] = ()
+    slots: tuple[HeldSnapshot, ...] = ()  # the snapshots in the member's arena
     seals: tuple[HeldChecksum, ...] = ()  # the last checksums of the current generation
     privates: tuple[HeldPrivateState, ...] = ()
     secured_for: int = 0  # the newest generation whose state is secured on this member and listed here

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import BadInput, type_with_article
 from holdfast.snapshot import tensor_copy
-from holdfast.state import capture, misuse
+from holdfast.state import advice, capture
 from holdfast.state.capture import PAIRS, TUPLE
 from holdfast.state.random_state import (
     RandomGenerators,
@@ -258,7 +258,7 @@ class PrivateState:
             try:
                 self._text = _encode(states if plain else _tagged(states)).encode()
             except (TypeError, ValueError, RecursionError):
-                raise BadInput(misuse.not_json_advice(states)) from None
+                raise BadInput(advice.not_json(states)) from None
             self._plain = {name: dict(each) for name, each in states.items()} if plain else None
         return self._text
 

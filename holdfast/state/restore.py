@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.errors import BadInput, type_with_article, with_article
 from holdfast.fileio.safetensors import Layout
 from holdfast.snapshot import tensor_copy
-from holdfast.state import capture, misuse
+from holdfast.state import advice, capture
 from holdfast.state.capture import (
     HOST,
     JSON_ENTRY,
@@ -344,9 +344,9 @@ def _check_optimizer(name: str, optimizer: torch.optim.Optimizer, saved: Mapping
             for groups in (saved["param_groups"], optimizer.param_groups)
         ]
         if sizes[0] != sizes[1]:
-            advice = f"; {misuse.ADDED_GROUP_ADVICE}" if len(sizes[0]) > len(sizes[1]) else ""
+            instead = f"; {advice.ADDED_GROUP}" if len(sizes[0]) > len(sizes[1]) else ""
             found = f"its groups have {sizes[0]} parameters in the snapshot, but {sizes[1]} in the script"
-            raise BadInput(f"{name}: {found}{advice}")
+            raise BadInput(f"{name}: {found}{instead}")
 
 
 def _restore_optimizer(

@@ -20,7 +20,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from holdfast.errors import BadInput
-from holdfast.state import capture, misuse
+from holdfast.state import advice, capture
 from holdfast.state.random_state import is_generator_state
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def classify(
     replicated: dict[str, Any] = {}
     for name, value in objects.items():
         if not hasattr(value, "state_dict") or not hasattr(value, "load_state_dict"):
-            raise BadInput(misuse.unkeepable_advice(name, value))
+            raise BadInput(advice.unprotectable(name, value))
         if isinstance(value, torch.nn.Module):
             modules[name] = replicated[name] = value
         elif _is_private(value, objects):

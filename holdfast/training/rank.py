@@ -10,13 +10,13 @@ import re
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from holdfast.protocol import progress, progress_writer
 from holdfast.protocol.launcher_messages import BadNumber, BadNumberKind, Launch, RankStart, StartTimes
 from holdfast.protocol.rank_channel import WorkerMessage
-from holdfast.state import misuse
 from holdfast.training import caught_errors
 from holdfast.worker import launcher_channel
 from holdfast.worker.drills import RankDrill
@@ -32,6 +32,12 @@ NOTE_CHARACTERS = 500  # the status shows at most this many characters of a warn
 YIELD_S = 0.3
 RECENT_STEPS = 32  # the median duration of a step is taken over this many steps
 _NUMBER = re.compile(r"\d+")
+
+
+def print_warning(text: str) -> None:
+    """Print a warning in the process's own output."""
+    with suppress(ValueError, OSError):  # the script may have closed stderr
+        print(f"holdfast: warning: {text}", file=sys.stderr, flush=True)
 
 
 def local_rank() -> int:
@@ -156,9 +162,14 @@ class Rank:
 
     # -- warnings
 
+    def warn(self, text: str) -> None:
+        """Print a warning if this is rank 0. The other ranks would print the same warning."""
+        if self.number == 0:
+            print_warning(text)
+
     def note(self, text: str) -> None:
         """Print a warning in the rank's own output, and report it for the status."""
-        misuse.warn(0, f"rank {self.number}: {text}")
+        print_warning(f"rank {self.number}: {text}")
         self.say(WorkerMessage("note", note=text[:NOTE_CHARACTERS]))
 
     def warn_once(self, text: str) -> None:

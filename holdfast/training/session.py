@@ -18,8 +18,8 @@ from holdfast.protocol import codec, environment, rank_channel
 from holdfast.protocol.launcher_messages import Launch, RankStart, SecureAnswer
 from holdfast.protocol.progress import Phase
 from holdfast.protocol.rank_channel import WorkerMessage, WorkerOrder
-from holdfast.state import misuse
 from holdfast.training import caught_errors
+from holdfast.training.misuse import arguments
 from holdfast.training.protection.rank_protection import Protection
 from holdfast.training.rank import NOTE_CHARACTERS, Rank, device, local_rank
 from holdfast.training.rehearsal import rehearse
@@ -84,7 +84,7 @@ class Session:
             BadInput: an object cannot be protected, the resume point is from a different model, or protect
                 was called before.
         """
-        misuse.require_names("protect(model=model, optimizer=optimizer)", unnamed)
+        arguments.require_names("protect(model=model, optimizer=optimizer)", unnamed)
         if self._state is not None:
             raise BadInput("protect() was already called: call it once, after join(), with all objects")
         state = State(self._rank, objects)

@@ -12,16 +12,18 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from holdfast.protocol.progress import Phase, pause_phase
-from holdfast.state import capture, device, misuse, torch_hooks
+from holdfast.state import advice, capture, device, torch_hooks
 from holdfast.state.loss_guard import LossGuard
 from holdfast.state.module_flags import ModuleFlags
 from holdfast.state.private_state import PrivateState
-from holdfast.training.loop_history import LoopHistory, SourceLine, line_of_script
+from holdfast.training.misuse import arguments
+from holdfast.training.misuse.loop_history import LoopHistory, SourceLine, line_of_script
+from holdfast.training.misuse.script_checks import ScriptChecks
 from holdfast.training.number_check import NumberCheck
+from holdfast.training.pause import Pause
 from holdfast.training.protection.rank_protection import Protection
 from holdfast.training.protection.write_gate import WriteGate
-from holdfast.training.rank import Rank
-from holdfast.training.script_checks import ScriptChecks
+from holdfast.training.rank import Rank, print_warning
 from holdfast.training.training_step import TrainingStep
 from holdfast.worker import pauses
 
@@ -63,7 +65,7 @@ class State:
     def _warn_of_shared_generators(self) -> None:
         if self._rank.world_size > 1:
             for name in torch_hooks.shared_with_generators(self._replicated):
-                misuse.warn(self._rank.number, misuse.shared_generator_advice(name))
+                self._rank.warn(advice.shared_generator(name))
 
     def _custom_schedulers(self) -> dict[str, Any]:
         """Return the schedulers of the script's own classes. Earlier versions treated them as private."""
@@ -102,7 +104,7 @@ class State:
             self._training.done, self._random = protection.restore()
             protection.committed.record(self._training.done)
             rank.restored()
-        self._loops = LoopHistory(self._training.done, lambda text: misuse.warn(rank.number, text))
+        self._loops = LoopHistory(self._training.done, rank.warn)
         self._checks.begin(self._objects)
         self._gate.start(self._training.done)
         self._training.has_consulted = False
@@ -142,7 +144,7 @@ class State:
         return self._steps(count, line_of_script())
 
     def _steps(self, count: int, line: SourceLine) -> Iterator[int]:
-        count, training = misuse.step_count(count), self._training
+        count, training = arguments.step_count(count), self._training
         training.order.enter()
         begun = training.done
         try:
@@ -192,7 +194,7 @@ class State:
     def _restore_flags(self) -> None:
         frozen = self._flags.begin()
         if frozen:
-            misuse.warn(self._rank.number, misuse.frozen_advice(frozen, self._training.done))
+            self._rank.warn(advice.frozen_parameters(frozen, self._training.done))
 
     def commit(
         self,
@@ -221,15 +223,15 @@ class State:
                 the call does not return, because the rollback ends the process.
             PeerLost: the script caught an exception that a lost peer caused, so the step lacks an update.
         """
-        misuse.require_names("commit(loss, grad_norm=..., samples=..., position=...)", unnamed)
-        misuse.require_known(_COMMIT, unknown)
+        arguments.require_names("commit(loss, grad_norm=..., samples=..., position=...)", unnamed)
+        arguments.require_known(_COMMIT, unknown)
         self._training.order.commit()
-        misuse.require_scalar("loss", loss)
-        misuse.require_scalar("grad_norm", grad_norm)
-        misuse.require_counts(samples=samples, tokens=tokens, flops=flops, position=position)
+        arguments.require_scalar("loss", loss)
+        arguments.require_scalar("grad_norm", grad_norm)
+        arguments.require_counts(samples=samples, tokens=tokens, flops=flops, position=position)
         self._training.commit(loss, grad_norm, samples, tokens, flops, position)
 
-    def pause(self, label: str = "pause", limit_s: float = 0.0, **unknown: NoReturn) -> misuse.Pause:
+    def pause(self, label: str = "pause", limit_s: float = 0.0, **unknown: NoReturn) -> Pause:
         """Declare work that is not a step, so that it does not count as a hang.
 
         Use the result in a `with` statement, or as a decorator of a function. If a script does neither, this
@@ -247,17 +249,17 @@ class State:
                 decorates an `async def` or a generator function, because such a function does its work after
                 its call has returned.
         """
-        return misuse.Pause(label, lambda: self._paused(label, limit_s, unknown), self._warn_of_unused_pause)
+        return Pause(label, lambda: self._paused(label, limit_s, unknown), self._warn_of_unused_pause)
 
     def _warn_of_unused_pause(self, text: str) -> None:
         if text not in self._warned_pauses:
             self._warned_pauses.add(text)
-            misuse.warn(0, text)  # on any rank, because a script may evaluate on one rank only
+            print_warning(text)  # on any rank, because a script may evaluate on one rank only
 
     @contextmanager
     def _paused(self, label: str, limit_s: float, unknown: Mapping[str, Any]) -> Iterator[None]:
-        misuse.require_known(_PAUSE, unknown)
-        misuse.check_pause(label, limit_s)
+        arguments.require_known(_PAUSE, unknown)
+        arguments.check_pause(label, limit_s)
         self._training.judge_pending()
         random = dict(self._private.random())
         self._pauses.append((label, float(limit_s), time.monotonic()))

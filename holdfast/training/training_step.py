@@ -51,16 +51,16 @@ from typing import Any
 
 from holdfast.errors import Uncommitted
 from holdfast.protocol.progress import Phase
-from holdfast.state import misuse
 from holdfast.state.device import Device
 from holdfast.state.gradients import StepNumbers
 from holdfast.state.module_flags import ModuleFlags
 from holdfast.training.caught_errors import CaughtErrorCheck
+from holdfast.training.misuse.call_order import CallOrder
+from holdfast.training.misuse.script_checks import ScriptChecks
 from holdfast.training.number_check import NumberCheck
 from holdfast.training.protection.rank_protection import Protection
 from holdfast.training.protection.write_gate import WriteGate
 from holdfast.training.rank import Rank
-from holdfast.training.script_checks import ScriptChecks
 
 
 class TrainingStep:
@@ -80,7 +80,7 @@ class TrainingStep:
         checks: ScriptChecks,
         protection: Protection | None,
     ) -> None:
-        self.protection, self.order = protection, misuse.CallOrder()
+        self.protection, self.order = protection, CallOrder()
         self.done = 0  # the number of steps that the state contains
         self.has_consulted = False  # the script may have read `step`, so its work may depend on that number
         self.in_tail = False  # the script is between a commit and the next step

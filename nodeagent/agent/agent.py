@@ -21,6 +21,7 @@ from nodeagent.agent import changes, saved_state
 from nodeagent.agent.claim import Claim
 from nodeagent.agent.clean_time import CleanTime
 from nodeagent.agent.inbox import Inbox
+from nodeagent.agent.policy_file import PolicyFile, PolicyInForce
 from nodeagent.agent.saved_state import SavedState
 from nodeagent.agent.sensor_threads import (
     FittedSensor,
@@ -49,6 +50,8 @@ DESCRIBING = ("gpu_state", "nvml")  # the checks whose facts describe the entity
 MAX_DESCRIBED = 256
 JOIN_S = 0.5  # the wait for all sensors at the end; the agent ends within 2 s of SIGTERM even if they hang
 
+Note = Mapping[str, Any]  # a line of the log: an event's name, and its fields
+
 
 @dataclass(frozen=True, slots=True)
 class Published:
@@ -58,8 +61,9 @@ class Published:
     verdicts: tuple[HealthVerdict, ...] = ()
     sensors: tuple[SensorStatus, ...] = ()
     events: tuple[dict[str, Any], ...] = ()  # the history, oldest first
-    dropped: int = 0
-    problems: tuple[str, ...] = ()  # with the saved state
+    dropped: int = 0  # observations
+    problems: tuple[str, ...] = ()  # with the saved state, the policy file, or evidence of one entity
+    policy_rejected: bool = False  # the policy file has a mistake, and the last good policy is in force
     clean_time: CleanTime = field(default_factory=CleanTime)
     facts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # of the driver and each GPU
     released: Released | None = None
@@ -97,7 +101,9 @@ class Agent:
     folder: Path | None  # None: nothing is saved
     report: Callable[[Sequence[dict[str, Any]]], None]
     branch: Callable[[], int | None] = lambda: None
-    problems: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()  # of the start
+    policy_file: PolicyFile | None = None  # None: `policy` remains in force
+    note: Callable[[Note], None] = lambda _: None  # writes to the log
     claim: Claim | None = None  # of the folder; None: the disk did not allow it yet, or nothing is saved
     released_until_s: Callable[[], float] = lambda: -inf  # when an operator's release of the GPUs ends
     superseded: bool = field(init=False, default=False)  # another agent has taken over the folder
@@ -108,13 +114,15 @@ class Agent:
     looked: threading.Condition = field(init=False, default_factory=threading.Condition)
     _xids_unseen: bool | None = field(init=False, default=None)
     _was_released: bool = field(init=False, default=False)
+    _in_force: PolicyInForce = field(init=False)
+    _noted: set[str] = field(init=False, default_factory=set)
     _facts: dict[str, dict[str, str]] = field(init=False, default_factory=dict)
     _stuck: set[str] = field(init=False, default_factory=set)
     _pending: list[dict[str, Any]] = field(init=False, default_factory=list)
     _writer: StateWriter | None = field(init=False, default=None)
     _unreported: list[_Submitted] = field(init=False, default_factory=list)  # handed to the writer
     _events: tuple[dict[str, Any], ...] = field(init=False, default=())  # the history that was reported
-    _noted: tuple[int, str] = field(init=False, default=(0, ""))  # the last save whose outcome was noted
+    _save_noted: tuple[int, str] = field(init=False, default=(0, ""))  # the newest save that was reported
     _judged: tuple[tuple[HealthFinding, ...], frozenset[str], tuple[HealthVerdict, ...]] = field(
         init=False, default=((), frozenset(), ())
     )
@@ -124,8 +132,12 @@ class Agent:
 
     def __post_init__(self) -> None:
         self.inbox = Inbox(self.policy)
+        self._in_force = PolicyInForce(self.policy)
+        if self.policy_file is not None:
+            self.policy_file.notify = self.inbox.wake
         self.evaluator = Evaluator(self.policy)
         self.problems += self._recall()
+        self.evaluator.begin(self.clock.now_s())
         self._events = tuple(self.state.history)
         if self.folder is not None:
             self._writer = StateWriter(self.folder, self.claim, self.inbox.wake, self._give_way)
@@ -205,6 +217,7 @@ class Agent:
         now_s = self.clock.now_s()
         # Read the positions before the inbox, so that this cycle's observations include all that they cover.
         positions = {each.sensor.name: each.position for each in self.watched}
+        self._follow_policy()
         self._evaluate_inbox(now_s)
         findings = self.evaluator.findings(now_s)
         found, self.state.reported = changes.find_changes(self.state.reported, findings, now_s)
@@ -232,18 +245,39 @@ class Agent:
                 each.nudge()
         return released or before
 
+    def _follow_policy(self) -> None:
+        """Use the policy that is in force now, and write a change or a rejected file to the log."""
+        before, now = self._in_force, self._in_force if self.policy_file is None else self.policy_file.current
+        if now is before:
+            return
+        self._in_force = now
+        if now.policy is not before.policy:
+            self.policy = now.policy
+            self.evaluator.use(now.policy)
+            self.note({"event": "policy_loaded", "policy": now.policy.version})
+        if now.problem:
+            self.note({"event": "policy_problem", "policy": now.policy.version, "why": now.problem})
+
+    def _problems(self) -> tuple[str, ...]:
+        """Return everything that the agent itself could not do, and write what is new of it to the log."""
+        of_evidence = tuple(self.evaluator.problems.values())
+        for each in of_evidence:
+            if each not in self._noted:
+                self._noted.add(each)
+                self.note({"event": "evidence_problem", "why": each})
+        of_policy = (self._in_force.problem,) if self._in_force.problem else ()
+        return (*self.problems, *of_policy, *of_evidence)
+
     def _evaluate_inbox(self, now_s: float) -> None:
         for each in self.inbox.drain():
             self.evaluator.add(each)
-            if each.facts and each.check in DESCRIBING and len(self._facts) < MAX_DESCRIBED:
-                self._facts[each.entity] = dict(each.facts)
+            if each.check in DESCRIBING:
+                self._describe(each)
         for each in stuck_calls(self.watched, self._stuck, now_s):
             self.evaluator.add(each)
         self._judge_xid_sensors(now_s)
-        if self.inbox.dropped:
-            lost = Observation(
-                now_s, "observations_dropped", "sensor/agent", "agent", float(self.inbox.dropped)
-            )
+        if self._dropped:
+            lost = Observation(now_s, "observations_dropped", "sensor/agent", "agent", float(self._dropped))
             self.evaluator.add(lost)
         self.evaluator.branch = self.branch()
         if now_s - self._forgot >= FORGET_EVERY_S:
@@ -260,6 +294,19 @@ class Agent:
         self._xids_unseen = unseen
         if unseen or XIDS in self.evaluator.entities:
             self.evaluator.add(Observation(now_s, "xids_unseen", XIDS, "agent", float(unseen)))
+
+    def _describe(self, seen: Observation) -> None:
+        """Replace the facts of an entity. A GPU that is gone has none, and leaves the report's `gpus`."""
+        if not seen.facts and seen.check == "gpu_state":
+            self._facts.pop(seen.entity, None)
+        elif seen.facts and (seen.entity in self._facts or len(self._facts) < MAX_DESCRIBED):
+            self._facts[seen.entity] = facts = dict(seen.facts)
+            self.evaluator.set_model(seen.entity, facts.get("name", ""))
+
+    @property
+    def _dropped(self) -> int:
+        """The number of observations that found no room, in the queue or among the evidence."""
+        return self.inbox.dropped + self.evaluator.dropped
 
     def _submit(self, now_s: float, positions: Mapping[str, Any]) -> None:
         """Number the pending changes, and have the state saved."""
@@ -303,9 +350,9 @@ class Agent:
         number, problem = outcome.number, outcome.problem
         if self._unreported and time.monotonic() - self._unreported[0].since >= SAVE_DEADLINE_S:
             problem = f"the state is not saved: the disk has not answered for {SAVE_DEADLINE_S:g} s"
-        if (number, problem) == self._noted:
+        if (number, problem) == self._save_noted:
             return
-        self._noted = number, problem
+        self._save_noted = number, problem
         if problem or "sensor/memory" in self.evaluator.entities:
             state = 1.0 if problem else 0.0
             self.inbox.put(
@@ -325,8 +372,9 @@ class Agent:
             self._verdicts(findings),
             tuple(each.status() for each in self.watched),
             self._events,
-            self.inbox.dropped,
-            self.problems,
+            self._dropped,
+            self._problems(),
+            self._in_force.rejected,
             self.state.clean_time,
             dict(self._facts),
             Released(self.released_until_s(), self.gpus_are_closed()) if self._was_released else None,

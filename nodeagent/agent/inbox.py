@@ -23,6 +23,10 @@ MAX_SAMPLES = 16384
 GATHER_S = 0.05  # after the first sample: a sweep of all sensors takes about 10 ms
 
 
+def _time(seen: Observation) -> float:
+    return seen.at_s
+
+
 class Inbox:
     """The queue. Any thread may call `put`; only one may call `drain`. Signal handlers may call `wake`."""
 
@@ -52,10 +56,11 @@ class Inbox:
         if is_event:
             key: tuple[object, ...] = (each.check, each.entity, each.value, each.variant, each.source)
             line, most = self._events, MAX_EVENTS
-            if key in line and line[key].at_s <= each.at_s:
-                key = (*key, "newest")
-                if key in line and line[key].at_s >= each.at_s:
-                    return
+            if key in line and line[key] != each:
+                newest = (*key, "newest")
+                first, last = line[key], line.get(newest, line[key])
+                line[newest] = max(last, each, key=_time)
+                each = min(first, each, key=_time)
         else:
             key = (each.check, each.entity, each.at_s)
             line, most = self._samples, MAX_SAMPLES

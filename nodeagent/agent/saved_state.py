@@ -34,8 +34,12 @@ _NAMES = re.compile(r"memory(?:\.(\d{1,9}))?(?:\.before)?\.json")
 _NO_LINKS = (errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
 
 
-class WrittenByNewerAgent(Exception):
-    """Raised if a newer agent wrote the file. The file stays unchanged."""
+class _WrittenByNewerAgent(Exception):
+    """A newer agent wrote the file; `version` is its version."""
+
+    def __init__(self, version: object) -> None:
+        self.version = str(version)[:20]
+        super().__init__(f"it has version {self.version}; this agent reads versions up to {VERSION}")
 
 
 @dataclass(slots=True)
@@ -128,11 +132,14 @@ def _generations(folder: Path) -> list[int]:
     return sorted({int(each[1] or 0) for each in matches if each}, reverse=True)
 
 
-def load(folder: Path) -> tuple[SavedState, tuple[str, ...]]:
+def load(folder: Path, *, set_aside: bool = False) -> tuple[SavedState, tuple[str, ...]]:
     """Return the newest saved state, and one line for each file that could not be used.
 
+    Args:
+        folder: The folder of the files.
+        set_aside: True to rename a file that a newer agent wrote, so that `save` does not replace it.
+
     Raises:
-        WrittenByNewerAgent: a newer agent wrote the file.
         OSError: a file exists and cannot be read.
     """
     problems: list[str] = []
@@ -142,9 +149,22 @@ def load(folder: Path) -> tuple[SavedState, tuple[str, ...]]:
             return _read(path), tuple(problems)
         except FileNotFoundError:
             continue
+        except _WrittenByNewerAgent as error:
+            kept = _set_aside(path, error.version) if set_aside else ""
+            problems.append(f"{path} is not used: {error}{kept}")
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
             problems.append(f"{path} is not used: {_brief(error)}")
     return SavedState(), tuple(problems)
+
+
+def _set_aside(path: Path, version: str) -> str:
+    """Rename a file for the agent that wrote it. Return what became of it, for people."""
+    kept = path.with_name(f"{path.stem}.version-{version}.json")
+    try:
+        path.replace(kept)
+    except OSError as error:
+        return f"; it cannot be renamed to {kept.name}: {error.strerror}"
+    return f"; it is kept as {kept.name}"
 
 
 def _read(path: Path) -> SavedState:
@@ -156,9 +176,7 @@ def _read(path: Path) -> SavedState:
         raise ValueError("size or checksum differs from its first line")
     found = json.loads(raw)
     if found["version"] > VERSION:
-        raise WrittenByNewerAgent(
-            f"{path} has version {found['version']}; this agent reads versions up to {VERSION}"
-        )
+        raise _WrittenByNewerAgent(found["version"])
     return _from_json(found)
 
 

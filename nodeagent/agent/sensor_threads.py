@@ -11,6 +11,7 @@ from typing import Any
 from holdfast.process.clock import seconds_to_next_tick
 from nodeagent.agent.inbox import Inbox
 from nodeagent.model import Observation
+from nodeagent.sensing.progress import CallProgress, MarksProgress
 from nodeagent.sensing.sensor import WAIT_S, Omission, Sensor, Unavailable
 
 RETRY_S = 30.0  # the retry interval of a blind sensor: a driver's pod takes about as long to restart
@@ -34,6 +35,8 @@ class SensorStatus:
     left_out: tuple[Omission, ...] = ()  # the checks and entities that it omits, with reasons
     nothing_there: bool = False  # blind only because the node has nothing to observe
     released: bool = False  # closed only because an operator has the GPUs released
+    step: str = ""  # the driver call within the current call, if the sensor marks them
+    step_s: float = 0.0  # its duration; of the current call if the sensor marks none
 
     @property
     def tried(self) -> bool:
@@ -73,6 +76,9 @@ class SensorThread:
         self.fitted = fitted
         self.position: Any = None  # everything read up to this position is in the inbox
         self._left_out = fitted.left_out()
+        self._progress = (
+            fitted.sensor.progress if isinstance(fitted.sensor, MarksProgress) else CallProgress()
+        )
         self._inbox = inbox
         self._now_s = now_s
         self._released = released
@@ -108,10 +114,14 @@ class SensorThread:
 
     def status(self) -> SensorStatus:
         began = self._began
-        took_s = time.monotonic() - began if began else self._took_s
+        now = time.monotonic()
+        took_s = now - began if began else self._took_s
+        step, marked = self._progress.newest()
+        step_s = now - max(began, marked) if began else 0.0
         return SensorStatus(
             self.sensor.name, self._sees, self._why, self._calls, self._observations, took_s, began > 0,
             self._left_out, self._nothing_there, self.is_released,
+            step if marked >= began > 0 else "", step_s,
         )  # fmt: skip
 
     def _run(self) -> None:
@@ -179,22 +189,28 @@ def stuck_calls(
 ) -> Iterator[Observation]:
     """Yield the duration of each sensor's current call while it is overdue, and 0 once it has returned.
 
+    If the sensor marks the driver calls that it makes, the duration is that of the newest one: a sweep of
+    many slow calls does not hang.
+
     `reported` holds the names of the sensors reported earlier, and is updated.
     """
     for watched in all_watched:
         status = watched.status()
-        long = status.in_call and status.call_s >= REPORT_AFTER_S
+        long = status.in_call and status.step_s >= REPORT_AFTER_S
         if long or status.name in reported:
-            value = status.call_s if long else 0.0
-            if watched.fitted.reads_state:  # the disk of the saved state is no reason to reboot the node
-                text = f"{status.name} has read it for {value:.0f} s" if long else ""
-                yield Observation(
-                    now_s, "memory_lost", f"sensor/{status.name}", "agent", float(long), text=text
-                )
-            else:
-                yield Observation(now_s, "sensor_stuck", f"sensor/{status.name}", "agent", value)
+            yield _duration(status, now_s, long=long, reads_state=watched.fitted.reads_state)
         if long:
             reported.add(status.name)
+
+
+def _duration(status: SensorStatus, now_s: float, *, long: bool, reads_state: bool) -> Observation:
+    value = status.step_s if long else 0.0
+    entity = f"sensor/{status.name}"
+    if reads_state:  # the disk of the saved state is no reason to reboot the node
+        text = f"{status.name} has read it for {value:.0f} s" if long else ""
+        return Observation(now_s, "memory_lost", entity, "agent", float(long), text=text)
+    text = f"in {status.step}" if long and status.step else ""
+    return Observation(now_s, "sensor_stuck", entity, "agent", value, text=text)
 
 
 def xids_are_unseen(statuses: Iterable[SensorStatus]) -> bool | None:

@@ -15,7 +15,8 @@ from holdfast.errors import BadInput
 from holdfast.version import __version__
 from nodeagent.agent import claim, saved_state
 from nodeagent.agent.claim import Claim, FolderInUse
-from nodeagent.agent.saved_state import SavedState, WrittenByNewerAgent
+from nodeagent.agent.policy_file import PolicyFile
+from nodeagent.agent.saved_state import SavedState
 from nodeagent.agent.sensor_threads import FittedSensor
 from nodeagent.cli import identity
 from nodeagent.cli.options import POLICY_FILE
@@ -35,7 +36,6 @@ from nodeagent.sensing.operator_requests import OperatorRequests
 from nodeagent.sysfs.infiniband import ExpectedPorts
 from nodeagent.sysfs.sensor import SysfsSensor
 
-MAX_POLICY_BYTES = 1 << 20
 QUICK = (0.2, 5.0)  # seconds between two readings in a short run: minimum and maximum
 READINGS = 3  # how often a short run reads each counter; a rate needs two readings
 
@@ -64,6 +64,7 @@ class AgentParts:
     identity: Mapping[str, str]
     test: bool
     disk_answers: threading.Event | None  # None unless the disk hung at the start; set once it answers
+    policy_file: PolicyFile | None = None  # None: the policy does not change while the agent runs
 
     def about(self) -> dict[str, Any]:
         """Return the part of the report that stays constant while the agent runs."""
@@ -71,7 +72,7 @@ class AgentParts:
             **self.identity,
             "boot_id": self.clock.anchor.boot_id,
             "version": __version__,
-            "policy": self.policy.version,
+            "policy": (self.policy_file.current if self.policy_file else self).policy.version,
             "test": self.test,
         }
 
@@ -89,19 +90,16 @@ def assemble(
             often enough for a rate, and a single sample with fewer GPUs than `options` requires is a finding.
 
     Raises:
-        BadInput: the policy or the saved state cannot be used. The message has one line for each mistake.
+        BadInput: the policy (unless `keeps`) or the folder of the saved state cannot be used. The message has
+            one line for each mistake.
     """
-    chosen = load_policy(options.policy)
+    loading_state = _InThread(lambda: _load(options, keeps))
+    hangs = keeps and not loading_state.ended.wait(DISK_S)
+    loaded = _without_the_disk(options) if hangs else loading_state.result()
+    state, policy_file = loaded.state, loaded.policy_file
+    chosen = load_policy(options.policy) if policy_file is None else policy_file.current.policy
     if quick_s is not None:
         chosen = policy_for_short_look(chosen, quick_s, promised=options.gpus is not None)
-    loading_state = _InThread(lambda: _saved_state(options.state_dir, keeps))
-    hangs = keeps and not loading_state.ended.wait(DISK_S)
-    if hangs:
-        why = f"{options.state_dir}: the disk has not answered for {DISK_S:g} s; nothing is loaded or saved"
-        loaded: _Loaded = SavedState(), None, (why,)
-    else:
-        loaded = loading_state.result()
-    state, claimed, problems = loaded
     clock = clocks.begin(state.anchor, state.last_s)
     driver = NvmlDriver(options.sys)
     lines = LinePatterns(
@@ -119,11 +117,13 @@ def assemble(
     if quick_s is not None:
         for each in sensors:
             each.sensor.period_s = min(each.sensor.period_s, _pause_s(quick_s))
+    if policy_file is not None:
+        sensors.append(FittedSensor(policy_file, reads_state=True))
     folder = options.state_dir if keeps and not hangs else None
     return AgentParts(
-        chosen, clock, state, folder, claimed, problems, sensors, lambda: driver.branch, lines,
+        chosen, clock, state, folder, loaded.claim, loaded.problems, sensors, lambda: driver.branch, lines,
         requests, identity.of_node(options.node_name, options.provider_id, options.root), trusting,
-        loading_state.ended if hangs else None,
+        loading_state.ended if hangs else None, policy_file,
     )  # fmt: skip
 
 
@@ -152,19 +152,22 @@ def load_policy(path: Path | None) -> HealthPolicy:
         return loading.load()
     path = path or POLICY_FILE
     try:
-        if path.stat().st_size > MAX_POLICY_BYTES:
-            raise BadInput(f"--policy {path}: more than {MAX_POLICY_BYTES} bytes")
-        return loading.load(path.read_text(encoding="utf-8"), str(path))
-    except OSError as error:
-        raise BadInput(f"--policy {path}: {error.strerror}, expected a TOML file") from None
-    except UnicodeDecodeError:
-        raise BadInput(f"--policy {path}: not UTF-8, expected a TOML file") from None
+        return loading.load(loading.read_overrides(path), str(path))
     except BadPolicy as error:
         raise BadInput("\n".join(error.messages)) from None
 
 
 T = TypeVar("T")
-_Loaded = tuple[SavedState, Claim | None, tuple[str, ...]]  # with the problems
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """What the start reads from the folder of the saved state."""
+
+    state: SavedState
+    claim: Claim | None
+    problems: tuple[str, ...]
+    policy_file: PolicyFile | None = None  # None for a process that only reads; it keeps a copy in the folder
 
 
 class _InThread(Generic[T]):
@@ -194,17 +197,29 @@ class _InThread(Generic[T]):
         return self._result
 
 
+def _load(options: argparse.Namespace, keeps: bool) -> _Loaded:
+    loaded = _saved_state(options.state_dir, keeps)
+    return replace(loaded, policy_file=_policy_file(options, options.state_dir)) if keeps else loaded
+
+
+def _without_the_disk(options: argparse.Namespace) -> _Loaded:
+    why = f"{options.state_dir}: the disk has not answered for {DISK_S:g} s; nothing is loaded or saved"
+    return _Loaded(SavedState(), None, (why,), _policy_file(options, None))
+
+
+def _policy_file(options: argparse.Namespace, folder: Path | None) -> PolicyFile:
+    return PolicyFile(options.policy or POLICY_FILE, folder, required=options.policy is not None)
+
+
 def _saved_state(folder: Path, keeps: bool) -> _Loaded:
     claimed, problems = _claimed(folder) if keeps else (None, ())
     try:
-        state, more = saved_state.load(folder)
-        return state, claimed, (*problems, *more)
-    except WrittenByNewerAgent as error:
-        raise BadInput(str(error)) from None
+        state, more = saved_state.load(folder, set_aside=keeps)
+        return _Loaded(state, claimed, (*problems, *more))
     except OSError as error:
         if keeps and error.errno not in _DISK:
             raise _refused(folder, error) from None
-        return SavedState(), claimed, (f"{folder}: {error.strerror}: the saved state is not used",)
+        return _Loaded(SavedState(), claimed, (f"{folder}: {error.strerror}: the saved state is not used",))
 
 
 def _claimed(folder: Path) -> tuple[Claim | None, tuple[str, ...]]:
@@ -242,10 +257,13 @@ def _sensors(
     promised = options.command == "check" and options.gpus is not None
     expected = ExpectedPorts(options.ib_ports, options.ib_gbps)
     polling = NvmlPolling(
-        driver, clock, periods_s, _mapping(before, NvmlPolling.name), options.gpus, promised
-    )
+        driver, clock, periods_s, _mapping(before, NvmlPolling.name), options.gpus, promised,
+        options.state_dir,
+    )  # fmt: skip
     host = HostSensor(clock, periods_s, _mapping(before, HostSensor.name), options.proc, options.root)
-    sysfs = SysfsSensor(clock, periods_s, _mapping(before, SysfsSensor.name), options.sys, expected)
+    sysfs = SysfsSensor(
+        clock, periods_s, _mapping(before, SysfsSensor.name), options.sys, expected, options.state_dir
+    )
     return [
         FittedSensor(NvmlEvents(driver, clock), releases=True, sees_xids=True),
         FittedSensor(polling, polling.remembered, releases=True),

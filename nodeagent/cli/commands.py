@@ -12,7 +12,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -22,12 +22,12 @@ from holdfast.errors import BadInput
 from holdfast.protocol import foreign_text
 from nodeagent import model
 from nodeagent.agent import claim, saved_state
-from nodeagent.agent.agent import Agent
+from nodeagent.agent.agent import Agent, Note
 from nodeagent.cli import assembly, explanations, rendering
 from nodeagent.cli.assembly import AgentParts
 from nodeagent.cli.options import ROOT_STATE, split
 from nodeagent.model import Observation
-from nodeagent.sensing import operator_requests
+from nodeagent.sensing import baselines, operator_requests
 from nodeagent.server import report
 from nodeagent.server.event_log import EventLog
 from nodeagent.server.injection import injector
@@ -103,7 +103,7 @@ def serve(options: argparse.Namespace) -> int:
         for each in found:
             log.write({"event": "finding", **each})
 
-    agent = _agent(parts, report_changes)
+    agent = _agent(parts, report_changes, log.write)
     inject = injector(agent.inbox, parts.policy, parts.lines, parts.clock.now_s) if options.test else None
     served = http_api.application(lambda: agent.published, parts.about, parts.clock.now_s, inject)
     servers: dict[str, HttpServer] = {"listen": _start_server("--listen", served, options.listen)}
@@ -111,6 +111,9 @@ def serve(options: argparse.Namespace) -> int:
         probes = http_api.probes(lambda: agent.published, parts.clock.now_s)
         servers["probe_listen"] = _start_server("--probe-listen", probes, options.probe_listen)
     _handle_signals(agent)
+    if parts.policy_file is not None:
+        reread = parts.policy_file.ask
+        signal.signal(signal.SIGHUP, lambda _signum, _frame: reread())
     addresses = {name: each.address for name, each in servers.items()}
     log.write({"event": "serving", **addresses, **parts.about()})
     for each in parts.problems:
@@ -217,9 +220,23 @@ def clear(options: argparse.Namespace) -> int:
     except OSError as error:
         raise BadInput(f"{folder}: {error.strerror}") from None
     _print(
-        f"{entity}: recorded; the agent clears its findings about events within seconds. "
-        "Findings about samples clear only with clean samples"
+        f"{entity}: recorded; the agent clears its findings within seconds. "
+        "Findings about samples come back with the next bad sample"
     )
+    return 0
+
+
+def forget(options: argparse.Namespace) -> int:
+    """Record that an operator has a baseline forgotten."""
+    folder = options.state_dir / TESTS if options.test else options.state_dir
+    name = options.entity
+    entity = model.gpu_entity(name[4:]) if name.lower().startswith("gpu/") else name
+    try:
+        baselines.record_forget(folder, options.baseline, entity, options.why, time.time())
+    except OSError as error:
+        raise BadInput(f"{folder}: {error.strerror}") from None
+    of = f" of {entity}" if entity else ""
+    _print(f"{options.baseline}{of}: recorded; the agent forgets it within seconds, and learns it again")
     return 0
 
 
@@ -260,7 +277,7 @@ def _entities(found: saved_state.SavedState) -> list[str]:
 def _remembered(folder: Path) -> tuple[saved_state.SavedState, tuple[str, ...]]:
     try:
         return saved_state.load(folder)
-    except (saved_state.WrittenByNewerAgent, OSError) as error:
+    except OSError as error:
         raise BadInput(f"--state-dir {folder}: {error}") from None
 
 
@@ -284,10 +301,10 @@ def _foreign_memory(options: argparse.Namespace) -> str | None:
     )
 
 
-def _agent(parts: AgentParts, report_changes: Any) -> Agent:
+def _agent(parts: AgentParts, report_changes: Any, note: Callable[[Note], None] = lambda _: None) -> Agent:
     made = Agent(
         parts.policy, parts.clock, parts.state, parts.folder, report_changes, parts.branch, parts.problems,
-        parts.claim, parts.requests.released_until_s,
+        parts.policy_file, note, claim=parts.claim, released_until_s=parts.requests.released_until_s,
     )  # fmt: skip
     parts.requests.is_closed = made.gpus_are_closed
     return made
@@ -343,4 +360,5 @@ COMMANDS = {
     "explain": explain,
     "clear": clear,
     "release": release,
+    "forget": forget,
 }

@@ -10,7 +10,17 @@ from typing import Any
 from nodeagent.model import VERDICT_XID, duration, word
 from nodeagent.policy import nvlink
 from nodeagent.policy.kernel_lines import KERNEL
-from nodeagent.policy.rules import CLEARS_IN_WORDS, Bound, CheckState, Clears, HealthPolicy, Meaning, Rule
+from nodeagent.policy.meanings import ACTIONS
+from nodeagent.policy.rules import (
+    CLEARED_BY,
+    CLEARS_IN_WORDS,
+    Bound,
+    CheckState,
+    Clears,
+    HealthPolicy,
+    Meaning,
+    Rule,
+)
 from nodeagent.policy.validation import listed, near_miss
 
 SUBJECTS = ("xid", "sxid", "check", "kernel")
@@ -102,6 +112,7 @@ def _sampled(rule: Rule) -> Described:
         "degraded_action": word(rule.degraded_action),
         "clear_at": rule.clear_at,
         "clear_s": rule.clear_s,
+        "lasts": rule.lasts,
         "states": [_state(value, state) for value, state in sorted(rule.states.items())],
     }
 
@@ -223,7 +234,10 @@ def _samples(found: Mapping[str, Any]) -> LabelledLines:
             yield level, f"{_limit(found, found[level])} -> {action}"
     hold = f"for {duration(found['clear_s'])}"
     at = found["clear_at"]
-    if at is None:
+    ended_by = CLEARED_BY.get(ACTIONS[found["action"]])
+    if found["lasts"] and found["unhealthy"] and ended_by is not None:
+        yield "ends", f"{CLEARS_IN_WORDS[ended_by]}, then {duration(found['clear_s'])} without another"
+    elif at is None:
         yield "ends", f"with samples within the limits {hold}"
     elif found["kind"] == "rate":
         yield "ends", f"with no more than {at:g} in {duration(found['window_s'])} {hold}"

@@ -16,6 +16,7 @@ from typing import NoReturn
 from holdfast.errors import BadInput
 from nodeagent.cli.explanations import SUBJECTS
 from nodeagent.kernel import kmsg
+from nodeagent.sensing.baselines import BASELINES
 from nodeagent.sensing.small_files import PROCFS, SYSFS
 
 PORT = 9465
@@ -79,7 +80,7 @@ def _parser() -> tuple[_Parser, dict[str, _Parser]]:
         said = f"{text[0].upper()}{text[1:]}. {about}".strip()
         made[name] = place.add_parser(name, help=text, description=said)
     _looking(made["check"], made["watch"], made["serve"])
-    _records(made["history"], made["clear"])
+    _records(made["history"], made["clear"], made["forget"])
     _releasing(made["release"])
     _injecting(made["inject"])
     made["explain"].add_argument("subject", choices=SUBJECTS)
@@ -106,6 +107,10 @@ _COMMANDS = {
     "release": (
         "have the running agent close NVML for a while, so that a GPU can be reset or the driver replaced",
         "It returns once the agent has closed NVML. `--end` has the agent open it again.",
+    ),
+    "forget": (
+        "forget what the agent has seen of this node's hardware, after an intended change",
+        "; ".join(f"{name}: {what}" for name, what in BASELINES.items()) + ".",
     ),
 }
 
@@ -148,13 +153,18 @@ def _looking(check: _Parser, watch: _Parser, serve: _Parser) -> None:
         _identity(each)
 
 
-def _records(history: _Parser, clear: _Parser) -> None:
+def _records(history: _Parser, clear: _Parser, forget: _Parser) -> None:
     history.add_argument(
         "--limit", type=_COUNT, default=50, metavar="N", help="how many of the newest changes to print (50)"
     )
     clear.add_argument("entity", help="the entity, as in `node check`: gpu/0000:3b:00.0")
-    clear.add_argument("--why", default="", help="the reason, kept in the record")
-    for each in (history, clear):
+    forget.add_argument("baseline", choices=tuple(BASELINES), help="what to forget")
+    forget.add_argument(
+        "--entity", default="", help="forget it of this entity only, such as gpu/0000:3b:00.0 (all entities)"
+    )
+    for each in (clear, forget):
+        each.add_argument("--why", default="", help="the reason, kept in the record")
+    for each in (history, clear, forget):
         each.add_argument("--test", action="store_true", help="use the state directory of `serve --test`")
 
 
@@ -190,7 +200,7 @@ def _shared(made: dict[str, _Parser]) -> None:
     for name in ("check", "watch", "serve", "explain"):
         made[name].add_argument("--policy", type=Path, default=None, metavar="FILE", help=policy)
     folder = state_folder()
-    for name in ("check", "watch", "serve", "history", "clear", "release"):
+    for name in ("check", "watch", "serve", "history", "clear", "forget", "release"):
         made[name].add_argument(
             "--state-dir",
             type=Path,

@@ -12,7 +12,7 @@ from nodeagent.cli import explanations
 from nodeagent.cli.explanations import Described, UnknownCode, look_up
 from nodeagent.cli.privileges import NEEDS
 from nodeagent.host import sensor as host
-from nodeagent.model import duration, word
+from nodeagent.model import GONE, duration, word
 from nodeagent.nvml import events, polling
 from nodeagent.policy.kernel_lines import KERNEL
 from nodeagent.policy.loading import shipped
@@ -24,7 +24,7 @@ _IN_LOGS = frozenset({"cleared", "observations_dropped"})  # in addition to the 
 _SEES: Mapping[str, frozenset[str]] = {  # `agent`: the agent's observations of itself
     "nvml-events": events.CHECKS,
     "nvml-polling": polling.CHECKS | {"gpu_reset", "replaced"},
-    "host": host.CHECKS,
+    "host": host.CHECKS | {GONE},
     "sysfs": sysfs.CHECKS,
     "agent": frozenset(
         {"boot", "sensor_stuck", "sensor_lost", "xids_unseen", "memory_lost", "observations_dropped"}
@@ -145,12 +145,15 @@ def _event(found: Described) -> Row:
 
 def _kernel(found: Sequence[Described]) -> str:
     rows = [
-        (f"`{each['code']}`", each["what"], _level(each), _said(each)["ends"], each["source"])
+        (
+            f"`{each['code']}`", each["what"], _level(each), _said(each)["ends"],
+            _said(each)["again"] if each["recurs"] else "", each["source"],
+        )
         for level in _WORST_FIRST
         for each in found
         if each["level"] == level
-    ]
-    return _table(("line", "what", "level", "ends", "source"), rows)
+    ]  # fmt: skip
+    return _table(("line", "what", "level", "ends", "again", "source"), rows)
 
 
 def _xids(policy: HealthPolicy) -> Iterator[Row]:

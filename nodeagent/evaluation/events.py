@@ -1,101 +1,49 @@
-"""Evaluates one event of one entity: its bursts, its recurrence, the driver's verdict, its end. Pure.
+"""Evaluates one event of one entity: its recurrence, the driver's verdict, its age, its end. Pure.
 
-Events within three minutes of each other are one burst, regardless of the sensor that reports them. A fault
-writes hundreds of lines, two sensors see each of them, and after a restart some are read again. Bursts are
-unions of intervals, so neither order nor repetition makes a difference, and their memory use is bounded.
+Each burst is judged when it occurs. The finding stands from the first burst after the last end, and its
+newest burst decides how it ends. A judgement that asks for more than the newest one keeps standing until its
+own remedy: a repetition never makes a fault milder.
 
-Xid 154 is the driver's verdict on the Xid that it accompanies; it replaces the table's level and action
-unless an operator has set them.
+Xid 154 is the driver's verdict on the Xid that it accompanies; it replaces the table's level, action and end
+unless an operator has set them. The verdict "none" never lowers a judgement: it may belong to the recovery
+before the fault. If it comes later, it ends the findings that a reset ends, and those that the driver judged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import inf
-from typing import Any
 
-from nodeagent.model import VERDICT_XID, Action, HealthFinding, Level, Observation, duration, word
-from nodeagent.policy.meanings import MOST_BURSTS
-from nodeagent.policy.rules import CLEARS_IN_WORDS, Clears, HealthPolicy, Meaning
+from nodeagent.evaluation.bursts import MAX_TEXTS, Burst, EventBursts, informative, union_bursts
+from nodeagent.model import VERDICT_XID, Action, HealthFinding, Level, duration, word
+from nodeagent.policy.rules import CLEARED_BY, CLEARS_IN_WORDS, Clears, HealthPolicy, Meaning
 
-GAP_S = 180.0  # Meta and Azure report storms of hundreds of lines over minutes; gpud also merges them
-MAX_BURSTS = MOST_BURSTS
-MAX_TEXTS = 3
-MAX_SOURCES = 4
-Burst = tuple[float, float]  # first and last event
 BEFORE_S = 2.0  # the verdict may arrive before its code
 AFTER_S = 10.0  # the verdict follows its code immediately, so a later one concerns a different code
+SENSORS_APART_S = 10.0  # two sensors report the same event at most this far apart
 EPSILON_S = 1e-6
 
 
-@dataclass(slots=True)
-class EventBursts:
-    """All bursts of one event of one entity, oldest first, and the newest texts."""
-
-    spans: list[Burst] = field(default_factory=list)
-    texts: list[tuple[float, str]] = field(default_factory=list)  # newest last
-    sources: list[str] = field(default_factory=list)
-
-    def add(self, seen: Observation) -> bool:
-        """Add an event. Return False if it changes nothing."""
-        before = (self.spans, self.texts, self.sources)
-        self.spans = join_burst(self.spans, (seen.at_s, seen.at_s))
-        if seen.text:
-            texts = {text: at_s for at_s, text in self.texts}
-            texts[seen.text] = max(seen.at_s, texts.get(seen.text, seen.at_s))
-            self.texts = sorted((at_s, text) for text, at_s in texts.items())[-MAX_TEXTS:]
-        self.sources = sorted({*self.sources, seen.source})[:MAX_SOURCES]
-        return before != (self.spans, self.texts, self.sources)
-
-    def dump(self) -> list[Any]:
-        """Return the bursts as JSON, for `load`."""
-        return [[list(span) for span in self.spans], [list(each) for each in self.texts], self.sources]
-
-    @classmethod
-    def load(cls, raw: Any) -> EventBursts:
-        """Restore the dumped bursts. Raises ValueError or TypeError if they are malformed."""
-        spans, texts, sources = raw
-        return cls(
-            [(float(first), float(last)) for first, last in spans[:MAX_BURSTS]],
-            [(float(at_s), str(text)) for at_s, text in texts[:MAX_TEXTS]],
-            [str(source) for source in sources[:MAX_SOURCES]],
-        )
-
-
-def join_burst(spans: list[Burst], new: Burst) -> list[Burst]:
-    """Return the newest of `spans` and `new`, merging spans within `GAP_S` of each other."""
-    merged: list[Burst] = []
-    for first, last in sorted([*spans, new]):
-        if merged and first - merged[-1][1] <= GAP_S:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], last))
-        else:
-            merged.append((first, last))
-    return merged[-MAX_BURSTS:]
-
-
-def union_bursts(all_spans: list[list[Burst]]) -> list[Burst]:
-    """Return the bursts of more than one series, merged as if they were a single series."""
-    merged: list[Burst] = []
-    for spans in all_spans:
-        for span in spans:
-            merged = join_burst(merged, span)
-    return merged
-
-
 def driver_verdict(
-    burst: Burst, verdicts: Mapping[str, EventBursts], policy: HealthPolicy
-) -> tuple[Level, Action] | None:
-    """Return the driver's newest verdict on a burst, or the most severe of several equally new ones."""
+    burst: Burst, verdicts: Mapping[str, EventBursts], policy: HealthPolicy, meaning: Meaning
+) -> Meaning | None:
+    """Return the driver's newest verdict on a burst, or the most severe of several equally new ones.
+
+    A verdict that came before the burst counts only if it asks for more than `meaning`, because it may belong
+    to an earlier fault.
+    """
     last_s = burst[1] + AFTER_S
     found = [
-        (min(span[1], last_s), meaning.level, meaning.action)
+        (min(span[1], last_s), said.level, said.action, name)
         for name, each in verdicts.items()
-        if name and (meaning := policy.meaning("xid", VERDICT_XID, name))
+        if name and (said := policy.meaning("xid", VERDICT_XID, name)).level is not Level.HEALTHY
         for span in each.spans
         if _together(burst, span)
+        and (span[1] >= burst[0] or (said.level, said.action) > (meaning.level, meaning.action))
     ]
-    return max(found)[1:] if found else None
+    return policy.meaning("xid", VERDICT_XID, max(found)[3]) if found else None
 
 
 def sends_verdict(meaning: Meaning, branch: int | None) -> bool:
@@ -121,6 +69,29 @@ class EndMarks:
     boots: Sequence[float] = ()
     replaced: Sequence[float] = ()
     cleared: Sequence[float] = ()  # by an operator
+    over: Sequence[float] = ()  # the driver's verdict "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What one burst means, and when that ends."""
+
+    level: Level
+    action: Action
+    clears: Clears
+    hold_s: float
+    why: str
+    by: str = ""  # the source that overrode the table: "operator", "driver" or ""
+    again: int = 0  # the number of bursts, if their recurrence raised the level or the action
+    ends_s: float = inf
+
+    @property
+    def gravity(self) -> tuple[Level, Action, int]:
+        return self.level, self.action, list(Clears).index(self.clears)
+
+
+Step = tuple[Burst, Meaning]  # a burst, and its meaning
+DriversWord = Callable[[Meaning, Burst], Meaning | None]
 
 
 def event_finding(
@@ -134,7 +105,7 @@ def event_finding(
     branch: int | None,
     now_s: float,
 ) -> tuple[HealthFinding | None, float]:
-    """Return the finding for one code of one entity, and when it clears without new evidence.
+    """Return the finding for one code of one entity, and when it changes without new evidence.
 
     The finding is None if it has cleared.
 
@@ -143,101 +114,217 @@ def event_finding(
         verdicts: The driver's verdicts on the entity (Xid 154), by variant.
         branch: The driver's branch, such as 575; None if it is unknown.
     """
-    seen = _informative(variants)
-    if (check, code) == ("xid", VERDICT_XID):
-        seen = _newest(seen)
+    seen = informative(variants)
     meant = {name: policy.meaning(check, code, name, branch) for name in seen}
-    spans = union_bursts([each.spans for each in seen.values()])
-    again = {name: _recurred(meant[name], seen[name].spans, spans) for name in seen}
-    ends = {name: _end_s(seen[name].spans[-1][1], meant[name], again[name], marks) for name in seen}
-    live = [name for name in seen if now_s < ends[name]]
-    if not live:
-        return None, inf
-    worst = max(live, key=lambda n: (meant[n].level, meant[n].action, again[n], n))
-    meaning, recurs = meant[worst], meant[worst].recurs
-    first_s, last_s = spans[-1]
-    awaits = check == "xid" and code != VERDICT_XID and sends_verdict(meaning, branch)
-    verdict = driver_verdict(spans[-1], verdicts, policy) if awaits else None
-    level, action, why, overridden_by = _judge(meaning, verdict)
-    if recurs and again[worst] and (recurs.level, recurs.action) > (level, action):
-        level, action = recurs.level, recurs.action
-        why = f"{why}; {again[worst]} times within {duration(recurs.within_s)}"
-    texts = sorted({each for name in seen for each in seen[name].texts})[-MAX_TEXTS:]
-    sources = tuple(sorted({s for each in variants.values() for s in each.sources}))
+    is_verdict = (check, code) == ("xid", VERDICT_XID)
+
+    def drivers_word(meaning: Meaning, burst: Burst) -> Meaning | None:
+        if check != "xid" or is_verdict or not sends_verdict(meaning, branch):
+            return None
+        return driver_verdict(burst, verdicts, policy, meaning)
+
+    chains = [[(span, meant[name]) for span in each.spans] for name, each in seen.items()]
+    if is_verdict:  # each verdict replaces the earlier ones, whatever they recommended
+        newest = max(seen, key=lambda name: (seen[name].last_s, name))
+        steps = [(span, name) for name, each in seen.items() for span in each.spans]
+        chains = [[(span, meant[name]) for span, name in sorted(steps, key=lambda s: (s[0][1], s[1]))]]
+        seen = {newest: seen[newest]}
+    stands, until_s = standing(chains, marks, now_s, drivers_word, superseding=is_verdict)
+    if stands is None:
+        return None, until_s
     label = f"Xid {code}" if check == "xid" else f"SXid {code}" if check == "sxid" else ""
-    found = HealthFinding(
+    why = stands.worst.why
+    found = finding_of(stands, entity, check, f"{label}: {why}" if label else why, seen, variants)
+    return replace(found, code=code if label else None), until_s
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What all bursts of an event amount to at one time."""
+
+    worst: Judgement
+    since_s: float  # since when a judgement of this level or worse has stood without a break
+    last_s: float
+
+
+def finding_of(
+    stands: Standing,
+    entity: str,
+    check: str,
+    why: str,
+    seen: Mapping[str, EventBursts],
+    heard: Mapping[str, EventBursts],
+) -> HealthFinding:
+    """Return the finding with the texts in `seen` and the sensors in `heard` that reported it meanwhile."""
+    texts = sorted({each for name in seen for each in seen[name].texts})[-MAX_TEXTS:]
+    from_s = stands.since_s - SENSORS_APART_S
+    sources = {s for each in heard.values() for s, at_s in each.heard.items() if at_s >= from_s}
+    worst = stands.worst
+    return HealthFinding(
         entity=entity,
         check=check,
-        code=code if label else None,
-        level=level,
-        action=action,
-        since_s=first_s,
-        last_s=last_s,
-        why=f"{label}: {why}" if label else why,
+        code=None,
+        level=worst.level,
+        action=worst.action,
+        since_s=stands.since_s,
+        last_s=stands.last_s,
+        why=why,
         evidence=tuple(text for _, text in texts),
-        clears=_clears(meaning),
-        sources=sources,
-        lasting=ends[worst] == inf,
-        overridden=overridden_by,
+        clears=_clears(worst),
+        sources=tuple(sorted(sources)),
+        lasting=worst.ends_s == inf,
+        overridden=worst.by,
     )
-    return found, min(ends[name] for name in live)
 
 
-def _newest(verdicts: Mapping[str, EventBursts]) -> Mapping[str, EventBursts]:
-    """Keep only the driver's newest verdict, which replaces the earlier ones."""
-    name = max(verdicts, key=lambda each: (verdicts[each].spans[-1][1], each))
-    return {name: verdicts[name]}
+def standing(
+    chains: Sequence[Sequence[Step]],
+    marks: EndMarks,
+    now_s: float,
+    drivers_word: DriversWord = lambda _meaning, _burst: None,
+    superseding: bool = False,
+) -> tuple[Standing | None, float]:
+    """Return what stands at `now_s` (None: nothing), and when that changes without new evidence.
+
+    Args:
+        chains: The bursts of each variant, oldest first, with their meanings.
+        superseding: True if each step of a chain replaces the earlier ones, even graver ones.
+    """
+    chains = list(_since_the_last_word(chains, marks))
+    spans = union_bursts([burst for burst, _ in steps] for steps in chains)
+    segments: list[tuple[Level, Burst]] = []
+    live: list[Judgement] = []
+    for steps in chains:
+        own = [burst for burst, _ in steps]
+        judged = [
+            _judged(meaning, drivers_word(meaning, burst), burst, own, spans, marks)
+            for burst, meaning in steps
+        ]
+        stood = list(_stood(own, judged, marks, superseding))
+        segments += [segment for segment, _ in stood]
+        live += [each for each in stood[-1][1] if now_s < each.ends_s]
+    if not live:
+        return None, inf
+    worst = max(live, key=lambda each: (*each.gravity, each.again, each.why))
+    since_s = _unbroken_since_s([burst for level, burst in segments if level >= worst.level])
+    return Standing(worst, since_s, spans[-1][1]), min(each.ends_s for each in live)
 
 
-def _informative(variants: Mapping[str, EventBursts]) -> Mapping[str, EventBursts]:
-    """Omit bursts without a variant if another sensor has reported them with one."""
-    plain = variants.get("")
-    if plain is None or len(variants) == 1:
-        return variants
-    others = union_bursts([each.spans for name, each in variants.items() if name])
-    uncovered = [span for span in plain.spans if len(union_bursts([others, [span]])) > len(others)]
-    if uncovered:
-        return variants
-    return {name: each for name, each in variants.items() if name}
+def _since_the_last_word(chains: Sequence[Sequence[Step]], marks: EndMarks) -> Iterator[list[Step]]:
+    """Yield the chains without what an operator has cleared, or what another GPU in the place did."""
+    newest_s = max(steps[-1][0][1] for steps in chains)
+    exchanges = [at_s for at_s in marks.replaced if at_s <= newest_s + EPSILON_S]
+    floor_s = max([-inf, *marks.cleared, *exchanges])
+    for steps in chains:
+        recent = [step for step in steps if step[0][1] >= floor_s - EPSILON_S]
+        kept = [((max(first, min(floor_s, last)), last), meaning) for (first, last), meaning in recent]
+        if kept:
+            yield kept
 
 
-def _judge(meaning: Meaning, verdict: tuple[Level, Action] | None) -> tuple[Level, Action, str, str]:
-    """Return level, action, reason, and the source that overrode the table: "operator", "driver" or ""."""
+def _judged(
+    meaning: Meaning,
+    verdict: Meaning | None,
+    burst: Burst,
+    own: Sequence[Burst],
+    all_spans: Sequence[Burst],
+    marks: EndMarks,
+) -> Judgement:
+    """Return what one burst means, given the bursts before it."""
+    says = meaning
+    why, by = meaning.name, ""
     if meaning.overridden:
-        return meaning.level, meaning.action, meaning.name, "operator"
-    if verdict is not None:
-        return *verdict, f"{meaning.name}; the driver recommends {word(verdict[1])}", "driver"
-    return meaning.level, meaning.action, meaning.name, ""
+        by = "operator"
+    elif verdict is not None:
+        says, by = verdict, "driver"
+        why = f"{why}; the driver recommends {word(verdict.action)}"
+    found = Judgement(says.level, says.action, says.clears, says.hold_s, why, by)
+    recurs, again = meaning.recurs, _recurred(meaning, burst, own, all_spans)
+    if recurs is not None and again and (recurs.level, recurs.action) > (found.level, found.action):
+        clears = CLEARED_BY.get(recurs.action, found.clears)
+        found = Judgement(
+            recurs.level,
+            recurs.action,
+            clears,
+            # Unless it needs a remedy, it lasts until its bursts have left the window.
+            max(found.hold_s, recurs.within_s) if clears is Clears.TIME else found.hold_s,
+            f"{why}; {again} times within {duration(recurs.within_s)}",
+            by,
+            again,
+        )
+    return replace(found, ends_s=_end_s(burst[1], found, marks))
 
 
-def _recurred(meaning: Meaning, own: Sequence[Burst], all_spans: Sequence[Burst]) -> int:
+def _recurred(meaning: Meaning, burst: Burst, own: Sequence[Burst], all_spans: Sequence[Burst]) -> int:
     """Return the number of bursts in the window if it reaches the limit, otherwise 0."""
     if meaning.recurs is None:
         return 0
     spans = own if meaning.recurs.same_variant else all_spans
-    since = spans[-1][1] - meaning.recurs.within_s
-    count = sum(last >= since for _, last in spans)
+    since_s = burst[0] - meaning.recurs.within_s  # from its start, so that a longer burst counts no fewer
+    count = sum(last >= since_s for first, last in spans if first <= burst[1])
     return count if count >= meaning.recurs.bursts else 0
 
 
-def _end_s(last_s: float, meaning: Meaning, again: int, marks: EndMarks) -> float:
-    """Return when the finding of an event last seen at `last_s` clears; infinity if that is unknown."""
-    if any(at_s > last_s for at_s in marks.cleared):
-        return -inf
-    if meaning.clears is Clears.TIME:
-        # The finding of an event that recurred too often lasts until its bursts have left the window.
-        hold_s = max(meaning.hold_s, meaning.recurs.within_s) if again and meaning.recurs else meaning.hold_s
-        return last_s + hold_s
-    ends = {
-        Clears.RESET: (*marks.resets, *marks.boots, *marks.replaced),
-        Clears.BOOT: (*marks.boots, *marks.replaced),
-        Clears.REPLACED: tuple(marks.replaced),
-    }[meaning.clears]
-    return min((at_s for at_s in ends if at_s > last_s + EPSILON_S), default=inf) + meaning.hold_s
+def _stood(
+    own: Sequence[Burst], judged: Sequence[Judgement], marks: EndMarks, superseding: bool
+) -> Iterator[tuple[tuple[Level, Burst], tuple[Judgement, ...]]]:
+    """Yield for each burst when it stood and at which level, and the judgements that stood after it."""
+    standing: tuple[Judgement, ...] = ()
+    until = [first for first, _ in own[1:]] + [inf]
+    for burst, fresh, next_s in zip(own, judged, until, strict=True):
+        graver = (
+            each
+            for each in standing
+            if each.ends_s > burst[0]
+            and each.gravity > fresh.gravity
+            and not superseding
+            and (each.again or fresh.by != "driver")
+        )
+        standing = (*(_renewed(each, burst, marks) for each in graver), fresh)
+        level = max(each.level for each in standing)
+        ends_s = max(each.ends_s for each in standing if each.level == level)
+        yield (level, (burst[0], min(ends_s, next_s))), standing
 
 
-def _clears(meaning: Meaning) -> str:
-    hold = f"{duration(meaning.hold_s)} without another"
-    if meaning.clears is Clears.TIME:
+def _renewed(judgement: Judgement, burst: Burst, marks: EndMarks) -> Judgement:
+    """Return a judgement after a milder repetition: its remedy must follow the repetition, too."""
+    if judgement.clears is Clears.TIME:
+        return judgement
+    return replace(judgement, ends_s=_end_s(burst[1], judgement, marks))
+
+
+def _unbroken_since_s(segments: list[Burst]) -> float:
+    """Return the start of the newest run of segments without a gap between them."""
+    since_s, until_s = inf, -inf
+    for first, last in sorted(segments):
+        if first > until_s:
+            since_s = first
+        until_s = max(until_s, last)
+    return since_s
+
+
+def _end_s(last_s: float, found: Judgement, marks: EndMarks) -> float:
+    """Return when a judgement of a burst that ended at `last_s` ends; infinity if that is unknown."""
+    if found.clears is Clears.TIME:
+        return last_s + found.hold_s
+    ends: dict[Clears, tuple[Sequence[float], ...]] = {
+        Clears.RESET: (marks.resets, marks.boots, marks.replaced),
+        Clears.BOOT: (marks.boots, marks.replaced),
+        Clears.REPLACED: (marks.replaced,),
+    }
+    after = [_first_after(times, last_s + EPSILON_S) for times in ends[found.clears]]
+    if found.clears is Clears.RESET or (found.by == "driver" and not found.again):
+        after.append(_first_after(marks.over, last_s + AFTER_S))
+    return min(after) + found.hold_s
+
+
+def _first_after(times: Sequence[float], at_s: float) -> float:
+    at = bisect_right(times, at_s)
+    return times[at] if at < len(times) else inf
+
+
+def _clears(found: Judgement) -> str:
+    hold = f"{duration(found.hold_s)} without another"
+    if found.clears is Clears.TIME:
         return hold
-    return " and ".join([CLEARS_IN_WORDS[meaning.clears], *([hold] if meaning.hold_s else [])])
+    return " and ".join([CLEARS_IN_WORDS[found.clears], *([hold] if found.hold_s else [])])

@@ -2,7 +2,11 @@
 
 A level rises with the sample that reaches a bound, and falls only after `clear_s` of clean samples. Time
 alone never lowers it, because the absence of samples is not evidence of health. A level therefore never
-alternates faster than `clear_s`.
+alternates faster than `clear_s`. For the same reason, the time between two samples counts only up to
+`MOST_PERIODS` periods, both towards a bound and towards the end of a finding.
+
+Two things end a series without clean samples: an operator clears the entity, or its sensor reports that the
+entity is gone. The next bad sample starts a new finding.
 
 Samples may arrive up to `LATE_S` late, and more than once. Older samples are folded into two flags and
 dropped.
@@ -14,8 +18,9 @@ report a fault.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 from nodeagent.model import Action, HealthFinding, Level
@@ -24,6 +29,7 @@ from nodeagent.policy.rules import Bound, Rule, RuleKind
 LATE_S = 300.0
 MAX_SAMPLES = 4096  # 5.7 hours of one sample every 5 s
 LEVELS = (Level.DEGRADED, Level.UNHEALTHY)
+MOST_PERIODS = 3  # a sweep may be late or miss a sample; a longer gap is a time when nobody looked
 TimedValue = tuple[float, float]  # agent time, value
 DRIVERS_OWN = "recovery_action"  # the check that reports the driver's own verdict
 
@@ -34,7 +40,11 @@ class LevelState:
 
     active: bool = False
     since_s: float = 0.0
-    unclean_s: float = float("-inf")
+    unclean_s: float = -inf
+    unseen_s: float = 0.0  # how much of the time since `unclean_s` no sample covers
+
+
+NEVER = LevelState()
 
 
 @dataclass(slots=True)
@@ -42,14 +52,15 @@ class SampleSeries:
     """The samples of one check of one entity."""
 
     samples: list[TimedValue]
-    base_s: float = float("-inf")  # samples up to here are folded into `base`
-    base: tuple[LevelState, LevelState] = (LevelState(), LevelState())
+    base_s: float = -inf  # samples up to here are folded into `base`
+    base: tuple[LevelState, LevelState] = (NEVER, NEVER)
+    ended_s: float = -inf  # an operator cleared the entity then
     _latest: tuple[LevelState, LevelState] | None = None  # after all samples; None: stale
 
     def add(self, rule: Rule, sample: TimedValue) -> bool:
         """Add a sample; return False if it is already known, or too late to matter."""
         if sample[0] <= self.base_s:
-            return False
+            return self._add_baseline(rule, sample)
         at = bisect_left(self.samples, sample)
         if at < len(self.samples) and self.samples[at] == sample:
             return False
@@ -58,10 +69,42 @@ class SampleSeries:
         self._latest = _stepped(self._latest, rule, self.samples, at) if self._latest and in_order else None
         return True
 
+    def _add_baseline(self, rule: Rule, sample: TimedValue) -> bool:
+        """Keep a counter's last reading before the series was cleared, even if it arrives after that."""
+        if rule.kind is not RuleKind.RATE or self.base_s > self.ended_s:
+            return False
+        cut = bisect_right(self.samples, (self.base_s, inf))
+        if self.samples[:cut] and self.samples[cut - 1] >= sample:
+            return False
+        self.samples[:cut] = [sample]
+        self._latest = None
+        return True
+
+    def clear(self, rule: Rule, at_s: float) -> None:
+        """End the findings of the samples up to `at_s`; only a later bad sample starts another."""
+        if at_s <= self.ended_s:
+            return
+        self.ended_s, self._latest = at_s, None
+        if self.base_s > at_s:  # samples after `at_s` are already folded: keep what they found to be bad
+            low, high = (NEVER if each.unclean_s <= at_s else each for each in self.base)
+            self.base = (low, high)
+            return
+        cut = bisect_right(self.samples, (at_s, inf))
+        # A counter's growth after the clear is computed from its last reading before it.
+        self.samples[:cut] = self.samples[max(0, cut - 1) : cut] if rule.kind is RuleKind.RATE else []
+        self.base, self.base_s = (NEVER, NEVER), at_s
+
+    def fit(self, rule: Rule) -> None:
+        """Adopt a changed rule: end the levels that the rule no longer has."""
+        low, high = (
+            each if reachable(rule, level) else NEVER for level, each in zip(LEVELS, self.base, strict=True)
+        )
+        self.base, self._latest = (low, high), None
+
     def levels(self, rule: Rule) -> tuple[LevelState, LevelState]:
         """Return the state of the two levels, degraded and unhealthy, after all samples."""
         if self._latest is None:
-            self._latest = self._fold(rule, self.base_s, float("inf"))
+            self._latest = self._fold(rule, self.base_s, inf)
         return self._latest
 
     def fold(self, rule: Rule) -> None:
@@ -76,13 +119,13 @@ class SampleSeries:
         self.base = self._fold(rule, self.base_s, cut)
         self.base_s = cut
         # Keep one sample before the window: a counter's first increment is computed from it.
-        keep = bisect_left(self.samples, (cut - _reach_s(rule), float("-inf"))) - 1
+        keep = bisect_left(self.samples, (cut - _reach_s(rule), -inf)) - 1
         if len(self.samples) > MAX_SAMPLES:
             keep = max(keep, len(self.samples) - MAX_SAMPLES)
         if keep > 0:
             del self.samples[:keep]
-        if rule.kind is not RuleKind.LEVEL:
-            self._thin(bisect_right(self.samples, (cut, float("inf"))))
+        if rule.kind is RuleKind.RATE and not any(_counts_samples(each) for each in _bounds(rule)):
+            self._thin(bisect_right(self.samples, (cut, inf)))
 
     def _thin(self, settled: int) -> None:
         """Drop the middle of three identical readings in a row, once no late sample can fall between them."""
@@ -96,7 +139,7 @@ class SampleSeries:
 
     def _fold(self, rule: Rule, after_s: float, until_s: float) -> tuple[LevelState, LevelState]:
         both = self.base
-        first = bisect_right(self.samples, (after_s, float("inf")))
+        first = bisect_right(self.samples, (after_s, inf))
         for at in range(first, len(self.samples)):
             if self.samples[at][0] > until_s:
                 break
@@ -105,23 +148,20 @@ class SampleSeries:
 
     def dump(self) -> list[Any]:
         """Return the series as JSON, for `load`."""
-        flags = [
-            [s.active, s.since_s, s.unclean_s if s.unclean_s > float("-inf") else None] for s in self.base
-        ]
-        base_s = self.base_s if self.base_s > float("-inf") else None
+        flags = [[s.active, s.since_s, s.unclean_s if s.unclean_s > -inf else None] for s in self.base]
+        base_s = self.base_s if self.base_s > -inf else None
         return [base_s, flags, [list(sample) for sample in self.samples]]
 
     @classmethod
     def load(cls, raw: Any) -> SampleSeries:
         """Return the dumped series. Raises ValueError or TypeError if it is malformed."""
         base_s, flags, samples = raw
-        nothing = float("-inf")
         low, high = (
-            LevelState(bool(active), float(since), nothing if unclean is None else float(unclean))
+            LevelState(bool(active), float(since), -inf if unclean is None else float(unclean))
             for active, since, unclean in flags
         )
         found = sorted((float(at), float(value)) for at, value in samples[:MAX_SAMPLES])
-        return cls(found, nothing if base_s is None else float(base_s), (low, high))
+        return cls(found, -inf if base_s is None else float(base_s), (low, high))
 
 
 def _stepped(
@@ -138,35 +178,75 @@ def _step(before: LevelState, rule: Rule, level: Level, samples: list[TimedValue
         return LevelState(True, since, now_s)
     if not _clean(rule, level, samples, at):
         return LevelState(before.active, before.since_s, now_s)
-    if before.active and now_s - before.unclean_s >= rule.clear_s:
-        return replace(before, active=False)
-    return before
+    if not before.active:
+        return before
+    gap_s = now_s - (samples[at - 1][0] if at else before.unclean_s)
+    unseen_s = before.unseen_s + max(0.0, gap_s - _longest_gap_s(rule))
+    if now_s - before.unclean_s - unseen_s >= rule.clear_s:
+        return replace(before, active=False, unseen_s=0.0)
+    return replace(before, unseen_s=unseen_s)
+
+
+def reachable(rule: Rule, level: Level) -> bool:
+    """Return True if any samples can reach `level`: an operator may have removed its bound."""
+    if rule.kind is RuleKind.STATE:
+        return any(state.level >= level for state in rule.states.values())
+    return rule.unhealthy is not None or (level is Level.DEGRADED and rule.degraded is not None)
 
 
 def reached(rule: Rule, level: Level, samples: list[TimedValue], at: int) -> bool:
     """Return True if the sample at `at`, together with the earlier samples, reaches `level`."""
     if rule.kind is RuleKind.STATE:
         state = rule.states.get(int(samples[at][1]))
-        return state is not None and state.level >= level and _held_s(samples, at) >= state.for_s
+        if state is None or state.level < level:
+            return False
+        return _lasted(rule, state.for_s, samples, at, lambda n: _state_level(rule, samples[n]) >= level)
     bound = rule.degraded if level is Level.DEGRADED else rule.unhealthy
     if level is Level.DEGRADED and rule.unhealthy and _meets(rule, rule.unhealthy, samples, at):
         return True
     return bound is not None and _meets(rule, bound, samples, at)
 
 
+def _state_level(rule: Rule, sample: TimedValue) -> Level:
+    state = rule.states.get(int(sample[1]))
+    return Level.HEALTHY if state is None else state.level
+
+
 def _meets(rule: Rule, bound: Bound, samples: list[TimedValue], at: int) -> bool:
-    if not _over(rule, bound.at, samples, at):
+    def is_bad(n: int) -> bool:
+        return _over(rule, bound.at, samples, n)
+
+    if not is_bad(at):
         return False
     if bound.need > 1:
+        since_s = samples[at][0] - _count_s(rule, bound)
         window = range(max(0, at - bound.of + 1), at + 1)
-        if sum(_over(rule, bound.at, samples, n) for n in window) < bound.need:
+        if sum(samples[n][0] >= since_s and is_bad(n) for n in window) < bound.need:
             return False
-    if bound.for_s > 0:
-        first = at
-        while first > 0 and _over(rule, bound.at, samples, first - 1):
-            first -= 1
-        return samples[at][0] - samples[first][0] >= bound.for_s
+    return _lasted(rule, bound.for_s, samples, at, is_bad)
+
+
+def _lasted(
+    rule: Rule, for_s: float, samples: list[TimedValue], at: int, is_bad: Callable[[int], bool]
+) -> bool:
+    """Return True if all samples up to the one at `at` have been bad for `for_s`."""
+    first, unseen_s, most_s = at, 0.0, _longest_gap_s(rule)
+    while samples[at][0] - samples[first][0] - unseen_s < for_s:
+        if first == 0 or not is_bad(first - 1):
+            return False
+        first -= 1
+        unseen_s += max(0.0, samples[first + 1][0] - samples[first][0] - most_s)
     return True
+
+
+def _longest_gap_s(rule: Rule) -> float:
+    """Return how much of the time between two samples counts: all of it without a period."""
+    return MOST_PERIODS * rule.period_s if rule.period_s else inf
+
+
+def _count_s(rule: Rule, bound: Bound) -> float:
+    """Return how old the samples may be that a bound counts: twice as old as they are if none is late."""
+    return 2 * bound.of * rule.period_s if rule.period_s else inf
 
 
 def _over(rule: Rule, limit: float, samples: list[TimedValue], at: int) -> bool:
@@ -194,28 +274,31 @@ def _clean(rule: Rule, level: Level, samples: list[TimedValue], at: int) -> bool
 def grown(samples: list[TimedValue], at: int, window_s: float) -> float:
     """Return a counter's growth in the `window_s` before the sample at `at`.
 
-    A reading lower than the previous one is a counter that restarted: a new baseline, and no growth.
+    A reading lower than the previous one is a counter that restarted from 0 and has grown to this reading. If
+    two readings are further apart than the window, only the window's share of their difference counts.
     """
     total, since = 0.0, samples[at][0] - window_s
     for n in range(at, 0, -1):
-        if samples[n][0] <= since:
+        (before_s, before), (now_s, now) = samples[n - 1], samples[n]
+        if now_s <= since:
             break
-        total += max(0.0, samples[n][1] - samples[n - 1][1])
+        growth = now - before if now >= before else max(0.0, now)
+        total += growth * min(1.0, window_s / (now_s - before_s)) if now_s > before_s else growth
     return total
 
 
-def _held_s(samples: list[TimedValue], at: int) -> float:
-    first = at
-    while first > 0 and samples[first - 1][1] == samples[at][1]:
-        first -= 1
-    return samples[at][0] - samples[first][0]
+def _bounds(rule: Rule) -> list[Bound]:
+    return [each for each in (rule.degraded, rule.unhealthy) if each]
+
+
+def _counts_samples(bound: Bound) -> bool:
+    return bound.need > 1 or bound.for_s > 0
 
 
 def _reach_s(rule: Rule) -> float:
     """Return the age in seconds of the oldest sample that can affect the result of a new one."""
-    bounds = [each for each in (rule.degraded, rule.unhealthy) if each]
-    waits = [each.for_s for each in bounds] + [state.for_s for state in rule.states.values()]
-    counts = [each.of * max(rule.period_s, 1.0) * 2 for each in bounds if each.of > 1]
+    waits = [each.for_s for each in _bounds(rule)] + [state.for_s for state in rule.states.values()]
+    counts = [2 * each.of * max(rule.period_s, 1.0) for each in _bounds(rule) if each.of > 1]
     window = [rule.window_s] if rule.kind is RuleKind.RATE else []
     return max([60.0, *waits, *counts, *window])
 
@@ -241,15 +324,9 @@ def sample_finding(
         evidence=(text,) if text else (),
         clears=_clears(rule, level),
         sources=tuple(sorted(sources)),
-        lasting=rule.kind is RuleKind.STATE and _newest_level(rule, series) >= level,
+        lasting=rule.kind is RuleKind.STATE and _state_level(rule, series.samples[-1]) >= level,
         overridden="driver" if rule.check == DRIVERS_OWN else "",
     )
-
-
-def _newest_level(rule: Rule, series: SampleSeries) -> Level:
-    """Return the level of the newest sample of a state."""
-    state = rule.states.get(int(series.samples[-1][1]))
-    return Level.HEALTHY if state is None else state.level
 
 
 def _action(rule: Rule, series: SampleSeries, level: Level) -> Action:

@@ -1,19 +1,28 @@
-"""Checks of the local file systems: space, inodes, and whether one has become read-only."""
+"""Checks of the local file systems: space, inodes, and whether one has become read-only.
+
+The volumes of pods have checks of their own, because what happens to them is not a fault of the node. A file
+system that is no longer mounted is reported as gone, so that no finding about it remains.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from nodeagent.host.mounts import OWN_NUMBERS, Mount, SelectedMounts, parse, select, unescaped
+from nodeagent.model import GONE
 from nodeagent.sensing.sensor import Omission
 from nodeagent.sensing.small_files import try_read
 from nodeagent.sensing.sweep import Reading
 
 WRITABLE, READ_ONLY = 0.0, 1.0
+OF_NODE, OF_VOLUME = 0.0, 1.0  # the states of `user_volume`
+SPACE, INODES, STATE, USE = "disk_used", "inodes_used", "disk_read_only", "user_volume"
+OF_VOLUMES = {SPACE: "volume_used", INODES: "volume_inodes_used", STATE: "volume_read_only"}
 MAX_REMEMBERED = 512
+T = TypeVar("T")
 MOUNTINFO_BYTES = 4 << 20  # a node with thousands of pods has about a megabyte
 FSTAB_BYTES = 1 << 20
 
@@ -68,10 +77,15 @@ def read_only_state(mount: Mount, writable: Iterable[str], wanted: frozenset[str
     return READ_ONLY if mount.point in wanted or mount_key(mount) in writable else None
 
 
+def check_of(check: str, mount: Mount) -> str:
+    """Return the name of a check for this mount: a pod's volume has checks of its own."""
+    return OF_VOLUMES.get(check, check) if mount.is_volume else check
+
+
 class FileSystems:
     """Checks this process's own mounts or, with `root`, the host's mounts, which are visible below `root`."""
 
-    checks = frozenset({"disk_used", "inodes_used", "disk_read_only"})
+    checks = frozenset({*OF_VOLUMES, *OF_VOLUMES.values(), USE})
 
     def __init__(self, proc: str, root: str | None, boot_id: str, remembered: Mapping[str, Any]) -> None:
         """`remembered` is an earlier result of `remembered()`, possibly from another boot or corrupt."""
@@ -79,6 +93,7 @@ class FileSystems:
         self._root = (root or "").rstrip("/")
         self._boot_id = boot_id
         self._writable = _writable(remembered, boot_id)
+        self._known = KnownMounts(remembered)
         self._left_out: dict[str, Omission] = {}
 
     def read(self, due: frozenset[str], now_s: float) -> Iterable[Reading]:
@@ -87,23 +102,25 @@ class FileSystems:
             self._left_out = {"disk": Omission("disk", f"{self._mountinfo} cannot be read")}
             return ()
         whole = raw[: raw.rfind(b"\n") + 1]  # drop a last line that the limit has cut off
-        found = select(parse(whole))
+        mounts = parse(whole)
+        found = select(mounts)
         self._left_out = {each.what: each for each in found.left_out}
         readings = []
-        if due & {"disk_used", "inodes_used"}:
-            # A read-only file system may be full by design: an image, or the root of a container.
-            mounts = [each for each in found.local if not each.read_only]
-            readings += [each for mount in mounts for each in self._used(mount) if each.check in due]
-        if "disk_read_only" in due:
-            readings += self._states(found)
-        return readings
+        if len(raw) < MOUNTINFO_BYTES:
+            readings += self._known.ended(mounts, found.local)
+        self._known.add(found.local)
+        # A read-only file system may be full by design: an image, or the root of a container.
+        readings += [each for mount in found.local if not mount.read_only for each in self._used(mount)]
+        readings += self._states(found)
+        readings += self._known.uses(found.local)
+        return [each for each in readings if each.check == GONE or each.check in due]
 
     def left_out(self) -> tuple[Omission, ...]:
         return tuple(self._left_out.values())
 
     def remembered(self) -> dict[str, Any]:
         """Return the state that must outlive the process, as JSON."""
-        return {"boot_id": self._boot_id, "writable": list(self._writable)}
+        return {"boot_id": self._boot_id, "writable": list(self._writable), **self._known.remembered()}
 
     def _used(self, mount: Mount) -> Iterator[Reading]:
         path = self._root + mount.point
@@ -119,27 +136,90 @@ class FileSystems:
             self._left_out[mount.entity] = Omission(mount.entity, f"{error.strerror}: {path}")
             return
         values = {
-            "disk_used": disk_used(found.f_blocks, found.f_bfree, found.f_bavail),
-            "inodes_used": inodes_used(found.f_files, found.f_ffree),
+            SPACE: disk_used(found.f_blocks, found.f_bfree, found.f_bavail),
+            INODES: inodes_used(found.f_files, found.f_ffree),
         }
         for check, value in values.items():
             if value is not None:
-                yield Reading(check, mount.entity, round(value, 3))
+                yield Reading(check_of(check, mount), mount.entity, round(value, 3))
 
     def _states(self, found: SelectedMounts) -> Iterator[Reading]:
         wanted = fstab_writable(try_read(f"{self._root}/etc/fstab", FSTAB_BYTES) or b"")
         for mount in found.local:
             state = read_only_state(mount, self._writable, wanted)
             if state is not None:
-                yield Reading("disk_read_only", mount.entity, state, f"{mount.kind} on {mount.source}")
+                text = f"{mount.kind} on {mount.source}"
+                yield Reading(check_of(STATE, mount), mount.entity, state, text)
             if state == WRITABLE:
-                self._remember(mount_key(mount))
+                _renew(self._writable, mount_key(mount), None)
 
-    def _remember(self, key: str) -> None:
-        self._writable.pop(key, None)
-        self._writable[key] = None  # the newest last
-        while len(self._writable) > MAX_REMEMBERED:
-            del self._writable[next(iter(self._writable))]
+
+class KnownMounts:
+    """The file systems that have been checked, until they are gone, and the devices that backed volumes."""
+
+    def __init__(self, remembered: Mapping[str, Any]) -> None:
+        known, volumes = remembered.get("known"), remembered.get("volumes")
+        self._entities: dict[str, str] = {}  # by key, the newest last
+        self._missing: set[str] = set()  # keys that were missing at the last read
+        # Before volumes had checks of their own, the agent remembered only the keys of writable mounts.
+        self._from_earlier_version = not isinstance(known, dict)
+        if isinstance(known, dict):
+            self._entities = {key: each for key, each in known.items() if isinstance(each, str)}
+        else:
+            keys = remembered.get("writable")
+            for key in keys if isinstance(keys, list) else ():
+                if isinstance(key, str) and " disk/" in key:
+                    self._entities[key] = f"disk/{key.rpartition(' disk/')[2]}"
+        names = volumes if isinstance(volumes, list) else ()
+        self._volumes = {each: None for each in names if isinstance(each, str)}
+
+    def ended(self, mounts: Iterable[Mount], local: Iterable[Mount]) -> list[Reading]:
+        """Return a reading for each file system that is gone, or that is now checked at another path.
+
+        The kernel may skip a line of mountinfo while mounts change, so a mount counts as gone at the second
+        read in a row without it.
+        """
+        checked = {mount_key(each): each for each in local}
+        devices = {each.device for each in checked.values()}
+        present = {mount_key(each) for each in mounts}
+        missing = {
+            key
+            for key in self._entities
+            if key not in checked and (key not in present or key.partition(" ")[0] in devices)
+        }
+        ended = missing & self._missing
+        if self._from_earlier_version:
+            self._from_earlier_version = False
+            ended |= {key for key in self._entities if key in checked and checked[key].is_volume}
+        self._missing = missing - ended
+        return [Reading(GONE, self._entities.pop(key), 1.0, "it is not mounted") for key in sorted(ended)]
+
+    def add(self, local: Iterable[Mount]) -> None:
+        for each in local:
+            _renew(self._entities, mount_key(each), each.entity)
+
+    def uses(self, local: Iterable[Mount]) -> Iterator[Reading]:
+        """Yield the use of each block device that backs a volume, or that has backed one before."""
+        for mount in local:
+            name = mount.device_entity
+            if mount.is_volume and name:
+                _renew(self._volumes, name, None)
+                yield Reading(USE, name, OF_VOLUME)
+            elif name in self._volumes:
+                del self._volumes[name]
+                yield Reading(USE, name, OF_NODE)
+
+    def remembered(self) -> dict[str, Any]:
+        """Return the state that must outlive the process, as JSON."""
+        return {"known": dict(self._entities), "volumes": list(self._volumes)}
+
+
+def _renew(held: dict[str, T], key: str, value: T) -> None:
+    """Put `key` last, and drop the oldest keys beyond `MAX_REMEMBERED`."""
+    held.pop(key, None)
+    held[key] = value
+    while len(held) > MAX_REMEMBERED:
+        del held[next(iter(held))]
 
 
 def _device(number: int) -> str:

@@ -33,6 +33,14 @@ OWN_NUMBERS = frozenset({"btrfs", "zfs", "bcachefs"})
 # Mount options that mean "not writable": ext4 since 6.15 reports `emergency_ro` after a remount by error.
 READ_ONLY = frozenset({"ro", "emergency_ro", "shutdown"})
 
+# Where kubelet mounts the volumes of pods and stages CSI devices; its root folder is configurable.
+_VOLUMES = re.compile(
+    r"^/var/lib/kubelet/(pods|plugins)/|/pods/[^/]+/(volumes|volume-subpaths)/|/plugins/kubernetes\.io/"
+)
+# Block devices that a file or a server provides: their faults are not faults of this node's hardware.
+_BACKED = re.compile(r"/dev/(loop|nbd|rbd)\d")
+_MAPPED = ("/dev/mapper/", "/dev/dm-")
+
 _ESCAPE = re.compile(rb"\\([0-7]{3})")
 
 
@@ -50,6 +58,20 @@ class Mount:
     @property
     def entity(self) -> str:
         return f"disk/{printable(self.point)}"
+
+    @property
+    def is_volume(self) -> bool:
+        """True for a pod's volume, and for other devices whose repair is not up to this node."""
+        if self.point == "/":
+            return False
+        return bool(_VOLUMES.search(self.point) or _BACKED.match(self.source))
+
+    @property
+    def device_entity(self) -> str:
+        """The entity that kernel lines about the block device name, such as `disk/dm-3`; "" for none."""
+        if self.source.startswith(_MAPPED):
+            return f"disk/dm-{self.device.partition(':')[2]}"
+        return f"disk/{self.source.rpartition('/')[2]}" if self.source.startswith("/dev/") else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +147,8 @@ def _may_hang(mount: Mount) -> bool:
     return mount.kind not in LOCAL and mount.kind not in PSEUDO
 
 
-def _rank(mount: Mount) -> tuple[bool, int, str]:
-    return mount.root != "/", len(mount.point), mount.point
+def _rank(mount: Mount) -> tuple[bool, bool, int, str]:
+    return mount.root != "/", mount.is_volume, len(mount.point), mount.point
 
 
 def _bounded(others: list[Omission]) -> tuple[Omission, ...]:

@@ -39,6 +39,7 @@ class NvmlSession:
     branch: int | None = None  # of the driver: 575
     load: str = ""  # of the kernel module: see `inventory.driver_load`
     after_loss: bool = False  # the previous session ended because the driver was gone
+    renewed: bool = False  # the previous session was healthy, and the agent ended it to search for GPUs
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +52,11 @@ class _Ended:
 class NvmlDriver:
     """The session and its users; see the module's docstring. May be used from any thread."""
 
-    def __init__(self, sysfs: Path = SYSFS, patience_s: float = PATIENCE_S) -> None:
+    def __init__(
+        self, sysfs: Path = SYSFS, patience_s: float = PATIENCE_S, devices: Path = inventory.DEVICES
+    ) -> None:
         self.sysfs = sysfs
+        self.devices = devices
         self._patience_s = patience_s
         self._changed = threading.Condition()
         self._busy = ""  # the sensor that is in nvmlInit or nvmlShutdown
@@ -60,6 +64,7 @@ class NvmlDriver:
         self._session: NvmlSession | None = None
         self._ended: _Ended | None = None
         self._lost = False  # since the last session that started successfully
+        self._renewed = False  # the last session ended only because of `renew`
         self._number = 0
         self.branch: int | None = None  # of the driver last seen
 
@@ -106,7 +111,7 @@ class NvmlDriver:
                 self._busy = ""
                 self._session = session
                 if session is not None:
-                    self._lost = False
+                    self._lost = self._renewed = False
                     self._users.add(who)
                     self.branch = session.branch
                 self._changed.notify_all()
@@ -128,7 +133,9 @@ class NvmlDriver:
             raise library.driver_gone(error.value, during) from None
         self._number += 1
         load = inventory.driver_load(self.sysfs)
-        return NvmlSession(self._number, version, library_version, branch_of(version), load, self._lost)
+        return NvmlSession(
+            self._number, version, library_version, branch_of(version), load, self._lost, self._renewed
+        )
 
     def usable(self, session: NvmlSession) -> bool:
         """Return True if the session is still open. Takes no lock. Call before every blocking call."""
@@ -147,6 +154,7 @@ class NvmlDriver:
             if self._session is session and (self._ended is None or self._ended.renewal):
                 self._ended = ended
                 self._lost = self._lost or ended.state not in (library.OK, library.FAILED)
+                self._renewed = ended.renewal
                 self._changed.notify_all()
 
     def leave(self, who: str) -> None:

@@ -16,6 +16,7 @@ from nodeagent.nvml.gpu_query import GpuGone, GpuQuery, GpuReading
 from nodeagent.nvml.gpu_roster import GpuHistory
 from nodeagent.nvml.library import DriverGone, nvml
 from nodeagent.sensing.clock import Clock
+from nodeagent.sensing.progress import CallProgress
 from nodeagent.sensing.sensor import WAIT_S, Unavailable
 
 MAX_AT_ONCE = 256  # events per wait: a storm must not delay the watchdog
@@ -55,8 +56,10 @@ class EventsFailed(Exception):
 class NvmlEventSet:
     """One event set of one session. Every method may raise DriverGone, except `free`."""
 
-    def __init__(self) -> None:
+    def __init__(self, progress: CallProgress) -> None:
         """Create the set and register every GPU that supports events. Raises EventsFailed."""
+        self._progress = progress
+        progress.mark("nvmlEventSetCreate")
         try:
             self._set = nvml.nvmlEventSetCreate()
         except library.Error as error:
@@ -65,9 +68,10 @@ class NvmlEventSet:
             raise EventsFailed(f"nvmlEventSetCreate: {library.name(error.value)}") from None
         self._queries: dict[int, GpuQuery] = {}  # by the handle's address
         try:
-            for gpu in inventory.list_gpus().gpus:
+            for gpu in inventory.list_gpus(progress).gpus:
+                progress.mark("nvmlDeviceRegisterEvents", gpu.pci)
                 if self._registered(gpu.handle):
-                    self._queries[_address(gpu.handle)] = GpuQuery(gpu)
+                    self._queries[_address(gpu.handle)] = GpuQuery(gpu, progress)
         except library.DriverGone:
             self.free()
             raise
@@ -91,6 +95,7 @@ class NvmlEventSet:
         """Yield the events in order; return after about `WAIT_S` if none arrive. Raises EventsFailed."""
         wait_ms = int(seconds_to_next_tick(WAIT_S) * 1000)
         for _ in range(MAX_AT_ONCE):
+            self._progress.mark("nvmlEventSetWait")
             try:
                 data = nvml.nvmlEventSetWait_v2(self._set, wait_ms)
             except library.Error as error:
@@ -141,6 +146,7 @@ class NvmlEvents:
     def __init__(
         self, driver: NvmlDriver, clock: Clock, pause: Callable[[float], object] = time.sleep
     ) -> None:
+        self.progress = CallProgress()
         self._driver = driver
         self._clock = clock
         self._pause = pause
@@ -189,14 +195,16 @@ class NvmlEvents:
         if self._set is not None:
             self._set.free()
         self._set = self._session = None
+        self.progress.mark("nvmlShutdown")
         self._driver.leave(self.name)
 
     def _join(self) -> NvmlEventSet:
         """Join NVML and return its event set. Raises Unavailable."""
         self.close()
+        self.progress.mark("nvmlInit")
         try:
             self._session = self._driver.join(self.name)
-            self._set = NvmlEventSet()
+            self._set = NvmlEventSet(self.progress)
             return self._set
         except DriverGone as gone:
             self._lose(gone)

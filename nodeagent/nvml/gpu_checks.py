@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from ctypes import byref
-from typing import Any
+from functools import lru_cache
+from typing import Any, TypeVar
 
 from nodeagent.nvml import library
-from nodeagent.nvml.gpu_query import GpuQuery, GpuReading
+from nodeagent.nvml.gpu_query import FieldKey, GpuQuery, GpuReading
 from nodeagent.nvml.library import nvml
+from nodeagent.sensing.counter_sum import CounterSum
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _calls(name: str) -> Callable[[F], F]:
+    """Give a function the name of the NVML call that it makes, for findings about calls that fail or hang."""
+
+    def named(function: F) -> F:
+        function.__name__ = name
+        return function
+
+    return named
+
 
 # Reasons for clocks below their maximum: bits defined in nvml.h.
 IDLE = 0x1
@@ -43,14 +58,14 @@ def busy(query: GpuQuery) -> bool:
     """Return True if the GPU is busy, so that its links should be active, or does not report its load."""
     if (_clock_reasons(query) or 0) & IDLE:
         return False
-    rates = query.ask(nvml.nvmlDeviceGetUtilizationRates)
+    rates = query.once(nvml.nvmlDeviceGetUtilizationRates)
     return rates is None or rates.gpu > 0
 
 
 def _clock_reasons(query: GpuQuery) -> int | None:
-    reasons = query.ask(nvml.nvmlDeviceGetCurrentClocksEventReasons)
+    reasons = query.once(nvml.nvmlDeviceGetCurrentClocksEventReasons)
     if reasons is None:  # the name of this call in drivers before R535
-        reasons = query.ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons)
+        reasons = query.once(nvml.nvmlDeviceGetCurrentClocksThrottleReasons)
     return None if reasons is None else int(reasons)
 
 
@@ -107,11 +122,13 @@ def inforom(query: GpuQuery) -> Iterator[GpuReading]:
         yield GpuReading("inforom", corrupted)
 
 
+@_calls("nvmlDeviceValidateInforom")
 def _valid(handle: Any) -> float:
     nvml.nvmlDeviceValidateInforom(handle)
     return 0.0
 
 
+@_calls("nvmlDeviceGetSramEccErrorStatus")
 def _sram_status(handle: Any) -> Any:
     status = nvml.c_nvmlEccSramErrorStatus_v1_t()
     nvml.nvmlDeviceGetSramEccErrorStatus(handle, byref(status))
@@ -137,10 +154,21 @@ _OF_EACH_LINK = (
 
 def pcie_link(query: GpuQuery) -> Iterator[GpuReading]:
     """Yield the width as a share of what GPU and slot support; for an idle GPU, only if it is full."""
-    widest = query.ask(nvml.nvmlDeviceGetMaxPcieLinkWidth)
+    widest = query.constant(nvml.nvmlDeviceGetMaxPcieLinkWidth)
     width = query.ask(nvml.nvmlDeviceGetCurrPcieLinkWidth) if widest else None
     if widest and width is not None and (width >= widest or busy(query)):
         yield GpuReading("pcie_link", width / widest, f"x{width} of x{widest}")
+
+
+def pcie_generation(query: GpuQuery) -> Iterator[GpuReading]:
+    """Yield by how many generations the link is below what GPU and slot support.
+
+    As for the width, an idle GPU yields only 0, because an idle link slows down to save power.
+    """
+    newest = query.constant(nvml.nvmlDeviceGetMaxPcieLinkGeneration)
+    now = query.ask(nvml.nvmlDeviceGetCurrPcieLinkGeneration) if newest else None
+    if newest and now and (now >= newest or busy(query)):
+        yield GpuReading("pcie_generation", max(0, newest - now), f"generation {now} of {newest}")
 
 
 def pcie_replays(query: GpuQuery) -> Iterator[GpuReading]:
@@ -151,35 +179,75 @@ def pcie_replays(query: GpuQuery) -> Iterator[GpuReading]:
 
 def links_up(query: GpuQuery) -> dict[int, bool]:
     """Return whether each NVLink of the GPU is up, by link; empty if the GPU has none."""
-    found: dict[int, bool] = {}
-    for link in range(nvml.NVML_NVLINK_MAX_LINKS):
-        active = query.ask(nvml.nvmlDeviceGetNvLinkState, link)
-        if active is not None:
-            found[link] = bool(active)
+    links = query.nvlinks if query.nvlinks is not None else range(nvml.NVML_NVLINK_MAX_LINKS)
+    states = {link: query.ask(nvml.nvmlDeviceGetNvLinkState, link) for link in links}
+    found = {link: bool(state) for link, state in states.items() if state is not None}
+    if len(found) < len(states):
+        query.nvlinks = tuple(
+            link for link in links if (nvml.nvmlDeviceGetNvLinkState, (link,)) not in query.never
+        )
     return found
 
 
-def nvlink_down(up_now: dict[int, bool], were_up: set[int]) -> Iterator[GpuReading]:
+def mig_mode(query: GpuQuery) -> tuple[bool, bool] | None:
+    """Return whether MIG is on, and whether it will be on after the next reset; None without a MIG mode."""
+    modes = query.once(nvml.nvmlDeviceGetMigMode)
+    return None if modes is None else (bool(modes[0]), bool(modes[1]))
+
+
+def persistence_mode(query: GpuQuery) -> bool | None:
+    """Return whether the driver keeps the GPU's state, counters included, while no program uses the GPU."""
+    mode = query.ask(nvml.nvmlDeviceGetPersistenceMode)
+    return None if mode is None else bool(mode)
+
+
+def nvlink_down(up_now: dict[int, bool], were_up: set[int], mig: bool = False) -> Iterator[GpuReading]:
     """Yield the number of links that are down. A link that was never up is assumed not to be wired.
 
     Updates `were_up` with the links that are up now.
+
+    Args:
+        were_up: The links that were up in the GPU's present MIG mode.
+        mig: Whether MIG is on, which may make all links inactive.
     """
     were_up.update(link for link, up in up_now.items() if up)
-    if up_now and were_up:
+    if up_now and not were_up and mig:
+        yield GpuReading("nvlink_down", 0, "MIG is on, and no link was ever up in this mode")
+    elif up_now and were_up:
         down = sorted(link for link in were_up if not up_now.get(link, True))
         text = f"of {len(were_up)} links down: {', '.join(map(str, down))}" if down else ""
         yield GpuReading("nvlink_down", len(down), text)
 
 
-def nvlink_errors(query: GpuQuery) -> Iterator[GpuReading]:
-    totals = [each for each in query.fields(*((field, 0) for field in _TOTALS)) if each is not None]
+def nvlink_errors(query: GpuQuery, total: CounterSum) -> Iterator[GpuReading]:
+    """Yield the errors of all links: the sum of the first set of counters that the GPU has.
+
+    There is no reading while one of them cannot be read, and the sets are never mixed.
+    """
+    for keys, names in _counter_sets(query):
+        values = query.fields(*keys)
+        if None in values:
+            held = [n for n, key in enumerate(keys) if key not in query.never]
+            if not held:
+                continue
+            names, values = tuple(names[n] for n in held), tuple(values[n] for n in held)
+        count = total.add({n: None if v is None else int(v) for n, v in zip(names, values, strict=True)})
+        if count is not None:
+            yield GpuReading("nvlink_errors", count)
+        return
+
+
+def _counter_sets(query: GpuQuery) -> Iterator[tuple[tuple[FieldKey, ...], tuple[str, ...]]]:
+    """Yield each set of counters that a GPU may have, with their names."""
+    yield _named(*((field, 0) for field in _TOTALS))
+    links = range(_link_count(query))
     for fields in _OF_EACH_LINK:
-        if totals:
-            break
-        keys = ((field, link) for link in range(_link_count(query)) for field in fields)
-        totals = [each for each in query.fields(*keys) if each is not None]
-    if totals:
-        yield GpuReading("nvlink_errors", sum(totals))
+        yield _named(*((field, link) for link in links for field in fields))
+
+
+@lru_cache(maxsize=8)
+def _named(*keys: FieldKey) -> tuple[tuple[FieldKey, ...], tuple[str, ...]]:
+    return keys, tuple(f"{field}/{link}" for field, link in keys)
 
 
 def _link_count(query: GpuQuery) -> int:
@@ -240,12 +308,14 @@ def fabric_state(state: int, status: int, summary: int, mask: int) -> tuple[int,
     return max((value for value, _ in wrong), default=HEALTHY), why
 
 
+@_calls("nvmlDeviceGetGpuFabricInfoV")
 def _fabric_v2(handle: Any) -> Any:
     info = nvml.c_nvmlGpuFabricInfo_v2_t()
     nvml.nvmlDeviceGetGpuFabricInfoV(handle, byref(info))
     return info
 
 
+@_calls("nvmlDeviceGetGpuFabricInfoV")
 def _fabric_v3(handle: Any) -> Any:
     info = nvml.c_nvmlGpuFabricInfo_v3_t()
     nvml.nvmlDeviceGetGpuFabricInfoV(handle, byref(info))

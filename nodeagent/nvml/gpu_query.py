@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any
 
 from nodeagent.nvml import library
 from nodeagent.nvml.inventory import Gpu
 from nodeagent.nvml.library import nvml
+from nodeagent.sensing.progress import CallProgress
 
 FieldKey = tuple[int, int]  # field id and scope: the link, or 0
 
@@ -38,14 +40,43 @@ class GpuQuery:
     """Queries one GPU for the duration of a session."""
 
     gpu: Gpu
+    progress: CallProgress = field(default_factory=CallProgress)
     never: set[object] = field(default_factory=set)  # calls and fields that the GPU does not support
     answered: int = 0  # since `begin`
     failed: str = ""  # since `begin`: the first unexplained error
+    nvlinks: tuple[int, ...] | None = None  # those that the GPU has; None: not known yet
+    _pci: str = field(init=False, default="")
+    _constants: dict[object, Any] = field(default_factory=dict)
+    _of_sweep: dict[object, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._pci = self.gpu.pci
 
     def begin(self) -> None:
-        """Reset `answered` and `failed`."""
+        """Reset `answered` and `failed`, and what `once` remembers."""
         self.answered = 0
         self.failed = ""
+        self._of_sweep.clear()
+
+    def constant(self, function: Callable[..., Any]) -> Any:
+        """Return the result of a call that does not change within a session: NVML is called until it answers.
+
+        Raises:
+            GpuGone, DriverGone.
+        """
+        return self._kept(self._constants, function)
+
+    def once(self, function: Callable[..., Any]) -> Any:
+        """Return the result of a call that several checks of one sweep need. Raises as `constant` does."""
+        return self._kept(self._of_sweep, function)
+
+    def _kept(self, kept: dict[object, Any], function: Callable[..., Any]) -> Any:
+        found = kept.get(function)
+        if found is None:
+            found = self.ask(function)
+            if found is not None:
+                kept[function] = found
+        return found
 
     def ask(
         self, function: Callable[..., Any], *args: object, answers: Mapping[int, Any] | None = None
@@ -62,6 +93,7 @@ class GpuQuery:
         key = (function, args) if args else function
         if key in self.never:
             return None
+        self.progress.marked = (function, self._pci, monotonic())
         try:
             found = function(self.gpu.handle, *args)
         except library.Error as error:
@@ -83,6 +115,7 @@ class GpuQuery:
         if not asked:
             return (None,) * len(keys)
         found: dict[FieldKey, float] = {}
+        self.progress.mark("nvmlDeviceGetFieldValues", self.gpu.pci)
         try:
             values = nvml.nvmlDeviceGetFieldValues(self.gpu.handle, asked)
         except library.Error as error:

@@ -5,15 +5,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from nodeagent import model
 from nodeagent.nvml import inventory, library
 from nodeagent.nvml.gpu_query import GpuQuery
-from nodeagent.nvml.inventory import MAX_GPUS, Gpu, GpuInventory
+from nodeagent.nvml.inventory import MAX_GPUS, Gpu, GpuBus, GpuInventory
+from nodeagent.sensing import baselines
+from nodeagent.sensing.baselines import Forgotten
+from nodeagent.sensing.counter_sum import CounterSum
+from nodeagent.sensing.progress import CallProgress
 
 MAX_LINKS = 64
+_ON = ("off", "on")
 MAX_UUID = 96  # NVML_DEVICE_UUID_V2_BUFFER_SIZE
 _NO_RESET = frozenset({0, 5})  # recovery actions that need no reset: none, recover the IMEX domain
 OK, LOST, RESET_REQUIRED, VANISHED, UNREADABLE = range(5)  # the states of the check `gpu_state`
@@ -32,9 +38,20 @@ class GpuHistory:
 
     uuid: str
     state: int = OK
-    links: set[int] = field(default_factory=set)  # NVLinks that were up
-    uncorrected: float | None = None  # the volatile counter
+    links_by_mig: tuple[set[int], set[int]] = field(default_factory=lambda: (set(), set()))  # see `links`
+    mig: bool = False  # MIG was on
     recovery: int = 0  # the driver's recovery action
+    nvlink_total: CounterSum = field(default_factory=CounterSum)  # of the links' errors
+    # The following belong to one session of NVML, and are not remembered.
+    uncorrected: tuple[int, float] | None = None  # the session, and the volatile counter
+    persistence: bool | None = None  # persistence mode; None: unknown
+    mig_word: str = ""  # the MIG mode, for people
+    recovery_in: int = 0  # the session in which the recovery action was last read
+
+    @property
+    def links(self) -> set[int]:
+        """The NVLinks that were up in the GPU's MIG mode: MIG may make links inactive."""
+        return self.links_by_mig[self.mig]
 
     def take_state(self, state: int) -> bool:
         """Record the state; return True if the GPU is back, which means that it was reset."""
@@ -42,11 +59,21 @@ class GpuHistory:
         self.state = state
         return back
 
-    def take_uncorrected(self, count: float) -> bool:
-        """Record the volatile counter of uncorrected errors; return True if a reset restarted it."""
-        fell = self.uncorrected is not None and count < self.uncorrected
-        self.uncorrected = count
-        return fell
+    def take_uncorrected(self, count: float, session: int) -> bool:
+        """Record the volatile counter of uncorrected errors; return True if it fell within one session.
+
+        Between two sessions it may fall without a reset: the driver forgets it when no program uses the GPU.
+        """
+        before, self.uncorrected = self.uncorrected, (session, count)
+        return before is not None and before[0] == session and count < before[1]
+
+    def take_mig(self, modes: tuple[bool, bool] | None) -> None:
+        """Record whether MIG is on now and after a reset; None: the GPU has no MIG, or did not answer."""
+        if modes is not None:
+            self.mig = modes[0]
+            self.mig_word = (
+                _ON[modes[0]] if modes[0] == modes[1] else f"{_ON[modes[0]]}, {_ON[modes[1]]} pending"
+            )
 
     def take_recovery(self, action: int) -> bool:
         """Record the action that the driver requests; return True if it no longer requests a reset."""
@@ -59,7 +86,7 @@ class GpuHistory:
 class NodeGpus:
     """All GPUs of the node, by PCI address."""
 
-    most: int = 0  # the most GPUs ever listed
+    most: int = 0  # the most GPUs that NVML ever listed, or that the driver had claimed
     load: str = ""  # of the driver: see `inventory.driver_load`
     gpus: dict[str, GpuHistory] = field(default_factory=dict)
 
@@ -82,9 +109,11 @@ class NodeGpus:
                 pci: {
                     "uuid": each.uuid,
                     "state": each.state,
-                    "links": sorted(each.links),
-                    "uncorrected": each.uncorrected,
+                    "links": sorted(each.links_by_mig[False]),
+                    "mig_links": sorted(each.links_by_mig[True]),
+                    "mig": each.mig,
                     "recovery": each.recovery,
+                    "nvlink_total": each.nvlink_total.dump(),
                 }
                 for pci, each in self.gpus.items()
             },
@@ -104,15 +133,18 @@ def load_history(raw: object) -> NodeGpus:
 
 
 def _gpu(raw: dict[Any, Any]) -> GpuHistory:
-    links = raw.get("links")
-    uncorrected = raw.get("uncorrected")
     return GpuHistory(
         uuid=raw["uuid"][:MAX_UUID],
         state=_count(raw.get("state"), UNREADABLE),
-        links={_count(link, MAX_LINKS) for link in links[:MAX_LINKS]} if isinstance(links, list) else set(),
-        uncorrected=float(uncorrected) if isinstance(uncorrected, (int, float)) else None,
+        links_by_mig=(_links(raw.get("links")), _links(raw.get("mig_links"))),
+        mig=raw.get("mig") is True,
         recovery=_count(raw.get("recovery"), 0xFF),
+        nvlink_total=CounterSum.load(raw.get("nvlink_total")),
     )
+
+
+def _links(raw: object) -> set[int]:
+    return {_count(link, MAX_LINKS) for link in raw[:MAX_LINKS]} if isinstance(raw, list) else set()
 
 
 def _count(raw: object, most: int) -> int:
@@ -122,16 +154,23 @@ def _count(raw: object, most: int) -> int:
 class GpuRoster:
     """Holds a query for every GPU that NVML can open, and the history of every GPU ever opened."""
 
-    def __init__(self, past: NodeGpus, configured: int | None) -> None:
+    def __init__(self, past: NodeGpus, configured: int | None, progress: CallProgress | None = None) -> None:
         self.history = past
         self.queries: dict[str, GpuQuery] = {}
         self.absent: dict[str, tuple[int, str]] = {}  # state and reason of each GPU without a query
         self.count = -1  # the number of GPUs that NVML lists
+        self._bus = GpuBus()
         self._configured = configured
+        self._progress = progress or CallProgress()
 
     @property
     def expected(self) -> int:
-        return self.history.most if self._configured is None else self._configured
+        """How many GPUs NVML should list: at least as many as its driver has claimed on the bus.
+
+        An operator's number replaces the memory of earlier GPUs, but not what the hardware shows now.
+        """
+        remembered = self.history.most if self._configured is None else self._configured
+        return max(remembered, self._bus.expected)
 
     @property
     def listed(self) -> tuple[str, ...]:
@@ -139,7 +178,10 @@ class GpuRoster:
 
     @property
     def any_absent(self) -> bool:
-        return any(each.state in ABSENT for each in self.history.gpus.values())
+        """True if NVML may find a GPU that it cannot open now when it is initialised again."""
+        return any(state != OK for state, _ in self.absent.values()) or any(
+            each.state in ABSENT for each in self.history.gpus.values()
+        )
 
     @property
     def all_well(self) -> bool:
@@ -151,36 +193,50 @@ class GpuRoster:
         return max(0, self.expected - self.count), f"{self.count} of {self.expected} GPUs"
 
     def facts(self, pci: str) -> tuple[tuple[str, str], ...]:
-        """Return a GPU's UUID, name and serial number, without those that are unknown."""
-        query = self.queries.get(pci)
-        if query is None:
-            facts = [("uuid", self.history.gpus[pci].uuid)]
-        else:
-            gpu = query.gpu
+        """Return what is known of a GPU: UUID, name, serial number, modes.
+
+        Of a GPU that is missing, only the UUID; nothing of one that is gone, but not missing.
+        """
+        known, query = self.history.gpus[pci], self.queries.get(pci)
+        if query is not None:
+            gpu, persistence = query.gpu, "" if known.persistence is None else _ON[known.persistence]
             facts = [("uuid", gpu.uuid), ("name", gpu.name), ("serial", gpu.serial)]
+            facts += [("persistence", persistence), ("mig", known.mig_word)]
+        else:
+            gone = self.absent.get(pci, (VANISHED, ""))[0] == OK
+            facts = [] if gone else [("uuid", known.uuid)]
         return tuple(fact for fact in facts if fact[1])
+
+    def forget(self, request: Forgotten) -> None:
+        """Forget a baseline: the number of GPUs that were seen, or the NVLinks that were up."""
+        if request.baseline == baselines.GPUS:
+            self.history.most = max(0, self.count)
+        elif request.baseline == baselines.NVLINKS:
+            for pci, each in self.history.gpus.items():
+                if request.entity in ("", model.gpu_entity(pci)):
+                    each.links_by_mig = (set(), set())
 
     def void(self) -> None:
         """Drop all handles, because a new session has started."""
         self.queries.clear()
 
-    def update(self, found: GpuInventory, on_bus: Iterable[str]) -> Iterator[Exchange]:
+    def update(self, found: GpuInventory, bus: GpuBus) -> Iterator[Exchange]:
         """Update from NVML's list, and look for the GPUs that are not on it. Yields the replaced GPUs.
 
         Args:
-            on_bus: The addresses of the GPUs that the kernel shows, because NVML does not name a GPU that it
-                cannot open.
+            bus: The GPUs that the kernel shows, because NVML does not name a GPU that it cannot open.
 
         Raises:
             DriverGone.
         """
         self.count = found.count
-        self.history.most = max(self.history.most, found.count)
+        self._bus = bus
+        self.history.most = max(self.history.most, found.count, bus.expected)
         self.absent.clear()
         present = {gpu.pci: gpu for gpu in found.gpus}
-        unnamed = set(on_bus) if found.count > len(found.gpus) else set()
-        for pci in (self.history.gpus.keys() | unnamed) - present.keys():
-            other = inventory.find_gpu(pci)
+        unnamed = set(bus.addresses) if found.count > len(found.gpus) else set()
+        for pci in (self.history.gpus.keys() | unnamed | bus.claimed) - present.keys():
+            other = inventory.find_gpu(pci, self._progress)
             if isinstance(other, Gpu):
                 present[pci] = other
             else:
@@ -191,7 +247,7 @@ class GpuRoster:
     def _take_absent(self, pci: str, code: int) -> None:
         state, why = state_of_code(code), f"looking for it: {library.name(code)}"
         if pci not in self.history.gpus:
-            if state not in (LOST, RESET_REQUIRED):
+            if pci not in self._bus.claimed and (state == VANISHED or code == library.NO_PERMISSION):
                 return  # not a GPU that NVML supports, or not visible to this container
             self.history.gpus[pci] = GpuHistory("")
         if state == VANISHED and self.count >= self.expected:
@@ -211,7 +267,7 @@ class GpuRoster:
             yield pci, known.uuid, gpu.uuid
         kept = self.queries.get(pci)
         if kept is None or kept.gpu != gpu:
-            self.queries[pci] = GpuQuery(gpu)
+            self.queries[pci] = GpuQuery(gpu, self._progress)
 
 
 def state_of_code(code: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +11,13 @@ from typing import Any
 from nodeagent import model
 from nodeagent.nvml import library
 from nodeagent.nvml.library import nvml
-from nodeagent.sensing.small_files import SYSFS
+from nodeagent.sensing.pci_classes import is_gpu
+from nodeagent.sensing.progress import CallProgress
+from nodeagent.sensing.small_files import SYSFS, exists, list_names
 
+DEVICES = Path("/dev")
 NVIDIA_VENDOR = "0x10de"  # the PCI vendor
-DISPLAY_CLASS = "0x03"  # the PCI base class of GPUs: VGA controllers 0x0300, 3D controllers 0x0302
+NVIDIA_DRIVER = "nvidia"
 MAX_DEVICES = 4096
 MAX_GPUS = 64  # of one node; NVIDIA's largest nodes have 16
 
@@ -27,8 +31,50 @@ def gpus_on_bus(sysfs: Path = SYSFS) -> tuple[str, ...]:
     return tuple(
         each.name
         for each in devices
-        if _word(each / "vendor") == NVIDIA_VENDOR and _word(each / "class")[:4] == DISPLAY_CLASS
+        if _word(each / "vendor") == NVIDIA_VENDOR and is_gpu(_hexadecimal(_word(each / "class")))
     )
+
+
+@dataclass(frozen=True, slots=True)
+class GpuBus:
+    """The NVIDIA GPUs on the PCI bus."""
+
+    addresses: tuple[str, ...] = ()
+    bound: tuple[str, ...] = ()  # those that the NVIDIA driver has claimed, so that NVML should list them
+    visible: int | None = None  # how many GPUs have a device file here; None: none has one
+
+    @property
+    def expected(self) -> int:
+        """How many GPUs NVML should list: a container may have the device files of only some of them."""
+        return len(self.bound) if self.visible is None else min(len(self.bound), self.visible)
+
+    @property
+    def claimed(self) -> frozenset[str]:
+        """The GPUs that NVML should list; none if only some are visible, because it is unknown which."""
+        return frozenset(self.bound if self.expected == len(self.bound) else ())
+
+
+def gpu_bus(sysfs: Path = SYSFS, devices: Path = DEVICES) -> GpuBus:
+    """Return the NVIDIA GPUs on the PCI bus and in /dev.
+
+    A GPU that is given to a virtual machine is bound to another driver. A virtual function is not a GPU that
+    NVML lists.
+    """
+    addresses = gpus_on_bus(sysfs)
+    folder = sysfs / "bus/pci/devices"
+    bound = tuple(each for each in addresses if _driver(folder / each) == NVIDIA_DRIVER)
+    files = sum(re.fullmatch(r"nvidia\d{1,4}", each) is not None for each in list_names(str(devices)))
+    return GpuBus(addresses, bound, files or None)
+
+
+def _driver(device: Path) -> str:
+    """Return the name of the driver that has claimed a device; "" for none, and for a virtual function."""
+    if exists(str(device / "physfn")):
+        return ""
+    try:
+        return (device / "driver").readlink().name
+    except OSError:
+        return ""
 
 
 def driver_load(sysfs: Path = SYSFS) -> str:
@@ -41,6 +87,10 @@ def driver_load(sysfs: Path = SYSFS) -> str:
         return str((sysfs / "module/nvidia").stat().st_ino)
     except OSError:
         return ""
+
+
+def _hexadecimal(word: str) -> int | None:
+    return int(word, 16) if re.fullmatch(r"0x[0-9a-f]{1,8}", word) else None
 
 
 def _word(path: Path) -> str:
@@ -73,34 +123,41 @@ class GpuInventory:
     gpus: tuple[Gpu, ...]
 
 
-def count_gpus() -> int:
+def count_gpus(progress: CallProgress) -> int:
     """Return how many GPUs NVML lists. Raises DriverGone."""
+    progress.mark("nvmlDeviceGetCount")
     try:
         return min(int(nvml.nvmlDeviceGetCount()), MAX_GPUS)
     except library.Error as error:
         raise library.driver_gone(error.value, "nvmlDeviceGetCount") from None
 
 
-def list_gpus() -> GpuInventory:
+def list_gpus(progress: CallProgress) -> GpuInventory:
     """Open all GPUs that NVML lists. A GPU that does not respond is omitted. Raises DriverGone."""
-    listed = count_gpus()
-    found = [_opened(nvml.nvmlDeviceGetHandleByIndex, index) for index in range(listed)]
+    listed = count_gpus(progress)
+    found = [_opened(nvml.nvmlDeviceGetHandleByIndex, index, progress) for index in range(listed)]
     return GpuInventory(listed, tuple(each for each in found if isinstance(each, Gpu)))
 
 
-def find_gpu(pci: str) -> Gpu | int:
+def find_gpu(pci: str, progress: CallProgress) -> Gpu | int:
     """Return the GPU at a PCI address, or the code that NVML returns instead. Raises DriverGone."""
-    return _opened(nvml.nvmlDeviceGetHandleByPciBusId, pci)
+    return _opened(nvml.nvmlDeviceGetHandleByPciBusId, pci, progress)
 
 
-def _opened(get_handle: Callable[[Any], Any], which: object) -> Gpu | int:
+def _opened(get_handle: Callable[[Any], Any], which: int | str, progress: CallProgress) -> Gpu | int:
+    about = which if isinstance(which, str) else f"GPU {which}"
+
+    def call(function: Callable[[Any], Any], argument: object) -> Any:
+        progress.mark(function.__name__, about)
+        return function(argument)
+
     try:
-        handle = get_handle(which)
+        handle = call(get_handle, which)
         return Gpu(
-            pci=model.normalized_pci(_text(nvml.nvmlDeviceGetPciInfo(handle).busId)),
-            uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
-            name=_text(nvml.nvmlDeviceGetName(handle)),
-            serial=_serial(handle),
+            pci=model.normalized_pci(_text(call(nvml.nvmlDeviceGetPciInfo, handle).busId)),
+            uuid=_text(call(nvml.nvmlDeviceGetUUID, handle)),
+            name=_text(call(nvml.nvmlDeviceGetName, handle)),
+            serial=_serial(handle, about, progress),
             handle=handle,
         )
     except library.Error as error:
@@ -109,7 +166,8 @@ def _opened(get_handle: Callable[[Any], Any], which: object) -> Gpu | int:
         return int(error.value)
 
 
-def _serial(handle: Any) -> str:
+def _serial(handle: Any, about: str, progress: CallProgress) -> str:
+    progress.mark("nvmlDeviceGetSerial", about)
     try:
         return _text(nvml.nvmlDeviceGetSerial(handle))
     except library.Error as error:

@@ -19,6 +19,7 @@ Error: Any = pynvml.NVMLError  # its `value` is one of the codes below
 UNINITIALIZED = 1
 INVALID_ARGUMENT = 2
 NOT_SUPPORTED = 3
+NO_PERMISSION = 4
 NOT_FOUND = 6
 DRIVER_NOT_LOADED = 9
 TIMEOUT = 10

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from nodeagent import model
@@ -14,7 +16,9 @@ from nodeagent.nvml.gpu_checks import recovery_action
 from nodeagent.nvml.gpu_query import GpuGone, GpuQuery, GpuReading
 from nodeagent.nvml.gpu_roster import STATE_OF_GONE, GpuHistory, GpuRoster
 from nodeagent.nvml.library import DriverGone
+from nodeagent.sensing.baselines import ForgottenBaselines
 from nodeagent.sensing.clock import Clock
+from nodeagent.sensing.progress import CallProgress
 from nodeagent.sensing.sensor import Unavailable
 from nodeagent.sensing.sweep import Periods
 
@@ -22,6 +26,11 @@ ProbeRead = Callable[[GpuQuery, GpuHistory], Iterable[GpuReading]]
 EARLY_S = 1.0  # a sweep that is this early counts as on time
 # How often NVML is initialised again while a GPU is missing, because it looks for GPUs only then.
 RENEW_S = 60.0
+# How often the modes of each GPU are read; `nvlink_down` and a falling counter read them when they matter.
+MODES, MODES_S = "modes", 300.0
+
+
+_entity = lru_cache(maxsize=inventory.MAX_GPUS)(model.gpu_entity)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +45,13 @@ def _alone(read: Callable[[GpuQuery], Iterator[GpuReading]], *checks: str) -> Pr
     return Probe(frozenset(checks), lambda query, _history: read(query))
 
 
+def _nvlink_down(query: GpuQuery, known: GpuHistory) -> Iterator[GpuReading]:
+    up_now = gpu_checks.links_up(query)
+    if known.links != {link for link, up in up_now.items() if up}:
+        known.take_mig(gpu_checks.mig_mode(query))  # the difference may be due to another mode
+    yield from gpu_checks.nvlink_down(up_now, known.links, known.mig)
+
+
 PROBES = (
     _alone(recovery_action, "recovery_action"),
     _alone(gpu_checks.uncorrected_errors, "ecc_dbe"),
@@ -47,20 +63,30 @@ PROBES = (
     _alone(gpu_checks.temperature_margin, "gpu_temperature_margin"),
     _alone(gpu_checks.throttled, "gpu_throttled"),
     _alone(gpu_checks.pcie_link, "pcie_link"),
+    _alone(gpu_checks.pcie_generation, "pcie_generation"),
     _alone(gpu_checks.pcie_replays, "pcie_replay"),
+    Probe(frozenset({"nvlink_down"}), _nvlink_down),
     Probe(
-        frozenset({"nvlink_down"}),
-        lambda query, history: gpu_checks.nvlink_down(gpu_checks.links_up(query), history.links),
+        frozenset({"nvlink_errors"}),
+        lambda query, history: gpu_checks.nvlink_errors(query, history.nvlink_total),
     ),
-    _alone(gpu_checks.nvlink_errors, "nvlink_errors"),
     _alone(gpu_checks.fabric, "fabric"),
 )
 # Every check that `NvmlPolling` can sample.
 CHECKS = frozenset({"nvml", "gpu_state", "gpu_count"}).union(*(probe.checks for probe in PROBES))
 
 
+@lru_cache(maxsize=32)  # the same for all GPUs of a sweep
+def _due_probes(due: frozenset[str]) -> tuple[Probe, ...]:
+    return tuple(probe for probe in PROBES if probe.checks & due)
+
+
 def sweep_gpu(
-    query: GpuQuery | None, known: GpuHistory, due: frozenset[str], absent: tuple[int, str]
+    query: GpuQuery | None,
+    known: GpuHistory,
+    due: frozenset[str],
+    absent: tuple[int, str],
+    session: NvmlSession,
 ) -> Iterator[GpuReading]:
     """Yield the due readings of one GPU, then its state, and a `gpu_reset` if it was reset.
 
@@ -68,6 +94,7 @@ def sweep_gpu(
         query: None if NVML cannot open the GPU.
         known: The GPU's history, which is updated.
         absent: The state to report, and the reason, if `query` is None.
+        session: The session of NVML that `query` belongs to.
 
     Raises:
         DriverGone.
@@ -79,7 +106,7 @@ def sweep_gpu(
     else:
         query.begin()
         try:
-            yield from _values(query, known, due, reasons)
+            yield from _values(query, known, due, reasons, session)
             state, why = _state(query, before)
         except GpuGone as gone:
             state, why = STATE_OF_GONE[gone.code], str(gone)
@@ -92,18 +119,42 @@ def sweep_gpu(
 
 
 def _values(
-    query: GpuQuery, known: GpuHistory, due: frozenset[str], reasons: list[str]
+    query: GpuQuery, known: GpuHistory, due: frozenset[str], reasons: list[str], session: NvmlSession
 ) -> Iterator[GpuReading]:
-    for probe in PROBES:
-        if not probe.checks & due:
-            continue
+    if MODES in due:
+        known.persistence = gpu_checks.persistence_mode(query)
+        known.take_mig(gpu_checks.mig_mode(query))
+    for probe in _due_probes(due):
         for reading in probe.read(query, known):
-            if reading.check == "ecc_dbe" and known.take_uncorrected(reading.value):
-                reasons.append("its volatile counter of uncorrected errors restarted from zero")
-            if reading.check == "recovery_action" and known.take_recovery(int(reading.value)):
-                reasons.append("the driver no longer requests a reset")
+            if sign := _sign_of_reset(reading, query, known, session):
+                reasons.append(sign)
             if reading.check in due:
                 yield reading
+
+
+def _sign_of_reset(reading: GpuReading, query: GpuQuery, known: GpuHistory, session: NvmlSession) -> str:
+    """Record a reading; return how it shows that the GPU was reset, "" if it does not."""
+    if reading.check == "ecc_dbe":
+        fell = known.take_uncorrected(reading.value, session.number)
+        if fell and _keeps_counters(query, known):
+            return "its volatile counter of uncorrected errors restarted from zero"
+    elif reading.check == "recovery_action":
+        done = known.take_recovery(int(reading.value))
+        after_renewal = session.renewed and known.recovery_in != session.number
+        known.recovery_in = session.number
+        if done and (not after_renewal or _keeps_counters(query, known)):
+            return "the driver no longer requests a reset"
+    return ""
+
+
+def _keeps_counters(query: GpuQuery, known: GpuHistory) -> bool:
+    """Return True if persistence mode was on and is on.
+
+    Without it, the driver forgets a GPU's counters and its request for a reset when the last program closes
+    the GPU. That may be the agent itself, when it initialises NVML again to search for a missing GPU.
+    """
+    before, known.persistence = known.persistence, gpu_checks.persistence_mode(query)
+    return before is True and known.persistence is True
 
 
 def _state(query: GpuQuery, before: int) -> tuple[int, str]:
@@ -131,6 +182,7 @@ class NvmlPolling:
         remembered: Mapping[str, Any] | None = None,
         expected: int | None = None,
         promised: bool = False,
+        state_dir: Path | None = None,
     ) -> None:
         """Create the sensor; nothing is opened yet.
 
@@ -141,26 +193,32 @@ class NvmlPolling:
             expected: How many GPUs the node has; by default the most that were ever seen.
             promised: True if the GPUs count as missing while the driver is unusable, because an operator has
                 given their number.
+            state_dir: Where operators have baselines forgotten; None: nowhere.
         """
         self._driver = driver
         self._clock = clock
-        self._periods = Periods(periods_s, CHECKS, 2 * EARLY_S)  # a step may be half a period early
-        self._roster = GpuRoster(gpu_roster.load_history(remembered), expected)
+        self.progress = CallProgress()
+        # A step may be half a period early.
+        self._periods = Periods({**periods_s, MODES: MODES_S}, CHECKS | {MODES}, 2 * EARLY_S)
+        self._roster = GpuRoster(gpu_roster.load_history(remembered), expected, self.progress)
         self._promised = promised
         self._session: NvmlSession | None = None
         self._begun_s = 0.0
         self._began = 0  # the number of the session that the roster's GPUs belong to
-        self._remembered = self._roster.history.dump()
+        self._forgotten = ForgottenBaselines(state_dir, (remembered or {}).get("forgotten"))
+        self._remembered = self._dump()
 
     def open(self) -> None:
         """Join NVML if possible. Raises Unavailable only if the node has nothing to poll."""
         try:
-            self._session = self._driver.join(self.name)
+            self._session = self._join()
         except DriverGone as gone:
             self._unless_no_gpus(gone)
 
     def read(self) -> list[Observation]:
         seen: list[Observation] = []
+        for request in self._forgotten.take():
+            self._roster.forget(request)
         try:
             for each in self._sweep():
                 seen.append(each)  # noqa: PERF402  # readings before an exception are kept
@@ -173,12 +231,20 @@ class NvmlPolling:
             if self._promised:
                 text = f"0 of {self._roster.expected} GPUs: {gone}"
                 seen.append(self._observe("gpu_count", model.NODE, self._roster.expected, text=text))
-        self._remembered = self._roster.history.dump()
+        self._remembered = self._dump()
         return seen
+
+    def _dump(self) -> dict[str, Any]:
+        return {**self._roster.history.dump(), "forgotten": self._forgotten.position()}
 
     def close(self) -> None:
         self._session = None
+        self.progress.mark("nvmlShutdown")
         self._driver.leave(self.name)
+
+    def _join(self) -> NvmlSession:
+        self.progress.mark("nvmlInit")
+        return self._driver.join(self.name)
 
     def remembered(self) -> dict[str, Any]:
         """Return the state for the next `NvmlPolling`, as JSON. May be called from any thread."""
@@ -192,7 +258,7 @@ class NvmlPolling:
 
     def _sweep(self) -> Iterator[Observation]:
         if self._session is None or not self._driver.usable(self._session):
-            self._session = self._driver.join(self.name)
+            self._session = self._join()
         session = self._session
         due = self._periods.due(self._clock.now_s())
         if session.number != self._began:
@@ -206,7 +272,7 @@ class NvmlPolling:
             missing, text = self._roster.missing()
             yield self._observe("gpu_count", model.NODE, missing, text=text)
         for pci in tuple(self._roster.history.gpus):
-            yield from self._gpu(pci, due)
+            yield from self._gpu(pci, due, session)
         now_s = self._clock.now_s()
         if self._roster.any_absent and now_s - self._begun_s >= RENEW_S:
             self._begun_s = now_s
@@ -223,24 +289,22 @@ class NvmlPolling:
         self._began = session.number
 
     def _query(self, again: bool) -> Iterator[Observation]:
-        listed = inventory.count_gpus()
+        listed = inventory.count_gpus(self.progress)
         if again or listed != self._roster.count:
-            for pci, old, new in self._roster.update(
-                inventory.list_gpus(), inventory.gpus_on_bus(self._driver.sysfs)
-            ):
+            bus = inventory.gpu_bus(self._driver.sysfs, self._driver.devices)
+            for pci, old, new in self._roster.update(inventory.list_gpus(self.progress), bus):
                 text = f"{new} in place of {old}"
                 yield self._observe("replaced", model.gpu_entity(pci), 0.0, text=text)
 
-    def _gpu(self, pci: str, due: frozenset[str]) -> Iterator[Observation]:
+    def _gpu(self, pci: str, due: frozenset[str], session: NvmlSession) -> Iterator[Observation]:
         known = self._roster.history.gpus[pci]
-        entity = model.gpu_entity(pci)
+        entity = _entity(pci)
         query: GpuQuery | None = self._roster.queries.get(pci)
-        facts = self._roster.facts(pci)
         if known.state in gpu_roster.ABSENT and "gpu_state" not in due:
             return  # a missing GPU may take a long time to respond
         absent = self._roster.absent.get(pci, (gpu_roster.VANISHED, "NVML no longer lists it"))
-        for reading in sweep_gpu(query, known, due, absent):
-            known_facts = facts if reading.check == "gpu_state" else reading.facts
+        for reading in sweep_gpu(query, known, due, absent, session):
+            known_facts = self._roster.facts(pci) if reading.check == "gpu_state" else reading.facts
             yield self._observe(reading.check, entity, reading.value, reading.text, known_facts)
 
     def _observe(

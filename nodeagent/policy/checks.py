@@ -29,7 +29,7 @@ OPERATOR: Mapping[RuleKind, tuple[str, ...]] = {
     RuleKind.STATE: ("states", "clear_s"),
     RuleKind.EVENT: meanings.OPERATOR,
 }
-_OWN = ("kind", "entity", "what", "source", "unit", "period_s", "below")
+_OWN = ("kind", "entity", "what", "source", "unit", "period_s", "below", "lasts")
 
 
 def read(mistakes: Mistakes, name: str, raw: Mapping[str, Any]) -> Rule | None:
@@ -75,7 +75,7 @@ def changed(
 def _field(mistakes: Mistakes, key: str, name: str, value: object) -> object:
     if name in ("action", "degraded_action"):
         return mistakes.choice(key, value, ACTIONS)
-    if name == "below":
+    if name in ("below", "lasts"):
         return mistakes.flag(key, value)
     if name in ("what", "source", "unit"):
         return mistakes.text(key, value)

@@ -10,8 +10,8 @@ from typing import Any
 from nodeagent import model
 from nodeagent.model import Action, Level, normalized_pci
 from nodeagent.policy import meanings, validation
-from nodeagent.policy.rules import Clears, Meaning, Rule, RuleKind
-from nodeagent.policy.validation import BadPolicy
+from nodeagent.policy.rules import Clears, Meaning, Recurs, Rule, RuleKind
+from nodeagent.policy.validation import BadPolicy, Mistakes
 
 KERNEL = "kernel_"  # the prefix of the checks of kernel lines
 MAX_PATTERN = 400
@@ -19,6 +19,7 @@ LONGEST_HOLD_S = meanings.LONGEST_S
 ENTITY_KINDS = (*model.ENTITY_KINDS, "nfs")
 ALL = ("name", "has", "pattern", "entity", "what", "source", "example")
 JUDGED = ("level", "action", "clears", "hold_s")  # required unless the line clears another line's findings
+RECURS = meanings.RECURS[:4]  # optional, all or none: the consequence of a line that recurs
 ENDS = "ends"
 CLEARS = {each.value: each for each in (Clears.TIME, Clears.RESET, Clears.BOOT)}
 PLACEHOLDER = re.compile(r"\{(\w*)\}")
@@ -50,9 +51,10 @@ def _is_text(value: Any) -> bool:
 def _key_mistakes(table: dict[str, Any]) -> list[str]:
     needed = ALL if ENDS in table else (*ALL, *JUDGED)
     wrong = [f"{key}: missing" for key in needed if key not in table]
+    known = (*needed, ENDS) if ENDS in table else (*needed, ENDS, *RECURS)
     for key in table:
-        if key not in (*needed, ENDS):
-            near = get_close_matches(key, (*needed, ENDS), 1)
+        if key not in known:
+            near = get_close_matches(key, known, 1)
             wrong.append(f"{key}: unknown key" + (f"; did you mean {near[0]}?" if near else ""))
     return wrong
 
@@ -67,7 +69,14 @@ def _value_mistakes(table: dict[str, Any]) -> list[str]:
     hold_s = table.get("hold_s", 0)
     if isinstance(hold_s, bool) or not isinstance(hold_s, (int, float)) or not 0 <= hold_s <= LONGEST_HOLD_S:
         wrong.append(f"hold_s: expected a number of seconds from 0 to {LONGEST_HOLD_S:.0f}")
-    return wrong
+    return wrong or _recurs_mistakes(table)
+
+
+def _recurs_mistakes(table: dict[str, Any]) -> list[str]:
+    mistakes = Mistakes("")
+    if ENDS not in table and any(key in table for key in RECURS) and all(key in table for key in JUDGED):
+        meanings.sound(mistakes, "", _meaning(table, mistakes))
+    return [each.lstrip(":. ") for each in mistakes.found]  # no file, and no key above the line's own
 
 
 def _pattern_mistakes(table: dict[str, Any]) -> list[str]:
@@ -109,6 +118,7 @@ class KernelLine:
     action: Action = Action.NONE
     clears: Clears = Clears.TIME
     hold_s: float = 0.0
+    recurs: Recurs | None = None
     ends: str = ""  # the name of the line whose findings this line clears, with all others of the entity
 
     @property
@@ -163,8 +173,14 @@ def line_rules(lines: tuple[KernelLine, ...]) -> dict[str, Rule]:
 
 
 def _rule(line: KernelLine) -> Rule:
-    meaning = Meaning(line.what, line.level, line.action, line.clears, line.hold_s, line.source)
+    meaning = Meaning(line.what, line.level, line.action, line.clears, line.hold_s, line.source, line.recurs)
     return Rule(line.check, RuleKind.EVENT, line.what, line.source, meaning=meaning)
+
+
+def _meaning(table: dict[str, Any], mistakes: Mistakes) -> Meaning:
+    """Return the level, action and recurrence of a line; record the mistakes of its recurrence."""
+    judged = {key: table[key] for key in ("level", "action", *RECURS) if key in table}
+    return meanings.changed(mistakes, "", meanings.BLANK, judged, tuple(judged))
 
 
 def _line(table: dict[str, Any]) -> KernelLine:
@@ -175,6 +191,7 @@ def _line(table: dict[str, Any]) -> KernelLine:
         action=Action[table.get("action", "none").upper()],
         clears=CLEARS[table.get("clears", "time")],
         hold_s=float(table.get("hold_s", 0.0)),
+        recurs=_meaning(table, Mistakes("")).recurs,
     )
 
 

@@ -8,13 +8,14 @@ from pathlib import Path
 
 from nodeagent.policy import checks, kernel_lines, overriding, tables, validation
 from nodeagent.policy.rules import HealthPolicy, Rule
-from nodeagent.policy.validation import Mistakes
+from nodeagent.policy.validation import BadPolicy, Mistakes
 
 FACTS_OF = "2026.11"  # when the facts in the tables were collected
+MAX_BYTES = 1 << 20  # of an operator's file
 FOLDER = Path(__file__).parent
 FILES = (
     "checks.toml", kernel_lines.FILE,
-    "nvlink4_bits.csv", "nvlink5.csv", "sxid.csv", "xid.csv", "xid154.csv",
+    "nvlink4_bits.csv", "nvlink5.csv", "sxid.csv", "xid.csv", "xid154.csv", "xid_models.csv",
 )  # fmt: skip
 
 
@@ -30,6 +31,20 @@ def load(overrides: str | None = None, file: str = "policy.toml") -> HealthPolic
     """
     policy = shipped()
     return policy if overrides is None else overriding.overridden(policy, overrides, file)
+
+
+def read_overrides(path: Path) -> str:
+    """Return the text of an operator's file. Raises BadPolicy if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+        if len(raw) > MAX_BYTES:
+            raise BadPolicy([f"--policy {path}: more than {MAX_BYTES} bytes"])
+        return raw.decode()
+    except OSError as error:
+        raise BadPolicy([f"--policy {path}: {error.strerror}, expected a TOML file"]) from None
+    except UnicodeDecodeError:
+        raise BadPolicy([f"--policy {path}: not UTF-8, expected a TOML file"]) from None
 
 
 @cache
@@ -52,6 +67,7 @@ def shipped() -> HealthPolicy:
         nvlink5_rows=patterns,
         words={**verdicts, **nvlink5_words, **sxids.words},
         classes=xids.classes,
+        models=tables.read_models(texts["xid_models.csv"], xids.meanings),
         notes={f"xid.{code}": note for code, note in xids.notes.items()},
     )
 

@@ -15,7 +15,7 @@ from typing import Any
 from nodeagent.model import VERDICT_XID, Action, Level
 from nodeagent.policy import checks, meanings, nvlink, validation
 from nodeagent.policy.kernel_lines import KERNEL
-from nodeagent.policy.rules import Clears, HealthPolicy, Meaning, Rule, RuleKind
+from nodeagent.policy.rules import CLEARED_BY, Clears, HealthPolicy, Meaning, Rule, RuleKind
 from nodeagent.policy.tables import HIGHEST_CODE
 from nodeagent.policy.validation import BadPolicy, Mistakes, key_of
 
@@ -23,11 +23,6 @@ MAX_CHARACTERS = 65_536
 SECTIONS = ("checks", "kernel", "sxid", "xid")
 
 _DECODED = (nvlink.NVLINK4_XID, *nvlink.NVLINK5_XIDS, VERDICT_XID)
-_ENDED_BY: Mapping[Action, Clears] = {
-    Action.RESET_GPU: Clears.RESET,
-    Action.REBOOT_NODE: Clears.BOOT,
-    Action.REPLACE: Clears.REPLACED,
-}
 
 
 def overridden(policy: HealthPolicy, text: str, file: str) -> HealthPolicy:
@@ -135,7 +130,7 @@ def _followed(new: Meaning, raw: Mapping[str, Any]) -> Meaning:
     if healthy and "action" not in raw and not meanings.fits(new.level, new.action):
         new = replace(new, action=Action.NONE)
     if "clears" not in raw:
-        follows = _ENDED_BY.get(new.action, new.clears) if "action" in raw else new.clears
+        follows = CLEARED_BY.get(new.action, new.clears) if "action" in raw else new.clears
         new = replace(new, clears=Clears.TIME if healthy else follows)
     recurs = new.recurs
     if recurs is not None and not raw.keys() & set(meanings.RECURS):

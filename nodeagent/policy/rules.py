@@ -29,6 +29,15 @@ class Clears(Enum):
     REPLACED = "replaced"  # another GPU has taken its place, or an operator has cleared the finding
 
 
+# What ends a finding whose remedy is one of these, unless its table says otherwise.
+CLEARED_BY: Mapping[Action, Clears] = MappingProxyType(
+    {
+        Action.RESET_GPU: Clears.RESET,
+        Action.REBOOT_NODE: Clears.BOOT,
+        Action.REPLACE: Clears.REPLACED,
+    }
+)
+
 # The condition in words; "" if only time clears the finding.
 CLEARS_IN_WORDS: Mapping[Clears, str] = MappingProxyType(
     {
@@ -109,6 +118,8 @@ class Rule:
     clear_at: float | None = None
     clear_s: float = 120.0  # how long all samples must have been clean
     states: Mapping[int, CheckState] = field(default_factory=dict)
+    # For a rate: growth beyond `unhealthy` is a fault until it is remedied, even if the counter rests.
+    lasts: bool = False
     meaning: Meaning | None = None  # for an event check with only one code
 
 
@@ -130,6 +141,7 @@ class HealthPolicy:
     words: Mapping[Word, Meaning] = field(default_factory=dict)  # the meanings of the driver's keywords
     classes: Mapping[int, str] = field(default_factory=dict)  # of Xids: the usual location of the fault
     notes: Mapping[str, str] = field(default_factory=dict)  # by `xid.79`: remarks that fit no column
+    models: Mapping[str, Mapping[int, Meaning]] = field(default_factory=dict)  # of Xids: what differs by GPU
     overrides: tuple[str, ...] = ()  # keys that the operator's file sets: `xid.79.action`
 
     def meaning(self, check: str, code: int, variant: str = "", branch: int | None = None) -> Meaning:
@@ -146,6 +158,17 @@ class HealthPolicy:
         if found is None:
             raise KeyError(check)
         return found
+
+    def for_gpu(self, name: str) -> HealthPolicy:
+        """Return the policy for a GPU of this name, such as `NVIDIA A100-SXM4-80GB`."""
+        own = {
+            code: meaning
+            for model, meanings in self.models.items()
+            if model in name
+            for code, meaning in meanings.items()
+            if not self.xids[code].overridden
+        }
+        return replace(self, xids={**self.xids, **own}) if own else self
 
     def _xid(self, code: int, variant: str, branch: int | None) -> Meaning:
         found = self.xids.get(code, self.unknown_xid)

@@ -84,6 +84,28 @@ def read_xids(text: str) -> XidTable:
     return XidTable(found, unknown[0], classes, notes)
 
 
+def read_models(text: str, xids: Mapping[int, Meaning]) -> Mapping[str, Mapping[int, Meaning]]:
+    """Return the meanings that differ for a model of GPU (A100) from those in `xids`.
+
+    Raises BadPolicy.
+    """
+    mistakes = Mistakes("xid_models.csv")
+    found: dict[str, dict[int, Meaning]] = {}
+    for at, row in csv_rows(text):
+        code, model = row.pop("xid", ""), row.pop("model", "")
+        row.pop("note", None)
+        meaning = row_meaning(mistakes, at, row)
+        before = found.setdefault(model, {})
+        if not model:
+            mistakes.note(f"{at}.model", "is missing")
+        if code.isdecimal() and int(code) in xids and int(code) not in before:
+            before[int(code)] = replace(meaning, verdict_since=xids[int(code)].verdict_since)
+        else:
+            mistakes.wrong(at, code, "a code of xid.csv, once for each model")
+    mistakes.end()
+    return found
+
+
 def read_sxids(text: str) -> SxidTable:
     """Return the meanings of the SXids, with an entry for each number in a range. Raises BadPolicy."""
     mistakes = Mistakes("sxid.csv")

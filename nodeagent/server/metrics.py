@@ -43,6 +43,12 @@ class NodeMetrics(Collector):
         yield _gauge(
             "released", "1 while an operator has the GPUs released.", float(now.released is not None)
         )
+        yield _gauge("problems", "Problems of the agent itself, as the report lists them.", len(now.problems))
+        yield _gauge(
+            "policy_rejected",
+            "1 while the policy file has a mistake and the last good policy is in force.",
+            now.policy_rejected,
+        )
         yield _gauge("look_time_seconds", "Agent time of the last cycle.", now.at_s)
         yield _gauge("start_time_seconds", "Start time of the agent, in seconds since 1970.", self._started_s)
 

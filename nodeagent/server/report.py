@@ -111,6 +111,8 @@ def finding_report(each: HealthFinding) -> dict[str, Any]:
         "evidence": list(each.evidence),
         "clears": each.clears,
         "sources": list(each.sources),
+        "origins": list(each.origins),
+        "device": each.device,
         "lasting": each.lasting,
         "overridden": each.overridden,
     }

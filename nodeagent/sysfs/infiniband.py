@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nodeagent.sensing.counter_sum import CounterSum
 from nodeagent.sensing.sensor import Omission
 from nodeagent.sensing.small_files import exists, list_names, parse_number, parse_text, try_read
 from nodeagent.sensing.sweep import CachedList, Reading
@@ -22,14 +23,15 @@ _RATE = re.compile(r"(\d{1,6}(?:\.\d{1,3})?) Gb/sec")
 _STATE = re.compile(r"(\d{1,3}):")
 MAX_PORTS = 256
 MAX_REMEMBERED = 512
+MAX_SUMS = 2048
 
-# Check -> the files whose sum is its value.
+# Check -> the files whose sum is its value. hw_counters/rnr_nak_retry_err is not among them: it rises on the
+# sender when the receiving application ends, which is not a fault of the port.
 COUNTERS: Mapping[str, tuple[str, ...]] = {
     "ib_link_downed": ("counters/link_downed",),
     "ib_integrity": (
         "counters/excessive_buffer_overrun_errors",
         "counters/local_link_integrity_errors",
-        "hw_counters/rnr_nak_retry_err",
     ),
     "ib_symbol_errors": ("counters/symbol_error",),
     "ib_link_recovery": ("counters/link_error_recovery",),
@@ -38,38 +40,6 @@ COUNTERS: Mapping[str, tuple[str, ...]] = {
     "roce_slow_restart": ("hw_counters/roce_slow_restart",),
     "local_ack_timeout": ("hw_counters/local_ack_timeout_err",),
 }
-
-
-class CounterSum:
-    """The sum of counters that may appear and disappear.
-
-    A counter that appears later than the others counts from its first reading, because its earlier count is
-    not growth.
-    """
-
-    def __init__(self) -> None:
-        self._bases: dict[str, int] | None = None  # None: before the first reading
-        self._last: dict[str, int] = {}
-
-    def add(self, readings: Mapping[str, int | None]) -> int | None:
-        """Return the sum; None if an expected counter could not be read.
-
-        Args:
-            readings: All counters that exist now. A counter that is missing here is forgotten.
-        """
-        known = {name: value for name, value in readings.items() if value is not None}
-        if not known or any(value is None and name in self._last for name, value in readings.items()):
-            return None
-        bases = self._bases
-        self._bases = {name: self._base(bases, name, value) for name, value in known.items()}
-        self._last = known
-        return sum(value - self._bases[name] for name, value in known.items())
-
-    @staticmethod
-    def _base(bases: Mapping[str, int] | None, name: str, value: int) -> int:
-        if bases is None:
-            return 0
-        return min(bases.get(name, value), value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,11 +164,14 @@ class InfiniBandPorts:
 
     checks = frozenset({"ib_port", *COUNTERS})
 
-    def __init__(self, root: str, expected: ExpectedPorts, remembered: Mapping[Any, Any]) -> None:
+    def __init__(
+        self, root: str, expected: ExpectedPorts, remembered: Mapping[Any, Any], counts: Mapping[Any, Any]
+    ) -> None:
+        """Take what `remembered` and `remembered_counts` returned before a restart."""
         self._listing = CachedList(lambda: list_ports(root))
         self._expected = expected
         self._best_gbps = _remembered_rates(remembered)
-        self._sums: dict[tuple[str, str], CounterSum] = {}
+        self._sums = _remembered_sums(counts)  # by port and check; a sum outlives its port's absence
         self._seen: dict[str, IbPort] = {}  # by entity, since this process started
 
     def read(self, due: frozenset[str], now_s: float) -> Iterable[Reading]:
@@ -208,8 +181,6 @@ class InfiniBandPorts:
             readings += self._states(found)
         for place in found:
             readings += self._counts(place, due)
-        there = {each.entity for each in found}
-        self._sums = {key: each for key, each in self._sums.items() if key[1] in there}
         return readings
 
     def left_out(self) -> tuple[Omission, ...]:
@@ -219,6 +190,16 @@ class InfiniBandPorts:
     def remembered(self) -> dict[str, Any]:
         """Return the best rate of each port that was up, as JSON."""
         return dict(self._best_gbps)
+
+    def remembered_counts(self) -> dict[str, Any]:
+        """Return the sums of counters, as JSON: the next process counts on from them."""
+        return {key: each.dump() for key, each in list(self._sums.items())[-MAX_SUMS:]}
+
+    def forget(self, entity: str) -> None:
+        """Forget that a port was up, and its best rate; of all ports if `entity` is empty."""
+        keys = {each.key for each in (*self._listing.last, *self._seen.values()) if each.entity == entity}
+        self._best_gbps = {key: each for key, each in self._best_gbps.items() if entity and key not in keys}
+        self._seen = {name: each for name, each in self._seen.items() if entity and name != entity}
 
     def _states(self, found: Iterable[IbPort]) -> Iterator[Reading]:
         ports = [port for place in found if (port := _port_state(place)) is not None]
@@ -246,7 +227,7 @@ class InfiniBandPorts:
             there = [each for each in files if each in place.counters]
             if check in due and there:
                 values = {each: parse_number(try_read(f"{place.path}/{each}")) for each in there}
-                count = self._sums.setdefault((check, place.entity), CounterSum()).add(values)
+                count = self._sums.setdefault(f"{check} {place.key}", CounterSum()).add(values)
                 if count is not None:
                     yield Reading(check, place.entity, float(count))
 
@@ -294,3 +275,9 @@ def _remembered_rates(remembered: Mapping[Any, Any]) -> dict[str, float]:
         if isinstance(key, str) and isinstance(rate, (int, float)) and 0 <= rate < 1e6
     }
     return dict(list(found.items())[-MAX_REMEMBERED:])
+
+
+def _remembered_sums(counts: Mapping[Any, Any]) -> dict[str, CounterSum]:
+    """Return the remembered sums; `counts` may be corrupt."""
+    kept = list(counts.items())[-MAX_SUMS:]
+    return {key: CounterSum.load(each) for key, each in kept if isinstance(key, str)}

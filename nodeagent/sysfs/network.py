@@ -59,6 +59,10 @@ class NetworkInterfaces:
         """Return the interfaces that were up, as JSON."""
         return list(self._were_up)
 
+    def forget(self, entity: str) -> None:
+        """Forget that an interface was up; all of them if `entity` is empty."""
+        self._were_up = {each: None for each in self._were_up if entity and f"net/{each}" != entity}
+
     def _state(self, name: str, entity: str) -> Iterator[Reading]:
         operstate = parse_text(try_read(f"{self._base}/{name}/operstate"))
         flags = parse_text(try_read(f"{self._base}/{name}/flags")) or ""

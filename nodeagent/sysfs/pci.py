@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from nodeagent.sensing.pci_classes import HIGHEST, is_gpu
 from nodeagent.sensing.sensor import Omission
 from nodeagent.sensing.small_files import MAX_FIGURES, exists, list_names, parse_number, parse_text, try_read
 from nodeagent.sensing.sweep import CachedList, Reading
@@ -22,8 +23,8 @@ from nodeagent.sensing.sweep import CachedList, Reading
 MAX_DEVICES = 512  # a node with eight GPUs and their switches has about a hundred
 MAX_DEPTH = 16  # bridges above one device
 NETWORK, NVME, GPU, BRIDGE = "network", "nvme", "gpu", "bridge"
-# The first bytes of the class, from pci_ids.h. Data-centre GPUs are 3D controllers or accelerators.
-CLASSES = ((0x02, NETWORK), (0x0108, NVME), (0x03, GPU), (0x1200, GPU))
+# The first bytes of the class, from pci_ids.h; `pci_classes` has those of GPUs.
+CLASSES = ((0x02, NETWORK), (0x0108, NVME))
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 WIDTHS = frozenset({1, 2, 4, 8, 12, 16, 32})  # PCI Express: other values, such as 0 and 63, mean no link
 AER = {f"aer_{each}": each for each in ("fatal", "nonfatal", "correctable")}
@@ -51,8 +52,10 @@ class PciDevice:
 
 def device_kind(code: int | None) -> str:
     """Return a device's kind by its class; "" if it is not checked."""
-    if code is None or not 0 <= code <= 0xFFFFFF:
+    if code is None or not 0 <= code <= HIGHEST:
         return ""
+    if is_gpu(code):
+        return GPU
     for prefix, name in CLASSES:
         if code >> (16 if prefix < 0x100 else 8) == prefix:
             return name
@@ -213,6 +216,11 @@ class PciDevices:
     def remembered(self) -> dict[str, Any]:
         """Return the greatest width of each device, as JSON."""
         return dict(list(self._best.items())[-MAX_REMEMBERED:])
+
+    def forget(self, entity: str) -> None:
+        """Forget the widths of a device, or of all devices if `entity` is empty."""
+        kept = {} if not entity else self._best
+        self._best = {key: each for key, each in kept.items() if f"device/{key.partition(' ')[0]}" != entity}
 
     def _links(self, found: Iterable[PciDevice]) -> Iterator[Reading]:
         now: dict[PciDevice, int] = {}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from nodeagent.model import Observation
+from nodeagent.sensing import baselines
+from nodeagent.sensing.baselines import ForgottenBaselines
 from nodeagent.sensing.clock import Clock
 from nodeagent.sensing.sensor import Omission, Unavailable
 from nodeagent.sensing.small_files import SYSFS, exists
@@ -33,6 +35,7 @@ class SysfsSensor:
         remembered: Mapping[str, Any] | None = None,
         root: Path = SYSFS,
         expected: ExpectedPorts = NOTHING_EXPECTED,
+        state_dir: Path | None = None,
     ) -> None:
         """Create a sensor that has not read anything yet.
 
@@ -42,12 +45,21 @@ class SysfsSensor:
             remembered: The result of `remembered` before the last restart.
             root: The root of a sysfs.
             expected: The number and rate of the InfiniBand ports that an operator expects to be up.
+            state_dir: Where operators have baselines forgotten; None: nowhere.
         """
         self._root = root
         before = remembered or {}
         self._devices = PciDevices(str(root), _mapping(before.get("link_widths")))
-        self._infiniband = InfiniBandPorts(str(root), expected, _mapping(before.get("port_gbps")))
+        self._infiniband = InfiniBandPorts(
+            str(root), expected, _mapping(before.get("port_gbps")), _mapping(before.get("port_counts"))
+        )
         self._interfaces = NetworkInterfaces(str(root), before.get("net_up"))
+        self._forgotten = ForgottenBaselines(state_dir, before.get("forgotten"))
+        self._forget: Mapping[str, Callable[[str], None]] = {
+            baselines.WIDTHS: self._devices.forget,
+            baselines.PORTS: self._infiniband.forget,
+            baselines.INTERFACES: self._interfaces.forget,
+        }
         groups = (self._devices, self._infiniband, self._interfaces, Temperatures(str(root)))
         self._sweep = Sweep(self.name, self.period_s, clock, periods_s, groups)
 
@@ -57,6 +69,9 @@ class SysfsSensor:
             raise Unavailable(f"{self._root} is not a sysfs: mount the host's and give its path with --sys")
 
     def read(self) -> tuple[Observation, ...]:
+        for request in self._forgotten.take():
+            if forget := self._forget.get(request.baseline):
+                forget(request.entity)
         return self._sweep.read()
 
     def close(self) -> None:
@@ -71,7 +86,9 @@ class SysfsSensor:
         return {
             "link_widths": self._devices.remembered(),
             "port_gbps": self._infiniband.remembered(),
+            "port_counts": self._infiniband.remembered_counts(),
             "net_up": self._interfaces.remembered(),
+            "forgotten": self._forgotten.position(),
         }
 
 

@@ -7,14 +7,12 @@ ranks would wait for it. Threads that these threads start inherit the priority.
 from __future__ import annotations
 
 import asyncio
-import os
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import ParamSpec, TypeVar
 
-NICE = 19
+from holdfast.process import linux
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -23,7 +21,7 @@ _R = TypeVar("_R")
 def yield_to_all() -> None:
     """Give the calling thread the lowest priority."""
     with suppress(OSError):  # a container may forbid this; the thread then keeps the sidecar's priority
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+        linux.lower_thread_priority()
 
 
 _pool = ThreadPoolExecutor(2, "background", initializer=yield_to_all)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from holdfast.checkpoint import retention, writer
 from holdfast.checkpoint.manifest import REPLICATED, private_name
 from holdfast.checkpoint.retention import Retention
 from holdfast.checkpoint.storage import CheckpointStorage
+from holdfast.process import event_loop
 from holdfast.protocol.lineage import valid
 from holdfast.protocol.member_messages import CheckpointReport, MemberOrder, StateSource
 from holdfast.snapshot.arena import SnapshotGone
@@ -27,6 +28,7 @@ from sidecar.watch.progress_monitor import ProgressMonitor
 log = logging.getLogger(__name__)
 
 RETRY_S = 5.0  # after a storage error or a missing answer from the supervisor; training continues
+FETCHES = 16  # private states that are fetched from peers at a time
 ANSWER_S = 5.0  # how long to wait for the supervisor's verdict; it receives each rank's progress every second
 
 
@@ -253,26 +255,39 @@ class CheckpointSaver:
         )
 
     async def _privates(self, record: CommitRecord, sources: tuple[StateSource, ...]) -> dict[str, bytes]:
-        """Collect all ranks' private states of the snapshot's step, from this member and its peers."""
-        found: dict[str, bytes] = {}
+        """Collect all ranks' private states of the snapshot's step, from this member and its peers.
+
+        Several are fetched at a time, because a job may have thousands of ranks.
+        """
         of_rank = _sources_of_ranks(sources, record.world_size)
-        for rank in range(record.world_size):
-            mine = of_rank.get(rank, ())
-            blob = await background.run_in_background(self._held, rank, record, mine) or await self._fetched(
-                rank, record, mine
-            )
-            if blob is None:
-                raise FetchFailed(f"no private state of rank {rank} for step {record.step}")
-            found[private_name(rank)] = blob
+        found = await background.run_in_background(self._held, record, of_rank)
+        missing = iter([rank for rank in range(record.world_size) if private_name(rank) not in found])
+
+        async def fetch() -> None:
+            for rank in missing:
+                blob = await self._fetched(rank, record, of_rank.get(rank, ()))
+                if blob is None:
+                    raise FetchFailed(f"no private state of rank {rank} for step {record.step}")
+                found[private_name(rank)] = blob
+
+        fetching = [asyncio.create_task(fetch()) for _ in range(FETCHES)]
+        try:
+            await asyncio.gather(*fetching)
+        finally:
+            await event_loop.end(fetching)
         return found
 
-    def _held(self, rank: int, record: CommitRecord, sources: Iterable[StateSource]) -> bytes | None:
-        named = [_generation(source, record) for source in sources]
-        for generation in dict.fromkeys([*named, record.generation]):
-            held = self._holdings.private(rank, generation, record.step)
-            if held is not None:
-                return held.data
-        return None
+    def _held(self, record: CommitRecord, of_rank: Mapping[int, Sequence[StateSource]]) -> dict[str, bytes]:
+        """Return the private states of the snapshot's step that this member holds, by name."""
+        found = {}
+        for rank in range(record.world_size):
+            named = [_generation(source, record) for source in of_rank.get(rank, ())]
+            for generation in dict.fromkeys([*named, record.generation]):
+                held = self._holdings.private(rank, generation, record.step)
+                if held is not None:
+                    found[private_name(rank)] = held.data
+                    break
+        return found
 
     async def _fetched(self, rank: int, record: CommitRecord, sources: Iterable[StateSource]) -> bytes | None:
         for source in sources:

@@ -1,7 +1,8 @@
 """Write pieces of another member's checkpoint to storage, from this member's copy of the same snapshot.
 
 Each request is for one piece. This member pins the snapshot while it reads, and for `HOLD_S` after that,
-because the next request usually follows. It does not keep the snapshot pinned while storage hangs.
+because the next request usually follows. It does not keep the snapshot pinned while storage hangs, or once
+its orders say that the group stops training, because the ranks' newest state then needs the slot.
 """
 
 from __future__ import annotations
@@ -14,15 +15,17 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from io import FileIO
-from pathlib import Path
+from typing import Any
 
 from holdfast.checkpoint.catalog import name_of
 from holdfast.checkpoint.sharing import PIECE_BYTES, SharedPiece, ShareRefused, StagingPlace
 from holdfast.checkpoint.storage import CheckpointStorage
 from holdfast.fileio.checksum import CHUNK_BYTES
+from holdfast.protocol.member_messages import MemberOrder
 from holdfast.snapshot.arena import Arena, SnapshotGone
 from holdfast.snapshot.commit_records import CommitRecord
 from sidecar.fencing import OrderVersion
@@ -35,6 +38,7 @@ log = logging.getLogger(__name__)
 THREADS = 4  # pieces at a time, each of which is in memory up to three times
 HOLD_S = 2.0
 LOOK_S = 0.25  # between two checks of whether the writer still waits
+READ_BYTES = 1 << 20  # read at a time; a snapshot stays pinned for that long after an order to release it
 
 # A separate pool: if storage hangs, further pieces are refused, and all else continues.
 _pool = ThreadPoolExecutor(THREADS, "share", initializer=yield_to_all)
@@ -68,17 +72,35 @@ class WrittenPiece:
 
 
 class PieceWriter:
-    """Writes for one other member at a time."""
+    """Writes for one other member at a time, while this member's order allows it."""
 
     def __init__(
         self, holdings: Holdings, storage: CheckpointStorage, node: str, newest: Callable[[], OrderVersion]
     ) -> None:
-        """`newest` returns the newest order that this member obeys."""
+        """`newest` returns the version of the newest order that this member obeyed, even before a restart.
+
+        Until the first `note_order`, that version alone decides whether this member helps.
+        """
         self._holdings, self._storage = holdings, storage
         self._node, self._newest = node, newest
-        self._for: tuple[str, str, CommitRecord] | None = None  # the writer's folder and token
-        self._active = 0  # threads that write for it
-        self._pinned: PinnedReader | None = None
+        self._order = MemberOrder("run", 0)
+        self._helped: _HelpedWriter | None = None
+        self._active = 0  # threads, including those that storage still keeps in a piece that was stopped
+
+    def note_order(self, order: MemberOrder) -> None:
+        """Obey `order`: stop the pieces that were requested under another one, and release their snapshot.
+
+        On return, the snapshot is released, and stopped pieces do not pin it again. If a thread is reading
+        it, the thread releases it within `READ_BYTES`. A repeated order has no effect.
+        """
+        before, self._order = self._order, order
+        helped = self._helped
+        if helped is None:
+            return
+        is_same = (order.do, order.generation) == (before.do, before.generation)
+        if not is_same or not _allows(order, helped.record):
+            self._helped = None
+            helped.stop(f"this member's order is now {order.do!r}, generation {order.generation}")
 
     async def write(
         self, generation: int, step: int, asked: PieceRequest, is_gone: Callable[[], bool]
@@ -87,38 +109,39 @@ class PieceWriter:
 
         `is_gone` returns True once the writer does not wait any more. Safe to repeat.
 
-        Raises `ShareRefused`, `SnapshotGone`, or `OSError` if storage fails.
+        Raises `ShareRefused`, `SnapshotGone`, or `OSError` if storage fails. Part of the piece may still be
+        written later, because a call of storage that hangs cannot be interrupted.
         """
         record = self._record(generation, step, asked)
         _check_range(asked)
-        reader = self._reader(record, asked)
-        stopped = threading.Event()
+        helped = self._helped_writer(record, asked)
+        is_over = threading.Event()
         work = asyncio.get_running_loop().run_in_executor(
-            _pool, self._write, record, asked, reader, stopped.is_set
+            _pool, self._write, record, asked, helped.reader, is_over.is_set
         )
         self._active += 1
-        work.add_done_callback(self._ended)  # not when the request ends: storage may hang
+        helped.active += 1
+        work.add_done_callback(partial(self._ended, helped))  # not when the request ends: storage may hang
         try:
-            while not (await asyncio.wait({work}, timeout=LOOK_S))[0]:
+            while True:
+                await asyncio.wait(
+                    {work, helped.stopped}, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED
+                )
+                if work.done():
+                    break
+                if helped.stopped.done():
+                    raise ShareRefused(helped.stopped.result())
                 if is_gone():
                     raise ShareRefused("the writer does not wait any more")
         finally:
-            stopped.set()
+            is_over.set()
         return WrittenPiece(work.result())
-
-    def release(self) -> None:
-        """Release the snapshot, because the group forms again; a piece in progress is still written."""
-        if not self._active:
-            self._unpin()
 
     async def close(self, _: object = None) -> None:
         """Release the snapshot, at the end of the server."""
-        self._unpin()
-
-    def _unpin(self) -> None:
-        if self._pinned is not None:
-            self._pinned.release()
-            self._pinned = None
+        helped, self._helped = self._helped, None
+        if helped is not None:
+            helped.stop("this member is ending")
 
     def _record(self, generation: int, step: int, asked: PieceRequest) -> CommitRecord:
         newest = self._newest()
@@ -134,33 +157,41 @@ class PieceWriter:
             raise SnapshotGone(f"no snapshot of generation {generation}, step {step}")
         if record.total_bytes != asked.total_bytes:
             raise ShareRefused(f"the snapshot has {record.total_bytes} bytes, not {asked.total_bytes}")
+        if not _allows(self._order, record):
+            raise ShareRefused(
+                f"this member's order is {self._order.do!r}, and does not name the snapshot of generation"
+                f" {generation}, step {step}"
+            )
         return record
 
-    def _reader(self, record: CommitRecord, asked: PieceRequest) -> PinnedReader:
-        writer = (asked.folder, asked.token, record)
-        if self._active and writer != self._for:
-            raise ShareRefused("this member is helping another writer")
+    def _helped_writer(self, record: CommitRecord, asked: PieceRequest) -> _HelpedWriter:
+        """Return the writer that `asked` is from. Raises `ShareRefused` if it has to wait for another one."""
+        helped, identity = self._helped, (asked.folder, asked.token, record)
+        if helped is not None and helped.identity != identity:
+            if helped.active:
+                raise ShareRefused("this member is helping another writer")
+            helped.reader.close()
+            helped = self._helped = None
         if self._active >= THREADS:
             raise ShareRefused(f"this member is already writing {self._active} pieces")
-        self._for = writer
-        if self._pinned is None or self._pinned.record != record:
-            self._unpin()
-            self._pinned = PinnedReader(self._holdings.arena, record)
-            asyncio.get_running_loop().call_later(HOLD_S, self._release, self._pinned)
-        return self._pinned
+        if helped is None:
+            helped = self._helped = _HelpedWriter(identity, PinnedReader(self._holdings.arena, record))
+            asyncio.get_running_loop().call_later(HOLD_S, self._look, helped)
+        return helped
 
-    def _release(self, pinned: PinnedReader) -> None:
+    def _look(self, helped: _HelpedWriter) -> None:
         """Release the snapshot if it has not been read for a while; else look again later."""
-        if self._pinned is not pinned:
+        if self._helped is not helped:
             return
-        is_released = pinned.idle_s >= HOLD_S and pinned.release()
-        if is_released and not self._active:
-            self._pinned = None
+        is_released = helped.reader.idle_s >= HOLD_S and helped.reader.release()
+        if is_released and not helped.active:
+            self._helped = None
         else:  # a thread that storage has kept waiting pins it again
-            asyncio.get_running_loop().call_later(HOLD_S / 2, self._release, pinned)
+            asyncio.get_running_loop().call_later(HOLD_S / 2, self._look, helped)
 
-    def _ended(self, work: asyncio.Future[tuple[int, ...]]) -> None:
+    def _ended(self, helped: _HelpedWriter, work: asyncio.Future[tuple[int, ...]]) -> None:
         self._active -= 1
+        helped.active -= 1
         if not work.cancelled() and work.exception() is not None:
             log.debug("piece not written", extra={"error": str(work.exception())})
 
@@ -180,15 +211,42 @@ class PieceWriter:
                 checked.close()
 
 
+def _allows(order: MemberOrder, record: CommitRecord) -> bool:
+    """Return whether a member with this order may write pieces of the snapshot.
+
+    While the group trains, its periodic checkpoints are shared. After that, only the snapshot is pinned that
+    the supervisor has chosen to save: another one would keep a slot from the state that is being secured.
+    """
+    return order.do == "run" or (order.save_generation, order.save_step) == (record.generation, record.step)
+
+
+class _HelpedWriter:
+    """One checkpoint of another member, whose pieces this member writes."""
+
+    def __init__(self, identity: tuple[str, str, CommitRecord], reader: PinnedReader) -> None:
+        """`identity` is the writer's folder, its token and the snapshot. Call this on the event loop."""
+        self.identity = identity
+        self.record = identity[2]
+        self.reader = reader
+        self.active = 0  # threads that write for it
+        self.stopped: asyncio.Future[Any] = asyncio.get_running_loop().create_future()  # the reason
+
+    def stop(self, why: str) -> None:
+        """Refuse the pieces in progress with the reason `why`, and release the snapshot for good."""
+        self.reader.close()  # first, and in any thread: it does not depend on the requests' tasks
+        self.stopped.set_result(why)
+
+
 class PinnedReader:
     """Reads a snapshot that it pins at the first read. Safe in any thread."""
 
     def __init__(self, arena: Arena, record: CommitRecord) -> None:
         self.record = record
         self._arena = arena
-        self._one = threading.Lock()
-        self._pin: AbstractContextManager[Path] | None = None
+        self._one = threading.Lock()  # held by the thread that reads, or that pins or releases the snapshot
+        self._pin = ExitStack()
         self._file: FileIO | None = None
+        self._is_closed = False
         self._read_s = time.monotonic()
 
     @property
@@ -196,39 +254,56 @@ class PinnedReader:
         return time.monotonic() - self._read_s
 
     def read(self, at: int, into: memoryview) -> None:
-        """Fill `into` with the bytes from `at` on. Raises `SnapshotGone`, `OSError`."""
-        with self._one:
-            if self._file is None:
-                pin = self._arena.pin(self.record)
-                path = pin.__enter__()
-                try:
-                    self._file = open(path, "rb", buffering=0)
-                except BaseException:
-                    pin.__exit__(None, None, None)
-                    raise
-                self._pin = pin
-            done = 0
-            while done < len(into):
-                with into[done:] as rest:
-                    count = os.preadv(self._file.fileno(), [rest], at + done)
-                if not count:
-                    raise SnapshotGone("the file of the snapshot has been truncated")
-                done += count
-            self._read_s = time.monotonic()
+        """Fill `into` with the bytes from `at` on.
+
+        Raises `ShareRefused` once this reader is closed, also during the read; `SnapshotGone`, `OSError`.
+        """
+        try:
+            with self._one:
+                self._read(at, into)
+        finally:
+            if self._is_closed:  # `close` does not wait for the lock; see there
+                self.release()
 
     def release(self) -> bool:
         """Release the snapshot; return False if it is being read. It is pinned again by the next read."""
         if not self._one.acquire(blocking=False):
             return False
         try:
-            if self._file is not None:
-                self._file.close()
-            if self._pin is not None:
-                self._pin.__exit__(None, None, None)
-            self._file = self._pin = None
+            self._file = None
+            self._pin.close()
         finally:
             self._one.release()
         return True
+
+    def close(self) -> None:
+        """Release the snapshot, and never pin it again. Does not wait for a read in another thread.
+
+        If this finds the lock held, the thread that holds it has not yet looked at `_is_closed` after giving
+        the lock back, and will then release the snapshot itself.
+        """
+        self._is_closed = True
+        self.release()
+
+    def _read(self, at: int, into: memoryview) -> None:
+        done = 0
+        while done < len(into):
+            if self._is_closed:
+                raise ShareRefused("the piece was stopped by an order")
+            file = self._file or self._pinned()
+            with into[done : done + READ_BYTES] as rest:
+                count = os.preadv(file.fileno(), [rest], at + done)
+            if not count:
+                raise SnapshotGone("the file of the snapshot has been truncated")
+            done += count
+        self._read_s = time.monotonic()
+
+    def _pinned(self) -> FileIO:
+        with ExitStack() as pin:
+            path = pin.enter_context(self._arena.pin(self.record))
+            self._file = pin.enter_context(open(path, "rb", buffering=0))
+            self._pin = pin.pop_all()
+        return self._file
 
 
 class _CheckedReader:

@@ -24,9 +24,10 @@ from supervisor.cli.commands import RunOptions
 from supervisor.display.live import Display, display
 from supervisor.display.news import IncidentRecords
 from supervisor.display.run_follower import RunFollower
-from supervisor.local import gpus, memory_volume
-from supervisor.local.keeper import Finished, LocalKeeper
-from supervisor.local.process_specs import RunSpec
+from supervisor.local import gpus
+from supervisor.local.keeper.keeper import Finished, LocalKeeper
+from supervisor.local.keeper.process_specs import RunSpec
+from supervisor.local.volume import memory_volume
 from supervisor.store import journal
 from supervisor.store.run_directory import RunDir, open_for_run
 from supervisor.view.model import Policy

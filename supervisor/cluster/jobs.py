@@ -9,38 +9,39 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 from supervisor.admission import pod_layout
-from supervisor.admission import settings as pod_settings
-from supervisor.cluster import job_membership, owner_size, pod_facts, supervision
-from supervisor.cluster.job_membership import Adopted, GroupFacts, JobKey, NotAdopted, OwnerChain
+from supervisor.cluster.adoption import job_membership, owner_size, pod_facts
+from supervisor.cluster.adoption.job_membership import JobKey, NotAdopted, OwnerChain
+from supervisor.cluster.pod_groups import (
+    NOT_SUPERVISED,
+    FormedGroup,
+    OwnedPod,
+    Refusal,
+    form_group,
+    has_ended,
+    ongoing_group,
+)
 from supervisor.cluster.pods import (
     OutOfReach,
     PodGroup,
-    PodMember,
-    first_start,
-    held_policy,
     member_name,
     out_of_reach,
-    pod_policy,
-    read_pod,
 )
-from supervisor.cluster.supervised_job import NOT_SUPERVISED, SupervisedJob
-from supervisor.cluster.supervision import SUPERVISIONS, OngoingRun
+from supervisor.cluster.supervised_job import SupervisedJob
+from supervisor.cluster.supervision import contents
+from supervisor.cluster.supervision.contents import SUPERVISIONS, OngoingRun
 from supervisor.kubernetes.client import PODS, ApiServer, KubernetesObject
 from supervisor.kubernetes.errors import ApiError
 from supervisor.kubernetes.events import EventRecorder, ObjectReference
 from supervisor.kubernetes.object_cache import ObjectCache
 from supervisor.kubernetes.watch import Mirror, ObjectName
-from supervisor.view.model import Policy
 
 log = logging.getLogger(__name__)
 
-CHANGE_IGNORED = "ChangeIgnored"  # the reason of events about invalid changes to a running job's pods
 MEMBERS = f"{pod_layout.MEMBER_LABEL}={pod_layout.IS_MEMBER}"  # the label selector of members
 RETRY_S = 5.0  # between two rounds if nothing changes
 REACH_S = 1.0  # how long a count of the connected members is reused; each job asks several times a second
@@ -53,17 +54,9 @@ _MISSED = (
     f"the pod has the annotation {pod_layout.INJECT} but was created without Holdfast, because the webhook"
     " did not respond: it trains unsupervised until it is recreated"
 )
-_KEPT = "the job keeps its pods, size and settings"
+
 
 _T = TypeVar("_T")
-
-
-class _OwnedPod(NamedTuple):
-    """A pod and its owners. `why` says why the pod no longer seems to belong to its job; "" if it does."""
-
-    pod: KubernetesObject
-    owners: OwnerChain
-    why: str
 
 
 class _SortedPod(NamedTuple):
@@ -72,22 +65,6 @@ class _SortedPod(NamedTuple):
     pod: KubernetesObject
     owners: OwnerChain
     key: JobKey | NotAdopted
-
-
-class _FormedGroup(NamedTuple):
-    """The pods of a job, the group that they form, and the events to record about them."""
-
-    found: Sequence[_OwnedPod]
-    group: PodGroup | None
-    refusals: Sequence[_Refusal]
-
-
-class _Refusal(NamedTuple):
-    """An event to record about a pod."""
-
-    pod: KubernetesObject
-    reason: str
-    why: str
 
 
 class _Notices:
@@ -134,7 +111,7 @@ class ClusterJobs:
         # Results of the last round, which are reused because reading 2,000 pods again takes a fifth of a
         # second.
         self._sorted: dict[ObjectName, _SortedPod] = {}
-        self._formed: dict[JobKey, _FormedGroup] = {}
+        self._formed: dict[JobKey, FormedGroup] = {}
         self._at_rest: set[JobKey] = set()  # jobs that have ended, and that still have pods that have ended
         self._out_of_reach = (-math.inf, OutOfReach())  # when connections were last counted, and the result
 
@@ -234,16 +211,16 @@ class ClusterJobs:
 
     def _supervision(self, key: JobKey) -> KubernetesObject | None:
         """Return the resource of a job, which can have either of two names; None if there is none."""
-        places = (ObjectName(key.namespace, name) for name in supervision.names(key))
+        places = (ObjectName(key.namespace, name) for name in contents.names(key))
         found = (self._supervisions.objects.get(place) for place in places)
-        return next((each for each in found if each and supervision.belongs_to(each, key)), None)
+        return next((each for each in found if each and contents.belongs_to(each, key)), None)
 
     async def _groups(self) -> dict[JobKey, PodGroup]:
         """Return the groups of pods, and record events about pods that are not members.
 
         A pod remains with its job until it is gone, even if it or its owners change.
         """
-        by_key: dict[JobKey, list[_OwnedPod]] = {}
+        by_key: dict[JobKey, list[OwnedPod]] = {}
         ongoing = {pod.uid: key for key, group in self._ongoing.items() for pod in group.pods}
         pods = tuple(self._pods.objects.items())
         self._sorted = {name: self._sort(name, pod) async for name, pod in _in_slices(pods)}
@@ -252,20 +229,20 @@ class ClusterJobs:
             job = self._by_uid.get(uid)
             known = job.key if job is not None else ongoing.get(uid)
             if known is not None:
-                by_key.setdefault(known, []).append(_OwnedPod(pod, owners, _departure(key, known)))
+                by_key.setdefault(known, []).append(OwnedPod(pod, owners, _departure(key, known)))
             elif not isinstance(key, NotAdopted):
-                by_key.setdefault(key, []).append(_OwnedPod(pod, owners, ""))
+                by_key.setdefault(key, []).append(OwnedPod(pod, owners, ""))
             elif owners.unread is None or self._owners.refusal(owners.unread):  # the owner is not being read
-                self._record(_Refusal(pod, NOT_SUPERVISED, key.why))
+                self._record(Refusal(pod, NOT_SUPERVISED, key.why))
         self._formed = {key: self._form(key, found) async for key, found in _in_slices(by_key.items())}
         for formed in self._formed.values():
             for each in formed.refusals:
                 self._record(each)
         return {key: each.group for key, each in self._formed.items() if each.group is not None}
 
-    def _record(self, refusal: _Refusal) -> None:
+    def _record(self, refusal: Refusal) -> None:
         """Record an event, but not about a pod that has ended, which nobody needs to change any more."""
-        if not _has_ended(refusal.pod):
+        if not has_ended(refusal.pod):
             self._notices.record(*refusal)
 
     def _sort(self, name: ObjectName, pod: KubernetesObject) -> _SortedPod:
@@ -277,14 +254,14 @@ class ClusterJobs:
         owners_now = job_membership.top_owner(pod, self._owners.find)
         return _SortedPod(pod, owners_now, job_membership.job_key(pod, owners_now))
 
-    def _form(self, key: JobKey, found: Sequence[_OwnedPod]) -> _FormedGroup:
+    def _form(self, key: JobKey, found: Sequence[OwnedPod]) -> FormedGroup:
         job, last = self.jobs.get(key), self._formed.get(key)
         before = job.group if job is not None else self._ongoing.get(key)
         is_known = last is not None and last.group is before is not None
         is_at_rest = job is None and key in self._at_rest
         if last is not None and (is_known or is_at_rest) and _are_same(last.found, found):
             return last
-        return _FormedGroup(found, *form_group(key, found, before))
+        return FormedGroup(found, *form_group(key, found, before))
 
     async def _find_ongoing(self) -> None:
         """Find the runs that earlier leaders have begun, and their pods.
@@ -296,7 +273,7 @@ class ClusterJobs:
         runs: list[OngoingRun] = []
 
         def examine(found: KubernetesObject) -> KubernetesObject:
-            run = supervision.ongoing_run(found)
+            run = contents.ongoing_run(found)
             if run is not None and run.uid == _uid(self._supervision(run.key)):
                 runs.append(run)
             return {}  # a list of whole Supervisions would need much memory
@@ -312,7 +289,7 @@ class ClusterJobs:
         pods: dict[tuple[str, str], KubernetesObject] = {}
         for name, pod in self._pods.objects.items():
             pods[name.namespace, member_name(name.name, pod["metadata"]["uid"], 0)] = pod
-        groups = (_ongoing_group(run, pods) for run in runs)
+        groups = (ongoing_group(run, pods) for run in runs)
         self._ongoing = {group.key: group for group in groups if group.pods}
 
 
@@ -324,7 +301,7 @@ async def _in_slices(items: Iterable[_T]) -> AsyncIterator[_T]:
             await asyncio.sleep(0)
 
 
-def _are_same(one: Sequence[_OwnedPod], other: Sequence[_OwnedPod]) -> bool:
+def _are_same(one: Sequence[OwnedPod], other: Sequence[OwnedPod]) -> bool:
     """Return True if both contain the identical pod and owner objects."""
     return len(one) == len(other) and all(
         a.pod is b.pod and a.owners is b.owners and a.why == b.why for a, b in zip(one, other, strict=True)
@@ -340,123 +317,6 @@ def _departure(key: JobKey | NotAdopted, job: JobKey) -> str:
 
 def _uid(found: KubernetesObject | None) -> object:
     return found["metadata"].get("uid") if found is not None else None
-
-
-def _ongoing_group(run: OngoingRun, pods: Mapping[tuple[str, str], KubernetesObject]) -> PodGroup:
-    """Return the group of a run: those of its pods that still exist, with its size and settings.
-
-    `pods` are all pods, by namespace and by the member that each was first. A member's name contains the
-    pod's name and the first digits of its uid, so it finds neither a pod that replaced that one under its
-    name nor a pod of another namespace.
-    """
-    found: dict[str, PodMember] = {}
-    for number, member in enumerate(run.members):
-        pod = pods.get((run.key.namespace, first_start(member)))
-        if pod is not None:
-            found.setdefault(pod["metadata"]["uid"], _member(pod, (number,)))
-    policy = held_policy(run.settings, *run.size)
-    return PodGroup(run.key, *run.size, policy, run.settings, tuple(found.values()))
-
-
-def form_group(
-    key: JobKey, found: Sequence[_OwnedPod], before: PodGroup | None = None
-) -> tuple[PodGroup | None, list[_Refusal]]:
-    """Return the group that the pods of one job form, or None if no pod is valid, and the events to record.
-
-    `before` is the current group of an existing job. Its pods remain members until they are gone. While one
-    of them is no longer valid, or the pods disagree, the group keeps its size and settings, and accepts only
-    new pods that agree with these.
-    """
-    known = {each.uid: each for each in before.pods} if before is not None else {}
-    valid = [each for each in found if not each.why]
-    said = job_membership.read_group([each.pod for each in valid], valid[0].owners) if valid else GroupFacts()
-    adopted: list[tuple[_OwnedPod, Adopted]] = []
-    refusals: list[_Refusal] = []
-    leaving: list[PodMember] = []
-    for each in found:
-        result = NotAdopted(each.why) if each.why else job_membership.adopt(each.pod, each.owners, said)
-        member = known.get(each.pod["metadata"]["uid"])
-        if isinstance(result, Adopted):
-            adopted.append((each, result))
-        elif member is None:
-            refusals.append(_Refusal(each.pod, NOT_SUPERVISED, result.why))
-        elif before is not None and not _has_ended(each.pod):
-            return _kept_group(before, found)
-        else:
-            leaving.append(_member(each.pod, member.order))
-    if not adopted:
-        return (replace(before, pods=tuple(leaving)) if before is not None else None), refusals
-    # Take the settings from a pod that has not ended and is already a member, if there is one.
-    source, first = min(
-        adopted, key=lambda each: (_has_ended(each[0].pod), each[0].pod["metadata"]["uid"] not in known)
-    )
-    try:
-        policy, given = _settings(source.pod, first)
-    except pod_settings.PodSettingsError as error:
-        if before is not None and source.pod["metadata"]["uid"] in known:
-            group, others = _kept_group(before, found)
-            return group, [_Refusal(source.pod, CHANGE_IGNORED, f"{error}; {_KEPT}"), *others]
-        refusals.append(_Refusal(source.pod, NOT_SUPERVISED, str(error)))
-        return (replace(before, pods=tuple(leaving)) if before is not None else None), refusals
-    members = [*leaving, *(_member(each.pod, result.order) for each, result in adopted)]
-    pods = tuple(sorted(members, key=lambda each: each.order))
-    return PodGroup(key, first.members, first.nproc, policy, given, pods), refusals
-
-
-def _kept_group(before: PodGroup, found: Sequence[_OwnedPod]) -> tuple[PodGroup, list[_Refusal]]:
-    """Return the group `before` with those of its pods that still exist, plus new pods that agree with it."""
-    known = {each.uid: each for each in before.pods}
-    members: list[PodMember] = []
-    refusals: list[_Refusal] = []
-    for each in found:
-        member = known.get(each.pod["metadata"]["uid"])
-        result = _alone(each, before)
-        if member is not None:
-            members.append(_member(each.pod, member.order))
-            is_unclear = each.owners.unread is not None or _has_ended(each.pod)
-            if isinstance(result, NotAdopted) and not is_unclear:
-                refusals.append(_Refusal(each.pod, CHANGE_IGNORED, f"{result.why}; {_KEPT}"))
-        elif isinstance(result, NotAdopted):
-            refusals.append(_Refusal(each.pod, NOT_SUPERVISED, result.why))
-        else:
-            members.append(_member(each.pod, result.order))
-    return replace(before, pods=tuple(sorted(members, key=lambda each: each.order))), refusals
-
-
-def _alone(each: _OwnedPod, group: PodGroup) -> Adopted | NotAdopted:
-    """Return a pod as a member of `group`, without regard to the other pods of the group."""
-    if each.why:
-        return NotAdopted(each.why)
-    said = job_membership.read_group([each.pod], each.owners)
-    result = job_membership.adopt(each.pod, each.owners, replace(said, pods=group.members))
-    if isinstance(result, NotAdopted) or (result.members, result.nproc) == (group.members, group.nproc):
-        return result
-    if result.nproc == group.nproc and not job_membership.states_members(each.pod):
-        return result  # its owner has another size now
-    stated = f"{result.members} members of {result.nproc} ranks"
-    return NotAdopted(f"the pod is for {stated}, but its job has {group.members} of {group.nproc}")
-
-
-def _settings(pod: KubernetesObject, first: Adopted) -> tuple[Policy, dict[str, str]]:
-    """Return the policy and the settings in a pod's annotations. Raises `PodSettingsError`."""
-    annotations = pod["metadata"].get("annotations") or {}
-    policy = pod_policy(annotations, first.members, first.nproc)
-    given = {
-        name.removeprefix(pod_layout.PREFIX): text
-        for name, text in annotations.items()
-        if name in pod_settings.ANNOTATIONS
-    }
-    return policy, given
-
-
-def _member(pod: KubernetesObject, order: tuple[int, ...]) -> PodMember:
-    return replace(read_pod(pod, pod_facts.training_container(pod)), order=order)
-
-
-def _has_ended(pod: KubernetesObject) -> bool:
-    """Return True if the pod has ended or is being deleted."""
-    phase = (pod.get("status") or {}).get("phase")
-    return pod["metadata"].get("deletionTimestamp") is not None or phase in pod_facts.ENDED_PHASES
 
 
 def _if_missed(pod: KubernetesObject) -> KubernetesObject:

@@ -26,12 +26,12 @@ from holdfast.fileio.storage_thread import StorageThread
 from holdfast.process import event_loop, logs
 from holdfast.process.network import Door, bearer_token, listen_everywhere
 from supervisor.admission import pod_layout
-from supervisor.cluster import supervision
+from supervisor.cluster.adoption.pod_facts import KeptPods
 from supervisor.cluster.jobs import MEMBERS, ClusterJobs
-from supervisor.cluster.pod_facts import KeptPods
 from supervisor.cluster.pods import PodGroup, PodMember
 from supervisor.cluster.supervised_job import ClusterContext, SupervisedJob
-from supervisor.cluster.supervision import SUPERVISIONS
+from supervisor.cluster.supervision import contents
+from supervisor.cluster.supervision.contents import SUPERVISIONS
 from supervisor.kubernetes import certificates
 from supervisor.kubernetes.certificates import AuthoritySecret
 from supervisor.kubernetes.client import PODS, ApiServer, KubernetesObject, connect
@@ -111,10 +111,10 @@ class ClusterSupervisor:
         )
 
         def note(_: object, old: KubernetesObject | None, new: KubernetesObject | None) -> None:
-            if supervision.is_news(old, new):
+            if contents.is_news(old, new):
                 changed.set()
 
-        supervisions = Mirror(self._server, SUPERVISIONS, note, prune=supervision.requests_only)
+        supervisions = Mirror(self._server, SUPERVISIONS, note, prune=contents.requests_only)
 
         def make(group: PodGroup) -> SupervisedJob:
             return SupervisedJob(context, group)

@@ -22,8 +22,9 @@ from typing import Any
 from holdfast.protocol.member_messages import CLUSTER_PING_S, MemberOrder, MemberReport
 from supervisor.admission import pod_layout
 from supervisor.admission import settings as pod_settings
-from supervisor.cluster.job_membership import JobKey
-from supervisor.cluster.pod_facts import ENDED_PHASES
+from supervisor.cluster.adoption.job_membership import JobKey
+from supervisor.cluster.adoption.pod_facts import ENDED_PHASES
+from supervisor.cluster.supervision.contents import RunSize
 from supervisor.controller.member_server import DecodingTurns, MemberConnection, MemberServer
 from supervisor.controller.routine_reports import is_routine
 from supervisor.view.model import Completion, Policy, StopRequest
@@ -69,6 +70,10 @@ class PodGroup:
     policy: Policy
     settings: Mapping[str, str]
     pods: tuple[PodMember, ...]
+
+    @property
+    def size(self) -> RunSize:
+        return RunSize(self.members, self.nproc)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +138,9 @@ class PodBackend:
     `evict` is called with a pod that its owner must replace, because the member is lost although its
     container seems to run. `dismiss` orders a lost member to end its ranks immediately. `responds` returns
     True if a member's sidecar and launcher are connected. `stop_requested` stores a user's request to stop
-    where the next supervisor finds it. `blocked` returns True while no pod may be evicted, because a member
-    that seems to be lost may only be out of this supervisor's reach.
+    where the next supervisor finds it. `blocked` returns why no pod may be evicted, because a member that
+    seems to be lost may only be out of this supervisor's reach; "" if pods may be evicted. `report_blocked`
+    is called with the result whenever a pod would be evicted.
     """
 
     evict: Callable[[PodMember], None]
@@ -143,7 +149,8 @@ class PodBackend:
     now_s: Callable[[], float]
     ended: JobEnd | None = None
     responds: Callable[[str], bool] = lambda _: False
-    blocked: Callable[[], bool] = lambda: False
+    blocked: Callable[[], str] = lambda: ""
+    report_blocked: Callable[[str], None] = lambda _: None
     user_stop: StopRequest = ""  # a user's request to stop
     pods: Mapping[str, PodMember] = field(default_factory=dict)  # by uid
     _revived: dict[str, int] = field(default_factory=dict)  # by uid, how often the pod became another member
@@ -194,16 +201,19 @@ class PodBackend:
                     self.update(
                         replace(each, member=each.first_name or each.member) for each in self.pods.values()
                     )
-            elif not pod.is_running:
-                continue
-            elif self.blocked():
-                self._lost[member] = self.now_s()
-            elif self.now_s() - since_s >= RESTART_S:
-                self._lost[member] = self.now_s()
-                log.warning("evicting the pod of a lost member", extra={"pod": pod.name, "member": member})
-                self.evict(pod)
+            elif pod.is_running:
+                why = self.blocked()
+                self.report_blocked(why)
+                if why:
+                    self._lost[member] = self.now_s()
+                elif self.now_s() - since_s >= RESTART_S:
+                    self._lost[member] = self.now_s()
+                    log.warning(
+                        "evicting the pod of a lost member", extra={"pod": pod.name, "member": member}
+                    )
+                    self.evict(pod)
 
-    def kill(self, member: str) -> None:
+    def give_up(self, member: str) -> None:
         """Record that `member` is lost. Its pod is evicted later, unless its container is restarted.
 
         If the pod is being deleted, dismiss the member immediately, because the pod's successor may be

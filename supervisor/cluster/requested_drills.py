@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from holdfast.protocol.drills import DRILLS
-from supervisor.cluster import supervision
-from supervisor.cluster.supervision import SupervisionRecords, SupervisionResource
+from supervisor.cluster.supervision.contents import SUPERVISIONS
+from supervisor.cluster.supervision.fenced_records import SupervisionRecords
+from supervisor.cluster.supervision.resource import SupervisionResource
+from supervisor.cluster.supervision.status_fields import DRILL_DONE, MAX_INCIDENT_BYTES
 from supervisor.controller.job import Job
 from supervisor.kubernetes.client import ApiServer
 from supervisor.kubernetes.errors import ApiError
@@ -30,10 +32,10 @@ class RequestedDrills:
     """The drills of one job. Each is carried out at most once, even if the supervisor is replaced."""
 
     def __init__(
-        self, server: ApiServer, job: Callable[[], Job | None], delete_member: Callable[[str], None]
+        self, server: ApiServer, job: Callable[[], Job | None], evict_member: Callable[[str], None]
     ) -> None:
-        """`job` returns the current run; `delete_member` deletes the pod of a member."""
-        self._server, self._job, self._delete_member = server, job, delete_member
+        """`job` returns the current run; `evict_member` evicts the pod of a member."""
+        self._server, self._job, self._evict_member = server, job, evict_member
         self._begun = -1  # the number of the newest drill that this process has begun
 
     def begin(self, wanted: object) -> RequestedDrill | None:
@@ -69,7 +71,7 @@ class RequestedDrills:
     ) -> bool:
         """Write the number of a drill. Return False if it was already written. Raises `Deposed`."""
         try:
-            found = await self._server.get(supervision.SUPERVISIONS, resource.name, resource.namespace)
+            found = await self._server.get(SUPERVISIONS, resource.name, resource.namespace)
             known = (found.get("status") or {}).get("drilled")
             if type(known) is int and known >= drill.number:
                 return False
@@ -80,7 +82,7 @@ class RequestedDrills:
         return True
 
     async def _inject(self, drill: RequestedDrill) -> str:
-        """Inject the fault; return `supervision.DRILL_DONE`, or why it was not injected."""
+        """Inject the fault; return `DRILL_DONE`, or why it was not injected."""
         job = self._job()
         assert job is not None  # because there are records
         if drill.what not in DRILLS:
@@ -92,9 +94,9 @@ class RequestedDrills:
         except ValueError as error:
             return str(error)
         if drill.what == "member":
-            self._delete_member(job.memory.placement[drill.rank // job.memory.nproc])
+            self._evict_member(job.memory.placement[drill.rank // job.memory.nproc])
         refused = "" if pending is None else await job.drills.refusal(pending)
-        return f"{refused}: the drill is withdrawn" if refused else supervision.DRILL_DONE
+        return f"{refused}: the drill is withdrawn" if refused else DRILL_DONE
 
 
 def _read_drill(wanted: object) -> RequestedDrill | None:
@@ -108,5 +110,5 @@ def _read_drill(wanted: object) -> RequestedDrill | None:
 
 
 async def _write(records: SupervisionRecords, drill: RequestedDrill, result: str) -> None:
-    values = {"drilled": drill.number, "drillResult": result[: supervision.MAX_INCIDENT_BYTES]}
+    values = {"drilled": drill.number, "drillResult": result[:MAX_INCIDENT_BYTES]}
     await records.write(values)

@@ -11,9 +11,8 @@ import asyncio
 import hashlib
 import json
 import logging
-import random
 import time
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,26 +22,29 @@ from holdfast import exit_codes
 from holdfast.fileio.storage_thread import StorageThread
 from holdfast.process import event_loop, logs
 from holdfast.protocol.member_messages import MemberOrder
-from supervisor.cluster import supervision
-from supervisor.cluster.job_membership import JobKey
+from supervisor.cluster import succession
+from supervisor.cluster.adoption.job_membership import JobKey
+from supervisor.cluster.job_summary import RETRY_S, JobSummary
+from supervisor.cluster.pod_groups import NOT_SUPERVISED
 from supervisor.cluster.pods import (
     PodBackend,
     PodGroup,
     PodMember,
     PodServer,
     Reach,
-    first_start,
     held_policy,
     job_secret,
-    member_name,
 )
 from supervisor.cluster.requested_drills import RequestedDrills
-from supervisor.cluster.supervision import (
+from supervisor.cluster.supervision import contents, status_fields
+from supervisor.cluster.supervision.contents import RunSize
+from supervisor.cluster.supervision.fenced_records import SupervisionRecords
+from supervisor.cluster.supervision.resource import (
     OwnerGone,
-    RunSize,
-    SupervisionRecords,
     SupervisionResource,
     Takeover,
+    ensure_resource,
+    run_has_ended,
 )
 from supervisor.controller.job import Job
 from supervisor.controller.member_server import DecodingTurns, largest_report
@@ -50,28 +52,18 @@ from supervisor.controller.reported_storage import ReportedStorage
 from supervisor.controller.routine_reports import is_calm
 from supervisor.decision import orders
 from supervisor.kubernetes.client import ApiServer
-from supervisor.kubernetes.errors import ApiError, InvalidObject
+from supervisor.kubernetes.errors import ApiError
 from supervisor.kubernetes.events import EventRecorder, ObjectReference
 from supervisor.observability.publisher import StatusPublisher
 from supervisor.observability.status_memory import StatusMemory
 from supervisor.store.leadership import Deposed
-from supervisor.view import unknown_generation
-from supervisor.view.model import ENDING_PHASES, JobState, Policy, StopRequest, View
+from supervisor.view.model import ENDING_PHASES, JobState, Policy, StopRequest
 
 log = logging.getLogger(__name__)
 
-RETRY_S = 2.0  # until a failed request to the API server is retried
 MAX_RETRY_S = 30.0  # the same, if the request has failed for a long time
 REFUSED_S = 5.0  # a refusal that lasts longer than this is recorded as an event
 COLLECT_S = 60.0  # the same, if a deleted owner's resource still has the name; it is usually deleted soon
-NOT_SUPERVISED = "NotSupervised"  # a reason of events
-SUMMARY_S = 5.0  # between two writes of the summary into the resource while the phase does not change
-SUMMARIES_PER_S = 25.0  # of all jobs together; with more than 125 jobs, the time between two writes grows
-RARELY_S = 15.0  # up to this time, half of the age up to which commands call a status current
-LARGE = 64  # from this many members on, a summary is encoded in a thread
-SPREAD = 0.2  # the fraction of that time by which it varies at random
-SPACING_S = 0.5  # between two statuses while members connect one after another
-SPACING_OF_MEMBER_S = 0.002  # the same for each member of a large job, whose status takes 50 us for each
 BUSY_S = 1.0  # between two rounds of a job, at most
 CALM_S = (
     4.0  # the same while the group trains well, or has no ranks yet; deadlines and news cause one earlier
@@ -96,7 +88,7 @@ class ClusterContext:
     epoch: int  # the leader's epoch
     secret: bytes  # each job's secret is derived from this
     lag: Callable[[], tuple[float, float]]
-    delete: Callable[[str, PodMember], None]  # evicts a pod of the given namespace
+    evict: Callable[[str, PodMember], None]  # evicts a pod of the given namespace
     is_cut_off: Callable[[str], bool] = lambda _: False  # True if this leader may not reach the namespace
     jobs: Callable[[], int] = lambda: 1  # the number of all jobs
     turns: DecodingTurns = field(default_factory=DecodingTurns)  # of the event loop, which all jobs share
@@ -114,12 +106,13 @@ class SupervisedJob:
         secret = job_secret(context.secret, group.key)
         self._server = PodServer(self._wake, secret, self._is_calm, context.turns)
         self.backend = PodBackend(
-            self._delete,
+            self._evict,
             self._dismiss,
             self._stop_requested,
             time.monotonic,
             responds=self._server.responds,
-            blocked=self._report_blocked_evictions,
+            blocked=self._why_blocked,
+            report_blocked=self._report_blocked,
         )
         self.job: Job | None = None
         self._context = context
@@ -128,12 +121,11 @@ class SupervisedJob:
         self._over: frozenset[str] = frozenset()  # the members of the run that has ended
         self._spec: Mapping[str, Any] = {}
         self._records: SupervisionRecords | None = None  # of the current run
-        self._shown: tuple[str, bool] | None = None  # the last status's phase, and whether it was settled
-        self._summary_due = asyncio.Event()  # set when the phase has changed since the last summary
+        self._summary: JobSummary | None = None  # of the current run
         self._seen_uid: object = None  # the resource's uid, as last seen
         self._problem = ""  # the last problem that was recorded as an event
         self._blocked = ""  # why no pod may be evicted, as last reported
-        self._drills = RequestedDrills(context.server, lambda: self.job, self._delete_member)
+        self._drills = RequestedDrills(context.server, lambda: self.job, self._evict_member)
         self._has_work = asyncio.Event()  # there is a pod that has not ended
         self._stated: RunSize | None = None  # the size of the job when it was last compared with the run's
         self._stop_removed_s: float | None = None  # when the request to stop an earlier run was removed
@@ -236,27 +228,28 @@ class SupervisedJob:
         try:
             while True:
                 try:
-                    if not self._has_work.is_set() and await supervision.has_ended(
-                        self._context.server, self.key
-                    ):
+                    if not self._has_work.is_set() and await run_has_ended(self._context.server, self.key):
                         self.is_at_rest = True  # nothing is left to do, and nothing to write
                         await self._has_work.wait()
                         self.is_at_rest = False
                     found = await self._take_over()
-                    if found.state is not None and self._are_all_new(found.state.memory):
-                        await self._forget_stop()
+                    state = found.state
+                    if state is not None and succession.is_new_run(state.memory, self.key, self._pods):
+                        await self._forget_stop(found.epoch)
                         fresh = True
                     # Decide this before the first round, which would seat the new pods in the old run.
-                    fresh = fresh or found.state is None or self._has_another_size(found.state.memory)
+                    fresh = fresh or state is None or self._is_of_another_size(state.memory)
                     policy = await self._policy(found, fresh)
+                except Deposed as error:  # taking over again would depose the successor in turn
+                    await self._yield_to(error)
+                    return
                 except Exception as error:
                     await asyncio.sleep(self._pause_s(error, time.monotonic() - since_s))
                     continue
                 try:
                     is_over = await self._run(found, policy, fresh)
                 except Deposed as error:
-                    log.warning("another supervisor leads this job", extra={"why": str(error)})
-                    await asyncio.sleep(RETRY_S)
+                    await self._yield_to(error)
                     return
                 except Exception:  # other jobs must not be affected; this job's members continue to train
                     log.exception("job failed")
@@ -267,6 +260,10 @@ class SupervisedJob:
                 since_s = time.monotonic()
         finally:
             self.has_ended = True
+
+    async def _yield_to(self, successor: Deposed) -> None:
+        log.warning("another supervisor leads this job", extra={"why": str(successor)})
+        await asyncio.sleep(RETRY_S)
 
     def _pause_s(self, error: Exception, failed_s: float) -> float:
         """Return how long to wait before trying to take over the job again, after failures for `failed_s`.
@@ -297,9 +294,7 @@ class SupervisedJob:
 
     async def _take_over(self) -> Takeover:
         group = self.group
-        self._resource = await supervision.ensure(
-            self._context.server, group.key, RunSize(group.members, group.nproc), group.settings
-        )
+        self._resource = await ensure_resource(self._context.server, group.key, group.size, group.settings)
         return await self._resource.take_over(self._context.epoch)
 
     async def _policy(self, found: Takeover, fresh: bool) -> Policy:
@@ -310,47 +305,24 @@ class SupervisedJob:
         group = self.group
         if fresh or found.state is None:
             assert self._resource is not None  # because the job is taken over
-            await self._resource.describe(found.spec, RunSize(group.members, group.nproc), group.settings)
+            await self._resource.describe(found.epoch, found.spec, group.size, group.settings)
             return group.policy
-        settings, size = supervision.settings_of(found.spec), RunSize.of(found.state.memory)
+        settings, size = contents.settings_of(found.spec), RunSize.of(found.state.memory)
         if settings == group.settings:
             return replace(group.policy, members=size.members, nproc=size.nproc)
         return held_policy(settings, *size)
 
-    def _are_all_new(self, memory: JobState) -> bool:
-        """Return True if the run in `memory` has ended and all current pods were created after it.
+    @property
+    def _pods(self) -> Collection[PodMember]:
+        return self.backend.pods.values()
 
-        This applies only to pods without an owner, because only a user can create them again. An owner may
-        replace pods even after its job has finished.
-        """
-        if memory.phase not in ("stopping", "ended") or self.key.uid or not self.backend.pods:
-            return False
-        return self._are_gone({*memory.placement, *memory.lost})
+    def _is_of_another_size(self, memory: JobState) -> bool:
+        return self.group.size != RunSize.of(memory) and succession.is_abandoned(memory, self._pods)
 
-    def _has_another_size(self, memory: JobState) -> bool:
-        """Return True if the job has another size than the run in `memory`, of which no pod is left."""
-        is_ending = not memory.placement or memory.phase in ENDING_PHASES
-        if is_ending or not self.backend.pods:
-            return False
-        return RunSize(self.group.members, self.group.nproc) != RunSize.of(memory) and self._has_no_pod_of(
-            memory
-        )
-
-    def _has_no_pod_of(self, memory: JobState) -> bool:
-        """Return True if no pod has ranks of the run in `memory`, nor had any."""
-        left = [pod for pod in self.backend.pods.values() if not pod.has_ended]
-        pods = {member_name(pod.name, pod.uid, 0) for pod in left}
-        return pods.isdisjoint(map(first_start, (*memory.placement, *memory.lost)))
-
-    def _are_gone(self, members: Set[str]) -> bool:
-        """Return True if no pods of these members are left, except pods that are being deleted."""
-        pods = {member_name(pod.name, pod.uid, 0) for pod in self.backend.pods.values() if not pod.is_leaving}
-        return pods.isdisjoint(map(first_start, members))
-
-    async def _forget_stop(self) -> None:
-        """Remove a request to stop that was for an earlier run."""
+    async def _forget_stop(self, epoch: int) -> None:
+        """Remove a request to stop that was for an earlier run. Raises `Deposed`."""
         assert self._resource is not None  # because the job was taken over
-        await self._resource.request_stop(None)
+        await self._resource.request_stop(epoch, None)
         self._stop_removed_s, self.backend.user_stop = time.monotonic(), ""
 
     async def _run(self, found: Takeover, policy: Policy, fresh: bool) -> bool:
@@ -364,7 +336,7 @@ class SupervisedJob:
         )
         self._records = records
         publisher = StatusPublisher(
-            StatusMemory(_name(self.key), supervision.MAX_RECENT, found.view, found.recent),
+            StatusMemory(_name(self.key), status_fields.MAX_RECENT, found.view, found.recent),
             self._context.lag,
             policy,
             records.lead,
@@ -382,27 +354,28 @@ class SupervisedJob:
             time.monotonic_ns(),
             lambda: CALM_S if self._is_calm() else BUSY_S,
         )
+        summary = self._summary = JobSummary(job, records, self._context.jobs)
         if fresh:
-            await self._announce(job, records)
+            await summary.announce()
         self._event("Supervised", f"supervised with {_size(policy)}")
         self._stated = None
         self._compare_sizes()
         await event_loop.until_one_ends(
             job.run(),
             job.checkpoints.run(),
-            self._publish(job),
-            self._summarize(job, records),
+            summary.publish_changes(),
+            summary.write_regularly(),
             self._await_new_size(job),
         )
         if not job.ended.is_set():
             return False
         self._end_members(job)
-        await self._record_end(job, records)
+        await summary.record_end()
         return True
 
     def _compare_sizes(self) -> None:
         """Record an event if the job has another size than its run that trains, once for each size."""
-        job, stated = self.job, RunSize(self.group.members, self.group.nproc)
+        job, stated = self.job, self.group.size
         if job is None or not job.memory.placement or job.memory.phase in ENDING_PHASES:
             return
         size = _size(job.policy)
@@ -418,22 +391,14 @@ class SupervisedJob:
         """
         while True:
             await asyncio.sleep(POLL_S)
-            stated, memory = RunSize(self.group.members, self.group.nproc), job.memory
+            stated, memory = self.group.size, job.memory
             if stated == _size(job.policy) or memory.phase in ENDING_PHASES or not self.backend.pods:
                 continue
-            if self._may_change_size(job.view()):
+            if succession.may_change_size(job.view(), self._pods):
                 log.info(
                     "size of the job changed", extra={"before": str(_size(job.policy)), "now": str(stated)}
                 )
                 return
-
-    def _may_change_size(self, view: View) -> bool:
-        """Return True if no pod has ranks of the run, nor ranks that this supervisor does not know yet."""
-        memory = view.memory
-        if memory.placement:
-            return self._has_no_pod_of(memory)
-        unheard = [each for each in view.members if each.exists and each.report is None]
-        return memory.phase == "forming" and not unheard and not unknown_generation.newest(view)
 
     def _end_members(self, job: Job) -> None:
         """Order all members of the run to end, including members that connect later.
@@ -466,7 +431,7 @@ class SupervisedJob:
             new = set(self.backend.members) - self._over
             if not new:
                 continue
-            if job.memory.exit_code or (not self.key.uid and self._are_gone(self._over)):
+            if job.memory.exit_code or (not self.key.uid and succession.are_gone(self._over, self._pods)):
                 self.is_at_rest = False
                 return True
             self._over |= new
@@ -474,92 +439,18 @@ class SupervisedJob:
                 order = orders.order_for(job.memory, member, job.policy, None)
                 self._server.order(member, replace(order, epoch=job.lead.epoch))
 
-    # -- publishing
-
-    async def _publish(self, job: Job) -> None:
-        """Publish the status whenever a sidecar connects or disconnects. Each decision also publishes it."""
-        while True:
-            await job.members_changed.wait()
-            job.members_changed.clear()
-            job.publish()
-            await asyncio.sleep(max(SPACING_S, SPACING_OF_MEMBER_S * len(job.existed)))
-
     def _note_published(self) -> None:
-        """Have the summary written immediately if the phase has changed."""
-        assert self.job is not None  # because its status was published
-        shown = (self.job.memory.phase, self.job.memory.settled)
-        if shown != self._shown:
-            self._shown = shown
-            self._summary_due.set()
+        assert self._summary is not None  # because the run has published a status
+        if self._summary.note_published():
             self._compare_sizes()
 
-    async def _summarize(self, job: Job, records: SupervisionRecords) -> None:
-        """Write the summary when it is due. Random intervals keep jobs from writing simultaneously."""
-        while True:
-            interval_s = max(SUMMARY_S, min(self._context.jobs() / SUMMARIES_PER_S, RARELY_S))
-            due_s = interval_s * random.uniform(1 - SPREAD, 1 + SPREAD)
-            try:
-                await asyncio.wait_for(self._summary_due.wait(), due_s)
-            except asyncio.TimeoutError:
-                job.publish()
-            self._summary_due.clear()
-            await self._write_summary(job, records)
-
-    async def _announce(self, job: Job, records: SupervisionRecords) -> None:
-        """Replace the previous run's end with the new run's start in the resource. Raises `Deposed`."""
-        try:
-            await records.write(supervision.announcement(job.memory))
-        except (ApiError, OSError) as error:
-            log.info("new run not announced", extra={"error": str(error)})
-
-    async def _write_summary(self, job: Job, records: SupervisionRecords) -> None:
-        """Write the summary for users into the resource. Failures are only logged. Raises `Deposed`."""
-        try:
-            if len(job.existed) < LARGE:
-                shown = self._summary(job)
-            else:  # the status of thousands of ranks takes a tenth of a second to encode
-                shown = await asyncio.to_thread(self._summary, job)
-            await records.write(shown)
-        except Deposed:
-            records.lead.depose()
-            raise
-        except (ApiError, OSError) as error:
-            log.info("summary not written", extra={"error": str(error)})
-
-    def _summary(self, job: Job) -> dict[str, Any]:
-        return supervision.summary(job.publisher.published, job.publisher.run.incidents())
-
-    async def _record_end(self, job: Job, records: SupervisionRecords) -> None:
-        """Write the last state and the summary, and retry until they are stored. Raises `Deposed`.
-
-        Without the last state, the next supervisor would wait for the members of a job that has ended, and
-        would then count them as lost. The summary is only for users, so it is omitted if the API server
-        refuses it.
-        """
-        state, shown = supervision.end(job.memory, job.bookkeeping.ledger.snapshot()), self._summary(job)
-        while True:
-            try:
-                await records.write({**shown, **state})
-                return
-            except Deposed:
-                records.lead.depose()
-                raise
-            except InvalidObject as error:  # a retry would be refused as well
-                log.error("end of the job refused", extra={"error": str(error)})
-                if not shown:
-                    return
-                shown = {}
-            except (ApiError, OSError) as error:
-                log.warning("end of the job not recorded yet", extra={"error": str(error)})
-                await asyncio.sleep(RETRY_S)
+    # -- events
 
     def _event(self, reason: str, message: str, *, bad: bool = False) -> None:
         key = self.key
         resource = self._resource
         name = resource.name if resource is not None else key.name
-        reference = ObjectReference(
-            supervision.SUPERVISIONS.api_version, supervision.KIND, key.namespace, name, ""
-        )
+        reference = ObjectReference(contents.SUPERVISIONS.api_version, contents.KIND, key.namespace, name, "")
         self._context.events.record(reference, reason, message, "Warning" if bad else "Normal")
 
     # -- requests
@@ -572,36 +463,43 @@ class SupervisedJob:
         if drill is not None:
             self._spawn(self._drills.carry_out(drill, self._resource, self._records), "drill")
 
-    def _delete_member(self, member: str) -> None:
+    def _evict_member(self, member: str) -> None:
         for pod in self.backend.pods.values():
             if pod.member == member:
-                self._delete(pod)
+                self._evict(pod)
 
     def _stop_requested(self, how: StopRequest) -> None:
-        if self._resource is not None:
-            self._spawn(self._record_stop(self._resource, how), "stop")
+        if self._resource is not None and self._records is not None:
+            self._spawn(self._record_stop(self._resource, self._records, how), "stop")
 
-    async def _record_stop(self, resource: SupervisionResource, how: StopRequest) -> None:
+    async def _record_stop(
+        self, resource: SupervisionResource, records: SupervisionRecords, how: StopRequest
+    ) -> None:
         try:
-            await resource.request_stop("now" if how == "now" else "graceful")
+            await resource.request_stop(records.lead.epoch, "now" if how == "now" else "graceful")
+        except Deposed:
+            records.lead.depose()
         except (ApiError, OSError) as error:
             log.warning("request to stop not recorded", extra={"error": str(error)})
 
-    def _delete(self, pod: PodMember) -> None:
-        self._context.delete(self.key.namespace, pod)
+    def _evict(self, pod: PodMember) -> None:
+        self._context.evict(self.key.namespace, pod)
 
-    def _report_blocked_evictions(self) -> bool:
-        """Return True while no pod may be evicted, and report each new reason.
+    def _why_blocked(self) -> str:
+        """Return why no pod may be evicted at present; "" if pods may be evicted.
 
-        Evictions are blocked while this supervisor, rather than a member, may be cut off from the network.
+        This supervisor, rather than a member, may be cut off from the network.
         """
-        why = "" if self._server.has_heard else _NOT_REACHED
-        why = why or (_CUT_OFF if self._context.is_cut_off(self.key.namespace) else "")
+        if not self._server.has_heard:
+            return _NOT_REACHED
+        return _CUT_OFF if self._context.is_cut_off(self.key.namespace) else ""
+
+    def _report_blocked(self, why: str) -> None:
+        """Report why an eviction is blocked, once for each reason."""
         if why and why != self._blocked:
             log.warning("evictions blocked", extra={"why": why})
             self._event("EvictionBlocked", why, bad=True)
         self._blocked = why
-        return bool(why)
 
     def _dismiss(self, member: str) -> None:
         if self.job is not None:

@@ -29,11 +29,11 @@ class Backend(Protocol):
     def want(self, count: int, discard: tuple[str, ...]) -> None:
         """Request `count` members, not counting those in `discard`, which are removed."""
 
-    def kill(self, member: str) -> None:
-        """Kill a member's processes and delete its memory, with the same effect as a power loss."""
+    def give_up(self, member: str) -> None:
+        """End a member's processes and remove its memory, with the same effect as a power loss."""
 
     def renew(self, member: str) -> None:
-        """Inspect the sidecar of a member, and replace it if it is stopped or stuck."""
+        """Check the sidecar of a member, and replace it if it is stopped or stuck."""
 
     def record_stop(self, how: StopRequest) -> None:
         """Record that the user asked the supervisor to stop the run, "graceful" or "now"."""

@@ -200,7 +200,7 @@ class Job:
             after = replace(after, since_ns=time.monotonic_ns())
         self.memory = after
         for name in set(after.lost) - set(before.lost):
-            self.backend.kill(name)
+            self.backend.give_up(name)
         self._record(view, action, after)
         if isinstance(action, End):  # no later view contains the ranks' last values
             self._publish(view)
@@ -381,7 +381,7 @@ class Job:
         if what == "supervisor":
             os.kill(os.getpid(), 9)
         if what == "member":
-            self.backend.kill(member)
+            self.backend.give_up(member)
             return None
         drill = self.drills.ask(member, self.memory.generation, what, rank)
         self.wake.set()
@@ -430,7 +430,7 @@ def _begin(policy: Policy, held: JobState | None, fresh: bool) -> JobState:
 @by_identity(1)
 def _largest_snapshot_bytes(view: View) -> int:
     reports = (member.report for member in view.members if member.report is not None)
-    return max((slot.total_bytes for report in reports for slot in report.slots), default=0)
+    return max((snapshot.total_bytes for report in reports for snapshot in report.slots), default=0)
 
 
 def _is_same(before: JobState, after: JobState) -> bool:

@@ -184,20 +184,13 @@ class MemberServer:
                         self._refuse(f"a report of more than {max_bytes} bytes")
                     break
                 await self._turns.wait()
-                if name is not None:
-                    if line is None:
-                        break
-                    wait_s = line.budget.spend(len(message.data), time.monotonic())
-                    if wait_s > 0:  # meanwhile, the socket is not read
-                        await asyncio.sleep(wait_s)
-                    if name() != line.member:
-                        break
+                if name is not None and not await self._is_admitted(line, name, len(message.data)):
+                    break
                 if line is not None and line.owner is not socket:
                     break
                 if message.type is WSMsgType.PING:
                     await socket.pong(message.data)
-                    continue
-                if message.type is WSMsgType.PONG:
+                if message.type is not WSMsgType.TEXT:
                     continue
                 began_s = time.perf_counter()
                 report = self._read(decoder, message.data)
@@ -212,10 +205,7 @@ class MemberServer:
                 if sender is None:
                     line.changed.set()
                     sender = asyncio.create_task(self._send(socket, line))
-                before = line.report if line.connected else None
-                accepted = self._accept(line, report)
-                if self.is_news(before, accepted):
-                    self._changed()
+                self._receive(line, report)
         finally:
             if sender is not None:
                 sender.cancel()
@@ -223,6 +213,20 @@ class MemberServer:
                 line.connected, line.transport = False, None
                 self._changed()
         return socket
+
+    async def _is_admitted(
+        self, line: MemberConnection | None, name: Callable[[], str | None], size: int
+    ) -> bool:
+        """Wait until the member's budget allows a message of `size` bytes.
+
+        Return whether `name` still gives the name under which the connection began.
+        """
+        if line is None:
+            return False
+        wait_s = line.budget.spend(size, time.monotonic())
+        if wait_s > 0:  # meanwhile, the socket is not read
+            await asyncio.sleep(wait_s)
+        return name() == line.member
 
     def _take_over(
         self, member: str, socket: web.WebSocketResponse, request: web.Request
@@ -237,6 +241,12 @@ class MemberServer:
     def is_news(self, before: MemberReport | None, report: MemberReport) -> bool:
         """True if `changed` must be called for `report`. `before` is the previous report, if any."""
         return True
+
+    def _receive(self, line: MemberConnection, report: MemberReport) -> None:
+        before = line.report if line.connected else None
+        accepted = self._accept(line, report)
+        if self.is_news(before, accepted):
+            self._changed()
 
     def _accept(self, line: MemberConnection, report: MemberReport) -> MemberReport:
         """Store and return `report`, under the name of its member and with times on this clock."""

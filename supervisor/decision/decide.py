@@ -21,6 +21,7 @@ from supervisor.hangs import detection, sentences
 from supervisor.hangs.verdict import StallVerdict
 from supervisor.view import cut_off_work, failed_start, faults, members, reports, unknown_generation
 from supervisor.view.model import (
+    SECOND_NS,
     UNREAD,
     Done,
     End,
@@ -42,7 +43,6 @@ from supervisor.view.model import (
     Warn,
 )
 
-_S = 1_000_000_000
 RESTORE_RETRY_S = 1.0  # the pause before another attempt to restore a state
 VOLUME_RETRY_S = 5.0  # the same pause if the memory volume had no room for the state
 FOREVER_S = 1e9
@@ -113,7 +113,7 @@ def follow_unknown_generation(case: _Case) -> Wait | Secure | None:
     silent = [m.silent_s for m in view.members if m.exists and m.report is None]
     patience_s = policy.secure_s - min(silent, default=policy.secure_s)
     if patience_s > 0:
-        return Wait(view.now_ns + int(patience_s * _S) + 1, "the members run an unknown generation")
+        return Wait(view.now_ns + int(patience_s * SECOND_NS) + 1, "the members run an unknown generation")
     fault = unknown_generation.fault(view)
     return Secure((fault,), True, fault.detail)
 
@@ -141,13 +141,13 @@ def _unread(view: View, policy: Policy, resumed: ResumePoint) -> Wait | End | No
     if resumed.source == "slot" or (policy.from_scratch and memory.phase == "forming"):
         return None
     if view.stored.error:
-        deadline = max(memory.since_ns, view.stored.failed_ns) + int(policy.storage_s * _S)
+        deadline = max(memory.since_ns, view.stored.failed_ns) + int(policy.storage_s * SECOND_NS)
         if view.now_ns < deadline:
             return Wait(deadline, f"storage cannot be read: {view.stored.error}")
         error = "it does not respond" if view.stored.error == UNREAD else view.stored.error
         why = f"storage could not be read for {policy.storage_s:g} s: {error}"
         return End(exit_codes.BAD_INPUT if memory.phase == "forming" else 1, why)
-    deadline = memory.since_ns + int(policy.form_s * _S)
+    deadline = memory.since_ns + int(policy.form_s * SECOND_NS)
     doubted = remedy.checkpoint_to_verify(view, policy)
     if doubted is not None and view.now_ns < deadline:
         return Wait(deadline, f"verifying the checkpoint of step {doubted.step}")
@@ -197,7 +197,7 @@ def _forming_deadline_ns(view: View, policy: Policy) -> int:
     If a controller creates the members, this is never, because pods can be pending for days.
     """
     limit_s = FOREVER_S if policy.members_created_externally else policy.form_s
-    return view.memory.since_ns + int(limit_s * _S)
+    return view.memory.since_ns + int(limit_s * SECOND_NS)
 
 
 def await_first_members(case: _Case) -> Wait | End | None:
@@ -209,7 +209,7 @@ def await_first_members(case: _Case) -> Wait | End | None:
     if view.now_ns >= deadline_ns:
         return End(1, f"only {len(ready)} of {policy.members} members became ready")
     timeout_s = members.next_timeout_s(view, policy, policy.form_s)
-    until_ns = min(deadline_ns, view.now_ns + int(timeout_s * _S))
+    until_ns = min(deadline_ns, view.now_ns + int(timeout_s * SECOND_NS))
     return Wait(until_ns, f"{len(ready)} of {policy.members} members are ready")
 
 
@@ -295,7 +295,7 @@ def learn_from_stall(case: _Case) -> Learn | None:
 def await_first_step(case: _Case) -> Wait | None:
     """Delay the replacement of a standby while a group starts, because both need CPU time."""
     view = case.view
-    busy_ns = view.memory.since_ns + int(orders.BUSY_S * _S)
+    busy_ns = view.memory.since_ns + int(orders.BUSY_S * SECOND_NS)
     if view.memory.settled or view.now_ns >= busy_ns:
         return None
     return Wait(min(_next_look_ns(case), busy_ns))
@@ -308,11 +308,13 @@ def await_next_event(case: _Case) -> Wait:
 def _next_look_ns(case: _Case) -> int:
     """Return when the next decision is due if no report arrives before."""
     view, policy, stall = case.view, case.policy, case.stall
-    until_ns = view.now_ns + int(members.next_timeout_s(view, policy, closing.IDLE_S) * _S)
+    until_ns = view.now_ns + int(members.next_timeout_s(view, policy, closing.IDLE_S) * SECOND_NS)
     if stall is None:
         return until_ns
     times_ns = [stall.act_ns, stall.warn_ns, detection.deadline_ns(view, policy)]
-    next_ns = min((at for at in times_ns if at is not None and at > view.now_ns), default=view.now_ns + _S)
+    next_ns = min(
+        (at for at in times_ns if at is not None and at > view.now_ns), default=view.now_ns + SECOND_NS
+    )
     return min(until_ns, next_ns)
 
 
@@ -339,7 +341,7 @@ def await_secured_state(case: _Case) -> Wait | None:
     # After a takeover, the time limit for a member to secure its state starts at its first report. Members
     # without ranks have nothing to secure.
     heard = (m.heard_ns for m in waiting if m.name in view.memory.seats)
-    deadline = max((view.memory.since_ns, *heard)) + int(limit_s * _S)
+    deadline = max((view.memory.since_ns, *heard)) + int(limit_s * SECOND_NS)
     if not waiting or view.now_ns >= deadline:
         return None
     return Wait(deadline, f"securing on {', '.join(m.name for m in waiting)}")
@@ -350,7 +352,7 @@ def await_unheard_members(case: _Case) -> Wait | None:
     unheard = members.unheard_members(view, policy)
     if not unheard:
         return None
-    until_ns = view.now_ns + int(members.next_timeout_s(view, policy, policy.member_timeout_s) * _S)
+    until_ns = view.now_ns + int(members.next_timeout_s(view, policy, policy.member_timeout_s) * SECOND_NS)
     return Wait(until_ns, f"waiting for the report of {', '.join(unheard)}")
 
 
@@ -379,7 +381,7 @@ def restart_unexplained(case: _Case) -> Secure | None:
 
 def await_cause(case: _Case) -> Wait | None:
     """While only victims are known, wait up to `Policy.victim_s` for the fault that caused them."""
-    patience_ns = case.view.memory.since_ns + int(case.policy.victim_s * _S)
+    patience_ns = case.view.memory.since_ns + int(case.policy.victim_s * SECOND_NS)
     if not _is_only_victim(faults.root_cause(case.faults)) or case.view.now_ns >= patience_ns:
         return None
     return Wait(patience_ns, "only victims so far: waiting for the cause")
@@ -440,7 +442,7 @@ def await_members(case: _Case) -> Replace | Secure | End | Wait | None:
     if view.now_ns >= deadline_ns:
         return End(1, f"no member became ready in place of {', '.join(away)}", cause=case.cause)
     timeout_s = members.next_timeout_s(view, policy, policy.form_s)
-    until_ns = min(deadline_ns, view.now_ns + int(timeout_s * _S), *hoped.values())
+    until_ns = min(deadline_ns, view.now_ns + int(timeout_s * SECOND_NS), *hoped.values())
     unheard = [
         name for name in hoped if (m := view.member(name)) is not None and members.lacks_launcher_report(m)
     ]
@@ -453,7 +455,7 @@ def pause_before_retry(case: _Case) -> Wait | None:
     """Wait before another attempt to restore the same state."""
     cause, view = case.cause, case.view
     retry_s = VOLUME_RETRY_S if cause.signature == faults.VOLUME else RESTORE_RETRY_S
-    retry_ns = view.memory.since_ns + int(retry_s * _S)
+    retry_ns = view.memory.since_ns + int(retry_s * SECOND_NS)
     if not remedy.is_retry(view, cause, case.resumed) or view.now_ns >= retry_ns:
         return None
     return Wait(retry_ns, f"{cause.detail}: retrying soon")
@@ -469,11 +471,11 @@ def await_newer_state(case: _Case) -> Wait | None:
         return None
     ends_ns = dict(members.recoverable_members(view, policy, policy.member_timeout_s))
     if view.stored.error:
-        ends_ns["storage"] = memory.since_ns + int(policy.member_timeout_s * _S)
+        ends_ns["storage"] = memory.since_ns + int(policy.member_timeout_s * SECOND_NS)
     hoped = {name: at_ns for name, at_ns in ends_ns.items() if at_ns > view.now_ns}
     if not hoped:
         return None
-    until_ns = view.now_ns + int(members.next_timeout_s(view, policy, policy.member_timeout_s) * _S)
+    until_ns = view.now_ns + int(members.next_timeout_s(view, policy, policy.member_timeout_s) * SECOND_NS)
     first = next(iter(hoped))
     why = f"step {resumed.step} is old, and {first} may have a newer state"
     return Wait(min(until_ns, *hoped.values()), why)

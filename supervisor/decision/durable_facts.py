@@ -115,8 +115,8 @@ def _void(view: View) -> tuple[VoidStep, ...]:
     if not known:
         return ()
     ordered = sorted(known, key=lambda each: (each.generation, each.step, each.rank))
-    slots = (slot for member in view.members if member.report for slot in member.report.slots)
-    states = {(slot.generation, slot.step) for slot in slots}
+    snapshots = (each for member in view.members if member.report for each in member.report.slots)
+    states = {(snapshot.generation, snapshot.step) for snapshot in snapshots}
     states |= {(stored.generation, stored.step) for stored in view.stored.checkpoints}
     old = (each for each in ordered[:-VOIDS] if (each.generation, each.step) in states)
     return (*old, *ordered[-VOIDS:])

@@ -57,25 +57,27 @@ def why_states_are_refused(view: View, good: int | None) -> tuple[str, ...]:
     stored += [(each.step, each.name, each.why) for each in view.stored.unusable]
     lines = [f"checkpoint {name}: {why}" for _, name, why in sorted(stored, reverse=True)]
     holders: dict[tuple[int, str], list[str]] = {}
-    slots = {slot.step for member in view.members if member.report for slot in member.report.slots}
-    newest = frozenset(sorted(slots, reverse=True)[:MAX_STEPS])
+    snapshots = {
+        snapshot.step for member in view.members if member.report for snapshot in member.report.slots
+    }
+    newest = frozenset(sorted(snapshots, reverse=True)[:MAX_STEPS])
     for member in view.members:
-        for slot in member.report.slots if member.report is not None else ():
-            if slot.step not in newest:
+        for snapshot in member.report.slots if member.report is not None else ():
+            if snapshot.step not in newest:
                 continue
-            why = resume_point.reason_unusable(view, slot, good) or _why_not_whole(view, member, slot)
-            holders.setdefault((slot.step, why), []).append(member.name)
+            why = resume_point.reason_unusable(view, snapshot, good) or _why_not_whole(view, member, snapshot)
+            holders.setdefault((snapshot.step, why), []).append(member.name)
     for (step, why), names in sorted(holders.items(), reverse=True):
         lines.append(f"the snapshot of step {step} on {', '.join(names)}: {why}")
     return tuple(lines)
 
 
-def _why_not_whole(view: View, member: MemberView, slot: HeldSnapshot) -> str:
+def _why_not_whole(view: View, member: MemberView, snapshot: HeldSnapshot) -> str:
     if member.report is None or not resume_point.can_serve(view, member):
         return "the member is lost"
-    if resume_point.is_damaged(member.report, slot):
+    if resume_point.is_damaged(member.report, snapshot):
         return "it is damaged"
-    return resume_point.missing_private_state(view, slot.step) or "a new run resumes only from storage"
+    return resume_point.missing_private_state(view, snapshot.step) or "a new run resumes only from storage"
 
 
 def _listed(listed: tuple[str, ...]) -> str:

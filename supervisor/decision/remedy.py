@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from holdfast import exit_codes
 from holdfast.inspection.victims import mismatch
@@ -17,14 +17,12 @@ from supervisor.view.model import (
     CutOffWork,
     End,
     Fault,
-    MemberView,
     PastFault,
     Policy,
     ResumePoint,
     Start,
     View,
 )
-from supervisor.wording import place
 
 _SYNTAX = re.compile(r"^(SyntaxError|IndentationError|TabError): ", re.MULTILINE)
 _FROM_OUTSIDE = (9, 15)  # SIGKILL and SIGTERM
@@ -57,7 +55,7 @@ def startup_failure(view: View) -> End | None:
         for_good = ending.fail in ("system_exit", "bad_input") or _SYNTAX.search(ending.message)
         if for_good and forming:
             return End(code, "the script cannot start", ending.message)
-        if not _is_in_need(view, member.name, launcher):
+        if not needs_processes(view, launcher):
             continue
         tries = launcher.warm_tries if has_worked(view) else launcher.warm_failures
         over = not has_worked(view) or view.now_ns >= view.memory.since_ns + int(GIVE_UP_S * SECOND_NS)
@@ -77,41 +75,8 @@ def has_worked(view: View) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class WarmPoolProblem:
-    """Says why no warm process can be created for a member. `awaited` is true if the group needs one now."""
-
-    why: str
-    awaited: bool
-
-    @property
-    def sentence(self) -> str:
-        if self.awaited:
-            limit = f"the run ends if none can be created within {GIVE_UP_S:g} s"
-            return f"{self.why}; the ranks wait for them, and {limit}"
-        return f"{self.why}; a fault now requires a cold start; Holdfast retries at intervals"
-
-
-def warm_pool_problem(view: View, member: MemberView) -> WarmPoolProblem | None:
-    """Return why no warm process can be created for `member`; None if one can, or if that is unknown."""
-    launcher = member.report.launcher if member.report is not None else None
-    ending = launcher.warm_ending if launcher is not None else None
-    if launcher is None or ending is None or ending.ours or launcher.strategy == "cold":
-        return None
-    if not members.is_controllable(member):
-        return None
-    least = 1 if ending.signal is None else MAX_WARM_FAILURES  # a single killed process proves nothing
-    if launcher.warm_failures < least or len(launcher.parked) >= view.memory.nproc:
-        return None
-    where = place(ending.message) if ending.fail == "exception" else ""
-    how = f"{endings.describe(ending)}{where}"
-    what = f"warm processes for member {member.name} cannot be created: a process {how}"
-    unheard = member.name in view.memory.seats and launcher.generation < view.memory.generation
-    return WarmPoolProblem(what, unheard or _is_in_need(view, member.name, launcher))
-
-
-def _is_in_need(view: View, name: str, launcher: LauncherState) -> bool:
-    """True if the group waits for this member to create processes."""
+def needs_processes(view: View, launcher: LauncherState) -> bool:
+    """True if the group waits for the member of `launcher` to create processes."""
     if view.memory.phase == "running":
         return any(rank.pid == 0 and rank.state == "starting" for rank in launcher.ranks)
     return len(launcher.parked) < view.memory.nproc
@@ -245,63 +210,89 @@ def start_generation(
     `found` contains all known faults, and `resumed` is the result of `next_resume_point` if it is known. The
     caller ensures that there are enough eligible members.
     """
-    placement = members.eligible_members(view, policy)
-    skip, evidence = _skipped(view, policy, cause)
-    cuts = cut_off_work.find(view, found)
     resumed = resumed or next_resume_point(view, policy, cause, found)
-    cuts = (*cuts, *(cut_off_work.lost_changes(view, resumed) if cause is not None else ()))
-    passed = (
-        [line]
-        if cause is not None and (line := cut_off_work.describe_passed_over(view, resumed.step))
-        else []
+    changes = cut_off_work.lost_changes(view, resumed) if cause is not None else ()
+    cuts = (*cut_off_work.find(view, found), *changes)
+    end = (
+        _unrepeatable(view, cause, found, cut_off_work.not_repeated(cuts, resumed.step))
+        or _wrong_world_size(view, resumed)
+        or _no_state_left(view, policy, cause, found, resumed)
     )
-    undone = cut_off_work.not_repeated(cuts, resumed.step)
-    unrepeatable = next(
-        (
-            fault
-            for fault in (*found, *failed_start.raised_before(view.memory))
-            for each in undone
-            if each.raised and (fault.rank, fault.kind) == (each.rank, "exception")
-        ),
-        None,
-    )
-    if unrepeatable is not None and cause is not None:
-        # A restart would skip the work that raised the exception.
-        why = f"{unrepeatable.detail} after step {unrepeatable.step}, and no earlier state is left"
-        why += " from which to repeat it"
-        return End(_exit_code(unrepeatable), why, unrepeatable.message, unrepeatable)
-    stored = resume_point.checkpoint_of(view, resumed)
-    if stored is not None:
-        if stored.world_size != view.memory.world_size:
-            there, here = stored.world_size, view.memory.world_size
-            wrong = f"checkpoint {resumed.path} has world size {there}, but this run has {here}"
-            return End(
-                exit_codes.BAD_INPUT, f"{wrong}: resume with {there} ranks, or use another run directory"
-            )
-        skip = tuple(sorted({*skip, *stored.skip}))
-    if resumed.source == "none" and not (cause is None and policy.from_scratch):
-        ended = refusal.no_state_left(view, cause, last_good_step(found))
-        if ended is not None:
-            return ended
-    master = view.member(placement[0])
-    assert master is not None
-    assert master.report is not None
-    assert master.report.launcher is not None
+    if end is not None:
+        return end
+    placement = members.eligible_members(view, policy)
     moved = [name for name in placement if name not in view.memory.seats]
+    master_addr, master_port = _rendezvous(view, placement[0])
+    skip, skipped = _skipped(view, policy, cause, resumed)
     measure = _measure(view, policy, cause, resumed, moved)
     return Start(
         placement=placement,
         resume=resumed,
         skip=skip,
-        master_addr=_host(master.report.peer_url),
-        master_port=master.report.launcher.port,
+        master_addr=master_addr,
+        master_port=master_port,
         cause=cause,
         remedy=_remedy(cause, bool(moved)),
-        evidence=(*evidence, *passed, *(_name_cut_off(each, undone) for each in cuts if each.after_s)),
+        evidence=(*skipped, *_passed_over(view, cause, resumed), *_names_cut_off(cuts, resumed)),
         why=f"{_trigger(cause)}: {measure}",
         measure=measure,
         cut=cuts,
     )
+
+
+def _unrepeatable(
+    view: View, cause: Fault | None, found: tuple[Fault, ...], undone: tuple[CutOffWork, ...]
+) -> End | None:
+    """Return an `End` if a restart would skip work that raised an exception; `undone` is the skipped work."""
+    if cause is None:
+        return None
+    ranks = {each.rank for each in undone if each.raised}
+    for fault in (*found, *failed_start.raised_before(view.memory)):
+        if fault.kind == "exception" and fault.rank in ranks:
+            why = f"{fault.detail} after step {fault.step}, and no earlier state is left"
+            why += " from which to repeat it"
+            return End(_exit_code(fault), why, fault.message, fault)
+    return None
+
+
+def _wrong_world_size(view: View, resumed: ResumePoint) -> End | None:
+    """Return an `End` if the group would resume from a checkpoint of a run with another world size."""
+    stored = resume_point.checkpoint_of(view, resumed)
+    if stored is None or stored.world_size == view.memory.world_size:
+        return None
+    there, here = stored.world_size, view.memory.world_size
+    wrong = f"checkpoint {resumed.path} has world size {there}, but this run has {here}"
+    return End(exit_codes.BAD_INPUT, f"{wrong}: resume with {there} ranks, or use another run directory")
+
+
+def _no_state_left(
+    view: View, policy: Policy, cause: Fault | None, found: tuple[Fault, ...], resumed: ResumePoint
+) -> End | None:
+    """Return an `End` if a group that has saved a state would begin at step 0 without the user's consent."""
+    if resumed.source != "none" or (cause is None and policy.from_scratch):
+        return None
+    return refusal.no_state_left(view, cause, last_good_step(found))
+
+
+def _rendezvous(view: View, member: str) -> tuple[str, int]:
+    """Return the address and port of the rendezvous, which are those of rank 0's `member`."""
+    master = view.member(member)
+    assert master is not None
+    assert master.report is not None
+    assert master.report.launcher is not None
+    return _host(master.report.peer_url), master.report.launcher.port
+
+
+def _passed_over(view: View, cause: Fault | None, resumed: ResumePoint) -> tuple[str, ...]:
+    """Return a line for the incident if the group passes over a state that was changed after its commit."""
+    line = cut_off_work.describe_passed_over(view, resumed.step) if cause is not None else ""
+    return (line,) if line else ()
+
+
+def _names_cut_off(cuts: tuple[CutOffWork, ...], resumed: ResumePoint) -> tuple[str, ...]:
+    """Return a line for the incident about each piece of work whose duration is known."""
+    undone = cut_off_work.not_repeated(cuts, resumed.step)
+    return tuple(_name_cut_off(each, undone) for each in cuts if each.after_s)
 
 
 def next_resume_point(
@@ -357,14 +348,19 @@ def checkpoint_to_verify(view: View, policy: Policy) -> Checkpoint | None:
     return found if found is not None and not found.verified else None
 
 
-def _skipped(view: View, policy: Policy, cause: Fault | None) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Return the steps to skip from now on, and a line for the incident if it adds a step."""
-    skip = view.memory.skip
+def _skipped(
+    view: View, policy: Policy, cause: Fault | None, resumed: ResumePoint
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Return the steps to skip from now on, and a line for the incident if the fault adds a step."""
+    stored = resume_point.checkpoint_of(view, resumed)
+    skip, line = view.memory.skip, ""
     is_bad = cause is not None and kind_of(cause.kind).is_bad_number
-    if cause is None or not is_bad or not _is_repeated(view, cause) or not policy.skip_bad_batches:
-        return skip, ()
-    line = f"{_names_batch(view, cause)}: step {cause.step} will be skipped"
-    return tuple(sorted({*skip, cause.step})), (line,)
+    if cause is not None and is_bad and _is_repeated(view, cause) and policy.skip_bad_batches:
+        skip = tuple(sorted({*skip, cause.step}))
+        line = f"{_names_batch(view, cause)}: step {cause.step} will be skipped"
+    if stored is not None:
+        skip = tuple(sorted({*skip, *stored.skip}))
+    return skip, (line,) if line else ()
 
 
 def is_retry(view: View, cause: Fault, resumed: ResumePoint) -> bool:

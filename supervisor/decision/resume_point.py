@@ -36,10 +36,10 @@ def newest(view: View, at_most: int | None, void: frozenset[tuple[int, int]] = f
     have the same step, the snapshot wins, because it is already in memory. Returns `FROM_THE_BEGINNING` if
     there is no usable state.
     """
-    slot = _newest_slot(view, at_most, void)
+    snapshot = _newest_snapshot(view, at_most, void)
     durable = _newest_checkpoint(view, at_most, void)
-    if slot is not None and (durable is None or slot.step >= durable.step):
-        return slot
+    if snapshot is not None and (durable is None or snapshot.step >= durable.step):
+        return snapshot
     return durable or FROM_THE_BEGINNING
 
 
@@ -51,17 +51,17 @@ def _given_up(memory: JobState) -> frozenset[str]:
     return frozenset(signature for signature, count in failed.items() if count >= TRIES)
 
 
-def _newest_slot(view: View, at_most: int | None, void: frozenset[tuple[int, int]]) -> ResumePoint | None:
+def _newest_snapshot(view: View, at_most: int | None, void: frozenset[tuple[int, int]]) -> ResumePoint | None:
     found: dict[tuple[int, int], list[MemberReport]] = {}
     unusable: dict[HeldSnapshot, bool] = {}
     given_up = _given_up(view.memory)
     for report in _usable_reports(view):
-        for slot in report.slots:
-            if slot not in unusable:
-                why = _reason_unusable(view, slot, at_most, given_up)
-                unusable[slot] = bool(why) or (slot.generation, slot.step) in void
-            if not unusable[slot] and not is_damaged(report, slot):
-                found.setdefault((slot.step, slot.generation), []).append(report)
+        for snapshot in report.slots:
+            if snapshot not in unusable:
+                why = _reason_unusable(view, snapshot, at_most, given_up)
+                unusable[snapshot] = bool(why) or (snapshot.generation, snapshot.step) in void
+            if not unusable[snapshot] and not is_damaged(report, snapshot):
+                found.setdefault((snapshot.step, snapshot.generation), []).append(report)
     for (step, generation), holders in sorted(found.items(), reverse=True):
         private = _private_sources(view, step)
         if private is not None:
@@ -75,9 +75,9 @@ def _usable_reports(view: View) -> list[MemberReport]:
     return [m.report for m in view.members if m.report is not None and can_serve(view, m)]
 
 
-def is_damaged(report: MemberReport, slot: HeldSnapshot) -> bool:
+def is_damaged(report: MemberReport, snapshot: HeldSnapshot) -> bool:
     """True if the snapshot's checksum did not match when the member read it for a restore."""
-    return (slot.generation, slot.step) in _damaged(report.unusable)
+    return (snapshot.generation, snapshot.step) in _damaged(report.unusable)
 
 
 @by_identity(1)
@@ -121,8 +121,8 @@ def _private_states(members_now: tuple[MemberView, ...]) -> Mapping[int, _HeldBy
     A report lists some 30 states for each of its ranks, and a decision looks for several steps and all ranks.
     The lists are therefore read only once for all decisions about the same reports.
     """
-    slots = (slot for member in members_now if member.report for slot in member.report.slots)
-    return _read_private_states(members_now, {slot.step: {} for slot in slots})
+    snapshots = (snapshot for member in members_now if member.report for snapshot in member.report.slots)
+    return _read_private_states(members_now, {snapshot.step: {} for snapshot in snapshots})
 
 
 def _read_private_states(

@@ -13,9 +13,9 @@ from supervisor.local import keeper_messages
 from supervisor.local.keeper_messages import (
     Alive,
     Finish,
+    GiveUpMember,
     Hello,
     KeeperState,
-    KillMember,
     Renew,
     StopRun,
     Want,
@@ -76,8 +76,8 @@ class LocalBackend:
             self._wanted = wanted
             self._send(Want(count, discard))
 
-    def kill(self, member: str) -> None:
-        self._send(KillMember(member))
+    def give_up(self, member: str) -> None:
+        self._send(GiveUpMember(member))
 
     def renew(self, member: str) -> None:
         self._send(Renew(member))

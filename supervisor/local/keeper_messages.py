@@ -41,7 +41,7 @@ class Want:
 
 
 @dataclass(frozen=True, slots=True)
-class KillMember:
+class GiveUpMember:
     """End a member, with the same effect as a power loss."""
 
     name: str
@@ -74,13 +74,13 @@ class Finish:
     completion: Completion | None = None
 
 
-Request: TypeAlias = Hello | Alive | Want | KillMember | Renew | StopRun | Finish
+Request: TypeAlias = Hello | Alive | Want | GiveUpMember | Renew | StopRun | Finish
 
 REQUESTS: Mapping[str, type[Request]] = {
     "hello": Hello,
     "alive": Alive,
     "want": Want,
-    "kill": KillMember,
+    "kill": GiveUpMember,
     "renew": Renew,
     "stop": StopRun,
     "finish": Finish,

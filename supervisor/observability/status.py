@@ -12,10 +12,10 @@ from typing import Any
 from holdfast.protocol.launcher_messages import RankState
 from holdfast.protocol.member_messages import MemberReport, RankProgress
 from supervisor.decision import closing, memory_needed, remedy, resume_point
-from supervisor.decision.remedy import WarmPoolProblem
 from supervisor.hangs import detection
 from supervisor.identity_cache import by_identity
 from supervisor.observability import incident_record as incidents
+from supervisor.observability import warm_pool
 from supervisor.observability.bookkeeping import Bookkeeping
 from supervisor.observability.ledger import Ledger
 from supervisor.view import reports
@@ -51,7 +51,7 @@ def build(view: View, accounts: Bookkeeping, context: StatusContext) -> dict[str
         **_training(view, stall),
         "warnings": [
             *(each.text for each in view.memory.warned),
-            *(each.sentence for each in _unmade(view).values()),
+            *(each.sentence for each in warm_pool.problems(view).values()),
         ],
         **_times(accounts.ledger, int((stall["no_step_s"] or 0.0) * 1e9)),
         "members": [_member(each, view) for each in view.members],
@@ -64,7 +64,7 @@ def build(view: View, accounts: Bookkeeping, context: StatusContext) -> dict[str
         **({"finished": True} if closing.completion_of(view.memory) is not None else {}),
         "updated": round(context.updated_s, 3),
         "supervisor_pid": context.supervisor_pid,
-        "warm_ready": _warm_ready(view),
+        "warm_ready": warm_pool.is_ready(view),
         "memory": memory_needed.as_status(view),
         "lag": _lags(view, context.lag),
         "journal_error": context.journal_error,
@@ -256,28 +256,19 @@ def _member(member: MemberView, view: View) -> dict[str, Any]:
         and not _was_lost(member.name, view.memory)
     ):
         role = "left"
-    unmade = _unmade(view).get(member.name)
+    problem = warm_pool.problems(view).get(member.name)
     return {
         "name": member.name,
         "node": report.node if report else "",
         "role": role,
         "connected": member.connected,
         "parked": len(launcher.parked) if launcher else 0,
-        "warm_error": unmade.sentence if unmade is not None else "",
-        **({"warm_awaited": True} if unmade is not None and unmade.awaited else {}),
+        "warm_error": problem.sentence if problem is not None else "",
+        **({"warm_awaited": True} if problem is not None and problem.awaited else {}),
         "ranks": list(range(first, first + view.memory.nproc)) if active else [],
         "launcher_pid": launcher.pid if launcher else None,
         "sidecar_pid": report.sidecar_pid if report else None,
     }
-
-
-@by_identity(1)
-def _unmade(view: View) -> dict[str, WarmPoolProblem]:
-    """Return why each member has no warm processes, by member. Empty in phases that need none."""
-    if view.memory.phase not in ("running", "securing"):
-        return {}
-    found = ((m.name, remedy.warm_pool_problem(view, m)) for m in view.members if m.exists and m.connected)
-    return {name: problem for name, problem in found if problem is not None}
 
 
 def _was_lost(name: str, memory: JobState) -> bool:
@@ -344,15 +335,3 @@ def _checkpoint(view: View, found: Checkpoint | None) -> dict[str, Any] | None:
         "path": found.path if found else None,
         "error": errors[0] if errors else "",
     }
-
-
-def _warm_ready(view: View) -> bool:
-    """True if all members can start their ranks now, because these start cold or are already warm."""
-    parked = [
-        m.report is not None
-        and m.report.launcher is not None
-        and (m.report.launcher.strategy == "cold" or len(m.report.launcher.parked) >= view.memory.nproc)
-        for m in view.members
-        if m.exists
-    ]
-    return bool(parked) and all(parked)

@@ -2,7 +2,8 @@
 
 The breaker counts the nodes that are out now, not recent actions. It therefore stops even a slow cascade, and
 a restart of the deciding process does not reset it. Nodes that others took out count too, because their
-capacity is also missing.
+capacity is also missing. They do not use up `min_out`, though: in a small pool, a cordon that someone has
+forgotten would otherwise keep every bad node in service. `min_serving` limits the sum of both.
 """
 
 from __future__ import annotations
@@ -25,8 +26,13 @@ class Breaker:
 
     @property
     def room(self) -> int:
+        return max(0, self.balance)
+
+    @property
+    def balance(self) -> int:
+        """The room; less than 0 if so many nodes more than allowed are out."""
         serving = self.total - self.out - self.unknown
-        return max(0, min(self.allowed - self.out, serving - self.min_serving))
+        return min(self.allowed - self.out, serving - self.min_serving)
 
     @property
     def why(self) -> str:
@@ -39,15 +45,20 @@ class Breaker:
 def assess(total: int, candidates: Sequence[NodeView], policy: NodePolicy) -> Breaker:
     """Return the state of the breaker. `candidates` must contain every node that is out or unknown."""
     out = sum(1 for node in candidates if is_out(node))
+    by_others = sum(1 for node in candidates if is_out(node) and not is_tainted(node))
     unknown = sum(1 for node in candidates if not is_out(node) and is_unknown(node, policy))
-    allowed = min(total, max(policy.min_out, int(policy.max_share * total)))
+    allowed = min(total, max(by_others + policy.min_out, int(policy.max_share * total)))
     return Breaker(total, out, unknown, allowed, policy.min_serving)
+
+
+def is_tainted(node: NodeView) -> bool:
+    """True if Holdfast keeps new work off the node."""
+    return node.quarantine is not None and node.quarantine.effect == NO_NEW_WORK
 
 
 def is_out(node: NodeView) -> bool:
     """True if the node gets no new work, because of a taint, a cordon or the kubelet."""
-    tainted = node.quarantine is not None and node.quarantine.effect == NO_NEW_WORK
-    return tainted or node.cordoned or not node.ready
+    return is_tainted(node) or node.cordoned or not node.ready
 
 
 def is_unknown(node: NodeView, policy: NodePolicy) -> bool:

@@ -3,13 +3,15 @@
 - If a node's agent is silent, its state is unknown. No action is taken on it, whatever the agent reported
   before.
 - A node that someone else has cordoned is left alone. A node that an operator has released stays in service
-  until its agent reports a different fault.
+  until there is newer evidence (`waivers`).
 - An unhealthy node is tainted once its fault is confirmed (`evidence`), if there is no storm (`storms`) and
-  the breaker has room (`breaker`). The worst nodes come first. A degraded node keeps its work.
+  the breaker has room (`breaker`, `admission`). The worst nodes come first. A degraded node keeps its work.
 - A node is drained only if two witnesses report its fault, the fault does not end without a remedy, and the
   remedy requires an empty node.
 - A node is released when the sensors that found it unhealthy have reported it as healthy for long enough
-  (`release`).
+  (`release`). If the breaker is full, a node that only proves its health may return earlier, in exchange for
+  one with a sure fault.
+- Nothing is buried: each hold has an end, or it is an alert.
 
 One action can make another possible: a node can be drained only after it was tainted, and a release makes
 room for another taint. The pool reaches the same final state whether the actions are carried out together or
@@ -19,9 +21,12 @@ one by one, and by one process or by several in turn. In that state, no action i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from supervisor.quarantine import breaker, evidence, release, storms
-from supervisor.quarantine.breaker import Breaker, is_unknown
+from supervisor.quarantine import admission, breaker, evidence, release, storms, transition, waivers
+from supervisor.quarantine.admission import Wanted
+from supervisor.quarantine.breaker import is_tainted, is_unknown
+from supervisor.quarantine.cohorts import Reason
 from supervisor.quarantine.model import (
     DEGRADED,
     MAX_EVIDENCE,
@@ -36,6 +41,7 @@ from supervisor.quarantine.model import (
     PoolView,
     Quarantine,
     QuarantineAction,
+    Release,
     Report,
     Taint,
 )
@@ -47,18 +53,48 @@ def decide(pool: PoolView, policy: NodePolicy) -> tuple[QuarantineAction, ...]:
     candidates = _candidates(pool, policy)
     storm = storms.detect(pool, candidates, policy)
     actions: list[QuarantineAction] = []
-    wanted: list[tuple[NodeView, Taint]] = []
+    wanted: list[Wanted] = []
     for node in candidates:
         action = node_action(node, pool.now_s, storm, policy)
         if isinstance(action, Taint) and not _is_free(node, action):
-            wanted.append((node, action))
+            wanted.append((node, counted(node, pool.now_s, policy), action))
         elif action is not None:
             actions.append(action)
-    waiting = sum(1 for node in candidates if node.name in storm.crowd and is_waiting(node))
-    actions += _admitted(wanted, waiting, storm.crowd, breaker.assess(len(pool.nodes), candidates, policy))
+    crowd = storm.crowd
+    waiting = sum(1 for each in candidates if each.name in crowd and is_waiting(each, pool.now_s, policy))
+    # The taint of a node that others took out lowers `allowed`, so it has to count before it is carried out.
+    tainted = _after(pool, candidates, [each for each in actions if isinstance(each, Taint)], policy)
+    state = breaker.assess(len(pool.nodes), tainted, policy)
+    if len(wanted) > state.room:
+        releases = [each for each in actions if isinstance(each, Release)]
+        later = breaker.assess(len(pool.nodes), _after(pool, tainted, releases, policy), policy)
+        proving = [node for node in tainted if _may_be_traded(node, pool.now_s, policy)]
+        traded = {each.node: each for each in admission.trades(wanted, crowd, proving, later.balance)}
+        actions = [traded.pop(each.node, each) for each in actions]
+    actions += admission.admitted(wanted, waiting, crowd, state, pool.now_s, policy)
     if storm.everywhere is not None:
         actions.append(Hold("", storm.everywhere.why, storm.everywhere.until_s))
+    for node in candidates:
+        if node.refused and node.report is not None:
+            actions.append(Hold(node.name, node.refused, alert=True))
     return tuple(sorted(actions, key=lambda each: isinstance(each, Hold)))
+
+
+def _after(
+    pool: PoolView, nodes: Sequence[NodeView], actions: Sequence[QuarantineAction], policy: NodePolicy
+) -> Sequence[NodeView]:
+    """Return the nodes as they will be once the actions are carried out."""
+    if not actions:
+        return nodes
+    by_node = {each.node: each for each in actions}
+    return [
+        transition.after(node, by_node[node.name], pool.now_s, policy) if node.name in by_node else node
+        for node in nodes
+    ]
+
+
+def _may_be_traded(node: NodeView, now_s: float, policy: NodePolicy) -> bool:
+    return is_tainted(node) and not is_unknown(node, policy) and release.may_be_traded(node, now_s, policy)
 
 
 def _candidates(pool: PoolView, policy: NodePolicy) -> list[NodeView]:
@@ -75,6 +111,7 @@ def _candidates(pool: PoolView, policy: NodePolicy) -> list[NodeView]:
         or node.cordoned
         or not node.ready
         or node.waiver is not None
+        or node.refused
     ]
 
 
@@ -83,109 +120,92 @@ def _is_free(node: NodeView, taint: Taint) -> bool:
     return taint.effect != NO_NEW_WORK or breaker.is_out(node)
 
 
-def _admitted(
-    wanted: Sequence[tuple[NodeView, Taint]], waiting: int, crowd: frozenset[str], state: Breaker
-) -> list[QuarantineAction]:
-    """Return taints for as many nodes as the breaker has room for, and holds for the others.
-
-    The nodes of the `crowd` come last. They are tainted only if there is room for all of them; `waiting` is
-    the number of nodes in the crowd that still need a taint.
-    """
-    alone = _worst_first([each for each in wanted if each[0].name not in crowd])
-    others = _worst_first([each for each in wanted if each[0].name in crowd])
-    if others and waiting > state.room - len(alone):
-        why = (
-            f"{waiting} nodes became unhealthy together, too many for the breaker:"
-            " an operator must investigate"
-        )
-        return [*_up_to(alone, state.room, state.why), *[Hold(node.name, why) for node, _ in others]]
-    return _up_to([*alone, *others], state.room, state.why)
-
-
-def _up_to(wanted: Sequence[tuple[NodeView, Taint]], room: int, why: str) -> list[QuarantineAction]:
-    return [
-        taint if at < room else Hold(node.name, f"{taint.why}; {why}")
-        for at, (node, taint) in enumerate(wanted)
-    ]
-
-
-def _worst_first(wanted: list[tuple[NodeView, Taint]]) -> list[tuple[NodeView, Taint]]:
-    by_name = sorted(wanted, key=lambda each: each[0].name)
-    return sorted(by_name, key=lambda each: _severity(each[0]), reverse=True)
-
-
-def _severity(node: NodeView) -> tuple[bool, bool, int, float]:
-    assert node.report is not None, "a node without a report is not tainted"
-    return evidence.severity(evidence.unhealthy(node.report))
-
-
 def node_action(
     node: NodeView, now_s: float, storm: StormState, policy: NodePolicy
 ) -> QuarantineAction | None:
     """Return the action for one node if the breaker has room; None if the node needs no action."""
     report = node.report
-    if report is None:
-        return Hold(node.name, "unknown: no agent has reported")
-    if is_unknown(node, policy):
-        return Hold(node.name, f"unknown: its agent has not reported for {node.silent_s:.0f} s")
+    if report is None or is_unknown(node, policy):
+        return _hold_unknown(node, now_s, policy)
     bad = evidence.unhealthy(report)
     held = node.quarantine
     if held is not None and held.effect == NO_NEW_WORK:
         if not bad:
             return release.release_quarantined(node, report, held, now_s, policy)
-        update = _updated_taint(node, report, held, storm, policy)
-        return update or _drain_or_hold(node, bad, held, now_s, storm, policy)
+        weighed = evidence.weigh(node, bad, now_s)
+        update = _updated_taint(node, report, weighed, held, storm, policy)
+        return update or _drain_or_hold(node, weighed, held, now_s, storm, policy)
     if bad:
-        return _taint_or_hold(node, report, now_s, storm, policy)
+        return _taint_or_hold(node, report, bad, now_s, storm, policy)
     if held is not None:
         return release.release_avoided(node, report, now_s, policy)
     return _forget_or_avoid(node, report, now_s, storm, policy)
 
 
-def is_waiting(node: NodeView) -> bool:
+def counted(node: NodeView, now_s: float, policy: NodePolicy) -> tuple[NodeFinding, ...]:
+    """Return the unhealthy findings that no waiver covers, weighed with each other."""
+    if node.report is None:
+        return ()
+    findings = waivers.not_waived(node, evidence.unhealthy(node.report), now_s, policy)
+    return evidence.weigh(node, findings, now_s)
+
+
+def is_waiting(node: NodeView, now_s: float, policy: NodePolicy) -> bool:
     """True if the node is unhealthy and in service, and neither a cordon nor a waiver protects it."""
-    if node.report is None or node.cordoned or _has_taint(node, NO_NEW_WORK):
+    if node.cordoned or is_tainted(node):
         return False
-    return bool(_not_waived(node, evidence.unhealthy(node.report)))
+    return bool(counted(node, now_s, policy))
 
 
-def _has_taint(node: NodeView, effect: str) -> bool:
-    return node.quarantine is not None and node.quarantine.effect == effect
+def _hold_unknown(node: NodeView, now_s: float, policy: NodePolicy) -> Hold:
+    if node.refused:
+        return Hold(node.name, f"unknown: {node.refused}", alert=True)
+    if node.report is None:
+        return Hold(node.name, "unknown: no agent has reported", alert=True)
+    why = f"unknown: its agent has not reported for {node.silent_s:.0f} s"
+    return release.waiting(node, why, node.silent_s, policy.alert_s, now_s)
 
 
-def _not_waived(node: NodeView, findings: tuple[NodeFinding, ...]) -> tuple[NodeFinding, ...]:
-    """Return the findings that no operator has waived."""
-    if node.waiver is None:
-        return findings
-    return tuple(each for each in findings if each.key not in node.waiver.evidence)
-
-
-def _confirmed(findings: tuple[NodeFinding, ...], policy: NodePolicy) -> tuple[NodeFinding, ...]:
-    return tuple(each for each in findings if evidence.unconfirmed_s((each,), policy) <= 0)
+def _hold_for(node: NodeView, reason: Reason, found: Sequence[NodeFinding], policy: NodePolicy) -> Hold:
+    """Return a hold for the reason of a storm. New trouble can renew a storm, so a long one is an alert."""
+    age_s = evidence.age_s(node, found)
+    if age_s < policy.alert_s or reason.alert:
+        return Hold(node.name, reason.why, reason.until_s, reason.alert)
+    return Hold(node.name, f"{reason.why}; for {age_s / 3600:.0f} h", reason.until_s, alert=True)
 
 
 # -- unhealthy nodes in service
 
 
 def _taint_or_hold(
-    node: NodeView, report: Report, now_s: float, storm: StormState, policy: NodePolicy
+    node: NodeView,
+    report: Report,
+    bad: tuple[NodeFinding, ...],
+    now_s: float,
+    storm: StormState,
+    policy: NodePolicy,
 ) -> QuarantineAction:
-    findings = _not_waived(node, evidence.unhealthy(report))
+    findings = counted(node, now_s, policy)
     if not findings:
-        return Hold(node.name, "an operator has released it, and no other fault has been found since")
+        assert node.waiver is not None, "only a waiver covers findings"
+        why = "an operator has released it, and no other fault has been found since"
+        return Hold(node.name, why, waivers.ends_at_s(node.waiver, policy))
     if node.cordoned:
-        return Hold(node.name, "cordoned by someone else")
+        age_s = evidence.age_s(node, findings)
+        return release.waiting(node, "cordoned by someone else", age_s, policy.repair_s, now_s)
     left_s = evidence.unconfirmed_s(findings, policy)
     if left_s > 0:
         return Hold(node.name, f"{evidence.describe(findings)}: not confirmed yet", now_s + left_s)
     reason = storm.reason_for(node.name)
     if reason is not None:
-        return Hold(node.name, reason.why, reason.until_s)
+        return _hold_for(node, reason, findings, policy)
     # The taint ends the waiver, so its evidence must include every confirmed finding, even a waived one.
-    return _taint(node, report, _confirmed(evidence.unhealthy(report), policy), NO_NEW_WORK)
+    confirmed = evidence.confirmed(evidence.weigh(node, bad, now_s), policy)
+    return _taint(node, report, confirmed, NO_NEW_WORK)
 
 
 def _taint(node: NodeView, report: Report, found: tuple[NodeFinding, ...], effect: str) -> Taint:
+    bad_gpus = evidence.to_replace(found, report) if effect == NO_NEW_WORK else ()
     return Taint(
         node.name,
         effect,
@@ -195,6 +215,8 @@ def _taint(node: NodeView, report: Report, found: tuple[NodeFinding, ...], effec
         report.boot_id,
         evidence.describe(found),
         node.version,
+        bad_gpus,
+        len({*report.devices, *bad_gpus}) if bad_gpus else 0,
     )
 
 
@@ -202,22 +224,47 @@ def _taint(node: NodeView, report: Report, found: tuple[NodeFinding, ...], effec
 
 
 def _updated_taint(
-    node: NodeView, report: Report, held: Quarantine, storm: StormState, policy: NodePolicy
+    node: NodeView,
+    report: Report,
+    bad: tuple[NodeFinding, ...],
+    held: Quarantine,
+    storm: StormState,
+    policy: NodePolicy,
 ) -> Taint | None:
     """Return the taint updated with findings since the node was taken out; None if there are none."""
-    confirmed = _confirmed(evidence.unhealthy(report), policy)
-    costlier = evidence.cost_rank(evidence.costliest_action(confirmed)) > evidence.cost_rank(held.action)
-    if (
-        not confirmed
-        or storm.reason_for(node.name)
-        or not (costlier or set(evidence.keys(confirmed)) - set(held.evidence))
-    ):
+    confirmed = evidence.confirmed(bad, policy)
+    if not confirmed or storm.reason_for(node.name):
+        return None
+    outlived = _outlives_a_boot(confirmed, report, held)
+    if not (outlived or _adds_something(confirmed, report, held)):
         return None
     taint = _taint(node, report, confirmed, NO_NEW_WORK)
-    action = max(taint.action, held.action, key=evidence.cost_rank)
-    keys = _merged(taint.evidence, held.evidence)
-    sources = tuple(sorted({*taint.sources, *held.sources}))
-    return Taint(node.name, NO_NEW_WORK, keys, action, sources, held.boot_id, taint.why, node.version)
+    return replace(
+        taint,
+        evidence=_merged(taint.evidence, held.evidence),
+        action=max(taint.action, held.action, key=evidence.cost_rank),
+        sources=tuple(sorted({*taint.sources, *held.sources})),
+        boot_id=report.boot_id if outlived else held.boot_id,
+        replace=_merged(taint.replace, held.replace),
+        gpus=max(held.gpus, len(report.devices)) if held.gpus else taint.gpus,
+    )
+
+
+def _adds_something(confirmed: tuple[NodeFinding, ...], report: Report, held: Quarantine) -> bool:
+    """True if the findings contain a fault or need a remedy that the taint does not contain."""
+    costlier = evidence.cost_rank(evidence.costliest_action(confirmed)) > evidence.cost_rank(held.action)
+    return (
+        costlier
+        or not set(evidence.keys(confirmed)) <= set(held.evidence)
+        or not set(evidence.to_replace(confirmed, report)) <= set(held.replace)
+    )
+
+
+def _outlives_a_boot(confirmed: tuple[NodeFinding, ...], report: Report, held: Quarantine) -> bool:
+    """True if the node has booted since it was taken out, and needs another boot for what it has now."""
+    return report.boot_id != held.boot_id and any(
+        each.lasting and each.action == "reboot_node" for each in confirmed
+    )
 
 
 def _merged(new: tuple[str, ...], old: tuple[str, ...]) -> tuple[str, ...]:
@@ -235,15 +282,18 @@ def _drain_or_hold(
     policy: NodePolicy,
 ) -> QuarantineAction:
     wanting = tuple(each for each in bad if evidence.wants_drain(each, policy))
+    out_s = now_s - held.at_s
     if not node.busy or not wanting:
-        return Hold(node.name, f"out: {evidence.describe(bad)}")
+        return release.waiting(node, f"out: {evidence.describe(bad)}", out_s, policy.repair_s, now_s)
     if held.drain_at_s is not None:
-        return Hold(node.name, "its work is being ended")
+        since_s = now_s - held.drain_at_s
+        return release.waiting(node, "its work is being ended", since_s, policy.alert_s, now_s)
     if node.cordoned:
-        return Hold(node.name, "cordoned by someone else, so its work is left alone")
+        why = "cordoned by someone else, so its work is left alone"
+        return release.waiting(node, why, out_s, policy.repair_s, now_s)
     reason = storm.reason_for(node.name)
     if reason is not None:
-        return Hold(node.name, reason.why, reason.until_s)
+        return _hold_for(node, reason, wanting, policy)
     grounds = tuple(each for each in wanting if evidence.may_drain(each, policy))
     if grounds:
         return Drain(node.name, evidence.describe(grounds), node.version)
@@ -254,7 +304,8 @@ def _drain_or_hold(
             f"{evidence.describe(corroborated)}: not confirmed yet",
             now_s + evidence.unconfirmed_s(corroborated, policy),
         )
-    return Hold(node.name, f"{evidence.describe(wanting)}: one witness does not justify a drain")
+    why = f"{evidence.describe(wanting)}: one witness does not justify a drain"
+    return release.waiting(node, why, evidence.age_s(node, wanting), policy.alert_s, now_s)
 
 
 # -- nodes in service that are not unhealthy
@@ -265,11 +316,12 @@ def _forget_or_avoid(
 ) -> QuarantineAction | None:
     if node.waiver is not None and report.clean_s >= release.required_health_s(node, now_s, policy):
         return Forget(node.name, "healthy for long enough: the waived findings are over", node.version)
+    if node.waiver is not None and waivers.has_expired(node.waiver, now_s, policy):
+        return Forget(node.name, "the operator's release has expired", node.version)
     if not policy.prefer_away or node.cordoned:
         return None
-    found = _not_waived(
-        node, tuple(each for each in report.findings if each.level == DEGRADED)[:MAX_EVIDENCE]
-    )
+    degraded = tuple(each for each in report.findings if each.level == DEGRADED)[:MAX_EVIDENCE]
+    found = waivers.not_waived(node, degraded, now_s, policy)
     if not found:
         return None
     left_s = policy.confirm_alone_s - max(each.held_s for each in found)
@@ -277,5 +329,5 @@ def _forget_or_avoid(
         return Hold(node.name, f"{evidence.describe(found)}: not confirmed yet", now_s + left_s)
     reason = storm.reason_for(node.name)
     if reason is not None:
-        return Hold(node.name, reason.why, reason.until_s)
+        return _hold_for(node, reason, found, policy)
     return _taint(node, report, found, PREFER_NOT)

@@ -1,15 +1,30 @@
-"""Weigh findings by their sensors and their duration, to decide which actions they justify. Pure.
+"""Weigh findings by their witnesses and their duration, to decide which actions they justify. Pure.
 
 A single sensor can be wrong for any length of time. Its report alone can keep new work off a node, because
-this costs little and is easily undone. To end running work, a second witness is required: another sensor or
-the verdict of the driver.
+this costs little and is easily undone. To end running work, a second witness is required: evidence of another
+origin, or the verdict of the driver. Two sensors that read the same log or the same counters have the same
+origin, so they are one witness. A training run that saw the fault is a witness, too.
+
+One fault often appears as several findings: NVML reports a GPU as lost, and the kernel log has an Xid of the
+same GPU. Such findings back each other if the one needs at least the remedy of the other.
 """
 
 from __future__ import annotations
 
-from supervisor.quarantine.model import ACTIONS, MAX_EVIDENCE, UNHEALTHY, NodeFinding, NodePolicy, Report
+from collections.abc import Sequence
+from dataclasses import replace
+
+from supervisor.quarantine.model import MAX_EVIDENCE, UNHEALTHY, NodeFinding, NodePolicy, NodeView, Report
 
 WITNESSES = 2
+RUN = "run"  # the origin of what a training run saw
+DRIVERS_WORD = "the driver's verdict"
+RUN_WINDOW_S = 600.0  # a job often dies minutes before or after its GPU's first sign
+REMEDIES = ("reset_gpu", "reboot_node", "replace")  # each includes what the one before it does
+# From the cheapest to the dearest. A person's look costs less than a remedy, and does not replace one.
+COSTS = ("none", "restart_app", "contact_support", *REMEDIES)
+# The parts of a node that contain all of its GPUs. A fault of one of them backs the reboot that a GPU needs.
+WHOLE_NODE = ("node", "driver", "sensor")
 
 
 def unhealthy(report: Report) -> tuple[NodeFinding, ...]:
@@ -17,13 +32,79 @@ def unhealthy(report: Report) -> tuple[NodeFinding, ...]:
     return tuple(each for each in report.findings if each.level == UNHEALTHY)[:MAX_EVIDENCE]
 
 
+def weigh(node: NodeView, findings: tuple[NodeFinding, ...], now_s: float) -> tuple[NodeFinding, ...]:
+    """Return the findings, each with the origins of other evidence for its remedy in `backing`.
+
+    `findings` must not contain those that an operator has waived, because a waived finding backs no other.
+    """
+    if len(findings) < 2 and not node.runs:
+        return findings
+    return tuple(replace(each, backing=_backing(node, each, findings, now_s)) for each in findings)
+
+
+def _backing(
+    node: NodeView, finding: NodeFinding, findings: Sequence[NodeFinding], now_s: float
+) -> tuple[str, ...]:
+    origins: set[str] = set()
+    for other in findings:
+        if other is not finding and _backs(other, finding):
+            origins |= {*origins_of(other), *((DRIVERS_WORD,) if other.verdict_by == "driver" else ())}
+    if _seen_by_a_run(node, finding, now_s):
+        origins.add(RUN)
+    return tuple(sorted(origins))
+
+
+def _backs(other: NodeFinding, finding: NodeFinding) -> bool:
+    """True if `other` is evidence that the object of `finding` needs at least the remedy of `finding`."""
+    if not (finding.entity and other.entity):
+        return False
+    if finding.action not in REMEDIES or cost_rank(other.action) < cost_rank(finding.action):
+        return False
+    if (finding.device or finding.entity) == (other.device or other.entity):
+        return True
+    both = (_kind(finding), _kind(other))
+    return finding.action == other.action == "reboot_node" and any(each in WHOLE_NODE for each in both)
+
+
+def _seen_by_a_run(node: NodeView, finding: NodeFinding, now_s: float) -> bool:
+    """True if a run saw a fault of the finding's GPU or node not long before it began, or since then."""
+    began_s = now_s - node.silent_s - finding.held_s
+    return any(
+        began_s - RUN_WINDOW_S <= each.at_s <= now_s
+        and (
+            each.device == finding.device
+            if each.device and finding.device
+            else _kind(finding) in ("gpu", *WHOLE_NODE)
+        )
+        for each in node.runs
+    )
+
+
+def _kind(finding: NodeFinding) -> str:
+    return finding.entity.partition("/")[0]
+
+
+def origins_of(finding: NodeFinding) -> tuple[str, ...]:
+    """Return the origins of the finding. For an older agent, which reports none, each sensor is one."""
+    return finding.origins or finding.sources
+
+
 def is_corroborated(finding: NodeFinding) -> bool:
-    """True if the driver gave the verdict or if two sensors report the finding.
+    """True if the driver gave the verdict or if there are two witnesses.
 
     An operator's override does not count: it defines what a code means, but does not confirm that the code
     occurred.
     """
-    return finding.verdict_by == "driver" or len(set(finding.sources)) >= WITNESSES
+    return (
+        finding.verdict_by == "driver"
+        or DRIVERS_WORD in finding.backing
+        or len({*origins_of(finding), *finding.backing}) >= WITNESSES
+    )
+
+
+def is_sure(finding: NodeFinding) -> bool:
+    """True if the finding is corroborated and nothing but a remedy ends it."""
+    return finding.level == UNHEALTHY and finding.lasting and is_corroborated(finding)
 
 
 def confirm_s(finding: NodeFinding, policy: NodePolicy) -> float:
@@ -37,6 +118,15 @@ def unconfirmed_s(findings: tuple[NodeFinding, ...], policy: NodePolicy) -> floa
     The ages refer to the time of the report, so a finding is never confirmed by the first report of it.
     """
     return min(confirm_s(each, policy) - each.held_s for each in findings)
+
+
+def confirmed(findings: tuple[NodeFinding, ...], policy: NodePolicy) -> tuple[NodeFinding, ...]:
+    return tuple(each for each in findings if unconfirmed_s((each,), policy) <= 0)
+
+
+def age_s(node: NodeView, findings: Sequence[NodeFinding]) -> float:
+    """Return the age of the oldest of `findings` now, which the report alone does not say."""
+    return node.silent_s + max(each.held_s for each in findings)
 
 
 def wants_drain(finding: NodeFinding, policy: NodePolicy) -> bool:
@@ -66,12 +156,21 @@ def severity(findings: tuple[NodeFinding, ...]) -> tuple[bool, bool, int, float]
 
 def cost_rank(action: str) -> int:
     """Return the rank of an action by cost; an unknown action counts as the cheapest."""
-    return ACTIONS.index(action) if action in ACTIONS else 0
+    return COSTS.index(action) if action in COSTS else 0
 
 
 def costliest_action(findings: tuple[NodeFinding, ...]) -> str:
     """Return the costliest remedy that the findings require."""
     return max((each.action for each in findings), key=cost_rank, default="none")
+
+
+def to_replace(findings: tuple[NodeFinding, ...], report: Report) -> tuple[str, ...]:
+    """Return the GPUs that the findings ask to replace, as far as they are known.
+
+    After the replacement, a finding remains for some minutes. It is no longer lasting, and its GPU is gone.
+    """
+    wanted = [each for each in findings if each.action == "replace" and each.device]
+    return tuple(sorted({each.device for each in wanted if each.lasting or each.device in report.devices}))
 
 
 def keys(findings: tuple[NodeFinding, ...]) -> tuple[str, ...]:
@@ -83,8 +182,10 @@ def sources(findings: tuple[NodeFinding, ...]) -> tuple[str, ...]:
 
 
 def describe(findings: tuple[NodeFinding, ...]) -> str:
-    """Return one line with the worst finding, the sensors that report it, and the number of others."""
+    """Return one line with the worst finding, its witnesses, and the number of other findings."""
     worst = max(findings, key=lambda each: (severity((each,)), each.key))
     by = "the driver" if worst.verdict_by == "driver" else ", ".join(worst.sources) or "an unnamed sensor"
+    other = ", ".join(each for each in worst.backing if each not in origins_of(worst))
+    backed = f", backed by {other}" if other else ""
     more = f", and {len(findings) - 1} more" if len(findings) > 1 else ""
-    return f"{worst.key} ({worst.action}) for {worst.held_s:.0f} s, reported by {by}{more}"
+    return f"{worst.key} ({worst.action}) for {worst.held_s:.0f} s, reported by {by}{backed}{more}"

@@ -29,13 +29,22 @@ MAX_EVIDENCE = 32  # keys kept per node, so that the size of the annotation is b
 class NodeFinding:
     """A fault of a node, as its agent reports it."""
 
-    key: str  # entity, check, code and action; the same whenever the same fault occurs
+    key: str  # device or entity, check, code and action; the same whenever the same fault occurs
     level: str  # "degraded" or "unhealthy"
     action: str
     held_s: float  # how long it had been present without interruption at the time of the report
     sources: tuple[str, ...]  # the sensors that report it
     verdict_by: str = ""  # "driver" or "operator" if their verdict overrides the table
     lasting: bool = False  # only a remedy (a reset, a boot, another GPU) can end it, and none was seen yet
+    entity: str = ""  # what is faulty, such as "gpu/0000:3b:00.0"; "" if unknown
+    signature: str = ""  # check, code and action: what the same fault on another node has, too
+    origins: tuple[
+        str, ...
+    ] = ()  # independent origins of the evidence; empty in the report of an older agent
+    device: str = ""  # the identity of the GPU (`Report.devices`), which follows it to another slot
+    place_key: str = ""  # `key`, with the entity instead of the device: what an older agent reported
+    sign_s: float | None = None  # the age of an event's newest sign; None if it is measured continuously
+    backing: tuple[str, ...] = ()  # origins of other evidence for the same remedy: see `evidence.weigh`
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +56,9 @@ class Report:
     quiet_s: float = 0.0  # time without any finding
     calmed_s: float = math.inf  # time since the last unhealthy finding cleared; inf if none is known
     boot_id: str = ""
-    agent: str = ""  # the version of the agent and its tables
+    agent: str = ""  # the version of the agent's code; the operator's policy is no part of it
     blind: tuple[str, ...] = ()  # sensors that currently cannot measure
+    devices: tuple[str, ...] = ()  # the UUID of each GPU that is present, or its serial number
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +72,20 @@ class Quarantine:
     at_s: float
     effect: str = NO_NEW_WORK
     drain_at_s: float | None = None
+    replace: tuple[str, ...] = ()  # GPUs that have to be replaced, sorted
+    gpus: int = 0  # the node's number of GPUs, with those to be replaced; 0 if `replace` is empty
 
 
 @dataclass(frozen=True, slots=True)
 class Waiver:
-    """An operator's removal of the taint. Findings known at that time no longer count against the node."""
+    """An operator's removal of the taint. Findings known at that time no longer count against the node.
+
+    `waivers` says when it ends.
+    """
 
     evidence: tuple[str, ...]
     at_s: float
+    boot_id: str = ""  # the boot of the node at that time; "" in a waiver of an older version
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +95,14 @@ class Incident:
     at_s: float
     action: str
     relapse: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RunFault:
+    """A fault of a node that a training run saw: its own processes failed in a way that hardware explains."""
+
+    at_s: float
+    device: str = ""  # the GPU's identity; "" if the run does not know which GPU it was
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +121,8 @@ class NodeView:
     history: tuple[Incident, ...] = ()  # oldest first
     released_at_s: float | None = None  # when it was last released
     version: str = ""  # the node object's resourceVersion; an action is valid for this version only
+    refused: str = ""  # why other reports under its name are not believed (`reports`)
+    runs: tuple[RunFault, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +145,8 @@ class Taint:
     boot_id: str
     why: str
     version: str = ""
+    replace: tuple[str, ...] = ()
+    gpus: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,11 +178,15 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Postpone action on a node, or on all nodes if `node` is "", and decide again at `until_s`."""
+    """Postpone action on a node, or on all nodes if `node` is "", and decide again at `until_s`.
+
+    Each hold has an end or is an alert: an operator must act, because time alone may not end it.
+    """
 
     node: str
     why: str
     until_s: float = math.inf
+    alert: bool = False
 
 
 QuarantineAction: TypeAlias = "Taint | Drain | Release | Forget | Hold"
@@ -165,7 +197,7 @@ class NodePolicy:
     """The operator's settings. Raises a `ValueError` that lists all mistakes."""
 
     max_share: float = 0.1  # the share of nodes that may be out together; EKS auto repair stops at 0.2
-    min_out: int = 1  # the number of nodes that may be out even if `max_share` allows none
+    min_out: int = 1  # the number of nodes that may be tainted even if `max_share` allows none to be out
     min_serving: int = 1  # the number of nodes known to be healthy that must stay in service
     stale_s: float = 120.0  # an agent counts as silent after this time: four report intervals
     confirm_s: float = 60.0  # how long two witnesses must report a fault: long enough for a storm to show
@@ -179,7 +211,14 @@ class NodePolicy:
     cooldown_s: float = 1800.0  # a storm ends after this time without another node in trouble
     # If more than this share of the agents of one version report "unhealthy", that version is not trusted.
     cohort_share: float = 0.25
+    cohort_nodes: int = (
+        8  # with fewer agents, only a version newer than the others is suspect, for `cohort_s`
+    )
     cohort_s: float = 86400.0  # how long a node that is out still counts among the agents of its version
+    # A node that needs a decision is an alert after `alert_s`, and one that needs a repair after `repair_s`.
+    alert_s: float = 6 * 3600.0
+    repair_s: float = 3 * 86400.0
+    waiver_s: float = 7 * 86400.0  # how long an operator's release protects a node from known findings
     clean_s: float = 3600.0  # how long a node must be healthy before its first release
     max_clean_s: float = 7 * 86400.0  # the longest time that a node must be healthy before any release
     # multiplies the required healthy time while there is no sign that the remedy was carried out
@@ -213,10 +252,17 @@ class NodePolicy:
                 0 <= self.storm_share <= 1 and 0 <= self.cohort_share <= 1,
                 "storm_share, cohort_share: expected 0 to 1",
             ),
+            (self.cohort_nodes >= 2, "cohort_nodes: expected 2 or more"),
             (self.storm_window_s >= self.confirm_s, "storm_window_s: expected at least confirm_s"),
             (self.stale_s > 0 and self.cooldown_s > 0, "stale_s, cooldown_s: expected more than 0"),
             (self.memory_s <= self.clean_s, "clean_s: expected at least storm_window_s plus cooldown_s"),
             (self.clean_s <= self.max_clean_s, "max_clean_s: expected at least clean_s"),
+            (
+                self.memory_s + self.confirm_alone_s <= self.alert_s <= self.repair_s,
+                "alert_s: expected at least storm_window_s plus cooldown_s plus confirm_alone_s,"
+                " and at most repair_s",
+            ),
+            (self.waiver_s > 0, "waiver_s: expected more than 0"),
             (self.unremedied >= 1, "unremedied: expected 1 or more"),
             (
                 self.half_life_s > 0 and self.relapse_s >= 0,

@@ -7,29 +7,25 @@ the deciding process loses nothing. There are two signs of a storm:
   switch, a file system or a driver roll-out. No action is taken on the pool or rack until a full cool-down
   has passed without another node in trouble. Nodes that are unhealthy after that are taken out only if the
   breaker has room for all of them; otherwise an operator must find out what they have in common.
-- Too many agents of one version report "unhealthy". The reports of that version are then not trusted. This
-  also applies if the only agent of a version reports "unhealthy", because it may be the first of a bad
-  roll-out.
+- Too many agents of one version report "unhealthy" (`cohorts`). The reports of that version are then not
+  trusted.
+
+A storm delays and never buries. Nodes that flap can renew a storm without end, so it delays a node with a
+fault of its own (corroborated, and ended only by a remedy) for one cool-down at most. The fault is the node's
+own if fewer than `rack_nodes` nodes of the storm have the same one. Only a storm that is too large to consist
+of flapping nodes may delay such a node longer, and it becomes an alert.
 """
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from supervisor.quarantine import evidence
+from supervisor.quarantine import cohorts, evidence
 from supervisor.quarantine.breaker import is_out, is_unknown
-from supervisor.quarantine.model import NodePolicy, NodeView, PoolView
-
-
-class Reason(NamedTuple):
-    """The reason why no action is taken, and when to decide again."""
-
-    until_s: float
-    why: str
+from supervisor.quarantine.cohorts import Reason
+from supervisor.quarantine.model import NodeFinding, NodePolicy, NodeView, PoolView
 
 
 class _Trouble(NamedTuple):
@@ -38,6 +34,8 @@ class _Trouble(NamedTuple):
     ago_s: float
     node: NodeView
     is_bad: bool
+    own: frozenset[str] = frozenset()  # signatures of faults that no storm may delay any longer
+    signatures: frozenset[str] = frozenset()  # of all unhealthy findings
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,55 +43,89 @@ class StormState:
     """The reasons to postpone actions: `everywhere` for all nodes, `nodes` for single nodes by name.
 
     `crowd` contains the nodes that became unhealthy together with many others. Either all of them are taken
-    out or none.
+    out or none. `everywhere` does not hold the nodes in `apart`, which have faults of their own.
     """
 
     everywhere: Reason | None = None
     nodes: Mapping[str, Reason] = field(default_factory=dict)
     crowd: frozenset[str] = frozenset()
+    apart: frozenset[str] = frozenset()
 
     def reason_for(self, node: str) -> Reason | None:
         """Return why no action is taken on `node`; None if actions are allowed."""
-        return self.everywhere or self.nodes.get(node)
+        return (None if node in self.apart else self.everywhere) or self.nodes.get(node)
 
 
 def detect(pool: PoolView, candidates: Sequence[NodeView], policy: NodePolicy) -> StormState:
     """Return the storms in the pool. `candidates` must contain every node with current or recent trouble."""
-    troubles = sorted(_troubles(candidates, policy), key=lambda each: (each.ago_s, each.node.name))
+    found = _troubles(candidates, pool.now_s, policy)
+    troubles = sorted(found, key=lambda each: (each.ago_s, each.node.name))
     if not troubles:
         return StormState()
-    held = _suspects(pool, [each.node for each in troubles if each.is_bad], policy)
+    held = cohorts.suspects(pool, [each.node for each in troubles if each.is_bad], policy)
     troubles = [each for each in troubles if each.node.name not in held]
-    crowds: list[_Trouble] = []
+    total, everyone = len(pool.nodes), troubles
+    crowds: set[str] = set()
     for rack, here in sorted(_by_rack(troubles).items()):
         crowd = _together(here, policy.rack_nodes, policy)
-        crowds += crowd
+        apart = _apart(here, crowd, total, policy)
+        crowds |= _names(crowd) - apart
         # A rack counts as one node of the pool: trouble in many racks is a storm of the pool, but trouble in
         # one rack is not.
-        counted = {each.node.name for each in crowd[1:]}
+        counted = _names(crowd[1:])
         troubles = [each for each in troubles if each.node.name not in counted]
         storm = _storm(crowd, pool.now_s, policy, f"rack {rack}")
         if storm is not None:
-            held.update((each.node.name, storm) for each in here)
-    need = max(policy.storm_nodes, int(policy.storm_share * len(pool.nodes)))
+            held.update((name, storm) for name in _names(here) - apart)
+    need = max(policy.storm_nodes, int(policy.storm_share * total))
     together = _together(troubles, need, policy)
     everywhere = _storm(together, pool.now_s, policy, "the pool")
-    return StormState(
-        everywhere, held, frozenset(each.node.name for each in (*together, *crowds) if each.is_bad)
-    )
+    apart = _apart(everyone, together, total, policy)
+    bad = {each.node.name for each in everyone if each.is_bad}
+    crowded = frozenset((crowds | _names(together) - apart) & bad)
+    return StormState(everywhere, held, crowded, apart if everywhere is not None else frozenset())
 
 
-def _troubles(candidates: Iterable[NodeView], policy: NodePolicy) -> Iterable[_Trouble]:
+def _names(troubles: Sequence[_Trouble]) -> set[str]:
+    return {each.node.name for each in troubles}
+
+
+def _troubles(candidates: Iterable[NodeView], now_s: float, policy: NodePolicy) -> Iterable[_Trouble]:
     """Yield the nodes that are or recently were unhealthy. Brief trouble of many nodes is a storm too."""
     for node in candidates:
         if node.report is None or node.cordoned or is_unknown(node, policy):
             continue  # someone is working on a cordoned node, so trouble is expected there
         found = evidence.unhealthy(node.report)
         if found:
-            yield _Trouble(node.silent_s + max(each.held_s for each in found), node, True)
+            weighed = evidence.weigh(node, found, now_s)
+            own = _signatures(
+                [each for each in weighed if _is_due(each, node.silent_s, policy) and evidence.is_sure(each)]
+            )
+            yield _Trouble(evidence.age_s(node, found), node, True, own, _signatures(found))
         # a node that is out may be under repair
         elif node.report.calmed_s < policy.memory_s and not is_out(node):
             yield _Trouble(node.silent_s + node.report.calmed_s, node, False)
+
+
+def _is_due(finding: NodeFinding, silent_s: float, policy: NodePolicy) -> bool:
+    return silent_s + finding.held_s >= policy.cooldown_s
+
+
+def _signatures(findings: Iterable[NodeFinding]) -> frozenset[str]:
+    return frozenset(each.signature or each.key for each in findings)
+
+
+def _apart(
+    troubles: Sequence[_Trouble], crowd: Sequence[_Trouble], total: int, policy: NodePolicy
+) -> frozenset[str]:
+    """Return the nodes with faults of their own, which a storm of `crowd` may not delay any longer."""
+    if len(crowd) > max(2 * policy.storm_nodes, int(policy.max_share * total)):
+        return frozenset()
+    return frozenset(
+        each.node.name
+        for each in troubles
+        if any(sum(1 for one in crowd if own in one.signatures) < policy.rack_nodes for own in each.own)
+    )
 
 
 def _by_rack(troubles: Sequence[_Trouble]) -> dict[str, list[_Trouble]]:
@@ -119,38 +151,3 @@ def _storm(together: Sequence[_Trouble], now_s: float, policy: NodePolicy, where
         return None
     count = f"{len(together)} nodes of {where} had trouble within {policy.storm_window_s:.0f} s of each other"
     return Reason(now_s + policy.cooldown_s - newest_s, f"a storm: {count}")
-
-
-def _suspects(pool: PoolView, bad: Sequence[NodeView], policy: NodePolicy) -> dict[str, Reason]:
-    """Return the unhealthy nodes whose agents have a version that is not trusted."""
-    unhealthy_by_version = Counter(_version(node) for node in bad if _counts(node, policy))
-    if not unhealthy_by_version:
-        return {}
-    stale_s = policy.stale_s
-    reporting = Counter(
-        node.report.agent for node in pool.nodes if node.report is not None and node.silent_s <= stale_s
-    )
-    distrusted = {
-        version: Reason(
-            math.inf,  # the reason lasts until the agents' reports change
-            f"{count} of {reporting[version]} agents of version {version or 'unknown'} report unhealthy: "
-            f"the version is suspect",
-        )
-        for version, count in unhealthy_by_version.items()
-        if count == reporting[version] or count > max(1, policy.cohort_share * reporting[version])
-    }
-    return {node.name: distrusted[_version(node)] for node in bad if _version(node) in distrusted}
-
-
-def _version(node: NodeView) -> str:
-    return node.report.agent if node.report is not None else ""
-
-
-def _counts(node: NodeView, policy: NodePolicy) -> bool:
-    """True if the node's report counts for or against its agent's version.
-
-    The report of a node that has been out for a long time does not count.
-    """
-    if node.report is None or not is_out(node):
-        return True
-    return min(each.held_s for each in evidence.unhealthy(node.report)) < policy.cohort_s

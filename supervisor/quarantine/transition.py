@@ -45,20 +45,22 @@ def released_by_operator(node: NodeView, now_s: float) -> NodeView:
     if held is None:
         return node
     known = {*held.evidence, *(node.waiver.evidence if node.waiver else ())}
-    waiver = Waiver(tuple(sorted(known))[:MAX_EVIDENCE], now_s)
+    boot_id = node.report.boot_id if node.report is not None else ""
+    waiver = Waiver(tuple(sorted(known))[:MAX_EVIDENCE], now_s, boot_id)
     return replace(node, quarantine=None, waiver=waiver, released_at_s=now_s)
 
 
 def _tainted(node: NodeView, action: Taint, now_s: float, policy: NodePolicy) -> NodeView:
     held = node.quarantine
     record = (action.evidence, action.action, action.sources, action.boot_id)
+    gpus = (action.replace, action.gpus)
     if held is not None and held.effect == action.effect:
-        at_s, drain_at_s = held.at_s, held.drain_at_s
-        return replace(node, quarantine=Quarantine(*record, at_s, action.effect, drain_at_s))
+        updated = Quarantine(*record, held.at_s, action.effect, held.drain_at_s, *gpus)
+        return replace(node, quarantine=updated)
     history = node.history
     if action.effect == NO_NEW_WORK:
         history = (*history, _incident(node, action, now_s, policy))[-MAX_HISTORY:]
-    quarantine = Quarantine(*record, now_s, action.effect)
+    quarantine = Quarantine(*record, now_s, action.effect, None, *gpus)
     waiver = None if action.effect == NO_NEW_WORK else node.waiver
     return replace(node, quarantine=quarantine, waiver=waiver, history=history)
 

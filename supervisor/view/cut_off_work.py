@@ -106,7 +106,7 @@ def _at_early_work(view: View) -> Iterator[tuple[MemberView, RankState, RankProg
     A rank whose process ended in that work without a signal was not cut off, so it is not included.
     `_raised_in_pause` finds the ranks that raised an exception in a pause.
     """
-    newest = max((slot.step for slot in _slots(view)), default=-1)
+    newest = max((snapshot.step for snapshot in _snapshots(view)), default=-1)
     for member, rank, at in _ranks(view):
         ended = rank.ending is not None and rank.ending.signal is None
         if ended or not 0 <= at.step < newest or at.early is None:
@@ -115,12 +115,12 @@ def _at_early_work(view: View) -> Iterator[tuple[MemberView, RankState, RankProg
             yield member, rank, at
 
 
-def _slots(view: View) -> Iterator[HeldSnapshot]:
+def _snapshots(view: View) -> Iterator[HeldSnapshot]:
     """Yield the snapshots of the current generation that the members hold."""
     for member in view.members:
-        for slot in member.report.slots if member.report is not None else ():
-            if slot.generation == view.memory.generation:
-                yield slot
+        for snapshot in member.report.slots if member.report is not None else ():
+            if snapshot.generation == view.memory.generation:
+                yield snapshot
 
 
 def _ranks(view: View) -> Iterator[tuple[MemberView, RankState, RankProgress]]:
@@ -177,7 +177,7 @@ def find(view: View, found: tuple[Fault, ...]) -> tuple[CutOffWork, ...]:
             cuts[rank.rank] = CutOffWork(
                 rank.rank, at.step, at.step, _recorded_s(at.early.seconds), early=True
             )
-    newest = max((slot.step for slot in _slots(view)), default=-1)
+    newest = max((snapshot.step for snapshot in _snapshots(view)), default=-1)
     for _, rank, at in _ranks(view):
         if (
             rank.rank not in cuts

@@ -100,10 +100,10 @@ def without_failed_start(view: View) -> JobState:
 def _holds_later_state(view: View, step: int) -> bool:
     """True if a member holds a state of the current generation beyond `step`."""
     return any(
-        slot.generation == view.memory.generation and slot.step > step
+        snapshot.generation == view.memory.generation and snapshot.step > step
         for member in view.members
         if member.report is not None
-        for slot in member.report.slots
+        for snapshot in member.report.slots
     )
 
 

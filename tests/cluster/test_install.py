@@ -88,7 +88,7 @@ def test_applying_the_manifests_again_changes_nothing(installed: ClusterUnderTes
 @pytest.mark.parametrize("name", ["high-availability"])
 def test_the_api_server_accepts_an_overlay(name: str, installed: ClusterUnderTest) -> None:
     overlay = ROOT / "manifests" / "overlays" / name
-    installed.kubectl("apply", "--dry-run=server", "-k", overlay)
+    assert "(server dry run)" in installed.kubectl("apply", "--dry-run=server", "-k", overlay)
 
 
 def test_the_api_server_accepts_the_examples(namespace: str, kubectl: Kubectl) -> None:

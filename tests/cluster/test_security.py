@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import pytest
 
 from supervisor.admission.pod_layout import AUDIENCE
+from supervisor.cluster.adoption.job_membership import JobKey
+from supervisor.cluster.supervision.contents import SUPERVISIONS, RunSize
+from supervisor.cluster.supervision.resource import SupervisionResource, Takeover, ensure_resource
+from supervisor.kubernetes.client import connect
+from supervisor.store.leadership import Deposed
 from tests.cluster.apparatus.kubernetes_cluster import (
     PROGRAMS,
     SUPERVISOR,
@@ -312,3 +318,43 @@ def test_the_programs_have_the_rights_that_they_need(installed: ClusterUnderTest
 
 def test_the_programs_have_no_other_rights(installed: ClusterUnderTest) -> None:
     assert allowed(installed, MAY_NOT) == []
+
+
+@pytest.mark.parametrize(
+    "write_late",
+    [
+        lambda made, old: made.describe(old.epoch, old.spec, RunSize(9, 9), {}),
+        lambda made, old: made.request_stop(old.epoch, "now"),
+        lambda made, old: made.request_stop(old.epoch, None),
+        lambda made, old: made.write(old.epoch, {"phase": "ended"}),
+    ],
+    ids=["describe", "stop", "forget", "decide"],
+)
+async def test_a_supervisor_that_was_replaced_changes_nothing(
+    installed: ClusterUnderTest,
+    namespace: str,
+    write_late: Callable[[SupervisionResource, Takeover], Awaitable[None]],
+) -> None:
+    """Its requests arrive after the other's, with the conditions that the API server itself tests."""
+    assert installed
+    async with await connect() as server:
+        made = await ensure_resource(server, JobKey(namespace, "llama"), RunSize(2, 4), {"grace": "9s"})
+        old = await made.take_over(1)
+        await made.request_stop(old.epoch, "now")
+        await made.request_stop(old.epoch, None)
+        await made.request_stop(old.epoch, None)  # as after a lost answer
+        new = await made.take_over(1)
+        await made.request_stop(new.epoch, "graceful")
+        await made.describe(new.epoch, new.spec, RunSize(3, 8), {})
+        before = await server.get(SUPERVISIONS, made.name, namespace)
+        with pytest.raises(Deposed):
+            await write_late(made, old)
+        found = await server.get(SUPERVISIONS, made.name, namespace)
+    assert found == before
+    assert found["spec"] == {
+        "members": 3,
+        "nprocPerNode": 8,
+        "settings": {},
+        "stop": "graceful",
+        "owner": {"apiVersion": "", "kind": "", "name": "llama", "uid": ""},
+    }

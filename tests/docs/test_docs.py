@@ -21,7 +21,7 @@ from supervisor.admission.settings import ANNOTATIONS
 from supervisor.cli import checkpoints, parser
 from supervisor.cli.commands import RunOptions
 from supervisor.cli.option_table import COMMANDS
-from supervisor.cluster.pod_facts import MAX_MEMBERS
+from supervisor.cluster.adoption.pod_facts import MAX_MEMBERS
 from supervisor.decision.transition import TRANSITIONS, mermaid
 from supervisor.fault_kinds import FAULT_KINDS
 from supervisor.observability import incident_record

@@ -18,7 +18,7 @@ from nodeagent.agent.sensor_threads import SensorStatus
 from nodeagent.cli import assembly, options, signals
 from nodeagent.cli import commands as node_commands
 from nodeagent.cli.commands import COMMANDS, HARD_STOP_S, TESTS
-from nodeagent.evaluation import evaluator, events, samples
+from nodeagent.evaluation import bursts, evaluator, events, growth, quotas, samples
 from nodeagent.evaluation.evaluator import verdicts
 from nodeagent.host import stuck_threads
 from nodeagent.model import Action, HealthFinding, Level, word
@@ -65,13 +65,18 @@ def test_every_command_and_every_option_is_in_the_page(capsys: pytest.CaptureFix
 
 FOUND = HealthFinding(
     "gpu/0000:3b:00.0", "xid", 79, Level.UNHEALTHY, Action.REBOOT_NODE, 5.0, 6.0, "Xid 79: gone",
-    ("NVRM: Xid 79",), "a reboot", ("kmsg",),
+    ("NVRM: Xid 79",), "a reboot", ("kmsg",), origins=("driver log",), device="GPU-1",
 )  # fmt: skip
 SEES = SensorStatus("sysfs", True, "", 3, 2, 0.01, False, (Omission("aer", "the firmware keeps it"),))
 PUBLISHED = Published(
     100.0, verdicts([FOUND], []), (SEES,),
     clean_time=CleanTime(1.0, 100.0, 100.0),
-    facts={"driver": {"driver": "575"}, "gpu/0000:3b:00.0": {"uuid": "GPU-1", "name": "H100", "serial": "1"}},
+    facts={
+        "driver": {"driver": "575"},
+        "gpu/0000:3b:00.0": {
+            "uuid": "GPU-1", "name": "H100", "serial": "1", "persistence": "on", "mig": "off",
+        },
+    },
     released=Released(5.0, True),
 )  # fmt: skip
 ABOUT = {
@@ -182,12 +187,17 @@ def test_every_key_of_a_policy_file_is_in_the_page() -> None:
         f"`{saved_state.NAME}` in the state folder, and keeps the previous version in `{saved_state.BEFORE}`",
         f"at most every {agent.SAVE_S:g} s, and every {agent.SAVE_AT_REST_S:g} s if nothing changes",
         f"tries it again every {sensor_threads.RETRY_S:g} s",
-        f"within {events.GAP_S:g} s of each other",
+        f"within {bursts.GAP_S:g} s of each other",
         f"up to {samples.LATE_S:g} s late",
         f"from {events.BEFORE_S:g} s before to {events.AFTER_S:g} s after a code",
-        f"For {evaluator.FORGET_S / 86400:g} days, the agent keeps up to {evaluator.MAX_SERIES} series of "
-        f"samples, and up to {evaluator.MAX_EVENTS} codes of events, each with {evaluator.MAX_VARIANTS} "
-        f"variants of {events.MAX_BURSTS} bursts",
+        f"For {evaluator.FORGET_S / 86400:g} days after it has ended, the agent keeps evidence: for each "
+        f"kind of entity up to {quotas.MAX_SERIES} series of samples, and up to {quotas.MAX_EVENTS} "
+        f"codes of events, each with {quotas.MAX_VARIANTS} variants of {bursts.MAX_BURSTS} bursts; "
+        f"for GPUs, NVSwitches and "
+        f"the node itself up to {quotas.MAX_OWN} of each",
+        f"has left the node for {evaluator.DEPARTED_S / 86400:g} days",
+        f"arrives more than {events.AFTER_S:g} s after the code",
+        f"within {growth.TOGETHER_S:g} s of the growth",
         f"{inbox.MAX_EVENTS} different events and {inbox.MAX_SAMPLES} samples",
         f"A policy file may have {overriding.MAX_CHARACTERS} characters",
         f"at most {metrics.MAX_ENTITIES} entities",
@@ -212,7 +222,7 @@ def test_a_stop_takes_no_longer_than_the_page_says() -> None:
 
 def test_the_numbers_in_the_decision_records_equal_those_in_the_code() -> None:
     assert f"more than {samples.LATE_S:g} s older than" in SET
-    assert f"within {events.GAP_S:g} s of each other" in SET
+    assert f"within {bursts.GAP_S:g} s of each other" in SET
     assert f"{events.BEFORE_S:g} s before to {events.AFTER_S:g} s after it" in SET
     assert (
         f"at most {stuck_threads.MAX_PROCESSES} processes and {stuck_threads.MAX_THREADS} further threads"

@@ -17,12 +17,15 @@ from tests.fakenvml.inprocess import SetClock, faked
 SWEEPS = 50
 
 
-def sweep_cpu_s(gpus: int = 8, period_s: float = 0.0, sweeps: int = SWEEPS) -> float:
+EVERY_SWEEP_S = 0.001  # a period with which a check is always due; with 0 it never would be
+
+
+def sweep_cpu_s(gpus: int = 8, period_s: float = EVERY_SWEEP_S, sweeps: int = SWEEPS) -> float:
     """Return the processor time of one sweep in seconds, the mean of `sweeps`.
 
     Args:
         gpus: Number of GPUs.
-        period_s: Period of every check; with 0 all are due at every sweep, which costs most.
+        period_s: Period of every check; by default all are due at every sweep, which costs most.
     """
     with tempfile.TemporaryDirectory() as folder, faked(Path(folder) / "nvml", gpus):
         clock = SetClock()

@@ -457,6 +457,22 @@ int nvmlDeviceValidateInforom(nvmlDevice_t device) {
     return gpu->inforom;
 }
 
+/* -- modes */
+
+int nvmlDeviceGetPersistenceMode(nvmlDevice_t device, int *mode) {
+    ABOUT(device);
+    *mode = (int)gpu->persistence;
+    return OK;
+}
+
+int nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned *mode, unsigned *pending) {
+    ABOUT(device);
+    if (gpu->mig < 0) return NOT_SUPPORTED;
+    *mode = (unsigned)gpu->mig;
+    *pending = (unsigned)gpu->mig_pending;
+    return OK;
+}
+
 /* -- heat and load */
 
 int nvmlDeviceGetTemperature(nvmlDevice_t device, int sensor, unsigned *temperature) {
@@ -500,6 +516,18 @@ int nvmlDeviceGetCurrPcieLinkWidth(nvmlDevice_t device, unsigned *width) {
 int nvmlDeviceGetMaxPcieLinkWidth(nvmlDevice_t device, unsigned *width) {
     ABOUT(device);
     *width = gpu->pcie_max_width;
+    return OK;
+}
+
+int nvmlDeviceGetCurrPcieLinkGeneration(nvmlDevice_t device, unsigned *generation) {
+    ABOUT(device);
+    *generation = gpu->pcie_generation;
+    return OK;
+}
+
+int nvmlDeviceGetMaxPcieLinkGeneration(nvmlDevice_t device, unsigned *generation) {
+    ABOUT(device);
+    *generation = gpu->pcie_max_generation;
     return OK;
 }
 

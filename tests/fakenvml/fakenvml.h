@@ -31,6 +31,9 @@ struct fake_gpu {
     int32_t margin;
     uint32_t utilization;
     uint32_t pcie_width, pcie_max_width, pcie_replays;
+    uint32_t pcie_generation, pcie_max_generation;
+    uint32_t persistence;
+    int32_t mig, mig_pending; /* -1: the GPU has no MIG mode */
     uint32_t sram_exceeded;
     uint32_t remapped_correctable, remapped_uncorrectable, remap_pending, remap_failure;
     int32_t inforom; /* what nvmlDeviceValidateInforom returns */

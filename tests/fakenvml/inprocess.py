@@ -50,11 +50,14 @@ def faked(path: Path, gpus: int = 8, links: int = 18) -> Iterator[Fake]:
 
 
 def bus(sysfs: Path, fake: Fake) -> Path:
-    """Create a sysfs with the GPUs of a fake and the module of its driver. Returns `sysfs`."""
+    """Create a sysfs with the GPUs of a fake, bound to the module of its driver. Returns `sysfs`."""
+    driver = sysfs / "bus/pci/drivers/nvidia"
+    driver.mkdir(parents=True)
     for number in range(fake.state.gpus):
         device = sysfs / "bus/pci/devices" / fake.entity(number).removeprefix("gpu/")
         device.mkdir(parents=True)
         (device / "vendor").write_text("0x10de\n")
         (device / "class").write_text("0x030200\n")
+        (device / "driver").symlink_to(driver)
     (sysfs / "module/nvidia").mkdir(parents=True)
     return sysfs

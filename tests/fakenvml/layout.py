@@ -53,6 +53,11 @@ class Gpu(ctypes.Structure):
     pcie_width: int
     pcie_max_width: int
     pcie_replays: int
+    pcie_generation: int
+    pcie_max_generation: int
+    persistence: int
+    mig: int
+    mig_pending: int
     sram_exceeded: int
     remapped_correctable: int
     remapped_uncorrectable: int
@@ -90,6 +95,11 @@ class Gpu(ctypes.Structure):
         ("pcie_width", c_uint32),
         ("pcie_max_width", c_uint32),
         ("pcie_replays", c_uint32),
+        ("pcie_generation", c_uint32),
+        ("pcie_max_generation", c_uint32),
+        ("persistence", c_uint32),
+        ("mig", c_int32),
+        ("mig_pending", c_int32),
         ("sram_exceeded", c_uint32),
         ("remapped_correctable", c_uint32),
         ("remapped_uncorrectable", c_uint32),

@@ -199,6 +199,8 @@ def _well(gpu: Gpu, number: int, links: int) -> None:
     gpu.temperature, gpu.slowdown_temperature, gpu.margin = 50, 87, 37
     gpu.utilization = 95
     gpu.pcie_width = gpu.pcie_max_width = 16
+    gpu.pcie_generation = gpu.pcie_max_generation = 5
+    gpu.persistence = 1
     gpu.fabric_state = 3  # completed
     gpu.fabric_mask = 2 | 2 << 2 | 2 << 4 | 2 << 6 | 1 << 8  # none of these conditions is present
     gpu.fabric_summary = 1

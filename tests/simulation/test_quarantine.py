@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.quarantine import breaker, evidence
+from supervisor.quarantine import breaker, evidence, waivers
 from supervisor.quarantine.model import (
     NO_NEW_WORK,
     Drain,
@@ -42,11 +42,16 @@ FINDINGS = st.builds(
     NodeFinding,
     st.sampled_from(["gpu/0 xid 79", "gpu/0 xid 48", "port/0 down"]),
     st.sampled_from(["degraded", "unhealthy", "unhealthy"]),
-    st.sampled_from(["none", "reset_gpu", "reboot_node", "contact_support"]),
+    st.sampled_from(["none", "reset_gpu", "reboot_node", "replace", "contact_support"]),
     AGES_S,
     st.sampled_from([("kmsg",), ("kmsg", "nvml_events"), ()]),
     st.sampled_from(["", "", "driver", "operator"]),
     st.booleans(),
+    entity=st.sampled_from(["", "gpu/0", "gpu/1", "node"]),
+    signature=st.sampled_from(["", "xid 79"]),
+    origins=st.sampled_from([(), ("driver log",), ("driver state",), ("driver log", "run")]),
+    device=st.sampled_from(["", "G1", "G2"]),
+    sign_s=st.one_of(st.none(), AGES_S),
 )
 CLEAN_S = st.sampled_from([0.0, 100.0, 3599.0, 3601.0, 20_000.0, 8 * DAY_S])
 
@@ -60,7 +65,8 @@ def reports(draw: st.DrawFn) -> Report:
     quiet_s = 0.0 if findings else clean_s
     blind = draw(st.sampled_from([(), (), ("kmsg",)]))
     version = draw(st.sampled_from(["1", "1", "1", "2"]))
-    return Report(findings, clean_s, quiet_s, calmed_s, draw(st.sampled_from("ab")), version, blind)
+    gpus = draw(st.sampled_from([(), ("G1", "G2"), ("G2", "G3")]))
+    return Report(findings, clean_s, quiet_s, calmed_s, draw(st.sampled_from("ab")), version, blind, gpus)
 
 
 @st.composite
@@ -124,7 +130,8 @@ def check(pool: PoolView, actions: list[QuarantineAction], policy: NodePolicy) -
     new = [each for each in taken if not breaker.is_out(node_of(pool, each.node))]
     if new:
         stands = breaker.assess(len(after.nodes), after.nodes, policy)
-        assert stands.out <= max(policy.min_out, int(policy.max_share * len(pool.nodes)))
+        by_others = sum(1 for n in after.nodes if breaker.is_out(n) and not breaker.is_tainted(n))
+        assert stands.out <= max(by_others + policy.min_out, int(policy.max_share * len(pool.nodes)))
         assert stands.total - stands.out - stands.unknown >= policy.min_serving
     for each in actions:
         node = node_of(pool, each.node)
@@ -133,12 +140,14 @@ def check(pool: PoolView, actions: list[QuarantineAction], policy: NodePolicy) -
         bad = evidence.unhealthy(node.report)
         if isinstance(each, Taint) and node.quarantine is None:
             assert not node.cordoned, "takes a node that an operator has cordoned"
-            waived = set(node.waiver.evidence) if node.waiver else set()
-            assert set(each.evidence) - waived, "overrules an operator"
+            assert waivers.not_waived(node, bad or node.report.findings, pool.now_s, policy), (
+                "overrules an operator"
+            )
         if isinstance(each, Drain):
             assert node.busy
             assert not node.cordoned
-            assert any(evidence.is_corroborated(one) and one.lasting for one in bad)
+            weighed = evidence.weigh(node, bad, pool.now_s)
+            assert any(evidence.is_corroborated(one) and one.lasting for one in weighed)
         if isinstance(each, (Release, Forget)):
             assert not bad
     assert [n.cordoned for n in after.nodes] == [n.cordoned for n in pool.nodes]

@@ -6,12 +6,12 @@ import argparse
 
 import pytest
 
-from bench.quarantine import fault_mixes, quarantine
+from bench.quarantine import fault_mixes, quarantine, small_pools
 from bench.quarantine.report import judge
 from bench.quarantine.simulated_pool import Pool
 from bench.text import all_met
 from supervisor.quarantine import evidence
-from supervisor.quarantine.model import NodePolicy
+from supervisor.quarantine.model import Hold, NodePolicy
 from supervisor.quarantine.storms import StormState
 
 
@@ -43,3 +43,21 @@ def test_a_policy_that_trusts_a_single_sensor_evicts_healthy_nodes(monkeypatch: 
 def test_a_policy_without_storm_detection_evicts_healthy_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("supervisor.quarantine.storms.detect", lambda *_: StormState())
     assert a_month(flapping=0).tally.evicted
+
+
+def test_small_pools_meet_their_targets() -> None:
+    pools = [small_pools.simulate(size, NodePolicy(), 0) for size in (1, 2, 5)]
+    assert all_met(small_pools.judge(pools)), small_pools.judge(pools)
+    facts = small_pools.facts(pools)
+    assert facts["  taken out"] > 20
+    assert facts["  alerts, because the node could not be taken out"] > 5
+
+
+def test_a_small_pool_whose_full_breaker_is_no_alert_does_not_meet_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        "supervisor.quarantine.release.waiting",
+        lambda node, why, _age_s, _limit_s, now_s: Hold(node.name, why, now_s + 3600.0),
+    )
+    assert not all_met(small_pools.judge([small_pools.simulate(1, NodePolicy(), 0)]))

@@ -8,7 +8,8 @@ from typing import Any, get_args
 
 import pytest
 
-from holdfast.launcher import launcher, worker_group
+from holdfast.launcher import launcher
+from holdfast.launcher.workers import worker_group
 from holdfast.protocol.drills import DRILLS, DrillExecutor, DrillName
 from holdfast.protocol.launcher_messages import LauncherAction
 from holdfast.protocol.member_messages import MemberAction
@@ -33,7 +34,7 @@ def compared(path: str, field: str) -> set[str]:
     ("words", "handled"),
     [
         (MemberAction, set(reconciler._PURSUITS)),
-        (LauncherAction, compared("holdfast/launcher/launcher.py", "do") | launcher._CURRENT_ONLY.keys()),
+        (LauncherAction, set(launcher._HANDLERS)),
         (
             RankAction,
             compared("holdfast/worker/launcher_channel.py", "what")
@@ -42,10 +43,10 @@ def compared(path: str, field: str) -> set[str]:
         (RankReport, set(worker_group._HANDLERS)),
         (
             PoolReport,
-            compared("holdfast/launcher/process_watch.py", "what")
-            | compared("holdfast/launcher/warm_pool.py", "what"),
+            compared("holdfast/launcher/workers/process_watch.py", "what")
+            | compared("holdfast/launcher/workers/warm_pool.py", "what"),
         ),
-        (ForkServerReport, compared("holdfast/launcher/warm_pool.py", "what")),
+        (ForkServerReport, compared("holdfast/launcher/workers/warm_pool.py", "what")),
     ],
     ids=["member", "launcher", "rank", "from a rank", "from a warm process", "from a fork server"],
 )

@@ -7,7 +7,7 @@ import time
 from holdfast.errors import BadInput
 from supervisor.cli import commands, control
 from supervisor.cli.on_cluster.job_source import READ_S, NamedJob
-from supervisor.cluster.supervision import DRILL_DONE
+from supervisor.cluster.supervision.status_fields import DRILL_DONE
 from supervisor.controller.drills import LIMIT_S
 from supervisor.kubernetes.errors import Conflict, NotFound, ServerUnreachable
 

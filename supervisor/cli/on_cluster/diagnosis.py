@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 from holdfast import exit_codes
 from supervisor.admission import pod_layout
 from supervisor.cli.on_cluster.resource import mapping, view_of
-from supervisor.cluster.pod_facts import ENDED_PHASES
+from supervisor.cluster.adoption.pod_facts import ENDED_PHASES
 from supervisor.cluster.pods import member_name
 from supervisor.kubernetes.client import KubernetesObject
 from supervisor.observability.incident_record import SCHEMA

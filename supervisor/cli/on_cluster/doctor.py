@@ -14,7 +14,7 @@ from supervisor.cli.on_cluster.connection import ClusterConnection, denial
 from supervisor.cli.on_cluster.diagnosis import DoctorFinding, PodSurroundings
 from supervisor.cli.on_cluster.job_source import place
 from supervisor.cli.on_cluster.resource import mapping
-from supervisor.cluster.supervision import SUPERVISIONS
+from supervisor.cluster.supervision.contents import SUPERVISIONS
 from supervisor.display.screen import say_all, say_json
 from supervisor.kubernetes.client import PODS, KubernetesObject, ResourceKind
 from supervisor.kubernetes.errors import Forbidden, NotFound

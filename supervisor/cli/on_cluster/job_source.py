@@ -13,7 +13,7 @@ from holdfast.errors import BadInput
 from supervisor.cli.commands import ClusterOptions, JobOptions
 from supervisor.cli.on_cluster.connection import NOT_INSTALLED, ClusterConnection
 from supervisor.cli.on_cluster.resource import mapping, recent_of, status_of, view_of
-from supervisor.cluster.supervision import SUPERVISIONS
+from supervisor.cluster.supervision.contents import SUPERVISIONS
 from supervisor.kubernetes.client import KubernetesObject
 from supervisor.kubernetes.errors import ApiError, NotFound, ServerUnreachable
 

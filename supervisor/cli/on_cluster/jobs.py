@@ -11,7 +11,7 @@ from holdfast.errors import BadInput
 from supervisor.cli import commands
 from supervisor.cli.on_cluster.connection import NOT_INSTALLED, ClusterConnection
 from supervisor.cli.on_cluster.resource import mapping, recent_of, view_of
-from supervisor.cluster.supervision import SUPERVISIONS
+from supervisor.cluster.supervision.contents import SUPERVISIONS
 from supervisor.display import frame
 from supervisor.display.screen import say, say_all, say_json
 from supervisor.kubernetes.client import KubernetesObject

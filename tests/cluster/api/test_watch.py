@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from functools import partial
 from urllib.parse import urlsplit
 
 import pytest
@@ -121,6 +122,11 @@ async def relay(api: ApiServer) -> AsyncIterator[tuple[Relay, ApiServer]]:
         await made.close()
 
 
+def has_followed(number: int, found: dict[str, str]) -> bool:
+    """Return True if a mirror has the changes of this round."""
+    return found.get("a") == found.get(f"b{number}") == str(number)
+
+
 @pytest.mark.parametrize("how", ["cut", "freeze"])
 async def test_a_connection_that_breaks_loses_no_event(
     api: ApiServer, namespace: str, relay: tuple[Relay, ApiServer], how: str
@@ -134,7 +140,7 @@ async def test_a_connection_that_breaks_loses_no_event(
         line.cut() if how == "cut" else line.freeze()
         await api.create(CONFIG_MAPS, config_map(namespace, f"b{n}", x=str(n)), namespace)
         await api.patch(CONFIG_MAPS, "a", {"data": {"x": str(n)}}, namespace)
-        await copy.until(lambda found, n=n: found.get("a") == found.get(f"b{n}") == str(n))  # type: ignore[misc]
+        await copy.until(partial(has_followed, n))
     await api.delete(CONFIG_MAPS, "a", namespace)
     await copy.until(lambda found: "a" not in found)
     running.cancel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ def test_the_script_is_warned_once_and_ends_with_the_undisturbed_state(start: St
             f"{places} --snapshot-every 16", "draws_after_write.py", STEPS, tmp_path / name, into=name
         )
         run.reach(STEPS // 3)
-        run.broken(lambda run=run: run.hit(1, signal.SIGKILL))  # type: ignore[misc]
+        run.broken(partial(run.hit, 1, signal.SIGKILL))
         ended = run.finish()
         assert ended.code == 0, ended.output
         # once in the run, though each rank of each generation finds it

@@ -244,6 +244,22 @@ def test_a_node_without_findings_needs_no_action() -> None:
     assert room.agent.published.verdicts[0].entity == "node"
 
 
+def test_the_facts_of_a_gpu_that_is_gone_leave_the_report() -> None:
+    sensor = Scripted()
+    room = Room(None, sensor)
+
+    def state(**facts: str) -> Observation:
+        return Observation(room.clock.now_s(), "gpu_state", GPU, "test", 0.0, facts=tuple(facts.items()))
+
+    sensor.give(state(uuid="GPU-1", mig="off"))
+    room.until(lambda: GPU in room.agent.published.facts)
+    sensor.give(state(uuid="GPU-1", mig="on"))
+    room.until(lambda: room.agent.published.facts[GPU]["mig"] == "on")
+    sensor.give(state())
+    room.until(lambda: GPU not in room.agent.published.facts)
+    room.end()
+
+
 def test_a_node_is_evaluated_when_an_event_arrives_or_a_finding_ends_and_otherwise_rarely(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from nodeagent.agent import saved_state
 from nodeagent.cli import commands
+from nodeagent.sensing.baselines import Forgotten, ForgottenBaselines
 from tests.fakenvml.state import Fake
 from tests.local.nodeagent.serving import PATIENCE_S, node, serving
 
@@ -117,6 +118,14 @@ def test_a_finding_that_an_operator_clears_is_reported_as_cleared(tmp_path: Path
         assert well["clean_s"] <= well["calmed_s"]
 
 
+def test_a_baseline_that_an_operator_has_forgotten_is_recorded(tmp_path: Path) -> None:
+    done = node("forget", "nvlinks", "--entity", "gpu/0000:3B:00.0", "--state-dir", str(tmp_path))
+    assert (done.returncode, "nvlinks of gpu/0000:3b:00.0" in done.stdout) == (0, True)
+    assert list(ForgottenBaselines(tmp_path).take()) == [Forgotten("nvlinks", "gpu/0000:3b:00.0")]
+    unknown = node("forget", "everything", "--state-dir", str(tmp_path))
+    assert (unknown.returncode, "nvlinks" in unknown.stderr) == (2, True)
+
+
 @pytest.mark.parametrize("function", ["nvmlDeviceGetFieldValues", "nvmlEventSetWait_v2"])
 def test_a_call_that_never_returns_is_a_finding_and_delays_neither_the_other_sensors_nor_the_end(
     tmp_path: Path, fake: Fake, function: str
@@ -129,6 +138,7 @@ def test_a_call_that_never_returns_is_a_finding_and_delays_neither_the_other_sen
         stuck = "nvml-events" if "Event" in function else "nvml-polling"
         found = agent.finding(f"sensor/{stuck}", "sensor_stuck")
         assert found["level"] == "degraded"
+        assert found["evidence"][-1].startswith(f"in {function.removesuffix('_v2')}")
         assert f'holdfast_node_finding{{check="sensor_stuck",code="",entity="sensor/{stuck}"' in agent.get(
             "/metrics"
         )

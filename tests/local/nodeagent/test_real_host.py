@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.host import sensor as host
+from nodeagent.host.filesystems import FileSystems
 from nodeagent.host.sensor import HostSensor
 from nodeagent.model import Observation
 from nodeagent.sensing import clock
@@ -39,8 +40,8 @@ def test_the_readings_of_this_host_are_plausible() -> None:
     left_out = {each.what for each in sensor.left_out()}
     seen = {each.check for each in found}
     assert seen >= ALWAYS
-    disks = {"disk_used", "inodes_used", "disk_read_only"}  # a container may have none of its own
-    assert host.CHECKS - seen - disks <= left_out
+    # A container may have no disks of its own.
+    assert host.CHECKS - seen - FileSystems.checks <= left_out
     for each in found:
         assert abs(each.at_s - now.now_s()) < 5.0
         assert each.check not in SHARES or 0.0 <= each.value <= 100.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from signal import SIGKILL as KILL
 from signal import SIGSTOP as STOP
@@ -44,7 +45,7 @@ def test_survivors_secure_the_last_committed_state_whatever_their_hosts_wait_for
         run.trains(20 + 3 * number)
         soon = resumed + 4
         run.wait(lambda status, soon=soon: (status["snapshot_step"] or 0) >= soon, f"the copy of step {soon}")  # type: ignore[misc]
-        found = run.broken(lambda rank=rank, signum=signum: run.hit(rank, signum))  # type: ignore[misc]
+        found = run.broken(partial(run.hit, rank, signum))
         assert found["lost_steps"] <= 1, json.dumps(found)
         assert found["resume"]["source"] == "slot"
         resumed = found["resume"]["step"]

@@ -15,8 +15,8 @@ import pytest
 from holdfast.inspection import process_stats
 from holdfast.process import title
 from holdfast.protocol.rank_channel import WorkerOrder
-from supervisor.local import process_specs
-from supervisor.local.processes import ForkServerClient, ProcessTable
+from supervisor.local.keeper import process_specs
+from supervisor.local.keeper.processes import ForkServerClient, ProcessTable
 from tests.local.conftest import Start
 from tests.local.running import Json, Run
 from tests.local.waiting import GONE_S, until

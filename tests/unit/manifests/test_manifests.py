@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from supervisor.admission import pod_layout, webhook
-from supervisor.cluster import main, supervision, workload_kinds
+from supervisor.cluster import main
+from supervisor.cluster.adoption import workload_kinds
+from supervisor.cluster.supervision import contents, status_fields
 from supervisor.kubernetes import certificates
 from tests.unit.manifests.kubernetes_files import (
     BASE,
@@ -242,10 +244,10 @@ def test_the_resource_has_the_fields_that_the_supervisor_writes() -> None:
     definition = of_kind("CustomResourceDefinition")["supervisions.holdfast.dev"]["spec"]
     (version,) = definition["versions"]
     names = (definition["group"], version["name"], definition["names"]["kind"])
-    assert names == (supervision.GROUP, supervision.VERSION, supervision.KIND)
+    assert names == (contents.GROUP, contents.VERSION, contents.KIND)
     status = version["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"]
     published = {"step": 1, "ettr": 0.5, "last_incident": {}, "message": "", "exit_code": 0}
-    written = {*supervision.summary(published, []), "memory", "phase", "generation", "incidents", "epoch"}
+    written = {*status_fields.summary(published, []), "memory", "phase", "generation", "incidents", "epoch"}
     assert written <= status.keys(), "the API server silently drops other fields"
     paths = [each["jsonPath"].split(".") for each in version["additionalPrinterColumns"]]
     assert {path[2] for path in paths if path[1] == "status"} <= status.keys()

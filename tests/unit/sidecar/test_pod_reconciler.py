@@ -8,23 +8,34 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from aiohttp import ClientSession
 from aiohttp.test_utils import TestServer
 
+from holdfast.checkpoint.sharing import ShareRefused
 from holdfast.process import event_loop
 from holdfast.process.network import Door
 from holdfast.protocol import codec
-from holdfast.protocol.member_messages import MemberOrder, MemberReport, StateSource
+from holdfast.protocol.member_messages import MemberAction, MemberOrder, MemberReport, StateSource
+from holdfast.snapshot.arena import Arena
 from sidecar.config import Config
 from sidecar.reconciler import Sidecar
-from sidecar.state import peers
-from sidecar.state.piece_writer import PieceRequest, PinnedReader, WrittenPiece
+from sidecar.state import peers, piece_writer
+from sidecar.state.piece_writer import PieceRequest, WrittenPiece
 from tests.samples.checkpoints import save
 from tests.unit.sidecar.memory import member, private
-from tests.unit.sidecar.sharing.group import GENERATION, STEP, hold, small_states_pay, unhurried
+from tests.unit.sidecar.sharing.group import (
+    GENERATION,
+    NEWEST,
+    STEP,
+    Staged,
+    hold,
+    post,
+    small_states_pay,
+    unhurried,
+)
 
 LIMIT_S = 20.0
 IDLE = MemberOrder("idle", 1, epoch=2, secret="of the job")
@@ -158,27 +169,58 @@ async def test_pods_write_a_checkpoint_together_and_members_of_one_machine_do_no
                         return await write(generation, step, piece, *rest)
 
                     monkeypatch.setattr(peer.pieces, "write", noted)
-                monkeypatch.setattr(writer.saver, "_storage", unhurried(tmp_path))
+                monkeypatch.setattr(writer.checkpoint_saver, "_storage", unhurried(tmp_path))
                 await peer.obey(replace(order, save=0))
                 await writer.obey(order)
-                await writer.checkpoints.save_on_request(order)
-                assert (writer.saver.durable.error, writer.saver.durable.step) == ("", STEP)
+                await writer.checkpoint_schedule.save_on_request(order)
+                assert (writer.checkpoint_saver.durable.error, writer.checkpoint_saver.durable.step) == (
+                    "",
+                    STEP,
+                )
     assert bool(asked) == bool(address)
     assert {(each.epoch, each.generation, each.node) for each in asked} <= {(2, GENERATION, "n0")}
 
 
-async def test_a_new_generation_releases_the_snapshot_that_a_writer_has_asked_for(
+@pytest.mark.parametrize(
+    "change",
+    [*({"do": do} for do in get_args(MemberAction) if do != "run"), {"generation": GENERATION + 1}],
+    ids=str,
+)
+async def test_an_order_releases_the_snapshot_unless_the_group_trains_on(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
+) -> None:
+    """It is pinned while the member writes pieces of another member's checkpoint, and a little longer."""
+    monkeypatch.setattr(piece_writer, "HOLD_S", 3600.0)
+    hold(here)
+    staged = Staged(tmp_path, here)
+    slot = Arena(here / "arena")._slots[staged.record.slot]
+    run = replace(IDLE, do="run", generation=GENERATION, epoch=NEWEST.epoch)
+    async with sidecar(here, node="n1", checkpoints=tmp_path) as made:
+        app = peers.application(made.holdings, made.peer_token, Door(), pieces=made.pieces)
+        async with TestServer(app) as server:
+            url = str(server.make_url("")).rstrip("/")
+            await made.obey(run)
+            assert (await post(url, staged.right, token="of the job"))[0] == 200
+            outdated = replace(run, do="secure", generation=GENERATION - 1)
+            for again in (run, replace(run, look=1), outdated):
+                await made.obey(again)
+                assert not slot.acquire()
+            await made.obey(replace(run, **change))
+            assert slot.acquire()
+            slot.release()
+            assert (await post(url, staged.right, token="of the job"))[0] == 409
+
+
+async def test_a_sidecar_that_has_restarted_helps_nobody_before_its_first_order(
     here: Path, tmp_path: Path
 ) -> None:
-    record = hold(here)
-    async with sidecar(here, checkpoints=tmp_path) as made:
+    """It does not know yet whether the group trains."""
+    hold(here)
+    request = Staged(tmp_path, here).right
+    async with sidecar(here, node="n1", checkpoints=tmp_path) as made:
         assert made.pieces is not None
-        await made.obey(IDLE)
-        reader = made.pieces._pinned = PinnedReader(made.holdings.arena, record)
-        reader.read(0, memoryview(bytearray(8)))
-        slot = made.holdings.arena._slots[record.slot]
-        await made.obey(replace(IDLE, room_bytes=1))
-        assert not slot.acquire()
-        await made.obey(replace(IDLE, generation=2))
-        assert slot.acquire()
-        slot.release()
+        with pytest.raises(ShareRefused, match="order is 'idle'"):
+            await made.pieces.write(GENERATION, STEP, request, lambda: False)
+        await made.obey(replace(IDLE, do="run", generation=GENERATION, epoch=NEWEST.epoch))
+        assert (await made.pieces.write(GENERATION, STEP, request, lambda: False)).crc32 == request.crc32
+        await made.pieces.close()

@@ -15,8 +15,8 @@ from holdfast.protocol import codec
 from holdfast.protocol.launcher_messages import Ending
 from holdfast.protocol.member_messages import HeldPrivateState, HeldSnapshot, MemberOrder, StateSource
 from supervisor.admission.pod_layout import MAX_JOB_RANKS
-from supervisor.cluster import held_state
-from supervisor.cluster.held_state import MAX_LISTED, Instant
+from supervisor.cluster.supervision import held_state
+from supervisor.cluster.supervision.held_state import MAX_LISTED, Instant
 from supervisor.decision import orders, state_sources, transition
 from supervisor.decision.decide import decide
 from supervisor.view import faults, reports

@@ -24,7 +24,7 @@ from supervisor.cli.on_cluster.doctor import (
     WEBHOOKS,
 )
 from supervisor.cli.on_cluster.resource import mapping
-from supervisor.cluster.supervision import GROUP, SUPERVISIONS
+from supervisor.cluster.supervision.contents import GROUP, SUPERVISIONS
 from supervisor.kubernetes.client import PODS, KubernetesObject
 from supervisor.kubernetes.errors import AlreadyThere, ApiError, NotFound, ServerUnreachable
 

@@ -23,6 +23,7 @@ class Room:
     def __init__(self, fake: Fake, folder: Path) -> None:
         self.fake = fake
         self.sysfs = bus(folder / "sys", fake)
+        self.state_dir = folder / "state"
         self.clock = SetClock()
         self.sensors: list[NvmlPolling] = []
         self.sensor = self.start()
@@ -32,7 +33,10 @@ class Room:
         for each in self.sensors:
             each.close()
         periods_s = dict.fromkeys(CHECKS, 5.0)
-        self.sensor = NvmlPolling(NvmlDriver(self.sysfs), self.clock, periods_s, remembered, expected)
+        driver = NvmlDriver(self.sysfs, devices=self.sysfs / "none")  # a file for each GPU, or none at all
+        self.sensor = NvmlPolling(
+            driver, self.clock, periods_s, remembered, expected, state_dir=self.state_dir
+        )
         self.sensors.append(self.sensor)
         self.sensor.open()
         return self.sensor

@@ -4,8 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.nvml.polling import RENEW_S
-from tests.local.nodeagent.nvml.polling import GPUS, LOST, OK, RESET_REQUIRED, VANISHED, Room, told
+from nodeagent.model import Observation
+from nodeagent.nvml.driver import NvmlDriver
+from nodeagent.nvml.polling import RENEW_S, NvmlPolling
+from nodeagent.sensing.baselines import record_forget
+from tests.fakenvml import state
+from tests.local.nodeagent.nvml.polling import (
+    GPUS,
+    LOST,
+    OK,
+    RESET_REQUIRED,
+    UNREADABLE,
+    VANISHED,
+    Room,
+    told,
+)
 
 pytestmark = pytest.mark.local
 
@@ -41,8 +54,57 @@ def test_a_gpu_that_vanished_while_no_agent_ran_is_reported_as_missing(room: Roo
     seen = room.read()
     assert told(seen, "gpu_count") == [("node", 1)]
     assert told(seen, "gpu_state")[0] == (room.fake.entity(0), VANISHED)
-    room.start()  # without a saved state it is not missed
+    room.start()  # without a saved state, the bus shows that it is missing
+    assert room.values() == {"nvml": 0, "gpu_count": 1}
+    assert room.values(0) == {"gpu_state": VANISHED}
+    room.fake.restore(0)
+    room.read(RENEW_S)
     assert room.values() == {"nvml": 0, "gpu_count": 0}
+    assert room.values(0)["gpu_state"] == OK
+
+
+def test_a_gpu_that_was_given_to_a_virtual_machine_is_not_expected(room: Room) -> None:
+    room.fake.vanish(2)
+    (room.sysfs / f"bus/pci/devices/{room.fake.entity(2).removeprefix('gpu/')}/driver").unlink()
+    room.start()
+    assert room.values() == {"nvml": 0, "gpu_count": 0}
+    assert room.values(2) == {}
+
+
+def test_a_container_with_some_of_the_gpus_misses_none_of_the_others(room: Room) -> None:
+    for number in range(3):  # the device files are those of the GPUs of this container
+        (room.sysfs / "none").mkdir(exist_ok=True)
+        (room.sysfs / f"none/nvidia{number}").touch()
+    room.fake.vanish(3)
+    room.start()
+    assert room.values() == {"nvml": 0, "gpu_count": 0}
+    assert room.values(3) == {}
+    room.fake.vanish(2)
+    assert room.values() == {"nvml": 0, "gpu_count": 1}
+
+
+@pytest.mark.parametrize("code", [state.UNKNOWN, 4, 8, state.NOT_SUPPORTED])
+def test_a_gpu_that_nvml_lists_and_cannot_open_is_unreadable_whatever_the_code(room: Room, code: int) -> None:
+    for function in ("nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetHandleByPciBusId_v2"):
+        room.fake.fail(function, code, gpu=3)
+    room.start()
+    seen = room.read()
+    assert (room.fake.entity(3), UNREADABLE) in told(seen, "gpu_state")
+    assert told(seen, "gpu_count") == [("node", 0)]
+    room.fake.release()
+    room.read(RENEW_S)
+    seen = room.read()
+    assert (room.fake.entity(3), OK) in told(seen, "gpu_state")
+    assert told(seen, "gpu_reset") == []
+
+
+def test_an_operators_number_replaces_the_memory_of_gpus_but_not_what_the_bus_shows(room: Room) -> None:
+    room.read()
+    room.fake.vanish(3)
+    room.start(room.sensor.remembered(), expected=3)
+    assert room.values()["gpu_count"] == 1
+    (room.sysfs / f"bus/pci/devices/{room.fake.entity(3).removeprefix('gpu/')}/driver").unlink()
+    assert room.values()["gpu_count"] == 0
 
 
 def test_a_gpu_moved_to_another_slot_is_not_missing_in_the_old_one(room: Room) -> None:
@@ -55,6 +117,52 @@ def test_a_gpu_moved_to_another_slot_is_not_missing_in_the_old_one(room: Room) -
     assert dict(told(seen, "gpu_state")) == dict.fromkeys(
         [old, *(room.fake.entity(i) for i in range(GPUS))], OK
     )
+
+
+def test_a_gpu_that_is_gone_but_not_missing_has_no_facts_and_a_missing_one_keeps_its_uuid(room: Room) -> None:
+    room.read()
+    uuid = room.fake.gpu(0).uuid.decode()
+
+    def facts(seen: list[Observation], gpu: str) -> dict[str, str]:
+        return next(dict(e.facts) for e in seen if (e.check, e.entity) == ("gpu_state", gpu))
+
+    old = room.fake.entity(0)
+    room.fake.vanish(0)
+    assert facts(room.read(), old) == {"uuid": uuid}
+    room.fake.restore(0)
+    room.fake.gpu(0).pci = b"00000000:99:00.0"
+    room.restart()
+    seen = room.read()
+    assert facts(seen, old) == {}
+    assert facts(seen, room.fake.entity(0))["uuid"] == uuid
+
+
+def test_gpus_that_were_removed_on_purpose_are_forgotten_at_an_operators_word(room: Room) -> None:
+    room.read()
+    old = room.fake.entity(3)
+    room.fake.vanish(3)
+    (room.sysfs / "bus/pci/devices" / old.removeprefix("gpu/") / "driver").unlink()
+    assert room.values() == {"nvml": 0, "gpu_count": 1}
+    record_forget(room.state_dir, "gpus", "", "given back", 5.0)
+    for _ in range(2):
+        seen = room.read()
+        assert told(seen, "gpu_count") == [("node", 0)]
+        assert (old, OK) in told(seen, "gpu_state")
+        room.restart()
+    room.fake.vanish(2)
+    assert room.values()["gpu_count"] == 1  # the file is not read again
+
+
+def test_links_that_were_removed_on_purpose_are_forgotten_at_an_operators_word(room: Room) -> None:
+    room.read()
+    for gpu in (0, 1):
+        room.fake.gpu(gpu).link_up[3] = 0
+        assert room.values(gpu)["nvlink_down"] == 1
+    record_forget(room.state_dir, "nvlinks", room.fake.entity(0), "no bridge any more", 5.0)
+    assert room.values(0)["nvlink_down"] == 0
+    assert room.values(1)["nvlink_down"] == 1
+    record_forget(room.state_dir, "nvlinks", "", "no bridges any more", 6.0)
+    assert room.values(1)["nvlink_down"] == 0
 
 
 def test_fewer_gpus_than_configured_are_reported_as_missing(room: Room) -> None:
@@ -106,9 +214,71 @@ def test_a_falling_volatile_counter_shows_a_reset_of_its_gpu(room: Room) -> None
     assert told(room.read(), "gpu_reset") == []
     room.fake.gpu(1).ecc_uncorrected = 3
     assert told(room.read(), "gpu_reset") == []
-    room.restart()
     room.fake.gpu(1).ecc_uncorrected = 0
     assert told(room.read(), "gpu_reset") == [(room.fake.entity(1), 0)]
+
+
+def test_a_counter_that_falls_without_persistence_mode_shows_no_reset(room: Room) -> None:
+    gpu = room.fake.gpu(1)
+    for before, after in ((0, 0), (0, 1), (1, 0)):
+        gpu.persistence, gpu.ecc_uncorrected = before, 3
+        room.start()
+        room.read()
+        gpu.persistence, gpu.ecc_uncorrected = after, 0
+        assert told(room.read(), "gpu_reset") == []
+
+
+def test_a_counter_that_falls_while_no_agent_ran_shows_no_reset(room: Room) -> None:
+    room.fake.gpu(1).ecc_uncorrected = 3
+    room.read()
+    room.restart()
+    room.fake.gpu(1).ecc_uncorrected = 0
+    assert told(room.read(), "gpu_reset") == []
+
+
+@pytest.mark.parametrize(("persistence", "resets"), [(0, 0), (1, 1)])
+def test_the_agents_own_renewal_of_nvml_is_no_reset_of_the_other_gpus(
+    room: Room, persistence: int, resets: int
+) -> None:
+    gpu = room.fake.gpu(1)
+    gpu.persistence, gpu.ecc_uncorrected, gpu.recovery_action = persistence, 3, 1
+    room.start()
+    room.read()
+    room.fake.gpu(0).code = 15
+    room.read()
+    room.read(RENEW_S)
+    gpu.ecc_uncorrected = gpu.recovery_action = (
+        0  # the driver unloaded the state of GPUs that nobody had open
+    )
+    # With persistence mode on the driver keeps its request, so that its end is the driver's word.
+    assert len(told(room.read(), "gpu_reset")) == resets
+    gpu.recovery_action = 1
+    room.read()
+    gpu.recovery_action = 0
+    assert told(room.read(), "gpu_reset") == [(room.fake.entity(1), 0)]
+
+
+def test_a_request_that_ends_with_the_agents_renewal_is_no_reset_whenever_it_is_read(room: Room) -> None:
+    room.sensor.close()
+    gpu = room.fake.gpu(1)
+    gpu.persistence, gpu.recovery_action = 0, 1
+    periods_s = {"gpu_state": 5.0, "gpu_throttled": 5.0, "recovery_action": RENEW_S + 30}
+    room.sensor = NvmlPolling(NvmlDriver(room.sysfs), room.clock, periods_s)
+
+    def read(after_s: float) -> list[Observation]:
+        room.clock.at_s += after_s
+        return room.sensor.read()
+
+    read(5)
+    room.fake.gpu(0).code = 15
+    read(5)
+    read(RENEW_S)
+    gpu.recovery_action = 0
+    for _ in range(3):
+        seen = read(5)
+        assert told(seen, "recovery_action") == []  # not due yet
+    assert (room.fake.entity(1), 0) in told(seen := read(30), "recovery_action")
+    assert told(seen, "gpu_reset") == []
 
 
 @pytest.mark.parametrize(("action", "resets"), [(1, 1), (2, 1), (3, 1), (4, 1), (5, 0), (6, 1), (7, 1)])

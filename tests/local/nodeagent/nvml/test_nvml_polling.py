@@ -28,6 +28,7 @@ def test_a_healthy_gpu_has_a_value_for_every_check_that_it_supports(room: Room) 
         "gpu_temperature_margin": 37,
         "gpu_throttled": 0,
         "pcie_link": 1.0,
+        "pcie_generation": 0,
         "pcie_replay": 0,
         "nvlink_down": 0,
         "nvlink_errors": 0,
@@ -43,7 +44,7 @@ def test_faults_of_a_gpu_are_read_as_they_are(room: Room) -> None:
     gpu.inforom = 14
     gpu.margin = -2
     gpu.clocks_event_reasons = 0x40
-    gpu.pcie_width, gpu.pcie_replays = 4, 77
+    gpu.pcie_width, gpu.pcie_generation, gpu.pcie_replays = 4, 1, 77
     gpu.nvlink_replay, gpu.nvlink_crc = 20, 3
     gpu.fabric_summary = 3
     room.fake.field(1, 29, 30)
@@ -63,6 +64,7 @@ def test_faults_of_a_gpu_are_read_as_they_are(room: Room) -> None:
         "gpu_temperature_margin": -2,
         "gpu_throttled": 1,
         "pcie_link": 0.25,
+        "pcie_generation": 4,
         "pcie_replay": 77,
         "nvlink_down": 0,
         "nvlink_errors": 23,
@@ -89,6 +91,8 @@ def test_the_state_of_a_gpu_is_reported_with_its_facts(room: Room) -> None:
         "uuid": "GPU-00000000-0000-4000-8000-000000000000",
         "name": "NVIDIA H100 80GB HBM3",
         "serial": "1652223000000",
+        "persistence": "on",
+        "mig": "off",
     }
     nvml = next(each for each in room.read() if each.check == "nvml")
     assert dict(nvml.facts) == {"driver": "575.57.08", "nvml": "12.575.57.08"}
@@ -170,6 +174,60 @@ def test_a_narrow_link_is_reported_only_under_load_and_a_full_one_always(room: R
     assert room.values(0)["pcie_link"] == 1.0
 
 
+def test_a_slow_link_is_reported_only_under_load_and_a_fast_one_always(room: Room) -> None:
+    gpu = room.fake.gpu(0)
+    gpu.pcie_generation, gpu.utilization = 1, 0
+    assert "pcie_generation" not in room.values(0)
+    gpu.utilization = 50
+    seen = next(each for each in room.read() if each.check == "pcie_generation")
+    assert (seen.value, seen.text) == (4, "generation 1 of 5")
+    gpu.pcie_generation, gpu.utilization = 5, 0
+    assert room.values(0)["pcie_generation"] == 0
+
+
+def test_links_that_mig_makes_inactive_are_not_down_and_those_that_stay_down_after_it_are(
+    room: Room,
+) -> None:
+    gpu = room.fake.gpu(0)
+    room.read()
+    gpu.mig = gpu.mig_pending = 1
+    for link in range(18):
+        gpu.link_up[link] = 0
+    assert room.values(0)["nvlink_down"] == 0
+    room.restart()
+    assert room.values(0)["nvlink_down"] == 0
+    gpu.mig = gpu.mig_pending = 0
+    for link in range(17):
+        gpu.link_up[link] = 1
+    assert room.values(0)["nvlink_down"] == 1
+    gpu.link_up[17] = 1
+    assert room.values(0)["nvlink_down"] == 0
+    gpu.mig = gpu.mig_pending = 1  # what was up without MIG is not expected with it
+    for link in range(18):
+        gpu.link_up[link] = 0
+    assert room.values(0)["nvlink_down"] == 0
+
+
+def test_a_link_that_was_up_with_mig_on_is_down(room: Room) -> None:
+    gpu = room.fake.gpu(0)
+    gpu.mig = gpu.mig_pending = 1
+    room.start()
+    assert room.values(0)["nvlink_down"] == 0
+    gpu.link_up[3] = 0
+    assert room.values(0)["nvlink_down"] == 1
+
+
+@pytest.mark.parametrize(
+    ("mig", "pending", "said"), [(1, 1, "on"), (0, 1, "off, on pending"), (-1, -1, None)]
+)
+def test_the_modes_of_a_gpu_are_facts(room: Room, mig: int, pending: int, said: str | None) -> None:
+    gpu = room.fake.gpu(0)
+    gpu.mig, gpu.mig_pending, gpu.persistence = mig, pending, 0
+    room.start()
+    facts = dict(next(each for each in room.read() if each.check == "gpu_state").facts)
+    assert (facts["persistence"], facts.get("mig")) == ("off", said)
+
+
 def test_links_that_were_up_before_a_restart_are_reported_as_down(room: Room) -> None:
     gpu = room.fake.gpu(0)
     gpu.link_up[17] = 0  # never up: not wired
@@ -198,3 +256,37 @@ def test_errors_of_newer_links_are_summed_over_the_links(
         sensor = NvmlPolling(NvmlDriver(tmp_path), SetClock(), {"nvlink_errors": 5.0})
         assert [each.value for each in sensor.read()] == [total]
         sensor.close()
+
+
+def test_a_counter_of_links_that_is_unreadable_for_one_poll_adds_no_errors(room: Room) -> None:
+    gpu = room.fake.gpu(0)
+    gpu.nvlink_replay, gpu.nvlink_crc = 2000, 5
+    before = room.values(0)["nvlink_errors"]
+    room.fake.field(0, 52, code=state.UNKNOWN)
+    assert "nvlink_errors" not in room.values(0)
+    room.fake.field(0, 52, 2001)
+    assert room.values(0)["nvlink_errors"] - before == 1
+
+
+def test_counters_of_links_that_are_all_unreadable_are_not_replaced_by_others(room: Room) -> None:
+    gpu = room.fake.gpu(0)
+    gpu.nvlink_replay = 4
+    assert room.values(0)["nvlink_errors"] == 4
+    for field in (38, 45, 52, 59):
+        room.fake.field(0, field, code=state.UNKNOWN)
+    for link in range(2):
+        room.fake.field(0, 161, 700, scope=link)
+    assert "nvlink_errors" not in room.values(0)
+    room.restart()
+    assert "nvlink_errors" not in room.values(0)
+    for field in (38, 45, 59):
+        room.fake.field(0, field, 0)
+    room.fake.field(0, 52, 5)
+    assert room.values(0)["nvlink_errors"] == 5
+
+
+def test_a_sweep_makes_a_known_number_of_calls(room: Room) -> None:
+    room.read()
+    before = room.fake.state.calls
+    room.read()
+    assert room.fake.state.calls - before == 1 + GPUS * 31  # 18 of them for its links

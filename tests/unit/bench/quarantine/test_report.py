@@ -6,9 +6,9 @@ import pytest
 
 from bench.quarantine.report import HOLDS
 from bench.quarantine.tally import UNCONFIRMED
-from supervisor.quarantine import breaker, decide, storms
+from supervisor.quarantine import admission, breaker, cohorts, decide, storms
 
-SOURCES = "".join(inspect.getsource(module) for module in (breaker, decide, storms))
+SOURCES = "".join(inspect.getsource(module) for module in (admission, breaker, cohorts, decide, storms))
 
 
 @pytest.mark.parametrize("words", [*HOLDS, UNCONFIRMED])

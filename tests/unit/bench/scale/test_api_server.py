@@ -14,7 +14,7 @@ from bench.scale import cluster_objects
 from bench.scale.api_server import ObjectStore, SimulatedApi
 from supervisor.admission.pod_layout import AUDIENCE
 from supervisor.cluster.jobs import MEMBERS
-from supervisor.cluster.supervision import SUPERVISIONS
+from supervisor.cluster.supervision.contents import SUPERVISIONS
 from supervisor.kubernetes.access import ServerAccess
 from supervisor.kubernetes.client import PODS, ApiServer, PatchType
 from supervisor.kubernetes.errors import AlreadyThere, Conflict, InvalidObject

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from bench.scale.report import judge, rows
+from bench.scale.report import PHASES, judge, rows
+
+SLOW = {"first_s": 0.01, "last_s": 0.09, "settled_s": 0.9}
 
 
 def figures(**given: Any) -> dict[str, Any]:
@@ -26,6 +28,7 @@ def figures(**given: Any) -> dict[str, Any]:
     }
     decision = {"first_s": 0.01, "last_s": 0.02, "settled_s": 0.9}
     found = {
+        "faults_per_s": 1.0,
         "connected_s": 9.0,
         "adopted_s": 12.0,
         "rest": phase,
@@ -36,7 +39,7 @@ def figures(**given: Any) -> dict[str, Any]:
     }
     return {
         **found,
-        **{name: {**phase, **value} if name == "rest" else value for name, value in given.items()},
+        **{name: {**phase, **value} if name in PHASES else value for name, value in given.items()},
     }
 
 
@@ -51,14 +54,28 @@ def test_all_targets_are_met() -> None:
 @pytest.mark.parametrize(
     ("given", "target"),
     [
-        ({"rest": {"cpu": 0.51}}, "CPU of the supervisor below 50% of a core"),
+        ({"rest": {"cpu": 0.51}}, "CPU of the supervisor at rest below 50% of a core"),
         ({"rest": {"scrapes_s": [0.01, 0.2]}}, "/metrics below 200 ms"),
+        ({"faults": {"scrapes_s": [0.01, 0.2]}}, "/metrics below 200 ms"),
+        ({"faults": {"peak_bytes": 501e6}}, "peak memory below 500 MB"),
         ({"decisions": [{"first_s": 0.1, "last_s": 0.1, "settled_s": 1.0}] * 3}, "decision p99 below 100 ms"),
         ({"decisions": [{"first_s": 0.01, "last_s": 0.01, "settled_s": None}]}, "every job recovers"),
     ],
 )
 def test_a_missed_target_is_named(given: dict[str, Any], target: str) -> None:
     assert missed(**given) == [target]
+
+
+def test_the_cpu_of_a_phase_beyond_the_requirement_is_shown_without_a_limit() -> None:
+    given = figures(faults={"cpu": 0.9})
+    assert [each.target for each in judge(given) if not each.met] == []
+    shown = dict(rows(given))["beyond the requirement, 1 crashes/s: CPU of the supervisor, of one core"]
+    assert shown == "90.0%"
+
+
+def test_the_p99_of_the_decisions_is_shown() -> None:
+    took = [*[{"first_s": 0.01, "last_s": 0.02, "settled_s": 0.9}] * 98, *[SLOW] * 2]
+    assert dict(rows(figures(decisions=took)))["decision, median, p99 and worst"] == "20 ms, 90 ms, 90 ms"
 
 
 def test_a_run_without_faults_leaves_the_decision_open() -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.launcher import worker_process
-from holdfast.launcher.worker_process import WorkerProcess
+from holdfast.launcher.workers import worker_process
+from holdfast.launcher.workers.worker_process import WorkerProcess
 from holdfast.process import linux
 from holdfast.protocol import rank_channel
 

@@ -9,15 +9,16 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from types import SimpleNamespace
+from typing import Any, get_args
 
 import pytest
 
 from holdfast.launcher.launcher import Launcher
 from holdfast.launcher.sidecar_server import OrderRefused
-from holdfast.launcher.warm_pool import MemberSettings
-from holdfast.launcher.worker_group import WorkerGroup
-from holdfast.launcher.worker_process import Worker, WorkerProcess
+from holdfast.launcher.workers.warm_pool import MemberSettings
+from holdfast.launcher.workers.worker_group import WorkerGroup
+from holdfast.launcher.workers.worker_process import Worker, WorkerProcess
 from holdfast.protocol import rank_channel
 from holdfast.protocol.launcher_messages import Ending, Launch, LauncherAction, LauncherOrder, RankStart
 from holdfast.protocol.rank_channel import WorkerMessage, WorkerOrder
@@ -89,6 +90,18 @@ def test_orders_of_a_supervisor_that_was_replaced_are_refused(launcher: Launcher
     assert launcher.state() == before
     launcher.obey(LauncherOrder("stop", epoch=3))
     assert launcher.stopping
+
+
+@pytest.mark.parametrize("do", [each for each in get_args(LauncherAction) if each not in ("run", "stop")])
+def test_an_order_about_other_ranks_than_the_current_ones_has_no_effect(
+    launcher: Launcher, do: LauncherAction
+) -> None:
+    unusable: Any = SimpleNamespace(generation=3)
+    launcher.group, launcher.pool = unusable, unusable
+    for other in (2, 4):
+        launcher.obey(LauncherOrder(do, other))
+    with pytest.raises(AttributeError):
+        launcher.obey(LauncherOrder(do, 3))
 
 
 def ended_rank(launcher: Launcher, code: int, said: Ending) -> Ending:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.launcher.worker_process import WorkerProcess, reap
+from holdfast.launcher.workers.worker_process import WorkerProcess, reap
 from holdfast.process import linux
 from holdfast.protocol import rank_channel
 from tests.unit.tracing import SLEEPS, held
@@ -75,17 +75,17 @@ def test_a_child_that_does_not_end_is_waited_for_within_the_limit(child: subproc
 
 _LAUNCHER = """
 import subprocess, sys, time
-from holdfast.launcher import launcher
+from holdfast.launcher.workers import orphans
 child = subprocess.Popen(sys.argv[1:])
 print(child.pid, flush=True)
 sys.stdin.readline()
-launcher._reap_all()
+orphans.kill_all()
 print("ended", flush=True)
 """
 _KEEPER = """
 import selectors, subprocess, sys, time
 from pathlib import Path
-from supervisor.local.processes import ProcessTable
+from supervisor.local.keeper.processes import ProcessTable
 children = ProcessTable(Path("."), selectors.DefaultSelector(), lambda part: None)
 stray = subprocess.Popen(sys.argv[1:])
 print(stray.pid, flush=True)

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.inspection import rank_inspector
-from holdfast.launcher.warm_pool import MemberSettings
-from holdfast.launcher.worker_group import WorkerGroup
-from holdfast.launcher.worker_process import Worker, WorkerProcess
+from holdfast.launcher.workers.warm_pool import MemberSettings
+from holdfast.launcher.workers.worker_group import WorkerGroup
+from holdfast.launcher.workers.worker_process import Worker, WorkerProcess
 from holdfast.protocol import codec, foreign_text
 from holdfast.protocol.foreign_text import sent_bytes, shortened
 from holdfast.protocol.launcher_messages import (

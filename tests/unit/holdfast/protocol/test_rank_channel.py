@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.launcher.warm_pool import MemberSettings
-from holdfast.launcher.worker_group import WorkerGroup
-from holdfast.launcher.worker_process import Worker, WorkerProcess
+from holdfast.launcher.workers.warm_pool import MemberSettings
+from holdfast.launcher.workers.worker_group import WorkerGroup
+from holdfast.launcher.workers.worker_process import Worker, WorkerProcess
 from holdfast.protocol import codec, rank_channel
 from holdfast.protocol.launcher_messages import BadNumber, Ending, RankStart, SecureAnswer
 from holdfast.protocol.rank_channel import WorkerMessage, WorkerOrder

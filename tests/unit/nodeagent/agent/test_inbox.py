@@ -25,6 +25,19 @@ def test_of_equal_events_the_first_and_the_newest_are_kept() -> None:
     assert {each.at_s for each in inbox.drain()} == {4.0, 9.0}
 
 
+@pytest.mark.parametrize("times", [(5.0, 4.0), (4.0, 5.0), (5.0, 4.0, 4.5), (4.5, 5.0, 4.0), (4.5, 4.0, 5.0)])
+def test_the_first_and_the_newest_are_kept_in_whatever_order_they_arrive(times: tuple[float, ...]) -> None:
+    inbox = Inbox(POLICY)
+    inbox.put(xid(79, at_s) for at_s in times)
+    assert sorted(each.at_s for each in inbox.drain()) == [4.0, 5.0]
+
+
+def test_an_event_that_is_read_twice_waits_once() -> None:
+    inbox = Inbox(POLICY)
+    inbox.put([xid(79, 5.0), xid(79, 5.0)])
+    assert inbox.drain() == [xid(79, 5.0)]
+
+
 def test_an_event_that_recurs_after_a_reset_is_not_merged_with_the_one_before_it() -> None:
     """All three come within one cycle: the reset ends the fault before it, and the later one remains."""
     inbox, evaluator = Inbox(POLICY), Evaluator(POLICY)

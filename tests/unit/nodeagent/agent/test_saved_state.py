@@ -84,13 +84,48 @@ def test_any_bytes_are_a_state_or_a_problem(tmp_path_factory: pytest.TempPathFac
     assert len(problems) == 2
 
 
-def test_a_state_written_by_a_newer_agent_is_not_changed(tmp_path: Path) -> None:
-    raw = json.dumps({"version": saved_state.VERSION + 1}).encode()
-    (tmp_path / NAME).write_bytes(b"%08x %d\n" % (zlib.crc32(raw), len(raw)) + raw)
-    with pytest.raises(
-        saved_state.WrittenByNewerAgent, match="has version 2; this agent reads versions up to 1"
-    ):
-        saved_state.load(tmp_path)
+def newer(path: Path, version: object = saved_state.VERSION + 1) -> bytes:
+    raw = json.dumps({"version": version, "shape": "unknown"}).encode()
+    content = b"%08x %d\n" % (zlib.crc32(raw), len(raw)) + raw
+    path.write_bytes(content)
+    return content
+
+
+def test_a_state_written_by_a_newer_agent_is_set_aside_and_survives_every_save(tmp_path: Path) -> None:
+    content = newer(tmp_path / NAME)
+    assert saved_state.load(tmp_path)[0] == SavedState()
+    assert (tmp_path / NAME).read_bytes() == content, "a command that only reads changes nothing"
+    found, problems = saved_state.load(tmp_path, set_aside=True)
+    assert found == SavedState()
+    assert len(problems) == 1
+    assert "it has version 2; this agent reads versions up to 1" in problems[0]
+    assert "it is kept as memory.version-2.json" in problems[0]
+    saved_state.save(tmp_path, full())
+    saved_state.save(tmp_path, full())
+    assert (tmp_path / "memory.version-2.json").read_bytes() == content
+    assert saved_state.load(tmp_path, set_aside=True) == (full(), ())
+
+
+def test_the_previous_file_is_used_if_a_newer_agent_wrote_only_the_last_one(tmp_path: Path) -> None:
+    saved_state.save(tmp_path, full())
+    (tmp_path / NAME).rename(tmp_path / BEFORE)
+    newer(tmp_path / NAME)
+    found, problems = saved_state.load(tmp_path, set_aside=True)
+    assert (found, len(problems)) == (full(), 1)
+
+
+def test_a_newer_state_that_cannot_be_set_aside_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newer(tmp_path / NAME)
+
+    def read_only(*_: object) -> None:
+        raise OSError(errno.EROFS, "read-only")
+
+    monkeypatch.setattr(Path, "replace", read_only)
+    found, problems = saved_state.load(tmp_path, set_aside=True)
+    assert found == SavedState()
+    assert "cannot be renamed to memory.version-2.json: read-only" in problems[0]
 
 
 def test_a_failed_save_leaves_the_previous_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

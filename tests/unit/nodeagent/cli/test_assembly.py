@@ -18,7 +18,7 @@ def test_an_agent_starts_without_its_state_while_the_disk_hangs_and_learns_when_
 ) -> None:
     answers = threading.Event()
 
-    def hanging(_: Path) -> tuple[SavedState, tuple[str, ...]]:
+    def hanging(_: Path, *, set_aside: bool) -> tuple[SavedState, tuple[str, ...]]:
         assert answers.wait(PATIENCE_S)
         return SavedState(), ()
 

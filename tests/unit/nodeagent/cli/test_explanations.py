@@ -72,7 +72,7 @@ def test_a_check_shows_its_limits_and_its_clearing_condition() -> None:
     ("subject", "code", "told"),
     [
         ("xid", "7x", ["did you mean 7?", "expected 1-178, 185"]),
-        ("xid", "200", ["not in the table", "1-178, 185", "treated as degraded, contact_support"]),
+        ("xid", "200", ["not in the table", "1-178, 185", "treated as healthy, none"]),
         ("xid", "-1", ["is not a code"]),
         ("xid", "9" * 5000, ["is not a code"]),
         ("xid", "٧٩", ["is not a code"]),

@@ -5,7 +5,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from nodeagent.evaluation.evaluator import MAX_EVENTS, MAX_VARIANTS, Evaluator
+from nodeagent.evaluation.evaluator import Evaluator
+from nodeagent.evaluation.quotas import MAX_EVENTS, MAX_VARIANTS
 from nodeagent.model import Action, Level, Observation
 from tests.unit.nodeagent.evaluation.world import (
     DAY_S,
@@ -101,7 +102,8 @@ def test_the_drivers_verdict_takes_precedence_over_the_table() -> None:
     assert said(seen, 11.0) == REBOOT
     [first, *_] = standing(seen, 11.0)
     assert first.overridden == "driver"
-    assert said([xid(79, 10.0), xid(154, 9.5, "reset_gpu")], 11.0) == RESET
+    assert of(79, [xid(79, 10.0), xid(154, 10.5, "reset_gpu")], 11.0) == RESET
+    assert of(79, [xid(79, 10.0), xid(154, 9.5, "reset_gpu")], 11.0) == REBOOT, "it may concern another fault"
 
 
 def test_an_older_driver_sends_no_verdict() -> None:
@@ -188,7 +190,8 @@ def test_an_unnamed_state_is_neither_bad_nor_clean() -> None:
 def test_stored_evidence_is_bounded() -> None:
     made = Evaluator(POLICY)
     for n in range(MAX_EVENTS + 20):
-        made.add(Observation(float(n), "xid", f"gpu/{n}", "kmsg", 79.0))
+        made.add(Observation(float(n), "xid", f"nfs/{n}", "kmsg", 79.0))
+    assert made.dropped == 20, "each refusal is counted"
     for n in range(2 * MAX_VARIANTS):
         made.add(xid(13, float(n), f"GPC {n} TPC 0"))
     assert len(made.dump()["events"]) <= MAX_EVENTS + MAX_VARIANTS
@@ -198,10 +201,18 @@ def test_stored_evidence_is_bounded() -> None:
     assert len(series[2][2]) < 100
 
 
-def test_evidence_not_seen_for_long_is_forgotten() -> None:
-    made = evaluator([sample("verdict", 0.0, 1), xid(79, 0.0), xid(48, 1000.0)])
-    made.forget(500.0)
-    assert [each.code for each in made.findings(1001.0)] == [48]
+def test_evidence_not_seen_for_long_is_forgotten_unless_it_stands() -> None:
+    seen = [sample("verdict", 0.0, 1), sample("heat", 0.0, 50), xid(13, 0.0), xid(79, 0.0)]
+    made = evaluator([*seen, xid(46, 1.0), mark("gpu_reset", 2.0)])
+    made.forget(601.0)
+    kept = made.dump()
+    assert [(each[1], each[2]) for each in kept["events"]] == [
+        ("xid", 79), ("xid", 46), ("gpu_reset", 0)
+    ], "46 stands until 602, and without the reset it would stand again"  # fmt: skip
+    assert [each[1] for each in kept["series"]] == ["verdict"]
+    made.forget(603.0)
+    assert [(each[1], each[2]) for each in made.dump()["events"]] == [("xid", 79), ("gpu_reset", 0)]
+    assert [each.check for each in made.findings(1000 * DAY_S)] == ["xid", "verdict"]
 
 
 def test_an_observation_that_is_not_a_finite_number_is_ignored() -> None:

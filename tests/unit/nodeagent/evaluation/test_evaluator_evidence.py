@@ -8,9 +8,10 @@ from math import inf
 
 import pytest
 
-from nodeagent.evaluation import evaluator as module
+from nodeagent.evaluation import quotas
 from nodeagent.evaluation.evaluator import Evaluator, verdicts
 from nodeagent.model import Action, HealthFinding, HealthVerdict, Level, Observation
+from nodeagent.policy.loading import shipped
 from tests.unit.nodeagent.evaluation.world import (
     GPU,
     POLICY,
@@ -43,40 +44,71 @@ def test_an_observation_is_added_if_it_is_new_and_the_policy_has_its_check() -> 
     assert made.entities == {"node", GPU, "switch/0"}
 
 
-def test_a_series_beyond_the_limit_is_refused_and_the_earlier_ones_are_kept(
+def test_beyond_the_limit_a_series_without_a_finding_makes_room_and_a_loss_is_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "MAX_SERIES", 2)
+    monkeypatch.setattr(quotas, "MAX_SERIES", 2)
     made = Evaluator(POLICY)
-    assert [made.add(heat(entity, 1.0)) for entity in ("a", "b", "c")] == [True, True, False]
-    assert [made.add(heat(entity, 2.0)) for entity in ("a", "b", "c")] == [True, True, False]
-    assert [series[0] for series in made.dump()["series"]] == ["a", "b"]
+
+    def disks() -> list[str]:
+        return [entity for entity, *_ in made.dump()["series"]]
+
+    def is_added(entity: str, at_s: float, value: float = 0.0) -> bool:
+        return made.add(Observation(at_s, "verdict", entity, "polling", value))
+
+    assert [is_added("disk/a", 1.0), is_added("disk/b", 2.0, 1.0)] == [True, True]
+    assert is_added("disk/c", 2000.0), "a is gone"
+    assert (disks(), made.dropped) == (["disk/b", "disk/c"], 0)
+    assert is_added("disk/d", 2001.0, 1.0), "c may still be there"
+    assert (disks(), made.dropped) == (["disk/b", "disk/d"], 1)
+    assert not is_added("disk/e", 2002.0), "b and d stand"
+    assert (disks(), made.dropped) == (["disk/b", "disk/d"], 2)
+    assert "disk/c" not in made.entities
+    others = [is_added(entity, 3000.0, 1.0) for entity in (GPU, "node", "net/eth0")]
+    assert others == [True, True, True], "each kind has its own limit"
+    assert made.dropped == 2
 
 
-def test_beyond_the_limit_the_event_last_seen_longest_ago_is_dropped(
+def test_beyond_the_limit_the_event_that_ended_longest_ago_makes_room_and_none_that_stands(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "MAX_EVENTS", 2)
-    old = Observation(300.0, "xid", "z", "kmsg", 13.0)
-    made = evaluator([old, xid(48, 100.0), xid(48, 700.0, "x")])
-    made.findings(701.0)
-    assert made.until_s == 900.0
-    made.add(xid(79, 800.0))
+    monkeypatch.setattr(quotas, "MAX_OWN", 3)
+    monkeypatch.setattr(quotas, "MAX_EVENTS", 1)
+    made = evaluator([xid(79, 0.0), xid(13, 100.0), mark("gpu_reset", 50.0)])
+    assert [each.code for each in made.findings(101.0)] == [79, 13]
+    assert made.until_s == 700.0
+    assert made.add(xid(48, 800.0))
     assert [each.code for each in made.findings(801.0)] == [79, 48]
     assert made.until_s == inf, "the end of the dropped one is no longer awaited"
-    made.add(xid(48, 900.0))
-    assert [each.code for each in made.findings(901.0)] == [79, 48]
+    assert [each[1:3] for each in made.dump()["events"]] == [["xid", 79], ["gpu_reset", 0], ["xid", 48]]
+    assert (made.add(xid(64, 900.0)), made.dropped) == (False, 1), "all others stand, or end what stands"
+    assert made.add(Observation(900.0, "xid", "nfs/a", "kmsg", 79.0)), "each kind has its own limit"
 
 
-def test_beyond_the_limit_the_variant_last_seen_longest_ago_is_dropped(
+def test_a_flood_of_other_events_never_takes_the_place_of_a_gpus_fault() -> None:
+    made = evaluator([xid(79, 0.0)])
+    for n in range(quotas.MAX_EVENTS + 50):
+        made.add(Observation(float(n), "xid", f"nfs/{n}", "kmsg", 13.0))
+    assert made.add(Observation(9.0, "xid", "gpu/0000:4b:00.0", "kmsg", 79.0))
+    unhealthy = {each.entity for each in made.findings(1e6) if each.level is Level.UNHEALTHY}
+    assert unhealthy == {GPU, "gpu/0000:4b:00.0"}
+
+
+def test_a_dropped_variant_is_the_mildest_and_one_of_the_same_meaning_takes_over_its_bursts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "MAX_VARIANTS", 2)
+    monkeypatch.setattr(quotas, "MAX_VARIANTS", 2)
     made = evaluator([xid(13, 1.0, "b"), xid(13, 500.0, "a"), xid(13, 1000.0, "c")])
+    assert [event[3] for event in made.dump()["events"]] == ["a", "c"], "its recurrence is counted by variant"
+    made = evaluator([xid(79, 1.0, "b"), xid(79, 500.0, "a"), xid(79, 1000.0, "c")])
     assert [event[3] for event in made.dump()["events"]] == ["a", "c"]
-    made.add(xid(13, 1500.0, "a"))
-    made.add(xid(13, 2000.0, "b"))
-    assert [event[3] for event in made.dump()["events"]] == ["a", "b"]
+    assert [each.since_s for each in made.findings(1001.0)] == [1.0]
+    severe, harmless = "0x00000010", "0x00000001"
+    rest = ",0x00000000" * 6
+    made = Evaluator(shipped(), 575)
+    for n, register in enumerate((severe, harmless, "0x00800000")):
+        made.add(xid(74, 1000.0 * n, register + rest))
+    assert made.findings(3000.0)[0].level is Level.UNHEALTHY, "the severe one is the oldest"
 
 
 def test_findings_are_the_same_tuple_until_the_evidence_or_the_time_changes_them() -> None:
@@ -104,10 +136,8 @@ def test_evidence_added_after_a_query_changes_the_next_answer() -> None:
     assert made.findings(901.0) == ()
     made.add(xid(79, 1000.0))
     assert [each.since_s for each in made.findings(1001.0)] == [1000.0]
-    made.forget(2000.0)
-    assert made.findings(1001.0) == ()
-    made.load(evaluator([xid(79, 1000.0)]).dump())
-    assert [each.code for each in made.findings(1001.0)] == [79]
+    made.load(evaluator([xid(46, 1000.0)]).dump())
+    assert [each.code for each in made.findings(1001.0)] == [79, 46]
 
 
 def test_another_driver_branch_changes_the_codes_that_its_verdicts_concern() -> None:
@@ -164,13 +194,19 @@ def test_a_finding_has_the_text_of_the_newest_sample_and_the_sources_of_all() ->
 
 
 def test_evidence_from_the_given_time_on_is_kept_and_earlier_evidence_is_forgotten() -> None:
-    made = evaluator([xid(48, 100.0), xid(79, 99.0), xid(64, 50.0, "a"), xid(64, 500.0, "b")])
+    seen = [xid(48, 99.0), xid(79, 99.0), xid(13, 50.0, "a"), xid(13, 1000.0, "b"), mark("cleared", 99.5)]
+    made = evaluator([*seen, xid(48, 100.0)])
     for entity, at_s in (("old", 99.0), ("same", 100.0), ("new", 101.0)):
         made.add(Observation(at_s, "heat", entity, "polling", 1000.0))
     made.forget(100.0)
     kept = made.dump()
     assert [series[0] for series in kept["series"]] == ["same", "new"]
-    assert [(event[2], event[3]) for event in kept["events"]] == [(48, ""), (64, "b")]
+    assert "old" not in made.entities
+    assert [(event[1], event[2], event[3]) for event in kept["events"]] == [
+        ("xid", 48, ""), ("xid", 13, "a"), ("xid", 13, "b"), ("cleared", 0, ""),
+    ], "the oldest of 13 is within its time, and without the clearance 48 would be older"  # fmt: skip
+    made.forget(2000.0)
+    assert [(event[1], event[2]) for event in made.dump()["events"]] == [("xid", 48), ("cleared", 0)]
 
 
 def test_the_newest_verdict_none_ends_a_finding() -> None:
@@ -202,6 +238,16 @@ def test_all_evidence_is_stored_as_json_and_restored_unchanged() -> None:
             [GPU, "xid", 13, "GPC 2", [[[2.0, 2.0]], [], ["kmsg"]]],
             ["node", "boot", 0, "", [[[0.5, 0.5]], [], ["test"]]],
         ],
+        "grown": [],
+        "heard": [
+            [GPU, "heat", None, "", [["a", 10.0], ["b", 20.0]]],
+            [GPU, "xid", 13, "GPC 1", [["kmsg", 1.0]]],
+            [GPU, "xid", 13, "GPC 2", [["kmsg", 2.0]]],
+            ["node", "boot", 0, "", [["test", 0.5]]],
+        ],
+        "unseen": [],
+        "devices": [],
+        "first_look_s": None,
     }  # fmt: skip
     restored = Evaluator(POLICY, 575)
     restored.load(stored)

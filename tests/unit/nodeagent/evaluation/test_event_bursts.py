@@ -6,17 +6,8 @@ import json
 
 import pytest
 
-from nodeagent.evaluation.events import (
-    GAP_S,
-    MAX_BURSTS,
-    Burst,
-    EventBursts,
-    all_overridden,
-    driver_verdict,
-    join_burst,
-    sends_verdict,
-    union_bursts,
-)
+from nodeagent.evaluation.bursts import GAP_S, MAX_BURSTS, Burst, EventBursts, join_burst, union_bursts
+from nodeagent.evaluation.events import all_overridden, driver_verdict, sends_verdict
 from nodeagent.model import Action, Level
 from tests.unit.nodeagent.evaluation.world import POLICY, REBOOT, RESET, meaning, xid
 
@@ -43,10 +34,10 @@ def test_bursts_within_three_minutes_of_each_other_are_one(
     assert union_bursts([spans, [new]]) == union_bursts([[new], spans]) == expected
 
 
-def test_the_newest_bursts_are_kept_and_an_empty_set_has_none() -> None:
+def test_the_oldest_bursts_become_one_so_that_the_first_event_stays_known() -> None:
     many: list[Burst] = [(1000.0 * n, 1000.0 * n) for n in range(MAX_BURSTS)]
-    assert join_burst(many, (-1000.0, -1000.0)) == many
-    assert join_burst(many, (1e6, 1e6)) == [*many[1:], (1e6, 1e6)]
+    assert join_burst(many, (-1000.0, -1000.0)) == [(-1000.0, 0.0), *many[1:]]
+    assert join_burst(many, (1e6, 1e6)) == [(0.0, 1000.0), *many[2:], (1e6, 1e6)]
     assert union_bursts([]) == union_bursts([[], []]) == []
 
 
@@ -58,28 +49,32 @@ def test_adding_an_event_keeps_the_newest_texts_and_returns_whether_anything_has
     assert made.add(xid(79, 10.0, text="two", source="kmsg")) is True, "another text"
     assert made.add(xid(79, 12.0, text="one", source="kmsg")) is True, "the text is newer"
     assert made.add(xid(79, 11.0, text="one", source="kmsg")) is False, "an older one changes nothing"
-    assert made == EventBursts([(10.0, 12.0)], [(10.0, "two"), (12.0, "one")], ["kmsg", "nvml"])
+    assert made == EventBursts([(10.0, 12.0)], [(10.0, "two"), (12.0, "one")], {"kmsg": 12.0, "nvml": 10.0})
     assert made.add(xid(79, 300.0, text="three", source="a")) is True
     assert made.add(xid(79, 301.0, text="four", source="b")) is True
     assert made.add(xid(79, 301.0, text="four", source="z")) is False, "four sources are kept"
     assert made == EventBursts(
         [(10.0, 12.0), (300.0, 301.0)],
         [(12.0, "one"), (300.0, "three"), (301.0, "four")],
-        ["a", "b", "kmsg", "nvml"],
+        {"a": 300.0, "b": 301.0, "kmsg": 12.0, "nvml": 10.0},
     )
 
 
 def test_bursts_are_stored_as_plain_json_and_restored_unchanged() -> None:
-    made = EventBursts([(1.0, 2.0), (500.0, 500.0)], [(1.0, "one"), (500.0, "two")], ["kmsg", "nvml"])
+    heard = {"kmsg": 500.0, "nvml": 2.0}
+    made = EventBursts([(1.0, 2.0), (500.0, 500.0)], [(1.0, "one"), (500.0, "two")], heard)
     stored = [[[1.0, 2.0], [500.0, 500.0]], [[1.0, "one"], [500.0, "two"]], ["kmsg", "nvml"]]
     assert made.dump() == stored
     assert json.loads(json.dumps(made.dump())) == stored
-    assert EventBursts.load(stored) == made
+    assert EventBursts.load(stored, list(heard.items())) == made
+    assert EventBursts.load(stored).heard == {"kmsg": 500.0, "nvml": 500.0}, "an older agent stored no times"
 
 
 def test_stored_bursts_are_bounded_and_converted_when_they_are_read() -> None:
     made = EventBursts.load([[["1", 2]] * 100, [["3", 4]] * 10, [5, "b", "c", "d", "e"]])
-    assert made == EventBursts([(1.0, 2.0)] * MAX_BURSTS, [(3.0, "4")] * 3, ["5", "b", "c", "d"])
+    assert made == EventBursts([(1.0, 2.0)] * MAX_BURSTS, [(3.0, "4")] * 3, dict.fromkeys("5bcd", 2.0))
+    with pytest.raises(ValueError, match="an event without bursts"):
+        EventBursts.load([[], [], []])
     with pytest.raises(ValueError, match="not enough values to unpack"):
         EventBursts.load([[], []])
     with pytest.raises(ValueError, match="could not convert string to float: 'x'"):
@@ -100,7 +95,8 @@ def test_a_verdict_concerns_a_burst_from_two_seconds_before_it_to_ten_seconds_af
     first_s: float, last_s: float, taken: bool
 ) -> None:
     verdicts = {"reset_gpu": EventBursts([(first_s, last_s)])}
-    assert driver_verdict((100, 110), verdicts, POLICY) == (RESET if taken else None)
+    found = driver_verdict((100, 110), verdicts, POLICY, meaning(Level.DEGRADED, Action.NONE))
+    assert (found and (found.level, found.action)) == (RESET if taken else None)
     overridden = [(meaning(Level.DEGRADED, Action.NONE, overridden=True), [(100.0, 110.0)])]
     assert all_overridden((first_s, last_s), overridden) is taken
 
@@ -116,14 +112,19 @@ def test_a_verdict_concerns_a_burst_from_two_seconds_before_it_to_ten_seconds_af
         ({"reset_gpu": [(101, 101)], "reboot_node": [(101, 101)]}, REBOOT),
         ({"reset_gpu": [(101, 300)], "reboot_node": [(110, 110)]}, REBOOT),
         ({"reset_gpu": [(0, 0), (500, 500)], "reboot_node": [(100, 100), (500, 500)]}, REBOOT),
-        ({"none": [(101, 101)], "reboot_node": [(100, 100)]}, (Level.HEALTHY, Action.NONE)),
+        ({"none": [(101, 101)], "reboot_node": [(100, 100)]}, REBOOT),
+        ({"none": [(101, 101)]}, None),
+        ({"reset_gpu": [(99, 99)]}, None),
+        ({"reset_gpu": [(99, 100)]}, RESET),
+        ({"reboot_node": [(99, 99)]}, REBOOT),
     ],
 )
-def test_the_newest_verdict_on_a_burst_counts_and_the_most_severe_of_equally_new_ones(
+def test_the_newest_verdict_counts_but_none_does_not_and_an_earlier_one_only_if_it_raises(
     verdicts: dict[str, list[Burst]], expected: tuple[Level, Action] | None
 ) -> None:
     made = {name: EventBursts(spans) for name, spans in verdicts.items()}
-    assert driver_verdict((100, 100), made, POLICY) == expected
+    found = driver_verdict((100, 100), made, POLICY, meaning(*RESET))
+    assert (found and (found.level, found.action)) == expected
 
 
 def test_a_verdict_concerns_only_overridden_codes_if_every_code_with_it_is_overridden() -> None:

@@ -9,7 +9,8 @@ from math import inf
 
 import pytest
 
-from nodeagent.evaluation.events import EndMarks, EventBursts, event_finding
+from nodeagent.evaluation.bursts import EventBursts
+from nodeagent.evaluation.events import EndMarks, event_finding
 from nodeagent.model import Action, HealthFinding, Level
 from nodeagent.policy.loading import shipped
 from nodeagent.policy.rules import Clears, HealthPolicy, Recurs, Rule, RuleKind
@@ -51,7 +52,9 @@ def event(
 ) -> Finding:
     by_variant = at_s if isinstance(at_s, Mapping) else {"": at_s}
     seen = {
-        name: EventBursts([(each, each) for each in times], [(times[-1], f"line {name}")], ["kmsg"])
+        name: EventBursts(
+            [(each, each) for each in times], [(times[-1], f"line {name}")], {"kmsg": times[-1]}
+        )
         for name, times in by_variant.items()
     }
     said = {name: EventBursts([(each, each) for each in times]) for name, times in (verdicts or {}).items()}
@@ -90,6 +93,7 @@ def expected(
 
 
 BY_RESET = "a reset of the GPU or a reboot and 10 min without another"
+BY_EXCHANGE = "holdfast node clear, or another GPU in its place and 10 min without another"
 BY_BOOT = "a reboot and 10 min without another"
 BY_TIME = "10 min without another"
 
@@ -111,7 +115,7 @@ BY_TIME = "10 min without another"
             partial(event, 64, [100], 101),
             expected(
                 "Xid 64: it", Level.UNHEALTHY, Action.REPLACE,
-                "holdfast node clear, or another GPU in its place and 10 min without another",
+                BY_EXCHANGE,
                 code=64, lasting=True,
             ),
             inf,
@@ -136,7 +140,8 @@ BY_TIME = "10 min without another"
         (
             partial(event, 154, {"reboot_node": [50], "reset_gpu": [100]}, 101),
             expected(
-                "Xid 154: it", *RESET, BY_RESET, code=154, evidence=("line reset_gpu",), lasting=True
+                "Xid 154: it", *RESET, BY_RESET, code=154, evidence=("line reset_gpu",), lasting=True,
+                since_s=50,
             ),
             inf,
         ),
@@ -161,7 +166,7 @@ def test_a_finding_names_the_event_its_remedy_and_its_clearing_condition(
         (
             partial(event, 48, [100], 101, verdicts={"reboot_node": [101]}),
             expected(
-                "Xid 48: it; the driver recommends reboot_node", *REBOOT, BY_RESET, code=48, lasting=True,
+                "Xid 48: it; the driver recommends reboot_node", *REBOOT, BY_BOOT, code=48, lasting=True,
                 overridden="driver",
             ),
         ),
@@ -187,7 +192,7 @@ def test_a_finding_names_the_event_its_remedy_and_its_clearing_condition(
             partial(event, 79, [100, 1000], 1001, verdicts={"reset_gpu": [1001]}),
             expected(
                 "Xid 79: it; the driver recommends reset_gpu; 2 times within 7 d",
-                Level.UNHEALTHY, Action.REPLACE, BY_BOOT, code=79, since_s=1000, last_s=1000, lasting=True,
+                Level.UNHEALTHY, Action.REPLACE, BY_EXCHANGE, code=79, last_s=1000, lasting=True,
                 overridden="driver",
             ),
         ),
@@ -205,9 +210,10 @@ def test_the_operator_takes_precedence_over_the_driver_and_the_driver_over_the_t
         (
             partial(event, 31, [100, 1900, 3700], 3701),
             expected(
-                "Xid 31: it; 3 times within 1 h", *RESET, BY_TIME, code=31, since_s=3700, last_s=3700
+                "Xid 31: it; 3 times within 1 h", *RESET, BY_RESET, code=31, since_s=3700, last_s=3700,
+                lasting=True,
             ),
-            7300,
+            inf,
         ),
         (  # the first is no longer within the hour
             partial(event, 31, [99, 1900, 3700], 3701),
@@ -219,8 +225,8 @@ def test_the_operator_takes_precedence_over_the_driver_and_the_driver_over_the_t
         (  # bursts of all variants count
             partial(event, 79, {"a": [100], "b": [1000]}, 1001),
             expected(
-                "Xid 79: it; 2 times within 7 d", Level.UNHEALTHY, Action.REPLACE, BY_BOOT, code=79,
-                since_s=1000, last_s=1000, evidence=("line a", "line b"), lasting=True,
+                "Xid 79: it; 2 times within 7 d", Level.UNHEALTHY, Action.REPLACE, BY_EXCHANGE, code=79,
+                last_s=1000, evidence=("line a", "line b"), lasting=True,
             ),
             inf,
         ),
@@ -235,7 +241,8 @@ def test_the_operator_takes_precedence_over_the_driver_and_the_driver_over_the_t
         (
             partial(event, 13, {"a": [100, 1000], "b": [400]}, 1001),
             expected(
-                "Xid 13: it; 2 times within 1 d", Level.DEGRADED, Action.CONTACT_SUPPORT, BY_TIME, code=13,
+                "Xid 13: it; 2 times within 1 d", Level.DEGRADED, Action.CONTACT_SUPPORT,
+                "1 d without another", code=13,
                 since_s=1000, last_s=1000, evidence=("line b", "line a"),
             ),
             1000 + DAY_S,
@@ -244,7 +251,7 @@ def test_the_operator_takes_precedence_over_the_driver_and_the_driver_over_the_t
             partial(event, 62, [100, 1000], 1001),
             expected(
                 "Xid 62: it", Level.DEGRADED, Action.NONE, "a reset of the GPU or a reboot", code=62,
-                since_s=1000, last_s=1000, lasting=True,
+                last_s=1000, lasting=True,
             ),
             inf,
         ),
@@ -301,8 +308,10 @@ def test_the_worst_of_the_variants_that_have_not_ended_is_reported_until_the_fir
 
 def test_the_evidence_is_the_newest_three_texts_and_the_sources_are_those_of_all_variants() -> None:
     seen = {
-        "a": EventBursts([(100.0, 130.0)], [(100.0, "one"), (130.0, "four")], ["nvml", "zoo"]),
-        "b": EventBursts([(110.0, 120.0)], [(110.0, "two"), (120.0, "three")], ["kmsg", "nvml"]),
+        "a": EventBursts([(100.0, 130.0)], [(100.0, "one"), (130.0, "four")], {"nvml": 130.0, "zoo": 130.0}),
+        "b": EventBursts(
+            [(110.0, 120.0)], [(110.0, "two"), (120.0, "three")], {"kmsg": 120.0, "nvml": 120.0}
+        ),
     }
     found, _ = event_finding("gpu/0", "xid", 31, seen, {}, EndMarks(), WORLD, 575, 131.0)
     assert found is not None

@@ -170,11 +170,11 @@ def test_there_is_no_finding_below_the_limits_or_after_enough_clean_samples(
 
 
 def test_the_action_of_a_state_is_the_costliest_at_its_level_among_the_samples() -> None:
-    slow_and_lost = series(VERDICT, [(0, 4), (60, 4), (70, 2), (80, 1), (90, 99)])
+    slow_and_lost = series(VERDICT, [(0, 4), (30, 4), (60, 4), (70, 2), (80, 1), (90, 99)])
     found = sample_finding("gpu/0", VERDICT, slow_and_lost, ["nvml"], "")
     assert found is not None
     assert (found.level, found.action) == (Level.UNHEALTHY, Action.RESET_GPU)
-    only_degraded = series(VERDICT, [(0, 4), (60, 4), (70, 2)])
+    only_degraded = series(VERDICT, [(0, 4), (30, 4), (60, 4), (70, 2)])
     found = sample_finding("gpu/0", VERDICT, only_degraded, ["nvml"], "")
     assert found is not None
     assert (found.level, found.action) == (Level.DEGRADED, Action.REPLACE)
@@ -189,7 +189,8 @@ def test_the_action_of_a_state_is_the_costliest_at_its_level_among_the_samples()
         (MARGIN, [(0, 5)], "margin: 5 °C (a fault in 3 of 4 samples, one every 10 s)"),
         (MARGIN, [(0, 4), (10, 4), (20, 4)], ""),
         (MARGIN, [(0, 4), (10, 4), (20, -1)], "margin: -1 °C (a fault for 60 s)"),
-        (MARGIN, [(0, -1), (60, -1)], ""),
+        (MARGIN, [(0, -1), (30, -1), (60, -1)], ""),
+        (MARGIN, [(0, -1), (31, -1), (60, -1)], "margin: -1 °C (a fault for 60 s)"),
         (HELD, [(0, 4)], ""),
         (HELD, [(0, 5)], "held: 5 (a fault in 2 of 3 samples, one every 10 s and for 30 s)"),
         (HELD, [(0, 5), (29, 6)], "held: 6 (a fault in 2 of 3 samples, one every 10 s and for 30 s)"),
@@ -207,8 +208,10 @@ def test_the_action_of_a_state_is_the_costliest_at_its_level_among_the_samples()
         (VERDICT, [(0, 0)], ""),
         (VERDICT, [(0, 99)], ""),
         (VERDICT, [(0, 1)], ""),
-        (VERDICT, [(0, 4), (59, 4)], "verdict is lost: not on the bus (a fault after 60 s)"),
-        (VERDICT, [(0, 4), (60, 4)], ""),
+        (VERDICT, [(0, 4), (30, 4), (59, 4)], "verdict is lost: not on the bus (a fault after 60 s)"),
+        (VERDICT, [(0, 4), (30, 4), (60, 4)], ""),
+        (VERDICT, [(0, 4), (7200, 4)], "verdict is lost: not on the bus (a fault after 60 s)"),
+        (VERDICT, [(0, 4), (30, 5), (60, 4)], ""),
         (VERDICT, [(0, 5)], "verdict is hung (a fault after 60 s)"),
     ],
 )

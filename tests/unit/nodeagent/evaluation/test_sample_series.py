@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -127,8 +128,12 @@ def test_a_bound_counts_exactly_the_samples_that_it_requires(
         ([(0, 100), (10, 107), (20, 107), (30, 110)], 10.0),
         ([(0, 100), (30, 200), (90, 207)], 7.0),
         ([(0, 100), (31, 200), (90, 207)], 107.0),
-        ([(0, 100), (10, 3), (20, 5)], 2.0),
-        ([(0, 100), (10, 101), (20, 3), (30, 5)], 3.0),
+        ([(0, 100), (10, 3), (20, 5)], 5.0),
+        ([(0, 100), (10, 101), (20, 3), (30, 5)], 6.0),
+        ([(0, 1), (10, 0), (20, 1)], 1.0),
+        ([(0, 3), (10, 0)], 0.0),
+        ([(0, 100), (600, 300)], 20.0),
+        ([(0, 100), (600, 0), (610, 6)], 6.0),
     ],
 )
 def test_the_growth_of_a_counter_is_the_sum_of_its_increments_within_the_window(
@@ -210,28 +215,30 @@ def test_the_oldest_sample_is_dropped_when_a_newer_one_can_replace_it(newest: in
     assert made.samples[0][0] == oldest_s
 
 
-def test_equal_readings_are_thinned_once_settled_but_samples_of_a_level_are_not() -> None:
+def test_equal_readings_are_thinned_once_settled_unless_the_rule_counts_samples_or_time() -> None:
     seen: list[TimedValue] = [
         (0, 6), (10, 5), (20, 5), (30, 5), (40, 6), (50, 5), (51, 5), (52, 5), (350, 5),
     ]  # fmt: skip
-    for rule in (COUNTER, STATE):
+    made = SampleSeries(list(seen))
+    made.fold(COUNTER)
+    assert made.samples == [
+        (0, 6), (10, 5), (30, 5), (40, 6), (50, 5), (51, 5), (52, 5), (350, 5),
+    ]  # fmt: skip
+    often = replace(COUNTER, degraded=Bound(50, need=2, of=3))
+    long = replace(COUNTER, unhealthy=Bound(50, for_s=20))
+    for rule in (HOT, STATE, often, long):
         made = SampleSeries(list(seen))
         made.fold(rule)
-        assert made.samples == [
-            (0, 6), (10, 5), (30, 5), (40, 6), (50, 5), (51, 5), (52, 5), (350, 5),
-        ]  # fmt: skip
-    made = SampleSeries(list(seen))
-    made.fold(HOT)
-    assert made.samples == seen
+        assert made.samples == seen
 
 
 def test_a_long_run_of_equal_readings_is_held_as_its_first_and_its_last() -> None:
     made = SampleSeries([])
+    wide = replace(COUNTER, window_s=3600)
     for n in range(101):
-        made.add(STATE, (10.0 * n, 1))
-        made.fold(STATE)
+        made.add(wide, (10.0 * n, 1))
+        made.fold(wide)
     assert made.samples == [(0.0, 1), *((10.0 * n, 1) for n in range(70, 101))]
-    assert made.levels(STATE) == (LevelState(True, 30.0, 1000.0), NEVER)
 
 
 def test_only_the_newest_samples_are_held_however_fast_they_arrive() -> None:

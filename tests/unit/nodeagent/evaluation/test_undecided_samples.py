@@ -26,9 +26,9 @@ def test_a_sample_within_the_limit_is_decided_and_one_beyond_is_undecided_until_
     assert bound is not None
     assert why(check, (0.0, bound.at - 1)) == ""
     assert rule.what in why(check, (0.0, bound.at))
-    long = [(30.0 * n, bound.at) for n in range(100)]
+    long = [(rule.period_s * n, bound.at) for n in range(150)]
     level = Level.DEGRADED if rule.degraded else Level.UNHEALTHY
-    assert judging.reached(rule, level, long, 99)
+    assert judging.reached(rule, level, long, 149)
     assert samples.why_undecided(rule, long) == ""
 
 
@@ -39,8 +39,8 @@ def test_a_lower_limit_is_undecided_on_its_other_side() -> None:
 
 def test_a_state_with_a_duration_is_undecided_until_it_has_lasted_that_long() -> None:
     assert why("nvml", (0.0, 0.0)) == ""
-    assert why("nvml", (0.0, 1.0), (59.0, 1.0)).endswith("(a fault after 60 s)")
-    assert why("nvml", (0.0, 1.0), (60.0, 1.0)) == ""
+    assert why("nvml", (0.0, 1.0), (30.0, 1.0), (59.0, 1.0)).endswith("(a fault after 60 s)")
+    assert why("nvml", (0.0, 1.0), (30.0, 1.0), (60.0, 1.0)) == ""
     assert why("nvml", (0.0, 1.0), (59.0, 0.0)) == "", "the driver is healthy again"
     assert why("gpu_state", (0.0, 1.0)) == "", "the state is a fault immediately"
 

@@ -4,7 +4,11 @@ import json
 import os
 from pathlib import Path
 
+import pytest
+
+from nodeagent.host import filesystems
 from nodeagent.host.filesystems import FileSystems
+from nodeagent.model import GONE
 
 ALL = FileSystems.checks
 READ_ONLY = frozenset({"disk_read_only"})
@@ -17,6 +21,10 @@ def mounted(proc: Path, here: Path, options: str = "rw", point: str = "", extra:
     (proc / "self").mkdir(parents=True, exist_ok=True)
     line = f"36 35 {number} / {point or here} rw - ext4 /dev/sda1 {options}\n{extra}"
     (proc / "self/mountinfo").write_text(line)
+
+
+PODS = "/var/lib/kubelet/pods"
+PVC = f"{PODS}/1/volumes/kubernetes.io~csi/pvc/mount"
 
 
 def disks(proc: Path, remembered: object = None, boot: str = "boot") -> FileSystems:
@@ -56,7 +64,15 @@ def test_corrupt_remembered_data_is_ignored(tmp_path: Path) -> None:
         {"boot_id": ["boot"]},
         {"writable": [1, None], "boot_id": "boot"},
     ):
-        assert disks(tmp_path, garbage).remembered() == {"boot_id": "boot", "writable": []}
+        assert disks(tmp_path, garbage).remembered()["writable"] == []
+    others: list[object] = [
+        {"known": 5, "volumes": 5},
+        {"known": {"a": 1}, "volumes": [1]},
+        {"writable": ["x", 5]},
+    ]
+    for other in others:
+        found = disks(tmp_path, other).remembered()
+        assert (found["known"], found["volumes"]) == ({}, [])
 
 
 def test_a_mount_that_is_unreachable_or_another_file_system_is_named(tmp_path: Path) -> None:
@@ -86,3 +102,100 @@ def test_in_a_container_the_mounts_of_process_1_are_read_below_the_hosts_mount_p
     values = {(each.check, each.entity): each.value for each in seen.read(ALL, 0.0)}
     assert ("disk_used", "disk//data") in values
     assert values["disk_read_only", "disk//broken"] == 1.0
+
+
+def test_a_file_system_that_is_unmounted_is_gone_after_two_reads_and_also_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    extra = "37 35 8:99 / /data rw - xfs /dev/x rw\n"
+    mounted(tmp_path, tmp_path, extra=extra)
+    before = disks(tmp_path)
+    before.read(ALL, 0.0)
+    remembered = json.loads(json.dumps(before.remembered()))
+    mounted(tmp_path, tmp_path)
+    for each in (before, disks(tmp_path, remembered), disks(tmp_path, remembered, boot="next")):
+        assert gone(each) == [], "the kernel may skip a line while mounts change"
+        assert gone(each) == ["disk//data"]
+        assert gone(each) == [], "it is reported once"
+    mounted(tmp_path, tmp_path, extra=extra)
+    assert gone(before) == []
+    mounted(tmp_path, tmp_path)
+    assert gone(before) == []
+    mounted(tmp_path, tmp_path, extra=extra)
+    assert gone(before) == [], "it was there again"
+    mounted(tmp_path, tmp_path)
+    assert [gone(before), gone(before)] == [[], ["disk//data"]]
+
+
+def gone(seen: FileSystems) -> list[str]:
+    return [each.entity for each in seen.read(ALL, 0.0) if each.check == GONE]
+
+
+def test_a_mount_that_cannot_be_checked_any_more_is_not_gone(tmp_path: Path) -> None:
+    mounted(tmp_path, tmp_path, extra="37 35 8:99 / /data rw - xfs /dev/x rw\n")
+    seen = disks(tmp_path)
+    seen.read(ALL, 0.0)
+    mounted(
+        tmp_path, tmp_path, extra="37 35 8:99 / /data rw - xfs /dev/x rw\n38 35 0:9 / /data rw - nfs4 s rw\n"
+    )
+    assert [gone(seen), gone(seen)] == [[], []], "it is covered, but still mounted"
+    (tmp_path / "self/mountinfo").unlink()
+    assert [gone(seen), gone(seen)] == [[], []]
+
+
+def test_a_mount_behind_the_end_of_what_was_read_is_not_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounted(tmp_path, tmp_path, extra="37 35 8:99 / /data rw - xfs /dev/x rw\n")
+    seen = disks(tmp_path)
+    seen.read(ALL, 0.0)
+    monkeypatch.setattr(filesystems, "MOUNTINFO_BYTES", (tmp_path / "self/mountinfo").stat().st_size - 5)
+    assert [gone(seen), gone(seen)] == [[], []]
+
+
+def test_a_file_system_that_is_checked_at_another_path_or_replaced_by_another_is_gone(tmp_path: Path) -> None:
+    mounted(tmp_path, tmp_path, extra="37 35 8:99 / /data/long rw - xfs /dev/x rw\n")
+    seen = disks(tmp_path)
+    seen.read(ALL, 0.0)
+    both = "37 35 8:99 / /data/long rw - xfs /dev/x rw\n38 35 8:99 / /d rw - xfs /dev/x rw\n"
+    mounted(tmp_path, tmp_path, extra=both)
+    assert [gone(seen), gone(seen)] == [[], ["disk//data/long"]]
+    mounted(tmp_path, tmp_path, extra="37 35 8:17 / /d rw - xfs /dev/y ro\n")
+    assert [gone(seen), gone(seen)] == [[], ["disk//d"]]
+
+
+def test_a_pods_volume_has_its_own_checks_and_its_device_is_marked(tmp_path: Path) -> None:
+    mounted(tmp_path, tmp_path, point=PVC)
+    seen = disks(tmp_path)
+    states = {(each.check, each.entity): each.value for each in seen.read(ALL, 0.0)}
+    assert states == {("volume_read_only", f"disk/{PVC}"): 0.0, ("user_volume", "disk/sda1"): 1.0}
+    mounted(tmp_path, tmp_path, "ro", point=PVC)
+    states = {(each.check, each.entity): each.value for each in seen.read(ALL, 0.0)}
+    assert states == {("volume_read_only", f"disk/{PVC}"): 1.0, ("user_volume", "disk/sda1"): 1.0}
+    restarted = disks(tmp_path, json.loads(json.dumps(seen.remembered())))
+    mounted(tmp_path, tmp_path)
+    for each in (seen, restarted):
+        uses = [found for found in each.read(ALL, 0.0) if found.check == "user_volume"]
+        assert [(found.entity, found.value) for found in uses] == [("disk/sda1", 0.0)], "the node's again"
+        assert not [found for found in each.read(ALL, 0.0) if found.check == "user_volume"]
+
+
+def test_the_space_of_a_loop_device_is_a_volumes(tmp_path: Path) -> None:
+    mounted(tmp_path, tmp_path)
+    path = tmp_path / "self/mountinfo"
+    path.write_text(path.read_text().replace("/dev/sda1", "/dev/loop3"))
+    checks = {each.check for each in disks(tmp_path).read(ALL, 0.0)}
+    assert "volume_used" in checks
+    assert not checks & {"disk_used", "inodes_used", "disk_read_only"}
+
+
+def test_findings_from_before_volumes_had_their_own_checks_are_ended(tmp_path: Path) -> None:
+    """An agent of an earlier version remembered only writable mounts, and judged a volume as a disk."""
+    device = tmp_path.stat().st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    keys = [f"{number} /dev/sda1 disk/{PVC}", "8:99 /dev/x disk//data", f"{number} /dev/sda1 disk/{tmp_path}"]
+    mounted(tmp_path, tmp_path, point=PVC)
+    seen = disks(tmp_path, {"boot_id": "boot", "writable": keys})
+    assert gone(seen) == [f"disk/{PVC}"]
+    assert set(gone(seen)) == {f"disk/{tmp_path}", "disk//data"}
+    assert gone(seen) == []

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -82,6 +83,40 @@ def test_escaped_blanks_are_decoded_and_unprintable_characters_replaced() -> Non
     (found,) = parse(b"36 35 8:1 / /a\\040b\\012\\377 rw - ext4 /dev/x rw\n")
     assert found.point == "/a b\n\udcff"
     assert found.entity == "disk//a b?\ufffd"
+
+
+PODS = "/var/lib/kubelet/pods/0b1/volumes"
+
+
+@pytest.mark.parametrize(
+    ("point", "source", "volume", "device"),
+    [
+        ("/data", "/dev/nvme0n1p2", False, "disk/nvme0n1p2"),
+        ("/var/lib/kubelet", "/dev/sda1", False, "disk/sda1"),
+        (f"{PODS}/kubernetes.io~csi/pvc/mount", "/dev/nvme5n1", True, "disk/nvme5n1"),
+        ("/var/lib/kubelet/plugins/kubernetes.io/csi/x/globalmount", "/dev/mapper/a-b", True, "disk/dm-1"),
+        ("/data/kubelet/pods/0b1/volumes/kubernetes.io~csi/pvc/mount", "/dev/sdb", True, "disk/sdb"),
+        ("/data/kubelet/plugins/kubernetes.io/csi/x/globalmount", "/dev/dm-1", True, "disk/dm-1"),
+        ("/images/a", "/dev/loop7", True, "disk/loop7"),
+        ("/scratch", "/dev/rbd0", True, "disk/rbd0"),
+        ("/", "/dev/rbd0", False, "disk/rbd0"),
+        ("/pool", "tank/data", False, ""),
+    ],
+)
+def test_volumes_of_pods_and_devices_of_servers_are_recognised(
+    point: str, source: str, volume: bool, device: str
+) -> None:
+    (found,) = parse(line(point, "ext4", "8:1", source=source))
+    assert (found.is_volume, found.device_entity) == (volume, device)
+
+
+def test_a_disk_of_the_node_that_pods_also_mount_is_the_nodes() -> None:
+    point = f"{PODS}/kubernetes.io~local-volume/pv"
+    lines = [
+        line(point, "xfs", "8:9"),
+        line("/mnt/disks/a/path/that/is/much/longer/than/the/one/of/the/pod/x/y/z", "xfs", "8:9"),
+    ]
+    assert local(*lines) == ["/mnt/disks/a/path/that/is/much/longer/than/the/one/of/the/pod/x/y/z"]
 
 
 def test_thousands_of_mounts_are_bounded() -> None:

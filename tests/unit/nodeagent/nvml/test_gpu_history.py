@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from nodeagent.nvml import gpu_roster
 from nodeagent.nvml.gpu_roster import GpuHistory, NodeGpus
+from nodeagent.sensing.counter_sum import CounterSum
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
@@ -14,7 +15,7 @@ json_values = st.recursive(
         st.lists(inner, max_size=4)
         | st.dictionaries(
             st.sampled_from(
-                ["most", "driver_load", "gpus", "uuid", "state", "links", "uncorrected", "recovery", "x"]
+                ["most", "driver_load", "gpus", "uuid", "state", "links", "mig_links", "mig", "recovery", "x"]
             ),
             inner,
             max_size=6,
@@ -22,13 +23,17 @@ json_values = st.recursive(
     ),
     max_leaves=30,
 )
+link_sets = st.sets(st.integers(0, 35))
+counts = st.integers(0, 1 << 64)
 gpus = st.builds(
     GpuHistory,
     uuid=st.text(max_size=40),
     state=st.integers(0, 4),
-    links=st.sets(st.integers(0, 35)),
-    uncorrected=st.none() | st.integers(0, 1 << 40).map(float),
+    links_by_mig=st.tuples(link_sets, link_sets),
+    mig=st.booleans(),
     recovery=st.integers(0, 7),
+    nvlink_total=st.just(CounterSum())
+    | st.builds(CounterSum, counts, st.dictionaries(st.text(max_size=6), counts, max_size=3)),
 )
 histories = st.builds(
     NodeGpus,
@@ -56,6 +61,21 @@ def test_a_gpu_is_back_only_if_it_was_missing() -> None:
     assert not gpu.take_state(gpu_roster.LOST)
     assert not gpu.take_state(gpu_roster.VANISHED)
     assert gpu.take_state(gpu_roster.OK)
+
+
+def test_memory_of_an_agent_that_did_not_know_mig_is_of_the_mode_without_it() -> None:
+    old = {"uuid": "a", "state": 0, "links": [0, 3], "uncorrected": 2.0, "recovery": 0}
+    gpu = gpu_roster.load_history({"most": 8, "driver_load": "1", "gpus": {"0000:1b:00.0": old}}).gpus[
+        "0000:1b:00.0"
+    ]
+    assert (gpu.links, gpu.mig, gpu.links_by_mig[True]) == ({0, 3}, False, set())
+
+
+def test_a_volatile_counter_restarts_only_within_one_session_of_nvml() -> None:
+    gpu = GpuHistory("a")
+    readings = ((3, 1), (4, 1), (0, 2), (1, 2), (0, 2))
+    fell = [gpu.take_uncorrected(count, session) for count, session in readings]
+    assert fell == [False, False, False, False, True]
 
 
 def test_the_kernels_module_load_takes_precedence_over_nvml() -> None:

@@ -46,6 +46,11 @@ def test_a_link_that_does_not_answer_is_not_down() -> None:
     assert (reading.value, reading.text) == (1, "of 3 links down: 1")
 
 
+def test_links_that_were_never_up_with_mig_on_are_not_down() -> None:
+    (reading,) = nvlink_down({0: False, 1: False}, set(), mig=True)
+    assert (reading.value, reading.text) == (0, "MIG is on, and no link was ever up in this mode")
+
+
 def test_a_link_that_was_never_up_is_not_down() -> None:
     were_up: set[int] = set()
     assert list(nvlink_down({0: False}, were_up)) == []

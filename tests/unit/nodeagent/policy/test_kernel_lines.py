@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from nodeagent.model import Action, Level
 from nodeagent.policy import kernel_lines
 from nodeagent.policy.kernel_lines import MAX_LINES, line_rules, load_lines
-from nodeagent.policy.rules import Clears, RuleKind
+from nodeagent.policy.rules import Clears, Recurs, RuleKind
 from nodeagent.policy.validation import BadPolicy
 
 TABLE = Path(kernel_lines.__file__).with_suffix(".toml").read_text()
@@ -27,6 +27,9 @@ WELL: dict[str, object] = {
 FINE = {**WELL, "name": "fine", "has": "fine", "pattern": r"(?P<device>\w+) fine", "example": "a fine"}
 MAD = {**GOOD, "name": "mad", "has": "mad", "pattern": r"(?P<device>\w+) mad", "example": "a mad"}
 NEEDED = sorted(GOOD)
+RECURS: dict[str, object] = {
+    "recurs_bursts": 2, "recurs_within_s": 600, "recurs_level": "unhealthy", "recurs_action": "replace",
+}  # fmt: skip
 
 
 def toml(*tables: dict[str, object]) -> str:
@@ -73,6 +76,25 @@ def test_a_line_has_the_level_and_action_of_the_table() -> None:
         "a disk is sad", Level.DEGRADED, Action.NONE,
     )  # fmt: skip
     assert (rule.meaning.clears, rule.meaning.hold_s) == (Clears.TIME, 60.0)
+
+
+def test_a_line_that_recurs_has_the_consequence_of_the_table() -> None:
+    [rule] = line_rules(load_lines(toml({**GOOD, **RECURS}))).values()
+    assert rule.meaning is not None
+    assert rule.meaning.recurs == Recurs(2, 600.0, Level.UNHEALTHY, Action.REPLACE)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"recurs_bursts": 2}, "recurs_within_s, recurs_level, recurs_action must be set with recurs_bursts"),
+        ({**RECURS, "recurs_bursts": 1}, "recurs_bursts = 1: expected 2 or more"),
+        ({**RECURS, "recurs_action": "pray"}, "recurs_action = 'pray': expected none, restart_app"),
+        ({**RECURS, "recurs_level": "healthy"}, "recurs_action: healthy, replace is no more than degraded"),
+    ],
+)
+def test_a_recurrence_with_mistakes_is_refused(change: dict[str, object], message: str) -> None:
+    assert any(each.startswith(f"disk_sad: {message}") for each in mistakes({**GOOD, **change}))
 
 
 def test_a_line_that_only_ends_findings_has_no_rule() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 
 import pytest
 
@@ -52,7 +53,7 @@ def test_a_recurrence_is_never_milder_than_the_first_occurrence() -> None:
         (45, Level.HEALTHY, Action.NONE, Clears.TIME, None),
         (48, Level.UNHEALTHY, Action.RESET_GPU, Clears.RESET, 565),
         (63, Level.HEALTHY, Action.NONE, Clears.TIME, 565),
-        (64, Level.UNHEALTHY, Action.REPLACE, Clears.REPLACED, 565),
+        (64, Level.UNHEALTHY, Action.RESET_GPU, Clears.RESET, 565),
         (79, Level.UNHEALTHY, Action.REBOOT_NODE, Clears.BOOT, 565),
         (94, Level.DEGRADED, Action.RESTART_APP, Clears.RESET, 565),
         (95, Level.UNHEALTHY, Action.RESET_GPU, Clears.RESET, 565),
@@ -62,7 +63,7 @@ def test_a_recurrence_is_never_milder_than_the_first_occurrence() -> None:
         (145, Level.DEGRADED, Action.NONE, Clears.RESET, 565),
         (158, Level.UNHEALTHY, Action.RESET_GPU, Clears.RESET, 565),
         (167, Level.UNHEALTHY, Action.REBOOT_NODE, Clears.BOOT, None),
-        (175, Level.HEALTHY, Action.NONE, Clears.TIME, None),
+        (175, Level.HEALTHY, Action.NONE, Clears.TIME, 565),
     ],
 )
 def test_the_important_codes_have_the_meaning_that_nvidia_documents(
@@ -79,6 +80,7 @@ def test_the_important_codes_have_the_meaning_that_nvidia_documents(
         (31, None),
         (39, Recurs(5, DAY_S, Level.DEGRADED, Action.CONTACT_SUPPORT)),
         (62, Recurs(5, DAY_S, Level.UNHEALTHY, Action.CONTACT_SUPPORT)),
+        (64, Recurs(2, 7 * DAY_S, Level.UNHEALTHY, Action.REPLACE)),
         (79, Recurs(2, 7 * DAY_S, Level.UNHEALTHY, Action.REPLACE)),
         (120, Recurs(2, DAY_S, Level.UNHEALTHY, Action.REBOOT_NODE)),
         (140, Recurs(2, 7 * DAY_S, Level.UNHEALTHY, Action.REPLACE)),
@@ -89,9 +91,70 @@ def test_a_recurrence_is_more_severe(code: int, recurs: Recurs | None) -> None:
     assert POLICY.xids[code].recurs == recurs
 
 
-def test_retired_and_unknown_codes_go_to_support_and_cost_no_work() -> None:
-    for found in (POLICY.xids[1], POLICY.xids[91], POLICY.unknown_xid):
+def test_retired_codes_go_to_support_and_cost_no_work() -> None:
+    for found in (POLICY.xids[1], POLICY.xids[91]):
         assert (found.level, found.action, found.hold_s) == (Level.DEGRADED, Action.CONTACT_SUPPORT, DAY_S)
+
+
+@pytest.mark.parametrize("code", sorted(POLICY.xids))
+def test_an_unknown_code_is_judged_no_harder_than_this_one(code: int) -> None:
+    known, unknown = POLICY.xids[code], POLICY.unknown_xid
+    assert (unknown.level, unknown.action) <= (known.level, known.action)
+    assert unknown.hold_s <= known.hold_s
+    assert unknown.recurs is not None
+    if known.recurs is not None:
+        assert (unknown.recurs.level, unknown.recurs.action) <= (known.recurs.level, known.recurs.action)
+        assert unknown.recurs.bursts / unknown.recurs.within_s >= known.recurs.bursts / known.recurs.within_s
+
+
+def test_an_unknown_sxid_is_judged_no_harder_than_any_known_one() -> None:
+    unknown = POLICY.unknown_sxid
+    for code, known in POLICY.sxids.items():
+        assert (unknown.level, unknown.action) <= (known.level, known.action), code
+        assert unknown.hold_s <= known.hold_s, code
+
+
+@pytest.mark.parametrize("code", [175, 176, 177, 178, 185])
+def test_a_code_without_a_documented_action_is_judged_as_an_unknown_one(code: int) -> None:
+    known = POLICY.xids[code]
+    assert "none documented" in POLICY.notes[f"xid.{code}"]
+    assert replace(known, name="", source="") == replace(POLICY.unknown_xid, name="", source="")
+
+
+A100, H100 = "NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3"
+
+
+@pytest.mark.parametrize("code", [64, 95])
+def test_an_a100_needs_a_reboot_where_other_gpus_need_a_reset(code: int) -> None:
+    assert POLICY.for_gpu(H100) is POLICY
+    here, elsewhere = POLICY.for_gpu(A100).xids[code], POLICY.xids[code]
+    assert (here.level, here.action, here.clears) == (Level.UNHEALTHY, Action.REBOOT_NODE, Clears.BOOT)
+    assert elsewhere.action is Action.RESET_GPU
+    assert (here.name, here.verdict_since, here.recurs) == (
+        elsewhere.name, elsewhere.verdict_since, elsewhere.recurs,
+    )  # fmt: skip
+    assert POLICY.for_gpu(A100).xids[79] is POLICY.xids[79]
+
+
+def test_an_operators_meaning_takes_precedence_over_the_models() -> None:
+    own = loading.load('[xid.95]\naction = "contact_support"\n').for_gpu(A100)
+    assert own.xids[95].action is Action.CONTACT_SUPPORT
+    assert own.xids[64].action is Action.REBOOT_NODE
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ("999,A100,x,unhealthy,reboot_node,boot,600,ours", "a code of xid.csv, once for each model"),
+        ("95,,x,unhealthy,reboot_node,boot,600,ours", "model: is missing"),
+        ("95,A100,x,unhealthy,reboot,boot,600,ours", "action = 'reboot'"),
+        ("95,A100,x,unhealthy,none,boot,600,ours\n95,A100,x,unhealthy,none,boot,600,ours", "once for each"),
+    ],
+)
+def test_a_row_for_a_model_with_a_mistake_is_refused(row: str, told: str) -> None:
+    head = "xid,model,name,level,action,clears,hold_s,source\n"
+    with pytest.raises(BadPolicy, match=told):
+        tables.read_models(f"{head}{row}\n", POLICY.xids)
 
 
 def test_a_single_sxid_takes_precedence_over_the_range_that_contains_it() -> None:

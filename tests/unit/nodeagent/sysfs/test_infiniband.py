@@ -13,8 +13,9 @@ PORT = "class/infiniband/mlx5_0/ports/1"
 STATE = frozenset({"ib_port"})
 
 
-def seeing(root: Path, remembered: object = None) -> InfiniBandPorts:
-    return InfiniBandPorts(str(root), ExpectedPorts(), remembered if isinstance(remembered, dict) else {})
+def seeing(root: Path, remembered: object = None, counts: dict[str, object] | None = None) -> InfiniBandPorts:
+    before = remembered if isinstance(remembered, dict) else {}
+    return InfiniBandPorts(str(root), ExpectedPorts(), before, counts or {})
 
 
 def states(infiniband: InfiniBandPorts, now_s: float = 0.0) -> dict[str, float]:
@@ -38,11 +39,44 @@ def test_each_counter_is_the_sum_of_its_files(tmp_path: Path, check: str, files:
     assert found["port/mlx5_0/1"] == sum(n + 2 for n in range(len(files)))
 
 
+def test_a_receiver_that_ends_is_no_fault_of_the_senders_port(tmp_path: Path) -> None:
+    tree, infiniband = realistic(tmp_path), seeing(tmp_path)
+    due = frozenset({"ib_integrity"})
+    before = {each.entity: each.value for each in infiniband.read(due, 0.0)}
+    tree.write(f"{PORT}/hw_counters/rnr_nak_retry_err", 7)
+    assert {each.entity: each.value for each in infiniband.read(due, 5.0)} == before
+
+
+def test_counters_grow_by_their_growth_across_a_restart_of_the_agent_and_of_the_adapter(
+    tmp_path: Path,
+) -> None:
+    tree, before = realistic(tmp_path), seeing(tmp_path)
+    due, name = frozenset({"ib_integrity"}), f"{PORT}/counters/local_link_integrity_errors"
+
+    def value(infiniband: InfiniBandPorts, now_s: float) -> float:
+        return next(e.value for e in infiniband.read(due, now_s) if e.entity == "port/mlx5_0/1")
+
+    tree.write(name, 20)
+    assert value(before, 0.0) == 20
+    tree.write(name, 0)  # its driver was reloaded
+    assert value(before, 5.0) == 20
+    after = seeing(tmp_path, counts=json.loads(json.dumps(before.remembered_counts())))
+    tree.write(name, 1)
+    assert value(after, 10.0) == 21
+
+
+def test_corrupt_remembered_counts_are_ignored(tmp_path: Path) -> None:
+    realistic(tmp_path)
+    garbage: dict[str, object] = {f"ib_integrity guid:{ADAPTERS[0]}/1": {"total": "many", "last": 3}}
+    found = seeing(tmp_path, counts=garbage).read(frozenset({"ib_integrity"}), 0.0)
+    assert {each.value for each in found} == {0.0}
+
+
 def test_an_unreadable_counter_does_not_affect_the_others(tmp_path: Path) -> None:
     tree, infiniband = realistic(tmp_path), seeing(tmp_path)
     list(infiniband.read(InfiniBandPorts.checks, 0.0))
     tree.write(f"{PORT}/counters/symbol_error", "N/A (no PMA)")
-    tree.remove(f"{PORT}/hw_counters/rnr_nak_retry_err")
+    tree.remove(f"{PORT}/counters/local_link_integrity_errors")
     found = {
         each.check for each in infiniband.read(InfiniBandPorts.checks, 5.0) if each.entity == "port/mlx5_0/1"
     }

@@ -23,8 +23,8 @@ def test_network_adapters_nvme_drives_and_gpus_are_checked_with_the_bridges_abov
     ("code", "what"),
     [
         (0x020000, pci.NETWORK), (0x020700, pci.NETWORK), (0x010802, pci.NVME), (0x030200, pci.GPU),
-        (0x120000, pci.GPU), (0x010601, ""), (0x060400, ""), (0x068000, ""), (0x0C0330, ""), (None, ""),
-        (0x02000000, ""), (-1, ""),
+        (0x120000, pci.GPU), (0x12FF00, pci.GPU), (0x010601, ""), (0x060400, ""), (0x068000, ""),
+        (0x0C0330, ""), (None, ""), (0x02000000, ""), (-1, ""),
     ],
 )  # fmt: skip
 def test_the_class_determines_the_kind_of_a_device(code: int | None, what: str) -> None:

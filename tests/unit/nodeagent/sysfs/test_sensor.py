@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodeagent.sensing.baselines import record_forget
 from nodeagent.sensing.sensor import Unavailable
 from nodeagent.sysfs.sensor import CHECKS, SysfsSensor
-from tests.unit.nodeagent.sysfs.tree import realistic
+from tests.unit.nodeagent.sysfs.tree import ADAPTERS, realistic
 from tests.unit.nodeagent.ticking import Ticking
 
 PERIODS = {**dict.fromkeys(CHECKS, 5.0), "device_pcie_link": 30.0, "host_temperature_margin": 15.0}
@@ -43,7 +44,8 @@ def test_without_a_sysfs_the_sensor_is_unavailable(tmp_path: Path) -> None:
 
 def test_the_remembered_state_is_json_and_is_restored(tmp_path: Path) -> None:
     realistic(tmp_path)
-    sensor = SysfsSensor(Ticking(), PERIODS, root=tmp_path)
+    record_forget(tmp_path, "gpus", "", "", 5.0)
+    sensor = SysfsSensor(Ticking(), PERIODS, root=tmp_path, state_dir=tmp_path)
     sensor.read()
     remembered = json.loads(json.dumps(sensor.remembered()))
     assert all(remembered.values())
@@ -54,7 +56,9 @@ def test_the_remembered_state_is_json_and_is_restored(tmp_path: Path) -> None:
     "garbage", [{}, {"port_gbps": 5, "link_widths": [], "net_up": "x"}, {"net_up": {"a": 1}}]
 )
 def test_corrupt_remembered_data_is_ignored(tmp_path: Path, garbage: dict[str, object]) -> None:
-    nothing: dict[str, object] = {"link_widths": {}, "port_gbps": {}, "net_up": []}
+    nothing: dict[str, object] = {
+        "link_widths": {}, "port_gbps": {}, "port_counts": {}, "net_up": [], "forgotten": 0,
+    }  # fmt: skip
     assert SysfsSensor(Ticking(), PERIODS, garbage, tmp_path).remembered() == nothing
 
 
@@ -85,3 +89,32 @@ def test_no_content_of_any_file_makes_the_sensor_raise(
     finally:
         for path in changed:
             path.write_bytes(files[path])
+
+
+@pytest.mark.parametrize(
+    ("baseline", "entity", "other"),
+    [
+        ("pcie-widths", f"device/{ADAPTERS[0]}", "link_widths"),
+        ("ports", "port/mlx5_0/1", "port_gbps"),
+        ("interfaces", "net/ib0", "net_up"),
+    ],
+)
+def test_a_baseline_is_forgotten_of_one_entity_or_of_all(
+    tmp_path: Path, baseline: str, entity: str, other: str
+) -> None:
+    realistic(tmp_path / "sys")
+    clock = Ticking()
+    sensor = SysfsSensor(clock, PERIODS, root=tmp_path / "sys", state_dir=tmp_path)
+    sensor.read()
+    before = sensor.remembered()
+    assert len(before[other]) >= 2
+    record_forget(tmp_path, baseline, entity, "", 5.0)
+    sensor.read()  # nothing is due, so that nothing is learned again
+    after = sensor.remembered()
+    assert len(after[other]) == len(before[other]) - 1
+    assert {k: v for k, v in after.items() if k not in (other, "forgotten")} == {
+        k: v for k, v in before.items() if k not in (other, "forgotten")
+    }
+    record_forget(tmp_path, baseline, "", "", 6.0)
+    sensor.read()
+    assert not sensor.remembered()[other]

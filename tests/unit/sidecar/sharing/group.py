@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import time
 from collections.abc import AsyncIterator, Callable
@@ -14,15 +15,16 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from holdfast.checkpoint import directory
+from holdfast.checkpoint import directory, sharing
 from holdfast.checkpoint.directory import DirectoryStorage
 from holdfast.checkpoint.storage import CheckpointStorage
-from holdfast.fileio.checksum import CHUNK_BYTES
+from holdfast.fileio import durable
+from holdfast.fileio.checksum import CHUNK_BYTES, stretch_crc
 from holdfast.fileio.range_writer import RangeWriter
 from holdfast.fileio.safetensors import plan
 from holdfast.process.network import Door
 from holdfast.protocol import codec
-from holdfast.protocol.member_messages import StateSource
+from holdfast.protocol.member_messages import MemberOrder, StateSource
 from holdfast.snapshot.arena import Arena
 from holdfast.snapshot.commit_records import CommitRecord
 from sidecar.fencing import OrderVersion
@@ -31,11 +33,14 @@ from sidecar.state.checkpointing import CheckpointSaver
 from sidecar.state.peers import PeerClient
 from sidecar.state.piece_sharing import CheckpointSharing
 from sidecar.state.piece_writer import PieceRequest, PieceWriter, WrittenPiece
+from tests.samples.checkpoints import names, newest_whole
 from tests.unit.sidecar.fake_peer import TOKEN
 from tests.unit.sidecar.memory import WORLD_SIZE, holdings, member, private
 
 GENERATION, STEP = 2, 7
+NAME = f"step-{STEP:08d}"
 NEWEST = OrderVersion(3, GENERATION)
+RUN = MemberOrder("run", GENERATION)
 MIB = 1 << 20
 SIZE = 44 * MIB + 12_345  # six pieces of one chunk each
 
@@ -46,9 +51,11 @@ class CountingWriter(PieceWriter):
     asked = 0
     written = 0
 
-    async def write(self, generation: int, step: int, asked: PieceRequest, is_gone: object) -> WrittenPiece:
+    async def write(
+        self, generation: int, step: int, asked: PieceRequest, is_gone: Callable[[], bool]
+    ) -> WrittenPiece:
         self.asked += 1
-        found = await super().write(generation, step, asked, is_gone)  # type: ignore[arg-type]
+        found = await super().write(generation, step, asked, is_gone)
         self.written += 1
         return found
 
@@ -94,6 +101,7 @@ async def helper(
             hold(path, size, flipped=flipped)
         version = [NEWEST]
         pieces = CountingWriter(holdings(path), storage, node, lambda: version[0])
+        pieces.note_order(RUN)
         app = peers.application(holdings(path), lambda: TOKEN, Door(), pieces=pieces)
         runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
         await runner.setup()
@@ -150,6 +158,52 @@ class SlowFiles:
 def unhurried(root: Path) -> DirectoryStorage:
     """Return storage that gives peers the time to take pieces, too."""
     return DirectoryStorage(root, SlowFiles())
+
+
+class Staged:
+    """A folder as a writer makes it, with nothing written yet."""
+
+    def __init__(self, root: Path, here: Path) -> None:
+        (self.record,) = holdings(here).arena.records()
+        self.folder = durable.temporary_path(root, NAME)
+        self.folder.mkdir()
+        self.token = sharing.new_token()
+        (self.folder / sharing.TOKEN).write_text(self.token)
+        self.file = self.folder / "replicated.safetensors"
+        self.file.touch()
+        os.truncate(self.file, self.record.total_bytes)
+        self.content = self.record.path.read_bytes()
+        with open(self.record.path, "rb") as source:
+            crcs = [stretch_crc(source.fileno(), at, at + CHUNK_BYTES) for at in (0, CHUNK_BYTES)]
+        self.right = PieceRequest(
+            NEWEST.epoch,
+            NEWEST.generation,
+            "n0",
+            self.record.total_bytes,
+            0,
+            2 * CHUNK_BYTES,
+            self.folder.name,
+            self.token,
+            0,
+            tuple(crcs),
+        )
+
+
+def assert_saved(saver: CheckpointSaver, here: Path, root: Path) -> None:
+    """The checkpoint is the one that a single writer makes, and nothing else is left."""
+    assert saver.durable.error == ""
+    found, notes = newest_whole(root)
+    assert found is not None
+    assert (found.step, found.generation, notes) == (STEP, GENERATION, ())
+    (record,) = holdings(here).arena.records()
+    assert (found.path / "replicated.safetensors").read_bytes() == record.path.read_bytes()
+    assert names(root) == {NAME, "latest"}
+    assert names(found.path) == {
+        "manifest.json",
+        "replicated.safetensors",
+        "rank-00000.bin",
+        "rank-00001.bin",
+    }
 
 
 async def post(

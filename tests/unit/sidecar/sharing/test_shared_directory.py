@@ -8,30 +8,32 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
 
 from holdfast.checkpoint import catalog, sharing
 from holdfast.checkpoint.directory import DirectoryStorage
-from holdfast.fileio import durable
-from holdfast.fileio.checksum import CHUNK_BYTES, stretch_crc
+from holdfast.fileio.checksum import CHUNK_BYTES
 from holdfast.fileio.range_writer import RangeWriter
 from holdfast.protocol import codec
 from holdfast.protocol.member_messages import StateSource
 from sidecar.fencing import OrderVersion
 from sidecar.state import piece_writer
-from sidecar.state.checkpointing import CheckpointSaver
-from sidecar.state.piece_writer import PieceRequest, WrittenPiece
-from tests.samples.checkpoints import names, newest_whole
+from sidecar.state.piece_writer import WrittenPiece
+from tests.samples.checkpoints import names
 from tests.unit.sidecar.fake_peer import TOKEN, answering
 from tests.unit.sidecar.memory import holdings, member
 from tests.unit.sidecar.sharing.group import (
     GENERATION,
+    NAME,
     NEWEST,
     SIZE,
     STEP,
     SlowFiles,
+    Staged,
+    assert_saved,
     helper,
     hold,
     post,
@@ -43,7 +45,6 @@ from tests.unit.sidecar.sharing.group import (
 )
 
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
-NAME = f"step-{STEP:08d}"
 
 
 @pytest.fixture
@@ -52,23 +53,6 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     with member() as path:
         hold(path)
         yield path
-
-
-def assert_saved(saver: CheckpointSaver, here: Path, root: Path) -> None:
-    """The checkpoint is the one that a single writer makes, and nothing else is left."""
-    assert saver.durable.error == ""
-    found, notes = newest_whole(root)
-    assert found is not None
-    assert (found.step, found.generation, notes) == (STEP, GENERATION, ())
-    (record,) = holdings(here).arena.records()
-    assert (found.path / "replicated.safetensors").read_bytes() == record.path.read_bytes()
-    assert names(root) == {NAME, "latest"}
-    assert names(found.path) == {
-        "manifest.json",
-        "replicated.safetensors",
-        "rank-00000.bin",
-        "rank-00001.bin",
-    }
 
 
 async def test_several_members_write_the_checkpoint_that_one_writes(here: Path, tmp_path: Path) -> None:
@@ -249,34 +233,6 @@ def is_empty(path: Path) -> bool:
     return path.read_bytes().strip(b"\0") == b""
 
 
-class Staged:
-    """A folder as a writer makes it, with nothing written yet."""
-
-    def __init__(self, root: Path, here: Path) -> None:
-        (self.record,) = holdings(here).arena.records()
-        self.folder = durable.temporary_path(root, NAME)
-        self.folder.mkdir()
-        self.token = sharing.new_token()
-        (self.folder / sharing.TOKEN).write_text(self.token)
-        self.file = self.folder / "replicated.safetensors"
-        self.file.touch()
-        os.truncate(self.file, self.record.total_bytes)
-        with open(self.record.path, "rb") as source:
-            crcs = [stretch_crc(source.fileno(), at, at + CHUNK_BYTES) for at in (0, CHUNK_BYTES)]
-        self.right = PieceRequest(
-            NEWEST.epoch,
-            NEWEST.generation,
-            "n0",
-            self.record.total_bytes,
-            0,
-            2 * CHUNK_BYTES,
-            self.folder.name,
-            self.token,
-            0,
-            tuple(crcs),
-        )
-
-
 async def test_a_request_is_carried_out_once_or_twice(here: Path, tmp_path: Path) -> None:
     staged = Staged(tmp_path, here)
     async with helper(DirectoryStorage(tmp_path), path=here) as peer:
@@ -320,11 +276,11 @@ async def test_a_request_is_carried_out_once_or_twice(here: Path, tmp_path: Path
     ],
 )
 async def test_a_request_that_is_not_right_in_any_point_is_refused(
-    here: Path, tmp_path: Path, change: dict[str, object], why: str
+    here: Path, tmp_path: Path, change: dict[str, Any], why: str
 ) -> None:
     staged = Staged(tmp_path, here)
     async with helper(DirectoryStorage(tmp_path), path=here) as peer:
-        status, text = await post(peer.url, replace(staged.right, **change))  # type: ignore[arg-type]
+        status, text = await post(peer.url, replace(staged.right, **change))
     assert (status, why in text) == (409, True), text
     assert is_empty(staged.file)
 

@@ -16,6 +16,8 @@ from holdfast.snapshot.commit_records import CommitRecord
 from holdfast.snapshot.private_store import PrivateBlob
 from sidecar.state.checkpointing import CheckpointSaver
 from sidecar.state.holdings import Holdings
+from sidecar.state.peers import PeerClient
+from sidecar.state.snapshot_fetch import FetchFailed
 from tests.samples.checkpoints import newest_whole, scan
 from tests.unit.sidecar.fake_peer import fetching, serving
 from tests.unit.sidecar.memory import flip, holdings, member, private, snapshot
@@ -290,3 +292,33 @@ async def test_private_states_are_read_and_compared_off_the_event_loop(
     assert threading.main_thread() not in read, (
         "reading gigabytes in the main thread would block everything else"
     )
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["all arrive", "one is lost"])
+async def test_the_private_states_of_other_members_are_fetched_at_the_same_time(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: bool
+) -> None:
+    """Fetched one after another, those of thousands of ranks would take longer than the snapshot."""
+    record = snapshot(here, 2, 7)
+    asked: list[int] = []
+    both = asyncio.Event()
+
+    async def private_of(_: PeerClient, wanted: StateSource) -> bytes:
+        asked.append(wanted.rank)
+        if len(asked) == 2:
+            both.set()
+        await asyncio.wait_for(both.wait(), 20)
+        if lost and wanted.rank == 1:
+            raise FetchFailed("gone")
+        return b"of %d" % wanted.rank
+
+    monkeypatch.setattr(PeerClient, "private", private_of)
+    saver = await saved(here, tmp_path, record, StateSource("http://m1:1", 0, 2, 7, count=2))
+    assert sorted(asked) == [0, 1]
+    if lost:
+        assert saver.durable.error == "no private state of rank 1 for step 7"
+        assert newest_whole(tmp_path)[0] is None
+        return
+    found, _ = newest_whole(tmp_path)
+    assert found is not None
+    assert [(found.path / f"rank-0000{rank}.bin").read_bytes() for rank in (0, 1)] == [b"of 0", b"of 1"]

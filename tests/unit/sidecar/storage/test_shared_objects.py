@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -169,7 +170,7 @@ async def test_an_object_that_arrives_after_the_checkpoint_was_given_up_is_remov
     ],
 )
 async def test_a_request_that_is_not_right_in_any_point_is_refused(
-    here: Path, storage: ObjectStorage, server: ObjectServer, change: dict[str, object], why: str
+    here: Path, storage: ObjectStorage, server: ObjectServer, change: dict[str, Any], why: str
 ) -> None:
     (record,) = holdings(here).arena.records()
     own = f"e3-g2-{'0' * 16}"
@@ -181,7 +182,7 @@ async def test_a_request_that_is_not_right_in_any_point_is_refused(
     )
     before = server.stored()
     async with helper(storage, path=here) as peer:
-        status, text = await post(peer.url, replace(right, **change))  # type: ignore[arg-type]
+        status, text = await post(peer.url, replace(right, **change))
         assert (status, why in text) == (409, True), text
         assert server.stored() == before
         assert (await post(peer.url, right))[0] == 200

@@ -19,9 +19,9 @@ from holdfast import launch_commands
 from supervisor.admission import manifest, pod_layout
 from supervisor.admission.injection import Injected, record_of
 from supervisor.admission.manifest import inject_manifest
-from supervisor.cluster.owner_size import owner_size
-from supervisor.cluster.untrusted_json import UnfitObject
-from supervisor.cluster.workload_kinds import shipped
+from supervisor.cluster.adoption.owner_size import owner_size
+from supervisor.cluster.adoption.untrusted_json import UnfitObject
+from supervisor.cluster.adoption.workload_kinds import shipped
 from tests.unit.supervisor.admission.pods import CONTEXT, injected
 
 if sys.version_info >= (3, 11):

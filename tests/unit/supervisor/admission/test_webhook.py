@@ -35,7 +35,7 @@ from supervisor.kubernetes.errors import NotFound
 from supervisor.kubernetes.events import EventRecorder
 from supervisor.kubernetes.own_pod import OwnPod, service_names
 from tests.unit.supervisor.admission.pods import Pod, container, named, patched, pod, variables
-from tests.unit.supervisor.cluster.supervising.api_server import ServedObjects
+from tests.unit.supervisor.cluster.api_server import ServedObjects
 
 ROOT = Path(__file__).parents[4]
 ME = OwnPod("webhook-1", "holdfast-system", "10.0.0.9")
@@ -448,7 +448,8 @@ async def test_a_response_that_is_not_read_is_held_only_for_a_limited_time(
     async with place() as there, port_of(there) as port:
         exchanges = there.admission._exchanges
         _, writer = await port.connect()
-        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        assert isinstance(writer.transport, asyncio.Transport)
+        writer.transport.pause_reading()
         writer.write(f"POST /mutate HTTP/1.1\r\nHost: x\r\nContent-Length: {len(text)}\r\n\r\n".encode())
         writer.write(text)
         await writer.drain()

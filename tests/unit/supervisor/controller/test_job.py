@@ -48,7 +48,7 @@ class Backend:
     def want(self, count: int, discard: tuple[str, ...]) -> None:
         raise AssertionError
 
-    def kill(self, member: str) -> None:
+    def give_up(self, member: str) -> None:
         raise AssertionError
 
     def renew(self, member: str) -> None:

@@ -230,7 +230,7 @@ def test_the_largest_report_of_a_member_is_within_its_limit_and_usual_ones_are_n
         for k in range(nproc)
         for n in range(30)
     )
-    texts = foreign_text.ENDINGS_BYTES + foreign_text.LOOKS_BYTES + 3 * foreign_text.WORDS_BYTES
+    texts = foreign_text.ENDINGS_BYTES + foreign_text.INSPECTIONS_BYTES + 3 * foreign_text.WORDS_BYTES
     texts += 3 * foreign_text.WHOLE_BYTES
     assert len(codec.encode(replace(usual, privates=privates))) + texts < largest_report(nproc)
     budget, now_s, size = lines_of.ByteBudget(), 0.0, len(codec.encode(usual))

@@ -17,9 +17,9 @@ GB = 1_000_000_000
 POLICY = Policy(members=2, standby=1)
 
 
-def at(name: str, number: int | None, step: int = 3, **given: int | str) -> MemberView:
+def at(name: str, number: int | None, step: int = 3, **given: Any) -> MemberView:
     """Return a member of one host, with a state of 2 GB unless told otherwise."""
-    told = replace(MemoryUse("host:1", 2 * GB, 4 * GB, 1000, 10 * GB, 10 * GB), **given)  # type: ignore[arg-type]
+    told = replace(MemoryUse("host:1", 2 * GB, 4 * GB, 1000, 10 * GB, 10 * GB), **given)
     ranks = () if number is None else (rank(number),)
     steps = () if number is None else (progress(number, step),)
     return member(name, report(name, launcher(*ranks), room=told, progress=steps))

@@ -106,57 +106,6 @@ def test_a_script_that_has_worked_is_retried_for_a_while() -> None:
         assert ended(61, 3, **known) == End(1, "the script failed 3 times before it joined", away.message)
 
 
-@pytest.mark.parametrize(
-    ("ending", "failures", "said"),
-    [
-        (
-            Ending(0, 1, fail="exception", raised="OSError: x"),
-            1,
-            "a process raised OSError: x; a fault now requires",
-        ),
-        (Ending(0, 3), 1, "a process exited with code 3; a fault"),
-        (Ending(0, None, 11), 2, ""),
-        (Ending(0, None, 11), 3, "a process was killed by SIGSEGV; a fault"),
-        (Ending(0, None, 9, ours=True), 3, ""),
-        (Ending(0, 1), 0, ""),
-    ],
-)
-def test_the_reason_why_no_warm_process_can_be_created_is_reported(
-    ending: Ending, failures: int, said: str
-) -> None:
-    def unmade(**given: Any) -> str:
-        state = launcher(warm_ending=ending, warm_failures=failures, **given)
-        told = member("m0", report("m0", state))
-        problem = remedy.warm_pool_problem(view(told), told)
-        return "" if problem is None else problem.sentence
-
-    assert unmade(parked=()).startswith(
-        f"warm processes for member m0 cannot be created: {said}" if said else ""
-    )
-    assert bool(unmade(parked=())) == bool(said)
-    assert unmade(parked=(0,)) == unmade(parked=(), strategy="cold") == ""
-    if said:
-        assert "the ranks wait for them" in unmade(parked=(), ranks=(rank(0, pid=0, state="starting"),))
-
-
-def test_ranks_wait_for_the_processes_of_a_member_that_has_not_started_their_generation() -> None:
-    def awaited(name: str, generation: int) -> bool:
-        failed = launcher(generation=generation, warm_ending=Ending(0, 1), warm_failures=1, parked=())
-        told = member(name, report(name, failed))
-        problem = remedy.warm_pool_problem(view(told, generation=4), told)
-        assert problem is not None
-        return problem.awaited
-
-    assert awaited("m0", 3)
-    assert not awaited("m0", 4)
-    assert not awaited("m5", 3), "it has no ranks"
-
-
-def test_a_member_that_has_not_reported_has_no_problem_yet() -> None:
-    new = member("m0", None)
-    assert remedy.warm_pool_problem(view(new), new) is None
-
-
 def test_processes_that_holdfast_ended_do_not_count_as_failures() -> None:
     assert warm(Ending(0, None, 9, ours=True), 3) is None
 

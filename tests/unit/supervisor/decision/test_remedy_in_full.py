@@ -306,58 +306,6 @@ def test_a_missing_member_does_not_end_the_run() -> None:
     assert remedy.startup_failure(view(gone, there, phase="forming")) is not None, "the next one"
 
 
-LATER = "; a fault now requires a cold start; Holdfast retries at intervals"
-NOW = "; the ranks wait for them, and the run ends if none can be created within 60 s"
-
-
-@pytest.mark.parametrize(
-    ("ending", "failures", "given", "how"),
-    [
-        (Ending(1, 3), 1, {}, f"exited with code 3{LATER}"),
-        (Ending(1, 3), 0, {}, ""),
-        (Ending(1, None, 11), 2, {}, ""),
-        (Ending(1, None, 11), 3, {}, f"was killed by SIGSEGV{LATER}"),
-        (
-            replace(FAILED, message='  File "/app/train.py", line 7, in f\nOSError: x'),
-            1,
-            {},
-            f"raised OSError: x (train.py, line 7){LATER}",
-        ),
-        (Ending(1, 3), 1, {"ranks": (rank(0, pid=0, state="starting"),)}, f"exited with code 3{NOW}"),
-        (Ending(1, 3), 1, {"generation": 0}, f"exited with code 3{NOW}"),
-        (Ending(1, 3), 1, {"parked": (0,)}, ""),
-        (Ending(1, 3), 1, {"strategy": "cold"}, ""),
-        (replace(FAILED, ours=True), 9, {}, ""),
-        (None, 9, {}, ""),
-    ],
-)
-def test_the_report_names_why_no_warm_process_can_be_created(
-    ending: Ending | None, failures: int, given: dict[str, Any], how: str
-) -> None:
-    state = launcher(**{"parked": (), "warm_ending": ending, "warm_failures": failures, **given})
-    there = member("m0", report("m0", state))
-    found = remedy.warm_pool_problem(view(there), there)
-    expected = f"warm processes for member m0 cannot be created: a process {how}" if how else None
-    assert (found.sentence if found is not None else None) == expected
-    silent = replace(there, silent_s=2.0)
-    assert remedy.warm_pool_problem(view(silent), silent) is None
-
-
-def test_a_group_that_is_being_formed_or_restarted_needs_as_many_processes_as_ranks() -> None:
-    for phase, parked, awaited in (
-        ("forming", (0,), True),
-        ("running", (0,), False),
-        ("securing", (0,), True),
-    ):
-        state = launcher(parked=parked, warm_ending=Ending(1, 3), warm_failures=1)
-        there = member("m0", report("m0", state))
-        found = remedy.warm_pool_problem(view(there, phase=phase, nproc=2, placement=()), there)
-        assert found is not None
-        assert found.awaited is awaited, phase
-    full = member("m0", report("m0", launcher(parked=(0, 1), warm_ending=Ending(1, 3), warm_failures=1)))
-    assert remedy.warm_pool_problem(view(full, nproc=2), full) is None
-
-
 # -- the next generation
 
 

@@ -529,9 +529,9 @@ def test_a_supervisor_that_takes_over_starts_its_waits_then() -> None:
         ("now", "now", "now"),
     ],
 )
-def test_a_request_to_stop_never_makes_the_stop_less_urgent(before: Any, how: Any, after: str) -> None:
+def test_a_request_to_stop_never_makes_the_stop_less_urgent(before: Any, how: Any, after: Any) -> None:
     memory = seen().memory
-    assert transition.with_stop_request(replace(memory, stop=before), how) == replace(memory, stop=after)  # type: ignore[arg-type]
+    assert transition.with_stop_request(replace(memory, stop=before), how) == replace(memory, stop=after)
 
 
 def test_the_diagram_has_exactly_this_text() -> None:

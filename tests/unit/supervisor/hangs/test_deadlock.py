@@ -37,8 +37,10 @@ PLACE = "barrier, called by evaluate (train.py); the backward pass, called by <m
 def both(
     first: RankInspection, second: RankInspection, turn: int = 1, asked: int = 0, **given: Any
 ) -> tuple[MemberView, ...]:
-    looks = (replace(each, asked=asked) for each in (first, second))
-    return tuple(there(number, look, turn=turn, **given) for number, look in enumerate(looks))
+    inspections = (replace(each, asked=asked) for each in (first, second))
+    return tuple(
+        there(number, inspection, turn=turn, **given) for number, inspection in enumerate(inspections)
+    )
 
 
 def twice(first: RankInspection, second: RankInspection, *later: RankInspection, **given: Any) -> View:
@@ -134,13 +136,13 @@ def test_one_rank_that_is_not_known_to_be_at_rest_keeps_the_ordinary_limit(
 
 @pytest.mark.parametrize("moved", [0, 1])
 def test_a_rank_that_has_moved_between_two_inspections_is_inspected_again(moved: int) -> None:
-    looks = [REDUCES, MEETS]
-    looks[moved] = replace(looks[moved], mark=8)
-    view = twice(REDUCES, MEETS, *looks)
+    inspections = [REDUCES, MEETS]
+    inspections[moved] = replace(inspections[moved], mark=8)
+    view = twice(REDUCES, MEETS, *inspections)
     assert not is_certain(view)
     asked = deadlock.inspection_request(view)
     assert asked > 1
-    assert is_certain(after(view, *both(looks[0], looks[1], turn=3, asked=asked)))
+    assert is_certain(after(view, *both(inspections[0], inspections[1], turn=3, asked=asked)))
 
 
 def test_a_rank_that_is_unseen_or_has_left_may_still_arrive() -> None:
@@ -175,9 +177,9 @@ def test_a_first_step_and_its_waits_have_their_own_limit() -> None:
     assert is_certain(twice(short, MEETS))
     before = seen(there(0, short, first_step=True), there(1, MEETS))
     asked = deadlock.inspection_request(before)
-    looks = replace(short, asked=asked), replace(MEETS, asked=asked)
+    inspections = replace(short, asked=asked), replace(MEETS, asked=asked)
     assert not is_certain(
-        after(before, there(0, looks[0], turn=2, first_step=True), there(1, looks[1], turn=2))
+        after(before, there(0, inspections[0], turn=2, first_step=True), there(1, inspections[1], turn=2))
     )
 
 

@@ -22,7 +22,7 @@ SLEEPS = replace(PLAIN, calls=("sleep",))
 LATE_S = 2.0  # since the last progress
 
 
-def there(number: int, look: RankInspection | None, **given: Any) -> MemberView:
+def there(number: int, inspection: RankInspection | None, **given: Any) -> MemberView:
     """Return the member of a late rank with this inspection. `phase` is the phase on its page."""
     phase, stalled = given.pop("phase", "forward"), given.pop("stalled", True)
     limited, late_s = given.pop("limited", False), given.pop("late_s", LATE_S)
@@ -30,13 +30,15 @@ def there(number: int, look: RankInspection | None, **given: Any) -> MemberView:
     state = rank(number, given.pop("ending", None), stopped=given.pop("stopped", False), marks=marks)
     at_s, begun = given.pop("at_s", 0.6), given.pop("begun", True)
     stall = RankStall(number, 1, 5, 3, 0, phase, late_s, at_s, limited, begun)
-    looks = () if look is None else (replace(look, rank=number, number=given.pop("turn", 1)),)
+    inspections = (
+        () if inspection is None else (replace(inspection, rank=number, number=given.pop("turn", 1)),)
+    )
     told = report(
         f"m{number}",
         launcher(state),
         progress=(replace(progress(number, 5), phase=phase),),
         stalls=(stall,) if stalled else (),
-        looks=looks,
+        looks=inspections,
         looked_for=1,
     )
     return member(f"m{number}", replace(told, **given))
@@ -72,10 +74,10 @@ def test_without_a_late_rank_nothing_is_judged() -> None:
     assert judged(there(0, None, stalled=False), there(1, None, stalled=False)) is None
 
 
-@pytest.mark.parametrize("look", [STOPPED, LOCKED], ids=["stopped", "locked"])
-def test_a_certain_hang_is_acted_on_at_once_and_its_rank_is_named(look: RankInspection) -> None:
-    assert certain(judged(there(0, WAITS), there(1, look))) == 1
-    assert certain(judged(there(0, look), there(1, WAITS))) == 0
+@pytest.mark.parametrize("inspection", [STOPPED, LOCKED], ids=["stopped", "locked"])
+def test_a_certain_hang_is_acted_on_at_once_and_its_rank_is_named(inspection: RankInspection) -> None:
+    assert certain(judged(there(0, WAITS), there(1, inspection))) == 1
+    assert certain(judged(there(0, inspection), there(1, WAITS))) == 0
 
 
 def test_a_certain_hang_waits_briefly_for_the_stacks_of_the_other_ranks() -> None:
@@ -250,10 +252,10 @@ def test_a_rank_between_two_loops_has_the_limit_of_its_work_while_another_waits_
     assert found.act_ns > now.now_ns
 
 
-@pytest.mark.parametrize("look", [replace(PLAIN, traced=True), replace(PLAIN, process_state="t")])
-def test_a_rank_in_a_debugger_never_hangs(look: RankInspection) -> None:
+@pytest.mark.parametrize("inspection", [replace(PLAIN, traced=True), replace(PLAIN, process_state="t")])
+def test_a_rank_in_a_debugger_never_hangs(inspection: RankInspection) -> None:
     for other in (WAITS, LOCKED):
-        found = judged(there(0, other), there(1, look, late_s=5000.0))
+        found = judged(there(0, other), there(1, inspection, late_s=5000.0))
         assert found is not None
         assert found.act_ns is None
 
@@ -304,10 +306,10 @@ def test_a_stall_restarted_at_an_unknown_place_or_the_same_step_gets_twice_the_l
     assert waits_on(judged(there(0, works), there(1, WAITS), history=(other,))) == 180.0
 
 
-def unbegun(number: int, look: RankInspection, late_s: float, **given: Any) -> MemberView:
+def unbegun(number: int, inspection: RankInspection, late_s: float, **given: Any) -> MemberView:
     """Return the member of a rank whose script has not joined, and that has done no step for `late_s`."""
     return there(
-        number, look, **{"phase": "joining", "begun": False, "late_s": late_s, "at_s": 300.0, **given}
+        number, inspection, **{"phase": "joining", "begun": False, "late_s": late_s, "at_s": 300.0, **given}
     )
 
 
@@ -316,42 +318,44 @@ SPINS = replace(PLAIN, cpu_s=0.2)
 ONE: dict[str, Any] = {"placement": ("m0",), "world_size": 1}
 
 
-@pytest.mark.parametrize("look", [WORKS, SPINS, SLEEPS], ids=["works", "computes", "sleeps"])
+@pytest.mark.parametrize("inspection", [WORKS, SPINS, SLEEPS], ids=["works", "computes", "sleeps"])
 @pytest.mark.parametrize("late_s", [301.0, 100_000.0])
 def test_a_single_rank_that_has_never_done_a_step_is_never_restarted_for_that(
-    look: RankInspection, late_s: float
+    inspection: RankInspection, late_s: float
 ) -> None:
-    found = judged(unbegun(0, look, late_s), **ONE)
+    found = judged(unbegun(0, inspection, late_s), **ONE)
     assert found is not None
     assert (found.act_ns, found.fault) == (None, None)
     assert certain(judged(unbegun(0, LOCKED, late_s), **ONE)) == 0
     assert certain(judged(unbegun(0, STOPPED, late_s), **ONE)) == 0
 
 
-@pytest.mark.parametrize("look", [WORKS, SPINS], ids=["works", "computes"])
+@pytest.mark.parametrize("inspection", [WORKS, SPINS], ids=["works", "computes"])
 @pytest.mark.parametrize("late_s", [301.0, 100_000.0])
 def test_a_group_that_has_never_done_a_step_has_the_limit_of_one_from_its_last_sign_of_work(
-    look: RankInspection, late_s: float
+    inspection: RankInspection, late_s: float
 ) -> None:
-    found = judged(unbegun(0, look, late_s), unbegun(1, WAITS, late_s))
+    found = judged(unbegun(0, inspection, late_s), unbegun(1, WAITS, late_s))
     assert waits_on(found) == late_s + 600.0
     assert found is not None
     assert found.warn_ns is not None
     assert found.warn_ns <= (100 - late_s + 300) * S, "the warning is due at half of the time"
     hang_floor = replace(POLICY, hang_floor_s=5.0)
-    assert waits_on(judged(unbegun(0, look, late_s), unbegun(1, WAITS, late_s), policy=hang_floor)) > 600.0
+    assert (
+        waits_on(judged(unbegun(0, inspection, late_s), unbegun(1, WAITS, late_s), policy=hang_floor)) > 600.0
+    )
 
 
 def test_a_group_without_a_step_and_without_signs_of_work_is_restarted_at_the_limit_of_a_step() -> None:
-    for look in (SLEEPS, WAITS, replace(WAITS, cpu_s=0.2)):
-        assert waits_on(judged(unbegun(0, look, 590.0), unbegun(1, WAITS, 590.0))) == 600.0
-        found = judged(unbegun(0, look, 601.0), unbegun(1, WAITS, 601.0))
+    for inspection in (SLEEPS, WAITS, replace(WAITS, cpu_s=0.2)):
+        assert waits_on(judged(unbegun(0, inspection, 590.0), unbegun(1, WAITS, 590.0))) == 600.0
+        found = judged(unbegun(0, inspection, 601.0), unbegun(1, WAITS, 601.0))
         certain(found)
         assert found is not None
         assert found.fault is not None
         assert found.fault.work, "it must not count as the same failure"
-    for look in (LOCKED, STOPPED):
-        assert certain(judged(unbegun(0, look, 301.0), unbegun(1, WAITS, 301.0))) == 0
+    for inspection in (LOCKED, STOPPED):
+        assert certain(judged(unbegun(0, inspection, 301.0), unbegun(1, WAITS, 301.0))) == 0
 
 
 def test_ranks_that_have_never_done_a_step_and_do_not_wait_for_each_other_are_left_alone() -> None:
@@ -359,8 +363,8 @@ def test_ranks_that_have_never_done_a_step_and_do_not_wait_for_each_other_are_le
     found = judged(unbegun(0, SLEEPS, 100_000.0), unbegun(1, SLEEPS, 100_000.0))
     assert found is not None
     assert (found.act_ns, found.fault, found.place) == (None, None, UNBEGUN)
-    for look in (LOCKED, STOPPED):
-        assert certain(judged(unbegun(0, look, 301.0), unbegun(1, look, 301.0))) in (-1, 0)
+    for inspection in (LOCKED, STOPPED):
+        assert certain(judged(unbegun(0, inspection, 301.0), unbegun(1, inspection, 301.0))) in (-1, 0)
 
 
 def test_the_warning_before_a_first_step_names_the_option_and_what_is_not_visible() -> None:
@@ -441,10 +445,10 @@ READS_APART = replace(PLAIN, calls=("file",), io_bytes=9, meets_unseen=False)
 APART = [SLEEPS_APART, COMPUTES_APART, replace(COMPUTES_APART, moved=True), READS_APART]
 
 
-@pytest.mark.parametrize("look", APART, ids=["sleeps", "computes", "works", "reads"])
-def test_ranks_that_are_all_seen_to_wait_for_no_other_have_no_limit(look: RankInspection) -> None:
+@pytest.mark.parametrize("inspection", APART, ids=["sleeps", "computes", "works", "reads"])
+def test_ranks_that_are_all_seen_to_wait_for_no_other_have_no_limit(inspection: RankInspection) -> None:
     for late_s in (50.0, 5000.0):
-        now = seen(there(0, SLEEPS_APART, late_s=late_s), there(1, look, late_s=late_s))
+        now = seen(there(0, SLEEPS_APART, late_s=late_s), there(1, inspection, late_s=late_s))
         found = detection.judge(now, POLICY)
         assert found is not None
         assert (found.act_ns, found.fault, found.limit_s, found.place) == (None, None, None, verdict.APART)
@@ -455,9 +459,9 @@ def test_ranks_that_are_all_seen_to_wait_for_no_other_have_no_limit(look: RankIn
         " another, so it is left alone: no step for 5000 s. --hang-floor TIME would restart it"
     )
     floor = replace(POLICY, hang_floor_s=1.0)
-    assert certain(judged(there(0, look), there(1, look), policy=floor)) in (-1, 0)
-    assert certain(judged(there(0, look), there(1, STOPPED))) == 1
-    assert waits_on(judged(there(0, look), there(1, LOCKED))) >= 60.0, "a rank may be waiting for it"
+    assert certain(judged(there(0, inspection), there(1, inspection), policy=floor)) in (-1, 0)
+    assert certain(judged(there(0, inspection), there(1, STOPPED))) == 1
+    assert waits_on(judged(there(0, inspection), there(1, LOCKED))) >= 60.0, "a rank may be waiting for it"
     assert certain(judged(there(0, LOCKED), there(1, LOCKED))) == -1
 
 
@@ -478,11 +482,15 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("look", OTHERS.values(), ids=OTHERS)
-def test_if_a_rank_may_wait_for_another_the_limit_applies(look: RankInspection) -> None:
-    found = judged(there(0, SLEEPS_APART, late_s=50.0), there(1, look, late_s=50.0))
+@pytest.mark.parametrize("inspection", OTHERS.values(), ids=OTHERS)
+def test_if_a_rank_may_wait_for_another_the_limit_applies(inspection: RankInspection) -> None:
+    found = judged(there(0, SLEEPS_APART, late_s=50.0), there(1, inspection, late_s=50.0))
     assert waits_on(found) > 0.0
-    assert certain(judged(there(0, SLEEPS_APART, late_s=700.0), there(1, look, late_s=700.0))) in (-1, 0, 1)
+    assert certain(judged(there(0, SLEEPS_APART, late_s=700.0), there(1, inspection, late_s=700.0))) in (
+        -1,
+        0,
+        1,
+    )
 
 
 def test_a_rank_never_seen_or_not_for_long_may_wait_for_another() -> None:
@@ -528,8 +536,8 @@ def test_a_rank_that_left_while_another_waits_for_it_is_named_with_how_it_left()
 
 def test_the_users_minimum_applies_to_every_kind_of_work() -> None:
     policy = replace(POLICY, hang_floor_s=1.0)
-    for look in (SLEEPS, replace(PLAIN, moved=True), replace(PLAIN, cpu_s=0.2), WAITS):
-        found = judged(there(0, look), there(1, WAITS), policy=policy)
+    for inspection in (SLEEPS, replace(PLAIN, moved=True), replace(PLAIN, cpu_s=0.2), WAITS):
+        found = judged(there(0, inspection), there(1, WAITS), policy=policy)
         assert certain(found) in (0, -1)
     lone: dict[str, Any] = {"placement": ("m0",), "world_size": 1}
     assert certain(judged(there(0, SLEEPS), policy=policy, **lone)) == 0

@@ -35,12 +35,12 @@ OURS = stack(
 )
 
 
-def seen(look: RankInspection = PLAIN, **given: Any) -> evidence.Findings:
-    return evidence.findings(replace(look, **given))
+def seen(inspection: RankInspection = PLAIN, **given: Any) -> evidence.Findings:
+    return evidence.findings(replace(inspection, **given))
 
 
 @pytest.mark.parametrize(
-    ("look", "role", "work"),
+    ("inspection", "role", "work"),
     [
         pytest.param(replace(PLAIN, process_state="T"), evidence.STOPPED, "", id="stopped"),
         pytest.param(replace(PLAIN, process_state="t"), evidence.TRACED, "", id="in a debugger"),
@@ -89,8 +89,10 @@ def seen(look: RankInspection = PLAIN, **given: Any) -> evidence.Findings:
         pytest.param(replace(PLAIN, calls=()), evidence.IDLE, evidence.UNKNOWN, id="unknown call"),
     ],
 )
-def test_each_inspection_has_its_role_and_kind_of_work(look: RankInspection, role: str, work: str) -> None:
-    found = evidence.findings(look)
+def test_each_inspection_has_its_role_and_kind_of_work(
+    inspection: RankInspection, role: str, work: str
+) -> None:
+    found = evidence.findings(inspection)
     assert (found.role, found.work) == (role, work)
 
 

@@ -36,70 +36,76 @@ def cpu(number: int, seconds: float) -> RankInspection:
     return replace(waiting(number), cpu_s=seconds)
 
 
-def looks(*inspected: RankInspection) -> tuple[RankInspection, ...]:
+def inspections(*inspected: RankInspection) -> tuple[RankInspection, ...]:
     return inspected
 
 
 @pytest.mark.parametrize(
     ("inspected", "expected"),
     [
-        (looks(SLEEPS), one("is the only candidate")),
-        (looks(waiting(0), replace(waiting(1), process_state="Z")), one("is dead")),
-        (looks(waiting(0), replace(waiting(1), process_state="X (dead)")), one("is dead")),
-        (looks(waiting(0), replace(waiting(1), process_state="T (stopped)")), one("is stopped (state T)")),
+        (inspections(SLEEPS), one("is the only candidate")),
+        (inspections(waiting(0), replace(waiting(1), process_state="Z")), one("is dead")),
+        (inspections(waiting(0), replace(waiting(1), process_state="X (dead)")), one("is dead")),
         (
-            looks(waiting(0), *(replace(waiting(n), process_state="T") for n in (1, 2, 3))),
+            inspections(waiting(0), replace(waiting(1), process_state="T (stopped)")),
+            one("is stopped (state T)"),
+        ),
+        (
+            inspections(waiting(0), *(replace(waiting(n), process_state="T") for n in (1, 2, 3))),
             HangVerdict(1, "rank 1 is stopped (state T), like ranks 2, 3", (1, 2, 3)),
         ),
         (
-            looks(waiting(0), *(replace(waiting(n), process_state="Z") for n in (1, 2))),
+            inspections(waiting(0), *(replace(waiting(n), process_state="Z") for n in (1, 2))),
             HangVerdict(1, "rank 1 is dead, like rank 2", (1, 2)),
         ),
         (
-            looks(waiting(0), replace(waiting(1), step=8), replace(waiting(2), step=9)),
+            inspections(waiting(0), replace(waiting(1), step=8), replace(waiting(2), step=9)),
             one("is furthest behind: step 8 against 10"),
         ),
         (
-            looks(waiting(0), replace(waiting(1), phase_seq=1), replace(waiting(2), phase_seq=4)),
+            inspections(waiting(0), replace(waiting(1), phase_seq=1), replace(waiting(2), phase_seq=4)),
             one("is furthest behind within step 10: phase change 1 against 4"),
         ),
         (
-            looks(waiting(0), replace(waiting(1), phase=3)),
+            inspections(waiting(0), replace(waiting(1), phase=3)),
             one("is furthest behind within step 10: phase change 2 against 2"),
         ),
-        (looks(waiting(0), HOOK), one(f"{ELSEWHERE} but is in F.backward (train.py)")),
+        (inspections(waiting(0), HOOK), one(f"{ELSEWHERE} but is in F.backward (train.py)")),
         (
-            looks(waiting(0), at(1, *IN_LOADER)),
+            inspections(waiting(0), at(1, *IN_LOADER)),
             one(f"{ELSEWHERE} but is in _PollLikeSelector.select (selectors.py)"),
         ),
-        (looks(waiting(0), NO_STACK), one("has no readable stack while the others wait in a collective")),
         (
-            looks(at(0, *ITEM), at(1, *OTHER), at(2, *ITEM)),
+            inspections(waiting(0), NO_STACK),
+            one("has no readable stack while the others wait in a collective"),
+        ),
+        (
+            inspections(at(0, *ITEM), at(1, *OTHER), at(2, *ITEM)),
             one("has a different stack from the others"),
         ),
-        (looks(cpu(0, 0.0124), cpu(1, 0.05)), one("spins (0.05 s of CPU time) while the others sleep")),
+        (inspections(cpu(0, 0.0124), cpu(1, 0.05)), one("spins (0.05 s of CPU time) while the others sleep")),
         (
-            looks(cpu(0, 0.05), cpu(1, 0.2), cpu(2, 0.01)),
+            inspections(cpu(0, 0.05), cpu(1, 0.2), cpu(2, 0.01)),
             one("spins (0.20 s of CPU time) while the others sleep"),
         ),
         (
-            looks(cpu(0, 0.05), cpu(1, 0.0124), cpu(2, 0.06)),
+            inspections(cpu(0, 0.05), cpu(1, 0.0124), cpu(2, 0.06)),
             one("sleeps (0.01 s of CPU time) while the others spin"),
         ),
         (
-            looks(waiting(0), replace(waiting(1), process_state="D (disk)"), waiting(2)),
+            inspections(waiting(0), replace(waiting(1), process_state="D (disk)"), waiting(2)),
             one("is blocked in the kernel (state D)"),
         ),
         (
-            looks(waiting(0), waiting(2)),
+            inspections(waiting(0), waiting(2)),
             HangVerdict(0, "the evidence does not distinguish ranks 0, 2; rank 0 is the lowest", (0, 2)),
         ),
         (
-            looks(at(0, *ITEM), at(1, *OTHER), at(2, *IN_BARRIER)),
+            inspections(at(0, *ITEM), at(1, *OTHER), at(2, *IN_BARRIER)),
             HangVerdict(0, "the evidence does not distinguish ranks 0, 1; rank 0 is the lowest", (0, 1)),
         ),
         (
-            looks(waiting(3), *(replace(waiting(n), process_state="D") for n in (1, 2))),
+            inspections(waiting(3), *(replace(waiting(n), process_state="D") for n in (1, 2))),
             HangVerdict(1, "the evidence does not distinguish ranks 1, 2; rank 1 is the lowest", (1, 2)),
         ),
     ],
@@ -193,13 +199,13 @@ def test_equal_stacks_form_one_group() -> None:
     def thread(name: str, line: int, state: str = "idle") -> str:
         return f'Thread 0x{line:x} ({state}): "{name}"\n    f (a.py:{line})\n    g (b.py:2)\n'
 
-    looks = (
+    inspections = (
         replace(at(2), stack=thread("MainThread", 5) + thread("worker-12", 7)),
         replace(at(0), stack="header\n" + thread("worker-3", 9) + thread("MainThread", 6, "active")),
         replace(at(1), stack="  no stack \n"),
         replace(at(3), stack=thread("MainThread", 5)),
     )
-    assert group_stacks(looks) == (
+    assert group_stacks(inspections) == (
         StackGroup((1,), "no stack"),
         StackGroup((3,), 'Thread "MainThread"\n    f (a.py:5)\n    g (b.py:2)'),
         StackGroup(

@@ -55,7 +55,7 @@ def calm(number: int, **given: Any) -> MemberView:
 
 
 @pytest.mark.parametrize(
-    ("look", "expected"),
+    ("inspection", "expected"),
     [
         (None, LATE),
         (
@@ -118,9 +118,9 @@ def calm(number: int, **given: Any) -> MemberView:
     ids=["none", "sleeps", "works", "computes", "apart", "stopped", "no step", "another step"],
 )
 def test_a_rank_that_becomes_late_is_recorded_with_its_inspection(
-    look: RankInspection | None, expected: LateRank
+    inspection: RankInspection | None, expected: LateRank
 ) -> None:
-    assert watched(there(0, look), calm(1)) == ranks(expected)
+    assert watched(there(0, inspection), calm(1)) == ranks(expected)
 
 
 def test_a_second_inspection_is_compared_with_the_first() -> None:
@@ -130,11 +130,11 @@ def test_a_second_inspection_is_compared_with_the_first() -> None:
         return after.ranks[0]
 
     slept = replace(LATE, role="idle", work="sleep", look=2, phase_seq=0, at=AT, works=("sleep",), looks=2)
-    works = {"role": "works", "worked_ns": 103 * S}
+    works: dict[str, Any] = {"role": "works", "worked_ns": 103 * S}
     assert second(SLEEPS, SLEEPS) == slept
     assert second(SLEEPS, replace(SLEEPS, phase_seq=1), turn=1) == replace(slept, look=1, looks=1)
-    assert second(SLEEPS, replace(SLEEPS, phase_seq=1)) == replace(slept, phase_seq=1, **works)  # type: ignore[arg-type]
-    assert second(SLEEPS, replace(SLEEPS, at="load (a.py:9)")) == replace(slept, at="load (a.py", **works)  # type: ignore[arg-type]
+    assert second(SLEEPS, replace(SLEEPS, phase_seq=1)) == replace(slept, phase_seq=1, **works)
+    assert second(SLEEPS, replace(SLEEPS, at="load (a.py:9)")) == replace(slept, at="load (a.py", **works)
     assert second(SLEEPS, replace(SLEEPS, at="evaluate (train.py:43)")) == slept, "another line"
     spun = replace(slept, work="computing", works=("sleep", "computing"), busy=True, role="busy")
     assert second(SLEEPS, SPINS) == spun
@@ -337,9 +337,9 @@ def test_the_record_of_ranks_at_rest_has_exactly_these_fields() -> None:
     assert resting(both(REDUCES, MEETS, asked=3), first, 103.0) == first, "the same inspection"
     later = resting(both(REDUCES, MEETS, turn=2, asked=4), first, 103.0)
     assert later == tuple(replace(each, look=2, asked=4, heard_ns=103 * S) for each in first)
-    anew = {"since_ns": 103 * S, "heard_ns": 103 * S}
+    anew: dict[str, Any] = {"since_ns": 103 * S, "heard_ns": 103 * S}
     moved = resting(both(replace(REDUCES, mark=8), MEETS, turn=2, asked=4), first, 103.0)
-    assert moved == (replace(backward, mark=8, look=2, asked=4, **anew), later[1])  # type: ignore[arg-type]
+    assert moved == (replace(backward, mark=8, look=2, asked=4, **anew), later[1])
     restarted = resting(both(REDUCES, MEETS, turn=1, asked=4), later, 105.0)
     assert restarted == tuple(replace(each, since_ns=105 * S, heard_ns=105 * S, asked=4) for each in first), (
         "the launcher has restarted its count"

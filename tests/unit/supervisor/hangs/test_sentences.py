@@ -73,11 +73,11 @@ def test_each_warning_has_exactly_its_text(found: StallVerdict, ranks: tuple[int
 # -- verdicts without a fault
 
 
-def its_own(number: int, look: RankInspection, step_ns: int = 0) -> MemberView:
+def its_own(number: int, inspection: RankInspection, step_ns: int = 0) -> MemberView:
     """Return the member of a rank of a script that does not join."""
     state = launcher(rank(number, marks=StartTimes(first_step_ns=step_ns)), joins=False)
     page = replace(progress(number, 0, -1), phase="joining")
-    return there(number, look, phase="joining", stalled=False, launcher=state, progress=(page,))
+    return there(number, inspection, phase="joining", stalled=False, launcher=state, progress=(page,))
 
 
 OTHER = there(0, WAITS)
@@ -235,7 +235,7 @@ def test_nothing_is_judged_about_another_generation_or_without_a_late_rank() -> 
 
 
 @pytest.mark.parametrize(
-    ("role", "work", "look", "says"),
+    ("role", "work", "inspection", "says"),
     [
         ("works", "computing", PLAIN, f"in {HERE} (computing)"),
         ("busy", "computing", PLAIN, f"in {HERE} (computing)"),
@@ -249,9 +249,9 @@ def test_nothing_is_judged_about_another_generation_or_without_a_late_rank() -> 
     ],
 )
 def test_the_description_of_a_late_rank_names_its_place(
-    role: str, work: str, look: RankInspection | None, says: str
+    role: str, work: str, inspection: RankInspection | None, says: str
 ) -> None:
-    now = seen(there(0, WAITS), there(1, look))
+    now = seen(there(0, WAITS), there(1, inspection))
     assert sentences.describe_late_rank(now, LateRank(1, 5, "forward", 7, role, work)) == says
 
 
@@ -268,9 +268,9 @@ def test_the_description_of_a_standstill_names_what_delays_the_group() -> None:
     places = "rank 0 in <module> (train.py:9), rank 1 in an unknown place"
     assert sentences.describe_standstill(apart, named, True) == scattered + places
     for count, more in ((4, ""), (5, " and 1 more")):
-        looks = (there(n, replace(WAITS, where=f"f (a.py:{n})")) for n in range(count))
+        inspections = (there(n, replace(WAITS, where=f"f (a.py:{n})")) for n in range(count))
         names = tuple(f"m{n}" for n in range(count))
-        many = seen(*looks, placement=names, world_size=count)
+        many = seen(*inspections, placement=names, world_size=count)
         listed = ", ".join(f"rank {n} in f (a.py:{n})" for n in range(4))
         assert sentences.describe_standstill(many, named, True) == f"{scattered}{listed}{more}"
 
@@ -291,16 +291,16 @@ def test_the_label_of_a_pause_is_that_of_the_rank_in_its_present_phase() -> None
 
 
 def test_phases_and_inspections_are_those_of_the_groups_running_ranks() -> None:
-    looks = (replace(PLAIN, rank=1, step=5), replace(PLAIN, rank=2, step=-1, where=""))
+    inspections = (replace(PLAIN, rank=1, step=5), replace(PLAIN, rank=2, step=-1, where=""))
     told = report(
         *("m0", launcher(rank(0), rank(1), rank(2), rank(3, Ending(1, 0)))),
         progress=(progress(0, 5), replace(progress(1, 5), phase="eval")),
-        looks=looks,
+        looks=inspections,
         looked_for=1,
     )
     now = view(member("m0", told), placement=("m0",), nproc=5, world_size=5)
     assert group_reports.phases(now) == {0: "forward", 1: "eval", 2: "", 4: ""}
-    assert reports.all_inspections(now) == looks
+    assert reports.all_inspections(now) == inspections
     found = group_reports.state(now, 2)
     assert found == rank(2)
     assert group_reports.state(now, 9) is None
@@ -322,8 +322,8 @@ def test_phases_and_inspections_are_those_of_the_groups_running_ranks() -> None:
 def test_all_ranks_count_as_inspected_if_each_was_at_its_present_step(
     first: int | None, second: int, inspected: bool
 ) -> None:
-    looks = [None if step is None else replace(WAITS, step=step) for step in (first, second)]
-    now = seen(there(0, looks[0]), there(1, looks[1]))
+    inspections = [None if step is None else replace(WAITS, step=step) for step in (first, second)]
+    now = seen(there(0, inspections[0]), there(1, inspections[1]))
     assert group_reports.are_all_inspected(now) is inspected
     ended = seen(there(0, None, ending=Ending(1, 0)), there(1, WAITS))
     assert group_reports.are_all_inspected(ended), "only live ranks count"
@@ -344,7 +344,7 @@ BUSY = replace(PLAIN, cpu_s=0.02, window_s=0.25)
 
 
 @pytest.mark.parametrize(
-    ("look", "role", "work", "moves"),
+    ("inspection", "role", "work", "moves"),
     [
         (replace(BUSY, cpu_s=0.0125), evidence.IDLE, evidence.UNKNOWN, False),
         (BUSY, evidence.BUSY, evidence.COMPUTES, False),
@@ -367,13 +367,13 @@ BUSY = replace(PLAIN, cpu_s=0.02, window_s=0.25)
     ],
 )
 def test_each_inspection_has_exactly_these_findings(
-    look: RankInspection, role: str, work: str, moves: bool
+    inspection: RankInspection, role: str, work: str, moves: bool
 ) -> None:
-    assert evidence.findings(look) == evidence.Findings(role, work, moves)
+    assert evidence.findings(inspection) == evidence.Findings(role, work, moves)
 
 
 @pytest.mark.parametrize(
-    ("look", "works", "apart"),
+    ("inspection", "works", "apart"),
     [
         (replace(PLAIN, calls=("run",)), False, True),
         (replace(PLAIN, calls=("other",)), False, False),
@@ -393,15 +393,15 @@ def test_each_inspection_has_exactly_these_findings(
     ],
 )
 def test_an_inspection_shows_work_or_a_wait_for_no_other_rank(
-    look: RankInspection, works: bool, apart: bool
+    inspection: RankInspection, works: bool, apart: bool
 ) -> None:
-    alone = replace(look, meets_unseen=False)
+    alone = replace(inspection, meets_unseen=False)
     assert (evidence.shows_work(alone), evidence.waits_for_no_rank(alone)) == (works, apart)
-    assert not evidence.waits_for_no_rank(look), "it may communicate with the others unseen"
+    assert not evidence.waits_for_no_rank(inspection), "it may communicate with the others unseen"
 
 
 @pytest.mark.parametrize(
-    ("look", "line"),
+    ("inspection", "line"),
     [
         (replace(PLAIN, where="", window_s=0.0), "rank 0: step 5, state S, 0.00 s of CPU"),
         (
@@ -425,5 +425,5 @@ def test_an_inspection_shows_work_or_a_wait_for_no_other_rank(
         ),
     ],
 )
-def test_an_inspection_is_described_in_one_line(look: RankInspection, line: str) -> None:
-    assert evidence.describe(look) == line
+def test_an_inspection_is_described_in_one_line(inspection: RankInspection, line: str) -> None:
+    assert evidence.describe(inspection) == line

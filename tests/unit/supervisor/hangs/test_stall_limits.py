@@ -200,22 +200,22 @@ def test_each_stall_that_may_be_work_has_exactly_its_verdict(name: str) -> None:
     assert asdict(found) == asdict(expected)
 
 
-def after_work_apart(look: RankInspection, now_s: float = 105.0) -> View:
+def after_work_apart(inspection: RankInspection, now_s: float = 105.0) -> View:
     """Return a stall of 1000 s whose first inspections, at 100 s, showed that no rank waits for another."""
     late: dict[str, Any] = {"late_s": 1000.0}
     before = seen(there(0, SLEEPS_APART, **late), there(1, SLEEPS_APART, **late))
     now = replace(
         before,
         now_ns=int(now_s * S),
-        members=(there(0, WAITS, turn=2, **late), there(1, look, turn=2, **late)),
+        members=(there(0, WAITS, turn=2, **late), there(1, inspection, turn=2, **late)),
     )
     return replace(now, watch=observation.update(before.watch, now))
 
 
 def test_time_in_which_no_rank_waited_for_another_extends_each_part_of_a_limit() -> None:
     """The last progress was at -900 s, and the ranks were apart until 100 s."""
-    for look, limit_s in ((SLEEPS, 1060.0), (SPINS, 1180.0), (replace(WORKS, phase_seq=9), 1065.0)):
-        found = detection.judge(after_work_apart(look), POLICY)
+    for inspection, limit_s in ((SLEEPS, 1060.0), (SPINS, 1180.0), (replace(WORKS, phase_seq=9), 1065.0)):
+        found = detection.judge(after_work_apart(inspection), POLICY)
         assert found is not None
         assert (found.limit_s, found.act_ns) == (limit_s, int((limit_s - 900) * S))
         assert found.warn_ns == int((100 + (limit_s - 1000) / 2) * S)

@@ -9,7 +9,7 @@ import pytest
 from supervisor.kubernetes import own_pod
 from supervisor.kubernetes.errors import ApiError, ServerUnreachable
 from supervisor.kubernetes.own_pod import OwnPod, certificate_for, service_names
-from tests.unit.supervisor.cluster.supervising.api_server import ServedObjects
+from tests.unit.supervisor.cluster.api_server import ServedObjects
 
 ME = OwnPod("supervisor-1", "holdfast-system", "10.0.0.9")
 NAMES = service_names("holdfast-supervisor", ME.namespace)

@@ -15,7 +15,7 @@ from supervisor.kubernetes import replicas
 from supervisor.kubernetes.certificates import ServerCertificate
 from supervisor.kubernetes.own_pod import OwnPod, certificate_for, service_names
 from supervisor.kubernetes.replicas import PATH, Replicas
-from tests.unit.supervisor.cluster.supervising.api_server import ServedObjects
+from tests.unit.supervisor.cluster.api_server import ServedObjects
 
 NAMES = service_names("holdfast-supervisor", "holdfast-system")
 OWN, OTHER, THIRD = "127.0.0.1", "127.0.0.2", "127.0.0.3"

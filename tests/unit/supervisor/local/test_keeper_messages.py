@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import selectors
 import socket
 import typing
 from collections.abc import Iterator
@@ -18,19 +17,20 @@ from holdfast.protocol import codec
 from supervisor.local import backend as backend_module
 from supervisor.local import keeper_messages
 from supervisor.local.backend import LocalBackend
-from supervisor.local.keeper import MAX_REFUSALS, LocalKeeper
+from supervisor.local.keeper.keeper import LocalKeeper
+from supervisor.local.keeper.process_specs import RunSpec
+from supervisor.local.keeper.supervisor_process import MAX_REFUSALS
 from supervisor.local.keeper_messages import (
     Alive,
     Finish,
+    GiveUpMember,
     Hello,
     KeeperState,
-    KillMember,
     Renew,
     Request,
     StopRun,
     Want,
 )
-from supervisor.local.process_specs import RunSpec
 from supervisor.view.model import Completion
 
 STATE = KeeperState({"m0": "running"}, "")
@@ -39,7 +39,7 @@ _requests: st.SearchStrategy[Request] = st.one_of(
     st.just(Hello()),
     st.just(Alive()),
     st.builds(Want, st.integers(0, 1 << 20), st.lists(_texts, max_size=3).map(tuple)),
-    st.builds(KillMember, _texts),
+    st.builds(GiveUpMember, _texts),
     st.builds(Renew, _texts),
     st.builds(StopRun, _texts),
     st.builds(Finish, st.integers(0, 255), _texts, _texts),
@@ -52,11 +52,10 @@ def keeper(tmp_path: Path) -> Iterator[tuple[LocalKeeper, socket.socket]]:
     with socket.socket() as api:
         kept = LocalKeeper(RunSpec(("train.py",), 1, 0, "auto", tmp_path, tmp_path, {}, ()), api)
         here, there = socket.socketpair()
-        kept._connection = here
-        kept.selector.register(here, selectors.EVENT_READ, kept._receive)
+        kept._supervisor.connect(here)
         with there:
             yield kept, there
-        kept._close_connection()
+        kept._supervisor.disconnect()
 
 
 def deliver(keeper: tuple[LocalKeeper, socket.socket], data: bytes) -> list[KeeperState]:
@@ -65,7 +64,7 @@ def deliver(keeper: tuple[LocalKeeper, socket.socket], data: bytes) -> list[Keep
     there.setblocking(False)
     for at in range(0, len(data), 1 << 16):
         there.sendall(data[at : at + (1 << 16)])
-        kept._receive()
+        kept._supervisor.receive()
     answers = b""
     while True:
         try:
@@ -105,7 +104,7 @@ def test_a_request_is_an_object_with_its_name_and_its_fields() -> None:
         (b'{"do":["want"]}', "request.do: ['want'] is not one of"),
         (b'{"do":"want","discard":[]}', "Want.count: missing"),
         (b'{"do":"want","count":"2","discard":[]}', "Want.count: '2' is not int"),
-        (b'{"do":"kill","name":7}', "KillMember.name: 7 is not str"),
+        (b'{"do":"kill","name":7}', "GiveUpMember.name: 7 is not str"),
         (b" " * (codec.MAX_MESSAGE_BYTES + 1), f"the limit is {codec.MAX_MESSAGE_BYTES}"),
     ],
 )
@@ -126,7 +125,7 @@ def test_any_bytes_are_read_or_refused(line: bytes) -> None:
 
 
 def test_fields_of_a_later_version_are_ignored() -> None:
-    assert keeper_messages.decode_request(b'{"do":"kill","name":"m0","soon":true}') == KillMember("m0")
+    assert keeper_messages.decode_request(b'{"do":"kill","name":"m0","soon":true}') == GiveUpMember("m0")
     line = b'{"members":{"m0":"running"},"stop":"","more":1}'
     assert keeper_messages.decode_state(line) == STATE
 
@@ -160,7 +159,7 @@ def test_a_supervisor_of_an_earlier_version_sends_no_parts() -> None:
 def test_the_keeper_answers_every_request_but_a_sign_of_life(
     keeper: tuple[LocalKeeper, socket.socket],
 ) -> None:
-    for request in (Hello(), Want(0, ()), KillMember("m7"), Renew("m7"), Finish(3, "why", "")):
+    for request in (Hello(), Want(0, ()), GiveUpMember("m7"), Renew("m7"), Finish(3, "why", "")):
         assert deliver(keeper, keeper_messages.encode_request(request)) == [KeeperState({}, "")]
     assert (
         deliver(keeper, keeper_messages.encode_request(StopRun("graceful")))
@@ -171,11 +170,11 @@ def test_the_keeper_answers_every_request_but_a_sign_of_life(
 
 def test_a_repeated_request_has_no_further_effect(keeper: tuple[LocalKeeper, socket.socket]) -> None:
     kept, _ = keeper
-    for request in (Hello(), Alive(), Want(0, ("m0",)), KillMember("m0"), Renew("m0"), StopRun("graceful")):
+    for request in (Hello(), Alive(), Want(0, ("m0",)), GiveUpMember("m0"), Renew("m0"), StopRun("graceful")):
         deliver(keeper, keeper_messages.encode_request(request))
-        before = (dict(kept.members), kept.stop, kept.finished, list(kept.news))
+        before = (dict(kept._members.by_name), kept.stop, kept.finished, list(kept.news))
         deliver(keeper, keeper_messages.encode_request(request))
-        assert (dict(kept.members), kept.stop, kept.finished, list(kept.news)) == before
+        assert (dict(kept._members.by_name), kept.stop, kept.finished, list(kept.news)) == before
     twice = keeper_messages.encode_request(Finish(3, "why", "how")) * 2
     deliver(keeper, twice)
     assert kept.finished is not None
@@ -206,7 +205,7 @@ def test_an_overlong_line_costs_the_keeper_bounded_memory_and_no_other_line(
 ) -> None:
     too_long = b'{"do":"stop","how":"' + b"x" * (2 * codec.MAX_MESSAGE_BYTES)
     assert deliver(keeper, too_long) == []
-    assert len(keeper[0]._received._unfinished) == codec.MAX_MESSAGE_BYTES + 1
+    assert len(keeper[0]._supervisor._received._unfinished) == codec.MAX_MESSAGE_BYTES + 1
     stop = keeper_messages.encode_request(StopRun("graceful"))
     assert [state.stop for state in deliver(keeper, b'"}\n' + stop)] == ["", "graceful", "graceful"]
     assert f"the limit is {codec.MAX_MESSAGE_BYTES}" in keeper[0].news[0]

@@ -19,6 +19,17 @@ def test_a_node_counts_as_out_whoever_took_it_out() -> None:
     assert (stands.out, stands.allowed, stands.room) == (3, 10, 7)
 
 
+def test_nodes_that_others_took_out_do_not_use_up_the_number_that_may_always_be_out() -> None:
+    for size in range(3, 20):
+        stands = breaker.assess(size, [well("a", cordoned=True)], POLICY)
+        assert (stands.out, stands.allowed, stands.room) == (1, 2, 1), size
+    ours = [well("a", cordoned=True), well("b", quarantine=TAINTED)]
+    assert breaker.assess(19, ours, POLICY).room == 0, "Holdfast has taken out one itself"
+    assert breaker.assess(2, [well("a", cordoned=True)], POLICY).room == 0, "one node must be left"
+    many = [well(f"n{at}", ready=False) for at in range(40)]
+    assert breaker.assess(100, many, POLICY).room == 1, "more are lost than may be out"
+
+
 def test_a_node_is_counted_once() -> None:
     assert breaker.assess(100, [well("a", quarantine=TAINTED, cordoned=True, ready=False)], POLICY).out == 1
 
@@ -51,7 +62,7 @@ def test_the_available_room_never_exceeds_share_or_floor(
     stands = breaker.assess(total, odd, policy)
     assert stands.room >= 0
     if stands.room:
-        assert stands.out + stands.room <= max(min_out, int(share * total))
+        assert stands.out + stands.room <= max(stands.out + min_out, int(share * total))
         assert total - stands.out - stands.room >= min_serving
 
 
@@ -61,7 +72,7 @@ def test_a_node_that_is_out_does_not_count_as_unknown() -> None:
     nodes = [well("a"), silent, well("u", silent_s=120.1), well("v", silent_s=120.0)]
     nodes += [well("o", quarantine=TAINTED, silent_s=1e6), NodeView("p", cordoned=True)]
     policy = NodePolicy(max_share=0.29, min_out=2, min_serving=3)
-    assert breaker.assess(10, nodes, policy) == Breaker(10, 2, 2, 2, 3)
+    assert breaker.assess(10, nodes, policy) == Breaker(10, 2, 2, 3, 3)
     assert breaker.assess(1, [], policy) == Breaker(1, 0, 0, 1, 3), (
         "the limit cannot exceed the number of nodes"
     )

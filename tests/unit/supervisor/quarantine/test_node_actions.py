@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from supervisor.quarantine import decide, evidence
+from supervisor.quarantine.cohorts import Reason
 from supervisor.quarantine.model import (
     NO_NEW_WORK,
     PREFER_NOT,
@@ -25,7 +25,7 @@ from supervisor.quarantine.model import (
     Taint,
     Waiver,
 )
-from supervisor.quarantine.storms import Reason, StormState
+from supervisor.quarantine.storms import StormState
 from tests.unit.supervisor.node_views import (
     DAY_S,
     NOW_S,
@@ -68,8 +68,12 @@ def taint(why: str, *keys: str, **given: Any) -> Taint:
     return replace(made, **given)
 
 
-def hold(why: str, more_s: float = math.inf) -> Hold:
+def hold(why: str, more_s: float) -> Hold:
     return Hold("a", why, NOW_S + more_s)
+
+
+def alert(why: str) -> Hold:
+    return Hold("a", why, alert=True)
 
 
 AVOID: dict[str, Any] = {"effect": PREFER_NOT, "action": "contact_support", "sources": ("sysfs",)}
@@ -78,15 +82,27 @@ CALM = StormState()
 
 NO_POLICY_OR_STORM: dict[str, tuple[NodeView, QuarantineAction | None]] = {
     "well": (well("a"), None),
-    "never reported": (well("a", report=None), hold("unknown: no agent has reported")),
+    "never reported": (well("a", report=None), alert("unknown: no agent has reported")),
+    "refused": (well("a", report=None, refused="two machines"), alert("unknown: two machines")),
     "as silent as it may be": (well("a", silent_s=120.0), None),
     "silent": (
         well("a", silent_s=150.4),
-        hold("unknown: its agent has not reported for 150 s"),
+        hold("unknown: its agent has not reported for 150 s", 6 * 3600.0 - 150.4),
+    ),
+    "silent for long": (
+        well("a", silent_s=6 * 3600.0),
+        alert("unknown: its agent has not reported for 21600 s; for 6 h"),
     ),
     "degraded": (degraded(), None),
     "unhealthy": (bad("a"), taint(XID_WHY, XID)),
-    "unhealthy and cordoned": (bad("a", cordoned=True), hold("cordoned by someone else")),
+    "unhealthy and cordoned": (
+        bad("a", cordoned=True),
+        hold("cordoned by someone else", 3 * DAY_S - 100.0),
+    ),
+    "unhealthy and cordoned for long": (
+        bad("a", finding(held_s=3 * DAY_S), cordoned=True),
+        alert("cordoned by someone else; for 72 h"),
+    ),
     "unhealthy, not confirmed": (
         bad("a", finding(held_s=59.0), alone(held_s=100.0)),
         hold(
@@ -102,12 +118,16 @@ NO_POLICY_OR_STORM: dict[str, tuple[NodeView, QuarantineAction | None]] = {
         taint(f"{XID_WHY}, and 1 more", XID, PORT, **WIDE),
     ),
     "unhealthy, waived": (
-        bad("a", waiver=WAIVED),
-        hold("an operator has released it, and no other fault has been found since"),
+        bad("a", finding(held_s=2 * DAY_S), waiver=WAIVED),
+        hold("an operator has released it, and no other fault has been found since", 6 * DAY_S),
     ),
     "unhealthy, one of two findings waived": (
-        bad("a", finding(), alone(held_s=300.0), waiver=WAIVED),
-        taint(f"{XID_WHY}, and 1 more", XID, PORT, **{**WIDE, "action": "contact_support"}),
+        bad("a", finding(held_s=2 * DAY_S), alone(held_s=300.0), waiver=WAIVED),
+        taint(
+            f"{XID_WHY.replace('90', '172800')}, and 1 more",
+            *(XID, PORT),
+            **{**WIDE, "action": "reboot_node"},
+        ),
     ),
     "avoided, and now unhealthy": (bad("a", quarantine=WEAK), taint(XID_WHY, XID)),
     "avoided, which the operator no longer wants": (
@@ -119,10 +139,14 @@ NO_POLICY_OR_STORM: dict[str, tuple[NodeView, QuarantineAction | None]] = {
         Forget("a", "healthy for long enough: the waived findings are over", "7"),
     ),
     "waived, and not well for long enough": (recovered(well("a", waiver=WAIVED), 3599.0), None),
-    "out, and nobody works on it": (out(finding(), busy=False), hold(f"out: {XID_WHY}")),
+    "out, and nobody works on it": (out(finding(), busy=False), hold(f"out: {XID_WHY}", 2 * DAY_S)),
+    "out for longer than a repair takes": (
+        out(finding(), busy=False, quarantine=replace(HELD, at_s=NOW_S - 3 * DAY_S)),
+        alert(f"out: {XID_WHY}; for 72 h"),
+    ),
     "out, and its fault may pass": (
         out(finding(lasting=False)),
-        hold(f"out: {XID_WHY}"),
+        hold(f"out: {XID_WHY}", 2 * DAY_S),
     ),
     "out, and its work has to end": (out(finding()), Drain("a", XID_WHY, "7")),
     "out, and confirmed just now": (
@@ -135,11 +159,15 @@ NO_POLICY_OR_STORM: dict[str, tuple[NodeView, QuarantineAction | None]] = {
     ),
     "out, and its work is ending": (
         out(finding(), drain_at_s=NOW_S),
-        hold("its work is being ended"),
+        hold("its work is being ended", 6 * 3600.0),
+    ),
+    "out, and its work does not end": (
+        out(finding(), drain_at_s=NOW_S - 6 * 3600.0),
+        alert("its work is being ended; for 6 h"),
     ),
     "out, and cordoned": (
         out(finding(), cordoned=True),
-        hold("cordoned by someone else, so its work is left alone"),
+        hold("cordoned by someone else, so its work is left alone", 2 * DAY_S),
     ),
     "out, and its fault is not confirmed": (
         out(finding(held_s=20.0)),
@@ -147,11 +175,14 @@ NO_POLICY_OR_STORM: dict[str, tuple[NodeView, QuarantineAction | None]] = {
     ),
     "out, and one sensor says so": (
         out(finding(sources=("kmsg",), held_s=9000.0)),
-        hold(f"{XID} (reboot_node) for 9000 s, reported by kmsg: one witness does not justify a drain"),
+        hold(
+            f"{XID} (reboot_node) for 9000 s, reported by kmsg: one witness does not justify a drain",
+            6 * 3600.0 - 9010.0,
+        ),
     ),
     "out, and another fault was found": (
         out(finding(), alone()),
-        taint(f"{XID_WHY}, and 1 more", XID, PORT, action="contact_support", sources=WIDE["sources"]),
+        taint(f"{XID_WHY}, and 1 more", XID, PORT, sources=WIDE["sources"]),
     ),
     "out, and a cheaper fault was found": (
         out(finding("gpu/1", action="reset_gpu")),
@@ -195,7 +226,7 @@ NO_POLICY_OR_STORM: dict[str, tuple[NodeView, QuarantineAction | None]] = {
             *(DAY_S,),
             blind=("sysfs", "ecc", "kmsg"),
         ),
-        hold("its agent reports no fault, but kmsg, sysfs cannot measure"),
+        alert("its agent reports no fault, but kmsg, sysfs cannot measure; for 24 h"),
     ),
 }
 
@@ -209,6 +240,10 @@ def test_each_node_has_exactly_the_expected_action(name: str) -> None:
 WAIVED_REPORT = report(alone(level="degraded"), clean_s=100.0)
 AVOIDED: dict[str, tuple[NodeView, QuarantineAction | None]] = {
     "well": (well("a"), None),
+    "for longer than a repair takes": (
+        degraded(alone(held_s=3 * DAY_S), quarantine=WEAK),
+        alert(f"avoided: {PORT_WHY.replace('400', '259200')}; for 72 h"),
+    ),
     "confirmed": (degraded(alone(held_s=300.0)), taint(PORT_WHY.replace("400", "300"), PORT, **AVOID)),
     "cordoned": (degraded(cordoned=True), None),
     "waived": (degraded(waiver=Waiver((PORT,), NOW_S), report=WAIVED_REPORT), None),
@@ -216,7 +251,10 @@ AVOIDED: dict[str, tuple[NodeView, QuarantineAction | None]] = {
         degraded(alone(held_s=100.0), alone("b", held_s=30.0)),
         hold(f"{PORT_WHY.replace('400', '100')}, and 1 more: not confirmed yet", 200.0),
     ),
-    "avoided, and still degraded": (degraded(quarantine=WEAK), hold(f"avoided: {PORT_WHY}")),
+    "avoided, and still degraded": (
+        degraded(quarantine=WEAK),
+        hold(f"avoided: {PORT_WHY}", 3 * DAY_S - 410.0),
+    ),
     "avoided, and well for long enough": (
         recovered(well("a", quarantine=WEAK), 3600.0),
         Release("a", "healthy for 3600 s", "7"),
@@ -245,8 +283,14 @@ def test_in_a_storm_a_node_is_held_for_the_reason_and_the_time_of_the_storm(node
 
 def test_in_a_storm_findings_on_nodes_that_are_out_are_not_recorded() -> None:
     assert decide.node_action(out(finding(), alone(), busy=False), NOW_S, STORM, POLICY) == hold(
-        f"out: {XID_WHY}, and 1 more"
+        f"out: {XID_WHY}, and 1 more", 2 * DAY_S
     )
+
+
+def test_a_node_that_a_storm_holds_for_long_is_an_alert_although_the_storm_has_an_end() -> None:
+    for node in (bad("a", finding(held_s=6 * 3600.0)), out(finding(held_s=6 * 3600.0))):
+        held = decide.node_action(node, NOW_S, STORM, POLICY)
+        assert held == Hold("a", "a storm; for 6 h", NOW_S + 700.0, alert=True)
 
 
 @pytest.mark.parametrize(
@@ -255,7 +299,8 @@ def test_in_a_storm_findings_on_nodes_that_are_out_are_not_recorded() -> None:
         (bad("a"), True),
         (bad("a", quarantine=WEAK), True),
         (bad("a", waiver=Waiver((PORT,), 0.0)), True),
-        (bad("a", waiver=WAIVED), False),
+        (bad("a", waiver=WAIVED), True),  # the fault is newer than the waiver
+        (bad("a", finding(held_s=2 * DAY_S), waiver=WAIVED), False),
         (bad("a", cordoned=True), False),
         (bad("a", quarantine=HELD), False),
         (well("a", report=None), False),
@@ -264,7 +309,7 @@ def test_in_a_storm_findings_on_nodes_that_are_out_are_not_recorded() -> None:
     ],
 )
 def test_a_bad_node_that_can_still_be_taken_out_waits_for_the_breaker(node: NodeView, waiting: bool) -> None:
-    assert decide.is_waiting(node) is waiting
+    assert decide.is_waiting(node, NOW_S, POLICY) is waiting
 
 
 def test_a_pool_returns_its_actions_first_and_then_each_hold_with_its_reason() -> None:
@@ -274,8 +319,8 @@ def test_a_pool_returns_its_actions_first_and_then_each_hold_with_its_reason() -
     assert decide.decide(seen, room) == (
         replace(taint(XID_WHY.replace("90", "91"), XID), node="b1"),
         replace(taint(XID_WHY, XID), node="b0"),
-        Hold("z", "unknown: no agent has reported"),
-        Hold("c", f"{PORT_WHY}; 0 of 40 nodes are out; at most 2 may be"),
+        Hold("z", "unknown: no agent has reported", alert=True),
+        Hold("c", f"{PORT_WHY}; 0 of 40 nodes are out; at most 2 may be", NOW_S + 6 * 3600.0 - 410.0),
     )
 
 
@@ -285,7 +330,7 @@ def test_a_crowd_without_room_is_held_and_every_other_node_is_taken_out() -> Non
     held = "5 nodes became unhealthy together, too many for the breaker: an operator must investigate"
     assert decide.decide(seen, POLICY) == (
         replace(taint(XID_WHY.replace("90 s", "90000 s"), XID), node="c"),
-        *(Hold(f"b{at}", held) for at in (4, 3, 2, 1, 0)),
+        *(Hold(f"b{at}", held, alert=True) for at in (4, 3, 2, 1, 0)),
     )
     assert [
         each.node for each in decide.decide(replace(seen, nodes=pool(*crowd, size=50).nodes), POLICY)
@@ -329,6 +374,6 @@ def test_a_finding_that_lasts_long_enough_justifies_a_drain() -> None:
     assert evidence.may_drain(finding(held_s=60.0), POLICY)
     assert not evidence.may_drain(finding(held_s=59.9), POLICY)
     assert [evidence.cost_rank(each) for each in ("none", "restart_app", "contact_support", "sing")] == [
-        *(0, 1, 5, 0)
+        *(0, 1, 2, 0)
     ]
-    assert evidence.severity((alone(), finding(), finding(lasting=False))) == (True, True, 3, 90.0)
+    assert evidence.severity((alone(), finding(), finding(lasting=False))) == (True, True, 4, 90.0)

@@ -28,6 +28,7 @@ OUT = "min_out, min_serving: expected 0 or more"
 NODES = "storm_nodes, rack_nodes: expected 2 or more"
 POSITIVE = "stale_s, cooldown_s: expected more than 0"
 AGES = "half_life_s: expected more than 0; relapse_s: expected 0 or more"
+ALERT = "alert_s: expected at least storm_window_s plus cooldown_s plus confirm_alone_s, and at most repair_s"
 CLEAN = "clean_s: expected at least storm_window_s plus cooldown_s"
 
 
@@ -50,6 +51,10 @@ CLEAN = "clean_s: expected at least storm_window_s plus cooldown_s"
         ({"stale_s": 0.0}, POSITIVE),
         ({"cooldown_s": 0.0}, POSITIVE),
         ({"clean_s": 2399.0}, CLEAN),
+        ({"cohort_nodes": 1}, "cohort_nodes: expected 2 or more"),
+        ({"alert_s": 2699.0}, ALERT),
+        ({"alert_s": 7201.0, "repair_s": 7200.0}, ALERT),
+        ({"waiver_s": 0.0}, "waiver_s: expected more than 0"),
         ({"max_clean_s": 3599.0}, "max_clean_s: expected at least clean_s"),
         ({"unremedied": 0.9}, "unremedied: expected 1 or more"),
         ({"half_life_s": 0.0}, AGES),
@@ -71,6 +76,7 @@ def test_each_mistake_is_one_sentence(given: dict[str, Any], mistakes: str) -> N
         {"confirm_s": 0.5, "confirm_alone_s": 0.5, "storm_window_s": 0.5, "stale_s": 0.5, "cooldown_s": 0.5},
         {"clean_s": 2400.0, "max_clean_s": 2400.0, "unremedied": 1.0, "half_life_s": 0.5, "relapse_s": 0.0},
         {"drain_for": frozenset(ACTIONS)},
+        {"cohort_nodes": 2, "waiver_s": 0.5, "alert_s": 2700.0, "repair_s": 2700.0},
         {"drain_for": frozenset()},
     ],
 )

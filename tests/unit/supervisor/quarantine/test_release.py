@@ -2,8 +2,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from hypothesis import given
+from hypothesis import strategies as st
+
+from supervisor.quarantine import release
 from supervisor.quarantine.decide import decide
-from supervisor.quarantine.model import Hold, Release
+from supervisor.quarantine.model import Hold, Incident, NodeFinding, NodeView, Release
+from supervisor.quarantine.release import is_remedied
+from supervisor.quarantine.transition import released_by_operator
 from tests.unit.supervisor.node_views import (
     DAY_S,
     NOW_S,
@@ -18,6 +24,7 @@ from tests.unit.supervisor.node_views import (
     recovered,
     report,
     settled,
+    well,
     why,
 )
 
@@ -27,9 +34,9 @@ NODE = node_of(OUT, "a")
 
 def test_a_node_returns_when_it_has_been_healthy_for_long_enough() -> None:
     assert asked(at(OUT, NOW_S + 9999, recovered(NODE, 3599.0, boot_id="b2"))) == []
-    [release] = asked(at(OUT, NOW_S + 9999, recovered(NODE, 3600.0, boot_id="b2")))
-    assert isinstance(release, Release)
-    assert "lemon score" in release.why
+    [found] = asked(at(OUT, NOW_S + 9999, recovered(NODE, 3600.0, boot_id="b2")))
+    assert isinstance(found, Release)
+    assert "lemon score" in found.why
 
 
 def test_a_reboot_that_was_not_observed_makes_the_proof_longer() -> None:
@@ -59,7 +66,9 @@ def test_a_degraded_node_returns_if_others_of_its_kind_serve() -> None:
 def test_a_blind_sensor_does_not_prove_health() -> None:
     blind = recovered(NODE, DAY_S, boot_id="b2", blind=("kmsg",))
     assert asked(at(OUT, NOW_S + DAY_S, blind)) == []
-    assert why(at(OUT, NOW_S + DAY_S, blind), "a") == "its agent reports no fault, but kmsg cannot measure"
+    held = "its agent reports no fault, but kmsg cannot measure"
+    assert why(at(OUT, NOW_S + 9999, blind), "a") == held
+    assert why(at(OUT, NOW_S + DAY_S, blind), "a") == f"{held}; for 24 h"
     other = recovered(NODE, DAY_S, boot_id="b2", blind=("sysfs",))
     assert len(asked(at(OUT, NOW_S + DAY_S, other))) == 1, "a check without findings need not be able to see"
 
@@ -68,3 +77,135 @@ def test_a_hold_contains_the_time_of_the_next_check() -> None:
     seen = at(OUT, NOW_S + 9999, recovered(NODE, 600.0, boot_id="b2"))
     [hold] = [each for each in decide(seen, POLICY) if isinstance(each, Hold) and each.node == "a"]
     assert 2999 <= hold.until_s - seen.now_s <= 3000, "the incident's own weight fades a little"
+
+
+DEAD = finding("GPU-1 xid 64", action="replace", entity="gpu/0", device="GPU-1")
+GPUS = tuple(f"GPU-{at}" for at in range(1, 9))
+
+
+def to_replace(*findings: NodeFinding, devices: tuple[str, ...] = GPUS) -> NodeView:
+    return node_of(settled(pool(bad("a", report=report(*(findings or (DEAD,)), devices=devices)))), "a")
+
+
+def returns(node: NodeView, *devices: str, boot_id: str = "b2", later_s: float = 60 * DAY_S) -> bool:
+    calm = recovered(node, later_s, boot_id=boot_id, devices=devices)
+    return bool(asked(pool(calm, now_s=NOW_S + later_s)))
+
+
+def test_a_gpu_that_must_be_replaced_is_not_repaired_by_a_boot_or_by_time() -> None:
+    node = to_replace()
+    assert node.quarantine is not None
+    assert (node.quarantine.replace, node.quarantine.gpus) == (("GPU-1",), 8)
+    assert not returns(node, *GPUS)
+    assert not returns(node, *GPUS[1:]), "its slot is empty"
+    assert not returns(node), "the driver lists no GPU"
+    assert returns(node, *GPUS[1:], "GPU-9")
+    assert returns(node, *GPUS[1:], "GPU-9", boot_id="b1"), "some nodes can exchange a GPU without a boot"
+    seen = pool(recovered(node, DAY_S, boot_id="b2", devices=GPUS), now_s=NOW_S + DAY_S)
+    [hold] = [each for each in decide(seen, POLICY) if each.node == "a"]
+    assert isinstance(hold, Hold)
+    assert hold.alert
+    assert hold.why.startswith("GPU-1 must be replaced")
+
+
+def test_an_operator_who_removes_the_taint_overrules_a_missing_replacement() -> None:
+    node = released_by_operator(to_replace(), NOW_S + 60.0)
+    calm = recovered(node, 600.0, devices=GPUS)
+    assert asked(pool(calm, now_s=NOW_S + 660.0)) == []
+    assert node.quarantine is None
+
+
+def test_each_of_several_gpus_must_be_replaced() -> None:
+    other = replace(DEAD, key="GPU-2 xid 64", device="GPU-2", entity="gpu/1")
+    for node in (to_replace(DEAD, other), to_replace(DEAD, other, devices=GPUS[2:])):
+        assert not returns(node, *GPUS[1:], "GPU-9")
+        assert not returns(node, *GPUS[2:], "GPU-9")
+        assert returns(node, *GPUS[2:], "GPU-9", "GPU-10")
+
+
+def test_a_gpu_that_fails_while_another_is_being_replaced_must_be_replaced_too() -> None:
+    node = to_replace()
+    new = replace(DEAD, key="GPU-9 xid 64", device="GPU-9")
+    seen = pool(replace(node, report=report(new, devices=(*GPUS[1:], "GPU-9"))), now_s=NOW_S + DAY_S)
+    node = node_of(settled(seen), "a")
+    assert node.quarantine is not None
+    assert node.quarantine.replace == ("GPU-1", "GPU-9")
+    assert not returns(node, *GPUS[1:], "GPU-9")
+    assert returns(node, *GPUS[1:], "GPU-10")
+
+
+def test_a_replacement_of_something_without_an_identity_is_never_seen() -> None:
+    node = to_replace(replace(DEAD, device=""))
+    assert not returns(node, later_s=3.9 * 3600.0)
+    assert returns(node, later_s=4 * 3600.0)
+
+
+def test_a_recurring_fault_whose_remedy_becomes_a_replacement_is_recorded() -> None:
+    """The key of the finding is new, or its device is known only now."""
+    first = node_of(settled(pool(bad("a"))), "a")
+    for worse in (DEAD, replace(DEAD, key="gpu/0 xid 79", action="replace")):
+        node = node_of(settled(pool(replace(first, report=report(worse, devices=GPUS)))), "a")
+        assert node.quarantine is not None
+        assert node.quarantine.replace == ("GPU-1",)
+        assert not returns(node, *GPUS)
+
+
+def test_a_boot_before_the_fault_is_not_the_remedy_of_it() -> None:
+    """The node was rebooted for one fault, and has another one since, or the same one again."""
+    for found in (finding("gpu/1 xid 79", held_s=70.0), finding(held_s=70.0)):
+        again = replace(NODE, report=report(found, boot_id="b2"))
+        node = node_of(settled(pool(again, now_s=NOW_S + DAY_S)), "a")
+        assert node.quarantine is not None
+        assert node.quarantine.boot_id == "b2"
+        assert not is_remedied(recovered(node, 60.0, boot_id="b2"))
+        assert is_remedied(recovered(node, 60.0, boot_id="b3"))
+    seen_off = replace(NODE, report=report(finding(lasting=False), boot_id="b2"))
+    ended = node_of(settled(pool(seen_off, now_s=NOW_S + 600.0)), "a")
+    assert is_remedied(recovered(ended, 60.0, boot_id="b2")), "the agent has seen the boot end it"
+
+
+def test_a_finding_about_a_gpu_that_was_already_replaced_asks_for_nothing() -> None:
+    """Its finding remains for some minutes, and another fault is found meanwhile."""
+    gone = replace(DEAD, lasting=False)
+    now = (*GPUS[1:], "GPU-9")
+    for node in (to_replace(), well("a")):
+        other = replace(DEAD, key="GPU-2 xid 64", device="GPU-2", entity="gpu/1")
+        seen = pool(replace(node, report=report(gone, other, devices=now)), now_s=NOW_S + DAY_S)
+        node = node_of(settled(seen), "a")
+        assert not returns(node, *now)
+        assert returns(node, *GPUS[2:], "GPU-9", "GPU-10")
+    late = pool(replace(to_replace(), report=report(DEAD, finding("x"), devices=now)), now_s=NOW_S + DAY_S)
+    assert returns(node_of(settled(late), "a"), *now), "the agent has not yet noticed the replacement"
+
+
+HISTORIES = st.lists(
+    st.builds(Incident, st.floats(NOW_S - 400 * DAY_S, NOW_S + DAY_S), st.just("replace"), st.booleans()),
+    max_size=16,
+)
+
+
+def proof_s(*history: Incident) -> float:
+    return release.required_health_s(NodeView("a", history=history), NOW_S, POLICY)
+
+
+def test_the_first_incident_needs_the_usual_proof() -> None:
+    assert proof_s() == POLICY.clean_s
+    assert proof_s(Incident(NOW_S, "reset_gpu")) == POLICY.clean_s
+
+
+def test_each_incident_doubles_the_proof_and_half_of_it_is_forgotten_in_two_weeks() -> None:
+    first, now = Incident(NOW_S - 14 * DAY_S, "reset_gpu"), Incident(NOW_S, "reset_gpu")
+    assert proof_s(now, now) == 2 * POLICY.clean_s
+    assert proof_s(now, now, now) == 4 * POLICY.clean_s
+    assert proof_s(first, now) == 2**0.5 * POLICY.clean_s
+
+
+def test_a_relapse_counts_twice() -> None:
+    again = Incident(NOW_S, "reset_gpu", relapse=True)
+    assert proof_s(Incident(NOW_S, "reset_gpu"), again) == 4 * POLICY.clean_s
+
+
+@given(HISTORIES, st.builds(Incident, st.just(NOW_S), st.just("replace"), st.booleans()))
+def test_a_lemon_stays_out_longer_but_not_indefinitely(history: list[Incident], another: Incident) -> None:
+    before_s, after_s = proof_s(*history), proof_s(*history, another)
+    assert POLICY.clean_s <= before_s <= after_s <= POLICY.max_clean_s

@@ -5,8 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from supervisor.quarantine.model import NodePolicy, NodeView, PoolView
-from supervisor.quarantine.storms import Reason, StormState, detect
+from supervisor.quarantine.cohorts import Reason
+from supervisor.quarantine.decide import decide
+from supervisor.quarantine.model import Hold, NodePolicy, NodeView, PoolView
+from supervisor.quarantine.storms import StormState, detect
 from tests.unit.supervisor.node_views import (
     DAY_S,
     NOW_S,
@@ -108,12 +110,89 @@ def test_an_agent_version_that_mostly_reports_unhealthy_is_not_trusted() -> None
     assert len(asked(pool(*new, *fine, *more, size=100))) == 3, "3 of 13 are not"
 
 
-def test_a_canary_is_not_trusted_while_no_other_agent_of_its_version_is_healthy() -> None:
-    canary = bad("c", finding(held_s=DAY_S))
-    canary = replace(canary, report=report(finding(held_s=DAY_S), agent="2"))
-    assert asked(pool(canary)) == []
-    assert "1 of 1 agents of version 2" in why(pool(canary), "c")
-    assert len(asked(pool(canary, well("d", report=replace(WELL, agent="2"))))) == 1
+def canary(version: str, held_s: float) -> NodeView:
+    return bad("c", report=report(finding(held_s=held_s), agent=version))
+
+
+@pytest.mark.parametrize("version", ["2", "1.0.1", "1.dev3", ""])
+def test_a_canary_is_held_for_a_day_while_no_other_agent_of_its_version_is_healthy(version: str) -> None:
+    seen = pool(canary(version, 90.0))
+    assert asked(seen) == []
+    assert f"1 of 1 agents of version {version or 'unknown'}" in why(seen, "c")
+    assert asked(pool(canary(version, DAY_S - 11.0))) == []
+    assert len(asked(pool(canary(version, DAY_S - 10.0)))) == 1
+    assert len(asked(pool(canary(version, 90.0), well("d", report=replace(WELL, agent=version))))) == 1
+
+
+@pytest.mark.parametrize("version", ["0.9", "0.9.12", "0"])
+def test_the_last_node_of_an_old_version_is_taken_out_like_any_other(version: str) -> None:
+    """A node is often the last one of an old version because it is broken."""
+    for size in (2, 9, 1000):
+        driven = finding(sources=("kmsg",), verdict_by="driver")
+        assert len(asked(pool(canary(version, 90.0), size=size))) == 1
+        straggler = bad("c", report=report(driven, agent=version))
+        assert len(asked(pool(straggler, size=size))) == 1
+
+
+def test_a_small_pool_of_one_version_says_nothing_about_the_version() -> None:
+    for size in range(2, 8):
+        seen = settled(pool(bad("a", finding(held_s=DAY_S / 2)), bad("b", finding(held_s=90.0)), size=size))
+        assert node_of(seen, "a").quarantine is not None
+        assert "may be" in why(seen, "b") or "must be left" in why(seen, "b")
+
+
+def test_a_node_out_for_long_says_nothing_about_agents_whatever_it_has_found_since() -> None:
+    flapping = bad("a", finding(held_s=5 * DAY_S), alone("port/1 down", held_s=20.0), ready=False)
+    fresh = [bad(f"b{at}", finding(held_s=5000.0 * (at + 1))) for at in range(2)]
+    seen = pool(flapping, *fresh, size=8)
+    assert detect(seen, seen.nodes, POLICY) == StormState()
+    third = replace(flapping, report=report(finding(held_s=DAY_S / 2)))
+    seen = pool(third, *fresh, size=8)
+    assert "3 of 8 agents of version 1" in detect(seen, seen.nodes, POLICY).nodes["b0"].why
+
+
+FLAPPING = [bad(f"f{at}", alone(f"port/{at} down", held_s=20.0 + at), rack="r1") for at in range(3)]
+
+
+def own(held_s: float, **given: object) -> NodeView:
+    """Return a node of the flapping nodes' rack with a sure fault of its own."""
+    return bad("x", finding("gpu/0 xid 79", held_s=held_s, sources=("kmsg",), verdict_by="driver"), rack="r1")
+
+
+def test_flapping_nodes_delay_a_sure_fault_in_their_rack_for_one_cool_down_only() -> None:
+    assert asked(pool(*FLAPPING, own(1789.0))) == []
+    assert [each.node for each in asked(pool(*FLAPPING, own(1790.0)))] == ["x"]
+    seen = settled(pool(*FLAPPING, own(1790.0)))
+    assert node_of(seen, "x").quarantine.drain_at_s == NOW_S  # type: ignore[union-attr]
+
+
+def test_flapping_nodes_of_the_pool_delay_a_sure_fault_for_one_cool_down_only() -> None:
+    loose = [replace(bad(f"f{at}", alone(f"port/{at} down", held_s=20.0 + at))) for at in range(9)]
+    assert asked(pool(*loose, own(1789.0))) == []
+    assert [each.node for each in asked(pool(*loose, own(1790.0)))] == ["x"]
+    doubted = replace(own(9000.0), report=report(alone("port/9 down", held_s=9000.0)))
+    assert asked(pool(*loose, doubted)) == [], "one sensor"
+    passing = replace(own(9000.0), report=report(finding(held_s=9000.0, lasting=False)))
+    assert asked(pool(*loose, passing)) == [], "it may pass when the storm does"
+
+
+def test_a_fault_that_others_of_the_storm_have_too_is_not_a_nodes_own() -> None:
+    alike = [
+        bad(f"f{at}", finding(f"gpu/{at} 79", signature="79", held_s=90.0), rack="r1") for at in range(3)
+    ]
+    mine = bad("x", finding("gpu/7 79", signature="79", held_s=DAY_S / 8), rack="r1")
+    assert asked(pool(*alike, mine)) == []
+    other = bad("x", finding("gpu/7 95", signature="95", held_s=DAY_S / 8), rack="r1")
+    assert [each.node for each in asked(pool(*alike, other))] == ["x"]
+
+
+def test_a_storm_of_more_nodes_than_flap_holds_every_node_and_becomes_an_alert() -> None:
+    many = [bad(f"f{at:02d}", alone(f"port/{at} down", held_s=20.0 + at)) for at in range(11)]
+    assert asked(pool(*many, own(9000.0), size=60)) == []
+    [hold] = [each for each in decide(pool(*many, own(6 * 3600.0), size=60), POLICY) if each.node == "x"]
+    assert isinstance(hold, Hold)
+    assert hold.alert
+    assert hold.why.startswith("a storm")
 
 
 def test_a_node_that_waits_long_for_repair_says_nothing_about_agents() -> None:
@@ -123,8 +202,6 @@ def test_a_node_that_waits_long_for_repair_says_nothing_about_agents() -> None:
     waiting = replace(node_of(out, "a"), report=report(finding(held_s=3 * DAY_S)))
     later = at(out, NOW_S + 3 * DAY_S, waiting, bad("well0"))
     assert [each.node for each in asked(later, policy)] == ["well0"]
-    young = replace(node_of(out, "a"), report=report(finding(held_s=600.0)))
-    assert asked(at(out, NOW_S + 600, young, bad("well0")), policy) == []
 
 
 def test_a_pool_in_which_every_node_is_bad_is_never_acted_on() -> None:
@@ -196,16 +273,17 @@ def test_a_large_pool_needs_more_nodes_in_trouble_for_a_storm() -> None:
 def test_a_storm_of_a_rack_holds_its_troubled_nodes_only() -> None:
     """It holds every troubled node of the rack, and counts as one node of the pool."""
     rack = crowd(3, 90.0, rack="r1")
-    late = bad("late", finding(held_s=9000.0), rack="r1")
     other = [bad(f"b{at}", finding(held_s=90.0), rack="r2") for at in range(2)]
     reason = storm(3, 1700.0, "rack r1")
     held = dict.fromkeys(("a000", "a001", "a002", "late"), reason)
     crowded = named("a000", "a001", "a002")
+    late = bad("late", finding(held_s=9000.0, lasting=False), rack="r1")
     assert detected(*rack, late, *other, bad("c")) == StormState(None, held, crowded)
+    del held["late"]
+    own_fault = bad("late", finding("gpu/0 xid 95", held_s=9000.0), rack="r1")
+    assert detected(*rack, own_fault, *other, bad("c")) == StormState(None, held, crowded)
     five = detected(*rack, *other, bad("c"), bad("d"))
-    assert five == StormState(
-        storm(5, 1700.0), {name: reason for name in held if name != "late"}, crowded | {"b0", "b1", "c", "d"}
-    )
+    assert five == StormState(storm(5, 1700.0), held, crowded | {"b0", "b1", "c", "d"})
     assert five.reason_for("late") == storm(5, 1700.0)
     assert detected(*rack).reason_for("a001") == reason
     assert detected(*rack).reason_for("late") is None
@@ -220,14 +298,21 @@ def test_the_nodes_of_a_suspect_agent_version_are_held_with_the_reason() -> None
     suspects = [of("2", "p"), of("2", "q", 9000.0), of("", "r", 5000.0)]
     seen = pool(*suspects, *fine, silent, of("1", "t"), size=40)
     why = "{} agents of version {} report unhealthy: the version is suspect"
-    two, unknown = (
-        Reason(math.inf, why.format("2 of 4", "2")),
-        Reason(math.inf, why.format("1 of 1", "unknown")),
+
+    def small(held_s: float, of_them: str = "2 of 4", version: str = "2") -> Reason:
+        return Reason(NOW_S + DAY_S - held_s - 10.0, why.format(of_them, version))
+
+    two, unknown = {"p": small(90.0), "q": small(9000.0)}, small(5000.0, "1 of 1", "unknown")
+    assert detect(seen, seen.nodes, POLICY) == StormState(None, {**two, "r": unknown})
+    more = [well(f"k{at}", report=replace(WELL, agent="2")) for at in range(4)]
+    large = pool(*suspects, of("2", "s", 20000.0), *fine, *more, size=40)
+    many = Reason(math.inf, why.format("3 of 9", "2"), alert=True)
+    assert detect(large, large.nodes, POLICY) == StormState(
+        None, {**dict.fromkeys("pqs", many), "r": unknown}
     )
-    assert detect(seen, seen.nodes, POLICY) == StormState(None, {"p": two, "q": two, "r": unknown})
-    long_out = of("2", "q", DAY_S, ready=False)
-    young_out = of("2", "q", DAY_S - 1.0, ready=False)
-    for node, held in ((long_out, {}), (young_out, {"p": two, "q": two})):
+    long_out = of("2", "q", DAY_S - 10.0, ready=False)
+    young_out = of("2", "q", DAY_S - 11.0, ready=False)
+    for node, held in ((long_out, {}), (young_out, {"p": small(90.0), "q": small(DAY_S - 11.0)})):
         seen = pool(of("2", "p"), node, *fine, size=40)
         assert detect(seen, seen.nodes, POLICY) == StormState(None, held)
 

@@ -48,7 +48,7 @@ def test_a_node_keeps_sixteen_incidents() -> None:
 def test_an_operator_who_releases_a_node_waives_its_known_findings() -> None:
     node = released_by_operator(after(well("a"), TAINT, NOW_S, POLICY), NOW_S + 60)
     assert node.quarantine is None
-    assert node.waiver == Waiver(("k",), NOW_S + 60)
+    assert node.waiver == Waiver(("k",), NOW_S + 60, "b1")
     assert released_by_operator(well("b"), NOW_S) == well("b")
 
 
@@ -56,7 +56,7 @@ def test_a_weak_taint_leaves_a_waiver_and_adds_no_incident() -> None:
     weak = Taint("a", PREFER_NOT, ("d",), "none", ("psutil",), "b1", "why")
     node = after(well("a", waiver=Waiver(("x",), 0.0)), weak, NOW_S, POLICY)
     assert (node.waiver, node.history) == (Waiver(("x",), 0.0), ())
-    assert released_by_operator(node, NOW_S).waiver == Waiver(("d", "x"), NOW_S)
+    assert released_by_operator(node, NOW_S).waiver == Waiver(("d", "x"), NOW_S, "b1")
 
 
 def test_each_action_changes_exactly_these_fields_of_a_node() -> None:
@@ -94,5 +94,7 @@ def test_a_waiver_has_a_bounded_number_of_findings_in_order() -> None:
     keys = tuple(f"k{at:02d}" for at in range(30))
     node = well("a", waiver=Waiver(("z", "a", "k00", "b"), 0.0))
     node = replace(node, quarantine=Quarantine(keys, "replace", ("kmsg",), "b1", 0.0))
-    expected = replace(node, quarantine=None, waiver=Waiver(("a", "b", *keys), NOW_S), released_at_s=NOW_S)
+    expected = replace(
+        node, quarantine=None, waiver=Waiver(("a", "b", *keys), NOW_S, "b1"), released_at_s=NOW_S
+    )
     assert released_by_operator(node, NOW_S) == expected

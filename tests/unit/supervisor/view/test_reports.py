@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.protocol.launcher_messages import Ending, RankInspection
+from holdfast.protocol.launcher_messages import Ending, ProcessPhase, RankInspection
 from holdfast.protocol.member_messages import HeldPrivateState, HeldSnapshot, RankStall
 from supervisor.view import reports
 from supervisor.view.model import JobState, is_recorded
@@ -82,10 +82,10 @@ def test_a_stall_lasts_until_its_rank_has_done_a_later_step() -> None:
     ],
 )
 def test_an_exception_may_end_its_rank_until_another_step_is_done(
-    ending: Ending | None, state: str, unwinding: bool
+    ending: Ending | None, state: ProcessPhase, unwinding: bool
 ) -> None:
     told = report("m0", launcher(), progress=(progress(0, 7),))
-    assert reports.is_unwinding(told, replace(rank(0), ending=ending, state=state)) is unwinding  # type: ignore[arg-type]
+    assert reports.is_unwinding(told, replace(rank(0), ending=ending, state=state)) is unwinding
 
 
 def test_a_connected_member_without_a_rank_report_has_unknown_ranks() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import random
 import statistics
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -74,10 +75,10 @@ def test_a_difference_that_is_small_beside_the_step_does_not_count() -> None:
         {"report": report("m1", launcher(), progress=(progress(1, 200),))},
     ],
 )
-def test_an_unknown_time_keeps_the_previous_verdict(hidden: dict[str, object]) -> None:
+def test_an_unknown_time_keeps_the_previous_verdict(hidden: dict[str, Any]) -> None:
     whole = seen(told(0, 0.03), told(1, 0.09))
     before = find_slow_ranks((), whole)
-    away = replace(whole, members=(whole.members[0], replace(whole.members[1], **hidden)))  # type: ignore[arg-type]
+    away = replace(whole, members=(whole.members[0], replace(whole.members[1], **hidden)))
     assert find_slow_ranks((), away) == ()
     assert find_slow_ranks(before, away) == before
     alone = replace(away, members=away.members[1:])

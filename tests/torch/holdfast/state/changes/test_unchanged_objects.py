@@ -17,8 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from holdfast.state import torch_hooks
 from holdfast.training.state import State
-from tests.torch.holdfast.state.test_misuse import plain
 from tests.torch.holdfast.state.test_restore import Sharp
+from tests.torch.holdfast.training.misuse.test_misuse import plain
 
 torch.set_num_threads(1)
 INPUT = torch.randn(8, 2, generator=torch.Generator().manual_seed(1))

@@ -310,11 +310,14 @@ def older_ranks(told: MemberReport | None) -> MemberReport:
 
 def test_a_generation_that_the_journal_does_not_explain_is_a_fault() -> None:
     newer = view(member("m0", report("m0", launcher(generation=3))))
-    common = ("lost_track", -1, "", -1, 100 * S, "lost track")
+
+    def lost_track(text: str) -> Fault:
+        return Fault("lost_track", -1, "", -1, 100 * S, "lost track", text)
+
     text = "the members run generation 3, but the journal ends with generation 1"
-    assert unknown_generation.fault(newer) == Fault(*common, text)  # type: ignore[arg-type]
+    assert unknown_generation.fault(newer) == lost_track(text)
     text = "the journal does not contain the reason why generation 1 was stopped"
-    assert unknown_generation.unexplained(newer) == Fault(*common, text)  # type: ignore[arg-type]
+    assert unknown_generation.unexplained(newer) == lost_track(text)
 
 
 def test_a_block_of_ranks_that_no_member_reports_is_that_of_a_member_that_has_not_reported() -> None:

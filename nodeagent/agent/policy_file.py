@@ -1,0 +1,142 @@
+"""The operator's policy file while the agent runs: a change takes effect, a mistake does not.
+
+The file is read at the start, again every few seconds, and on SIGHUP. If its content has changed and is
+valid, the agent uses it from the next cycle on. A file that is missing, unreadable or wrong leaves the last
+good policy in force, also across restarts: a copy of the last good file is kept beside the saved state. One
+mistake in a file that a whole fleet mounts must not stop every agent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from holdfast.fileio import durable
+from nodeagent.model import Observation
+from nodeagent.policy import loading
+from nodeagent.policy.rules import HealthPolicy
+from nodeagent.policy.validation import BadPolicy
+from nodeagent.sensing.sensor import WAIT_S
+
+KEPT = "policy.last-good.toml"  # beside the saved state
+MAX_NAMED = 3  # mistakes named in the report; `holdfast node explain` lists all
+_UNREAD = object()
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyInForce:
+    """The policy to evaluate by."""
+
+    policy: HealthPolicy
+    problem: str = ""  # with the file, or with its copy
+    rejected: bool = False  # the policy is not the one in the file
+
+
+class PolicyFile:
+    """Follows the file as a sensor without observations, so that a disk that hangs delays no other part."""
+
+    name = "policy"
+    period_s = WAIT_S
+
+    def __init__(self, path: Path, folder: Path | None, *, required: bool) -> None:
+        """Read the file. Never raises: `current` has the policy to use, and the problem.
+
+        Args:
+            path: The file, or a symbolic link that is switched from one file to the next.
+            folder: Where a copy of the last good file is kept; None: nowhere.
+            required: False if a missing file means the shipped policy.
+        """
+        self._path = path
+        self._required = required
+        self._kept = None if folder is None else folder / KEPT
+        self._asked = False
+        self._tried: object = _UNREAD  # the last content, good or bad; None: no file
+        self.notify: Callable[[], None] = lambda: None  # called after `current` has changed
+        self.current, self._instead = self._recall()
+        self.read()
+
+    def ask(self) -> None:
+        """Read the file again soon, even if it has not changed. May be called from a signal handler."""
+        self._asked = True
+
+    def open(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def read(self) -> tuple[Observation, ...]:
+        """Read the file, and adopt its content if it has changed. Returns no observations."""
+        asked, self._asked = self._asked, False
+        before = self.current
+        try:
+            text = self._content()
+            if asked or text != self._tried:
+                self._accept(text)
+            elif before.problem and not before.rejected:  # its copy could not be written
+                self.current = replace(before, problem=self._keep(text))
+        except BadPolicy as error:
+            self.current = replace(before, problem=f"{self._instead}: {_brief(error)}", rejected=True)
+        if self.current != before:
+            self.notify()
+        return ()
+
+    def _content(self) -> str | None:
+        """Return the file's text; None if there is no file and none is required. Raises BadPolicy."""
+        if not self._required and not _is_there(self._path):
+            return None
+        try:
+            return loading.read_overrides(self._path)
+        except BadPolicy:
+            self._tried = _UNREAD  # the same content counts as a change when it can be read again
+            raise
+
+    def _accept(self, text: str | None) -> None:
+        """Put a valid text in force and keep a copy of it. Raises BadPolicy for any other."""
+        self._tried = text
+        policy = loading.load(text, str(self._path))
+        if policy.version == self.current.policy.version:
+            policy = self.current.policy
+        self.current = PolicyInForce(policy, self._keep(text))
+        self._instead = f"{self._path} is not used, the last good policy remains in force"
+
+    def _recall(self) -> tuple[PolicyInForce, str]:
+        """Return the last policy found good by an earlier agent, and words for its use."""
+        why = "no earlier good one is known"
+        if self._kept is not None and _is_there(self._kept):
+            try:
+                policy = loading.load(loading.read_overrides(self._kept), str(self._kept))
+                words = f"{self._path} is not used, the last good policy ({self._kept}) remains in force"
+                return PolicyInForce(policy), words
+            except BadPolicy as error:
+                why = f"the last good one is not valid any more ({_brief(error)})"
+        words = f"{self._path} is not used, the shipped policy is in force because {why}"
+        return PolicyInForce(loading.shipped()), words
+
+    def _keep(self, text: str | None) -> str:
+        """Keep a copy of a good file for the next start; return the problem if that fails."""
+        if self._kept is None:
+            return ""
+        try:
+            if text is None:
+                self._kept.unlink(missing_ok=True)
+            elif not _is_there(self._kept) or self._kept.read_bytes() != text.encode():
+                durable.replace_file(self._kept, text.encode(), 0o600)
+        except OSError as error:
+            return f"{self._path} is in force, but its copy {self._kept} cannot be written: {error.strerror}"
+        return ""
+
+
+def _is_there(path: Path) -> bool:
+    """Return False only if there is certainly no file: a broken link or a forbidden folder is a mistake."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _brief(error: BadPolicy) -> str:
+    more = len(error.messages) - MAX_NAMED
+    return "; ".join(error.messages[:MAX_NAMED]) + (f"; and {more} more" if more > 0 else "")

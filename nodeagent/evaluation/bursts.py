@@ -1,0 +1,127 @@
+"""Keeps the times of one event of one entity as bursts: storms of lines, seen by several sensors. Pure.
+
+Events within three minutes of each other are one burst, regardless of the sensor that reports them. A fault
+writes hundreds of lines, two sensors see each of them, and after a restart some are read again. Bursts are
+unions of intervals, so neither order nor repetition makes a difference, and their memory use is bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from nodeagent.model import Observation
+from nodeagent.policy.meanings import MOST_BURSTS
+
+GAP_S = 180.0  # Meta and Azure report storms of hundreds of lines over minutes; gpud also merges them
+MAX_BURSTS = MOST_BURSTS
+MAX_TEXTS = 3
+MAX_SOURCES = 4
+Burst = tuple[float, float]  # first and last event
+
+
+@dataclass(slots=True)
+class EventBursts:
+    """All bursts of one event of one entity, oldest first, and the newest texts."""
+
+    spans: list[Burst] = field(default_factory=list)
+    texts: list[tuple[float, str]] = field(default_factory=list)  # newest last
+    heard: dict[str, float] = field(default_factory=dict)  # by sensor: when it last reported the event
+
+    @property
+    def last_s(self) -> float:
+        return self.spans[-1][1]
+
+    def add(self, seen: Observation) -> bool:
+        """Add an event. Return False if it changes nothing."""
+        before = (self.spans, self.texts, self.heard)
+        texts = [(seen.at_s, seen.text)] if seen.text else []
+        self.join(EventBursts([(seen.at_s, seen.at_s)], texts, {seen.source: seen.at_s}))
+        return before != (self.spans, self.texts, self.heard)
+
+    def join(self, other: EventBursts) -> None:
+        """Add all that `other` has seen."""
+        self.spans = union_bursts([self.spans, other.spans])
+        texts = {text: at_s for at_s, text in self.texts}
+        for at_s, text in other.texts:
+            texts[text] = max(at_s, texts.get(text, at_s))
+        self.texts = sorted((at_s, text) for text, at_s in texts.items())[-MAX_TEXTS:]
+        heard = dict(self.heard)
+        for source, at_s in other.heard.items():
+            heard[source] = max(at_s, heard.get(source, at_s))
+        self.heard = dict(sorted(heard.items())[:MAX_SOURCES])
+
+    def within(self, from_s: float, until_s: float) -> EventBursts:
+        """Return the part that was seen from `from_s` on and before `until_s`; it may have no bursts."""
+        return EventBursts(
+            [
+                (max(first, from_s), min(last, until_s))
+                for first, last in self.spans
+                if last >= from_s and first < until_s
+            ],
+            [each for each in self.texts if from_s <= each[0] < until_s],
+            # A sensor that has reported the event since may have reported it then, too.
+            {source: min(at_s, until_s) for source, at_s in self.heard.items() if at_s >= from_s},
+        )
+
+    def dump(self) -> list[Any]:
+        """Return the bursts as JSON, for `load`; without the times in `heard`."""
+        return [[list(span) for span in self.spans], [list(each) for each in self.texts], sorted(self.heard)]
+
+    @classmethod
+    def load(cls, raw: Any, heard: Any = ()) -> EventBursts:
+        """Restore the dumped bursts. Raises ValueError or TypeError if they are malformed.
+
+        Args:
+            heard: Pairs of a sensor and a time. A sensor without a time, which an older agent has stored,
+                counts as one that has seen the newest burst.
+        """
+        spans, texts, sources = raw
+        made = cls(
+            [(float(first), float(last)) for first, last in spans[:MAX_BURSTS]],
+            [(float(at_s), str(text)) for at_s, text in texts[:MAX_TEXTS]],
+        )
+        if not made.spans:
+            raise ValueError("an event without bursts")
+        times = {str(source): float(at_s) for source, at_s in heard}
+        made.heard = {str(each): times.get(str(each), made.last_s) for each in sources[:MAX_SOURCES]}
+        return made
+
+
+def join_burst(spans: Sequence[Burst], new: Burst) -> list[Burst]:
+    """Return `spans` with `new`, merging spans within `GAP_S` of each other.
+
+    Beyond `MAX_BURSTS`, the oldest spans become one, so that the first event remains known.
+    """
+    return union_bursts([spans, [new]])
+
+
+def union_bursts(all_spans: Iterable[Sequence[Burst]]) -> list[Burst]:
+    """Return the bursts of more than one series, merged as if they were a single series."""
+    merged: list[Burst] = []
+    for first, last in sorted(span for spans in all_spans for span in spans):
+        if merged and first - merged[-1][1] <= GAP_S:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], last))
+        else:
+            merged.append((first, last))
+    surplus = len(merged) - MAX_BURSTS
+    if surplus <= 0:
+        return merged
+    return [(merged[0][0], merged[surplus][1]), *merged[surplus + 1 :]]
+
+
+def near(spans: Iterable[Burst], burst: Burst, within_s: float = GAP_S) -> bool:
+    """Return True if one of `spans` is no more than `within_s` from `burst`."""
+    return any(first - within_s <= burst[1] and burst[0] <= last + within_s for first, last in spans)
+
+
+def informative(variants: Mapping[str, EventBursts]) -> Mapping[str, EventBursts]:
+    """Omit bursts without a variant if another sensor has reported them with one."""
+    plain = variants.get("")
+    if plain is None or len(variants) == 1:
+        return variants
+    others = union_bursts(each.spans for name, each in variants.items() if name)
+    if not all(near(others, span) for span in plain.spans):
+        return variants
+    return {name: each for name, each in variants.items() if name}

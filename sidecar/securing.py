@@ -1,0 +1,103 @@
+"""Carry out orders to secure the member's state: freeze its ranks, list what it holds, and follow the tails.
+
+The supervisor chooses the state to resume from among those that the members list. From then on, no rank may
+overwrite a listed state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from holdfast.protocol.launcher_messages import LauncherOrder, LauncherState
+from holdfast.protocol.member_messages import HeldPrivateState, MemberOrder
+from sidecar.clients import LauncherClient
+from sidecar.state.holdings import Holdings
+from sidecar.watch.member_watch import MemberWatch
+
+TAIL_LOOK_S = 0.01  # between two checks whether a tail has ended
+ASK_ROUNDS = 50  # during a tail, ask the ranks for their activity once in this many checks
+
+
+class StateSecurer:
+    """Secures the state of a generation, and then of newer ones. `secured_for` is the newest one so far."""
+
+    def __init__(
+        self,
+        holdings: Holdings,
+        launcher: LauncherClient,
+        observed: MemberWatch,
+        send: Callable[[LauncherOrder], None],
+        changed: Callable[[], None],
+    ) -> None:
+        """`send` sends an order to the launcher. `changed` is called when there is something to report."""
+        self._holdings, self._launcher, self._observed = holdings, launcher, observed
+        self._send, self._changed = send, changed
+        self._privates: tuple[HeldPrivateState, ...] = ()
+        self.secured_for = 0
+        self.followed = 0  # the newest generation whose tails were watched until they ended
+
+    def privates(self) -> tuple[HeldPrivateState, ...]:
+        """Return the private states held, as of the last time that this member secured its state.
+
+        Once no rank that could change them is left, return the current list instead.
+        """
+        state = self._launcher.state
+        if state is None or not state.ranks or any(rank.state != "exited" for rank in state.ranks):
+            return self._privates
+        return self._holdings.privates()
+
+    def pursue(self, order: MemberOrder) -> None:
+        """Take the next step towards a secured state of the order's generation. Safe to repeat."""
+        if self.secured_for < order.generation:
+            self._secure(order)
+        elif self._has_begun_since(order):
+            self._ask_ranks(order)
+
+    async def follow(self, generation: int, newest: Callable[[], MemberOrder]) -> None:
+        """Report when tails begin and end, because the supervisor waits until they have ended.
+
+        Returns once they have ended and the state is secured, or `newest` returns an order to do otherwise.
+        """
+        rounds, before = 0, frozenset[int]()
+        while (order := newest()).do == "secure" and order.generation == generation:
+            tails = self._observed.ranks_in_tail(generation)
+            if tails != before:
+                before = tails
+                self._changed()
+            if not tails and self.secured_for >= generation:
+                break
+            if tails and rounds % ASK_ROUNDS == 0:
+                self._send(LauncherOrder("where", generation))
+            rounds += 1
+            await asyncio.sleep(TAIL_LOOK_S)
+        self.followed = generation
+
+    def _secure(self, order: MemberOrder) -> None:
+        state = self._launcher.state
+        if state is None:  # wait for the launcher's state; if it does not arrive, the supervisor times out
+            return
+        if not self._observed.silent and _must_freeze(order, state):
+            self._ask_ranks(order)
+            return
+        self._privates = self._holdings.privates()
+        self.secured_for = order.generation
+        self._changed()
+
+    def _has_begun_since(self, order: MemberOrder) -> bool:
+        """Return whether the order's ranks started after this member had reported which states it holds.
+
+        The supervisor does not wait for the state of these ranks. They must be frozen nevertheless, because
+        another step would overwrite a state that this member reported.
+        """
+        state = self._launcher.state
+        return state is not None and not self._observed.silent and _must_freeze(order, state)
+
+    def _ask_ranks(self, order: MemberOrder) -> None:
+        self._send(LauncherOrder("secure", order.generation, suspects=order.suspects, copy=order.copy))
+
+
+def _must_freeze(order: MemberOrder, state: LauncherState) -> bool:
+    """Return whether the launcher has ranks of the order's generation that it was not yet asked to freeze."""
+    is_asked = state.secure_asked >= order.generation
+    return order.just_in_time and state.generation == order.generation and not is_asked

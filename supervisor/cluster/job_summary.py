@@ -1,0 +1,116 @@
+"""Publish the status of a job, and write its summary into the Supervision."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from typing import Any
+
+from supervisor.cluster.supervision import status_fields
+from supervisor.cluster.supervision.fenced_records import SupervisionRecords
+from supervisor.controller.job import Job
+from supervisor.kubernetes.errors import ApiError, InvalidObject
+from supervisor.store.leadership import Deposed
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 2.0  # until a failed request to the API server is retried
+SUMMARY_S = 5.0  # between two writes of the summary into the resource while the phase does not change
+SUMMARIES_PER_S = 25.0  # of all jobs together; with more than 125 jobs, the time between two writes grows
+RARELY_S = 15.0  # up to this time, half of the age up to which commands call a status current
+LARGE = 64  # from this many members on, a summary is encoded in a thread
+SPREAD = 0.2  # the fraction of that time by which it varies at random
+SPACING_S = 0.5  # between two statuses while members connect one after another
+SPACING_OF_MEMBER_S = 0.002  # the same for each member of a large job, whose status takes 50 us for each
+
+
+class JobSummary:
+    """The summary of one run for users. Call `note_published` after each status that the run publishes."""
+
+    def __init__(self, job: Job, records: SupervisionRecords, jobs: Callable[[], int]) -> None:
+        """`jobs` returns the number of all jobs that this process supervises."""
+        self._job, self._records, self._jobs = job, records, jobs
+        self._shown: tuple[str, bool] | None = None  # the last status's phase, and whether it was settled
+        self._due = asyncio.Event()  # set when the phase has changed since the last summary
+
+    async def announce(self) -> None:
+        """Replace the previous run's end with this run's start in the resource. Raises `Deposed`."""
+        try:
+            await self._records.write(status_fields.announcement(self._job.memory))
+        except (ApiError, OSError) as error:
+            log.info("new run not announced", extra={"error": str(error)})
+
+    async def publish_changes(self) -> None:
+        """Publish the status whenever a sidecar connects or disconnects. Each decision also publishes it."""
+        job = self._job
+        while True:
+            await job.members_changed.wait()
+            job.members_changed.clear()
+            job.publish()
+            await asyncio.sleep(max(SPACING_S, SPACING_OF_MEMBER_S * len(job.existed)))
+
+    def note_published(self) -> bool:
+        """Have the summary written immediately if the phase has changed. Return True if it has."""
+        shown = (self._job.memory.phase, self._job.memory.settled)
+        if shown == self._shown:
+            return False
+        self._shown = shown
+        self._due.set()
+        return True
+
+    async def write_regularly(self) -> None:
+        """Write the summary when it is due. Random intervals keep jobs from writing simultaneously."""
+        while True:
+            interval_s = max(SUMMARY_S, min(self._jobs() / SUMMARIES_PER_S, RARELY_S))
+            due_s = interval_s * random.uniform(1 - SPREAD, 1 + SPREAD)
+            try:
+                await asyncio.wait_for(self._due.wait(), due_s)
+            except asyncio.TimeoutError:
+                self._job.publish()
+            self._due.clear()
+            await self._write()
+
+    async def _write(self) -> None:
+        """Write the summary for users into the resource. Failures are only logged. Raises `Deposed`."""
+        try:
+            if len(self._job.existed) < LARGE:
+                shown = self._fields()
+            else:  # the status of thousands of ranks takes a tenth of a second to encode
+                shown = await asyncio.to_thread(self._fields)
+            await self._records.write(shown)
+        except Deposed:
+            self._records.lead.depose()
+            raise
+        except (ApiError, OSError) as error:
+            log.info("summary not written", extra={"error": str(error)})
+
+    def _fields(self) -> dict[str, Any]:
+        return status_fields.summary(self._job.publisher.published, self._job.publisher.run.incidents())
+
+    async def record_end(self) -> None:
+        """Write the last state and the summary, and retry until they are stored. Raises `Deposed`.
+
+        Without the last state, the next supervisor would wait for the members of a job that has ended, and
+        would then count them as lost. The summary is only for users, so it is omitted if the API server
+        refuses it.
+        """
+        job = self._job
+        state = status_fields.end(job.memory, job.bookkeeping.ledger.snapshot())
+        shown = self._fields()
+        while True:
+            try:
+                await self._records.write({**shown, **state})
+                return
+            except Deposed:
+                self._records.lead.depose()
+                raise
+            except InvalidObject as error:  # a retry would be refused as well
+                log.error("end of the job refused", extra={"error": str(error)})
+                if not shown:
+                    return
+                shown = {}
+            except (ApiError, OSError) as error:
+                log.warning("end of the job not recorded yet", extra={"error": str(error)})
+                await asyncio.sleep(RETRY_S)

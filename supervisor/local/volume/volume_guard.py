@@ -1,0 +1,63 @@
+"""Check that the run's folder in memory is complete: at each removal that is reported, and at intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from supervisor.local.volume.removal_watcher import RemovalWatcher
+from supervisor.local.volume.volume_repair import VolumeRepair
+
+REPAIR_S = 0.25  # the interval between checks that the run's folder is complete
+
+
+class VolumeGuard:
+    """Restores what other programs remove from a run's folder. `repair` adds and frees those of members."""
+
+    def __init__(self, runtime: Path, say: Callable[[str], None]) -> None:
+        """`say` is called with lines for the user."""
+        self.repair = VolumeRepair(runtime)
+        self._removals = RemovalWatcher()
+        self._say = say
+        self._repaired_s = 0.0  # when the folder was last checked
+
+    @property
+    def descriptor(self) -> int:
+        """Readable after a removal, which `restore_removed` handles; -1 if removals are not reported."""
+        return self._removals.descriptor
+
+    def begin(self) -> None:
+        """Keep the folder complete from now on. Raises `OSError`."""
+        self.repair.begin()
+        self._removals.open()
+
+    def restore_removed(self, *, wanted: bool = True) -> None:
+        """Restore what was removed immediately, because a fault can occur before the next check.
+
+        Unless `wanted`, only discard the report of the removal.
+        """
+        self._removals.drain()
+        if not wanted:
+            return
+        with suppress(OSError):  # the removal is still under way, and the next event or check tries again
+            self.repair.put_back()
+        self._removals.watch(self.repair.folders())
+
+    def check(self, now_s: float) -> bool:
+        """If a check is due, restore what was removed, or tell the user if that is not possible.
+
+        Returns True if `VolumeRepair.error` has changed.
+        """
+        if now_s - self._repaired_s < REPAIR_S:
+            return False
+        self._repaired_s = now_s
+        before = self.repair.error
+        for line in self.repair.repair(now_s):
+            self._say(line)
+        self._removals.watch(self.repair.folders())
+        return self.repair.error != before
+
+    def close(self) -> None:
+        self.repair.close()
+        self._removals.close()

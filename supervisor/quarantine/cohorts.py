@@ -1,0 +1,95 @@
+"""Detect versions of the agent whose reports are suspect. Pure.
+
+The agents of one version of the code form a cohort. The operator's policy is no part of the version, because
+a node with a policy of its own would then be a cohort of its own. A cohort says something in two cases:
+
+- It is large, and many of its agents report "unhealthy". This is an alert, because an operator has to find
+  out why.
+- It is small, and newer than the commonest other version: it may be the start of a bad roll-out. This delays
+  its nodes by `cohort_s` at most, counted from the fault, while an operator can stop the roll-out.
+
+A small cohort of an older version says nothing about the version. A node is often the last one of an old
+version because it is broken.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from supervisor.quarantine import evidence
+from supervisor.quarantine.breaker import is_out
+from supervisor.quarantine.model import NodePolicy, NodeView, PoolView
+
+_RELEASE = re.compile(r"\d+(\.\d+)*")
+
+
+class Reason(NamedTuple):
+    """The reason why no action is taken, and when to decide again."""
+
+    until_s: float
+    why: str
+    alert: bool = False
+
+
+def suspects(pool: PoolView, bad: Sequence[NodeView], policy: NodePolicy) -> dict[str, Reason]:
+    """Return the unhealthy nodes whose agents have a version that is not trusted."""
+    unhealthy = Counter(_version(node) for node in bad if _counts(node, policy))
+    if not unhealthy:
+        return {}
+    stale_s = policy.stale_s
+    reporting = Counter(
+        node.report.agent for node in pool.nodes if node.report is not None and node.silent_s <= stale_s
+    )
+    distrusted = {
+        version: f"{count} of {reporting[version]} agents of version {version or 'unknown'} report unhealthy:"
+        " the version is suspect"
+        for version, count in unhealthy.items()
+        if (count == reporting[version] or count > max(1, policy.cohort_share * reporting[version]))
+        and (reporting[version] >= policy.cohort_nodes or _is_rolled_out_now(version, reporting))
+    }
+    found: dict[str, Reason] = {}
+    for node in bad:
+        version = _version(node)
+        if version not in distrusted:
+            continue
+        if reporting[version] >= policy.cohort_nodes:
+            found[node.name] = Reason(math.inf, distrusted[version], alert=True)
+        elif (left_s := policy.cohort_s - _age_s(node)) > 0:
+            found[node.name] = Reason(pool.now_s + left_s, distrusted[version])
+    return found
+
+
+def _is_rolled_out_now(version: str, reporting: Counter[str]) -> bool:
+    """True if there are agents of other versions, and the commonest of these is not newer."""
+    others = [each for each in reporting if each != version]
+    if not others:
+        return False
+    mine, theirs = _release(version), _release(max(others, key=lambda each: (reporting[each], each)))
+    return mine is None or theirs is None or mine >= theirs
+
+
+def _release(version: str) -> tuple[int, ...] | None:
+    """Return the numbers of a version such as `0.2.0`; None for any other text."""
+    return tuple(map(int, version.split("."))) if _RELEASE.fullmatch(version) else None
+
+
+def _version(node: NodeView) -> str:
+    return node.report.agent if node.report is not None else ""
+
+
+def _age_s(node: NodeView) -> float:
+    assert node.report is not None, "a node without a report is not unhealthy"
+    return evidence.age_s(node, evidence.unhealthy(node.report))
+
+
+def _counts(node: NodeView, policy: NodePolicy) -> bool:
+    """True if the node's report counts for or against its agent's version.
+
+    The report of a node that has been out with the same fault for a long time does not count, whatever else
+    it has found since.
+    """
+    return not is_out(node) or _age_s(node) < policy.cohort_s

@@ -1,0 +1,190 @@
+"""Read the agents' reports, and refuse those that may concern another machine. Pure.
+
+A report names its node, but two machines can use one name after a renaming, a clone or a mistake.
+Their reports are never merged. The node object knows the boot of its machine, so a report of another boot is
+refused, and so are the reports of two machines if nothing tells which of them is the node. What is refused is
+also reported: `NodeView.refused` makes it an alert.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from supervisor.quarantine import evidence
+from supervisor.quarantine.model import DEGRADED, UNHEALTHY, NodeFinding, NodePolicy, NodeView, Report
+
+SCHEMA = 1
+MAX_WORD = 120  # characters of a name, because keys are stored on nodes
+MAX_ITEMS = 10_000  # entities, findings or sensors of one report
+
+
+class BadReport(ValueError):
+    """A report is invalid. The message says which field, its value, and what was expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A report, as JSON of `/v1/health`, and when it arrived on the clock of the deciding process."""
+
+    node: str
+    raw: Mapping[str, Any]
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The machine that a node object describes. Fields are "" where nothing is known, outside Kubernetes."""
+
+    boot_id: str = ""  # status.nodeInfo.bootID
+    machine_id: str = ""  # status.nodeInfo.machineID
+    boot_seen_at_s: float = -math.inf  # when the deciding process first saw this boot id
+
+
+def heard(
+    node: NodeView, machine: Machine, received: Sequence[Received], now_s: float, policy: NodePolicy
+) -> NodeView:
+    """Return the node with its agent's newest report, or with the reason why reports were refused.
+
+    Args:
+        received: The newest reports of all senders. Those under the names of other nodes are ignored.
+    """
+    mine = sorted((each for each in received if each.node == node.name), key=lambda each: each.at_s)
+    # A report from before the boot is just old. The boot has ended what it says, so it is not used either.
+    mine = [each for each in mine if each.at_s >= machine.boot_seen_at_s or _is_of(each, machine)]
+    known = [each for each in mine if _is_of(each, machine)]
+    strangers = [each for each in mine if not _is_of(each, machine)]
+    fresh = {_sender(each) for each in known if now_s - each.at_s <= policy.stale_s}
+    if len(fresh) > 1:
+        return _refused(node, f"{len(fresh)} machines report under its name ({_list(fresh)})")
+    refused = ""
+    if any(now_s - each.at_s <= policy.stale_s for each in strangers):
+        others = _list({_sender(each) for each in strangers})
+        expected = " ".join(filter(None, (machine.boot_id, machine.machine_id)))
+        refused = f"a report under its name is of another machine or boot ({others}; expected {expected})"
+    if not known:
+        return _refused(node, refused)
+    try:
+        report = read_report(known[-1].raw)
+    except BadReport as error:
+        return _refused(node, f"its report is invalid: {error}")
+    return replace(node, report=report, silent_s=max(0.0, now_s - known[-1].at_s), refused=refused)
+
+
+def _refused(node: NodeView, why: str) -> NodeView:
+    return replace(node, report=None, silent_s=math.inf, refused=why)
+
+
+def _is_of(received: Received, machine: Machine) -> bool:
+    """True if the report may be of this machine and boot. An agent may not report what it does not know."""
+    boot_id, machine_id = _sender(received)
+    return (not machine.boot_id or boot_id in ("", machine.boot_id)) and (
+        not machine.machine_id or machine_id in ("", machine.machine_id)
+    )
+
+
+def _sender(received: Received) -> tuple[str, str]:
+    return str(received.raw.get("boot_id") or ""), str(received.raw.get("machine_id") or "")
+
+
+def _list(senders: set[tuple[str, str]]) -> str:
+    return ", ".join(sorted("boot " + " ".join(filter(None, each))[:MAX_WORD] for each in senders))
+
+
+def read_report(raw: Mapping[str, Any]) -> Report:
+    """Return the report of an agent of this or an older version. Raises `BadReport` if it is malformed.
+
+    Fields that an older agent does not have count as unknown, and fields of a newer one are ignored.
+    """
+    if raw.get("schema") != SCHEMA:
+        raise BadReport(f"schema is {raw.get('schema')!r}; expected {SCHEMA}")
+    at_s = _number(raw, "at_s")
+    gpus = [_table(each, "gpus") for each in _items(raw, "gpus")]
+    same = {_word(gpu, "serial"): _device(gpu) for gpu in gpus if _word(gpu, "serial")}
+    found = [
+        _finding(_word(entity, "entity"), _table(each, "findings"), at_s, same)
+        for entity in (_table(each, "entities") for each in _items(raw, "entities"))
+        for each in _items(entity, "findings")
+    ]
+    found = [each for each in found if each.level in (DEGRADED, UNHEALTHY)]
+    found.sort(key=lambda each: (each.level == UNHEALTHY, evidence.severity((each,))), reverse=True)
+    sensors = [_table(each, "sensors") for each in _items(raw, "sensors")]
+    return Report(
+        tuple(found),
+        _number(raw, "clean_s", 0.0),
+        _number(raw, "quiet_s", 0.0),
+        math.inf if raw.get("calmed_s") is None else _number(raw, "calmed_s"),
+        _word(raw, "boot_id"),
+        _word(raw, "version"),
+        tuple(_word(each, "name") for each in sensors if each.get("sees") is False),
+        tuple(sorted({_device(gpu) for gpu in gpus} - {""})),
+    )
+
+
+def _finding(entity: str, raw: Mapping[str, Any], at_s: float, same: Mapping[str, str]) -> NodeFinding:
+    code = raw.get("code")
+    action, device = _word(raw, "action"), _word(raw, "device")
+    device = same.get(device, device)
+    name = _word(raw, "check") if code is None else f"{_word(raw, 'check')} {code}"[:MAX_WORD]
+    return NodeFinding(
+        f"{device or entity} {name} {action}",
+        _word(raw, "level"),
+        action,
+        max(0.0, at_s - _number(raw, "since_s")),
+        _words(raw, "sources"),
+        _word(raw, "overridden"),
+        raw.get("lasting") is True,
+        entity,
+        name,
+        _words(raw, "origins"),
+        device,
+        f"{entity} {name} {action}",
+        # Only events have codes. The newest sign of a sample is the newest sample, which is no new evidence.
+        None if code is None else max(0.0, at_s - _number(raw, "last_s")),
+    )
+
+
+def _device(gpu: Mapping[str, Any]) -> str:
+    return _word(gpu, "uuid") or _word(gpu, "serial")
+
+
+def _items(raw: Mapping[str, Any], name: str) -> Sequence[Any]:
+    value = raw.get(name)
+    if value is None:
+        return ()
+    if not isinstance(value, (list, tuple)) or len(value) > MAX_ITEMS:
+        raise BadReport(f"{name} is {_brief(value)}; expected a list of at most {MAX_ITEMS} items")
+    return value
+
+
+def _table(value: object, name: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise BadReport(f"an item of {name} is {_brief(value)}; expected an object")
+    return value
+
+
+def _word(raw: Mapping[str, Any], name: str) -> str:
+    value = raw.get(name)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise BadReport(f"{name} is {_brief(value)}; expected a text")
+    return value[:MAX_WORD]
+
+
+def _words(raw: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    return tuple(_word({name: each}, name) for each in _items(raw, name))
+
+
+def _number(raw: Mapping[str, Any], name: str, default: float | None = None) -> float:
+    value = raw.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise BadReport(f"{name} is {_brief(value)}; expected a number")
+    return float(value)
+
+
+def _brief(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= MAX_WORD else f"{text[:MAX_WORD]}..."

@@ -1,0 +1,44 @@
+"""Decide what an operator's release of a node still covers. Pure.
+
+An operator who removes the taint knows the findings of that time. Newer evidence is not covered, even if its
+key is the same: a finding that began after the release, an event with a sign after it, and any finding after
+another boot of the node. A waiver also ends after `waiver_s`, so that no node serves with a fault for ever.
+"""
+
+from __future__ import annotations
+
+from supervisor.quarantine.model import NodeFinding, NodePolicy, NodeView, Waiver
+
+
+def not_waived(
+    node: NodeView, findings: tuple[NodeFinding, ...], now_s: float, policy: NodePolicy
+) -> tuple[NodeFinding, ...]:
+    """Return the findings that count against the node, because no waiver covers them."""
+    waiver = node.waiver
+    if waiver is None:
+        return findings
+    if has_expired(waiver, now_s, policy) or _was_booted_since(node, waiver):
+        return findings
+    return tuple(each for each in findings if not _covers(waiver, each, now_s - node.silent_s))
+
+
+def has_expired(waiver: Waiver, now_s: float, policy: NodePolicy) -> bool:
+    return now_s >= ends_at_s(waiver, policy)
+
+
+def ends_at_s(waiver: Waiver, policy: NodePolicy) -> float:
+    return waiver.at_s + policy.waiver_s
+
+
+def _was_booted_since(node: NodeView, waiver: Waiver) -> bool:
+    """True if the node is known to have booted since the release."""
+    boot_id = node.report.boot_id if node.report is not None else ""
+    return bool(waiver.boot_id and boot_id) and waiver.boot_id != boot_id
+
+
+def _covers(waiver: Waiver, finding: NodeFinding, reported_s: float) -> bool:
+    """True if the operator knew the finding. `reported_s` is the time of the report."""
+    if finding.key not in waiver.evidence and finding.place_key not in waiver.evidence:
+        return False
+    newest_s = finding.held_s if finding.sign_s is None else min(finding.held_s, finding.sign_s)
+    return reported_s - newest_s <= waiver.at_s

@@ -1,0 +1,165 @@
+"""Whatever becomes of the operator's file, a good policy is in force, and a mistake is named."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from nodeagent.agent.policy_file import KEPT, PolicyFile
+from nodeagent.model import Level
+from nodeagent.policy import loading
+from nodeagent.policy.loading import shipped
+
+GOOD = '[xid.63]\nlevel = "degraded"\n'
+OTHER = '[xid.63]\nlevel = "unhealthy"\n'
+BAD = '[xid.63]\nlevel = "terrible"\n[checks.heet]\nclear_s = 5\n'
+
+
+class Room:
+    """A policy file, the folder of the state, and how often a change was announced."""
+
+    def __init__(self, tmp_path: Path, *, required: bool = True) -> None:
+        self.path, self.folder, self.required = tmp_path / "node.toml", tmp_path / "state", required
+        self.folder.mkdir()
+        self.notified = 0
+
+    def start(self) -> PolicyFile:
+        made = PolicyFile(self.path, self.folder, required=self.required)
+        made.notify = self.notify
+        return made
+
+    def notify(self) -> None:
+        self.notified += 1
+
+    @property
+    def kept(self) -> Path:
+        return self.folder / KEPT
+
+
+@pytest.fixture
+def room(tmp_path: Path) -> Room:
+    return Room(tmp_path)
+
+
+def level(file: PolicyFile) -> Level:
+    return file.current.policy.xids[63].level
+
+
+def test_a_changed_file_takes_effect_and_is_announced_once(room: Room) -> None:
+    room.path.write_text(GOOD)
+    file = room.start()
+    assert (level(file), file.current.problem) == (Level.DEGRADED, "")
+    before = file.current
+    file.read()
+    file.ask()
+    file.read()
+    assert (file.current is before or file.current == before, room.notified) == (True, 0)
+    assert file.current.policy is before.policy, "the same content is the same policy"
+    room.path.write_text(OTHER)
+    file.read()
+    file.read()
+    assert (level(file), room.notified, room.kept.read_text()) == (Level.UNHEALTHY, 1, OTHER)
+
+
+@pytest.mark.parametrize("bad", ["wrong", "missing", "folder", "binary", "huge", "dangling", "not toml"])
+def test_a_bad_file_leaves_the_last_good_policy_in_force_and_is_named(room: Room, bad: str) -> None:
+    room.path.write_text(GOOD)
+    running = room.start()
+    room.path.unlink()
+    if bad == "wrong":
+        room.path.write_text(BAD)
+    elif bad == "folder":
+        room.path.mkdir()
+    elif bad == "binary":
+        room.path.write_bytes(b"\xff\xfe")
+    elif bad == "huge":
+        room.path.write_bytes(b"#" * (2 << 20))
+    elif bad == "dangling":
+        room.path.symlink_to("nowhere")
+    elif bad == "not toml":
+        room.path.write_text("[[[")
+    running.read()
+    for file in (running, room.start()):
+        assert level(file) is Level.DEGRADED
+        assert file.current.rejected
+        assert str(room.path) in file.current.problem
+        assert "remains in force" in file.current.problem
+    assert room.kept.read_text() == GOOD
+    assert room.notified == 1
+    if room.path.is_dir():
+        room.path.rmdir()
+    room.path.unlink(missing_ok=True)
+    room.path.write_text(GOOD)
+    running.read()
+    assert (level(running), running.current.problem, running.current.rejected) == (Level.DEGRADED, "", False)
+
+
+def test_all_mistakes_are_counted_and_the_first_are_named(room: Room) -> None:
+    room.path.write_text("".join(f'[xid.{n}]\nlevel = "x"\n' for n in range(10)))
+    problem = room.start().current.problem
+    assert "xid.0.level" in problem
+    assert "and 7 more" in problem
+
+
+def test_a_bad_file_at_the_first_start_leaves_the_shipped_policy_in_force(room: Room) -> None:
+    room.path.write_text(BAD)
+    file = room.start()
+    assert file.current.policy is shipped()
+    assert "the shipped policy is in force because no earlier good one is known" in file.current.problem
+    room.kept.write_text(BAD)
+    file = room.start()
+    assert file.current.policy is shipped()
+    assert "not valid any more" in file.current.problem
+
+
+def test_a_bad_file_is_not_parsed_again_until_it_changes(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    room.path.write_text(BAD)
+    file = room.start()
+
+    def counted(*_: object) -> None:
+        raise AssertionError("parsed")
+
+    monkeypatch.setattr(loading, "load", counted)
+    file.read()
+
+
+def test_a_file_that_an_operator_removes_from_the_usual_place_restores_the_shipped_policy(
+    tmp_path: Path,
+) -> None:
+    room = Room(tmp_path, required=False)
+    room.path.write_text(GOOD)
+    file = room.start()
+    room.path.unlink()
+    file.read()
+    assert (file.current.policy, file.current.problem) == (shipped(), "")
+    assert not room.kept.exists()
+    room.path.write_text(BAD)
+    assert room.start().current.policy is shipped(), "the removed file does not come back"
+
+
+def test_a_link_that_is_switched_as_for_a_mounted_config_map_is_followed(room: Room) -> None:
+    folder = room.path.parent
+    for name, text in (("one", GOOD), ("two", OTHER)):
+        (folder / name).mkdir()
+        (folder / name / "node.toml").write_text(text)
+    (folder / "..data").symlink_to("one")
+    room.path.symlink_to("..data/node.toml")
+    file = room.start()
+    assert level(file) is Level.DEGRADED
+    (folder / "next").symlink_to("two")
+    os.replace(folder / "next", folder / "..data")
+    file.read()
+    assert level(file) is Level.UNHEALTHY
+
+
+def test_a_policy_that_cannot_be_kept_is_in_force_and_kept_once_there_is_room(room: Room) -> None:
+    room.path.write_text(GOOD)
+    room.folder.rmdir()
+    file = room.start()
+    assert (level(file), file.current.rejected) == (Level.DEGRADED, False)
+    assert "cannot be written: No such file" in file.current.problem
+    room.folder.mkdir()
+    file.read()
+    assert (file.current.problem, room.kept.read_text()) == ("", GOOD)

@@ -1,0 +1,216 @@
+"""What stands ends only by its remedy, and what is milder, older or elsewhere never hides it."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodeagent.evaluation.evaluator import FORGET_S, Evaluator
+from nodeagent.model import Action, HealthFinding, Level, Observation
+from nodeagent.policy.loading import load, shipped
+from tests.unit.nodeagent.evaluation.world import DAY_S, GPU, mark, sample, xid
+
+REPLACE = (Level.UNHEALTHY, Action.REPLACE)
+RESET = (Level.UNHEALTHY, Action.RESET_GPU)
+REBOOT = (Level.UNHEALTHY, Action.REBOOT_NODE)
+HEALTHY = (Level.HEALTHY, Action.NONE)
+HOUR_S = 3600.0
+
+
+def shown(*seen: Observation, now_s: float, made: Evaluator | None = None) -> list[HealthFinding]:
+    made = made or Evaluator(shipped(), 575)
+    for each in seen:
+        made.add(each)
+    return [each for each in made.findings(now_s) if each.level > Level.HEALTHY]
+
+
+def said(*seen: Observation, now_s: float) -> tuple[Level, Action]:
+    worst = [(each.level, each.action) for each in shown(*seen, now_s=now_s)]
+    return max(worst, default=HEALTHY)
+
+
+# -- recurrence
+
+
+@pytest.mark.parametrize("code", [79, 140, 143, 167, 173])
+def test_replace_on_repeat_ends_only_with_another_gpu(code: int) -> None:
+    twice = (xid(code, 100.0), mark("boot", 200.0), xid(code, DAY_S))
+    remedies = (mark("boot", DAY_S + 100), mark("gpu_reset", DAY_S + 200), mark("boot", 2 * DAY_S))
+    assert said(*twice, *remedies, now_s=100 * DAY_S) == REPLACE
+    [found] = shown(*twice, *remedies, now_s=100 * DAY_S)
+    assert (found.lasting, found.since_s) == (True, DAY_S)
+    assert "another GPU in its place" in found.clears
+    for end in ("replaced", "cleared"):
+        assert said(*twice, *remedies, mark(end, 3 * DAY_S), now_s=3 * DAY_S + 700) == HEALTHY
+
+
+def test_a_further_fault_outside_the_window_does_not_end_what_its_recurrence_has_raised() -> None:
+    seen = [xid(79, 0.0), xid(79, DAY_S), mark("boot", 2 * DAY_S), xid(79, 20 * DAY_S)]
+    [found] = shown(*seen, mark("boot", 21 * DAY_S), now_s=22 * DAY_S)
+    assert (found.level, found.action, found.since_s) == (*REPLACE, 0.0)
+
+
+def test_recurrence_that_asks_for_a_reboot_ends_with_it_and_not_with_a_reset() -> None:
+    seen = (xid(119, 0.0), xid(119, HOUR_S), mark("gpu_reset", 2 * HOUR_S))
+    assert said(*seen, now_s=DAY_S) == REBOOT
+    assert said(*seen, mark("boot", 3 * HOUR_S), now_s=DAY_S) == HEALTHY
+
+
+@pytest.mark.parametrize("end", ["replaced", "cleared"])
+def test_bursts_before_an_exchange_or_a_clearance_do_not_count_towards_a_recurrence(end: str) -> None:
+    seen = (xid(79, 0.0), mark(end, HOUR_S), xid(79, DAY_S))
+    assert said(*seen, now_s=DAY_S + 1) == REBOOT
+    [found] = shown(*seen, now_s=DAY_S + 1)
+    assert found.since_s == DAY_S
+
+
+# -- age
+
+
+def test_a_fault_that_repeats_every_few_minutes_is_as_old_as_its_first_sign() -> None:
+    made = Evaluator(shipped(), 575)
+    for n in range(720):
+        [found] = shown(xid(119, 240.0 * n), now_s=240.0 * n + 1, made=made)
+        assert (found.since_s, found.last_s) == (0.0, 240.0 * n)
+    shown(mark("boot", 2 * DAY_S), now_s=2 * DAY_S + 600, made=made)
+    [found] = shown(xid(119, 3 * DAY_S), now_s=3 * DAY_S, made=made)
+    assert found.since_s == 3 * DAY_S, "the reboot ended the one before"
+
+
+def test_the_age_counts_from_when_the_level_was_reached() -> None:
+    seen = [xid(154, 0.0, "drain_p2p"), xid(154, 300.0, "reboot_node"), xid(154, 600.0, "reset_gpu")]
+    [found] = shown(*seen, now_s=601.0)
+    assert (found.level, found.action, found.since_s) == (*RESET, 300.0)
+
+
+def test_what_stands_is_never_forgotten() -> None:
+    made = Evaluator(shipped(), 575)
+    shown(xid(64, 0.0), sample("row_remap_failure", 0.0, 1.0), now_s=1.0, made=made)
+    for now_s in (FORGET_S + 1, 90 * DAY_S, 400 * DAY_S):
+        made.forget(now_s - FORGET_S)
+        assert {each.check for each in shown(now_s=now_s, made=made)} == {"xid", "row_remap_failure"}
+    shown(mark("replaced", 400 * DAY_S), now_s=400 * DAY_S, made=made)
+    made.forget(431 * DAY_S)
+    assert not [row for row in made.dump()["events"] if row[1] == "xid"]
+
+
+# -- the driver's verdict
+
+
+@pytest.mark.parametrize("none_s", [98.5, 100.2, 109.0])
+def test_the_verdict_none_beside_a_code_neither_lowers_nor_ends_it(none_s: float) -> None:
+    assert said(xid(79, 100.0), xid(154, none_s, "none"), now_s=101.0) == REBOOT
+    assert said(xid(95, 100.0), xid(154, none_s, "none"), now_s=DAY_S) == RESET
+
+
+@pytest.mark.parametrize("code", [64, 79])
+def test_the_drivers_milder_verdict_is_over_once_it_has_been_followed(code: int) -> None:
+    seen = (xid(code, 100.0), xid(154, 100.5, "reset_gpu"))
+    assert said(*seen, now_s=DAY_S) == RESET
+    assert said(*seen, mark("gpu_reset", 200.0), xid(154, 201.0, "none"), now_s=900.0) == HEALTHY
+
+
+def test_the_drivers_graver_verdict_needs_its_own_remedy() -> None:
+    seen = (xid(48, 100.0), xid(154, 100.5, "reboot_node"), mark("gpu_reset", 200.0))
+    assert said(*seen, now_s=DAY_S) == REBOOT
+    assert said(*seen, mark("boot", 300.0), now_s=DAY_S) == HEALTHY
+    assert said(*seen, xid(154, 300.0, "none"), now_s=DAY_S) == HEALTHY, "the driver takes it back"
+
+
+# -- witnesses
+
+
+def test_a_sensor_that_saw_an_earlier_fault_is_no_witness_of_this_one() -> None:
+    before = (xid(79, 0.0, source="kmsg"), xid(79, 0.1, source="nvml-events"), mark("boot", 100.0))
+    [found] = shown(*before, xid(79, 20 * DAY_S, source="kmsg"), now_s=20 * DAY_S)
+    assert (found.sources, found.origins) == (("kmsg",), ("driver log",))
+
+
+def test_a_sensor_without_details_that_was_a_moment_earlier_is_a_witness_too() -> None:
+    details = "0x00000010" + ",0x00000000" * 6
+    seen = (xid(74, 100.0, source="nvml-events"), xid(74, 100.2, details, source="kmsg"))
+    assert [each.sources for each in shown(*seen, now_s=101.0)] == [("kmsg", "nvml-events")]
+
+
+def test_two_sensors_that_repeat_the_drivers_log_have_one_origin() -> None:
+    [found] = shown(xid(79, 0.0), xid(79, 0.1, source="nvml-events"), now_s=1.0)
+    assert (found.sources, found.origins) == (("kmsg", "nvml-events"), ("driver log",))
+    polled = [
+        Observation(float(n), "gpu_state", GPU, source, 1.0)
+        for n, source in enumerate(("nvml-polling", "nvml-events"))
+    ]
+    [found] = shown(*polled, now_s=2.0)
+    assert (found.sources, found.origins) == (("nvml-events", "nvml-polling"), ("driver state",))
+    line = Observation(0.0, "kernel_panic", "node", "kmsg")
+    assert [each.origins for each in shown(line, now_s=1.0)] == [("kernel",)]
+
+
+# -- errors that the driver has contained
+
+
+def dbe(at_s: float, value: float) -> Observation:
+    return Observation(at_s, "ecc_dbe", GPU, "nvml-polling", value)
+
+
+def test_an_uncorrectable_error_that_only_the_counter_shows_lasts_until_a_reset() -> None:
+    seen = [dbe(0.0, 0), dbe(10.0, 1), *(dbe(10.0 * n, 1) for n in range(2, 300))]
+    [found] = shown(*seen, now_s=DAY_S)
+    assert (found.check, found.level, found.action, found.since_s) == ("ecc_dbe", *RESET, 10.0)
+    assert (found.lasting, found.origins) == (True, ("driver state",))
+    assert said(*seen, mark("gpu_reset", 4000.0), now_s=4601.0) == HEALTHY
+
+
+@pytest.mark.parametrize(("code", "at_s", "level"), [
+    (94, 95.0, Level.DEGRADED), (94, 125.0, Level.DEGRADED), (94, 60.0, Level.UNHEALTHY),
+])  # fmt: skip
+def test_an_error_that_an_xid_94_contains_is_no_worse_than_the_xid(
+    code: int, at_s: float, level: Level
+) -> None:
+    seen = [dbe(90.0, 0), dbe(100.0, 1), xid(code, at_s)]
+    [growth] = [each for each in shown(*seen, now_s=126.0) if each.check == "ecc_dbe"]
+    assert growth.level is level
+    with_another = [*seen, xid(95, 101.0)]
+    [growth] = [each for each in shown(*with_another, now_s=126.0) if each.check == "ecc_dbe"]
+    assert growth.level is Level.UNHEALTHY
+
+
+def test_the_documented_override_of_xid_94_also_covers_the_counter() -> None:
+    made = Evaluator(load('[xid.94]\nlevel = "healthy"'), 575)
+    assert shown(dbe(90.0, 0), dbe(100.0, 1), xid(94, 100.5), now_s=101.0, made=made) == []
+
+
+def test_an_operator_who_takes_the_limit_away_takes_the_finding_away() -> None:
+    made = Evaluator(load("[checks.ecc_dbe]\nunhealthy = false\ndegraded = { at = 5 }"), 575)
+    assert shown(dbe(90.0, 0), dbe(100.0, 1), now_s=101.0, made=made) == []
+
+
+# -- the time before the first look
+
+
+def test_what_a_log_says_of_the_time_before_the_first_look_counts_from_that_look() -> None:
+    made = Evaluator(shipped(), 575)
+    made.begin(10 * DAY_S)
+    [found] = shown(xid(95, 1 * DAY_S), now_s=10 * DAY_S, made=made)
+    assert (found.level, found.since_s, found.lasting) == (Level.UNHEALTHY, 10 * DAY_S, True)
+    none = sample("recovery_action", 10 * DAY_S + 5, 0.0)
+    [found] = shown(none, now_s=10 * DAY_S + 6, made=made)
+    assert (found.level, found.action, found.lasting) == (Level.DEGRADED, Action.RESET_GPU, True)
+    again = Evaluator(shipped(), 575)
+    again.load(made.dump())
+    again.begin(11 * DAY_S)
+    assert again.findings(11 * DAY_S) == made.findings(11 * DAY_S)
+    [found] = shown(xid(95, 12 * DAY_S), now_s=12 * DAY_S, made=again)
+    assert (found.level, found.since_s) == (Level.UNHEALTHY, 10 * DAY_S)
+
+
+def test_a_fault_of_a_check_that_cannot_be_judged_is_reported_and_the_others_are_still_judged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*_: object) -> None:
+        raise ValueError("no bound")
+
+    monkeypatch.setattr("nodeagent.evaluation.samples.sample_finding", broken)
+    made = Evaluator(shipped(), 575)
+    found = shown(xid(79, 0.0), sample("gpu_state", 0.0, 1.0), now_s=1.0, made=made)
+    assert [(each.check, each.level) for each in found] == [("xid", Level.UNHEALTHY)]
+    [problem] = made.problems.values()
+    assert "evaluating gpu_state failed, so its samples were dropped: ValueError: no bound" in problem

@@ -1,0 +1,673 @@
+"""One job over its whole life, with an API server on a socket and members that connect."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from holdfast.fileio.storage_thread import StorageThread
+from holdfast.protocol.member_messages import MemberOrder, StorageListing
+from supervisor.cluster import job_summary, pods, supervised_job
+from supervisor.cluster.adoption.job_membership import JobKey
+from supervisor.cluster.pods import PodGroup, PodMember, job_secret, member_name
+from supervisor.cluster.supervised_job import ClusterContext, SupervisedJob
+from supervisor.cluster.supervision import fenced_records
+from supervisor.cluster.supervision.contents import RunSize
+from supervisor.cluster.supervision.resource import SupervisionResource, ensure_resource, run_has_ended
+from supervisor.kubernetes.client import ApiServer
+from supervisor.kubernetes.errors import InvalidObject
+from supervisor.kubernetes.events import EventRecorder
+from supervisor.view.model import Policy
+from tests.unit.supervisor.cluster.api_server import ServedObjects, accept_the_rest
+from tests.unit.supervisor.cluster.simulated_member import SimulatedPod
+
+KEY = JobKey("team", "llama", "uid-1", "PyTorchJob", "kubeflow.org/v1", "llama")
+NO_OWNER = JobKey("team", "llama")  # nobody deletes the Supervision of such pods
+POLICY = Policy(members=2, max_restarts=0, secure_s=0.2, victim_s=0.05, checkpoint_every_s=0.0)
+
+
+@dataclass
+class Place:
+    """A cluster with one job, its supervisor, and the pods that connect to it."""
+
+    served: ServedObjects
+    server: ApiServer
+    directory: Path
+    url: Any
+    stack: AsyncExitStack
+    job: SupervisedJob = field(init=False)
+    context: ClusterContext = field(init=False)
+    deleted: list[str] = field(default_factory=list)
+    policy: Policy = POLICY
+    key: JobKey = KEY
+    pods: dict[str, PodMember] = field(default_factory=dict)
+    is_cut_off: bool = False
+
+    def begin(self, epoch: int = 1) -> SupervisedJob:
+        """Make a leader of this epoch supervise the job."""
+        self.context = ClusterContext(
+            self.server,
+            EventRecorder(self.server, "holdfast-supervisor", "s-1"),
+            StorageThread("records"),
+            epoch,
+            b"secret",
+            lambda: (0.0, 0.0),
+            lambda namespace, pod: self.deleted.append(f"{namespace}/{pod.name}"),
+            lambda _: self.is_cut_off,
+        )
+        self.job = SupervisedJob(self.context, self.group())
+        self.job.start()
+        self.job.update(self.group())
+        return self.job
+
+    def group(self) -> PodGroup:
+        return PodGroup(self.key, 2, 1, self.policy, {}, tuple(self.pods.values()))
+
+    async def add(self, number: int, restarts: int = 0) -> SimulatedPod:
+        """Create a pod as its owner does, and connect its sidecar."""
+        uid, name = f"{number:08x}-{restarts}", f"w-{number}"
+        member = member_name(name, uid, restarts)
+        self.pods[uid] = PodMember(uid, name, member, f"n{number}", "c", is_running=True)
+        self.look()
+        made = SimulatedPod(name)
+        await self.stack.enter_async_context(made.connecting(self.url / uid))
+        return made
+
+    def look(self) -> None:
+        """Make the registry notice the current pods and the resource."""
+        self.job.update(self.group())
+        found = self.served.objects.get(("supervisions", "team", "llama"))
+        if found is not None:
+            self.job.update_spec(found.get("spec"))
+
+    def end_pods(self) -> None:
+        """End all containers, as they do on an order to stop."""
+        for uid, pod in self.pods.items():
+            self.pods[uid] = replace(pod, is_running=False, has_ended=True)
+        self.look()
+
+    @property
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.served.supervision().get("status", {})
+        return found
+
+    async def until(self, **expected: object) -> None:
+        """Return once the status has these values."""
+        await self.served.until(
+            lambda: (
+                ("supervisions", "team", "llama") in self.served.objects
+                and {name: self.status.get(name) for name in expected} == expected
+            )
+        )
+
+    async def finish(self, members: Iterable[SimulatedPod]) -> None:
+        """Make the script exit with 0, and the containers end as ordered."""
+        for each in members:
+            await each.end_rank(0)
+        for each in members:
+            await each.until_stopped()
+        self.end_pods()
+        await self.until(phase="ended", exitCode=0)
+
+    async def form(self) -> tuple[SimulatedPod, SimulatedPod]:
+        """Form a group of two members, and make it do a step."""
+        self.begin()
+        members = (await self.add(0), await self.add(1))
+        for each in members:
+            await each.until_formed(1)
+        for each in members:
+            await each.train(3)
+            await each.until_settled()
+        return members
+
+
+@asynccontextmanager
+async def place(directory: Path, policy: Policy = POLICY, key: JobKey = KEY) -> AsyncIterator[Place]:
+    served = ServedObjects()
+    async with AsyncExitStack() as outer:
+        server = await outer.enter_async_context(served.serving())
+        app = web.Application()
+        there: Place
+
+        async def serve(request: web.Request) -> web.StreamResponse:
+            return await there.job.serve(request, request.match_info["uid"])
+
+        app.router.add_get("/{uid}", serve)
+        members = await outer.enter_async_context(TestServer(app))
+        stack = AsyncExitStack()
+        there = Place(served, server, directory, members.make_url("/"), stack, policy=policy, key=key)
+        try:
+            async with stack:
+                yield there
+        finally:
+            await there.job.close()
+            await accept_the_rest()
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("POLL_S", "RETRY_S"):
+        monkeypatch.setattr(supervised_job, name, 0.02)
+    for name in ("SUMMARY_S", "SPACING_S", "RETRY_S"):
+        monkeypatch.setattr(job_summary, name, 0.02)
+
+
+async def test_pods_form_a_group_that_trains(tmp_path: Path) -> None:
+    async with place(tmp_path) as there:
+        first, second = await there.form()
+        ranks = [each.rank for member in (first, second) for each in member.order.ranks]
+        assert sorted(ranks) == [0, 1]
+        assert {each.order.secret for each in (first, second)} == {job_secret(b"secret", KEY)}
+        await there.until(phase="running", generation=1, epoch=1, incidents=0)
+        assert first.order.launch is not None
+        assert first.order.launch.world_size == 2
+        await there.until(step=3)
+        assert json.loads(there.status["view"])["step"] == 3
+
+
+async def test_a_job_with_pending_pods_shows_that_it_is_forming_and_what_it_waits_for(tmp_path: Path) -> None:
+    async with place(tmp_path) as there:
+        there.begin()
+        await there.until(phase="forming", message="0 of 2 members are running", exitCode=None)
+        await there.add(0)
+        await there.until(phase="forming", message="1 of 2 members ready")
+
+
+async def test_a_new_phase_is_published_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_summary, "SUMMARY_S", 3600.0)
+    async with place(tmp_path) as there:
+        members = await there.form()
+        await there.until(phase="running")
+        for each in members:
+            await each.end_rank(0)
+        await there.until(phase="stopping", exitCode=0)
+        there.end_pods()
+        await there.until(phase="ended")
+
+
+async def test_the_next_supervisor_takes_over_without_a_restart(tmp_path: Path) -> None:
+    async with place(tmp_path) as there:
+        members = await there.form()
+        await there.until(step=3, phase="running")
+        before = [len(each.orders) for each in members]
+        await there.job.close()
+        for each in members:
+            each.connected = 0
+        there.begin(epoch=2)
+        for each in members:
+            await each.until_obeying(2)
+            await each.train(4)
+        await there.until(epoch=2, step=4, generation=1, phase="running", incidents=0)
+        assert there.job.job is not None
+        assert there.job.job.memory.generation == 1
+        for each, count in zip(members, before, strict=True):
+            assert each.connected == 1
+            assert {(order.do, order.generation) for order in each.orders[count:]} == {("run", 1)}
+            assert each.generation == 1
+        assert there.deleted == []
+
+
+async def test_a_replaced_supervisor_ends_its_work_on_the_job(tmp_path: Path) -> None:
+    async with place(tmp_path) as there:
+        await there.form()
+        await there.until(step=3)
+        there.served.change(status={"epoch": 9, "step": 77})
+        (supervising,) = there.job._tasks
+        await asyncio.wait_for(asyncio.wait([supervising]), 20)
+        assert (there.status["epoch"], there.status["step"]) == (9, 77)
+
+
+async def test_a_supervisor_replaced_before_its_first_run_begins_leaves_the_job_to_the_other(
+    tmp_path: Path,
+) -> None:
+    async with place(tmp_path) as there:
+        await ensure_resource(there.server, KEY, RunSize(3, 8), {})
+        created, taken = None, None  # requests without a fault
+        there.served.faults = [created, taken, lambda: there.served.change(status={"epoch": 9})]
+        there.begin()
+        (supervising,) = there.job._tasks
+        await asyncio.wait_for(asyncio.wait([supervising]), 20)
+        assert (there.status["epoch"], there.job.has_ended) == (9, True)
+        assert there.served.supervision()["spec"]["members"] == 3
+
+
+async def test_a_leader_that_was_cut_off_and_replaced_gives_no_orders_above_its_successors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own members list the checkpoints that the successor's members have written."""
+    monkeypatch.setattr(fenced_records, "RAISE_AGAIN_S", 0.0)
+    async with place(tmp_path, replace(POLICY, checkpoint_every_s=60.0)) as there:
+        first, second = await there.form()
+        await there.until(step=3, phase="running")
+        there.served.broken["supervisions"] = 503
+        there.served.change(status={"epoch": 2})
+        lead = there.job.job.lead if there.job.job is not None else None
+        assert isinstance(lead, fenced_records.SupervisionLead)
+        for each in (first, second):
+            each.storage = StorageListing(2, epoch=2)
+        await first.until(lambda: lead._unsure)  # it has tried to take a higher epoch
+        (supervising,) = there.job._tasks
+        there.served.broken.clear()
+        await asyncio.wait_for(asyncio.wait([supervising]), 20)
+        assert lead.deposed is not None
+        assert {order.epoch for each in (first, second) for order in each.orders} == {1}
+        assert there.status["epoch"] == 2
+
+
+async def test_a_failed_rank_ends_the_job_and_the_owners_next_pods_get_a_new_run(tmp_path: Path) -> None:
+    async with place(tmp_path) as there:
+        first, second = await there.form()
+        await first.end_rank(3)
+        for each in (first, second):
+            await each.until_stopped()
+            assert each.order.exit_code == 3
+        there.end_pods()
+        await there.until(phase="ended", exitCode=3)
+        epoch = there.status["epoch"]
+        members = [await there.add(2)]
+        await there.until(phase="forming", exitCode=None, why="")
+        members.append(await there.add(3))
+        for each in members:
+            await each.until_formed(2)
+            await each.train(1)
+        await there.until(phase="running", generation=2, incidents=1)
+        assert there.status["epoch"] == epoch + 1
+        assert all(order.do != "stop" for each in members for order in each.orders)
+
+
+async def test_pods_that_arrive_after_the_job_has_finished_end_with_its_code(tmp_path: Path) -> None:
+    async with place(tmp_path) as there:
+        members = await there.form()
+        for each in members:
+            await each.end_rank(0)
+        for each in members:
+            await each.until_stopped()
+            assert each.order.exit_code == 0
+        there.end_pods()
+        await there.until(phase="ended", exitCode=0)
+        late = await there.add(0, restarts=1)
+        await late.until(lambda: late.orders)
+        assert (late.order.do, late.order.exit_code) == ("stop", 0)
+        assert late.order.epoch == there.status["epoch"]
+        assert late.generation == 0
+
+
+async def test_an_end_while_the_api_server_is_unavailable_is_recorded_afterwards(tmp_path: Path) -> None:
+    """Otherwise, the next leader would count the members of a finished job as lost."""
+    async with place(tmp_path, replace(POLICY, form_s=0.5)) as there:
+        members = await there.form()
+        await there.until(step=3, phase="running")
+        there.served.broken["supervisions"] = 503
+        for each in members:
+            await each.end_rank(0)
+        for each in members:
+            await each.until_stopped()
+            assert each.order.exit_code == 0
+        there.end_pods()
+        job = there.job.job
+        assert job is not None
+        await asyncio.wait_for(job.ended.wait(), 20)
+        assert there.status["phase"] == "running"
+        there.served.broken.clear()
+        await there.until(phase="ended", exitCode=0, decision="Done", incidents=0)
+        assert json.loads(there.status["view"])["phase"] == "ended"
+        held = await SupervisionResource(there.server, "team", "llama").take_over(5)
+        assert held.state is not None
+        assert (held.state.memory.phase, held.state.memory.exit_code) == ("ended", 0)
+
+
+async def test_an_end_that_a_successor_records_differently_is_not_overwritten(tmp_path: Path) -> None:
+    async with place(tmp_path) as there:
+        members = await there.form()
+        await there.until(step=3, phase="running")
+        there.served.broken["supervisions"] = 503
+        for each in members:
+            await each.end_rank(0)
+        for each in members:
+            await each.until_stopped()
+        there.end_pods()
+        job = there.job.job
+        assert job is not None
+        await asyncio.wait_for(job.ended.wait(), 20)
+        there.served.change(status={"epoch": 7})
+        (supervising,) = there.job._tasks
+        there.served.broken.clear()
+        await asyncio.wait_for(asyncio.wait([supervising]), 20)
+        assert (there.status["epoch"], there.status["phase"]) == (7, "running")
+
+
+async def test_a_summary_that_the_server_refuses_does_not_keep_the_end_from_being_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with place(tmp_path) as there:
+        members = await there.form()
+        await there.until(step=3, phase="running")
+        write = SupervisionResource.write
+
+        async def refuse(self: Any, epoch: int, values: Any) -> None:
+            if "recent" in values:
+                raise InvalidObject("PATCH", "too large", 422)
+            await write(self, epoch, values)
+
+        monkeypatch.setattr(SupervisionResource, "write", refuse)
+        for each in members:
+            await each.end_rank(0)
+        for each in members:
+            await each.until_stopped()
+        there.end_pods()
+        await there.until(phase="ended", exitCode=0)
+
+
+@pytest.fixture
+def examined(monkeypatch: pytest.MonkeyPatch) -> asyncio.Queue[bool]:
+    """Return the record of checks whether a job has ended, with their results."""
+    answers: asyncio.Queue[bool] = asyncio.Queue()
+    examine = run_has_ended
+
+    async def examine_and_tell(server: ApiServer, key: JobKey) -> bool:
+        found = await examine(server, key)
+        answers.put_nowait(found)
+        return found
+
+    monkeypatch.setattr(supervised_job, "run_has_ended", examine_and_tell)
+    return answers
+
+
+async def turns() -> None:
+    """Let all ready tasks run, several times."""
+    for _ in range(50):
+        await asyncio.sleep(0.002)
+
+
+@pytest.mark.parametrize("key", [KEY, NO_OWNER])
+async def test_a_job_that_has_ended_is_left_alone_by_the_next_supervisors(
+    tmp_path: Path, key: JobKey, examined: asyncio.Queue[bool]
+) -> None:
+    async with place(tmp_path, key=key) as there:
+        await there.finish(await there.form())
+        await there.job.close()
+        before, written = there.served.supervision(), len(there.served.requests)
+        for epoch in (5, 6):
+            job = there.begin(epoch)
+            there.look()
+            assert await asyncio.wait_for(examined.get(), 20)
+            await turns()
+            assert (job.job, there.context.events._series) == (None, {})
+            await job.close()
+        assert (there.served.supervision(), len(there.served.requests)) == (before, written)
+        there.begin(7)
+        late = await there.add(0, restarts=1)
+        await late.until_stopped()
+        assert (late.order.exit_code, late.order.epoch, late.generation) == (0, 7, 0)
+
+
+async def test_an_end_that_users_do_not_see_yet_is_recorded_by_the_next_supervisor(tmp_path: Path) -> None:
+    """Its predecessor died between its last decision and its last summary."""
+    async with place(tmp_path) as there:
+        await there.finish(await there.form())
+        await there.job.close()
+        there.served.change(status={"exitCode": None, "view": None})
+        there.begin(epoch=2)
+        await there.until(epoch=2, phase="ended", exitCode=0)
+
+
+# -- pods without an owner
+
+
+@pytest.mark.parametrize("how", ["finished", "stopped"])
+@pytest.mark.parametrize("leader", ["the same", "another"])
+async def test_pods_without_an_owner_train_again_once_the_earlier_ones_are_gone(
+    tmp_path: Path, how: str, leader: str
+) -> None:
+    async with place(tmp_path, key=NO_OWNER) as there:
+        members = await there.form()
+        if how == "finished":
+            await there.finish(members)
+        else:
+            there.served.change(spec={"stop": "now"})
+            there.look()
+            for each in members:
+                await each.until_stopped()
+            there.end_pods()
+            await there.until(phase="ended", exitCode=members[0].order.exit_code)
+        there.pods.clear()
+        there.look()
+        if leader == "another":
+            await there.job.close()
+        again = [await there.add(number) for number in (10, 11)]
+        if leader == "another":
+            there.begin(epoch=5)
+        there.look()
+        for each in again:
+            await each.until_formed(2)
+            await each.train(5)
+            there.look()
+        await there.until(phase="running", generation=2, step=5, exitCode=None)
+        assert "stop" not in there.served.supervision()["spec"]
+        assert all(order.do != "stop" for each in again for order in each.orders)
+        there.look()  # a request that is made now is for the new run
+        there.served.change(spec={"stop": "now"})
+        there.look()
+        for each in again:
+            await each.until_stopped()
+
+
+@pytest.mark.parametrize("leader", ["the same", "another"])
+async def test_a_restarted_container_of_finished_pods_without_an_owner_ends_with_its_code(
+    tmp_path: Path, leader: str
+) -> None:
+    async with place(tmp_path, key=NO_OWNER) as there:
+        await there.finish(await there.form())
+        if leader == "another":
+            await there.job.close()
+            there.begin(epoch=5)
+        for uid in tuple(there.pods):
+            del there.pods[uid]  # in a pod that stays, one container replaces the other
+        late = await there.add(0, restarts=1)
+        await late.until_stopped()
+        assert (late.order.exit_code, late.generation) == (0, 0)
+
+
+async def test_a_request_to_stop_that_the_mirror_still_shows_does_not_stop_the_next_run(
+    tmp_path: Path,
+) -> None:
+    async with place(tmp_path, key=NO_OWNER) as there:
+        there.begin()
+        await there.add(0)
+        await there.until(phase="forming")
+        await there.job._forget_stop(1)
+        asked = []
+        for spec in ({"stop": "graceful"}, {}, {"stop": "graceful"}):
+            there.job.update_spec(spec)
+            asked.append(there.job.backend.user_stop)
+        assert asked == ["", "", "graceful"]
+
+
+async def test_what_a_user_writes_into_the_resource_stops_the_job(tmp_path: Path) -> None:
+    async with place(tmp_path) as there:
+        members = await there.form()
+        there.served.change(spec={"stop": "now"})
+        there.look()
+        for each in members:
+            await each.until_stopped()
+        there.end_pods()
+        await there.until(phase="ended")
+
+
+async def test_a_stop_over_the_api_is_recorded_for_the_next_supervisor(tmp_path: Path) -> None:
+    async with place(tmp_path) as there:
+        await there.form()
+        assert there.job.job is not None
+        there.job.job.stop(now=False)
+        await there.served.until(lambda: there.served.supervision()["spec"].get("stop") == "graceful")
+
+
+async def test_an_api_server_that_refuses_delays_the_job_and_does_not_end_it(tmp_path: Path) -> None:
+    async with place(tmp_path) as there:
+        there.served.faults = [503, 403, None, 409, 409, 409, 409, 409]
+        await there.form()
+        await there.until(phase="running", step=3)
+
+
+async def test_a_job_keeps_training_while_its_resource_cannot_be_written(tmp_path: Path) -> None:
+    async with place(tmp_path) as there:
+        members = await there.form()
+        there.served.broken["supervisions"] = 500
+        before = there.status
+        for each in members:
+            await each.train(9)
+        job = there.job.job
+        assert job is not None
+        await members[0].until(lambda: job.publisher.published.get("step") == 9)
+        assert there.status == before
+        del there.served.broken["supervisions"]
+        await there.until(step=9)
+
+
+async def test_the_name_in_a_report_is_not_trusted(tmp_path: Path) -> None:
+    """The token of a member proves its identity, whatever its reports contain."""
+    async with place(tmp_path) as there:
+        await there.form()
+        assert set(there.job._server.connections) == {"w-0.00000000", "w-1.00000001"}
+
+
+async def test_members_leave_a_closed_job(tmp_path: Path) -> None:
+    """They then connect to the next supervisor of the job. Otherwise they would report to nobody."""
+    async with place(tmp_path) as there:
+        members = await there.form()
+        await there.job.close()
+        before = [each.connected for each in members]
+        for each, count in zip(members, before, strict=True):
+            await each.until_connected(count)
+
+
+async def test_a_failure_within_the_supervision_of_one_job_is_survived(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A defect must not leave a job unsupervised until another supervisor leads."""
+    monkeypatch.setattr(supervised_job, "CALM_S", 0.02)  # the defect shows in the next round
+    async with place(tmp_path) as there:
+        members = await there.form()
+        await there.until(step=3)
+
+        def fail(*_: object) -> None:
+            raise RuntimeError("a defect")
+
+        job = there.job.job
+        assert job is not None
+        monkeypatch.setattr(job, "_give_orders", fail)
+        await there.until(epoch=2)
+        for each in members:
+            await each.train(5)
+        await there.until(step=5, generation=1, phase="running")
+
+
+async def test_incidents_of_a_predecessor_are_kept_if_they_have_an_id(tmp_path: Path) -> None:
+    async with place(tmp_path) as there:
+        await there.form()
+        await there.until(step=3)
+        await there.job.close()
+        wrong = [{"id": "i-/../../../x"}, {"id": "i-"}, {"id": 4}, {"id": "i-0001\n"}, {}]
+        there.served.change(status={"recent": [{"id": "i-0001", "open": False}, *wrong]})
+        there.begin(epoch=2)
+        await there.until(epoch=2, recent=[{"id": "i-0001", "open": False}])
+
+
+# -- drills
+
+
+@pytest.mark.parametrize(
+    ("drill", "result"),
+    [
+        ({"number": 1, "what": "nonsense"}, "unknown drill 'nonsense'"),
+        ({"number": 1, "what": "supervisor"}, "delete its pod instead"),
+        ({"number": 1, "what": "member", "rank": 7}, "this run has ranks 0 to 1"),
+        ({"number": 4, "what": "member", "rank": 1}, "carried out"),
+    ],
+)
+async def test_a_drill_is_carried_out_once_and_its_result_is_recorded(
+    tmp_path: Path, drill: dict[str, Any], result: str
+) -> None:
+    async with place(tmp_path) as there:
+        await there.form()
+        there.served.change(spec={"drill": drill})
+        for _ in range(3):
+            there.look()
+        await there.served.until(lambda: result in there.status.get("drillResult", ""))
+        assert there.status["drilled"] == drill["number"]
+        assert len(there.deleted) == (result == "carried out")
+        await there.job.close()
+        there.begin(epoch=2)
+        await there.until(epoch=2, phase="running")
+        there.look()
+        assert len(there.deleted) == (result == "carried out"), "the next supervisor does not repeat it"
+
+
+@pytest.mark.parametrize("wrong", [None, 3, {}, {"number": "1", "what": "member"}, {"number": 1, "what": 3}])
+async def test_a_malformed_drill_is_ignored(tmp_path: Path, wrong: object) -> None:
+    async with place(tmp_path) as there:
+        there.begin()
+        there.job.update_spec({"drill": wrong, "stop": "nonsense"})
+        assert not there.job.backend.user_stop
+        there.job.update_spec(wrong)
+
+
+def test_every_leader_derives_the_same_secret_of_a_job() -> None:
+    others = [replace(KEY, uid="uid-2"), replace(KEY, name="b"), replace(KEY, namespace="a")]
+    secrets = {job_secret(b"secret", each) for each in (KEY, *others)}
+    assert len(secrets) == 4
+    assert job_secret(b"secret", replace(KEY, api_version="kubeflow.org/v2")) in secrets
+    assert job_secret(b"another", KEY) not in secrets
+
+
+async def test_no_pod_of_a_job_is_evicted_while_only_this_supervisor_may_be_unreachable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All pods may be training: a broken network, a NetworkPolicy or a wrong CA looks the same from here."""
+    monkeypatch.setattr(pods, "RESTART_S", 0.0)
+    async with place(tmp_path) as there:
+        there.pods["lost"] = PodMember("lost", "w-9", "w-9.lost", "n9", "c", is_running=True)
+        backend = there.begin().backend
+
+        def request() -> list[str]:
+            for _ in range(3):
+                backend.want(2, ("w-9.lost",))
+            return there.deleted
+
+        assert request() == [], "no member of the job has connected"
+        other = await there.add(0)
+        await other.until(lambda: other.orders)
+        assert there.job.reach == pods.Reach(1, 1), "the other pod has never connected"
+        there.is_cut_off = True
+        assert request() == [], "most jobs have lost their members"
+        assert capsys.readouterr().err.count("evictions blocked") == 2, "each reason once"
+        there.is_cut_off = False
+        assert request() != []
+
+
+async def test_the_connections_of_members_that_are_lost_and_gone_are_forgotten(tmp_path: Path) -> None:
+    """A job may run for months, and each restart of a container creates another member."""
+    async with place(tmp_path) as there:
+        await there.form()
+        job, server = there.job.job, there.job._server
+        assert job is not None
+        members = set(server.connections)
+        orders = set(server._given)
+        for number in range(50):
+            server.order(f"w-0.{number}", MemberOrder("idle", 1))
+        there.look()
+        assert set(server.connections) == members
+        assert set(server._given) == orders
+        server.order("w-0.3", MemberOrder("idle", 1))
+        again = server.connection("w-0.3").order
+        assert again is not None, "a member that comes back gets the order that it had before"
+        assert again.do == "idle"

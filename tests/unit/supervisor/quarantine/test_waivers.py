@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from supervisor.quarantine.model import Forget, NodeFinding, NodeView, Taint, Waiver
+from supervisor.quarantine.waivers import not_waived
+from tests.unit.supervisor.node_views import DAY_S, NOW_S, POLICY, alone, asked, bad, finding, pool, well, why
+
+KEY = "GPU-1 xid 79"
+OLD = finding(KEY, held_s=2 * DAY_S)
+WAIVER = Waiver((KEY,), NOW_S - DAY_S, "b1")
+
+
+def counts(found: NodeFinding, waiver: Waiver = WAIVER, **given: object) -> bool:
+    node: NodeView = bad("a", found, waiver=waiver, **given)
+    return bool(not_waived(node, (found,), NOW_S, POLICY))
+
+
+def test_a_finding_that_the_operator_knew_is_covered() -> None:
+    assert not counts(OLD)
+    assert counts(replace(OLD, key="GPU-1 xid 95")), "another fault"
+    assert bool(not_waived(bad("a", OLD), (OLD,), NOW_S, POLICY)), "no waiver"
+
+
+@pytest.mark.parametrize("newer", [replace(OLD, held_s=DAY_S - 11.0), replace(OLD, sign_s=DAY_S - 11.0)])
+def test_a_finding_that_began_or_has_a_sign_after_the_release_is_new(newer: NodeFinding) -> None:
+    assert counts(newer)
+    [taint] = asked(pool(bad("a", newer, waiver=WAIVER)))
+    assert isinstance(taint, Taint)
+
+
+def test_ages_are_counted_from_the_report() -> None:
+    assert not counts(replace(OLD, sign_s=DAY_S - 10.0)), "the report is 10 s old"
+    assert counts(replace(OLD, sign_s=DAY_S - 10.0), silent_s=9.0)
+
+
+def test_a_finding_after_another_boot_is_new() -> None:
+    assert counts(OLD, replace(WAIVER, boot_id="b0"))
+    assert not counts(OLD, replace(WAIVER, boot_id="")), "an older version did not store the boot"
+
+
+def test_a_waiver_expires_after_a_week_even_if_the_node_was_never_healthy() -> None:
+    aged = Waiver((KEY,), NOW_S - 7 * DAY_S + 1.0, "b1")
+    found = replace(OLD, held_s=100 * DAY_S)
+    assert asked(pool(bad("a", found, waiver=aged))) == []
+    assert "an operator has released it" in why(pool(bad("a", found, waiver=aged)), "a")
+    [taint] = asked(pool(bad("a", found, waiver=replace(aged, at_s=NOW_S - 7 * DAY_S))))
+    assert isinstance(taint, Taint)
+
+
+def test_an_expired_waiver_is_removed_from_a_node_that_is_not_unhealthy() -> None:
+    flapping = replace(well("a").report, clean_s=60.0)  # type: ignore[type-var]
+    seen = pool(well("a", report=flapping, waiver=Waiver((KEY,), NOW_S - 7 * DAY_S, "b1")))
+    [forget] = asked(seen)
+    assert isinstance(forget, Forget)
+    assert asked(pool(well("a", report=flapping, waiver=WAIVER))) == []
+
+
+def test_a_waiver_follows_the_gpu_and_not_its_slot() -> None:
+    moved = replace(OLD, entity="gpu/1", device="GPU-1", place_key="gpu/1 xid 79")
+    assert not counts(moved)
+    exchanged = replace(OLD, key="GPU-2 xid 79", entity="gpu/0", device="GPU-2", place_key="gpu/0 xid 79")
+    assert counts(exchanged)
+
+
+def test_a_waiver_of_an_agent_without_devices_still_counts_after_its_upgrade() -> None:
+    upgraded = replace(OLD, device="GPU-1", place_key="gpu/0 xid 79")
+    assert not counts(upgraded, replace(WAIVER, evidence=("gpu/0 xid 79",)))
+
+
+def test_a_waived_finding_backs_no_other() -> None:
+    """Without it, the other one has a single witness."""
+    waived = finding(KEY, entity="gpu/0", origins=("driver log",), held_s=2 * DAY_S)
+    other = alone("gpu/0 lost", 90.0, entity="gpu/0", origins=("driver state",), action="reboot_node")
+    assert len(asked(pool(bad("a", waived, other)))) == 1
+    assert asked(pool(bad("a", waived, other, waiver=WAIVER))) == []
