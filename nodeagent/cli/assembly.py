@@ -31,6 +31,7 @@ from nodeagent.policy import kernel_lines, loading
 from nodeagent.policy.rules import HealthPolicy, RuleKind
 from nodeagent.policy.validation import BadPolicy
 from nodeagent.sensing import clock as clocks
+from nodeagent.sensing.baselines import ForgetRequests
 from nodeagent.sensing.clock import Clock
 from nodeagent.sensing.operator_requests import OperatorRequests
 from nodeagent.sysfs.infiniband import ExpectedPorts
@@ -109,9 +110,9 @@ def assemble(
         options.state_dir, clock, state.positions.get(OperatorRequests.name), acknowledges=keeps
     )
     if not hangs:
-        requests.find_release()
+        requests.read_ahead()
     sensors = [
-        *_sensors(options, chosen, clock, state, driver, lines, trusting),
+        *_sensors(options, chosen, clock, state, driver, lines, trusting, requests.forgets),
         FittedSensor(requests, requests.position, reads_state=True),
     ]
     if quick_s is not None:
@@ -251,6 +252,7 @@ def _sensors(
     driver: NvmlDriver,
     lines: LinePatterns,
     trusting: bool,
+    forgets: ForgetRequests,
 ) -> list[FittedSensor]:
     periods_s = {name: rule.period_s for name, rule in chosen.rules.items() if rule.period_s}
     before = state.positions
@@ -258,12 +260,10 @@ def _sensors(
     expected = ExpectedPorts(options.ib_ports, options.ib_gbps)
     polling = NvmlPolling(
         driver, clock, periods_s, _mapping(before, NvmlPolling.name), options.gpus, promised,
-        options.state_dir,
+        forgets,
     )  # fmt: skip
     host = HostSensor(clock, periods_s, _mapping(before, HostSensor.name), options.proc, options.root)
-    sysfs = SysfsSensor(
-        clock, periods_s, _mapping(before, SysfsSensor.name), options.sys, expected, options.state_dir
-    )
+    sysfs = SysfsSensor(clock, periods_s, _mapping(before, SysfsSensor.name), options.sys, expected, forgets)
     return [
         FittedSensor(NvmlEvents(driver, clock), releases=True, sees_xids=True),
         FittedSensor(polling, polling.remembered, releases=True),

@@ -27,7 +27,7 @@ from nodeagent.cli import assembly, explanations, rendering
 from nodeagent.cli.assembly import AgentParts
 from nodeagent.cli.options import ROOT_STATE, split
 from nodeagent.model import Observation
-from nodeagent.sensing import baselines, operator_requests
+from nodeagent.sensing import operator_requests
 from nodeagent.server import report
 from nodeagent.server.event_log import EventLog
 from nodeagent.server.injection import injector
@@ -232,7 +232,7 @@ def forget(options: argparse.Namespace) -> int:
     name = options.entity
     entity = model.gpu_entity(name[4:]) if name.lower().startswith("gpu/") else name
     try:
-        baselines.record_forget(folder, options.baseline, entity, options.why, time.time())
+        operator_requests.record_forget(folder, options.baseline, entity, options.why)
     except OSError as error:
         raise BadInput(f"{folder}: {error.strerror}") from None
     of = f" of {entity}" if entity else ""

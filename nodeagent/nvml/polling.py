@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from nodeagent import model
@@ -16,7 +15,7 @@ from nodeagent.nvml.gpu_checks import recovery_action
 from nodeagent.nvml.gpu_query import GpuGone, GpuQuery, GpuReading
 from nodeagent.nvml.gpu_roster import STATE_OF_GONE, GpuHistory, GpuRoster
 from nodeagent.nvml.library import DriverGone
-from nodeagent.sensing.baselines import ForgottenBaselines
+from nodeagent.sensing.baselines import ForgetRequests, ForgottenBaselines
 from nodeagent.sensing.clock import Clock
 from nodeagent.sensing.progress import CallProgress
 from nodeagent.sensing.sensor import Unavailable
@@ -182,7 +181,7 @@ class NvmlPolling:
         remembered: Mapping[str, Any] | None = None,
         expected: int | None = None,
         promised: bool = False,
-        state_dir: Path | None = None,
+        forgets: ForgetRequests | None = None,
     ) -> None:
         """Create the sensor; nothing is opened yet.
 
@@ -193,7 +192,7 @@ class NvmlPolling:
             expected: How many GPUs the node has; by default the most that were ever seen.
             promised: True if the GPUs count as missing while the driver is unusable, because an operator has
                 given their number.
-            state_dir: Where operators have baselines forgotten; None: nowhere.
+            forgets: The baselines that operators have forgotten; None for none.
         """
         self._driver = driver
         self._clock = clock
@@ -205,7 +204,7 @@ class NvmlPolling:
         self._session: NvmlSession | None = None
         self._begun_s = 0.0
         self._began = 0  # the number of the session that the roster's GPUs belong to
-        self._forgotten = ForgottenBaselines(state_dir, (remembered or {}).get("forgotten"))
+        self._forgotten = ForgottenBaselines(forgets, (remembered or {}).get("forgets_done"))
         self._remembered = self._dump()
 
     def open(self) -> None:
@@ -235,7 +234,7 @@ class NvmlPolling:
         return seen
 
     def _dump(self) -> dict[str, Any]:
-        return {**self._roster.history.dump(), "forgotten": self._forgotten.position()}
+        return {**self._roster.history.dump(), "forgets_done": self._forgotten.position()}
 
     def close(self) -> None:
         self._session = None

@@ -1,24 +1,23 @@
-"""Implements `holdfast node forget`: the command appends to a file, which the sensors with baselines read.
+"""Baselines, and the requests of operators to forget them, on their way from one sensor to others.
 
 A baseline is what a sensor has seen of a node and expects from then on: its GPUs, the NVLinks that were up,
-the widths of its PCIe links. After an intended change of the hardware, an operator has the sensor forget it.
-The file is beside the saved state, as that of `operator_requests`; it works while the agent is down, and
-remains as a record. A sensor learns the baseline again from what it sees next.
+the widths of its PCIe links. After an intended change of the hardware, an operator has the sensor forget it
+(`holdfast node forget`). The sensor learns the baseline again from what it sees next.
+
+Only the sensor that reads the operators' requests (`operator_requests`) uses the disk of the saved state. It
+hands each request over in memory, so that a disk that hangs blinds no sensor with baselines.
 """
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-FILE = "forgotten.jsonl"
-MAX_BYTES = 64 << 10  # read at a time
-MAX_LINE = 1024
+# Requests that wait for a sensor, for example for one that hangs. Beyond that, the oldest make room.
+MAX_KEPT = 64
+MAX_ENTITY = 200  # characters
 
 GPUS, NVLINKS, WIDTHS, PORTS, INTERFACES = "gpus", "nvlinks", "pcie-widths", "ports", "interfaces"
 BASELINES: Mapping[str, str] = MappingProxyType(
@@ -32,18 +31,6 @@ BASELINES: Mapping[str, str] = MappingProxyType(
 )
 
 
-def record_forget(folder: Path, baseline: str, entity: str, why: str, wall_s: float) -> None:
-    """Append a line that has a baseline forgotten, of one entity unless it is empty. Raises OSError."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    line = {"baseline": baseline, "entity": entity[:200], "why": why[:500], "wall_s": round(wall_s, 3)}
-    descriptor = os.open(folder / FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(descriptor, f"{json.dumps(line)}\n".encode())
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 @dataclass(frozen=True, slots=True)
 class Forgotten:
     """An operator's request to forget a baseline."""
@@ -52,48 +39,72 @@ class Forgotten:
     entity: str = ""  # "": of all entities
 
 
-class ForgottenBaselines:
-    """Reads the new lines of the file, for one sensor. Each line takes effect once, also across restarts."""
+class ForgetRequests:
+    """The newest requests, with numbers that rise across restarts.
 
-    def __init__(self, folder: Path | None, position: Any = None) -> None:
-        """Take the state folder, None for none, and what `position` returned before a restart."""
-        self._path = None if folder is None else folder / FILE
-        self._offset = position if type(position) is int and position >= 0 else 0
+    One thread adds requests, and any thread may read them. The requests are saved by the sensor that adds
+    them, and the number of the last one that took effect by each sensor with baselines. Therefore each
+    request takes effect once, even if the agent ends while a sensor hangs.
+    """
+
+    def __init__(self, saved: Any = None) -> None:
+        """Continue from the result of `dump` before a restart; start without requests if it is malformed."""
+        self._count, self._numbers = _restored(saved)
+
+    def add(self, request: Forgotten) -> None:
+        """Number a request. It replaces an earlier one for the same baseline and entity."""
+        self._count += 1
+        numbers = {each: number for each, number in self._numbers.items() if each != request}
+        numbers[request] = self._count
+        for oldest in list(numbers)[:-MAX_KEPT]:
+            del numbers[oldest]
+        self._numbers = numbers  # replaced as a whole, because other threads read it
+
+    def after(self, number: int) -> Iterator[tuple[int, Forgotten]]:
+        """Yield the requests with a greater number, oldest first."""
+        for request, each in self._numbers.items():
+            if each > number:
+                yield each, request
+
+    def dump(self) -> dict[str, Any]:
+        """Return the requests as JSON."""
+        kept = [[number, each.baseline, each.entity] for each, number in self._numbers.items()]
+        return {"count": self._count, "kept": kept}
+
+
+class ForgottenBaselines:
+    """The requests as one sensor with baselines sees them."""
+
+    def __init__(self, requests: ForgetRequests | None, position: Any = None) -> None:
+        """Take the requests, None for none, and what `position` returned before a restart."""
+        self._requests = requests
+        self._done = position if type(position) is int and position >= 0 else 0
 
     def position(self) -> int:
-        """Return the number of bytes read so far."""
-        return self._offset
+        """Return the number of the last request that was taken."""
+        return self._done
 
     def take(self) -> Iterator[Forgotten]:
-        """Yield the new requests. A file that cannot be read has none."""
-        try:
-            if self._path is None or (size := self._path.stat().st_size) == self._offset:
-                return
-            if size < self._offset:
-                self._offset = 0  # the file has been replaced
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                raw = file.read(MAX_BYTES)
-        except OSError:
-            return
-        whole, newline, _ = raw.rpartition(b"\n")
-        if not newline and len(raw) == MAX_BYTES:
-            whole = raw  # the line is longer than any that the agent writes
-        self._offset += len(whole) + len(newline)
-        for line in whole.split(b"\n"):
-            if (found := _parse(line)) is not None:
-                yield found
+        """Yield the new requests. Does not block."""
+        for number, request in () if self._requests is None else self._requests.after(self._done):
+            self._done = number
+            yield request
 
 
-def _parse(line: bytes) -> Forgotten | None:
-    """Return a line's request; None if the line is malformed."""
+def parse_request(baseline: object, entity: object) -> Forgotten | None:
+    """Return a request; None if there is no such baseline, or a field is malformed."""
+    if isinstance(baseline, str) and baseline in BASELINES and isinstance(entity, str):
+        return Forgotten(baseline, entity[:MAX_ENTITY])
+    return None
+
+
+def _restored(saved: Any) -> tuple[int, dict[Forgotten, int]]:
     try:
-        found = json.loads(line[:MAX_LINE])
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(found, dict):
-        return None
-    baseline, entity = found.get("baseline"), found.get("entity", "")
-    if not isinstance(baseline, str) or baseline not in BASELINES or not isinstance(entity, str):
-        return None
-    return Forgotten(baseline, entity)
+        numbers = {
+            request: int(number)
+            for number, baseline, entity in saved["kept"][-MAX_KEPT:]
+            if (request := parse_request(baseline, entity)) is not None
+        }
+        return max([int(saved["count"]), *numbers.values()]), numbers
+    except (TypeError, KeyError, ValueError, OverflowError):
+        return 0, {}

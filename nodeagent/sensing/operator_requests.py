@@ -1,10 +1,13 @@
-"""Implements `holdfast node clear` and `release`: they append to a file, which a sensor reads.
+"""Implements `holdfast node clear`, `forget` and `release`: they append to a file, which a sensor reads.
 
 The file is beside the saved state. To make a request, an operator needs only write permission. It works
 while the agent is down, and the file remains as a record.
 
 Each line contains the boot and CLOCK_BOOTTIME of the request, so its place among the agent's observations
 does not depend on the wall clock.
+
+The sensor is the only one that reads this file. It hands a request to forget a baseline to the sensors with
+baselines in memory (`baselines`).
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ from typing import Any
 
 from holdfast.process.clock import boot_id
 from nodeagent.model import Observation
+from nodeagent.sensing import baselines
+from nodeagent.sensing.baselines import MAX_ENTITY, ForgetRequests
 from nodeagent.sensing.clock import Anchor, Clock
 from nodeagent.sensing.sensor import WAIT_S, Unavailable
 
@@ -48,7 +53,13 @@ def record_clear(folder: Path, entity: str, why: str, anchor: Anchor | None) -> 
 
     `anchor` is that of the folder's saved state; None if there is none.
     """
-    _append(folder, {"entity": entity[:200], "why": why[:500]}, anchor)
+    _append(folder, {"entity": entity[:MAX_ENTITY], "why": why[:500]}, anchor)
+
+
+def record_forget(folder: Path, baseline: str, entity: str, why: str) -> None:
+    """Append a line that has a baseline forgotten, of one entity unless it is empty. Raises OSError."""
+    # The key is not `entity`: an earlier version would take the line for a request to clear.
+    _append(folder, {"baseline": baseline, "of": entity[:MAX_ENTITY], "why": why[:500]}, None)
 
 
 def record_release(folder: Path, duration_s: float, why: str) -> GpuRelease:
@@ -111,7 +122,7 @@ class OperatorRequests:
     def __init__(
         self, folder: Path, clock: Clock, position: Any = None, *, acknowledges: bool = False
     ) -> None:
-        """Create the sensor; `release` returns at once what `position` contains.
+        """Create the sensor; `release` and `forgets` return at once what `position` contains.
 
         Args:
             position: The result of `position` before a restart, or the number of bytes that an earlier
@@ -122,6 +133,8 @@ class OperatorRequests:
         self._closed_path = folder / CLOSED
         self._clock = clock
         self._offset, self.release = _restored(position, clock.anchor.boot_id)
+        self.forgets = ForgetRequests(position.get("forgets") if isinstance(position, dict) else None)
+        self._ahead: list[Observation] = []
         self._acknowledges = acknowledges
         self._acknowledged: str | None = None  # the content of the file; None if it is unknown
         self.is_closed: Callable[[], bool] = lambda: False  # whether NVML is closed for the release
@@ -131,11 +144,12 @@ class OperatorRequests:
     def close(self) -> None: ...
 
     def position(self) -> dict[str, Any]:
-        """Return the number of bytes read so far, and the newest release, as JSON."""
+        """Return the number of bytes read so far, and the requests that remain in force, as JSON."""
         release = self.release
         return {
             "offset": self._offset,
             "release": release and [release.boot_id, release.until_boottime_s, release.why],
+            "forgets": self.forgets.dump(),
         }
 
     def released_until_s(self) -> float:
@@ -143,19 +157,20 @@ class OperatorRequests:
         release = self.release
         return -inf if release is None else self._clock.anchor.offset_s + release.until_boottime_s
 
-    def find_release(self) -> None:
-        """Take a release from lines that `read` has yet to return, before the GPUs' sensors start."""
-        before = self._offset
+    def read_ahead(self) -> None:
+        """Read the new lines before the other sensors start; the next `read` returns the observations."""
         with suppress(Unavailable):
-            for line in self._new_lines():
-                self._take_release(_parse(line))
-        self._offset = before
+            self._take_lines()
 
     def read(self) -> Iterable[Observation]:
-        seen = [each for line in self._new_lines() for each in self._observed(line)]
+        self._take_lines()
+        seen, self._ahead = self._ahead, []
         if self._acknowledges:
             self._acknowledge()
         return seen
+
+    def _take_lines(self) -> None:
+        self._ahead += [each for line in self._new_lines() for each in self._observed(line)]
 
     def _new_lines(self) -> list[bytes]:
         try:
@@ -183,6 +198,9 @@ class OperatorRequests:
         entity = request.get("entity")
         if isinstance(entity, str) and entity:
             yield Observation(at_s, "cleared", entity, self.name, text=line.decode(errors="replace"))
+        elif "baseline" in request:
+            if (forget := baselines.parse_request(request["baseline"], request.get("of", ""))) is not None:
+                self.forgets.add(forget)
         else:
             self._take_release(request)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from nodeagent.model import Observation
 from nodeagent.sensing import baselines
-from nodeagent.sensing.baselines import ForgottenBaselines
+from nodeagent.sensing.baselines import ForgetRequests, ForgottenBaselines
 from nodeagent.sensing.clock import Clock
 from nodeagent.sensing.sensor import Omission, Unavailable
 from nodeagent.sensing.small_files import SYSFS, exists
@@ -35,7 +35,7 @@ class SysfsSensor:
         remembered: Mapping[str, Any] | None = None,
         root: Path = SYSFS,
         expected: ExpectedPorts = NOTHING_EXPECTED,
-        state_dir: Path | None = None,
+        forgets: ForgetRequests | None = None,
     ) -> None:
         """Create a sensor that has not read anything yet.
 
@@ -45,7 +45,7 @@ class SysfsSensor:
             remembered: The result of `remembered` before the last restart.
             root: The root of a sysfs.
             expected: The number and rate of the InfiniBand ports that an operator expects to be up.
-            state_dir: Where operators have baselines forgotten; None: nowhere.
+            forgets: The baselines that operators have forgotten; None for none.
         """
         self._root = root
         before = remembered or {}
@@ -54,7 +54,7 @@ class SysfsSensor:
             str(root), expected, _mapping(before.get("port_gbps")), _mapping(before.get("port_counts"))
         )
         self._interfaces = NetworkInterfaces(str(root), before.get("net_up"))
-        self._forgotten = ForgottenBaselines(state_dir, before.get("forgotten"))
+        self._forgotten = ForgottenBaselines(forgets, before.get("forgets_done"))
         self._forget: Mapping[str, Callable[[str], None]] = {
             baselines.WIDTHS: self._devices.forget,
             baselines.PORTS: self._infiniband.forget,
@@ -88,7 +88,7 @@ class SysfsSensor:
             "port_gbps": self._infiniband.remembered(),
             "port_counts": self._infiniband.remembered_counts(),
             "net_up": self._interfaces.remembered(),
-            "forgotten": self._forgotten.position(),
+            "forgets_done": self._forgotten.position(),
         }
 
 

@@ -15,9 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.process.clock import boot_id
 from nodeagent.agent import saved_state
 from nodeagent.cli import commands
-from nodeagent.sensing.baselines import Forgotten, ForgottenBaselines
+from nodeagent.sensing.baselines import Forgotten
+from nodeagent.sensing.clock import Anchor, Clock
+from nodeagent.sensing.operator_requests import OperatorRequests
 from tests.fakenvml.state import Fake
 from tests.local.nodeagent.serving import PATIENCE_S, node, serving
 
@@ -121,9 +124,22 @@ def test_a_finding_that_an_operator_clears_is_reported_as_cleared(tmp_path: Path
 def test_a_baseline_that_an_operator_has_forgotten_is_recorded(tmp_path: Path) -> None:
     done = node("forget", "nvlinks", "--entity", "gpu/0000:3B:00.0", "--state-dir", str(tmp_path))
     assert (done.returncode, "nvlinks of gpu/0000:3b:00.0" in done.stdout) == (0, True)
-    assert list(ForgottenBaselines(tmp_path).take()) == [Forgotten("nvlinks", "gpu/0000:3b:00.0")]
+    reader = OperatorRequests(tmp_path, Clock(Anchor(boot_id(), 0.0)))
+    assert list(reader.read()) == [], "an entity whose baseline is forgotten is not cleared"
+    assert list(reader.forgets.after(0)) == [(1, Forgotten("nvlinks", "gpu/0000:3b:00.0"))]
     unknown = node("forget", "everything", "--state-dir", str(tmp_path))
     assert (unknown.returncode, "nvlinks" in unknown.stderr) == (2, True)
+
+
+def test_a_running_agent_forgets_a_baseline_at_an_operators_word(tmp_path: Path, fake: Fake) -> None:
+    policy = tmp_path / "node.toml"
+    policy.write_text("[checks.gpu_count]\nunhealthy = { at = 1, need = 1, of = 1 }\nclear_s = 0\n")
+    with serving(tmp_path, fake, "--policy", str(policy)) as agent:
+        agent.until(lambda health: len(health["gpus"]) == 2)
+        fake.vanish(1)
+        agent.finding("node", "gpu_count")
+        assert node("forget", "gpus", "--state-dir", str(tmp_path)).returncode == 0
+        agent.until(lambda health: "gpu_count" not in json.dumps(health["entities"]))
 
 
 @pytest.mark.parametrize("function", ["nvmlDeviceGetFieldValues", "nvmlEventSetWait_v2"])

@@ -10,6 +10,7 @@ from typing import Any
 from nodeagent.model import Observation
 from nodeagent.nvml.driver import NvmlDriver
 from nodeagent.nvml.polling import CHECKS, NvmlPolling
+from nodeagent.sensing.baselines import ForgetRequests
 from tests.fakenvml.inprocess import SetClock, bus
 from tests.fakenvml.state import Fake
 
@@ -23,7 +24,7 @@ class Room:
     def __init__(self, fake: Fake, folder: Path) -> None:
         self.fake = fake
         self.sysfs = bus(folder / "sys", fake)
-        self.state_dir = folder / "state"
+        self.forgets = ForgetRequests()
         self.clock = SetClock()
         self.sensors: list[NvmlPolling] = []
         self.sensor = self.start()
@@ -34,9 +35,8 @@ class Room:
             each.close()
         periods_s = dict.fromkeys(CHECKS, 5.0)
         driver = NvmlDriver(self.sysfs, devices=self.sysfs / "none")  # a file for each GPU, or none at all
-        self.sensor = NvmlPolling(
-            driver, self.clock, periods_s, remembered, expected, state_dir=self.state_dir
-        )
+        self.forgets = ForgetRequests(self.forgets.dump())
+        self.sensor = NvmlPolling(driver, self.clock, periods_s, remembered, expected, forgets=self.forgets)
         self.sensors.append(self.sensor)
         self.sensor.open()
         return self.sensor

@@ -7,7 +7,7 @@ import pytest
 from nodeagent.model import Observation
 from nodeagent.nvml.driver import NvmlDriver
 from nodeagent.nvml.polling import RENEW_S, NvmlPolling
-from nodeagent.sensing.baselines import record_forget
+from nodeagent.sensing.baselines import Forgotten
 from tests.fakenvml import state
 from tests.local.nodeagent.nvml.polling import (
     GPUS,
@@ -143,14 +143,14 @@ def test_gpus_that_were_removed_on_purpose_are_forgotten_at_an_operators_word(ro
     room.fake.vanish(3)
     (room.sysfs / "bus/pci/devices" / old.removeprefix("gpu/") / "driver").unlink()
     assert room.values() == {"nvml": 0, "gpu_count": 1}
-    record_forget(room.state_dir, "gpus", "", "given back", 5.0)
+    room.forgets.add(Forgotten("gpus"))
     for _ in range(2):
         seen = room.read()
         assert told(seen, "gpu_count") == [("node", 0)]
         assert (old, OK) in told(seen, "gpu_state")
         room.restart()
     room.fake.vanish(2)
-    assert room.values()["gpu_count"] == 1  # the file is not read again
+    assert room.values()["gpu_count"] == 1  # the request takes effect once
 
 
 def test_links_that_were_removed_on_purpose_are_forgotten_at_an_operators_word(room: Room) -> None:
@@ -158,10 +158,10 @@ def test_links_that_were_removed_on_purpose_are_forgotten_at_an_operators_word(r
     for gpu in (0, 1):
         room.fake.gpu(gpu).link_up[3] = 0
         assert room.values(gpu)["nvlink_down"] == 1
-    record_forget(room.state_dir, "nvlinks", room.fake.entity(0), "no bridge any more", 5.0)
+    room.forgets.add(Forgotten("nvlinks", room.fake.entity(0)))
     assert room.values(0)["nvlink_down"] == 0
     assert room.values(1)["nvlink_down"] == 1
-    record_forget(room.state_dir, "nvlinks", "", "no bridges any more", 6.0)
+    room.forgets.add(Forgotten("nvlinks"))
     assert room.values(1)["nvlink_down"] == 0
 
 

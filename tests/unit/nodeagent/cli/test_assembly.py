@@ -1,14 +1,21 @@
 from __future__ import annotations
 
+import os
 import threading
+from contextlib import suppress
 from pathlib import Path
+from typing import IO, Any, ClassVar
 
 import pytest
 
 from holdfast.errors import BadInput
 from nodeagent.agent import saved_state
+from nodeagent.agent.policy_file import PolicyFile
 from nodeagent.agent.saved_state import SavedState
 from nodeagent.cli import assembly, options
+from nodeagent.model import Level
+from nodeagent.sensing import operator_requests
+from nodeagent.sensing.sensor import Unavailable
 
 PATIENCE_S = 20.0
 
@@ -31,6 +38,65 @@ def test_an_agent_starts_without_its_state_while_the_disk_hangs_and_learns_when_
     assert not parts.disk_answers.is_set()
     answers.set()
     assert parts.disk_answers.wait(PATIENCE_S)
+
+
+def test_a_disk_that_hangs_at_the_start_does_not_keep_the_policy_from_being_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = tmp_path / "node.toml"
+    policy.write_text('[xid.63]\nlevel = "degraded"\n')
+    answers = threading.Event()
+
+    def hanging(self: PolicyFile) -> object:
+        assert self._kept is None or answers.wait(PATIENCE_S)
+        return original(self)
+
+    original = PolicyFile._recall
+    monkeypatch.setattr(PolicyFile, "_recall", hanging)
+    monkeypatch.setattr(assembly, "DISK_S", 0.05)
+    words = ["serve", "--state-dir", str(tmp_path / "state"), "--policy", str(policy)]
+    parts = assembly.assemble(options.parse(words), keeps=True)
+    assert not answers.is_set()
+    answers.set()
+    assert parts.disk_answers is not None
+    assert (parts.folder, parts.policy.xids[63].level) == (None, Level.DEGRADED)
+    assert parts.disk_answers.wait(PATIENCE_S)
+
+
+class Watched(type(Path())):  # type: ignore[misc]
+    """A path that records each use of the disk."""
+
+    used: ClassVar[list[str]] = []
+
+    def stat(self, **how: Any) -> os.stat_result:
+        self.used.append(str(self))
+        found: os.stat_result = super().stat(**how)
+        return found
+
+    def open(self, *words: Any, **how: Any) -> IO[Any]:
+        self.used.append(str(self))
+        found: IO[Any] = super().open(*words, **how)
+        return found
+
+
+def test_only_the_sensors_that_say_so_use_the_disk_of_the_saved_state(tmp_path: Path) -> None:
+    """Otherwise a disk that hangs would blind the sensors of the GPUs, and look like a hung driver."""
+    asked = options.parse(["serve", "--kernel-log", "none", "--sys", str(tmp_path)])
+    asked.state_dir = Watched(tmp_path / "state")
+    parts = assembly.assemble(asked, keeps=True)
+    assert {each.sensor.name for each in parts.sensors if each.reads_state} == {"operator", "policy"}
+    operator_requests.record_forget(tmp_path / "state", "gpus", "", "")
+    Watched.used.clear()
+    for each in parts.sensors:
+        if not each.reads_state:
+            with suppress(Unavailable):
+                each.sensor.open()
+            with suppress(Unavailable):
+                each.sensor.read()
+            each.sensor.close()
+    assert Watched.used == []
+    list(parts.requests.read())
+    assert Watched.used, "the path records what is read"
 
 
 def test_bad_input_from_the_state_is_reported_as_such(

@@ -1,55 +1,73 @@
 from __future__ import annotations
 
-from pathlib import Path
+import json
 
 import pytest
 
-from nodeagent.sensing.baselines import FILE, MAX_BYTES, Forgotten, ForgottenBaselines, record_forget
+from nodeagent.sensing.baselines import MAX_KEPT, ForgetRequests, Forgotten, ForgottenBaselines
 
 
-def test_a_request_takes_effect_once_also_across_a_restart(tmp_path: Path) -> None:
-    reader = ForgottenBaselines(tmp_path / "state")
-    assert list(reader.take()) == []
-    record_forget(tmp_path / "state", "gpus", "", "two GPUs were removed", 5.0)
-    record_forget(tmp_path / "state", "nvlinks", "gpu/0000:1b:00.0", "", 6.0)
-    assert list(reader.take()) == [Forgotten("gpus"), Forgotten("nvlinks", "gpu/0000:1b:00.0")]
-    assert list(reader.take()) == []
-    again = ForgottenBaselines(tmp_path / "state", reader.position())
-    assert list(again.take()) == []
-    record_forget(tmp_path / "state", "ports", "", "", 7.0)
-    assert list(again.take()) == [Forgotten("ports")]
+def restarted(requests: ForgetRequests) -> ForgetRequests:
+    return ForgetRequests(json.loads(json.dumps(requests.dump())))
 
 
-def test_malformed_lines_and_partial_ones_are_not_requests(tmp_path: Path) -> None:
-    file = tmp_path / FILE
-    file.write_bytes(
-        b'\xff\n{}\n[1]\n{"baseline": "all"}\n{"baseline": "gpus", "entity": 3}\n{"baseline": ["gpus"]}\n'
-    )
-    reader = ForgottenBaselines(tmp_path)
-    assert list(reader.take()) == []
-    with file.open("ab") as more:
-        more.write(b'{"baseline": "gpus"')
-        more.flush()
-        assert list(reader.take()) == []
-        more.write(b"}\n")
-    assert list(reader.take()) == [Forgotten("gpus")]
+def test_a_request_takes_effect_once_for_each_sensor_also_across_a_restart() -> None:
+    requests = ForgetRequests()
+    one, other = ForgottenBaselines(requests), ForgottenBaselines(requests)
+    assert list(one.take()) == []
+    requests.add(Forgotten("gpus"))
+    requests.add(Forgotten("nvlinks", "gpu/a"))
+    assert list(one.take()) == [Forgotten("gpus"), Forgotten("nvlinks", "gpu/a")]
+    assert list(one.take()) == []
+    requests = restarted(requests)
+    one, other = (ForgottenBaselines(requests, each.position()) for each in (one, other))
+    assert list(one.take()) == []
+    assert list(other.take()) == [Forgotten("gpus"), Forgotten("nvlinks", "gpu/a")], "it hung until the end"
+    requests.add(Forgotten("gpus"))
+    assert list(one.take()) == list(other.take()) == [Forgotten("gpus")]
 
 
-def test_a_replaced_file_is_read_from_its_start_and_an_endless_line_is_passed_over(tmp_path: Path) -> None:
-    reader = ForgottenBaselines(tmp_path, 1000)
-    record_forget(tmp_path, "gpus", "", "", 5.0)
-    assert list(reader.take()) == [Forgotten("gpus")]
-    (tmp_path / FILE).write_bytes(b"x" * (MAX_BYTES + 10) + b"\n")
-    assert list(reader.take()) == []
-    record_forget(tmp_path, "gpus", "", "", 5.0)
-    assert list(reader.take()) == [Forgotten("gpus")]
+def test_a_request_that_is_added_again_after_a_crash_takes_no_effect_again() -> None:
+    """The sensor saved that it took the request, but the reader's position is older."""
+    requests = ForgetRequests()
+    before = requests.dump()
+    requests.add(Forgotten("gpus"))
+    sensor = ForgottenBaselines(requests)
+    assert list(sensor.take()) == [Forgotten("gpus")]
+    requests = ForgetRequests(before)
+    requests.add(Forgotten("gpus"))
+    assert list(ForgottenBaselines(requests, sensor.position()).take()) == []
+
+
+def test_the_newest_requests_wait_for_a_sensor_that_hangs() -> None:
+    requests = ForgetRequests()
+    for number in range(MAX_KEPT + 5):
+        requests.add(Forgotten("nvlinks", f"gpu/{number}"))
+        requests.add(Forgotten("gpus"))
+    found = list(ForgottenBaselines(restarted(requests)).take())
+    assert len(found) == MAX_KEPT
+    assert found[-2:] == [Forgotten("nvlinks", f"gpu/{MAX_KEPT + 4}"), Forgotten("gpus")]
 
 
 @pytest.mark.parametrize("position", [None, -1, "5", True, 2.0])
-def test_a_corrupt_position_counts_as_the_start(tmp_path: Path, position: object) -> None:
-    record_forget(tmp_path, "gpus", "", "", 5.0)
-    assert list(ForgottenBaselines(tmp_path, position).take()) == [Forgotten("gpus")]
+def test_a_corrupt_position_counts_as_the_start(position: object) -> None:
+    requests = ForgetRequests()
+    requests.add(Forgotten("gpus"))
+    assert list(ForgottenBaselines(requests, position).take()) == [Forgotten("gpus")]
 
 
-def test_without_a_folder_there_are_no_requests() -> None:
+@pytest.mark.parametrize(
+    "saved",
+    [5, [], {}, {"count": "x", "kept": []}, {"count": 1, "kept": [[1, "gpus"]]}, {"count": 1, "kept": 3}],
+)
+def test_corrupt_requests_count_as_none(saved: object) -> None:
+    assert ForgetRequests(saved).dump() == ForgetRequests().dump()
+
+
+def test_a_saved_request_that_this_version_does_not_know_is_ignored() -> None:
+    requests = ForgetRequests({"count": 2, "kept": [[1, "colours", ""], [2, "gpus", ""]]})
+    assert list(requests.after(0)) == [(2, Forgotten("gpus"))]
+
+
+def test_without_requests_there_is_nothing_to_forget() -> None:
     assert list(ForgottenBaselines(None).take()) == []

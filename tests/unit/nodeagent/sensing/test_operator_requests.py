@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from holdfast.process.clock import boot_id
 from nodeagent.sensing import operator_requests
+from nodeagent.sensing.baselines import Forgotten
 from nodeagent.sensing.clock import Anchor, Clock
 from nodeagent.sensing.operator_requests import FILE, OperatorRequests, effective_s
 
@@ -122,7 +123,7 @@ def test_a_release_is_known_before_the_sensors_start(tmp_path: Path) -> None:
     clear(tmp_path, "gpu/a")
     asked = operator_requests.record_release(tmp_path, 600.0, "")
     found = reader(tmp_path)
-    found.find_release()
+    found.read_ahead()
     assert found.release == asked
     assert entities(found) == ["gpu/a"]
 
@@ -143,6 +144,31 @@ def test_a_release_is_acknowledged_once_nvml_is_closed_and_until_it_ends(tmp_pat
     assert not (tmp_path / operator_requests.CLOSED).exists()
 
 
+def test_a_request_to_forget_is_handed_over_once_and_clears_nothing(tmp_path: Path) -> None:
+    operator_requests.record_forget(tmp_path, "gpus", "", "two GPUs were removed")
+    found = reader(tmp_path)
+    found.read_ahead()
+    assert entities(found) == []
+    operator_requests.record_forget(tmp_path, "nvlinks", "gpu/a", "")
+    assert entities(found) == []
+    handed_over = [(1, Forgotten("gpus")), (2, Forgotten("nvlinks", "gpu/a"))]
+    assert list(found.forgets.after(0)) == handed_over
+    again = reader(tmp_path, json.loads(json.dumps(found.position())))
+    assert list(again.forgets.after(0)) == handed_over, "a sensor may not have taken them yet"
+    assert entities(again) == []
+    assert list(again.forgets.after(0)) == handed_over
+
+
+def test_a_malformed_request_to_forget_is_ignored(tmp_path: Path) -> None:
+    at = {"boot_id": boot_id(), "boottime_s": 1.0}
+    for wrong in ({"baseline": "all"}, {"baseline": ["gpus"]}, {"baseline": "gpus", "of": 3}):
+        with (tmp_path / FILE).open("a") as file:
+            file.write(f"{json.dumps({**wrong, **at})}\n")
+    found = reader(tmp_path)
+    assert entities(found) == []
+    assert list(found.forgets.after(0)) == []
+
+
 @given(st.binary(max_size=300))
 def test_any_bytes_are_read_without_an_error(tmp_path_factory: object, raw: bytes) -> None:
     folder = tmp_path_factory.mktemp("requests")  # type: ignore[attr-defined]
@@ -153,7 +179,7 @@ def test_any_bytes_are_read_without_an_error(tmp_path_factory: object, raw: byte
 
 
 _VALUES = st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=3)
-_KEYS = ("entity", "release_s", "wall_s", "boot_id", "boottime_s", "agent_s", "why")
+_KEYS = ("entity", "release_s", "wall_s", "boot_id", "boottime_s", "agent_s", "why", "baseline", "of")
 
 
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys(_KEYS, _VALUES | st.just(boot_id()))))
@@ -162,4 +188,5 @@ def test_any_fields_are_read_without_an_error(tmp_path_factory: object, fields: 
     (folder / FILE).write_text(json.dumps(fields) + "\n")
     found = reader(folder)
     assert all(each.at_s <= Clock(ANCHOR).now_s() for each in found.read())
-    assert reader(folder, found.position()).release == found.release
+    again = reader(folder, found.position())
+    assert (again.release, again.position()) == (found.release, found.position())

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.sensing.baselines import record_forget
+from nodeagent.sensing.baselines import ForgetRequests, Forgotten
 from nodeagent.sensing.sensor import Unavailable
 from nodeagent.sysfs.sensor import CHECKS, SysfsSensor
 from tests.unit.nodeagent.sysfs.tree import ADAPTERS, realistic
@@ -44,8 +44,9 @@ def test_without_a_sysfs_the_sensor_is_unavailable(tmp_path: Path) -> None:
 
 def test_the_remembered_state_is_json_and_is_restored(tmp_path: Path) -> None:
     realistic(tmp_path)
-    record_forget(tmp_path, "gpus", "", "", 5.0)
-    sensor = SysfsSensor(Ticking(), PERIODS, root=tmp_path, state_dir=tmp_path)
+    forgets = ForgetRequests()
+    forgets.add(Forgotten("gpus"))
+    sensor = SysfsSensor(Ticking(), PERIODS, root=tmp_path, forgets=forgets)
     sensor.read()
     remembered = json.loads(json.dumps(sensor.remembered()))
     assert all(remembered.values())
@@ -57,7 +58,7 @@ def test_the_remembered_state_is_json_and_is_restored(tmp_path: Path) -> None:
 )
 def test_corrupt_remembered_data_is_ignored(tmp_path: Path, garbage: dict[str, object]) -> None:
     nothing: dict[str, object] = {
-        "link_widths": {}, "port_gbps": {}, "port_counts": {}, "net_up": [], "forgotten": 0,
+        "link_widths": {}, "port_gbps": {}, "port_counts": {}, "net_up": [], "forgets_done": 0,
     }  # fmt: skip
     assert SysfsSensor(Ticking(), PERIODS, garbage, tmp_path).remembered() == nothing
 
@@ -104,17 +105,18 @@ def test_a_baseline_is_forgotten_of_one_entity_or_of_all(
 ) -> None:
     realistic(tmp_path / "sys")
     clock = Ticking()
-    sensor = SysfsSensor(clock, PERIODS, root=tmp_path / "sys", state_dir=tmp_path)
+    forgets = ForgetRequests()
+    sensor = SysfsSensor(clock, PERIODS, root=tmp_path / "sys", forgets=forgets)
     sensor.read()
     before = sensor.remembered()
     assert len(before[other]) >= 2
-    record_forget(tmp_path, baseline, entity, "", 5.0)
+    forgets.add(Forgotten(baseline, entity))
     sensor.read()  # nothing is due, so that nothing is learned again
     after = sensor.remembered()
     assert len(after[other]) == len(before[other]) - 1
-    assert {k: v for k, v in after.items() if k not in (other, "forgotten")} == {
-        k: v for k, v in before.items() if k not in (other, "forgotten")
+    assert {k: v for k, v in after.items() if k not in (other, "forgets_done")} == {
+        k: v for k, v in before.items() if k not in (other, "forgets_done")
     }
-    record_forget(tmp_path, baseline, "", "", 6.0)
+    forgets.add(Forgotten(baseline))
     sensor.read()
     assert not sensor.remembered()[other]
