@@ -53,7 +53,7 @@ class FittedSensor:
     left_out: Callable[[], tuple[Omission, ...]] = tuple
     releases: bool = False  # it is closed while an operator has the GPUs released
     sees_xids: bool = False
-    reads_state: bool = False  # from the disk of the saved state
+    reads_state: bool = False  # it uses the disk of the saved state
 
 
 class SensorThread:
@@ -207,7 +207,7 @@ def _duration(status: SensorStatus, now_s: float, *, long: bool, reads_state: bo
     value = status.step_s if long else 0.0
     entity = f"sensor/{status.name}"
     if reads_state:  # the disk of the saved state is no reason to reboot the node
-        text = f"{status.name} has read it for {value:.0f} s" if long else ""
+        text = f"the disk has not answered the sensor {status.name} for {value:.0f} s" if long else ""
         return Observation(now_s, "memory_lost", entity, "agent", float(long), text=text)
     text = f"in {status.step}" if long and status.step else ""
     return Observation(now_s, "sensor_stuck", entity, "agent", value, text=text)

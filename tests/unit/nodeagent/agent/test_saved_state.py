@@ -106,6 +106,21 @@ def test_a_state_written_by_a_newer_agent_is_set_aside_and_survives_every_save(t
     assert saved_state.load(tmp_path, set_aside=True) == (full(), ())
 
 
+def test_the_files_of_every_generation_are_set_aside_for_a_newer_agent(tmp_path: Path) -> None:
+    kept = {
+        f"memory{each}.version-7.json": newer(tmp_path / f"memory{each}.json", 7)
+        for each in (".2", ".2.before")
+    }
+    saved_state.save(tmp_path, full())
+    found, problems = saved_state.load(tmp_path, set_aside=True)
+    assert (found, len(problems)) == (full(), 2)
+    for _ in range(2):
+        saved_state.save(tmp_path, full(), generation=2)
+    saved_state.return_to_first_generation(tmp_path)
+    assert saved_state.load(tmp_path, set_aside=True) == (full(), ())
+    assert {name: (tmp_path / name).read_bytes() for name in kept} == kept
+
+
 def test_the_previous_file_is_used_if_a_newer_agent_wrote_only_the_last_one(tmp_path: Path) -> None:
     saved_state.save(tmp_path, full())
     (tmp_path / NAME).rename(tmp_path / BEFORE)
