@@ -7,6 +7,7 @@ overwrite a listed state.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 
 from holdfast.protocol.launcher_messages import LauncherOrder, LauncherState
@@ -14,6 +15,8 @@ from holdfast.protocol.member_messages import HeldPrivateState, MemberOrder
 from sidecar.clients import LauncherClient
 from sidecar.state.holdings import Holdings
 from sidecar.watch.member_watch import MemberWatch
+
+log = logging.getLogger(__name__)
 
 TAIL_LOOK_S = 0.01  # between two checks whether a tail has ended
 ASK_ROUNDS = 50  # during a tail, ask the ranks for their activity once in this many checks
@@ -82,6 +85,7 @@ class StateSecurer:
             return
         self._privates = self._holdings.privates()
         self.secured_for = order.generation
+        log.info("state secured", extra=_described(order.generation, state, self._holdings))
         self._changed()
 
     def _has_begun_since(self, order: MemberOrder) -> bool:
@@ -101,3 +105,10 @@ def _must_freeze(order: MemberOrder, state: LauncherState) -> bool:
     """Return whether the launcher has ranks of the order's generation that it was not yet asked to freeze."""
     is_asked = state.secure_asked >= order.generation
     return order.just_in_time and state.generation == order.generation and not is_asked
+
+
+def _described(generation: int, state: LauncherState, holdings: Holdings) -> dict[str, object]:
+    """Return what the ranks answered and which snapshots there are, for whoever asks why a step was lost."""
+    answers = {each.rank: each.why or "copied" for each in state.secured}
+    snapshots = [f"{each.generation}/{each.step}" for each in holdings.slots()]
+    return {"generation": generation, "answers": answers, "snapshots": snapshots}

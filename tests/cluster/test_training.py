@@ -206,7 +206,7 @@ def one_crash(job: TrainingJob, rank: int) -> None:
 
     incident: Json = job.until(look, "the job has recovered from an incident", RECOVERED_S)
     assert (incident["kind"], incident["rank"], incident["remedy"]) == ("crash", rank, "restart")
-    assert incident["lost_steps"] in (0, 1)
+    assert incident["lost_steps"] in (0, 1), incident
 
 
 def test_a_statefulset_trains_to_its_end(trainings: Trainings) -> None:

@@ -20,7 +20,7 @@ from holdfast.training.protection.private_backup import PrivateBackup
 from holdfast.training.protection.snapshot_schedule import SnapshotSchedule
 from holdfast.training.protection.snapshot_writer import WrittenDuringCopy, copy_limit_s
 from holdfast.training.protection.write_gate import WholeState, WriteGate
-from holdfast.training.rank import Rank
+from holdfast.training.rank import Rank, print_warning
 
 GATE_S = 0.8  # a just-in-time copy waits this long for the optimizer to finish its writes
 LAST_PAUSE_S = 0.01  # the pause between two attempts to make the last copy when its slot is in use
@@ -85,9 +85,16 @@ class LastCopies:
         self._copy_whole(0.0)
 
     def before_exit(self) -> None:
-        """When an exception ends the main thread, copy the state if it is whole and not bad."""
-        if self._copies:
-            self._copy_whole(time.monotonic() + GATE_S if self._device.queues else 0.0)
+        """When an exception ends the main thread, copy the state if it is whole and not bad.
+
+        If it is not copied, say why in the rank's output. Another rank of the member may be copying the same
+        state, so a lack of room is not mentioned.
+        """
+        if not self._copies:
+            return
+        answer = self._copy_whole(time.monotonic() + GATE_S if self._device.queues else 0.0)
+        if not answer.whole and (answer.why != NO_ROOM or self._rank.launch.nproc == 1):
+            print_warning(f"rank {answer.rank}: its state of step {answer.step} was not copied: {answer.why}")
 
     def _refusal(self, step: int, why: str) -> SecureAnswer:
         return SecureAnswer(self._rank.number, step, False, why)

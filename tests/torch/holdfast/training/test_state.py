@@ -422,7 +422,9 @@ def test_a_state_secured_just_in_time_is_the_last_committed_one(memory: Path) ->
     assert Script(resumed(memory, first, LAUNCH, 5)).run(9).bits() == undisturbed
 
 
-def test_the_state_of_a_rank_inside_the_optimizers_writes_is_never_saved(memory: Path) -> None:
+def test_the_state_of_a_rank_inside_the_optimizers_writes_is_never_saved(
+    memory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     script = Script(supervised(memory, LAUNCH))
     keeping = script.state._protection
     assert keeping is not None
@@ -430,12 +432,16 @@ def test_the_state_of_a_rank_inside_the_optimizers_writes_is_never_saved(memory:
         loss = script.step()
         keeping.last_copies.before_exit()
         assert [record.step for record in keeping.snapshots.arena.records()] == [0]
+        said = capsys.readouterr().err
+        assert said.startswith("holdfast: warning: rank 0: its state of step 0 was not copied: ")
+        assert said.endswith("inside the optimizer's writes\n")
         found = progress.read((memory / "page-0.bin").read_bytes())
         assert found is not None
         assert found.write_seq % 2 == 1
         script.state.commit(loss=loss)
     keeping.last_copies.before_exit()
     assert [record.step for record in keeping.snapshots.arena.records()] == [1, 0]
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("on_device", [False, True])
