@@ -221,7 +221,7 @@ class Agent:
             self._facts.pop(seen.entity, None)
         elif seen.facts and (seen.entity in self._facts or len(self._facts) < MAX_DESCRIBED):
             self._facts[seen.entity] = facts = dict(seen.facts)
-            self.evaluator.set_model(seen.entity, facts.get("name", ""))
+            self.evaluator.set_model(seen.entity, facts.get("name", ""), facts.get("mig", ""))
 
     @property
     def _dropped(self) -> int:

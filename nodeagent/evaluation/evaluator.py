@@ -39,6 +39,7 @@ FORGET_S = LONGEST_S  # the longest recurrence window
 DEPARTED_S = 400 * 86400.0  # how long the evidence about a GPU that is no longer in the node is kept
 BEFORE_STANDING_S = 600.0  # the samples of a finding began at most this long before it stood
 RECOVERY = "recovery_action"
+MIG_ON = "on"  # in the facts of a GPU
 MAX_PROBLEMS = 32
 MAX_GONE = 512
 NEVER_GONE = (NODE, DRIVER, "gpu", "sensor")  # kinds whose absence is itself a fault
@@ -80,8 +81,8 @@ class Evaluator:
         self.entities: set[str] = {NODE}  # all entities with evidence
         self.dropped = 0  # observations refused, and series given up while in use, because of a limit
         self.problems: dict[Place, str] = {}  # evidence that could not be evaluated since the start
-        self._models: dict[str, str] = {}  # by entity: the name of the GPU
-        self._policies: dict[str, HealthPolicy] = {}  # by the name of the GPU
+        self._models: dict[str, tuple[str, bool]] = {}  # by entity: the GPU, and whether MIG is on
+        self._policies: dict[tuple[str, bool], HealthPolicy] = {}  # by the same
         self._gone_s: dict[str, float] = {}  # by entity, oldest first: when its sensor last found it gone
         self._first_look_s = -inf
         self._findings: tuple[HealthFinding, ...] | None = None  # None: not computed since the last change
@@ -100,18 +101,23 @@ class Evaluator:
             self._judged.clear()
             self._findings = None
 
-    def set_model(self, entity: str, name: str) -> None:
-        """Note the name of a GPU: some codes have another meaning for some models."""
-        if name != self._models.get(entity):
-            self._models[entity] = name
+    def set_model(self, entity: str, name: str, mig: str = "") -> None:
+        """Note the name of a GPU and its MIG mode: they decide what some codes mean.
+
+        Args:
+            mig: The mode as the sensor describes it, the current one first: `off, on pending`.
+        """
+        model = (name, mig.partition(",")[0] == MIG_ON)
+        if model != self._models.get(entity):
+            self._models[entity] = model
             self._judged.pop(entity, None)
             self._findings = None
 
     def _policy_of(self, entity: str) -> HealthPolicy:
-        name = self._models.get(entity, "")
-        if name not in self._policies:
-            self._policies[name] = self.policy.for_gpu(name)
-        return self._policies[name]
+        model = self._models.get(entity, ("", False))
+        if model not in self._policies:
+            self._policies[model] = self.policy.for_gpu(model[0], mig=model[1])
+        return self._policies[model]
 
     def use(self, policy: HealthPolicy) -> None:
         """Evaluate all evidence by another policy from now on."""

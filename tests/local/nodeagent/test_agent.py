@@ -210,6 +210,22 @@ def test_the_facts_of_a_gpu_that_is_gone_leave_the_report() -> None:
     room.end()
 
 
+def test_the_mig_mode_in_the_facts_of_a_gpu_decides_what_its_codes_mean() -> None:
+    sensor = Scripted()
+    room = Room(None, sensor)
+
+    def action() -> str | None:
+        found = room.agent.evaluator.findings(room.clock.now_s())
+        return next((each.action.name for each in found if each.code == 95), None)
+
+    for mode, expected in (("off", "REBOOT_NODE"), ("on", "RESET_GPU")):
+        facts = (("uuid", "GPU-1"), ("name", "NVIDIA A100-SXM4-80GB"), ("mig", mode))
+        sensor.give(Observation(room.clock.now_s(), "gpu_state", GPU, "test", 0.0, facts=facts))
+        sensor.give(xid(95, room.clock.now_s()))
+        room.until(lambda expected=expected: action() == expected)  # type: ignore[misc]
+    room.end()
+
+
 def test_a_node_is_evaluated_when_an_event_arrives_or_a_finding_ends_and_otherwise_rarely(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
