@@ -53,11 +53,18 @@ def test_the_remembered_state_is_json_and_is_restored(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "garbage", [{}, {"port_gbps": 5, "link_widths": [], "net_up": "x"}, {"net_up": {"a": 1}}]
+    "garbage",
+    [
+        {},
+        {"port_gbps": 5, "link_widths": [], "net_up": "x"},
+        {"net_up": {"a": 1}},
+        {"known_ports": {"a": ["k", 5, True], "b": "x"}, "device_counts": {"m": "two"}, "known_devices": [1]},
+    ],
 )
 def test_corrupt_remembered_data_is_ignored(tmp_path: Path, garbage: dict[str, object]) -> None:
     nothing: dict[str, object] = {
         "link_widths": {}, "port_gbps": {}, "port_counts": {}, "net_up": [], "forgotten": 0,
+        "known_devices": {}, "known_ports": {}, "known_interfaces": {}, "device_counts": {},
     }  # fmt: skip
     assert SysfsSensor(Ticking(), PERIODS, garbage, tmp_path).remembered() == nothing
 
