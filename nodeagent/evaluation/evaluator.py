@@ -182,6 +182,7 @@ class Evaluator:
         if not held.series.add(rule, sample):
             return False
         self._series[place] = held
+        self._note_boots(held, rule)
         self.entities.add(seen.entity)
         if growth.has_grown(rule, held.series, bisect_left(held.series.samples, sample)):
             grown = self._grown.setdefault((*place, 0), {})
@@ -199,6 +200,13 @@ class Evaluator:
         for at_s in self._times(entity, "cleared"):
             held.series.clear(rule, at_s)
         return held
+
+    def _note_boots(self, held: _Series, rule: Rule) -> None:
+        """Have a counter that each boot restarts begin with its first reading after the newest boot."""
+        for at_s in self._boots() if rule.restarts_at_boot else ():
+            if at_s < held.last_s:
+                held.series.restart(rule, at_s)
+                held.known = False
 
     def _clear_samples(self, entity: str, at_s: float) -> None:
         for (owner, check), held in self._series.items():
@@ -246,7 +254,11 @@ class Evaluator:
         self._rejudge(seen.entity)
         if seen.check == "cleared":
             self._clear_samples(seen.entity, seen.at_s)
-        return variants.setdefault(seen.variant, EventBursts()).add(seen)
+        is_new = variants.setdefault(seen.variant, EventBursts()).add(seen)
+        if seen.check == "boot":
+            for (_, check), held in self._series.items():
+                self._note_boots(held, self.policy.rules[check])
+        return is_new
 
     def _rejudge(self, entity: str) -> None:
         for owner in self._owners_of(entity):

@@ -94,6 +94,17 @@ class SampleSeries:
         self.samples[:cut] = self.samples[max(0, cut - 1) : cut] if rule.kind is RuleKind.RATE else []
         self.base, self.base_s = (NEVER, NEVER), at_s
 
+    def restart(self, rule: Rule, at_s: float) -> None:
+        """Make the next reading a baseline: the counter started again at `at_s`, which was before the newest.
+
+        Levels that were reached before remain until clean samples end them.
+        """
+        if at_s <= self.base_s:
+            return
+        self.base = self._fold(rule, self.base_s, at_s)
+        self.base_s, self._latest = at_s, None
+        del self.samples[: bisect_right(self.samples, (at_s, inf))]
+
     def fit(self, rule: Rule) -> None:
         """Adopt a changed rule: end the levels that the rule no longer has."""
         low, high = (

@@ -120,6 +120,9 @@ class Rule:
     states: Mapping[int, CheckState] = field(default_factory=dict)
     # For a rate: growth beyond `unhealthy` is a fault until it is remedied, even if the counter rests.
     lasts: bool = False
+    # For a rate: the counter starts at 0 with each boot, and what it counts until its first reading after
+    # that is no fault, because links count while they come up.
+    restarts_at_boot: bool = False
     meaning: Meaning | None = None  # for an event check with only one code
 
 

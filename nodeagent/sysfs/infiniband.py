@@ -202,6 +202,11 @@ class InfiniBandPorts:
         """Return the sums of counters, as JSON: the next process counts on from them."""
         return {key: each.dump() for key, each in list(self._sums.items())[-MAX_SUMS:]}
 
+    def rebase_counts(self) -> None:
+        """Count from the next readings: the node has booted, and links count errors while they come up."""
+        for each in self._sums.values():
+            each.rebase()
+
     def forget(self, entity: str) -> None:
         """Forget that a port was up, and its best rate; of all ports if `entity` is empty."""
         keys = {each.key for each in (*self._listing.last, *self._seen.values()) if each.entity == entity}

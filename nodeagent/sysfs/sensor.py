@@ -62,6 +62,9 @@ class SysfsSensor:
             _mapping(before.get("port_counts")),
             before.get("known_ports"),
         )
+        self._boot_id = clock.anchor.boot_id
+        if before.get("boot_id", self._boot_id) != self._boot_id:
+            self._infiniband.rebase_counts()
         self._interfaces = NetworkInterfaces(str(root), before.get("net_up"), before.get("known_interfaces"))
         self._forgotten = ForgottenBaselines(state_dir, before.get("forgotten"))
         self._forget: Mapping[str, Callable[[str], None]] = {
@@ -93,6 +96,7 @@ class SysfsSensor:
     def remembered(self) -> dict[str, Any]:
         """Return the state for the next process, as JSON; a new object at each call."""
         return {
+            "boot_id": self._boot_id,
             "link_widths": self._devices.remembered(),
             "port_gbps": self._infiniband.remembered(),
             "port_counts": self._infiniband.remembered_counts(),
