@@ -91,6 +91,8 @@ class Agent:
     _noted: set[str] = field(init=False, default_factory=set)
     _facts: dict[str, dict[str, str]] = field(init=False, default_factory=dict)
     _stuck: set[str] = field(init=False, default_factory=set)
+    # sensors whose calls did not return before the agent's restart, until they have been tried again
+    _stuck_before: set[str] = field(init=False, default_factory=set)
     _pending: list[dict[str, Any]] = field(init=False, default_factory=list)
     _judged: tuple[tuple[HealthFinding, ...], int, tuple[HealthVerdict, ...]] = field(
         init=False, default=((), 0, ())
@@ -106,6 +108,7 @@ class Agent:
             self.policy_file.notify = self.inbox.wake
         self.evaluator = Evaluator(self.policy)
         self.problems += self._recall()
+        self._stuck_before = {each.removeprefix("sensor/") for each in self.evaluator.sampled("sensor_stuck")}
         self.evaluator.begin(self.clock.now_s())
         self.published = Published(self.clock.now_s(), problems=self.problems)
         self.state.anchor = self.clock.anchor
@@ -205,6 +208,7 @@ class Agent:
             self.evaluator.add(each)
             if each.check in DESCRIBING:
                 self._describe(each)
+        self._retry_stuck()
         for each in stuck_calls(self.watched, self._stuck, now_s):
             self.evaluator.add(each)
         if self._dropped:
@@ -214,6 +218,13 @@ class Agent:
         if now_s - self._forgot >= FORGET_EVERY_S:
             self._forgot = now_s
             self.evaluator.forget(now_s - FORGET_S)
+
+    def _retry_stuck(self) -> None:
+        """Have a sensor that hung before the restart reported as well, once its calls return."""
+        if self._stuck_before:
+            tried = {each.sensor.name for each in self.watched if each.status().tried}
+            self._stuck |= self._stuck_before & tried
+            self._stuck_before -= tried
 
     def _describe(self, seen: Observation) -> None:
         """Replace the facts of an entity. A GPU that is gone has none, and leaves the report's `gpus`."""

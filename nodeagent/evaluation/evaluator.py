@@ -32,7 +32,7 @@ from nodeagent.model import (
     origin_of,
 )
 from nodeagent.policy.meanings import LONGEST_S
-from nodeagent.policy.rules import HealthPolicy, Rule, RuleKind
+from nodeagent.policy.rules import CLEARED_BY, Clears, HealthPolicy, Rule, RuleKind
 
 MARKS = ("gpu_reset", "boot", "replaced", "cleared")
 FORGET_S = LONGEST_S  # the longest recurrence window
@@ -255,10 +255,17 @@ class Evaluator:
         if seen.check == "cleared":
             self._clear_samples(seen.entity, seen.at_s)
         is_new = variants.setdefault(seen.variant, EventBursts()).add(seen)
-        if seen.check == "boot":
-            for (_, check), held in self._series.items():
-                self._note_boots(held, self.policy.rules[check])
+        if seen.check in MARKS:
+            self._note_mark(seen)
         return is_new
+
+    def _note_mark(self, seen: Observation) -> None:
+        """Have the samples of an entity, or of all for a boot, judged again."""
+        for (entity, check), held in self._series.items():
+            if seen.entity in (NODE, entity):
+                held.known = False
+            if seen.check == "boot":
+                self._note_boots(held, self.policy.rules[check])
 
     def _rejudge(self, entity: str) -> None:
         for owner in self._owners_of(entity):
@@ -394,10 +401,17 @@ class Evaluator:
             from_s = (high if high.active else low).since_s - BEFORE_STANDING_S
             sources = [source for source, at_s in held.heard.items() if at_s >= from_s]
             found = samples.sample_finding(entity, rule, held.series, sources, held.text)
+            if found is not None and found.lasting and self._is_remedied(found, held.last_s):
+                found = replace(found, lasting=False)
             return found and self._completed(found)
         except Exception as error:  # a restart would load the same evidence, and fail in the same way
             self._set_aside(place, error)
             return None
+
+    def _is_remedied(self, found: HealthFinding, last_s: float) -> bool:
+        """Return True if the remedy came after the newest sample, so that only a new one shows the state."""
+        done = events.remedies(CLEARED_BY.get(found.action, Clears.TIME), self._marks(found.entity))
+        return any(times and times[-1] > last_s for times in done)
 
     def _of_event(self, event: Event, now_s: float) -> HealthFinding | None:
         judged = self._judged.setdefault(event[0], {})
@@ -440,6 +454,10 @@ class Evaluator:
     def verdicts(self, now_s: float) -> tuple[HealthVerdict, ...]:
         """Return one verdict for each entity with evidence, sorted by name."""
         return verdicts(self.findings(now_s), self.entities)
+
+    def sampled(self, check: str) -> tuple[str, ...]:
+        """Return the entities with samples of a check."""
+        return tuple(sorted(entity for entity, name in self._series if name == check))
 
     def undecided(self, since_s: float) -> Iterator[tuple[str, str, str]]:
         """Yield entity, check and reason for each check sampled after `since_s` that is undecided.

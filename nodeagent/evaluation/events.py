@@ -307,15 +307,21 @@ def _end_s(last_s: float, found: Judgement, marks: EndMarks) -> float:
     """Return when a judgement of a burst that ended at `last_s` ends; infinity if that is unknown."""
     if found.clears is Clears.TIME:
         return last_s + found.hold_s
-    ends: dict[Clears, tuple[Sequence[float], ...]] = {
+    after = [_first_after(times, last_s + EPSILON_S) for times in remedies(found.clears, marks)]
+    if found.clears is Clears.RESET or (found.by == "driver" and not found.again):
+        after.append(_first_after(marks.over, last_s + AFTER_S))
+    return min(after) + found.hold_s
+
+
+def remedies(clears: Clears, marks: EndMarks) -> tuple[Sequence[float], ...]:
+    """Return the times of the marks that meet a condition; none for one that time alone meets."""
+    by_condition: Mapping[Clears, tuple[Sequence[float], ...]] = {
+        Clears.TIME: (),
         Clears.RESET: (marks.resets, marks.boots, marks.replaced),
         Clears.BOOT: (marks.boots, marks.replaced),
         Clears.REPLACED: (marks.replaced,),
     }
-    after = [_first_after(times, last_s + EPSILON_S) for times in ends[found.clears]]
-    if found.clears is Clears.RESET or (found.by == "driver" and not found.again):
-        after.append(_first_after(marks.over, last_s + AFTER_S))
-    return min(after) + found.hold_s
+    return by_condition[clears]
 
 
 def _first_after(times: Sequence[float], at_s: float) -> float:

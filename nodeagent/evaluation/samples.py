@@ -24,7 +24,7 @@ from math import inf
 from typing import Any
 
 from nodeagent.model import Action, HealthFinding, Level
-from nodeagent.policy.rules import Bound, Rule, RuleKind
+from nodeagent.policy.rules import CLEARED_BY, Bound, Rule, RuleKind
 
 LATE_S = 300.0
 MAX_SAMPLES = 4096  # 5.7 hours of one sample every 5 s
@@ -335,8 +335,24 @@ def sample_finding(
         evidence=(text,) if text else (),
         clears=_clears(rule, level),
         sources=tuple(sorted(sources)),
-        lasting=rule.kind is RuleKind.STATE and _state_level(rule, series.samples[-1]) >= level,
+        lasting=_lasts(rule, series, level),
         overridden="driver" if rule.check == DRIVERS_OWN else "",
+    )
+
+
+def _lasts(rule: Rule, series: SampleSeries, level: Level) -> bool:
+    """Return True while the newest sample shows a fault that persists without a remedy.
+
+    A quantity shows by its newest sample whether the fault is still there, and ends with clean samples. It
+    needs a remedy only if its action is one; the causes of heat or a full disk may pass. A counter shows only
+    that something has happened: see `growth` for the one whose growth lasts.
+    """
+    if rule.kind is RuleKind.STATE:
+        return _state_level(rule, series.samples[-1]) >= level
+    if rule.kind is RuleKind.RATE or level is not Level.UNHEALTHY or rule.action not in CLEARED_BY:
+        return False
+    return rule.unhealthy is not None and _over(
+        rule, rule.unhealthy.at, series.samples, len(series.samples) - 1
     )
 
 

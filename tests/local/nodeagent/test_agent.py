@@ -112,6 +112,33 @@ def test_after_a_restart_nothing_is_reported_twice_nothing_missed_and_recovery_i
     assert sorted((each["kind"], each["code"]) for each in third.told) == [("cleared", 48), ("cleared", 79)]
 
 
+class HangingAtFirst(Scripted):
+    """A sensor whose first call returns only when the test allows it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.release = threading.Event()
+
+    def open(self) -> None:
+        assert self.release.wait(PATIENCE_S)
+
+
+def test_a_sensor_that_hung_before_a_restart_is_well_once_its_calls_return(tmp_path: Path) -> None:
+    entity, first = "sensor/scripted", Scripted()
+    room = Room(tmp_path, first)
+    first.give(Observation(room.clock.now_s() - 30.0, "sensor_stuck", entity, "agent", 70.0))
+    room.until(lambda: bool(room.told))
+    room.end()
+    again = HangingAtFirst()
+    second = Room(tmp_path, again)
+    second.agent.run_cycle()
+    assert level(second, entity) is Level.UNHEALTHY, "it has not been tried"
+    again.release.set()
+    second.until(lambda: level(second, entity) is Level.HEALTHY)
+    second.end()
+    assert [(each["kind"], each["check"]) for each in second.told] == [("cleared", "sensor_stuck")]
+
+
 def test_a_change_is_saved_before_it_is_reported(tmp_path: Path) -> None:
     sensor, seen = Scripted(), []
     room = Room(tmp_path, sensor)
