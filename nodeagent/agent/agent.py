@@ -21,7 +21,8 @@ from nodeagent.agent.inbox import Inbox
 from nodeagent.agent.policy_file import PolicyFile, PolicyInForce
 from nodeagent.agent.saved_state import SavedState
 from nodeagent.agent.sensor_threads import SensorStatus, SensorThread, stuck_calls
-from nodeagent.evaluation.evaluator import FORGET_S, Evaluator, verdicts
+from nodeagent.evaluation.evaluator import Evaluator, verdicts
+from nodeagent.evaluation.retention import FORGET_S
 from nodeagent.model import NODE, HealthFinding, HealthVerdict, Observation
 from nodeagent.policy.rules import HealthPolicy
 from nodeagent.sensing.clock import Clock

@@ -157,6 +157,14 @@ class HealthPolicy:
     models: tuple[ModelMeaning, ...] = ()  # what differs by GPU
     overrides: tuple[str, ...] = ()  # keys that the operator's file sets: `xid.79.action`
 
+    def is_event(self, check: str) -> bool:
+        """Return True if the observations of a check are events."""
+        rule = self.rules.get(check)
+        return check in ("xid", "sxid") or (rule is not None and rule.kind is RuleKind.EVENT)
+
+    def has_check(self, check: str) -> bool:
+        return check in ("xid", "sxid") or check in self.rules
+
     def meaning(self, check: str, code: int, variant: str = "", branch: int | None = None) -> Meaning:
         """Return the meaning of an event on a driver of `branch`, such as 575 (None: an unknown branch).
 

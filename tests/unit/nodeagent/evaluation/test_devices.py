@@ -8,7 +8,8 @@ import pytest
 
 from nodeagent.evaluation import devices
 from nodeagent.evaluation.devices import DeviceSlots
-from nodeagent.evaluation.evaluator import FORGET_S, Evaluator
+from nodeagent.evaluation.evaluator import Evaluator
+from nodeagent.evaluation.retention import FORGET_S
 from nodeagent.model import Action, HealthFinding, Level, Observation
 from nodeagent.policy.loading import shipped
 from tests.unit.nodeagent.evaluation.world import DAY_S
