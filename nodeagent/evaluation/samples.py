@@ -9,7 +9,7 @@ Two things end a series without clean samples: an operator clears the entity, or
 entity is gone. The next bad sample starts a new finding.
 
 Samples may arrive up to `LATE_S` late, and more than once. Older samples are folded into two flags and
-dropped.
+dropped. So are the readings before a boot, for a counter that a boot restarts.
 
 A short run cannot decide every check: a check is undecided if its samples were bad and a longer run could
 report a fault.

@@ -21,7 +21,7 @@ MAX_KNOWN = 1024
 class Hardware:
     """What a sensor has seen under one name."""
 
-    key: str  # identifies the hardware, whatever its name; of a PCI device, its model
+    key: str  # identifies the hardware, whatever its name; of a PCI device, its model; "" if it is unknown
     # a directory that exists as long as the device has such an interface in any namespace; "" if none
     home: str = ""
     is_down: bool | None = False  # its check has found it down; None: not seen this time
@@ -34,7 +34,7 @@ def works_elsewhere(old: Hardware, present: Iterable[Hardware], exists: Callable
     One that was down when it was last seen must be up under its new name: what moves into a namespace can no
     longer be seen, and a link that is down is a fault wherever it is.
     """
-    same = [each for each in present if each.key == old.key]
+    same = [each for each in present if old.key and each.key == old.key]
     if old.is_down:
         return any(each.is_up for each in same)
     return bool(same) or (bool(old.home) and exists(old.home))
@@ -85,10 +85,13 @@ class KnownHardware:
         return {name: [each.key, each.home, bool(each.is_down)] for name, each in self._known.items()}
 
     def _is_other(self, entity: str, now: Hardware) -> bool:
-        return entity in self._known and self._known[entity].key != now.key
+        before = self._known.get(entity)
+        return before is not None and "" not in (before.key, now.key) and before.key != now.key
 
     def _renew(self, entity: str, now: Hardware) -> None:
         before = self._known.pop(entity, None)
+        if before is not None and not now.key:
+            now = replace(now, key=before.key)
         if now.is_down is None:
             now = replace(now, is_down=before is not None and before.key == now.key and before.is_down)
         self._known[entity] = now

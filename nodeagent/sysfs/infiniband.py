@@ -61,6 +61,12 @@ class IbPort:
         return f"port/{self.device}/{self.port}"
 
     @property
+    def has_guid(self) -> bool:
+        """True if `key` identifies the adapter; while its driver starts, it may have no GUID yet."""
+        guid = self.key.rpartition("/")[0]
+        return guid != self.device and bool(guid.strip("0:"))
+
+    @property
     def alike(self) -> tuple[str, str, str, str]:
         """The key that all peers of a port share.
 
@@ -228,7 +234,7 @@ class InfiniBandPorts:
         active = {each.place.entity: each.is_active for each in ports}
         present = {
             each.entity: Hardware(
-                each.key,
+                each.key if each.has_guid else "",
                 f"{each.pci}/infiniband" if each.pci else "",
                 each.entity in down if each.entity in active else None,
                 active.get(each.entity, False),

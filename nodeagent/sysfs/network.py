@@ -27,7 +27,7 @@ class NetInterface:
     """One physical interface."""
 
     name: str
-    key: str  # its device, and which of the device's ports it is
+    key: str  # its device, and which of the device's ports it is; "" if that cannot be read
     home: str  # see `departures.Hardware`
 
     @property
@@ -123,8 +123,8 @@ def physical_interfaces(base: str) -> tuple[NetInterface, ...]:
 
 def _interface(base: str, name: str) -> NetInterface:
     device = os.path.realpath(f"{base}/{name}/device")
-    port = [parse_text(try_read(f"{base}/{name}/{each}")) or "" for each in ("dev_port", "phys_port_name")]
-    return NetInterface(name, " ".join([device, *port]).rstrip(), f"{device}/net")
+    number, port = (parse_text(try_read(f"{base}/{name}/{each}")) for each in ("dev_port", "phys_port_name"))
+    return NetInterface(name, f"{device} {number} {port or ''}" if number else "", f"{device}/net")
 
 
 def _remembered(raw: object) -> dict[str, None]:

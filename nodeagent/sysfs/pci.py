@@ -254,8 +254,8 @@ class PciDevices:
         """
         if len(found) >= MAX_DEVICES:
             return []  # there may be more
-        present = {each.entity: Hardware(each.model) for each in found}
-        counts = Counter(each.model for each in found)
+        present = {each.entity: Hardware("" if "None" in each.model else each.model) for each in found}
+        counts = Counter(each.key for each in present.values() if each.key)
         for model, count in counts.items():
             self._most[model] = max(count, self._most.get(model, 0))
         return self.known.gone(

@@ -146,6 +146,17 @@ def test_a_name_that_another_adapter_has_taken_starts_without_the_findings_of_th
     assert not node.findings()
 
 
+@pytest.mark.parametrize("guid", ["", "0000:0000:0000:0000"])
+def test_an_adapter_without_its_guid_is_not_another_one(node: Node, guid: str) -> None:
+    node.has_symbol_errors()
+    node.tree.write("class/infiniband/mlx5_0/node_guid", guid)
+    for _ in range(2):
+        node.run(3 * LIST_S)
+        assert not node.gone
+        assert node.findings() == {("ib_symbol_errors", PORT)}
+        node.tree.write("class/infiniband/mlx5_0/node_guid", f"guid:{ADAPTERS[0]}")
+
+
 def test_a_renamed_interface_is_gone_and_one_that_is_down_is_not(node: Node) -> None:
     node.tree.write("class/net/ib1/operstate", "down")
     node.run(100.0)
