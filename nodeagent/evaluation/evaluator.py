@@ -16,7 +16,7 @@ from nodeagent.evaluation import growth, memory, quotas, samples
 from nodeagent.evaluation.bursts import EventBursts
 from nodeagent.evaluation.evidence import MARKS, Evidence
 from nodeagent.evaluation.judging import Judge
-from nodeagent.evaluation.retention import Retention
+from nodeagent.evaluation.retention import EvidenceRetention
 from nodeagent.model import GONE, NODE, Action, HealthFinding, HealthVerdict, Level, Observation
 from nodeagent.policy.rules import HealthPolicy
 
@@ -27,7 +27,7 @@ class Evaluator:
     def __init__(self, policy: HealthPolicy, branch: int | None = None) -> None:
         self._evidence = Evidence()
         self._judge = Judge(self._evidence, policy, branch)
-        self._retention = Retention(self._evidence, self._judge)
+        self._retention = EvidenceRetention(self._evidence, self._judge)
         self._findings: tuple[HealthFinding, ...] | None = None  # None: not computed since the last change
         self.until_s = inf  # when the last findings may change without new evidence
         self._asked_s = inf

@@ -14,7 +14,7 @@ FORGET_S = LONGEST_S  # the longest recurrence window
 DEPARTED_S = 400 * 86400.0  # how long the evidence about a GPU that is no longer in the node is kept
 
 
-class Retention:
+class EvidenceRetention:
     """Makes room for new evidence, and forgets what has ended. What stands is never given up."""
 
     def __init__(self, evidence: Evidence, judge: Judge) -> None:
