@@ -39,6 +39,8 @@ ORIGINS: Mapping[str, str] = MappingProxyType(
         "operator": OPERATOR,
     }
 )
+# The agent's word about one of these sensors concerns the driver, which does not answer it.
+_OF_DRIVER = ("sensor/nvml-events", "sensor/nvml-polling")
 _DRIVERS_OWN = ("gpu", DRIVER, "nvswitch")  # the kinds of entities that only the driver logs about
 
 
@@ -53,6 +55,8 @@ def origin_of(source: str, entity: str, is_sample: bool = False) -> str:
     Args:
         is_sample: True for a reading that a sensor has taken, False for an event that was reported to it.
     """
+    if source == "agent" and entity in _OF_DRIVER:
+        return DRIVER_STATE
     origin = ORIGINS.get(source, source)
     if origin != DRIVER_LOG:
         return origin

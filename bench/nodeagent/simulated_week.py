@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.text import Verdict
-from nodeagent.evaluation.evaluator import FORGET_S, Evaluator
+from nodeagent.evaluation.evaluator import Evaluator
+from nodeagent.evaluation.retention import FORGET_S
 from nodeagent.model import Observation
 from nodeagent.policy.loading import load
 from nodeagent.policy.rules import HealthPolicy, Rule, RuleKind

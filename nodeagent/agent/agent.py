@@ -31,7 +31,8 @@ from nodeagent.agent.sensor_threads import (
     xids_are_unseen,
 )
 from nodeagent.agent.state_writer import StateWriter
-from nodeagent.evaluation.evaluator import FORGET_S, Evaluator, verdicts
+from nodeagent.evaluation.evaluator import Evaluator, verdicts
+from nodeagent.evaluation.retention import FORGET_S
 from nodeagent.model import NODE, HealthFinding, HealthVerdict, Observation
 from nodeagent.policy.rules import HealthPolicy
 from nodeagent.sensing.clock import Clock
@@ -118,6 +119,8 @@ class Agent:
     _noted: set[str] = field(init=False, default_factory=set)
     _facts: dict[str, dict[str, str]] = field(init=False, default_factory=dict)
     _stuck: set[str] = field(init=False, default_factory=set)
+    # sensors whose calls did not return before the agent's restart, until they have been tried again
+    _stuck_before: set[str] = field(init=False, default_factory=set)
     _pending: list[dict[str, Any]] = field(init=False, default_factory=list)
     _writer: StateWriter | None = field(init=False, default=None)
     _unreported: list[_Submitted] = field(init=False, default_factory=list)  # handed to the writer
@@ -137,6 +140,7 @@ class Agent:
             self.policy_file.notify = self.inbox.wake
         self.evaluator = Evaluator(self.policy)
         self.problems += self._recall()
+        self._stuck_before = {each.removeprefix("sensor/") for each in self.evaluator.sampled("sensor_stuck")}
         self.evaluator.begin(self.clock.now_s())
         self._events = tuple(self.state.history)
         if self.folder is not None:
@@ -273,6 +277,7 @@ class Agent:
             self.evaluator.add(each)
             if each.check in DESCRIBING:
                 self._describe(each)
+        self._retry_stuck()
         for each in stuck_calls(self.watched, self._stuck, now_s):
             self.evaluator.add(each)
         self._judge_xid_sensors(now_s)
@@ -295,13 +300,20 @@ class Agent:
         if unseen or XIDS in self.evaluator.entities:
             self.evaluator.add(Observation(now_s, "xids_unseen", XIDS, "agent", float(unseen)))
 
+    def _retry_stuck(self) -> None:
+        """Have a sensor that hung before the restart reported as well, once its calls return."""
+        if self._stuck_before:
+            tried = {each.sensor.name for each in self.watched if each.status().tried}
+            self._stuck |= self._stuck_before & tried
+            self._stuck_before -= tried
+
     def _describe(self, seen: Observation) -> None:
         """Replace the facts of an entity. A GPU that is gone has none, and leaves the report's `gpus`."""
         if not seen.facts and seen.check == "gpu_state":
             self._facts.pop(seen.entity, None)
         elif seen.facts and (seen.entity in self._facts or len(self._facts) < MAX_DESCRIBED):
             self._facts[seen.entity] = facts = dict(seen.facts)
-            self.evaluator.set_model(seen.entity, facts.get("name", ""))
+            self.evaluator.set_model(seen.entity, facts.get("name", ""), facts.get("mig", ""))
 
     @property
     def _dropped(self) -> int:

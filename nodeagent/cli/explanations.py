@@ -113,6 +113,7 @@ def _sampled(rule: Rule) -> Described:
         "clear_at": rule.clear_at,
         "clear_s": rule.clear_s,
         "lasts": rule.lasts,
+        "restarts_at_boot": rule.restarts_at_boot,
         "states": [_state(value, state) for value, state in sorted(rule.states.items())],
     }
 
@@ -229,6 +230,8 @@ def _samples(found: Mapping[str, Any]) -> LabelledLines:
             yield "state", f"{state['word']}{held} -> {state['level']}, {state['action']}{why}"
         yield "ends", f"with a better state for {duration(found['clear_s'])}"
         return
+    if found["restarts_at_boot"]:
+        yield "counted", "from the first reading after a boot"
     for level, action in (("degraded", found["degraded_action"]), ("unhealthy", found["action"])):
         if found[level]:
             yield level, f"{_limit(found, found[level])} -> {action}"

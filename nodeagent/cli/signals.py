@@ -25,7 +25,7 @@ _SEES: Mapping[str, frozenset[str]] = {  # `agent`: the agent's observations of 
     "nvml-events": events.CHECKS,
     "nvml-polling": polling.CHECKS | {"gpu_reset", "replaced"},
     "host": host.CHECKS | {GONE},
-    "sysfs": sysfs.CHECKS,
+    "sysfs": sysfs.CHECKS | {GONE},
     "agent": frozenset(
         {"boot", "sensor_stuck", "sensor_lost", "xids_unseen", "memory_lost", "observations_dropped"}
     ),

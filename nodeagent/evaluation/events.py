@@ -23,6 +23,7 @@ from nodeagent.policy.rules import CLEARED_BY, CLEARS_IN_WORDS, Clears, HealthPo
 BEFORE_S = 2.0  # the verdict may arrive before its code
 AFTER_S = 10.0  # the verdict follows its code immediately, so a later one concerns a different code
 SENSORS_APART_S = 10.0  # two sensors report the same event at most this far apart
+SILENT_S = 3600.0  # how long the signs of one fault may be apart: an agent is restarted within minutes
 EPSILON_S = 1e-6
 
 
@@ -239,7 +240,7 @@ def _judged(
         says, by = verdict, "driver"
         why = f"{why}; the driver recommends {word(verdict.action)}"
     found = Judgement(says.level, says.action, says.clears, says.hold_s, why, by)
-    recurs, again = meaning.recurs, _recurred(meaning, burst, own, all_spans)
+    recurs, again = meaning.recurs, _recurred(meaning, burst, own, all_spans, marks)
     if recurs is not None and again and (recurs.level, recurs.action) > (found.level, found.action):
         clears = CLEARED_BY.get(recurs.action, found.clears)
         found = Judgement(
@@ -255,14 +256,35 @@ def _judged(
     return replace(found, ends_s=_end_s(burst[1], found, marks))
 
 
-def _recurred(meaning: Meaning, burst: Burst, own: Sequence[Burst], all_spans: Sequence[Burst]) -> int:
-    """Return the number of bursts in the window if it reaches the limit, otherwise 0."""
+def _recurred(
+    meaning: Meaning, burst: Burst, own: Sequence[Burst], all_spans: Sequence[Burst], marks: EndMarks
+) -> int:
+    """Return the number of occurrences in the window if it reaches the limit, otherwise 0."""
     if meaning.recurs is None:
         return 0
-    spans = own if meaning.recurs.same_variant else all_spans
+    spans = _occurrences(own if meaning.recurs.same_variant else all_spans, meaning.clears, marks)
     since_s = burst[0] - meaning.recurs.within_s  # from its start, so that a longer burst counts no fewer
     count = sum(last >= since_s for first, last in spans if first <= burst[1])
     return count if count >= meaning.recurs.bursts else 0
+
+
+def _occurrences(spans: Sequence[Burst], clears: Clears, marks: EndMarks) -> Sequence[Burst]:
+    """Return the bursts, with those merged that are signs of one fault without a remedy between them.
+
+    A fault that lasts until its remedy may be silent for minutes, and an agent that is restarted may miss its
+    signs. After `SILENT_S`, something has ended it that the agent did not see.
+    """
+    if clears is Clears.TIME:
+        return spans
+    done = sorted(at_s for times in (*remedies(clears, marks), marks.over) for at_s in times)
+    found: list[Burst] = []
+    for burst in spans:
+        before = found[-1] if found else None
+        if before and burst[0] - before[1] < SILENT_S and _first_after(done, before[1]) > burst[0]:
+            found[-1] = (before[0], burst[1])
+        else:
+            found.append(burst)
+    return found
 
 
 def _stood(
@@ -307,15 +329,21 @@ def _end_s(last_s: float, found: Judgement, marks: EndMarks) -> float:
     """Return when a judgement of a burst that ended at `last_s` ends; infinity if that is unknown."""
     if found.clears is Clears.TIME:
         return last_s + found.hold_s
-    ends: dict[Clears, tuple[Sequence[float], ...]] = {
+    after = [_first_after(times, last_s + EPSILON_S) for times in remedies(found.clears, marks)]
+    if found.clears is Clears.RESET or (found.by == "driver" and not found.again):
+        after.append(_first_after(marks.over, last_s + AFTER_S))
+    return min(after) + found.hold_s
+
+
+def remedies(clears: Clears, marks: EndMarks) -> tuple[Sequence[float], ...]:
+    """Return the times of the marks that meet a condition; none for one that time alone meets."""
+    by_condition: Mapping[Clears, tuple[Sequence[float], ...]] = {
+        Clears.TIME: (),
         Clears.RESET: (marks.resets, marks.boots, marks.replaced),
         Clears.BOOT: (marks.boots, marks.replaced),
         Clears.REPLACED: (marks.replaced,),
     }
-    after = [_first_after(times, last_s + EPSILON_S) for times in ends[found.clears]]
-    if found.clears is Clears.RESET or (found.by == "driver" and not found.again):
-        after.append(_first_after(marks.over, last_s + AFTER_S))
-    return min(after) + found.hold_s
+    return by_condition[clears]
 
 
 def _first_after(times: Sequence[float], at_s: float) -> float:

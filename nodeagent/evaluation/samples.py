@@ -9,7 +9,7 @@ Two things end a series without clean samples: an operator clears the entity, or
 entity is gone. The next bad sample starts a new finding.
 
 Samples may arrive up to `LATE_S` late, and more than once. Older samples are folded into two flags and
-dropped.
+dropped. So are the readings before a boot, for a counter that a boot restarts.
 
 A short run cannot decide every check: a check is undecided if its samples were bad and a longer run could
 report a fault.
@@ -24,7 +24,7 @@ from math import inf
 from typing import Any
 
 from nodeagent.model import Action, HealthFinding, Level
-from nodeagent.policy.rules import Bound, Rule, RuleKind
+from nodeagent.policy.rules import CLEARED_BY, Bound, Rule, RuleKind
 
 LATE_S = 300.0
 MAX_SAMPLES = 4096  # 5.7 hours of one sample every 5 s
@@ -93,6 +93,17 @@ class SampleSeries:
         # A counter's growth after the clear is computed from its last reading before it.
         self.samples[:cut] = self.samples[max(0, cut - 1) : cut] if rule.kind is RuleKind.RATE else []
         self.base, self.base_s = (NEVER, NEVER), at_s
+
+    def restart(self, rule: Rule, at_s: float) -> None:
+        """Make the next reading a baseline: the counter started again at `at_s`, which was before the newest.
+
+        Levels that were reached before remain until clean samples end them.
+        """
+        if at_s <= self.base_s:
+            return
+        self.base = self._fold(rule, self.base_s, at_s)
+        self.base_s, self._latest = at_s, None
+        del self.samples[: bisect_right(self.samples, (at_s, inf))]
 
     def fit(self, rule: Rule) -> None:
         """Adopt a changed rule: end the levels that the rule no longer has."""
@@ -324,8 +335,24 @@ def sample_finding(
         evidence=(text,) if text else (),
         clears=_clears(rule, level),
         sources=tuple(sorted(sources)),
-        lasting=rule.kind is RuleKind.STATE and _state_level(rule, series.samples[-1]) >= level,
+        lasting=_lasts(rule, series, level),
         overridden="driver" if rule.check == DRIVERS_OWN else "",
+    )
+
+
+def _lasts(rule: Rule, series: SampleSeries, level: Level) -> bool:
+    """Return True while the newest sample shows a fault that persists without a remedy.
+
+    A quantity shows by its newest sample whether the fault is still there, and ends with clean samples. It
+    needs a remedy only if its action is one; the causes of heat or a full disk may pass. A counter shows only
+    that something has happened: see `growth` for the one whose growth lasts.
+    """
+    if rule.kind is RuleKind.STATE:
+        return _state_level(rule, series.samples[-1]) >= level
+    if rule.kind is RuleKind.RATE or level is not Level.UNHEALTHY or rule.action not in CLEARED_BY:
+        return False
+    return rule.unhealthy is not None and _over(
+        rule, rule.unhealthy.at, series.samples, len(series.samples) - 1
     )
 
 

@@ -98,6 +98,8 @@ class NodeGpus:
         known = bool(self.load and load)
         other = self.load != load if known else after_loss
         self.load = load or self.load
+        for each in self.gpus.values() if other else ():
+            each.nvlink_total.rebase()
         return other
 
     def dump(self) -> dict[str, Any]:

@@ -29,7 +29,8 @@ OPERATOR: Mapping[RuleKind, tuple[str, ...]] = {
     RuleKind.STATE: ("states", "clear_s"),
     RuleKind.EVENT: meanings.OPERATOR,
 }
-_OWN = ("kind", "entity", "what", "source", "unit", "period_s", "below", "lasts")
+_FLAGS = ("below", "lasts", "restarts_at_boot")
+_OWN = ("kind", "entity", "what", "source", "unit", "period_s", *_FLAGS)
 
 
 def read(mistakes: Mistakes, name: str, raw: Mapping[str, Any]) -> Rule | None:
@@ -75,7 +76,7 @@ def changed(
 def _field(mistakes: Mistakes, key: str, name: str, value: object) -> object:
     if name in ("action", "degraded_action"):
         return mistakes.choice(key, value, ACTIONS)
-    if name in ("below", "lasts"):
+    if name in _FLAGS:
         return mistakes.flag(key, value)
     if name in ("what", "source", "unit"):
         return mistakes.text(key, value)

@@ -120,7 +120,20 @@ class Rule:
     states: Mapping[int, CheckState] = field(default_factory=dict)
     # For a rate: growth beyond `unhealthy` is a fault until it is remedied, even if the counter rests.
     lasts: bool = False
+    # For a rate: the counter starts at 0 with each boot, and what it counts until its first reading after
+    # that is no fault, because links count while they come up.
+    restarts_at_boot: bool = False
     meaning: Meaning | None = None  # for an event check with only one code
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMeaning:
+    """The meaning of an Xid that differs for the GPUs of a model."""
+
+    model: str  # a part of the GPU's name: A100
+    code: int
+    meaning: Meaning
+    without_mig: bool = False  # only while MIG is not known to be on
 
 
 Word = tuple[str, str]  # table, word: ("xid154", "reset_gpu"), ("nvlink5", "fatal"), ("sxid", "non-fatal")
@@ -141,8 +154,16 @@ class HealthPolicy:
     words: Mapping[Word, Meaning] = field(default_factory=dict)  # the meanings of the driver's keywords
     classes: Mapping[int, str] = field(default_factory=dict)  # of Xids: the usual location of the fault
     notes: Mapping[str, str] = field(default_factory=dict)  # by `xid.79`: remarks that fit no column
-    models: Mapping[str, Mapping[int, Meaning]] = field(default_factory=dict)  # of Xids: what differs by GPU
+    models: tuple[ModelMeaning, ...] = ()  # what differs by GPU
     overrides: tuple[str, ...] = ()  # keys that the operator's file sets: `xid.79.action`
+
+    def is_event(self, check: str) -> bool:
+        """Return True if the observations of a check are events."""
+        rule = self.rules.get(check)
+        return check in ("xid", "sxid") or (rule is not None and rule.kind is RuleKind.EVENT)
+
+    def has_check(self, check: str) -> bool:
+        return check in ("xid", "sxid") or check in self.rules
 
     def meaning(self, check: str, code: int, variant: str = "", branch: int | None = None) -> Meaning:
         """Return the meaning of an event on a driver of `branch`, such as 575 (None: an unknown branch).
@@ -159,14 +180,16 @@ class HealthPolicy:
             raise KeyError(check)
         return found
 
-    def for_gpu(self, name: str) -> HealthPolicy:
-        """Return the policy for a GPU of this name, such as `NVIDIA A100-SXM4-80GB`."""
+    def for_gpu(self, name: str, *, mig: bool = False) -> HealthPolicy:
+        """Return the policy for a GPU of this name, such as `NVIDIA A100-SXM4-80GB`.
+
+        Args:
+            mig: True if MIG is on. Some errors are then contained to one instance of the GPU.
+        """
         own = {
-            code: meaning
-            for model, meanings in self.models.items()
-            if model in name
-            for code, meaning in meanings.items()
-            if not self.xids[code].overridden
+            each.code: each.meaning
+            for each in self.models
+            if each.model in name and not (each.without_mig and mig) and not self.xids[each.code].overridden
         }
         return replace(self, xids={**self.xids, **own}) if own else self
 

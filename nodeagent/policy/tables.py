@@ -10,9 +10,10 @@ from typing import Any
 from nodeagent.model import Action, Level
 from nodeagent.policy import meanings, nvlink
 from nodeagent.policy.nvlink import NvlinkPattern
-from nodeagent.policy.rules import Clears, Meaning, Word
+from nodeagent.policy.rules import Clears, Meaning, ModelMeaning, Word
 from nodeagent.policy.validation import Mistakes
 
+WITHOUT_MIG = "off"  # marks a meaning that does not hold while MIG is on
 OTHERS = "*"  # marks the row for all values that no other row names
 _NUMBERS = ("hold_s", "recurs_bursts", "recurs_within_s", "verdict_since")
 HIGHEST_CODE = 99_999  # of an Xid or an SXid
@@ -84,26 +85,28 @@ def read_xids(text: str) -> XidTable:
     return XidTable(found, unknown[0], classes, notes)
 
 
-def read_models(text: str, xids: Mapping[int, Meaning]) -> Mapping[str, Mapping[int, Meaning]]:
+def read_models(text: str, xids: Mapping[int, Meaning]) -> tuple[ModelMeaning, ...]:
     """Return the meanings that differ for a model of GPU (A100) from those in `xids`.
 
     Raises BadPolicy.
     """
     mistakes = Mistakes("xid_models.csv")
-    found: dict[str, dict[int, Meaning]] = {}
+    found: dict[tuple[str, str], ModelMeaning] = {}
     for at, row in csv_rows(text):
-        code, model = row.pop("xid", ""), row.pop("model", "")
+        code, model, mig = row.pop("xid", ""), row.pop("model", ""), row.pop("mig", "")
         row.pop("note", None)
         meaning = row_meaning(mistakes, at, row)
-        before = found.setdefault(model, {})
         if not model:
             mistakes.note(f"{at}.model", "is missing")
-        if code.isdecimal() and int(code) in xids and int(code) not in before:
-            before[int(code)] = replace(meaning, verdict_since=xids[int(code)].verdict_since)
+        if mig not in ("", WITHOUT_MIG):
+            mistakes.wrong(f"{at}.mig", mig, f"{WITHOUT_MIG}, or nothing for any mode")
+        if code.isdecimal() and int(code) in xids and (code, model) not in found:
+            meaning = replace(meaning, verdict_since=xids[int(code)].verdict_since)
+            found[code, model] = ModelMeaning(model, int(code), meaning, mig == WITHOUT_MIG)
         else:
             mistakes.wrong(at, code, "a code of xid.csv, once for each model")
     mistakes.end()
-    return found
+    return tuple(found.values())
 
 
 def read_sxids(text: str) -> SxidTable:

@@ -41,6 +41,10 @@ class CounterSum:
             self.summed = frozenset(known)
         return self.total
 
+    def rebase(self) -> None:
+        """Count each counter from its next reading: all of them have restarted, for example at a boot."""
+        self.last.clear()
+
     def dump(self) -> dict[str, Any]:
         """Return the sum as JSON, for `load`: the next process continues from it."""
         return {"total": self.total, "last": dict(self.last)}

@@ -51,6 +51,11 @@ class CachedList(Generic[T]):
     def last(self) -> tuple[T, ...]:
         return self._found
 
+    @property
+    def listed_s(self) -> float:
+        """When `last` was found."""
+        return self._at_s
+
     def at(self, now_s: float) -> tuple[T, ...]:
         if now_s - self._at_s >= LIST_S:
             self._found, self._at_s = self._find(), now_s

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from nodeagent.sensing.counter_sum import CounterSum
 from nodeagent.sensing.sensor import Omission
 from nodeagent.sensing.small_files import exists, list_names, parse_number, parse_text, try_read
 from nodeagent.sensing.sweep import CachedList, Reading
+from nodeagent.sysfs.departures import Hardware, KnownHardware, works_elsewhere
 from nodeagent.sysfs.pci import nearest_address, pci_address
 
 UP, DOWN, SLOW = 0.0, 1.0, 2.0
@@ -58,6 +59,12 @@ class IbPort:
     @property
     def entity(self) -> str:
         return f"port/{self.device}/{self.port}"
+
+    @property
+    def has_guid(self) -> bool:
+        """True if `key` identifies the adapter; while its driver starts, it may have no GUID yet."""
+        guid = self.key.rpartition("/")[0]
+        return guid != self.device and bool(guid.strip("0:"))
 
     @property
     def alike(self) -> tuple[str, str, str, str]:
@@ -165,9 +172,15 @@ class InfiniBandPorts:
     checks = frozenset({"ib_port", *COUNTERS})
 
     def __init__(
-        self, root: str, expected: ExpectedPorts, remembered: Mapping[Any, Any], counts: Mapping[Any, Any]
+        self,
+        root: str,
+        expected: ExpectedPorts,
+        remembered: Mapping[Any, Any],
+        counts: Mapping[Any, Any],
+        known: object = None,
     ) -> None:
-        """Take what `remembered` and `remembered_counts` returned before a restart."""
+        """Take what `remembered`, `remembered_counts` and `known.remembered` returned before a restart."""
+        self.known = KnownHardware(known)
         self._listing = CachedList(lambda: list_ports(root))
         self._expected = expected
         self._best_gbps = _remembered_rates(remembered)
@@ -195,6 +208,11 @@ class InfiniBandPorts:
         """Return the sums of counters, as JSON: the next process counts on from them."""
         return {key: each.dump() for key, each in list(self._sums.items())[-MAX_SUMS:]}
 
+    def rebase_counts(self) -> None:
+        """Count from the next readings: the node has booted, and links count errors while they come up."""
+        for each in self._sums.values():
+            each.rebase()
+
     def forget(self, entity: str) -> None:
         """Forget that a port was up, and its best rate; of all ports if `entity` is empty."""
         keys = {each.key for each in (*self._listing.last, *self._seen.values()) if each.entity == entity}
@@ -204,9 +222,33 @@ class InfiniBandPorts:
     def _states(self, found: Iterable[IbPort]) -> Iterator[Reading]:
         ports = [port for place in found if (port := _port_state(place)) is not None]
         self._best_gbps = best_rates(self._best_gbps, ports, MAX_REMEMBERED)
-        for port, state, why in judge_ports(ports, self._best_gbps, self._expected):
+        judged = judge_ports(ports, self._best_gbps, self._expected)
+        yield from self._gone(found, ports, {port.place.entity for port, state, _ in judged if state == DOWN})
+        for port, state, why in judged:
             yield Reading("ib_port", port.place.entity, state, "; ".join(filter(None, (port.words, why))))
         yield from self._vanished(ports)
+
+    def _gone(
+        self, found: Iterable[IbPort], ports: Iterable[IbPortState], down: Container[str]
+    ) -> list[Reading]:
+        active = {each.place.entity: each.is_active for each in ports}
+        present = {
+            each.entity: Hardware(
+                each.key if each.has_guid else "",
+                f"{each.pci}/infiniband" if each.pci else "",
+                each.entity in down if each.entity in active else None,
+                active.get(each.entity, False),
+            )
+            for each in found
+        }
+        if len(present) >= MAX_PORTS:
+            return []  # there may be more
+        gone = self.known.gone(
+            present, self._listing.listed_s, lambda old: works_elsewhere(old, present.values(), exists)
+        )
+        for each in gone:
+            self._seen.pop(each.entity, None)
+        return gone
 
     def _vanished(self, ports: Iterable[IbPortState]) -> Iterator[Reading]:
         """Yield a reading for each port whose adapter has left the bus.
@@ -219,6 +261,7 @@ class InfiniBandPorts:
         for entity, place in self._seen.items():
             if entity not in now and place.pci and not exists(place.pci):
                 address = nearest_address(place.pci)
+                self.known.mark_down(entity)
                 yield Reading("ib_port", entity, DOWN, f"its PCI device {address} is gone")
         self._seen = dict(list({**self._seen, **up}.items())[-MAX_PORTS:])
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from nodeagent.sensing.sensor import Omission
 from nodeagent.sensing.small_files import exists, list_names, parse_number, parse_text, try_read
 from nodeagent.sensing.sweep import CachedList, Reading
+from nodeagent.sysfs.departures import Hardware, KnownHardware, works_elsewhere
 
 MAX_INTERFACES = 256
 MAX_REMEMBERED = 512
@@ -16,6 +20,19 @@ UP, DOWN = 0.0, 1.0
 IFF_UP = 0x1  # linux/if.h: administratively up
 
 _FLAGS = re.compile(r"0x[0-9a-f]{1,8}")
+
+
+@dataclass(frozen=True, slots=True)
+class NetInterface:
+    """One physical interface."""
+
+    name: str
+    key: str  # its device, and which of the device's ports it is; "" if that cannot be read
+    home: str  # see `departures.Hardware`
+
+    @property
+    def entity(self) -> str:
+        return f"net/{self.name}"
 
 
 def interface_state(operstate: str, flags: int, was_up: bool) -> float | None:
@@ -36,20 +53,23 @@ class NetworkInterfaces:
 
     checks = frozenset({"net_carrier", "net_down"})
 
-    def __init__(self, root: str, remembered: object) -> None:
+    def __init__(self, root: str, remembered: object, known: object = None) -> None:
+        """Take what `remembered` and `known.remembered` returned before a restart."""
+        self.known = KnownHardware(known)
         self._base = f"{root}/class/net"
         self._listing = CachedList(lambda: physical_interfaces(self._base))
         self._were_up = _remembered(remembered)
 
     def read(self, due: frozenset[str], now_s: float) -> Iterable[Reading]:
-        for name in self._listing.at(now_s):
-            entity = f"net/{name}"
-            if "net_carrier" in due:
-                changes = parse_number(try_read(f"{self._base}/{name}/carrier_changes"))
-                if changes is not None:
-                    yield Reading("net_carrier", entity, float(changes))
-            if "net_down" in due:
-                yield from self._state(name, entity)
+        found = self._listing.at(now_s)
+        readings: list[Reading] = []
+        if "net_down" in due:
+            readings += self._states(found)
+        for each in found if "net_carrier" in due else ():
+            changes = parse_number(try_read(f"{self._base}/{each.name}/carrier_changes"))
+            if changes is not None:
+                readings.append(Reading("net_carrier", each.entity, float(changes)))
+        return readings
 
     def left_out(self) -> tuple[Omission, ...]:
         """Return nothing: a node without such interfaces does not miss any check."""
@@ -63,26 +83,48 @@ class NetworkInterfaces:
         """Forget that an interface was up; all of them if `entity` is empty."""
         self._were_up = {each: None for each in self._were_up if entity and f"net/{each}" != entity}
 
-    def _state(self, name: str, entity: str) -> Iterator[Reading]:
-        operstate = parse_text(try_read(f"{self._base}/{name}/operstate"))
-        flags = parse_text(try_read(f"{self._base}/{name}/flags")) or ""
-        if operstate is None or not _FLAGS.fullmatch(flags):
-            return
-        found = interface_state(operstate, int(flags, 16), name in self._were_up)
-        if found is not None:
-            yield Reading("net_down", entity, found, f"operstate {operstate}, flags {flags}")
-        if operstate == "up" and name not in self._were_up:
-            self._were_up = dict.fromkeys([*self._were_up, name][-MAX_REMEMBERED:])
+    def _states(self, found: tuple[NetInterface, ...]) -> list[Reading]:
+        present: dict[str, Hardware] = {}
+        states: list[Reading] = []
+        for each in found:
+            present[each.entity] = Hardware(each.key, each.home, None)
+            operstate = parse_text(try_read(f"{self._base}/{each.name}/operstate"))
+            flags = parse_text(try_read(f"{self._base}/{each.name}/flags")) or ""
+            if operstate is None or not _FLAGS.fullmatch(flags):
+                continue
+            state = interface_state(operstate, int(flags, 16), each.name in self._were_up)
+            if state is not None:
+                states.append(
+                    Reading("net_down", each.entity, state, f"operstate {operstate}, flags {flags}")
+                )
+            is_up = operstate == "up"
+            present[each.entity] = Hardware(each.key, each.home, state == DOWN, is_up)
+            if is_up and each.name not in self._were_up:
+                self._were_up = dict.fromkeys([*self._were_up, each.name][-MAX_REMEMBERED:])
+        return [*self._gone(present), *states]
+
+    def _gone(self, present: Mapping[str, Hardware]) -> list[Reading]:
+        if len(present) >= MAX_INTERFACES:
+            return []  # there may be more
+        return self.known.gone(
+            present, self._listing.listed_s, lambda old: works_elsewhere(old, present.values(), exists)
+        )
 
 
-def physical_interfaces(base: str) -> tuple[str, ...]:
+def physical_interfaces(base: str) -> tuple[NetInterface, ...]:
     """Return the present interfaces that belong to a device, except virtual functions."""
     found = (
-        name
+        _interface(base, name)
         for name in list_names(base)
         if exists(f"{base}/{name}/device") and not exists(f"{base}/{name}/device/physfn")
     )
-    return tuple(found)[:MAX_INTERFACES]
+    return tuple(islice(found, MAX_INTERFACES))
+
+
+def _interface(base: str, name: str) -> NetInterface:
+    device = os.path.realpath(f"{base}/{name}/device")
+    number, port = (parse_text(try_read(f"{base}/{name}/{each}")) for each in ("dev_port", "phys_port_name"))
+    return NetInterface(name, f"{device} {number} {port or ''}" if number else "", f"{device}/net")
 
 
 def _remembered(raw: object) -> dict[str, None]:

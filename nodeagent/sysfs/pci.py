@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from nodeagent.sensing.pci_classes import HIGHEST, is_gpu
 from nodeagent.sensing.sensor import Omission
 from nodeagent.sensing.small_files import MAX_FIGURES, exists, list_names, parse_number, parse_text, try_read
 from nodeagent.sensing.sweep import CachedList, Reading
+from nodeagent.sysfs.departures import Hardware, KnownHardware
 
 MAX_DEVICES = 512  # a node with eight GPUs and their switches has about a hundred
 MAX_DEPTH = 16  # bridges above one device
@@ -190,18 +193,36 @@ def remembered_widths(remembered: Mapping[Any, Any]) -> dict[str, int]:
     }
 
 
+def remembered_counts(counts: Mapping[Any, Any]) -> dict[str, int]:
+    """Return the remembered number of devices of each model; `counts` may be corrupt."""
+    return {
+        model: count
+        for model, count in counts.items()
+        if isinstance(model, str) and type(count) is int and 0 < count <= MAX_DEVICES
+    }
+
+
 class PciDevices:
     """Checks the PCI devices of one sysfs."""
 
     checks = frozenset({"device_pcie_link", *AER})
 
-    def __init__(self, root: str, remembered: Mapping[Any, Any]) -> None:
+    def __init__(
+        self,
+        root: str,
+        remembered: Mapping[Any, Any],
+        known: object = None,
+        counts: Mapping[Any, Any] = MappingProxyType({}),
+    ) -> None:
+        """Take what `remembered`, `known.remembered` and `remembered_counts` returned before a restart."""
+        self.known = KnownHardware(known)
+        self._most = remembered_counts(counts)  # by model: the most devices that were present at once
         self._listing = CachedList(lambda: list_devices(root))
         self._best = remembered_widths(remembered)
 
     def read(self, due: frozenset[str], now_s: float) -> Iterable[Reading]:
         found = self._listing.at(now_s)
-        readings: list[Reading] = []
+        readings = self._gone(found)
         for check in sorted(due & set(AER)):
             readings += _errors(check, found)
         if "device_pcie_link" in due:
@@ -217,10 +238,29 @@ class PciDevices:
         """Return the greatest width of each device, as JSON."""
         return dict(list(self._best.items())[-MAX_REMEMBERED:])
 
+    def remembered_counts(self) -> dict[str, Any]:
+        """Return the number of devices of each model, as JSON."""
+        return dict(list(self._most.items())[-MAX_REMEMBERED:])
+
     def forget(self, entity: str) -> None:
         """Forget the widths of a device, or of all devices if `entity` is empty."""
         kept = {} if not entity else self._best
         self._best = {key: each for key, each in kept.items() if f"device/{key.partition(' ')[0]}" != entity}
+
+    def _gone(self, found: Sequence[PciDevice]) -> list[Reading]:
+        """Return a reading for each device that has another address now: none of its model is missing.
+
+        A device that has left the bus alone may have failed.
+        """
+        if len(found) >= MAX_DEVICES:
+            return []  # there may be more
+        present = {each.entity: Hardware("" if "None" in each.model else each.model) for each in found}
+        counts = Counter(each.key for each in present.values() if each.key)
+        for model, count in counts.items():
+            self._most[model] = max(count, self._most.get(model, 0))
+        return self.known.gone(
+            present, self._listing.listed_s, lambda old: counts[old.key] >= self._most.get(old.key, 1)
+        )
 
     def _links(self, found: Iterable[PciDevice]) -> Iterator[Reading]:
         now: dict[PciDevice, int] = {}

@@ -49,11 +49,23 @@ class SysfsSensor:
         """
         self._root = root
         before = remembered or {}
-        self._devices = PciDevices(str(root), _mapping(before.get("link_widths")))
-        self._infiniband = InfiniBandPorts(
-            str(root), expected, _mapping(before.get("port_gbps")), _mapping(before.get("port_counts"))
+        self._devices = PciDevices(
+            str(root),
+            _mapping(before.get("link_widths")),
+            before.get("known_devices"),
+            _mapping(before.get("device_counts")),
         )
-        self._interfaces = NetworkInterfaces(str(root), before.get("net_up"))
+        self._infiniband = InfiniBandPorts(
+            str(root),
+            expected,
+            _mapping(before.get("port_gbps")),
+            _mapping(before.get("port_counts")),
+            before.get("known_ports"),
+        )
+        self._boot_id = clock.anchor.boot_id
+        if before.get("boot_id", self._boot_id) != self._boot_id:
+            self._infiniband.rebase_counts()
+        self._interfaces = NetworkInterfaces(str(root), before.get("net_up"), before.get("known_interfaces"))
         self._forgotten = ForgottenBaselines(forgets, before.get("forgets_done"))
         self._forget: Mapping[str, Callable[[str], None]] = {
             baselines.WIDTHS: self._devices.forget,
@@ -84,10 +96,15 @@ class SysfsSensor:
     def remembered(self) -> dict[str, Any]:
         """Return the state for the next process, as JSON; a new object at each call."""
         return {
+            "boot_id": self._boot_id,
             "link_widths": self._devices.remembered(),
             "port_gbps": self._infiniband.remembered(),
             "port_counts": self._infiniband.remembered_counts(),
             "net_up": self._interfaces.remembered(),
+            "known_devices": self._devices.known.remembered(),
+            "known_ports": self._infiniband.known.remembered(),
+            "known_interfaces": self._interfaces.known.remembered(),
+            "device_counts": self._devices.remembered_counts(),
             "forgets_done": self._forgotten.position(),
         }
 

@@ -18,7 +18,7 @@ from nodeagent.agent.sensor_threads import SensorStatus
 from nodeagent.cli import assembly, options, signals
 from nodeagent.cli import commands as node_commands
 from nodeagent.cli.commands import COMMANDS, HARD_STOP_S, TESTS
-from nodeagent.evaluation import bursts, evaluator, events, growth, quotas, samples
+from nodeagent.evaluation import bursts, events, growth, quotas, retention, samples
 from nodeagent.evaluation.evaluator import verdicts
 from nodeagent.host import stuck_threads
 from nodeagent.model import Action, HealthFinding, Level, word
@@ -190,12 +190,12 @@ def test_every_key_of_a_policy_file_is_in_the_page() -> None:
         f"within {bursts.GAP_S:g} s of each other",
         f"up to {samples.LATE_S:g} s late",
         f"from {events.BEFORE_S:g} s before to {events.AFTER_S:g} s after a code",
-        f"For {evaluator.FORGET_S / 86400:g} days after it has ended, the agent keeps evidence: for each "
+        f"For {retention.FORGET_S / 86400:g} days after it has ended, the agent keeps evidence: for each "
         f"kind of entity up to {quotas.MAX_SERIES} series of samples, and up to {quotas.MAX_EVENTS} "
         f"codes of events, each with {quotas.MAX_VARIANTS} variants of {bursts.MAX_BURSTS} bursts; "
         f"for GPUs, NVSwitches and "
         f"the node itself up to {quotas.MAX_OWN} of each",
-        f"has left the node for {evaluator.DEPARTED_S / 86400:g} days",
+        f"has left the node for {retention.DEPARTED_S / 86400:g} days",
         f"arrives more than {events.AFTER_S:g} s after the code",
         f"within {growth.TOGETHER_S:g} s of the growth",
         f"{inbox.MAX_EVENTS} different events and {inbox.MAX_SAMPLES} samples",

@@ -113,6 +113,33 @@ def test_after_a_restart_nothing_is_reported_twice_nothing_missed_and_recovery_i
     assert sorted((each["kind"], each["code"]) for each in third.told) == [("cleared", 48), ("cleared", 79)]
 
 
+class HangingAtFirst(Scripted):
+    """A sensor whose first call returns only when the test allows it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.release = threading.Event()
+
+    def open(self) -> None:
+        assert self.release.wait(PATIENCE_S)
+
+
+def test_a_sensor_that_hung_before_a_restart_is_well_once_its_calls_return(tmp_path: Path) -> None:
+    entity, first = "sensor/scripted", Scripted()
+    room = Room(tmp_path, first)
+    first.give(Observation(room.clock.now_s() - 30.0, "sensor_stuck", entity, "agent", 70.0))
+    room.until(lambda: bool(room.told))
+    room.end()
+    again = HangingAtFirst()
+    second = Room(tmp_path, again)
+    second.agent.run_cycle()
+    assert level(second, entity) is Level.UNHEALTHY, "it has not been tried"
+    again.release.set()
+    second.until(lambda: level(second, entity) is Level.HEALTHY)
+    second.end()
+    assert [(each["kind"], each["check"]) for each in second.told] == [("cleared", "sensor_stuck")]
+
+
 def test_a_change_is_saved_before_it_is_reported(tmp_path: Path) -> None:
     sensor, seen = Scripted(), []
     room = Room(tmp_path, sensor)
@@ -257,6 +284,22 @@ def test_the_facts_of_a_gpu_that_is_gone_leave_the_report() -> None:
     room.until(lambda: room.agent.published.facts[GPU]["mig"] == "on")
     sensor.give(state())
     room.until(lambda: GPU not in room.agent.published.facts)
+    room.end()
+
+
+def test_the_mig_mode_in_the_facts_of_a_gpu_decides_what_its_codes_mean() -> None:
+    sensor = Scripted()
+    room = Room(None, sensor)
+
+    def action() -> str | None:
+        found = room.agent.evaluator.findings(room.clock.now_s())
+        return next((each.action.name for each in found if each.code == 95), None)
+
+    for mode, expected in (("off", "REBOOT_NODE"), ("on", "RESET_GPU")):
+        facts = (("uuid", "GPU-1"), ("name", "NVIDIA A100-SXM4-80GB"), ("mig", mode))
+        sensor.give(Observation(room.clock.now_s(), "gpu_state", GPU, "test", 0.0, facts=facts))
+        sensor.give(xid(95, room.clock.now_s()))
+        room.until(lambda expected=expected: action() == expected)  # type: ignore[misc]
     room.end()
 
 

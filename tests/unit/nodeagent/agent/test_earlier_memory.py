@@ -7,7 +7,8 @@ import shutil
 from pathlib import Path
 
 from nodeagent.agent import saved_state
-from nodeagent.evaluation.evaluator import FORGET_S, Evaluator
+from nodeagent.evaluation.evaluator import Evaluator
+from nodeagent.evaluation.retention import FORGET_S
 from nodeagent.model import Action, HealthFinding, Observation
 from nodeagent.policy.loading import shipped
 

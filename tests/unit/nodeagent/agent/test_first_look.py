@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from nodeagent.agent.agent import Agent
 from nodeagent.agent.saved_state import SavedState
+from nodeagent.evaluation.evaluator import Evaluator
 from nodeagent.model import HealthFinding, Level, Observation
 from nodeagent.policy.loading import shipped
 from nodeagent.sensing.clock import Anchor, Clock
@@ -31,11 +34,13 @@ def test_a_fault_from_before_the_first_look_counts_from_it_also_after_a_restart(
     assert [each.since_s for each in findings(agent(first.state))] == [found.since_s]
 
 
-def test_what_the_evaluator_refuses_is_reported_with_what_the_queue_lost() -> None:
+def test_what_the_evaluator_refuses_is_reported_with_what_the_queue_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     made = agent(SavedState())
     made.inbox.dropped = 2
     made.run_cycle()
-    made.evaluator.dropped = 3
+    monkeypatch.setattr(Evaluator, "dropped", 3)
     [found] = findings(made)
     assert (found.check, found.level) == ("observations_dropped", Level.DEGRADED)
     assert made.published.dropped == 5

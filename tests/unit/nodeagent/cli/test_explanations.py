@@ -58,6 +58,12 @@ def test_a_decoded_code_shows_what_its_line_can_contain() -> None:
     assert "details in its line" not in explain(load('[xid.74]\nlevel = "healthy"'), "xid", "74")
 
 
+def test_a_counter_that_a_boot_restarts_says_so() -> None:
+    line = "  counted   from the first reading after a boot"
+    assert line in explain(POLICY, "check", "net_carrier").splitlines()
+    assert line not in explain(POLICY, "check", "ecc_dbe").splitlines()
+
+
 def test_a_check_shows_its_limits_and_its_clearing_condition() -> None:
     margin = explain(POLICY, "check", "gpu_temperature_margin")
     assert "degraded  5 °C or less, in 3 of 4 samples -> none" in margin

@@ -8,7 +8,8 @@ import pytest
 
 from nodeagent.evaluation import devices
 from nodeagent.evaluation.devices import DeviceSlots
-from nodeagent.evaluation.evaluator import FORGET_S, Evaluator
+from nodeagent.evaluation.evaluator import Evaluator
+from nodeagent.evaluation.retention import FORGET_S
 from nodeagent.model import Action, HealthFinding, Level, Observation
 from nodeagent.policy.loading import shipped
 from tests.unit.nodeagent.evaluation.world import DAY_S
@@ -76,8 +77,8 @@ def test_what_a_new_gpu_does_between_the_boot_and_its_first_sighting_is_its_own(
 
 def test_a_bad_gpu_that_was_moved_takes_its_findings_along() -> None:
     made = evaluator(
-        seen(A, 0.0), seen(B, 0.0, OTHER), xid(64, 10.0), xid(64, 1000.0),
-        seen(A, 1100.0), seen(B, 1100.0, OTHER),
+        seen(A, 0.0), seen(B, 0.0, OTHER), xid(64, 10.0), mark("gpu_reset", 500.0),
+        xid(64, 1000.0), seen(A, 1100.0), seen(B, 1100.0, OTHER),
         mark("boot", 1200.0),
         mark("replaced", 1210.0), mark("replaced", 1210.0, OTHER), seen(B, 1210.1), seen(A, 1210.1, OTHER),
     )  # fmt: skip
@@ -101,6 +102,7 @@ def test_a_gpu_that_comes_back_has_its_record_again() -> None:
     made = evaluator(
         seen(A, 0.0),
         xid(64, 10.0),
+        mark("gpu_reset", 500.0),
         xid(64, 1000.0),
         seen(A, 1020.0),
         mark("boot", 1100.0),

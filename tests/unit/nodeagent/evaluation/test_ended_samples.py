@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.evaluation.evaluator import MAX_GONE, Evaluator
+from nodeagent.evaluation.evaluator import Evaluator
+from nodeagent.evaluation.evidence import MAX_GONE
 from nodeagent.model import GONE, NODE, Action, Level, Observation
 from nodeagent.policy.loading import load, shipped
 from tests.unit.nodeagent.evaluation.world import GPU, POLICY, evaluator, mark, sample, xid

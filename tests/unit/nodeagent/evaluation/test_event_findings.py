@@ -189,7 +189,9 @@ def test_a_finding_names_the_event_its_remedy_and_its_clearing_condition(
             ),
         ),
         (  # the recurrence is worse than the driver's verdict
-            partial(event, 79, [100, 1000], 1001, verdicts={"reset_gpu": [1001]}),
+            partial(
+                event, 79, [100, 1000], 1001, verdicts={"reset_gpu": [1001]}, marks=EndMarks(boots=[500])
+            ),
             expected(
                 "Xid 79: it; the driver recommends reset_gpu; 2 times within 7 d",
                 Level.UNHEALTHY, Action.REPLACE, BY_EXCHANGE, code=79, last_s=1000, lasting=True,
@@ -223,12 +225,12 @@ def test_the_operator_takes_precedence_over_the_driver_and_the_driver_over_the_t
             4300,
         ),
         (  # bursts of all variants count
-            partial(event, 79, {"a": [100], "b": [1000]}, 1001),
+            partial(event, 79, {"a": [100], "b": [1000]}, 1001, marks=EndMarks(boots=[500])),
             expected(
                 "Xid 79: it; 2 times within 7 d", Level.UNHEALTHY, Action.REPLACE, BY_EXCHANGE, code=79,
                 last_s=1000, evidence=("line a", "line b"), lasting=True,
             ),
-            inf,
+            1100,  # the end of what the boot has remedied
         ),
         (  # bursts of another variant do not count
             partial(event, 13, {"a": [100], "b": [1000]}, 1001),
@@ -358,3 +360,34 @@ def test_a_report_is_decoded_in_the_layout_of_the_drivers_branch(branch: int, le
     found, _ = event(144, of_the_new_layout, 101, branch=branch, policy=shipped())
     assert found is not None
     assert found.level is level
+
+
+REPLACE = (Level.UNHEALTHY, Action.REPLACE)
+
+
+@pytest.mark.parametrize(
+    ("at_s", "marks", "level_and_action"),
+    [
+        ([100, 1000], EndMarks(), REBOOT),  # an agent that was restarted has missed the signs in between
+        ([100.0 + 240 * n for n in range(60)], EndMarks(), REBOOT),
+        ([100, 1000], EndMarks(resets=[500]), REBOOT),  # a reset is not its remedy
+        ([100, 1000], EndMarks(boots=[50, 1001]), REBOOT),
+        ([100, 1000], EndMarks(boots=[500]), REPLACE),
+        ([100, 1000], EndMarks(over=[500]), REPLACE),
+        ([100, 3699], EndMarks(), REBOOT),
+        ([100, 3700], EndMarks(), REPLACE),  # what ended it was not seen
+        ([100, 1000, 9000], EndMarks(), REPLACE),
+    ],
+)
+def test_a_fault_recurs_only_after_its_remedy_or_a_long_silence(
+    at_s: list[float], marks: EndMarks, level_and_action: tuple[Level, Action]
+) -> None:
+    found, _ = event(79, at_s, at_s[-1] + 1, marks=marks)
+    assert found is not None
+    assert (found.level, found.action) == level_and_action
+
+
+def test_each_burst_of_a_fault_that_time_ends_is_an_occurrence() -> None:
+    found, _ = event(13, {"a": [100, 400]}, 401)
+    assert found is not None
+    assert (found.level, found.action) == (Level.DEGRADED, Action.CONTACT_SUPPORT)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from nodeagent.evaluation.samples import (
@@ -24,6 +26,7 @@ LOAD = Rule(
     "load", RuleKind.LEVEL, "load", "test", unhealthy=Bound(90), clear_at=10, clear_s=0,
     action=Action.REBOOT_NODE, degraded_action=Action.RESTART_APP,
 )  # fmt: skip
+LATE = replace(LOAD, clear_s=60)
 ERRORS = Rule(
     "errors", RuleKind.RATE, "errors", "test", period_s=10, window_s=60, degraded=Bound(50),
     unhealthy=Bound(200), clear_at=20, clear_s=100, action=Action.RESET_GPU,
@@ -80,7 +83,9 @@ def series(rule: Rule, seen: list[TimedValue]) -> SampleSeries:
         (TWICE, [(0, 7), (5, 8)], DEGRADED, Action.NONE, 5, 5,
          "twice: 8; the limit is 5 in 2 of 3 samples", "less than 5 for 120 s", False),
         (LOAD, [(5, 95)], UNHEALTHY, Action.REBOOT_NODE, 5, 5,
-         "load: 95; the limit is 90", "less than 90", False),
+         "load: 95; the limit is 90", "less than 90", True),
+        (LATE, [(5, 95), (15, 89)], UNHEALTHY, Action.REBOOT_NODE, 5, 5,
+         "load: 89; the limit is 90", "less than 90 for 60 s", False),
         (LOAD, [(5, 95), (15, 89)], DEGRADED, Action.RESTART_APP, 5, 15,
          "load: 89; the limit is 90", "less than 10", False),
         (ERRORS, [(0, 7), (10, 67), (20, 68)], DEGRADED, Action.RESTART_APP, 10, 20,

@@ -84,3 +84,14 @@ def test_the_kernels_module_load_takes_precedence_over_nvml() -> None:
     assert NodeGpus().reloaded("1", after_loss=True)
     assert not NodeGpus().reloaded("1", after_loss=False)
     assert NodeGpus(load="1").reloaded("", after_loss=True)
+
+
+def test_errors_that_links_count_while_a_loaded_driver_brings_them_up_are_no_growth() -> None:
+    history = NodeGpus(load="1", gpus={"0000:3b:00.0": GpuHistory("GPU-1")})
+    total = history.gpus["0000:3b:00.0"].nvlink_total
+    assert total.add({"replay": 2}) == 2
+    history.reloaded("1", after_loss=False)
+    assert total.add({"replay": 5}) == 5
+    history.reloaded("2", after_loss=False)
+    assert total.add({"replay": 500}) == 5
+    assert total.add({"replay": 501}) == 6

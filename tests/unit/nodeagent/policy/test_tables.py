@@ -136,6 +136,11 @@ def test_an_a100_needs_a_reboot_where_other_gpus_need_a_reset(code: int) -> None
     assert POLICY.for_gpu(A100).xids[79] is POLICY.xids[79]
 
 
+def test_with_mig_an_a100_needs_only_a_reset_after_an_error_that_was_not_contained() -> None:
+    assert POLICY.for_gpu(A100, mig=True).xids[95] is POLICY.xids[95]
+    assert POLICY.for_gpu(A100, mig=True).xids[64] == POLICY.for_gpu(A100).xids[64]
+
+
 def test_an_operators_meaning_takes_precedence_over_the_models() -> None:
     own = loading.load('[xid.95]\naction = "contact_support"\n').for_gpu(A100)
     assert own.xids[95].action is Action.CONTACT_SUPPORT
@@ -149,10 +154,11 @@ def test_an_operators_meaning_takes_precedence_over_the_models() -> None:
         ("95,,x,unhealthy,reboot_node,boot,600,ours", "model: is missing"),
         ("95,A100,x,unhealthy,reboot,boot,600,ours", "action = 'reboot'"),
         ("95,A100,x,unhealthy,none,boot,600,ours\n95,A100,x,unhealthy,none,boot,600,ours", "once for each"),
+        ("95,A100,x,unhealthy,reboot_node,boot,600,ours,on", "mig = 'on': expected off"),
     ],
 )
 def test_a_row_for_a_model_with_a_mistake_is_refused(row: str, told: str) -> None:
-    head = "xid,model,name,level,action,clears,hold_s,source\n"
+    head = "xid,model,name,level,action,clears,hold_s,source,mig\n"
     with pytest.raises(BadPolicy, match=told):
         tables.read_models(f"{head}{row}\n", POLICY.xids)
 

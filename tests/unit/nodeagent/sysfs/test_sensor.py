@@ -54,11 +54,19 @@ def test_the_remembered_state_is_json_and_is_restored(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "garbage", [{}, {"port_gbps": 5, "link_widths": [], "net_up": "x"}, {"net_up": {"a": 1}}]
+    "garbage",
+    [
+        {},
+        {"port_gbps": 5, "link_widths": [], "net_up": "x"},
+        {"net_up": {"a": 1}},
+        {"known_ports": {"a": ["k", 5, True], "b": "x"}, "device_counts": {"m": "two"}, "known_devices": [1]},
+    ],
 )
 def test_corrupt_remembered_data_is_ignored(tmp_path: Path, garbage: dict[str, object]) -> None:
     nothing: dict[str, object] = {
         "link_widths": {}, "port_gbps": {}, "port_counts": {}, "net_up": [], "forgets_done": 0,
+        "boot_id": "boot",
+        "known_devices": {}, "known_ports": {}, "known_interfaces": {}, "device_counts": {},
     }  # fmt: skip
     assert SysfsSensor(Ticking(), PERIODS, garbage, tmp_path).remembered() == nothing
 
@@ -120,3 +128,26 @@ def test_a_baseline_is_forgotten_of_one_entity_or_of_all(
     forgets.add(Forgotten(baseline))
     sensor.read()
     assert not sensor.remembered()[other]
+
+
+def test_what_a_port_counts_during_a_boot_is_no_growth(tmp_path: Path) -> None:
+    tree = realistic(tmp_path)
+    name = "class/infiniband/mlx5_0/ports/1/counters/link_downed"
+    sensor = SysfsSensor(Ticking(boot="one"), PERIODS, root=tmp_path)
+
+    def count(sensor: SysfsSensor) -> float:
+        found = {(each.check, each.entity): each.value for each in sensor.read()}
+        return found["ib_link_downed", "port/mlx5_0/1"]
+
+    before = count(sensor)
+    remembered = json.loads(json.dumps(sensor.remembered()))
+    tree.write(name, 2)
+    assert count(SysfsSensor(Ticking(boot="one"), PERIODS, remembered, tmp_path)) == before + 2
+    after, clock = json.loads(json.dumps(remembered)), Ticking(boot="two")
+    booted = SysfsSensor(clock, PERIODS, after, tmp_path)
+    assert count(booted) == before
+    tree.write(name, 3)
+    clock.at_s += 5
+    assert count(booted) == before + 1
+    del remembered["boot_id"]  # by an earlier version
+    assert count(SysfsSensor(Ticking(boot="two"), PERIODS, remembered, tmp_path)) == before + 3

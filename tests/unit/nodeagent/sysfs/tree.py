@@ -88,7 +88,7 @@ class Tree:
     def net(self, name: str, address: str = "") -> str:
         """Create an interface that is up, physical if it has an address. Return its path below `root`."""
         folder = f"class/net/{name}"
-        self.set(folder, {"operstate": "up", "flags": "0x1003", "carrier_changes": 1})
+        self.set(folder, {"operstate": "up", "flags": "0x1003", "carrier_changes": 1, "dev_port": 0})
         if address:
             self._link(f"{folder}/device", address)
         return folder

@@ -182,3 +182,21 @@ def test_the_model_of_a_gpu_decides_what_a_code_means_as_soon_as_it_is_known() -
     made.use(SHIPPED)
     made.set_model(GPU, "NVIDIA H100 80GB HBM3")
     assert [each.action for each in made.findings(1.0)] == [Action.RESET_GPU]
+
+
+@pytest.mark.parametrize(
+    ("mode", "action"),
+    [
+        ("on", Action.RESET_GPU),
+        ("on, off pending", Action.RESET_GPU),
+        ("off, on pending", Action.REBOOT_NODE),
+        ("", Action.REBOOT_NODE),
+    ],
+)
+def test_the_current_mig_mode_of_an_a100_decides_whether_a_reset_is_enough(mode: str, action: Action) -> None:
+    made = Evaluator(SHIPPED, 500)
+    made.add(xid(95, 0.0))
+    made.set_model(GPU, "NVIDIA A100-SXM4-80GB")
+    assert [each.action for each in made.findings(1.0)] == [Action.REBOOT_NODE]
+    made.set_model(GPU, "NVIDIA A100-SXM4-80GB", mode)
+    assert [each.action for each in made.findings(1.0)] == [action]

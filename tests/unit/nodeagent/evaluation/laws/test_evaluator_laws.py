@@ -15,7 +15,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from nodeagent.evaluation.evaluator import FORGET_S, Evaluator
+from nodeagent.evaluation.evaluator import Evaluator
+from nodeagent.evaluation.retention import FORGET_S
 from nodeagent.model import Action, HealthFinding, Level, Observation
 from nodeagent.policy.loading import shipped
 from tests.unit.nodeagent.evaluation.world import DAY_S, GPU, mark, xid

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.evaluation.evaluator import FORGET_S, Evaluator
+from nodeagent.evaluation.evaluator import Evaluator
+from nodeagent.evaluation.retention import FORGET_S
 from nodeagent.model import Action, HealthFinding, Level, Observation
 from nodeagent.policy.loading import load, shipped
 from tests.unit.nodeagent.evaluation.world import DAY_S, GPU, mark, sample, xid

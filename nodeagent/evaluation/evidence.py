@@ -1,0 +1,209 @@
+"""Stores the evidence about a node's entities, and finds what of it concerns the GPU in a slot. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import inf
+
+from nodeagent.evaluation.bursts import EventBursts
+from nodeagent.evaluation.devices import DeviceSlots, Era
+from nodeagent.evaluation.events import EndMarks
+from nodeagent.evaluation.samples import SampleSeries
+from nodeagent.model import DRIVER, NODE, VERDICT_XID, HealthFinding, Observation, kind_of
+from nodeagent.policy.rules import HealthPolicy, Rule
+
+MARKS = ("gpu_reset", "boot", "replaced", "cleared")
+NEVER_GONE = (NODE, DRIVER, "gpu", "sensor")  # kinds whose absence is itself a fault
+MAX_GONE = 512
+
+Place = tuple[str, str]  # entity, check
+Event = tuple[str, str, int]  # entity, check, code
+Variants = dict[str, EventBursts]
+
+
+@dataclass(slots=True)
+class HeldSeries:
+    """The samples of one check of one entity, and the finding that they amount to."""
+
+    series: SampleSeries
+    heard: dict[str, float] = field(default_factory=dict)  # by sensor: its newest sample
+    text: str = ""
+    finding: HealthFinding | None = None  # the current finding, valid while `known`
+    known: bool = False
+
+    @property
+    def last_s(self) -> float:
+        return self.series.samples[-1][0] if self.series.samples else -inf
+
+
+class Evidence:
+    """All evidence, by entity and check; and the GPUs in the slots, which it follows."""
+
+    def __init__(self) -> None:
+        self.series: dict[Place, HeldSeries] = {}
+        self.events: dict[Event, Variants] = {}
+        self.grown: dict[Event, Variants] = {}  # of counters whose growth lasts; the code is 0
+        self.devices = DeviceSlots()
+        self.entities: set[str] = {NODE}  # all entities with evidence
+        self.first_look_s = -inf
+        self._gone_s: dict[str, float] = {}  # by entity, oldest first: when its sensor last found it gone
+        self._owners: dict[str, tuple[str, ...]] = {}
+        self._eras: dict[str, tuple[Era, ...]] = {}
+
+    @property
+    def stores(self) -> tuple[dict[Event, Variants], dict[Event, Variants]]:
+        """Everything that is kept as bursts."""
+        return self.events, self.grown
+
+    def fit(self, policy: HealthPolicy) -> None:
+        """Adopt another policy: drop the evidence of checks that it does not have."""
+        self.series = {place: held for place, held in self.series.items() if place[1] in policy.rules}
+        for (_, check), held in self.series.items():
+            held.series.fit(policy.rules[check])
+            held.known = False
+        for store in self.stores:
+            for event in [each for each in store if not policy.has_check(each[1])]:
+                del store[event]
+        self._eras.clear()
+
+    def renew(self) -> None:
+        """Find again where the evidence about each GPU is: a GPU was moved, or the node has booted."""
+        self._owners.clear()
+        self._eras.clear()
+
+    # -- samples
+
+    def series_for(self, entity: str, rule: Rule) -> HeldSeries:
+        """Return the series of a check of an entity; a new one, which is not stored yet, if there is none."""
+        held = self.series.get((entity, rule.check))
+        if held is None:
+            held = HeldSeries(SampleSeries([]))
+            for at_s in self.times(entity, "cleared"):
+                held.series.clear(rule, at_s)
+        return held
+
+    def note_boots(self, held: HeldSeries, rule: Rule) -> None:
+        """Have a counter that each boot restarts begin with its first reading after the newest boot."""
+        for at_s in self.boots() if rule.restarts_at_boot else ():
+            if at_s < held.last_s:
+                held.series.restart(rule, at_s)
+                held.known = False
+
+    def note_mark(self, seen: Observation, policy: HealthPolicy) -> None:
+        """Apply a mark to the samples of an entity, or of all for a boot."""
+        for (entity, check), held in self.series.items():
+            if seen.entity in (NODE, entity):
+                held.known = False
+            if seen.check == "boot":
+                self.note_boots(held, policy.rules[check])
+            elif seen.check == "cleared" and entity == seen.entity:
+                held.series.clear(policy.rules[check], seen.at_s)
+
+    def is_of_gone(self, entity: str, at_s: float) -> bool:
+        """Return True for a late sample of an entity that its sensor has found gone since."""
+        return at_s < self._gone_s.get(entity, -inf)
+
+    def end_gone(self, entity: str, at_s: float) -> bool:
+        """Drop the samples of an entity that no longer exists. Its successor starts without any."""
+        if kind_of(entity) in NEVER_GONE:
+            return False
+        self._gone_s[entity] = max(at_s, self._gone_s.pop(entity, at_s))
+        while len(self._gone_s) > MAX_GONE:
+            del self._gone_s[next(iter(self._gone_s))]
+        ended = [place for place, held in self.series.items() if place[0] == entity and held.last_s < at_s]
+        for place in ended:
+            del self.series[place]
+        self.drop_unused({entity})
+        return bool(ended)
+
+    # -- the GPUs in the slots
+
+    def see_device(self, seen: Observation) -> bool:
+        """Note which GPU is in a slot. Return True if that changes what the evidence is about."""
+        before = self.devices.device(seen.entity)
+        changed = self.devices.see(seen)
+        if self.devices.device(seen.entity) == before and not changed:
+            return False
+        self.renew()
+        for place, held in self.series.items():
+            held.known = held.known and place[0] not in (seen.entity, *changed)
+        for entity, seen_s in changed.items():
+            self._end_series(entity, seen_s)
+        return True
+
+    def _end_series(self, entity: str, seen_s: float) -> None:
+        """Drop the samples of the GPU that was last seen in this slot at `seen_s`."""
+        for place, held in list(self.series.items()):
+            if place[0] != entity:
+                continue
+            later = [each for each in held.series.samples if each[0] > seen_s]
+            if later:
+                held.series, held.known = SampleSeries(later), False
+            else:
+                del self.series[place]
+
+    def owners_of(self, entity: str) -> tuple[str, ...]:
+        """Return the entities whose findings depend on the evidence of this one."""
+        if entity not in self._owners:
+            self._owners[entity] = self.devices.owners(entity)
+        return self._owners[entity]
+
+    def eras_of(self, entity: str) -> tuple[Era, ...]:
+        """Return where and when the evidence about the GPU in this slot was collected."""
+        if entity not in self._eras:
+            self._eras[entity] = self.devices.eras(entity, self.boots())
+        return self._eras[entity]
+
+    def bursts_of(self, event: Event) -> Mapping[str, EventBursts]:
+        """Return the bursts of an event by variant, from each slot in which the entity's GPU has been."""
+        return self._collected(self.events, event)
+
+    def growth_of(self, event: Event) -> Mapping[str, EventBursts]:
+        """Return when a counter has grown, from each slot in which the entity's GPU has been."""
+        return self._collected(self.grown, event)
+
+    def _collected(self, store: Mapping[Event, Variants], event: Event) -> Mapping[str, EventBursts]:
+        entity, check, code = event
+        eras = self.eras_of(entity)
+        if len(eras) == 1 and (eras[0].from_s, eras[0].until_s) == (-inf, inf):
+            return store.get((eras[0].entity, check, code), {})
+        found: Variants = {}
+        for era in eras:
+            for name, each in store.get((era.entity, check, code), {}).items():
+                part = each.within(era.from_s, era.until_s)
+                if part.spans:
+                    found.setdefault(name, EventBursts()).join(part)
+        return found
+
+    def drivers_verdicts(self, entity: str) -> Mapping[str, EventBursts]:
+        """Return the driver's verdicts on an entity (Xid 154), by variant."""
+        return self.bursts_of((entity, "xid", VERDICT_XID))
+
+    def marks(self, entity: str) -> EndMarks:
+        """Return when something happened that may end findings about an entity."""
+        over = self.drivers_verdicts(entity).get("none")
+        slots = {era.entity for era in self.eras_of(entity)}
+        replaced = self.times(entity, "replaced")
+        return EndMarks(
+            resets=self.times(entity, "gpu_reset"),
+            boots=self.boots(),
+            replaced=[t for t in replaced if not any(self.devices.explains(slot, t) for slot in slots)],
+            cleared=self.times(entity, "cleared"),
+            over=[last for _, last in over.spans] if over else [],
+        )
+
+    def boots(self) -> list[float]:
+        """Return when the node booted, oldest first."""
+        variants = self.events.get((NODE, "boot", 0), {})
+        return sorted(last for each in variants.values() for _, last in each.spans)
+
+    def times(self, entity: str, check: str) -> list[float]:
+        """Return when a mark was seen, oldest first: the ends of its bursts."""
+        variants = self.bursts_of((entity, check, 0))
+        return sorted(last for each in variants.values() for _, last in each.spans)
+
+    def drop_unused(self, entities: set[str]) -> None:
+        """Drop those of `entities` that have no evidence left."""
+        used = {NODE, *(each[0] for store in (self.series, self.events, self.grown) for each in store)}
+        self.entities -= entities - used

@@ -1,0 +1,225 @@
+"""Judges the evidence: what each series of samples and each event amounts to at one time. Pure.
+
+The results are kept until evidence or time changes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import inf
+
+from nodeagent.evaluation import events, growth, samples
+from nodeagent.evaluation.bursts import union_bursts
+from nodeagent.evaluation.evidence import MARKS, Event, Evidence, HeldSeries, Place
+from nodeagent.model import VERDICT_XID, Action, HealthFinding, Level, origin_of
+from nodeagent.policy.rules import CLEARED_BY, Clears, HealthPolicy
+
+BEFORE_STANDING_S = 600.0  # the samples of a finding began at most this long before it stood
+RECOVERY = "recovery_action"
+MIG_ON = "on"  # in the facts of a GPU
+VOLUME = "user_volume"  # the check whose value 1 means that a device backs a pod's volume
+MAX_PROBLEMS = 32
+
+
+class Judge:
+    """Judges by one policy, and by the model of each GPU and the driver's branch."""
+
+    def __init__(self, evidence: Evidence, policy: HealthPolicy, branch: int | None) -> None:
+        self.policy = policy
+        self.branch = branch
+        self.problems: dict[Place, str] = {}  # evidence that could not be evaluated since the start
+        self._evidence = evidence
+        # by entity: the finding, and when it clears
+        self._judged: dict[str, dict[Event, tuple[HealthFinding | None, float]]] = {}
+        self._models: dict[str, tuple[str, bool]] = {}  # by entity: the GPU, and whether MIG is on
+        self._policies: dict[tuple[str, bool], HealthPolicy] = {}  # by the same
+
+    def use(self, policy: HealthPolicy) -> None:
+        """Judge by another policy from now on."""
+        self.policy = policy
+        self._policies.clear()
+        self.revise()
+
+    def set_model(self, entity: str, name: str, mig: str) -> bool:
+        """Note a GPU's name and MIG mode; return True if they are new."""
+        model = (name, mig.partition(",")[0] == MIG_ON)
+        if model == self._models.get(entity):
+            return False
+        self._models[entity] = model
+        self._judged.pop(entity, None)
+        return True
+
+    def policy_of(self, entity: str) -> HealthPolicy:
+        """Return the policy for an entity: some codes have another meaning for some models."""
+        model = self._models.get(entity, ("", False))
+        if model not in self._policies:
+            self._policies[model] = self.policy.for_gpu(model[0], mig=model[1])
+        return self._policies[model]
+
+    def revise(self) -> None:
+        """Judge all events again."""
+        self._judged.clear()
+
+    def revise_events_of(self, entity: str) -> None:
+        """Judge the events again that depend on the evidence of an entity."""
+        for owner in self._evidence.owners_of(entity):
+            self._judged.pop(owner, None)
+
+    @property
+    def until_s(self) -> float:
+        """When the first event has another result without new evidence."""
+        return min((t for each in self._judged.values() for _, t in each.values()), default=inf)
+
+    def current(self, now_s: float) -> Iterator[HealthFinding]:
+        """Yield all findings at `now_s`, in no particular order."""
+        for place in tuple(self._evidence.series):
+            if (found := self.of_series(place)) is not None:
+                yield self._since_the_first_look(found)
+        for store in self._evidence.stores:
+            events_now = {
+                (owner, check, code)
+                for entity, check, code in store
+                if check not in MARKS
+                for owner in self._evidence.owners_of(entity)
+            }
+            for event in events_now:
+                if (limited := self._limited(self.of_event(event, now_s))) is not None:
+                    yield self._since_the_first_look(limited)
+
+    def _completed(self, found: HealthFinding) -> HealthFinding:
+        """Return a finding with its GPU and the origins of its evidence."""
+        is_sample = not self.policy.is_event(found.check)
+        return replace(
+            found,
+            origins=tuple(sorted({origin_of(each, found.entity, is_sample) for each in found.sources})),
+            device=self._evidence.devices.device(found.entity),
+        )
+
+    def _since_the_first_look(self, found: HealthFinding) -> HealthFinding:
+        """Return a finding with the age, and at most the level, that the agent can vouch for."""
+        if found.since_s >= self._evidence.first_look_s:
+            return found
+        past = found.last_s < self._evidence.first_look_s and found.level is Level.UNHEALTHY
+        return replace(
+            found,
+            since_s=self._evidence.first_look_s,
+            level=Level.DEGRADED if past and self._needs_no_action(found.entity) else found.level,
+        )
+
+    def _limited(self, finding: HealthFinding | None) -> HealthFinding | None:
+        """Limit a finding about a device that backs a pod's volume: the node is not at fault."""
+        held = self._evidence.series.get((finding.entity, VOLUME)) if finding is not None else None
+        is_volume = held is not None and held.series.samples and held.series.samples[-1][1]
+        if finding is None or not is_volume or finding.overridden == "operator":
+            return finding
+        level = min(finding.level, Level.DEGRADED)
+        return replace(finding, level=level, action=min(finding.action, Action.RESTART_APP))
+
+    def _needs_no_action(self, entity: str) -> bool:
+        """Return True if the driver has said since the first look that the GPU needs no action."""
+        held = self._evidence.series.get((entity, RECOVERY))
+        return (
+            held is not None
+            and held.last_s >= self._evidence.first_look_s
+            and held.series.samples[-1][1] == 0
+        )
+
+    def of_series(self, place: Place) -> HealthFinding | None:
+        """Return the finding of one series of samples."""
+        held = self._evidence.series[place]
+        if not held.known:
+            held.finding, held.known = self._judged_series(place, held), True
+        found = held.finding
+        if found is not None and found.level is Level.UNHEALTHY and (*place, 0) in self._evidence.grown:
+            return None  # the finding about the counter's growth takes its place
+        return found
+
+    def _judged_series(self, place: Place, held: HeldSeries) -> HealthFinding | None:
+        entity, check = place
+        try:
+            rule = self.policy.rules[check]
+            low, high = held.series.levels(rule)
+            if not (low.active or high.active):
+                return None
+            from_s = (high if high.active else low).since_s - BEFORE_STANDING_S
+            sources = [source for source, at_s in held.heard.items() if at_s >= from_s]
+            found = samples.sample_finding(entity, rule, held.series, sources, held.text)
+            if found is not None and found.lasting and self._is_remedied(found, held.last_s):
+                found = replace(found, lasting=False)
+            return found and self._completed(found)
+        except Exception as error:  # a restart would load the same evidence, and fail in the same way
+            self.set_aside(place, error)
+            return None
+
+    def _is_remedied(self, found: HealthFinding, last_s: float) -> bool:
+        """Return True if the remedy came after the newest sample, so that only a new one shows the state."""
+        done = events.remedies(CLEARED_BY.get(found.action, Clears.TIME), self._evidence.marks(found.entity))
+        return any(times and times[-1] > last_s for times in done)
+
+    def of_event(self, event: Event, now_s: float) -> HealthFinding | None:
+        """Return the finding about one event, or about a counter's growth."""
+        judged = self._judged.setdefault(event[0], {})
+        if event not in judged or now_s >= judged[event][1]:
+            try:
+                found, until_s = self.judge_event(event, now_s)
+                judged[event] = found and self._completed(found), until_s
+            except Exception as error:  # as above
+                self.set_aside(event[:2], error)
+                judged[event] = None, inf
+        return judged[event][0]
+
+    def judge_event(self, event: Event, now_s: float) -> tuple[HealthFinding | None, float]:
+        """Return the finding about an event at `now_s`, and when it changes without new evidence."""
+        entity, check, code = event
+        if not self.policy.is_event(check):
+            return self._judge_growth(event, now_s)
+        variants = self._evidence.bursts_of(event)
+        if not variants or self._is_settled(event):
+            return None, inf
+        verdicts, marks = self._evidence.drivers_verdicts(entity), self._evidence.marks(entity)
+        policy = self.policy_of(entity)
+        return events.event_finding(
+            entity, check, code, variants, verdicts, marks, policy, self.branch, now_s
+        )
+
+    def _judge_growth(self, event: Event, now_s: float) -> tuple[HealthFinding | None, float]:
+        entity, check, _ = event
+        rule = self.policy.rules[check]
+        grown = self._evidence.growth_of(event)
+        if not grown or not rule.lasts or rule.unhealthy is None:
+            return None, inf
+        codes = (growth.CONTAINED_XID, *growth.UNCONTAINED_XIDS)
+        xids = {
+            code: union_bursts(b.spans for b in self._evidence.bursts_of((entity, "xid", code)).values())
+            for code in codes
+        }
+        contained = self.policy_of(entity).meaning("xid", growth.CONTAINED_XID, "", self.branch)
+        return growth.growth_finding(
+            entity, rule, grown, contained, xids, self._evidence.marks(entity), now_s
+        )
+
+    def _is_settled(self, event: Event) -> bool:
+        """Return True for a driver's verdict that concerns only codes that the operator has overridden."""
+        entity, check, code = event
+        if (check, code) != ("xid", VERDICT_XID):
+            return False
+        slots = {era.entity for era in self._evidence.eras_of(entity)}
+        xids = {each[2] for each in self._evidence.events if each[0] in slots and each[1] == "xid"}
+        others = [
+            (self.policy_of(entity).meaning("xid", number, name, self.branch), bursts.spans)
+            for number in xids - {VERDICT_XID}
+            for name, bursts in self._evidence.bursts_of((entity, "xid", number)).items()
+        ]
+        words = self._evidence.drivers_verdicts(entity).values()
+        return all(events.all_overridden(each.spans[-1], others) for each in words)
+
+    def set_aside(self, place: Place, error: Exception) -> None:
+        """Continue without evidence that cannot be evaluated: drop samples, keep events without a finding."""
+        entity, check = place
+        dropped = self._evidence.series.pop(place, None) is not None
+        lost = "its samples were dropped" if dropped else "its events are not judged"
+        if len(self.problems) < MAX_PROBLEMS:
+            self.problems[place] = (
+                f"{entity}: evaluating {check} failed, so {lost}: {type(error).__name__}: {error}"
+            )

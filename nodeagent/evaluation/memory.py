@@ -1,0 +1,105 @@
+"""Stores all evidence as JSON, and restores it, also as earlier agents have stored it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import inf
+from typing import Any
+
+from nodeagent.evaluation.bursts import EventBursts
+from nodeagent.evaluation.evidence import Event, Evidence, HeldSeries, Variants
+from nodeagent.evaluation.samples import SampleSeries
+from nodeagent.policy.rules import HealthPolicy
+
+
+def dump(evidence: Evidence) -> dict[str, Any]:
+    """Return all evidence as JSON; an evaluator that loads it returns the same findings.
+
+    Earlier agents read only `series` and `events`, so everything that they do not know has its own key.
+    """
+    return {
+        "series": [
+            [*place, held.series.dump(), sorted(held.heard), held.text]
+            for place, held in evidence.series.items()
+        ],
+        "events": _rows(evidence.events),
+        "grown": _rows(evidence.grown),
+        "heard": [
+            *([*place, None, "", _times(held.heard)] for place, held in evidence.series.items()),
+            *(
+                [*event, name, _times(each.heard)]
+                for store in evidence.stores
+                for event, variants in store.items()
+                for name, each in variants.items()
+            ),
+        ],
+        "unseen": [
+            [*place, *unseen_s]
+            for place, held in evidence.series.items()
+            if any(unseen_s := [each.unseen_s for each in held.series.base])
+        ],
+        "devices": evidence.devices.dump(),
+        "first_look_s": None if evidence.first_look_s == -inf else evidence.first_look_s,
+    }
+
+
+def load(evidence: Evidence, policy: HealthPolicy, raw: Any) -> None:
+    """Restore the dumped evidence. Raises ValueError, TypeError or KeyError if it is malformed.
+
+    Evidence of checks that the policy no longer has is omitted.
+    """
+    heard = {
+        (str(entity), str(check), None if code is None else int(code), str(variant)): times
+        for entity, check, code, variant, times in raw.get("heard", ())
+    }
+    for entity, check, series, sources, text in raw["series"]:
+        if str(check) in policy.rules:
+            held = HeldSeries(SampleSeries.load(series), text=str(text))
+            held.series.fit(policy.rules[str(check)])
+            times = {str(s): float(t) for s, t in heard.get((str(entity), str(check), None, ""), ())}
+            held.heard = {str(each): times.get(str(each), held.last_s) for each in sources}
+            evidence.series[str(entity), str(check)] = held
+            evidence.entities.add(str(entity))
+    for entity, check, *unseen_s in raw.get("unseen", ()):  # an earlier version did not measure it
+        if (known := evidence.series.get((entity, check))) is not None:
+            low, high = (
+                replace(each, unseen_s=float(s)) for each, s in zip(known.series.base, unseen_s, strict=True)
+            )
+            known.series.base = (low, high)
+    for store, rows in ((evidence.events, raw["events"]), (evidence.grown, raw.get("grown", ()))):
+        for entity, check, code, variant, bursts in rows:
+            event = (str(entity), str(check), int(code))
+            if policy.is_event(event[1]) is (store is evidence.events) and policy.has_check(event[1]):
+                made = EventBursts.load(bursts, heard.get((*event, str(variant)), ()))
+                store.setdefault(event, {})[str(variant)] = made
+                evidence.entities.add(event[0])
+    if "grown" not in raw:
+        _note_standing_growth(evidence, policy)
+    evidence.renew()
+    evidence.devices.load(raw.get("devices", ()))
+    first_look_s = raw.get("first_look_s")
+    evidence.first_look_s = -inf if first_look_s is None else float(first_look_s)
+
+
+def _note_standing_growth(evidence: Evidence, policy: HealthPolicy) -> None:
+    """Note the growth of counters that stands in the memory of an agent that did not note it."""
+    for (entity, check), held in evidence.series.items():
+        rule = policy.rules[check]
+        unhealthy = held.series.levels(rule)[1]
+        if rule.lasts and rule.unhealthy is not None and unhealthy.active:
+            at_s = unhealthy.since_s
+            made = EventBursts([(at_s, at_s)], heard=dict.fromkeys(held.heard, at_s))
+            evidence.grown[entity, check, 0] = {"": made}
+
+
+def _times(heard: Mapping[str, float]) -> list[list[Any]]:
+    return [[source, at_s] for source, at_s in sorted(heard.items())]
+
+
+def _rows(store: Mapping[Event, Variants]) -> list[list[Any]]:
+    return [
+        [*event, name, bursts.dump()]
+        for event, variants in store.items()
+        for name, bursts in variants.items()
+    ]
