@@ -197,12 +197,15 @@ class SurvivorSnapshot:
             return None
 
     def _read(self, worker: Worker) -> Progress | None:
-        """Return this rank's progress page; None if it belongs to another generation."""
+        """Return this rank's progress page; None if it belongs to another generation.
+
+        On a busy machine, the rank may be preempted in a write to its page. Its state is whole nevertheless.
+        """
         view = self._page(worker)
         if view is None:
             return None
         with view:
-            found = progress.read(view)
+            found = progress.read(view) or progress.read_torn_ok(view)
         return found if found is not None and found.generation == self._generation else None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ import pytest
 
 from holdfast.launcher.workers.survivor_snapshot import NO_GROWTH_S, SurvivorSnapshot
 from holdfast.launcher.workers.worker_process import Worker, WorkerProcess
-from holdfast.protocol import rank_channel
+from holdfast.protocol import progress, rank_channel
 from holdfast.protocol.launcher_messages import NO_ROOM, RankStart, SecureAnswer
 from holdfast.protocol.progress_writer import Page
 from holdfast.protocol.rank_channel import WorkerOrder
@@ -96,6 +97,22 @@ def _place(folder: Path, steps: tuple[int, ...]) -> Place:
 
 def no_room(rank: int) -> SecureAnswer:
     return SecureAnswer(rank, 7, False, NO_ROOM)
+
+
+def test_a_rank_that_was_preempted_while_it_wrote_its_page_is_asked_and_waited_for(place: Place) -> None:
+    """Without it, the steps since the last scheduled snapshot would be lost."""
+    for rank in range(3):
+        with (place.folder / f"page-{rank}.bin").open("r+b") as file:
+            file.seek(progress.SEQ_INDEX * 8)
+            (sequence,) = struct.unpack("<Q", file.read(8))
+            file.seek(progress.SEQ_INDEX * 8)
+            file.write(struct.pack("<Q", sequence | 1))
+    securing = place.securing()
+    assert securing.begin()
+    assert not securing.done
+    assert place.asked() == [0, 1]
+    securing.receive(SecureAnswer(0, 7, True))
+    assert securing.done
 
 
 def test_the_ranks_at_the_lowest_step_are_asked_first_and_one_complete_copy_is_enough(place: Place) -> None:
