@@ -71,7 +71,7 @@ def test_an_agent_that_restarts_without_its_memory_is_noticed(monkeypatch: pytes
 
 def test_a_quarantine_that_drains_no_lasting_fault_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evidence, "may_drain", lambda *_: False)
-    assert TARGETS["drained"] in missed(some_weeks())
+    assert TARGETS["drained"] in missed(some_weeks(days=5.0))
 
 
 def test_a_quarantine_that_trusts_one_witness_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -223,10 +223,10 @@ class Events:
         node.truths.discard("lost")
         node.is_down = False
         node.false.clear()
+        self.booted(node)  # before the agent starts: it may see at once that the boot has ended a fault
         self.start(node)
         held = node.standing.quarantine
         node.standing = replace(node.standing, ready=True, busy=held is None and not node.standing.cordoned)
-        self.booted(node)
 
     def _maintain(self, node: JoinedNode, lasts_s: float) -> None:
         """Have an operator cordon the node, reboot it, and hand it back."""

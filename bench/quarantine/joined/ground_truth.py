@@ -7,6 +7,7 @@ the fault before a remedy has ended it: that would be a loss.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 
 from bench.quarantine.joined.faults import Fault
 from bench.quarantine.joined.node import JoinedNode, is_reported
@@ -39,17 +40,26 @@ class Truth:
         if not fault.kind.degraded:
             node.truths.add(fault.key)
             self._began_s[node.name, fault.key] = self.pool.now_s
+            self.pool.after(
+                fault.kind.unhealthy_s + LATE_S, partial(self._check_reported, node, fault, fault.shows)
+            )
+
+    def _check_reported(self, node: JoinedNode, fault: Fault, show: int) -> None:
+        """Note a fault that the agent has not reported, although it has run for long enough."""
+        if fault.shows != show or not fault.is_active or fault.is_dormant or fault not in node.faults:
+            return
+        patience_s = fault.kind.unhealthy_s + LATE_S
+        ran_s = self.pool.now_s - node.started_s if node.daemon.runs else 0.0
+        if ran_s < patience_s:
+            self.pool.after(patience_s - ran_s, partial(self._check_reported, node, fault, show))
+        elif (node.name, fault.key) not in self.cases:
+            self.unreported.append(f"{node.name} at {self.pool.now_s:.0f} s: {fault.key}")
 
     def ended(self, node: JoinedNode, fault: Fault) -> None:
         """Note that a fault is over: a remedy has ended it, or it has passed."""
-        place = (node.name, fault.key)
         self.pool.touch(node)
         fault.is_active = False
-        shown_s = max(self._began_s.pop(place, self.pool.now_s), node.started_s)
-        is_late = self.pool.now_s - shown_s > fault.kind.unhealthy_s + LATE_S
-        is_secret = fault.kind.degraded or fault.is_dormant or not node.daemon.runs
-        if place not in self.cases and is_late and not is_secret:
-            self.unreported.append(f"{node.name} at {self.pool.now_s:.0f} s: {fault.key}")
+        self._began_s.pop((node.name, fault.key), None)
         node.truths.discard(fault.key)
         node.faults.remove(fault)
         self.examine(node)
