@@ -85,14 +85,13 @@ class JoinedNode(Node):
         self.cut_off += 1
 
     def _receive(self, now_s: float) -> None:
-        if not self.daemon.runs or self.cut_off:
+        """Receive the agent's report, if it has sent another one: on its beat, or because of a change."""
+        if not self.daemon.runs or self.cut_off or self._heard_at_s(now_s) == self._beat_s:
             return
-        beat_s = self._heard_at_s(now_s)
-        if beat_s != self._beat_s or self._newest is None:
-            self._newest = Received(self.name, self.daemon.report(now_s), now_s)
-            self._beat_s, self._read = beat_s, None
-            self._compare(now_s)
-            self._beat_s = self._heard_at_s(now_s)
+        self._newest = Received(self.name, self.daemon.report(now_s), now_s)
+        self._read = None
+        self._compare(now_s)
+        self._beat_s = self._heard_at_s(now_s)
 
     def view(self, now_s: float) -> NodeView:
         self._receive(now_s)
