@@ -12,6 +12,9 @@ The decision sees only the nodes' reports, taints and cordons. The simulated wor
 know which faults are real. Every decision is checked: it must not act on a node whose agent is silent,
 against an operator's waiver, on a node that an operator has cordoned, or beyond what the breaker allows.
 Each hold must have an end or be an alert. Pools of 1 to 20 nodes are simulated as well (`small_pools`).
+
+With --joined, fewer nodes are simulated, but each with a real agent that reads a simulated machine's sensors
+and kernel log (`joined`).
 """
 
 from __future__ import annotations
@@ -26,18 +29,22 @@ from typing import Any
 from bench.harness import results
 from bench.harness.console import make_parser, say
 from bench.quarantine import fault_mixes, report, small_pools
+from bench.quarantine.joined import joined
 from bench.quarantine.scenarios import NodeEvents, PoolEvents
 from bench.quarantine.simulated_node import DAY_S, REPORT_S, Node
 from bench.quarantine.simulated_pool import Pool
 from bench.text import all_met, table
 from supervisor.quarantine.model import NodePolicy
 
+NODES = 2000
 LEMONS = 0.01  # the share of nodes with more frequent faults
 SETTLE_S = 150 * DAY_S  # time after the last fault for the longest repair and the longest proof of health
 
 
 def main(argv: Sequence[str]) -> int:
     options = _parse(argv)
+    if options.joined:
+        return joined.main(options)
     found = results.begin("quarantine")
     policy = NodePolicy(max_share=options.max_share)
     began_s = time.monotonic()
@@ -102,7 +109,10 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         "quarantine", __doc__ or "", "quick: python -m bench quarantine --nodes 200 --days 60"
     )
     add = parser.add_argument
-    add("--nodes", type=int, default=2000, metavar="N", help="number of nodes in the pool")
+    add("--joined", action="store_true", help="give each node a real agent on a simulated machine")
+    add("--no-sweep", action="store_true", help="with --joined: do not halve and double each guess")
+    add("--nodes", type=int, metavar="N",
+        help=f"number of nodes in the pool; default {NODES}, with --joined {joined.NODES}")  # fmt: skip
     add("--days", type=float, default=365.0, metavar="D", help="number of days with faults")
     add("--rack", type=int, default=32, metavar="N", help="number of nodes per rack")
     mixes = sorted(fault_mixes.FLEETS)
@@ -127,6 +137,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--seed", type=int, default=0, help="seed of all random choices")
     add("--strict", action="store_true", help="exit with code 1 if a target is missed")
     options = parser.parse_args(argv)
+    if options.nodes is None:
+        options.nodes = joined.NODES if options.joined else NODES
     if options.nodes < 1 or options.rack < 1 or options.days <= 0:
         parser.error("--nodes, --rack: expected 1 or more; --days: more than 0")
     if not 0 <= options.max_share <= 1:

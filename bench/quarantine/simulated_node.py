@@ -81,6 +81,10 @@ class Node:
         """True if the node's agent reports it as unhealthy."""
         return any(sign.level == "unhealthy" for sign in self.signs.values())
 
+    def has_news_since(self, _at_s: float) -> bool:
+        """Return True if a fault has occurred again since then. Here, each fault has a key of its own."""
+        return False
+
     # -- the agent
 
     def found(self, sign: Sign, now_s: float) -> None:

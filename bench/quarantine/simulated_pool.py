@@ -140,7 +140,8 @@ class Pool:
             waiver = shown.waiver
             if waiver is not None and self.now_s < waiver.at_s + self.policy.waiver_s:
                 known = {*waiver.evidence}
-                assert not {*action.evidence} <= known, f"acts against an operator's waiver: {action}"
+                is_old = {*action.evidence} <= known and not node.has_news_since(waiver.at_s)
+                assert not is_old, f"acts against an operator's waiver: {action}"
         if isinstance(action, (Drain, Release)):
             assert shown.quarantine is not None, action
 

@@ -113,7 +113,7 @@ class Tally:
         """Note which faults are held for a reason other than a missing confirmation."""
         for each in holds:
             for case in self.open.get(each.node, ()):
-                if now_s > case.due_s and UNCONFIRMED not in each.why:
+                if now_s >= case.due_s and UNCONFIRMED not in each.why:
                     case.held = each.why
                 if each.alert and case.alerted_s is None:
                     case.alerted_s = now_s

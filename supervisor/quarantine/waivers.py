@@ -1,8 +1,10 @@
 """Decide what an operator's release of a node still covers. Pure.
 
 An operator who removes the taint knows the findings of that time. Newer evidence is not covered, even if its
-key is the same: a finding that began after the release, an event with a sign after it, and any finding after
-another boot of the node. A waiver also ends after `waiver_s`, so that no node serves with a fault for ever.
+key is the same: a finding that began after the release, an event with a sign after it, and a finding that has
+outlived another boot of the node. An event that the boot has ended is reported for some minutes more, but is
+not lasting then: it has not outlived the boot. A waiver also ends after `waiver_s`, so that no node serves
+with a fault for ever.
 """
 
 from __future__ import annotations
@@ -17,9 +19,14 @@ def not_waived(
     waiver = node.waiver
     if waiver is None:
         return findings
-    if has_expired(waiver, now_s, policy) or _was_booted_since(node, waiver):
+    if has_expired(waiver, now_s, policy):
         return findings
-    return tuple(each for each in findings if not _covers(waiver, each, now_s - node.silent_s))
+    booted, reported_s = _was_booted_since(node, waiver), now_s - node.silent_s
+    return tuple(
+        each
+        for each in findings
+        if not _covers(waiver, each, reported_s) or (booted and not _is_ending(each))
+    )
 
 
 def has_expired(waiver: Waiver, now_s: float, policy: NodePolicy) -> bool:
@@ -34,6 +41,11 @@ def _was_booted_since(node: NodeView, waiver: Waiver) -> bool:
     """True if the node is known to have booted since the release."""
     boot_id = node.report.boot_id if node.report is not None else ""
     return bool(waiver.boot_id and boot_id) and waiver.boot_id != boot_id
+
+
+def _is_ending(finding: NodeFinding) -> bool:
+    """True for an event whose remedy was seen, or that needs none. A sample is measured, so it is current."""
+    return finding.sign_s is not None and not finding.lasting
 
 
 def _covers(waiver: Waiver, finding: NodeFinding, reported_s: float) -> bool:

@@ -41,6 +41,15 @@ def test_a_finding_after_another_boot_is_new() -> None:
     assert not counts(OLD, replace(WAIVER, boot_id="")), "an older version did not store the boot"
 
 
+def test_an_event_that_the_boot_has_ended_is_not_new_while_it_is_still_reported() -> None:
+    booted = replace(WAIVER, boot_id="b0")
+    event = replace(OLD, sign_s=2 * DAY_S, lasting=False)
+    assert not counts(event, booted)
+    assert counts(replace(event, lasting=True), booted), "it has outlived the boot"
+    assert counts(replace(event, sign_s=60.0), booted), "it has occurred again"
+    assert counts(replace(event, sign_s=None), booted), "it is measured now"
+
+
 def test_a_waiver_expires_after_a_week_even_if_the_node_was_never_healthy() -> None:
     aged = Waiver((KEY,), NOW_S - 7 * DAY_S + 1.0, "b1")
     found = replace(OLD, held_s=100 * DAY_S)

@@ -1,0 +1,1 @@
+"""The simulated year with real agents on simulated machines; see `joined`."""

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bench.quarantine.joined.agent import NodeAgent
+from bench.quarantine.joined.faults import XID_TEXTS
+from bench.quarantine.joined.machine import Machine
+from nodeagent.nvml.gpu_roster import LOST, OK
+from nodeagent.policy.loading import shipped
+
+Event = tuple[float, Callable[[NodeAgent, float], None]]
+LEEWAY_S = 0.5
+
+
+def _set_port(down: bool, grows: int = 0) -> Callable[[NodeAgent, float], None]:
+    def change(agent: NodeAgent, _at_s: float) -> None:
+        port = agent.machine.ports[0]
+        port.down, port.downed = down, port.downed + grows
+
+    return change
+
+
+def _set_gpu(name: str, value: float) -> Callable[[NodeAgent, float], None]:
+    return lambda agent, _at_s: setattr(agent.machine.gpus[0], name, value)
+
+
+def _xid(code: int) -> Callable[[NodeAgent, float], None]:
+    return lambda agent, at_s: agent.log(at_s, f"NVRM: Xid (PCI:0000:1b:00): {code}, {XID_TEXTS[code]}")
+
+
+def _restart(agent: NodeAgent, at_s: float) -> None:
+    agent.stop(at_s)
+    agent.start(at_s + 1.0)
+
+
+def history(machine: Machine, events: list[Event], until_s: float, whole: bool) -> list[tuple[float, object]]:
+    """Return each change of the unhealthy findings, with its time."""
+    agent = NodeAgent(machine, shipped(), whole)
+    agent.start(0.0)
+    found: list[tuple[float, object]] = []
+    waiting = list(events)
+    while (at_s := min(agent.wake_s, waiting[0][0] if waiting else until_s)) < until_s:
+        while waiting and waiting[0][0] <= at_s:
+            waiting.pop(0)[1](agent, at_s)
+        agent.look(at_s)
+        told = tuple(
+            (each.entity, each.check, each.action, each.lasting, each.origins) for each in agent.findings()
+        )
+        if told != (found[-1][1] if found else ()):
+            found.append((at_s, told))
+    return found
+
+
+class OnlyPorts(Machine):
+    def readings(self) -> dict[tuple[str, str], float]:
+        return {
+            place: value for place, value in super().readings().items() if place[0] == self.ports[0].entity
+        }
+
+
+def assert_same(machine: Callable[[str], Machine], events: list[Event], until_s: float) -> None:
+    thin = history(machine("n"), events, until_s, whole=False)
+    whole = history(machine("n"), events, until_s, whole=True)
+    assert [told for _, told in thin] == [told for _, told in whole]
+    assert all(abs(a - b) < LEEWAY_S for (a, _), (b, _) in zip(thin, whole, strict=True))
+    assert len(whole) > 1, "nothing has happened"
+
+
+def test_the_readings_that_are_left_out_make_no_difference_to_the_findings() -> None:
+    events: list[Event] = [
+        (600.0, lambda agent, _: setattr(agent.machine, "disk_used", 99.0)),
+        (703.0, lambda agent, _: setattr(agent.machine, "disk_used", 40.0)),
+        (1211.0, _set_gpu("margin", -1.0)),
+        (1502.0, _set_gpu("margin", 40.0)),
+        (1803.0, _xid(48)),
+        (1804.0, _set_gpu("uncorrected", 1)),
+        (2000.0, _restart),
+        (2403.0, _set_gpu("uncorrected", 0)),
+        (3304.0, _set_gpu("state", LOST)),
+        (3600.0, _set_gpu("state", OK)),
+    ]
+    assert_same(Machine, events, 4200.0)
+
+
+def test_a_counter_whose_growth_leaves_its_window_is_read_in_time() -> None:
+    flaps: list[Event] = []
+    for at_s in (600.0, 1300.0, 4007.0):
+        flaps += [(at_s, _set_port(True, 1)), (at_s + 20.0, _set_port(False))]
+    assert_same(OnlyPorts, flaps, 13_000.0)
+
+
+def test_an_agent_reads_after_a_restart_what_the_kernel_logged_meanwhile() -> None:
+    agent = NodeAgent(Machine("n"), shipped())
+    agent.start(0.0)
+    agent.stop(100.0)
+    _xid(79)(agent, 110.0)
+    agent.start(130.0)
+    assert [each.code for each in agent.findings()] == [79]
+    agent.stop(200.0)
+    agent.machine.boot(500.0)
+    agent.start(500.0)
+    agent.look(500.0 + 601.0)
+    assert agent.findings() == (), "the boot has ended it"
+
+
+def test_a_reset_that_the_agent_does_not_see_ends_nothing() -> None:
+    agent = NodeAgent(Machine("n"), shipped())
+    agent.start(0.0)
+    _xid(119)(agent, 100.0)
+    agent.look(100.0)
+    agent.stop(200.0)
+    assert agent.machine.begin_reset(0)
+    agent.machine.end_reset(0)
+    agent.start(300.0)
+    agent.look(5000.0)
+    assert [each.lasting for each in agent.findings()] == [True]
