@@ -44,7 +44,7 @@ def missed(year: Year) -> set[str]:
 
 
 def test_some_weeks_meet_their_targets_and_contain_what_they_are_about() -> None:
-    year = some_weeks(no_crowds=False)
+    year = some_weeks(no_crowds=False, days=30.0)
     assert all_met(judge(year)), [each.line for each in judge(year)]
     count = year.pool.tally.counts
     assert count["drain"] > 10
@@ -55,9 +55,9 @@ def test_some_weeks_meet_their_targets_and_contain_what_they_are_about() -> None
 
 def test_an_evaluator_that_forgets_what_stands_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def forget(evaluator: Evaluator, before_s: float) -> None:
-        evaluator._events.clear()
-        evaluator._series.clear()
-        evaluator._judged.clear()
+        evaluator._evidence.events.clear()
+        evaluator._evidence.series.clear()
+        evaluator._judge.revise()
         evaluator._findings = None
 
     monkeypatch.setattr(Evaluator, "forget", forget)

@@ -20,7 +20,7 @@ from typing import Any
 from bench.quarantine.joined.machine import Machine, Place
 from nodeagent.agent.agent import Agent
 from nodeagent.agent.saved_state import SavedState
-from nodeagent.agent.sensor_threads import SensorStatus, SensorThread
+from nodeagent.agent.sensor_threads import FittedSensor, SensorStatus, SensorThread
 from nodeagent.kernel.line_reader import LinePatterns, LineReader
 from nodeagent.model import HealthFinding, Level, Observation, kind_of
 from nodeagent.nvml.gpu_roster import GpuHistory, NodeGpus, load_history
@@ -34,6 +34,7 @@ BRANCH = 575
 VERSION = "1"
 BEFORE = 3  # readings before a change
 SENSORS = ("kmsg", "nvml-events", "nvml-polling", "sysfs", "host", "operator")
+SEE_XIDS = ("kmsg", "nvml-events")
 SENSOR_OF = {"gpu": "nvml-polling", "driver": "nvml-polling", "port": "sysfs", "disk": "host", "node": "host"}
 PATTERNS = LinePatterns(
     kernel_lines.load_lines((loading.FOLDER / kernel_lines.FILE).read_text(encoding="utf-8"))
@@ -143,7 +144,10 @@ class NodeAgent:
         self._clock.simulated_s = now_s
         self._agent = Agent(self.policy, self._clock, saved, None, lambda _: None, lambda: BRANCH)
         self._agent.watched = [
-            _Watched(_Sensor(name), self._agent.inbox, self._clock.now_s) for name in SENSORS
+            _Watched(
+                FittedSensor(_Sensor(name), sees_xids=name in SEE_XIDS), self._agent.inbox, self._clock.now_s
+            )
+            for name in SENSORS
         ]
         self._starts += 1
         self._gpus = load_history(json.loads(json.dumps(self._gpus.dump())))
