@@ -17,7 +17,7 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
-from bench.quarantine.joined.machine import Machine, Place
+from bench.quarantine.joined.machine import ReadingPlace, SimulatedMachine
 from nodeagent.agent.agent import Agent
 from nodeagent.agent.saved_state import SavedState
 from nodeagent.agent.sensor_threads import FittedSensor, SensorStatus, SensorThread
@@ -63,7 +63,7 @@ class _Watched(SensorThread):
 
 
 class _Clock(clock.Clock):
-    def __init__(self, at: clock.Anchor, machine: Machine) -> None:
+    def __init__(self, at: clock.Anchor, machine: SimulatedMachine) -> None:
         super().__init__(at)
         self._machine = machine
         self.simulated_s = 0.0
@@ -106,17 +106,17 @@ def next_s(rule: Rule, spans: Iterable[Span], now_s: float) -> float:
 class NodeAgent:
     """The agent of one machine. `stop` and `start` are a restart; its saved state survives as JSON."""
 
-    def __init__(self, machine: Machine, policy: HealthPolicy, whole: bool = False) -> None:
+    def __init__(self, machine: SimulatedMachine, policy: HealthPolicy, whole: bool = False) -> None:
         """Create the agent without starting it. With `whole`, its sensors leave no reading out."""
         self.machine, self.policy, self._whole = machine, policy, whole
         self._state = SavedState()
         self._starts = 0
         self._agent: Agent | None = None
         self._gpus = NodeGpus()
-        self._seen: dict[Place, float] = {}  # the newest readings
-        self._noticed: dict[Place, float] = {}  # the newest values, whether they were read yet or not
-        self._spans: dict[Place, list[Span]] = {}  # when something is read in its period
-        self._next_s: dict[Place, float] = {}
+        self._seen: dict[ReadingPlace, float] = {}  # the newest readings
+        self._noticed: dict[ReadingPlace, float] = {}  # the newest values, whether they were read yet or not
+        self._spans: dict[ReadingPlace, list[Span]] = {}  # when something is read in its period
+        self._next_s: dict[ReadingPlace, float] = {}
         self._logged = 0  # lines of the kernel log that were read
         self._lines = LineReader(PATTERNS, "kmsg")
         self.observations = 0
@@ -247,7 +247,7 @@ class NodeAgent:
             for seen in self._lines.read(text, self._clock.at(at_s)):
                 self._put(seen)
 
-    def _stir(self, place: Place, now_s: float) -> None:
+    def _stir(self, place: ReadingPlace, now_s: float) -> None:
         """Begin to read in the rule's period, after readings that equal the newest one."""
         if place in self._seen:
             period_s = self.policy.rules[place[1]].period_s
@@ -256,13 +256,13 @@ class NodeAgent:
                 self._sample(place, self._seen[place], latest_s - (at - 1) * period_s)
         self._begin(place, now_s)
 
-    def _begin(self, place: Place, now_s: float) -> None:
+    def _begin(self, place: ReadingPlace, now_s: float) -> None:
         """Note that something has changed."""
         spans = self._spans.setdefault(place, [])
         spans += spans_to_read(self.policy.rules[place[1]], now_s)
         self._plan(place, now_s)
 
-    def _plan(self, place: Place, now_s: float) -> None:
+    def _plan(self, place: ReadingPlace, now_s: float) -> None:
         """Plan the next reading."""
         spans = (
             [(0.0, inf)] if self._whole else [each for each in self._spans.get(place, ()) if each[1] > now_s]
@@ -274,7 +274,7 @@ class NodeAgent:
             self._spans.pop(place, None)
             self._next_s.pop(place, None)
 
-    def _read(self, place: Place, value: float, now_s: float) -> None:
+    def _read(self, place: ReadingPlace, value: float, now_s: float) -> None:
         if place in self._seen and self._seen[place] != value:
             self._begin(place, now_s)
         self._seen[place] = self._noticed[place] = value
@@ -282,7 +282,7 @@ class NodeAgent:
         if kind_of(place[0]) == "gpu":
             self._mark(place, value, now_s)
 
-    def _sample(self, place: Place, value: float, at_s: float) -> None:
+    def _sample(self, place: ReadingPlace, value: float, at_s: float) -> None:
         entity, check = place
         facts: tuple[tuple[str, str], ...] = ()
         if check == "gpu_state":
@@ -290,7 +290,7 @@ class NodeAgent:
         source = "nvml-polling" if check == "gpu_count" else SENSOR_OF[kind_of(entity)]
         self._put(Observation(self._clock.at(at_s), check, entity, source, value, facts=facts))
 
-    def _mark(self, place: Place, value: float, now_s: float) -> None:
+    def _mark(self, place: ReadingPlace, value: float, now_s: float) -> None:
         """Report what the sensor concludes from a reading: a reset, or another GPU in the slot."""
         entity, check = place
         gpu = next(each for each in self.machine.gpus if each.entity == entity)

@@ -9,10 +9,10 @@ from functools import partial
 
 from bench.quarantine.fault_mixes import YEAR_S, FaultRate
 from bench.quarantine.joined import faults
-from bench.quarantine.joined.faults import KINDS, Fault, Kind
+from bench.quarantine.joined.faults import KINDS, Kind, NodeFault
 from bench.quarantine.joined.ground_truth import Truth
 from bench.quarantine.joined.guesses import HOUR_S, Guesses
-from bench.quarantine.joined.machine import Machine
+from bench.quarantine.joined.machine import SimulatedMachine
 from bench.quarantine.joined.node import JoinedNode
 from bench.quarantine.simulated_pool import Pool
 from nodeagent.nvml.gpu_roster import LOST, OK
@@ -28,10 +28,10 @@ DEAD, PANIC, MAINTENANCE, UNSEEN = "dead", "panic", "maintenance", "none"
 class FaultStage:
     """Shows one fault on one machine, for as long as it is active and not hidden. See `faults.Stage`."""
 
-    def __init__(self, events: Events, node: JoinedNode, fault: Fault) -> None:
+    def __init__(self, events: Events, node: JoinedNode, fault: NodeFault) -> None:
         self._events, self._node, self._fault = events, node, fault
         self._show = fault.shows
-        self.machine: Machine = node.machine
+        self.machine: SimulatedMachine = node.machine
         self.chance = events.chance
 
     def after(self, delay_s: float, call: Callable[[], None]) -> None:
@@ -181,7 +181,7 @@ class Events:
         if not kind.remedy:
             self.pool.after(lasts_s, partial(self.pass_by, node, fault))
 
-    def again(self, node: JoinedNode, fault: Fault) -> None:
+    def again(self, node: JoinedNode, fault: NodeFault) -> None:
         """Begin a fault, or let it show itself again."""
         if fault not in node.faults:
             if any(each.entity == fault.entity for each in node.faults):
@@ -195,7 +195,7 @@ class Events:
         fault.kind.show(FaultStage(self, node, fault), fault)
         self.look(node)
 
-    def pass_by(self, node: JoinedNode, fault: Fault) -> None:
+    def pass_by(self, node: JoinedNode, fault: NodeFault) -> None:
         """End a fault that needs no remedy."""
         if fault in node.faults:
             self.truth.ended(node, fault)

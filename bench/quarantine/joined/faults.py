@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from bench.quarantine.joined.guesses import Guesses
-from bench.quarantine.joined.machine import DISK, LIMITED_MARGIN, MARGIN, Machine
+from bench.quarantine.joined.machine import DISK, LIMITED_MARGIN, MARGIN, SimulatedMachine
 from nodeagent.model import NODE
 from nodeagent.nvml.gpu_roster import LOST, VANISHED
 
@@ -37,7 +37,7 @@ VERDICTS = {1: "0x1 (GPU Reset Required)", 2: "0x2 (Node Reboot Required)"}
 
 
 @dataclass(slots=True)
-class Fault:
+class NodeFault:
     """A fault of a part of a node. Its key is the same whenever the same fault occurs."""
 
     kind: Kind
@@ -65,7 +65,7 @@ class Fault:
 class Stage(Protocol):
     """The machine on which a fault shows its symptoms. Nothing happens after the fault has ended."""
 
-    machine: Machine
+    machine: SimulatedMachine
     chance: random.Random
 
     def after(self, delay_s: float, call: Callable[[], None]) -> None: ...
@@ -81,20 +81,20 @@ class Kind:
 
     component: str
     on: str
-    show: Callable[[Stage, Fault], None]
-    hide: Callable[[Machine, Fault], None] = lambda _machine, _fault: None
+    show: Callable[[Stage, NodeFault], None]
+    hide: Callable[[SimulatedMachine, NodeFault], None] = lambda _machine, _fault: None
     remedy: str = ""  # the cheapest one that ends it; "": it passes
     witnesses: int = 1
     unhealthy_s: float = 5.0  # how long it must last until the agent's rule calls it unhealthy
     degraded: bool = False  # never a reason to take the node out
 
 
-def _xid(stage: Stage, fault: Fault, code: int) -> None:
+def _xid(stage: Stage, fault: NodeFault, code: int) -> None:
     pci = stage.machine.gpus[fault.slot].pci.rpartition(".")[0]
     stage.log(f"NVRM: Xid (PCI:{pci}): {code}, {XID_TEXTS[code]}")
 
 
-def _verdict(stage: Stage, fault: Fault, action: int) -> None:
+def _verdict(stage: Stage, fault: NodeFault, action: int) -> None:
     """Have the driver recommend an action, in the log and as NVML's recovery action."""
     if fault.witnesses > 1 and fault.has_verdict:
         gpu = stage.machine.gpus[fault.slot]
@@ -106,7 +106,7 @@ def _verdict(stage: Stage, fault: Fault, action: int) -> None:
         stage.changed()
 
 
-def _off_the_bus(stage: Stage, fault: Fault) -> None:
+def _off_the_bus(stage: Stage, fault: NodeFault) -> None:
     gpu = stage.machine.gpus[fault.slot]
     _xid(stage, fault, 79)
     if fault.witnesses > 1:
@@ -116,21 +116,21 @@ def _off_the_bus(stage: Stage, fault: Fault) -> None:
         stage.log(f"NVRM: GPU {gpu.pci}: GPU has fallen off the bus.")
 
 
-def _lose(stage: Stage, fault: Fault, state: int) -> None:
+def _lose(stage: Stage, fault: NodeFault, state: int) -> None:
     stage.machine.gpus[fault.slot].state = state
     if state == VANISHED:
         stage.machine.missing = 1
     stage.changed()
 
 
-def _unavailable(stage: Stage, fault: Fault) -> None:
+def _unavailable(stage: Stage, fault: NodeFault) -> None:
     _lose(stage, fault, VANISHED)
     if fault.witnesses > 1:
         stage.after(2.0, lambda: _xid(stage, fault, 79))
 
 
-def _uncorrected(code: int) -> Callable[[Stage, Fault], None]:
-    def show(stage: Stage, fault: Fault) -> None:
+def _uncorrected(code: int) -> Callable[[Stage, NodeFault], None]:
+    def show(stage: Stage, fault: NodeFault) -> None:
         _xid(stage, fault, code)
         if fault.remedy == "replace" and fault.shows >= WORN_OUT:
             _xid(stage, fault, 64)
@@ -144,81 +144,81 @@ def _uncorrected(code: int) -> Callable[[Stage, Fault], None]:
     return show
 
 
-def _sram(stage: Stage, fault: Fault) -> None:
+def _sram(stage: Stage, fault: NodeFault) -> None:
     stage.machine.gpus[fault.slot].sram_exceeded = True
     _uncorrected(48)(stage, fault)
 
 
-def _gsp(stage: Stage, fault: Fault) -> None:
+def _gsp(stage: Stage, fault: NodeFault) -> None:
     for at in range(REPEATS):
         stage.after(at * REPEAT_S, lambda: _xid(stage, fault, 119))
 
 
-def _thermal(stage: Stage, fault: Fault) -> None:
+def _thermal(stage: Stage, fault: NodeFault) -> None:
     stage.machine.gpus[fault.slot].margin = LIMITED_MARGIN
     stage.changed()
 
 
-def _cool(machine: Machine, fault: Fault) -> None:
+def _cool(machine: SimulatedMachine, fault: NodeFault) -> None:
     machine.gpus[fault.slot].margin = MARGIN
 
 
-def _overheat(stage: Stage, fault: Fault) -> None:
+def _overheat(stage: Stage, fault: NodeFault) -> None:
     stage.machine.gpus[fault.slot].margin = -1.0
     stage.changed()
 
 
-def _throttle(stage: Stage, fault: Fault) -> None:
+def _throttle(stage: Stage, fault: NodeFault) -> None:
     stage.machine.gpus[fault.slot].throttled = True
     stage.changed()
 
 
-def _unthrottle(machine: Machine, fault: Fault) -> None:
+def _unthrottle(machine: SimulatedMachine, fault: NodeFault) -> None:
     machine.gpus[fault.slot].throttled = False
 
 
-def _port_down(stage: Stage, fault: Fault) -> None:
+def _port_down(stage: Stage, fault: NodeFault) -> None:
     port = stage.machine.ports[fault.slot]
     port.down, port.downed = True, port.downed + 1
     stage.changed()
 
 
-def _port_up(machine: Machine, fault: Fault) -> None:
+def _port_up(machine: SimulatedMachine, fault: NodeFault) -> None:
     machine.ports[fault.slot].down = False
 
 
-def _crash(stage: Stage, fault: Fault) -> None:
+def _crash(stage: Stage, fault: NodeFault) -> None:
     _xid(stage, fault, stage.chance.choice((13, 31, 43)))
 
 
-def _load(stage: Stage, _fault: Fault) -> None:
+def _load(stage: Stage, _fault: NodeFault) -> None:
     stage.machine.load = 12.0
     stage.changed()
 
 
-def _unload(machine: Machine, _fault: Fault) -> None:
+def _unload(machine: SimulatedMachine, _fault: NodeFault) -> None:
     machine.load = 1.0
 
 
-def _fill_memory(stage: Stage, _fault: Fault) -> None:
+def _fill_memory(stage: Stage, _fault: NodeFault) -> None:
     stage.machine.memory_used = 96.0
     stage.changed()
 
 
-def _free_memory(machine: Machine, _fault: Fault) -> None:
+def _free_memory(machine: SimulatedMachine, _fault: NodeFault) -> None:
     machine.memory_used = 50.0
 
 
-def _fill_disk(stage: Stage, _fault: Fault) -> None:
+def _fill_disk(stage: Stage, _fault: NodeFault) -> None:
     stage.machine.disk_used = 99.0
     stage.changed()
 
 
-def _empty_disk(machine: Machine, _fault: Fault) -> None:
+def _empty_disk(machine: SimulatedMachine, _fault: NodeFault) -> None:
     machine.disk_used = 40.0
 
 
-def _nvme(stage: Stage, fault: Fault) -> None:
+def _nvme(stage: Stage, fault: NodeFault) -> None:
     disk = fault.entity.partition("/")[2]
     stage.log(f"nvme {disk}: controller is down; will reset: CSTS=0xffffffff, PCI_STATUS=0xffff")
     stage.after(30.0, lambda: stage.log(f"nvme {disk}: Disabling device after reset failure: -19"))
@@ -254,7 +254,7 @@ KINDS = {
 MEMORY = ("gpu_hbm3", "gpu_memory_error")
 
 
-def make(kind: Kind, machine: Machine, chance: random.Random, guesses: Guesses) -> Fault:
+def make(kind: Kind, machine: SimulatedMachine, chance: random.Random, guesses: Guesses) -> NodeFault:
     """Return a fault of a part of the machine, chosen at random."""
     slot = chance.randrange(len(machine.gpus))
     witnesses = kind.witnesses
@@ -269,4 +269,4 @@ def make(kind: Kind, machine: Machine, chance: random.Random, guesses: Guesses) 
     }[kind.on]
     is_worn = kind.component in MEMORY and chance.random() < guesses.worn
     remedy = "replace" if is_worn else kind.remedy
-    return Fault(kind, slot, entity, device, remedy=remedy, witnesses=witnesses, has_verdict=has_verdict)
+    return NodeFault(kind, slot, entity, device, remedy=remedy, witnesses=witnesses, has_verdict=has_verdict)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import partial
 
-from bench.quarantine.joined.faults import Fault
+from bench.quarantine.joined.faults import NodeFault
 from bench.quarantine.joined.node import JoinedNode, is_reported
 from bench.quarantine.simulated_pool import Pool
 from bench.quarantine.tally import SILENT, Case
@@ -17,7 +17,7 @@ from bench.quarantine.tally import SILENT, Case
 SECOND_S = 15.0  # a second witness is NVML's next poll at the latest
 LATE_S = 60.0  # a fault that shows for this much longer than its rule needs must have been reported
 
-Place = tuple[str, str]  # node, key of the fault
+CasePlace = tuple[str, str]  # node, key of the fault
 
 
 @dataclass(slots=True)
@@ -25,16 +25,16 @@ class Truth:
     """Opens and closes the cases of all faults, and notes what was lost, missed or hidden."""
 
     pool: Pool
-    cases: dict[Place, Case] = field(default_factory=dict)
+    cases: dict[CasePlace, Case] = field(default_factory=dict)
     losses: list[str] = field(default_factory=list)
     unreported: list[str] = field(default_factory=list)
     first_sign_s: list[float] = field(default_factory=list)  # from the fault to its first unhealthy report
     repeats: int = 0  # cases of a key that the node has had before
-    _known: set[Place] = field(default_factory=set)
-    _began_s: dict[Place, float] = field(default_factory=dict)
-    _entities: dict[Place, tuple[str, ...]] = field(default_factory=dict)
+    _known: set[CasePlace] = field(default_factory=set)
+    _began_s: dict[CasePlace, float] = field(default_factory=dict)
+    _entities: dict[CasePlace, tuple[str, ...]] = field(default_factory=dict)
 
-    def began(self, node: JoinedNode, fault: Fault) -> None:
+    def began(self, node: JoinedNode, fault: NodeFault) -> None:
         """Note that a fault has begun to show. Call it before the machine changes."""
         self.pool.touch(node)
         if not fault.kind.degraded:
@@ -44,7 +44,7 @@ class Truth:
                 fault.kind.unhealthy_s + LATE_S, partial(self._check_reported, node, fault, fault.shows)
             )
 
-    def _check_reported(self, node: JoinedNode, fault: Fault, show: int) -> None:
+    def _check_reported(self, node: JoinedNode, fault: NodeFault, show: int) -> None:
         """Note a fault that the agent has not reported, although it has run for long enough."""
         if fault.shows != show or not fault.is_active or fault.is_dormant or fault not in node.faults:
             return
@@ -55,7 +55,7 @@ class Truth:
         elif (node.name, fault.key) not in self.cases:
             self.unreported.append(f"{node.name} at {self.pool.now_s:.0f} s: {fault.key}")
 
-    def ended(self, node: JoinedNode, fault: Fault) -> None:
+    def ended(self, node: JoinedNode, fault: NodeFault) -> None:
         """Note that a fault is over: a remedy has ended it, or it has passed."""
         self.pool.touch(node)
         fault.is_active = False
@@ -64,7 +64,7 @@ class Truth:
         node.faults.remove(fault)
         self.examine(node)
 
-    def knows(self, node: JoinedNode, fault: Fault, at_s: float) -> bool:
+    def knows(self, node: JoinedNode, fault: NodeFault, at_s: float) -> bool:
         """Return True if the fault had been reported at that time."""
         case = self.cases.get((node.name, fault.key))
         return case is not None and case.reported_s <= at_s
@@ -89,7 +89,7 @@ class Truth:
             del self.cases[place]
             self.pool.tally.passed(case, now_s)
 
-    def _open(self, node: JoinedNode, fault: Fault) -> None:
+    def _open(self, node: JoinedNode, fault: NodeFault) -> None:
         policy, now_s, place = self.pool.policy, self.pool.now_s, (node.name, fault.key)
         sure = fault.witnesses > 1
         wait_s = policy.confirm_s + SECOND_S if sure else policy.confirm_alone_s

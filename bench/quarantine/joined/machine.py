@@ -15,11 +15,11 @@ BUSES = ("1b", "43", "52", "61", "9d", "c3", "d1", "df")  # of an HGX H100
 NAME = "NVIDIA H100 80GB HBM3"
 LIMITED_MARGIN, MARGIN = 3.0, 40.0  # degrees below the slowdown temperature
 DISK = "disk//"
-Place = tuple[str, str]  # entity, check
+ReadingPlace = tuple[str, str]  # entity, check
 
 
 @dataclass(slots=True)
-class Gpu:
+class SimulatedGpu:
     """A GPU in a slot. The fields are the readings of the checks of the same meaning."""
 
     pci: str
@@ -39,7 +39,7 @@ class Gpu:
             return (("uuid", self.uuid),)
         return (("uuid", self.uuid), ("name", NAME), ("persistence", "on"))
 
-    def readings(self) -> dict[Place, float]:
+    def readings(self) -> dict[ReadingPlace, float]:
         """Return what NVML answers; about a GPU that is lost, only that."""
         found = {(self.entity, "gpu_state"): float(self.state)}
         if self.state in ABSENT:
@@ -55,8 +55,8 @@ class Gpu:
         return {**found, **{(self.entity, check): float(value) for check, value in own.items()}}
 
 
-def _gpu(pci: str, uuid: str) -> Gpu:
-    return Gpu(normalized_pci(pci), gpu_entity(pci), uuid)
+def _gpu(pci: str, uuid: str) -> SimulatedGpu:
+    return SimulatedGpu(normalized_pci(pci), gpu_entity(pci), uuid)
 
 
 @dataclass(slots=True)
@@ -69,13 +69,13 @@ class Port:
 
 
 @dataclass(slots=True)
-class Machine:
+class SimulatedMachine:
     """The hardware of a node. Mutable; times are simulated."""
 
     name: str
     booted_s: float = 0.0
     boots: int = 1
-    gpus: list[Gpu] = field(default_factory=list)
+    gpus: list[SimulatedGpu] = field(default_factory=list)
     ports: list[Port] = field(default_factory=list)
     log: list[tuple[float, str]] = field(default_factory=list)  # the kernel's lines since the boot
     missing: int = 0  # GPUs that NVML does not list
@@ -92,9 +92,9 @@ class Machine:
     def boot_id(self) -> str:
         return f"{self.name}-boot-{self.boots}"
 
-    def readings(self) -> dict[Place, float]:
+    def readings(self) -> dict[ReadingPlace, float]:
         """Return what all sensors read now."""
-        found: dict[Place, float] = {
+        found: dict[ReadingPlace, float] = {
             (DRIVER, "nvml"): 0.0,
             (NODE, "gpu_count"): float(self.missing),
             (NODE, "memory_used"): self.memory_used,

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from bench.quarantine.joined.agent import NodeAgent
-from bench.quarantine.joined.faults import Fault
-from bench.quarantine.joined.machine import Machine
+from bench.quarantine.joined.faults import NodeFault
+from bench.quarantine.joined.machine import SimulatedMachine
 from bench.quarantine.simulated_node import FRESH_S, Node
 from nodeagent.policy.loading import shipped
 from supervisor.quarantine import reports
@@ -22,9 +22,9 @@ class JoinedNode(Node):
 
     def __init__(self, name: str, rack: str, phase_s: float, lemon: bool, policy: NodePolicy) -> None:
         super().__init__(name, rack, phase_s, lemon)
-        self.machine = Machine(name)
+        self.machine = SimulatedMachine(name)
         self.daemon = NodeAgent(self.machine, shipped())
-        self.faults: list[Fault] = []
+        self.faults: list[NodeFault] = []
         self.false: dict[str, str] = {}  # what is not true, by entity, and why
         self.is_down = False
         self.boot_seen_s = self.started_s = 0.0
@@ -123,5 +123,5 @@ class JoinedNode(Node):
         return tuple(entity for entity, level in self.levels.items() if level == 2)
 
 
-def is_reported(node: JoinedNode, fault: Fault) -> bool:
+def is_reported(node: JoinedNode, fault: NodeFault) -> bool:
     return any(node.levels.get(entity) == 2 for entity in fault.entities)

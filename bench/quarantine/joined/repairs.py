@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from bench.quarantine.joined.events import BOOT_S, Events, cause_of
-from bench.quarantine.joined.faults import GPU, REMEDIES, Fault
+from bench.quarantine.joined.faults import GPU, REMEDIES, NodeFault
 from bench.quarantine.joined.guesses import HOUR_S
 from bench.quarantine.joined.node import JoinedNode, is_reported
 from bench.quarantine.report import PATIENCE_S
@@ -199,11 +199,11 @@ class Repairs:
                 self.pool.tally.count("hidden_by_a_remedy")
                 self.pool.after(self._mean(self.guesses.returns_s), partial(self.events.again, node, fault))
 
-    def _persists(self, node: JoinedNode, fault: Fault) -> bool:
+    def _persists(self, node: JoinedNode, fault: NodeFault) -> bool:
         gpu = node.machine.gpus[fault.slot]
         return fault.remedy != "replace" or gpu.sram_exceeded or gpu.remap_failed
 
-    def _end(self, node: JoinedNode, fault: Fault) -> None:
+    def _end(self, node: JoinedNode, fault: NodeFault) -> None:
         self.events.truth.ended(node, fault)
         is_same = not fault.device or any(gpu.uuid == fault.device for gpu in node.machine.gpus)
         share = self.guesses.recurs_lemon if node.lemon else self.guesses.recurs
@@ -211,7 +211,7 @@ class Repairs:
             self.pool.tally.count("came_again")
             self.pool.after(self._mean(self.guesses.recurs_s), partial(self._come_again, node, fault))
 
-    def _come_again(self, node: JoinedNode, fault: Fault) -> None:
+    def _come_again(self, node: JoinedNode, fault: NodeFault) -> None:
         if node.is_down or (fault.device and all(gpu.uuid != fault.device for gpu in node.machine.gpus)):
             return
         self.events.again(node, fault)

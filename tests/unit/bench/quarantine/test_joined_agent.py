@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from bench.quarantine.joined.agent import NodeAgent
 from bench.quarantine.joined.faults import XID_TEXTS
-from bench.quarantine.joined.machine import Machine
+from bench.quarantine.joined.machine import SimulatedMachine
 from nodeagent.nvml.gpu_roster import LOST, OK
 from nodeagent.policy.loading import shipped
 
@@ -33,7 +33,9 @@ def _restart(agent: NodeAgent, at_s: float) -> None:
     agent.start(at_s + 1.0)
 
 
-def history(machine: Machine, events: list[Event], until_s: float, whole: bool) -> list[tuple[float, object]]:
+def history(
+    machine: SimulatedMachine, events: list[Event], until_s: float, whole: bool
+) -> list[tuple[float, object]]:
     """Return each change of the unhealthy findings, with its time."""
     agent = NodeAgent(machine, shipped(), whole)
     agent.start(0.0)
@@ -51,14 +53,14 @@ def history(machine: Machine, events: list[Event], until_s: float, whole: bool) 
     return found
 
 
-class OnlyPorts(Machine):
+class OnlyPorts(SimulatedMachine):
     def readings(self) -> dict[tuple[str, str], float]:
         return {
             place: value for place, value in super().readings().items() if place[0] == self.ports[0].entity
         }
 
 
-def assert_same(machine: Callable[[str], Machine], events: list[Event], until_s: float) -> None:
+def assert_same(machine: Callable[[str], SimulatedMachine], events: list[Event], until_s: float) -> None:
     thin = history(machine("n"), events, until_s, whole=False)
     whole = history(machine("n"), events, until_s, whole=True)
     assert [told for _, told in thin] == [told for _, told in whole]
@@ -79,7 +81,7 @@ def test_the_readings_that_are_left_out_make_no_difference_to_the_findings() -> 
         (3304.0, _set_gpu("state", LOST)),
         (3600.0, _set_gpu("state", OK)),
     ]
-    assert_same(Machine, events, 4200.0)
+    assert_same(SimulatedMachine, events, 4200.0)
 
 
 def test_a_counter_whose_growth_leaves_its_window_is_read_in_time() -> None:
@@ -90,7 +92,7 @@ def test_a_counter_whose_growth_leaves_its_window_is_read_in_time() -> None:
 
 
 def test_an_agent_reads_after_a_restart_what_the_kernel_logged_meanwhile() -> None:
-    agent = NodeAgent(Machine("n"), shipped())
+    agent = NodeAgent(SimulatedMachine("n"), shipped())
     agent.start(0.0)
     agent.stop(100.0)
     _xid(79)(agent, 110.0)
@@ -104,7 +106,7 @@ def test_an_agent_reads_after_a_restart_what_the_kernel_logged_meanwhile() -> No
 
 
 def test_a_reset_that_the_agent_does_not_see_ends_nothing() -> None:
-    agent = NodeAgent(Machine("n"), shipped())
+    agent = NodeAgent(SimulatedMachine("n"), shipped())
     agent.start(0.0)
     _xid(119)(agent, 100.0)
     agent.look(100.0)
