@@ -117,7 +117,7 @@ class Evaluator:
     def _add_sample(self, seen: Observation) -> bool:
         evidence, rule = self._evidence, self.policy.rules[seen.check]
         place = (seen.entity, seen.check)
-        if place not in evidence.series and not self._retention.has_room_for_series(place, seen.at_s):
+        if place not in evidence.series and not self._retention.make_room_for_series(place, seen.at_s):
             return False
         if evidence.is_of_gone(seen.entity, seen.at_s):
             return False
@@ -141,7 +141,7 @@ class Evaluator:
 
     def _add_event(self, seen: Observation) -> bool:
         evidence, event = self._evidence, (seen.entity, seen.check, int(seen.value))
-        if event not in evidence.events and not self._retention.has_room_for_event(
+        if event not in evidence.events and not self._retention.make_room_for_event(
             event, seen.at_s, self._asked_s
         ):
             return False

@@ -23,7 +23,7 @@ class EvidenceRetention:
         self._judge = judge
         self._full_until_s: dict[tuple[str, str], float] = {}  # by kind of evidence and of entity
 
-    def has_room_for_series(self, place: Place, now_s: float) -> bool:
+    def make_room_for_series(self, place: Place, now_s: float) -> bool:
         """Make room for another series, if there is a limit; return False if all of its kind stand."""
         if self._is_still_full("series", place[0], now_s):
             return False
@@ -38,7 +38,7 @@ class EvidenceRetention:
         self._evidence.drop_unused({each[0] for _, each in idle[:surplus]})
         return bool(idle) or self._refuse("series", place[0], now_s)
 
-    def has_room_for_event(self, event: Event, now_s: float, asked_s: float) -> bool:
+    def make_room_for_event(self, event: Event, now_s: float, asked_s: float) -> bool:
         """Make room for another event, if there is a limit; return False if all of its kind are needed.
 
         Args:

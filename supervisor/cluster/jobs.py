@@ -25,12 +25,8 @@ from supervisor.cluster.pod_groups import (
     has_ended,
     ongoing_group,
 )
-from supervisor.cluster.pods import (
-    OutOfReach,
-    PodGroup,
-    member_name,
-    out_of_reach,
-)
+from supervisor.cluster.pods import PodGroup, member_name
+from supervisor.cluster.reach import OutOfReach, out_of_reach
 from supervisor.cluster.supervised_job import SupervisedJob
 from supervisor.cluster.supervision import contents
 from supervisor.cluster.supervision.contents import SUPERVISIONS, OngoingRun

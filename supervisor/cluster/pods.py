@@ -8,25 +8,18 @@ as soon as the kubelet reports another container.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import json
 import logging
 import re
-import time
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from holdfast.protocol.member_messages import CLUSTER_PING_S, MemberOrder, MemberReport
 from supervisor.admission import pod_layout
 from supervisor.admission import settings as pod_settings
 from supervisor.cluster.adoption.job_membership import JobKey
 from supervisor.cluster.adoption.pod_facts import ENDED_PHASES
 from supervisor.cluster.supervision.contents import RunSize
-from supervisor.controller.member_server import DecodingTurns, MemberConnection, MemberServer
-from supervisor.controller.routine_reports import is_routine
 from supervisor.view.model import Completion, Policy, StopRequest
 
 log = logging.getLogger(__name__)
@@ -36,7 +29,6 @@ RESTART_S = 20.0  # how long the kubelet has to report that it has restarted a d
 # The annotation's default on a cluster: the kubelet takes up to 10 s to restart a sidecar that has ended
 # twice.
 MEMBER_TIMEOUT_S = 30.0
-COME_S = 30.0  # how long members may take to connect to a new supervisor
 
 
 # The name of a member whose pod was another member before: see `member_name` and `PodBackend`. The numbers
@@ -83,52 +75,6 @@ class JobEnd:
     exit_code: int
     why: str
     message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Reach:
-    """How many of a job's running members have ever connected to a leader, and how many are connected now.
-
-    Members that never connected say nothing about the network of this supervisor: a NetworkPolicy may keep
-    them away, or a user may have written the annotations of a member onto any pod.
-    """
-
-    known: int
-    connected: int
-
-    @property
-    def is_lost(self) -> bool:
-        """True if fewer than half of the known members are connected."""
-        return 2 * self.connected < self.known
-
-
-@dataclass(frozen=True, slots=True)
-class OutOfReach:
-    """What this supervisor, rather than a member, may be cut off from: everything, or some namespaces."""
-
-    everything: bool = False
-    namespaces: frozenset[str] = frozenset()
-
-    def includes(self, namespace: str) -> bool:
-        return self.everything or namespace in self.namespaces
-
-
-def out_of_reach(reaches: Iterable[tuple[str, Reach]]) -> OutOfReach:
-    """Return from what the supervisor may be cut off, given the namespace and the reach of each job.
-
-    Each job counts once, however large it is, and each namespace counts once, however many jobs it has. So
-    neither the pods of one user nor one large job can stop the evictions of all others, or cause them.
-    A namespace is lost if most of its jobs are, and everything is if most namespaces are lost. Within a
-    namespace that is lost, no pod is evicted either, because its network is more likely to be at fault than
-    its jobs. A single job does not show this: it may be the job that is at fault.
-    """
-    lost_jobs: dict[str, list[bool]] = {}
-    for namespace, reach in reaches:
-        if reach.known:
-            lost_jobs.setdefault(namespace, []).append(reach.is_lost)
-    lost = frozenset(namespace for namespace, found in lost_jobs.items() if 2 * sum(found) > len(found))
-    several = frozenset(namespace for namespace in lost if len(lost_jobs[namespace]) > 1)
-    return OutOfReach(2 * len(lost) > len(lost_jobs), several)
 
 
 @dataclass(slots=True)
@@ -299,70 +245,6 @@ def read_pod(pod: Mapping[str, Any], container: str) -> PodMember:
         is_leaving=metadata.get("deletionTimestamp") is not None,
         has_ended=has_ended,
     )
-
-
-class PodServer(MemberServer):
-    """The connections of one job's members; each order carries the job's secret.
-
-    Members need time to find a new supervisor, so their silence counts only after `COME_S`.
-    """
-
-    heartbeat_s = CLUSTER_PING_S
-
-    def __init__(
-        self,
-        changed: Callable[[], None],
-        secret: str,
-        is_calm: Callable[[], bool] = lambda: False,
-        turns: DecodingTurns | None = None,
-    ) -> None:
-        """While `is_calm` returns True, `changed` is not called for routine reports."""
-        super().__init__(time.monotonic_ns, changed, turns=turns)
-        self._secret, self._is_calm = secret, is_calm
-        self._given: dict[str, MemberOrder] = {}  # by member with a connection: the order without the secret
-        self._open_ns = time.monotonic_ns() + int(COME_S * 1e9)
-
-    def connection(self, member: str) -> MemberConnection:
-        is_new = member not in self.connections
-        line = super().connection(member)
-        if is_new:
-            line.heard_ns = max(line.heard_ns, self._open_ns)
-        return line
-
-    def order(self, member: str, order: MemberOrder) -> None:
-        if self._given.get(member) != order:
-            self._given[member] = order
-            super().order(member, replace(order, secret=self._secret))
-
-    def keep(self, members: Container[str]) -> None:
-        super().keep(members)
-        self._given = {name: order for name, order in self._given.items() if name in self.connections}
-
-    def is_news(self, before: MemberReport | None, report: MemberReport) -> bool:
-        return not (self._is_calm() and is_routine(before, report))
-
-    def responds(self, member: str) -> bool:
-        """True if the member is connected and its launcher responds."""
-        line = self.connection(member)
-        report = line.report
-        return (
-            line.connected
-            and report is not None
-            and report.launcher is not None
-            and not report.launcher_silent
-        )
-
-    def reports(self) -> Iterable[MemberReport]:
-        """Return the newest report of each connected member."""
-        return [
-            each.report for each in self.connections.values() if each.connected and each.report is not None
-        ]
-
-
-def job_secret(secret: bytes, key: JobKey) -> str:
-    """Return the secret of a job: the same for each leader, and different for every job."""
-    name = json.dumps([key.namespace, key.name, key.uid]).encode()
-    return hmac.new(secret, b"holdfast job " + name, hashlib.sha256).hexdigest()
 
 
 def first_start(member: str) -> str:

@@ -26,15 +26,9 @@ from supervisor.cluster import succession
 from supervisor.cluster.adoption.job_membership import JobKey
 from supervisor.cluster.job_summary import RETRY_S, JobSummary
 from supervisor.cluster.pod_groups import NOT_SUPERVISED
-from supervisor.cluster.pods import (
-    PodBackend,
-    PodGroup,
-    PodMember,
-    PodServer,
-    Reach,
-    held_policy,
-    job_secret,
-)
+from supervisor.cluster.pod_server import PodServer, job_secret
+from supervisor.cluster.pods import PodBackend, PodGroup, PodMember, held_policy
+from supervisor.cluster.reach import Reach
 from supervisor.cluster.requested_drills import RequestedDrills
 from supervisor.cluster.supervision import contents, status_fields
 from supervisor.cluster.supervision.contents import RunSize
@@ -61,13 +55,12 @@ from supervisor.view.model import ENDING_PHASES, JobState, Policy, StopRequest
 
 log = logging.getLogger(__name__)
 
-MAX_RETRY_S = 30.0  # the same, if the request has failed for a long time
+MAX_RETRY_S = 30.0  # in place of `RETRY_S` if a request has failed for a long time
 REFUSED_S = 5.0  # a refusal that lasts longer than this is recorded as an event
-COLLECT_S = 60.0  # the same, if a deleted owner's resource still has the name; it is usually deleted soon
+COLLECT_S = 60.0  # in place of `REFUSED_S` if a deleted owner's resource still has the name, usually briefly
 BUSY_S = 1.0  # between two rounds of a job, at most
-CALM_S = (
-    4.0  # the same while the group trains well, or has no ranks yet; deadlines and news cause one earlier
-)
+# In place of `BUSY_S` while the group trains well, or has no ranks yet. Deadlines and news come first.
+CALM_S = 4.0
 POLL_S = 1.0  # between two checks for pods of a new run
 # How long the mirror may still show a removed request to stop. A request that it shows later is a new one.
 REMOVAL_S = 60.0

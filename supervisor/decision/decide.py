@@ -493,8 +493,7 @@ def start_next_generation(case: _Case) -> Start | End:
 def _is_awaited(view: View, member: MemberView, policy: Policy) -> bool:
     """True if a member may hold state that the group needs, and has not reported this state as secured.
 
-    A disconnected member with ranks counts too: after a takeover, it connects soon (on Kubernetes within
-    `pods.COME_S`).
+    A disconnected member with ranks counts too: after a takeover, it connects soon.
     """
     if not member.connected and member.name not in view.memory.seats:
         return False

@@ -1,4 +1,4 @@
-"""The data that Holdfast stores on a node between decisions, as JSON for an annotation. Pure.
+"""The data to store on a node between decisions, as JSON for an annotation. Pure.
 
 Another version may have written it. A field that is missing has its default, and an unknown one is ignored.
 """

@@ -1,4 +1,4 @@
-"""Compute the state of a node after an action. The shell writes it with one patch of the node. Pure."""
+"""Compute the state of a node after an action, for one patch of the node. Pure."""
 
 from __future__ import annotations
 

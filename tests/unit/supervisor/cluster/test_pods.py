@@ -13,15 +13,13 @@ from supervisor.cluster.pods import (
     RESTART_S,
     REVIVE_S,
     JobEnd,
-    OutOfReach,
     PodBackend,
     PodMember,
-    Reach,
     first_start,
     member_name,
-    out_of_reach,
     read_pod,
 )
+from supervisor.cluster.reach import OutOfReach, Reach, out_of_reach
 from supervisor.controller.backend import Backend
 from supervisor.view.model import StopRequest
 

@@ -18,7 +18,9 @@ from holdfast.fileio.storage_thread import StorageThread
 from holdfast.protocol.member_messages import MemberOrder, StorageListing
 from supervisor.cluster import job_summary, pods, supervised_job
 from supervisor.cluster.adoption.job_membership import JobKey
-from supervisor.cluster.pods import PodGroup, PodMember, job_secret, member_name
+from supervisor.cluster.pod_server import job_secret
+from supervisor.cluster.pods import PodGroup, PodMember, member_name
+from supervisor.cluster.reach import Reach
 from supervisor.cluster.supervised_job import ClusterContext, SupervisedJob
 from supervisor.cluster.supervision import fenced_records
 from supervisor.cluster.supervision.contents import RunSize
@@ -646,7 +648,7 @@ async def test_no_pod_of_a_job_is_evicted_while_only_this_supervisor_may_be_unre
         assert request() == [], "no member of the job has connected"
         other = await there.add(0)
         await other.until(lambda: other.orders)
-        assert there.job.reach == pods.Reach(1, 1), "the other pod has never connected"
+        assert there.job.reach == Reach(1, 1), "the other pod has never connected"
         there.is_cut_off = True
         assert request() == [], "most jobs have lost their members"
         assert capsys.readouterr().err.count("evictions blocked") == 2, "each reason once"

@@ -1,0 +1,81 @@
+"""Serve the connections of one job's members, and give them the job's secret."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import time
+from collections.abc import Callable, Container, Iterable
+from dataclasses import replace
+
+from holdfast.protocol.member_messages import CLUSTER_PING_S, MemberOrder, MemberReport
+from supervisor.cluster.adoption.job_membership import JobKey
+from supervisor.controller.member_server import DecodingTurns, MemberConnection, MemberServer
+from supervisor.controller.routine_reports import is_routine
+
+COME_S = 30.0  # how long members may take to connect to a new supervisor
+
+
+class PodServer(MemberServer):
+    """The connections of one job's members; each order carries the job's secret.
+
+    Members need time to find a new supervisor, so their silence counts only after `COME_S`.
+    """
+
+    heartbeat_s = CLUSTER_PING_S
+
+    def __init__(
+        self,
+        changed: Callable[[], None],
+        secret: str,
+        is_calm: Callable[[], bool] = lambda: False,
+        turns: DecodingTurns | None = None,
+    ) -> None:
+        """While `is_calm` returns True, `changed` is not called for routine reports."""
+        super().__init__(time.monotonic_ns, changed, turns=turns)
+        self._secret, self._is_calm = secret, is_calm
+        self._given: dict[str, MemberOrder] = {}  # by member with a connection: the order without the secret
+        self._open_ns = time.monotonic_ns() + int(COME_S * 1e9)
+
+    def connection(self, member: str) -> MemberConnection:
+        is_new = member not in self.connections
+        line = super().connection(member)
+        if is_new:
+            line.heard_ns = max(line.heard_ns, self._open_ns)
+        return line
+
+    def order(self, member: str, order: MemberOrder) -> None:
+        if self._given.get(member) != order:
+            self._given[member] = order
+            super().order(member, replace(order, secret=self._secret))
+
+    def keep(self, members: Container[str]) -> None:
+        super().keep(members)
+        self._given = {name: order for name, order in self._given.items() if name in self.connections}
+
+    def is_news(self, before: MemberReport | None, report: MemberReport) -> bool:
+        return not (self._is_calm() and is_routine(before, report))
+
+    def responds(self, member: str) -> bool:
+        """True if the member is connected and its launcher responds."""
+        line = self.connection(member)
+        report = line.report
+        return (
+            line.connected
+            and report is not None
+            and report.launcher is not None
+            and not report.launcher_silent
+        )
+
+    def reports(self) -> Iterable[MemberReport]:
+        """Return the newest report of each connected member."""
+        return [
+            each.report for each in self.connections.values() if each.connected and each.report is not None
+        ]
+
+
+def job_secret(secret: bytes, key: JobKey) -> str:
+    """Return the secret of a job: the same for each leader, and different for every job."""
+    name = json.dumps([key.namespace, key.name, key.uid]).encode()
+    return hmac.new(secret, b"holdfast job " + name, hashlib.sha256).hexdigest()
