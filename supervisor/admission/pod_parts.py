@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from holdfast.protocol import environment
-from supervisor.admission import pod_layout, resources, settings
+from supervisor.admission import pod_layout, resources
 from supervisor.admission.resources import OwnResources
 from supervisor.admission.settings import PodSettings
+from supervisor.controller import policy_options
 
 PodObject: TypeAlias = dict[str, Any]  # a pod, a pod template, or a part of either, as JSON
 
@@ -145,7 +146,7 @@ def _sidecar_variables(context: InjectionContext, asked: PodSettings, nproc: int
         environment.TOKEN_FILE: pod_layout.TOKEN_FILE,
         **({environment.OBJECTS: asked.checkpoints.objects} if asked.checkpoints.objects else {}),
         **({environment.CA: context.ca} if context.ca else {}),
-        **settings.sidecar_environment(asked),
+        **policy_options.sidecar_environment(asked),
     }
     fields = [_from_field(name, field) for name, field in pod_layout.FIELDS.items()]
     return fields + [{"name": name, "value": value} for name, value in values.items()]

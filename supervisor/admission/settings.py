@@ -16,9 +16,10 @@ from types import MappingProxyType
 from typing import Any
 
 from holdfast.checkpoint import object_location
-from holdfast.protocol import defaults, environment
+from holdfast.protocol import defaults
 from supervisor.admission import pod_layout
 from supervisor.admission.resources import quantity
+from supervisor.controller.policy_options import policy_of
 from supervisor.options.run_options import RUN, Option
 from supervisor.options.value_types import ValueType, choice, span
 from supervisor.view.model import Policy
@@ -245,33 +246,4 @@ def policy(settings: PodSettings, members: int, nproc: int | None = None) -> Pol
     same options.
     """
     stated = settings.nproc_per_node
-    limits = (settings.first_step_timeout_s, settings.pause_timeout_s, settings.hang_floor_s)
-    return Policy(
-        members=members,
-        standby=settings.standby,
-        nproc=nproc or (stated if isinstance(stated, int) else 1),
-        snapshot_every=settings.snapshot_every,
-        snapshot_budget=settings.snapshot_budget,
-        checkpoint_every_s=settings.checkpoint_every_s,
-        hang_floor_s=settings.hang_floor_s,
-        stall_limit_s=settings.stall_limit_s,
-        first_step_s=settings.first_step_timeout_s,
-        keep=settings.keep_checkpoints,
-        max_restarts=settings.max_restarts,
-        skip_bad_batches=settings.skip_bad_batches,
-        loss_jump=defaults.LOSS_JUMP if settings.loss_jump is None else settings.loss_jump,
-        loss_jump_fault=bool(settings.loss_jump),
-        patience_s=max(defaults.PATIENCE_S, 2 * max(limits)),
-        member_timeout_s=settings.member_timeout_s,
-        grace_s=settings.grace_s,
-    )
-
-
-def sidecar_environment(settings: PodSettings) -> dict[str, str]:
-    """Return the variables that configure a sidecar with these settings, as `holdfast run` sets them."""
-    return {
-        environment.HANG_FACTOR: str(settings.hang_factor),
-        environment.HANG_FLOOR_S: str(settings.hang_floor_s or defaults.HANG_FLOOR_S),
-        environment.FIRST_STEP_S: str(settings.first_step_timeout_s),
-        environment.PAUSE_S: str(settings.pause_timeout_s),
-    }
+    return policy_of(settings, members, nproc or (stated if isinstance(stated, int) else 1))

@@ -17,10 +17,11 @@ from holdfast import exit_codes
 from holdfast.errors import BadInput
 from holdfast.process import event_loop
 from holdfast.process.clock import seconds_to_next_tick
-from holdfast.protocol import defaults, environment
+from holdfast.protocol import environment
 from holdfast.worker import program, script_source
 from supervisor.cli import run_messages
 from supervisor.cli.commands import RunOptions
+from supervisor.controller.policy_options import policy_of, sidecar_environment
 from supervisor.display.live import Display, display
 from supervisor.display.news import IncidentRecords
 from supervisor.display.run_follower import RunFollower
@@ -55,7 +56,7 @@ def run(options: RunOptions) -> int:
         )
     api = _listen(options.port)
     run_dir = open_for_run(options.run_dir, time.time(), must_exist=options.resume)
-    policy = policy_of(options)
+    policy = policy_of_run(options)
     try:
         kept = script_source.read_sources(parsed)  # later edits of the script do not affect the run
         runtime, owner = memory_volume.create()
@@ -71,33 +72,8 @@ def run(options: RunOptions) -> int:
         os.close(owner)
 
 
-def policy_of(options: RunOptions) -> Policy:
-    return Policy(
-        members=options.members,
-        standby=options.standby,
-        nproc=options.nproc_per_node,
-        snapshot_every=options.snapshot_every,
-        snapshot_budget=options.snapshot_budget,
-        checkpoint_every_s=options.checkpoint_every_s,
-        hang_floor_s=options.hang_floor_s,
-        stall_limit_s=options.stall_limit_s,
-        first_step_s=options.first_step_timeout_s,
-        keep=options.keep_checkpoints,
-        max_restarts=options.max_restarts,
-        skip_bad_batches=options.skip_bad_batches,
-        loss_jump=defaults.LOSS_JUMP if options.loss_jump is None else options.loss_jump,
-        loss_jump_fault=bool(options.loss_jump),
-        patience_s=_patience_s(options),
-        member_timeout_s=options.member_timeout_s,
-        grace_s=options.grace_s,
-        from_scratch=options.from_scratch,
-    )
-
-
-def _patience_s(options: RunOptions) -> float:
-    """Return how long a rank waits for its peers, in seconds. This is longer than detecting a hang takes."""
-    limits = (options.first_step_timeout_s, options.pause_timeout_s, options.hang_floor_s)
-    return max(defaults.PATIENCE_S, 2 * max(limits))
+def policy_of_run(options: RunOptions) -> Policy:
+    return policy_of(options, options.members, options.nproc_per_node, from_scratch=options.from_scratch)
 
 
 def _listen(port: int) -> socket.socket:
@@ -149,10 +125,7 @@ def _plan(
         environment.CHECKPOINTS: str(run_dir.checkpoints),
         environment.SUPERVISOR: f"http://127.0.0.1:{api.getsockname()[1]}",
         environment.TOKEN_FILE: str(run_dir.token_file),
-        environment.HANG_FACTOR: str(options.hang_factor),
-        environment.HANG_FLOOR_S: str(options.hang_floor_s or defaults.HANG_FLOOR_S),
-        environment.FIRST_STEP_S: str(options.first_step_timeout_s),
-        environment.PAUSE_S: str(options.pause_timeout_s),
+        **sidecar_environment(options),
     }
     return RunSpec(
         command=tuple(options.command),

@@ -11,7 +11,8 @@ from supervisor.admission import settings
 from supervisor.admission.pod_layout import PREFIX
 from supervisor.admission.settings import ANNOTATIONS, DurableStorage, PodSettings, PodSettingsError
 from supervisor.cli.commands import RunOptions
-from supervisor.cli.run import policy_of
+from supervisor.cli.run import policy_of_run
+from supervisor.controller import policy_options
 from supervisor.options.run_options import RUN
 
 # A value for each policy, other than its default.
@@ -62,7 +63,7 @@ def test_a_policy_equals_the_one_that_run_builds_from_the_same_options(given: di
         by_name[name].field: True if (kind := by_name[name].value) is None else kind.read(text)
         for name, text in given.items()
     }
-    local = policy_of(RunOptions(command=("x",), **values))
+    local = policy_of_run(RunOptions(command=("x",), **values))
     parsed = parse(**given)
     assert settings.policy(parsed, members=parsed.members or 1) == local
 
@@ -74,14 +75,14 @@ def test_the_policy_uses_the_final_number_of_ranks() -> None:
 
 
 def test_a_sidecar_gets_its_share_of_the_settings() -> None:
-    given = settings.sidecar_environment(parse(hang_factor="4", first_step_timeout="20m"))
+    given = policy_options.sidecar_environment(parse(hang_factor="4", first_step_timeout="20m"))
     assert given == {
         environment.HANG_FACTOR: "4.0",
         environment.HANG_FLOOR_S: "0.6",
         environment.FIRST_STEP_S: "1200.0",
         environment.PAUSE_S: "1800.0",
     }
-    assert settings.sidecar_environment(parse(hang_floor="5s"))[environment.HANG_FLOOR_S] == "5.0"
+    assert policy_options.sidecar_environment(parse(hang_floor="5s"))[environment.HANG_FLOOR_S] == "5.0"
 
 
 def test_annotations_of_others_and_internal_ones_are_ignored() -> None:

@@ -12,7 +12,7 @@ from holdfast.state.loss_guard import LossGuard
 from sidecar.config import Config
 from sidecar.watch.hang_detector import HangPolicy
 from supervisor.cli.commands import RunOptions
-from supervisor.cli.run import policy_of
+from supervisor.cli.run import policy_of_run
 from supervisor.options import run_options
 from supervisor.view.model import Policy
 
@@ -56,7 +56,7 @@ def test_a_field_has_the_same_default_in_every_process() -> None:
 
 
 def test_a_run_without_options_has_the_policy_that_an_old_journal_gets_for_missing_fields() -> None:
-    assert policy_of(RunOptions(("true",))) == Policy()
+    assert policy_of_run(RunOptions(("true",))) == Policy()
     assert Launch.__dataclass_fields__["loss_jump"].default == Policy().loss_jump == defaults.LOSS_JUMP
 
 
