@@ -89,7 +89,7 @@ class Waiver:
 
 
 @dataclass(frozen=True, slots=True)
-class Incident:
+class PastQuarantine:
     """One time that the node was taken out. A relapse, which follows soon after a release, weighs more."""
 
     at_s: float
@@ -118,7 +118,7 @@ class NodeView:
     cordoned: bool = False  # someone else has cordoned it; this package never does
     ready: bool = True  # whether the kubelet reports it as ready
     busy: bool = False  # jobs are running on it
-    history: tuple[Incident, ...] = ()  # oldest first
+    history: tuple[PastQuarantine, ...] = ()  # oldest first
     released_at_s: float | None = None  # when it was last released
     version: str = ""  # the node object's resourceVersion; an action is valid for this version only
     refused: str = ""  # why other reports under its name are not believed (`reports`)

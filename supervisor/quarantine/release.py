@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from supervisor.quarantine import evidence
 from supervisor.quarantine.model import (
     Hold,
-    Incident,
     NodePolicy,
     NodeView,
+    PastQuarantine,
     Quarantine,
     QuarantineAction,
     Release,
@@ -95,7 +95,7 @@ def release_avoided(node: NodeView, report: Report, now_s: float, policy: NodePo
     return Release(node.name, f"healthy for {report.quiet_s:.0f} s", node.version)
 
 
-def lemon_score(history: Sequence[Incident], now_s: float, policy: NodePolicy) -> float:
+def lemon_score(history: Sequence[PastQuarantine], now_s: float, policy: NodePolicy) -> float:
     """Return the sum of the incidents, each weighted by 0.5 to the power of its age in half-lives."""
     return sum(
         (RELAPSE_WEIGHT if each.relapse else 1.0)

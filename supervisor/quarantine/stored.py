@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import MISSING, asdict, fields, replace
 from typing import Any, TypeVar
 
-from supervisor.quarantine.model import MAX_HISTORY, Incident, NodeView, Quarantine, Waiver
+from supervisor.quarantine.model import MAX_HISTORY, NodeView, PastQuarantine, Quarantine, Waiver
 
-Record = TypeVar("Record", Quarantine, Waiver, Incident)
+Record = TypeVar("Record", Quarantine, Waiver, PastQuarantine)
 
 
 class BadState(ValueError):
@@ -44,12 +44,12 @@ def from_json(node: NodeView, raw: Mapping[str, Any]) -> NodeView:
         node,
         quarantine=None if quarantine is None else _loaded(Quarantine, quarantine, "quarantine"),
         waiver=None if waiver is None else _loaded(Waiver, waiver, "waiver"),
-        history=tuple(_loaded(Incident, each, "history") for each in history[-MAX_HISTORY:]),
+        history=tuple(_loaded(PastQuarantine, each, "history") for each in history[-MAX_HISTORY:]),
         released_at_s=None if released_at_s is None else _fit(released_at_s, "float", "released_at_s"),
     )
 
 
-def _dumped(record: Quarantine | Waiver | Incident) -> dict[str, Any]:
+def _dumped(record: Quarantine | Waiver | PastQuarantine) -> dict[str, Any]:
     default = {each.name: each.default for each in fields(record)}
     return {name: value for name, value in asdict(record).items() if value != default[name]}
 

@@ -11,9 +11,9 @@ from supervisor.quarantine.model import (
     Drain,
     Forget,
     Hold,
-    Incident,
     NodePolicy,
     NodeView,
+    PastQuarantine,
     Quarantine,
     QuarantineAction,
     Release,
@@ -59,13 +59,13 @@ def _tainted(node: NodeView, action: Taint, now_s: float, policy: NodePolicy) ->
         return replace(node, quarantine=updated)
     history = node.history
     if action.effect == NO_NEW_WORK:
-        history = (*history, _incident(node, action, now_s, policy))[-MAX_HISTORY:]
+        history = (*history, _past_quarantine(node, action, now_s, policy))[-MAX_HISTORY:]
     quarantine = Quarantine(*record, now_s, action.effect, None, *gpus)
     waiver = None if action.effect == NO_NEW_WORK else node.waiver
     return replace(node, quarantine=quarantine, waiver=waiver, history=history)
 
 
-def _incident(node: NodeView, action: Taint, now_s: float, policy: NodePolicy) -> Incident:
+def _past_quarantine(node: NodeView, action: Taint, now_s: float, policy: NodePolicy) -> PastQuarantine:
     released_at_s = node.released_at_s
     relapse = released_at_s is not None and now_s - released_at_s < policy.relapse_s
-    return Incident(now_s, action.action, relapse)
+    return PastQuarantine(now_s, action.action, relapse)

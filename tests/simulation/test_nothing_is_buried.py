@@ -13,10 +13,10 @@ from supervisor.quarantine import breaker
 from supervisor.quarantine.decide import decide
 from supervisor.quarantine.model import (
     Hold,
-    Incident,
     NodeFinding,
     NodePolicy,
     NodeView,
+    PastQuarantine,
     PoolView,
     Quarantine,
     Report,
@@ -63,7 +63,7 @@ def neighbour(name: str, chance: random.Random, now_s: float) -> NodeView:
             found = replace(found, lasting=False, origins=("sysfs",), entity="port/0")
         return replace(node, report=replace(calm, findings=(found,), clean_s=0.0, quiet_s=0.0))
     held = Quarantine(("x",), "reboot_node", ("kmsg",), "b0", now_s - chance.uniform(0, 9 * DAY_S))
-    history = (Incident(now_s - DAY_S, "reboot_node"),) * chance.randint(1, 8)
+    history = (PastQuarantine(now_s - DAY_S, "reboot_node"),) * chance.randint(1, 8)
     return {
         "well": replace(node, report=replace(calm, calmed_s=chance.choice((60.0, math.inf)))),
         "cordoned": replace(node, cordoned=True),

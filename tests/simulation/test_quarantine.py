@@ -13,10 +13,10 @@ from supervisor.quarantine.model import (
     NO_NEW_WORK,
     Drain,
     Forget,
-    Incident,
     NodeFinding,
     NodePolicy,
     NodeView,
+    PastQuarantine,
     PoolView,
     QuarantineAction,
     Release,
@@ -219,6 +219,6 @@ def _with(pool: PoolView, now_s: float, node: NodeView) -> PoolView:
 
 def test_the_history_of_a_healthy_node_causes_no_action() -> None:
     pool = fresh_pool()
-    pool = _with(pool, NOW_S, replace(pool.nodes[0], history=(Incident(NOW_S - 60, "replace"),) * 16))
+    pool = _with(pool, NOW_S, replace(pool.nodes[0], history=(PastQuarantine(NOW_S - 60, "replace"),) * 16))
     pool = _with(pool, NOW_S, replace(pool.nodes[1], waiver=Waiver(("gpu/0 xid 79",), NOW_S)))
     assert [each.node for each in asked(pool)] == ["n01"]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from supervisor.quarantine.decide import decide
-from supervisor.quarantine.model import Hold, Incident, NodeView, PoolView, Quarantine, Release
+from supervisor.quarantine.model import Hold, NodeView, PastQuarantine, PoolView, Quarantine, Release
 from tests.unit.supervisor.node_views import (
     DAY_S,
     NOW_S,
@@ -24,7 +24,7 @@ from tests.unit.supervisor.node_views import (
 )
 
 HELD = Quarantine(("gpu/0 xid 79",), "reboot_node", ("kmsg",), "b1", NOW_S - 5 * DAY_S)
-LEMON = tuple(Incident(NOW_S - each * DAY_S, "reboot_node") for each in range(10, 4, -1))
+LEMON = tuple(PastQuarantine(NOW_S - each * DAY_S, "reboot_node") for each in range(10, 4, -1))
 
 
 def proving(name: str = "p", clean_s: float = 3600.0, **given: object) -> NodeView:

@@ -15,10 +15,10 @@ from supervisor.quarantine.model import (
     Drain,
     Forget,
     Hold,
-    Incident,
     NodeFinding,
     NodePolicy,
     NodeView,
+    PastQuarantine,
     Quarantine,
     QuarantineAction,
     Release,
@@ -48,7 +48,7 @@ PORT_WHY = f"{PORT} (contact_support) for 400 s, reported by sysfs"
 HELD = Quarantine((XID,), "reboot_node", ("kmsg",), "b1", NOW_S - DAY_S)
 WEAK = Quarantine((PORT,), "contact_support", ("sysfs",), "b1", NOW_S - DAY_S, PREFER_NOT)
 WAIVED = Waiver((XID,), NOW_S - DAY_S)
-AGED = Incident(NOW_S - 14 * DAY_S, "reboot_node")  # counts half
+AGED = PastQuarantine(NOW_S - 14 * DAY_S, "reboot_node")  # counts half
 
 
 def out(*findings: NodeFinding, **given: Any) -> NodeView:

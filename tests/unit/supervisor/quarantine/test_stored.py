@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from supervisor.quarantine.model import PREFER_NOT, Incident, NodeView, Quarantine, Waiver
+from supervisor.quarantine.model import PREFER_NOT, NodeView, PastQuarantine, Quarantine, Waiver
 from supervisor.quarantine.stored import BadState, from_json, to_json
 
 # The data as the version of commit 628c3a2 had it: no GPUs to replace, and no boot in a waiver.
@@ -23,7 +23,7 @@ def test_the_data_of_an_older_version_is_read() -> None:
         "a",
         quarantine=Quarantine(("gpu/0 xid 79",), "reboot_node", ("kmsg",), "b1", 1.8e9),
         waiver=Waiver(("port/0 down",), 1790000000.5),
-        history=(Incident(1.0, "replace", True), Incident(2.0, "none")),
+        history=(PastQuarantine(1.0, "replace", True), PastQuarantine(2.0, "none")),
         released_at_s=1.78e9,
     )
     assert from_json(NodeView("a"), {}) == NodeView("a")
@@ -33,7 +33,7 @@ def test_all_that_is_stored_is_read_again() -> None:
     held = Quarantine(("k",), "replace", ("kmsg",), "b1", 5.0, PREFER_NOT, 6.0, ("GPU-1",), 8)
     for node in (
         NodeView("a", quarantine=held, waiver=Waiver(("x",), 4.0, "b0"), released_at_s=3.0),
-        NodeView("a", history=(Incident(1.0, "none", True),)),
+        NodeView("a", history=(PastQuarantine(1.0, "none", True),)),
         NodeView("a"),
     ):
         assert from_json(NodeView("a"), json.loads(json.dumps(to_json(node)))) == node

@@ -8,7 +8,7 @@ from supervisor.quarantine.model import (
     Drain,
     Forget,
     Hold,
-    Incident,
+    PastQuarantine,
     Quarantine,
     Release,
     Taint,
@@ -61,12 +61,12 @@ def test_a_weak_taint_leaves_a_waiver_and_adds_no_incident() -> None:
 
 def test_each_action_changes_exactly_these_fields_of_a_node() -> None:
     waiver = Waiver(("x",), 0.0)
-    node = well("a", waiver=waiver, released_at_s=NOW_S - 86400.0, history=(Incident(1.0, "none"),))
+    node = well("a", waiver=waiver, released_at_s=NOW_S - 86400.0, history=(PastQuarantine(1.0, "none"),))
     held = Quarantine(("k",), "replace", ("kmsg",), "b1", NOW_S)
-    history = (Incident(1.0, "none"), Incident(NOW_S, "replace"))
+    history = (PastQuarantine(1.0, "none"), PastQuarantine(NOW_S, "replace"))
     out = replace(node, quarantine=held, waiver=None, history=history)
     assert after(node, TAINT, NOW_S, POLICY) == out
-    soon = (Incident(1.0, "none"), Incident(NOW_S - 1.0, "replace", relapse=True))
+    soon = (PastQuarantine(1.0, "none"), PastQuarantine(NOW_S - 1.0, "replace", relapse=True))
     assert after(node, TAINT, NOW_S - 1.0, POLICY).history == soon
     drained = replace(out, quarantine=replace(held, drain_at_s=NOW_S + 5.0))
     assert after(out, Drain("a", ""), NOW_S + 5.0, POLICY) == drained
@@ -87,7 +87,7 @@ def test_a_weak_taint_that_becomes_a_strong_one_counts_from_then_on() -> None:
     assert avoided.quarantine == Quarantine(("k",), "replace", ("kmsg",), "b1", NOW_S, PREFER_NOT)
     taken = after(avoided, TAINT, NOW_S + 9.0, POLICY)
     assert taken.quarantine == Quarantine(("k",), "replace", ("kmsg",), "b1", NOW_S + 9.0)
-    assert taken.history == (Incident(NOW_S + 9.0, "replace"),)
+    assert taken.history == (PastQuarantine(NOW_S + 9.0, "replace"),)
 
 
 def test_a_waiver_has_a_bounded_number_of_findings_in_order() -> None:
