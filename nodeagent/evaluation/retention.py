@@ -25,7 +25,7 @@ class EvidenceRetention:
 
     def make_room_for_series(self, place: Place, now_s: float) -> bool:
         """Make room for another series, if there is a limit; return False if all of its kind stand."""
-        if self._is_still_full("series", place[0], now_s):
+        if self._refuses_for_now("series", place[0], now_s):
             return False
         surplus, pool = quotas.full_pool(self._evidence.series, place[0], quotas.series_limit)
         if not surplus:
@@ -44,7 +44,7 @@ class EvidenceRetention:
         Args:
             asked_s: The newest time of a query, which may be later than `now_s`; infinity if there was none.
         """
-        if self._is_still_full("events", event[0], now_s):
+        if self._refuses_for_now("events", event[0], now_s):
             return False
         surplus, pool = quotas.full_pool(self._evidence.events, event[0], quotas.event_limit)
         if not surplus:
@@ -65,7 +65,8 @@ class EvidenceRetention:
         self._full_until_s[what, kind_of(entity)] = now_s + quotas.SEARCH_EVERY_S
         return False
 
-    def _is_still_full(self, what: str, entity: str, now_s: float) -> bool:
+    def _refuses_for_now(self, what: str, entity: str, now_s: float) -> bool:
+        """Return True, and count a refusal, within a moment of the last one of this kind."""
         until_s = self._full_until_s.get((what, kind_of(entity)), -inf)
         is_full = until_s - quotas.SEARCH_EVERY_S <= now_s < until_s
         self.dropped += is_full

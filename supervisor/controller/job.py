@@ -262,7 +262,7 @@ class Job:
             if member is not None and order.do in ("run", "secure"):
                 good = cut_off_work.publishable_step(view, member)
             if order.do == "idle":
-                room_bytes = self._state_bytes(view)
+                room_bytes = self._update_room_bytes(view)
             order = replace(order, good=good, room_bytes=room_bytes, epoch=self.lead.epoch)
             self.member_server.order(name, order)
 
@@ -274,8 +274,8 @@ class Job:
             self._renewed_ns[name] = view.now_ns
             self.backend.renew(name)
 
-    def _state_bytes(self, view: View) -> int:
-        """Return the size of the largest snapshot, for which a standby reserves memory; 0 if it is unknown.
+    def _update_room_bytes(self, view: View) -> int:
+        """Update and return the size for which a standby reserves memory: the largest snapshot; 0 if unknown.
 
         While the group is not training, this is the last known size.
         """
@@ -320,7 +320,7 @@ class Job:
         return view
 
     def view(self) -> View:
-        """Return the current view without changing anything."""
+        """Return the current view. Nothing is decided or sent, but new members get a connection."""
         now_ns = time.monotonic_ns()
         present = self.backend.members
         names = (*present, *self.memory.placement, *self._known_members())
