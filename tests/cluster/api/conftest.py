@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import time
 import uuid
 from collections.abc import AsyncIterator
+from urllib.parse import urlsplit
 
+import psutil
 import pytest
 
 from supervisor.kubernetes.client import ApiServer, connect
 from tests.cluster.api.kinds import NAMESPACES
+
+CLOSED_S = 5.0
 
 
 @pytest.fixture
@@ -20,6 +26,19 @@ async def api() -> AsyncIterator[ApiServer]:
         pytest.skip("needs a Kubernetes API server: set KUBECONFIG to an administrator's kubeconfig")
     async with await connect() as server:
         yield server
+    await _connections_closed(urlsplit(server._access.url).port or 443)
+
+
+async def _connections_closed(port: int) -> None:
+    """Wait for the end of TLS connections, which close after an exchange with the server.
+
+    The loop ends after the test. A connection that is still open then is reported in a later test.
+    """
+    give_up_s = time.monotonic() + CLOSED_S
+    while any(each.raddr and each.raddr.port == port for each in psutil.Process().net_connections()):
+        if time.monotonic() > give_up_s:
+            break
+        await asyncio.sleep(0.01)
 
 
 @pytest.fixture
