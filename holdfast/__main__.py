@@ -1,4 +1,4 @@
-"""The `holdfast` command: runs or starts the program that implements the given command.
+"""The `holdfast` command: runs or starts the program behind the given command.
 
 This file also runs in the user's image, for `holdfast launch`, so it must not depend on other packages.
 """

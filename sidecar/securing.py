@@ -1,7 +1,7 @@
-"""Carry out orders to secure the member's state: freeze its ranks, list what it holds, and follow the tails.
+"""Secure the member's state on order: freeze its ranks, list what it holds, and follow the tails.
 
-The supervisor chooses the state to resume from among those that the members list. From then on, no rank may
-overwrite a listed state.
+From the states that the members list, the supervisor chooses the one to resume from. Once a state is listed,
+no rank may overwrite it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Store checkpoints in a directory, where each appears under its name only once it is complete.
+"""Store checkpoints in a directory, where each one shows up under its name only when complete.
 
 A checkpoint is written under a temporary name, made durable, and then renamed. The file `latest` names the
 newest checkpoint for people and scripts; Holdfast never reads it.

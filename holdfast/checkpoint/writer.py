@@ -1,6 +1,6 @@
-"""Write checkpoints, and decide which one is kept if several writers write the same step.
+"""Write checkpoints, and decide which one to keep if several writers write the same step.
 
-The same rules hold for every kind of storage:
+The rules are the same for every kind of storage:
 
 - A checkpoint appears only once it is complete.
 - An intact checkpoint of the same or a newer generation is kept, not replaced.

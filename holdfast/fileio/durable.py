@@ -94,7 +94,7 @@ def is_temporary_name(text: str, name: str) -> bool:
 def temporary_directory(root: Path, name: str) -> Iterator[Path]:
     """Yield a new directory in `root`. At the end, remove it unless it was renamed.
 
-    The directory is locked until then, so that no process removes it as debris. Raises OSError.
+    Until then, a lock keeps other processes from removing it as debris. Raises OSError.
     """
     path = temporary_path(root, name)
     path.mkdir()

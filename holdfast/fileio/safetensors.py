@@ -80,9 +80,9 @@ class Layout:
 def plan(tensors: Iterable[tuple[str, str, tuple[int, ...]]], metadata: Mapping[str, str]) -> Layout:
     """Return the layout of a file with `tensors` (name, dtype, shape); its data area is 64-byte aligned.
 
-    Tensors that fill whole cache lines come first, so that each of them starts on a cache line. Within each
-    group, wide dtypes come before narrow dtypes, so that every tensor is aligned to its element size.
-    Otherwise the given order is kept. There are no holes.
+    Tensors that fill whole cache lines come first, and each of them starts on a cache line. Within each
+    group, wide dtypes come before narrow ones, which aligns every tensor to its element size. Otherwise the
+    given order is kept. There are no holes.
 
     Raises:
         ValueError: A name is used twice or reserved, a dtype is unknown, or a size is negative.

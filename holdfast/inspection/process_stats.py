@@ -80,7 +80,7 @@ def sample(pid: int) -> Sample:
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether a signal has stopped `pid`, so that it must be continued. A debugger's stop is excluded.
+    """Return whether a signal has stopped `pid`, which must then be continued. Excludes a debugger's stop.
 
     This never blocks, because reading these files takes none of the process's locks.
     """

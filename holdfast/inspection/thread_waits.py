@@ -1,8 +1,8 @@
 """Classify a thread's wait by its system call. Pure.
 
-The kernel shows the number and the arguments of the call in /proc/PID/task/TID/syscall. The purpose of the
-classes is to separate waits that an event outside the process can end from waits that only the process itself
-can end. The latter are waits for private locks, which no other process can release.
+The kernel shows the number and the arguments of the call in /proc/PID/task/TID/syscall. The classes separate
+waits that an outside event can end from waits that only the process itself can end. The latter are waits for
+private locks, which no other process can release.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Decide whether a rank failed because of another rank's failure, and extract torch's report of it. Pure.
+"""Decide whether a rank failed because another one did, and extract torch's report of it. Pure.
 
 Most error texts are ambiguous. For example, "Connection reset by peer" may also mean that a database closed
 the script's connection. Such a text therefore counts only if torch's collectives, or the backward pass that
 calls them, raised it. A text that names a location in torch's C++ code always comes from torch, even if other
 code repeats it.
 
-When in doubt, a rank is classified as a victim. The supervisor then waits briefly for the cause to appear. If
-none does, it restarts the rank a few times and shows its traceback. The opposite mistake is worse: if a
-victim were classified as the cause, a run that had only lost a peer could end.
+When in doubt, a rank counts as a victim. The supervisor then waits briefly for the cause to appear. If none
+does, it restarts the rank a few times and shows its traceback. The opposite mistake is worse: blaming a
+victim could end a run that had merely lost a peer.
 """
 
 from __future__ import annotations

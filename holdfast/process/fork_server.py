@@ -1,8 +1,8 @@
 """Fork processes from a server that has already imported the modules that they need, and detach each fork.
 
 `serve` is the fork server of Holdfast's own parts: the supervisor and the sidecars of a local run. Importing
-their modules would take each of them half a second of CPU time. The fork server has already done so, so a
-part that was killed restarts quickly.
+their modules would cost each of them half a second of CPU time. The fork server has already done it, so a
+killed part restarts quickly.
 """
 
 from __future__ import annotations

@@ -37,12 +37,12 @@ def end_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
 
 
 def outlive_parent() -> None:
-    """Undo `end_with_parent`, so that the parent's death does not interrupt the work of this process."""
+    """Undo `end_with_parent`: this process then carries on when its parent dies."""
     _libc.prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
 
 
 def adopt_orphans() -> None:
-    """Make this process a subreaper, so that it adopts any descendant whose parent exits."""
+    """Make this process a subreaper, which adopts any descendant whose parent exits."""
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 

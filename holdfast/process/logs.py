@@ -54,7 +54,7 @@ class JsonLines(logging.Formatter):
 
 
 class BackgroundHandler(logging.Handler):
-    """Writes to `stream` in a separate thread, so that no caller waits for storage."""
+    """Writes to `stream` in a separate thread, so callers never wait for storage."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__()

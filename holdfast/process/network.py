@@ -1,9 +1,9 @@
 """TCP servers: a port reserved for the next rendezvous, the run's token, and a limit on idle connections.
 
-Any process that can reach a server's address can open connections. Each of them takes a descriptor that the
-run may need for files or members. A connection is idle while the server is not answering a request on it.
-`Door` allows `MOST` idle connections, and closes the oldest to make room for a new connection. A connection
-may stay idle only for as long as a request's headers may take, unless it has once presented the token.
+Any process that can reach a server's address can open connections. Each takes up a descriptor that the run
+may need for files or members. A connection is idle while the server is not answering a request on it. `Door`
+allows `MOST` idle connections, and closes the oldest to make room for a new connection. A connection may stay
+idle only for as long as a request's headers may take, unless it has once presented the token.
 """
 
 from __future__ import annotations

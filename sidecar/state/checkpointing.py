@@ -176,7 +176,7 @@ class CheckpointSchedule:
 class CheckpointSaver:
     """Writes one checkpoint at a time. `durable` is the report on it for the supervisor.
 
-    `retention` can change while a checkpoint is being written. The value at the end of the write applies.
+    `retention` may change while a checkpoint is being written; the value at the end of the write applies.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Serve this member's snapshots and private states to other members, and fetch theirs.
 
-On both sides, threads transfer the bytes of snapshots without the event loop: see
-`sidecar.state.snapshot_send` and `sidecar.state.snapshot_fetch`.
+On both sides, threads transfer snapshot bytes, bypassing the event loop: see `sidecar.state.snapshot_send`
+and `sidecar.state.snapshot_fetch`.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ async def _send_private(
 
 
 class PeerClient:
-    """Fetches state from other members, with one HTTP session for the life of the sidecar."""
+    """Fetches state from other members, over one HTTP session for the sidecar's whole life."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
-"""Have other members write pieces of a checkpoint that this member writes.
+"""Have other members write pieces of this member's checkpoint.
 
-Tasks for each peer take a piece, have the checksums of this member's own copy computed, and send them with a
-request for the piece. A peer that refuses, fails, or answers with other checksums gets no further piece of
-this checkpoint, and another member writes the piece that it had.
+For each peer, tasks take a piece, have this member's own copy of it checksummed, and send the checksums with
+a request to write the piece. A peer that refuses, fails, or answers with different checksums gets no more
+pieces of this checkpoint, and another member writes the one it had.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Write pieces of another member's checkpoint to storage, from this member's copy of the same snapshot.
 
-Each request is for one piece. This member pins the snapshot while it reads, and for `HOLD_S` after that,
-because the next request usually follows. It does not keep the snapshot pinned while storage hangs, or once
-its orders say that the group stops training, because the ranks' newest state then needs the slot.
+Each request is for one piece. This member pins the snapshot while it reads, and for `HOLD_S` longer, because
+another request usually follows. It unpins the snapshot while storage hangs, and once its orders say that the
+group stops training, because the ranks' newest state then needs the slot.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ def _allows(order: MemberOrder, record: CommitRecord) -> bool:
 
 
 class _HelpedWriter:
-    """One checkpoint of another member, whose pieces this member writes."""
+    """Another member's checkpoint, while this member writes pieces of it."""
 
     def __init__(self, identity: tuple[str, str, CommitRecord], reader: PinnedReader) -> None:
         """`identity` is the writer's folder, its token and the snapshot. Call this on the event loop."""

@@ -1,12 +1,11 @@
 """Determine which ranks are late. Pure: the time and the sidecar's own lateness are arguments.
 
 A step is late if it takes longer than `floor_s + factor * p99` of the recent steps. Lateness does not prove a
-hang: the launcher inspects a late rank, and the supervisor judges the evidence. The limit counts from the
-last commit, or from the end of a pause inside the step. It does not count from the last change of phase,
-because a step with gradient accumulation changes phase many times, and step times cover all phases of a step.
-Separate limits apply to the first step and to everything that is not work on a step: a pause that the script
-declares, a snapshot that Holdfast takes, joining, and restoring. A rank that exceeds a separate limit counts
-as hung.
+hang: the launcher inspects a late rank, and the supervisor judges the evidence. The clock starts at the last
+commit, or at the end of a pause inside the step. A change of phase does not restart it: a step with gradient
+accumulation changes phase many times, and step times cover all phases. Separate limits apply to the first
+step and to everything that is not work on a step: a pause that the script declares, a snapshot that Holdfast
+takes, joining, and restoring. A rank that exceeds a separate limit counts as hung.
 
 If a script does not call `holdfast.join`, Holdfast sees only the steps of torch's optimizers. Before the
 first step, it cannot know whether there will be any: the script may do inference, or be the parent of the

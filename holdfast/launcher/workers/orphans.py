@@ -88,7 +88,7 @@ class Orphans:
 
 
 def kill_all() -> None:
-    """Kill all remaining descendants and wait for them, so that none outlives the launcher.
+    """Kill all remaining descendants and wait for them: none may outlive the launcher.
 
     A process that waits for a device or a file system may not end within `END_S`. In that case, it is left to
     the process that adopts the launcher's orphans.

@@ -1,9 +1,9 @@
 """Make the survivors on one member copy their state: decide which ranks to ask and which to wait for.
 
-One complete copy is enough. A rank that copies its state holds the only free slot of the arena. Its copy may
-stop growing, because a signal has stopped the rank or because its main thread starves the copying thread. The
-rank would then block all others, so it is killed; its generation is over anyway. A rank whose copy is still
-growing is never killed, regardless of how long the copy takes.
+One complete copy is enough. A rank that copies its state holds the arena's only free slot. Its copy may stall
+if a signal has stopped the rank, or if its main thread starves the copying thread. It would then block all
+others, so it is killed; its generation is over anyway. As long as its copy keeps growing, a rank is never
+killed, even if the copy takes very long.
 """
 
 from __future__ import annotations

@@ -57,9 +57,9 @@ class MemberSettings:
 class WarmPool:
     """Keeps one parked process ready for each local rank.
 
-    While the pool is open, it replaces each process that dies before it is parked. After the first failures,
-    it does so immediately, and later after increasing pauses. `failures` counts these processes since one was
-    last parked. `tries` counts the same, but is also reset to 0 when ranks begin to wait.
+    While the pool is open, it replaces each process that dies before it is parked. At first it does so
+    immediately, later with increasing pauses. `failures` counts such deaths since one was last parked.
+    `tries` counts the same, but is also reset to 0 when ranks begin to wait.
 
     `watch` watches every process that the pool makes. `after` schedules a call after a number of seconds.
     `strategy` is "park" (fork from a zygote), "spawn" (start an interpreter for each process) or "cold" (make

@@ -1,4 +1,4 @@
-"""The workers of one generation on one member, and whether each waits for a process, runs, or has ended."""
+"""One generation's workers on one member, and whether each waits for a process, runs, or has ended."""
 
 from __future__ import annotations
 
