@@ -23,7 +23,7 @@ ASK_ROUNDS = 50  # during a tail, ask the ranks for their activity once in this 
 
 
 class StateSecurer:
-    """Secures the state of a generation, and then of newer ones. `secured_for` is the newest one so far."""
+    """Secures a generation's state, then that of newer ones. `secured_for` is the newest one so far."""
 
     def __init__(
         self,

@@ -2,8 +2,8 @@
 
 For loops on a plain selector, helpers yield the ready events and wake the loop when a signal arrives.
 
-The lag of an asyncio loop is the time between two polls for events. It is measured in the selector, which
-needs no timer and detects delays of any length.
+An asyncio loop's lag is the time between two polls for events. Measuring it in the selector takes no timer
+and catches delays of any length.
 """
 
 from __future__ import annotations

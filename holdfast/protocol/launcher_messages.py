@@ -56,7 +56,7 @@ class Ending:
 
     @property
     def is_good(self) -> bool:
-        """True if the script has done all its work, so that nothing would be left for a restart."""
+        """True if the script has done all its work, which leaves nothing for a restart."""
         return self.signal is None and (self.code == 0 or self.fail == UNFLUSHED)
 
 
@@ -88,7 +88,7 @@ class StartTimes:
 
 @dataclass(frozen=True, slots=True)
 class RankState:
-    """The state of one rank's process, from the point of view of its launcher."""
+    """The state of one rank's process, as its launcher sees it."""
 
     rank: int
     local_rank: int

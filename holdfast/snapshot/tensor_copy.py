@@ -2,9 +2,9 @@
 
 A single thread that copies pieces of a few megabytes reaches only half the bandwidth: for copies smaller than
 about the size of the cache, memcpy reads each line of the target before it writes it. Several threads reach
-the full bandwidth. Ordinary Python threads suffice, because the interpreter's lock (GIL) is released while a
-piece is copied. With many small pieces, however, the threads would wait for that lock longer than they would
-copy. So small tensors with adjacent targets are copied with one call of `torch.cat`.
+the full bandwidth. Ordinary Python threads will do, because the interpreter's lock (GIL) is released while a
+piece is copied. But with many small pieces, they would spend more time waiting for that lock than copying. So
+small tensors with adjacent targets are copied with a single `torch.cat`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 `holdfast.state.restore` does the reverse.
 
-Replicated state is the same on every rank of a DDP group. It consists of parameters, the states of optimizers
-and schedulers, and the state of any other object that contains tensors. Each tensor is named after its object
+Replicated state is the same on every rank of a DDP group: parameters, the states of optimizers and
+schedulers, and the state of any other object that contains tensors. Each tensor is named after its object
 (`model.blocks.0.weight`, `optimizer.state.3.exp_avg`). All other values are stored in one JSON document.
 """
 

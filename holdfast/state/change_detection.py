@@ -1,9 +1,9 @@
 """Detect whether the replicated state has changed since the last commit.
 
-A copy that is made after the commit contains whatever is in memory at that time. Between the commit and the
-copy, a script may have swapped in averaged weights for an evaluation, merged adapters, or moved the weights
-temporarily (SAM), all without calling Holdfast. So each commit takes a footprint of the state, which costs a
-few microseconds, and the footprint is compared with the state before and after each copy. It consists of:
+A copy that is made after the commit contains what is in memory at that moment. Since the commit, a script may
+have swapped in averaged weights for an evaluation, merged adapters, or moved the weights temporarily (SAM),
+all without calling Holdfast. So each commit takes a footprint of the state, at a cost of a few microseconds,
+and compares it with the state before and after each copy. It consists of:
 
 - the version counters of all parameters and all tensors in the optimizers' states;
 - the addresses of some of these tensors, and a few words of their content;
@@ -11,8 +11,8 @@ few microseconds, and the footprint is compared with the state before and after 
 - the state_dict of other objects.
 
 A version counter counts every write by torch's operators, but not writes through `.data`. The words of
-content reveal such writes: a swap of the weights would change at least one of the words. Words on a device
-are not read, because reading them would wait for the device.
+content reveal such writes: swapping the weights would change at least one of them. Words on a device are not
+read, because reading them would mean waiting for the device.
 
 Writes to an object whose state_dict returns copies of its tensors cannot be detected. Such objects are listed
 in `ChangeDetector.unseen`. Iterable objects are ignored, because they are data, which the script may load in

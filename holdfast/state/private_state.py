@@ -1,8 +1,8 @@
 """Collect a rank's private state (random generators, module buffers, data position) in one small blob.
 
-Before every optimizer step, the blob is stored and sent to another member, so it must be cheap to build. It
-therefore contains few names, and no arrays of numbers as JSON. Buffers, such as batch norm's statistics, are
-private state because each forward pass changes them differently on each rank of a DDP group.
+Before every optimizer step, the blob is stored and sent to another member, so it must be cheap to build: few
+names, and no arrays of numbers as JSON. Buffers, such as batch norm's statistics, are private state because
+each forward pass changes them differently on each rank of a DDP group.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class PrivateState:
     """Collects and restores the private state of this rank.
 
     It consists of the random generators, the states of `objects`, which must be JSON, and the buffers of
-    `modules`. It also contains the recent losses of `guard`, so that a resumed run judges losses in the same
-    way as an uninterrupted run.
+    `modules`. It also contains the recent losses of `guard`, and a resumed run therefore judges losses like
+    an uninterrupted one.
     """
 
     def __init__(
@@ -469,7 +469,7 @@ def _is_plain(state: object) -> bool:
 
 
 def _tagged(value: Any) -> Any:
-    """Return a copy of `value` with tagged objects in place of values that JSON cannot represent.
+    """Return a copy of `value` with tagged objects instead of values that JSON cannot represent.
 
     These are tuples, mappings with keys that are not strings, and states of generators. Raises TypeError for
     a key that is not a scalar.

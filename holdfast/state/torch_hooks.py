@@ -3,7 +3,7 @@
 The hooks are attached to the script's own objects, but not to copies, saved files or compiled forms of them.
 If a script saves its whole model (`torch.save(model)`), copies it, or compiles it with `torch.jit.script`,
 the result must be the same as without Holdfast, and must load where Holdfast is not installed. Torch's global
-module hooks would meet these requirements too, but would take time in every module of a model in every pass.
+module hooks would do that too, but would cost time in every module of a model in every pass.
 """
 
 from __future__ import annotations

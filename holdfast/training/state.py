@@ -232,7 +232,7 @@ class State:
         self._training.commit(loss, grad_norm, samples, tokens, flops, position)
 
     def pause(self, label: str = "pause", limit_s: float = 0.0, **unknown: NoReturn) -> Pause:
-        """Declare work that is not a step, so that it does not count as a hang.
+        """Declare work that is not a step, to keep it from counting as a hang.
 
         Use the result in a `with` statement, or as a decorator of a function. If a script does neither, this
         prints a warning, once for each line and on any rank.

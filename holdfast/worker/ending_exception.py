@@ -1,7 +1,7 @@
 """Detect an exception that will end the script while the script's `finally` blocks are still running.
 
-Python reports an uncaught exception only after it has run every `finally` and `__exit__` on the way, such as
-a tracker's upload or the destruction of a process group. The peers would wait until then. A thread therefore
+Python reports an uncaught exception only after running every `finally` and `__exit__` on the way, such as a
+tracker's upload or the destruction of a process group. Until then, the peers would wait. A thread therefore
 checks periodically which exception, if any, the main thread is handling.
 
 The source shows whether the exception may be caught. The exception is assumed to end the script if the main

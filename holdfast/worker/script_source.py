@@ -1,4 +1,4 @@
-"""Keep the user's script as it was when the run began, so that all ranks run that version.
+"""Keep the user's script as it was when the run began: all ranks run that version.
 
 The file is read once, into a sealed file in memory, which launchers, zygotes and templates inherit.
 """
@@ -47,8 +47,8 @@ class ProgramSources:
     """A run's program, with its sources as they were when the run began.
 
     `main` is the source of the script. It is None if the source is not known, is too large or could not be
-    read. In that case each process reads the file. `files` contains the script, unless `main` is None, and
-    the local modules that it imports.
+    read. Each process then reads the file. `files` contains the script, unless `main` is None, and the local
+    modules that it imports.
     """
 
     program: Program
@@ -109,7 +109,7 @@ def _read_file(path: str) -> tuple[SourceFile, bytes] | None:
         return None
     try:
         with open(path, "rb") as opened:
-            # Read the time first, so that a write while the content is being read is noticed.
+            # Read the time first, to notice a write while the content is being read.
             mtime_ns = os.fstat(opened.fileno()).st_mtime_ns
             text = opened.read(MAX_SOURCE_BYTES + 1)
     except OSError:

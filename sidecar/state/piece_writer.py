@@ -307,7 +307,7 @@ class PinnedReader:
 
 
 class _CheckedReader:
-    """Reads chunks into private memory, from which they are written: they cannot change after the check."""
+    """Reads chunks into private memory to write them from there: they cannot change after the check."""
 
     def __init__(
         self, reader: PinnedReader, memory: mmap.mmap, asked: PieceRequest, is_over: Callable[[], bool]

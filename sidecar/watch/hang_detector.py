@@ -8,9 +8,9 @@ step and to everything that is not work on a step: a pause that the script decla
 takes, joining, and restoring. A rank that exceeds a separate limit counts as hung.
 
 If a script does not call `holdfast.join`, Holdfast sees only the steps of torch's optimizers. Before the
-first step, it cannot know whether there will be any: the script may do inference, or be the parent of the
-training processes. Such a rank is late after half of the limit for a first step, so that it is inspected and
-a warning appears. Even if it exceeds the whole limit, it does not count as hung.
+first one, it cannot know whether any will come: the script may run inference, or be the parent of the
+training processes. Such a rank is late after half of the limit for a first step; it is then inspected, and a
+warning appears. It never counts as hung, even beyond the whole limit.
 
 With the defaults, a late rank is noticed at most 3 x p99 + 0.6 s after its last progress. This leaves 0.4 s
 of the promised second for the inspection.

@@ -1,8 +1,8 @@
 """Copy the state outside the schedule: after a failure, before bad numbers are written, and at the end.
 
-The listener's thread makes a just-in-time copy regardless of what the script's thread is doing. That thread
-may be waiting for a dead peer in a collective, running a kernel, or working between two steps. The copy is
-refused unless the state of a committed step is whole.
+The listener's thread makes a just-in-time copy no matter what the script's thread is doing: waiting for a
+dead peer in a collective, running a kernel, or working between two steps. The copy is refused unless the
+state of a committed step is whole.
 """
 
 from __future__ import annotations

@@ -84,13 +84,13 @@ class SnapshotWriter:
             directory: the member's arena.
             objects: the replicated objects.
             world_size: the number of ranks, which is recorded with each snapshot.
-            base: the (generation, step) of the snapshot from which the group resumed. It is kept until this
+            base: the (generation, step) of the snapshot that the group resumed from. It is kept until this
                 generation has a snapshot.
             on_progress: called by any thread after it has copied a piece.
             device: the device of the tensors; None if they are on the host.
             void: returns the steps of this generation whose state a rank of this member has changed after the
                 commit.
-            second_base: the (generation, step) of a second snapshot from which the group could have resumed,
+            second_base: the (generation, step) of a second snapshot that the group could have resumed from,
                 if any.
             extra_document: returns what the snapshot's document contains in addition to the objects.
         """
