@@ -125,7 +125,7 @@ def from_json(
 class _Misfit(Exception):
     """A part of the JSON has the wrong type. Each enclosing reader prepends its own part of the place.
 
-    The place is composed only after an error, because a report has hundreds of values.
+    It is composed only after an error, because a report has hundreds of values.
     """
 
     def __init__(self, why: str, place: str = "") -> None:

@@ -5,8 +5,8 @@ such a script commits the step without an update, or with gradients that lack th
 does not report exceptions that a script catches. So a step is suspect if its optimizers wrote nothing, if one
 of its backward passes or collectives failed, or if it had fewer backward passes than the previous step.
 
-A script may do any of these things on purpose, so a suspect step normally counts. It is refused only if a
-connection to a peer is closed as well, because the group then cannot have completed the step.
+A script may do any of this on purpose, so a suspect step normally counts. It is refused only if a connection
+to a peer is closed as well: the group then cannot have completed the step.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Find which program the words of a command start, and which script Python runs. Pure."""
+"""Find which program a command starts, and which script Python runs. Pure."""
 
 from __future__ import annotations
 

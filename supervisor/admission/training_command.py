@@ -1,8 +1,8 @@
-"""Understand the command of a training container, so that Holdfast can start the ranks instead. Pure.
+"""Understand a training container's command well enough for Holdfast to start the ranks instead. Pure.
 
 A launcher such as torchrun is replaced. Its options specify the number of ranks, which Holdfast starts as
-torchrun would. The words around the launcher (`env A=b`, `bash -c "cd /app && ..."`) remain in place, so they
-still run once per pod, not once per rank.
+torchrun would. The words around the launcher (`env A=b`, `bash -c "cd /app && ..."`) stay in place, and still
+run once per pod, not once per rank.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class TrainingCommand:
 
 @dataclass(frozen=True, slots=True)
 class NotUnderstood:
-    """The command is not understood. `why` says what is unclear, and what the user can do."""
+    """The command is unclear. `why` says what about it, and what the user can do."""
 
     why: str
 

@@ -1,12 +1,11 @@
-"""Run the webhook, `holdfast cluster webhook`, to which the API server sends each pod that requests Holdfast.
+"""Run the webhook, `holdfast cluster webhook`: the API server sends it each pod that requests Holdfast.
 
-The webhook does not read from the cluster in order to respond, so a response takes milliseconds. It never
-rejects a pod. If a pod cannot be injected, the webhook admits it with an annotation and an event that say
-why. If the webhook is unavailable, the API server admits pods unchanged, and the supervisor reports this in
-an event.
+The webhook responds without reading from the cluster, within milliseconds. It never rejects a pod. If it
+cannot inject one, it admits it with an annotation and an event that say why. If the webhook is unavailable,
+the API server admits pods unchanged, and the supervisor reports that in an event.
 
 The API server does not identify itself, so any pod of the cluster can send requests. `AdmissionExchanges`
-limits what all of them together take, and the server closes idle connections when there are too many.
+limits what they take in total, and the server closes idle connections when there are too many.
 """
 
 from __future__ import annotations
@@ -108,10 +107,10 @@ class AdmissionExchange:
 
 
 class AdmissionExchanges:
-    """All exchanges that are in progress, oldest first.
+    """All exchanges in progress, oldest first.
 
-    If there are too many, or they hold too much, the oldest ones are given up. The API server sends and
-    receives within milliseconds, so the oldest ones are those of slow or hostile clients.
+    If there are too many, or they hold too much, the oldest are dropped. The API server sends and receives
+    within milliseconds, so the oldest ones are those of slow or hostile clients.
     """
 
     def __init__(self) -> None:
@@ -229,7 +228,7 @@ def _warnings(texts: tuple[str, ...]) -> list[str]:
 
 
 async def keep_configuration(server: ApiServer, certificate: ServerCertificate, admission: Admission) -> None:
-    """Keep the CA in the webhook's configuration, from which the API server reads it. Never returns.
+    """Keep the CA in the webhook's configuration, where the API server reads it. Never returns.
 
     The manifests contain the configuration without the CA, and users apply them again with every upgrade.
     """

@@ -1,9 +1,9 @@
 """Manage the members of one job on a cluster: its pods, which its owner creates, and their connections.
 
 A member is one run of a pod's training container. If the kubelet restarts the container, the launcher's ranks
-and state are lost, so the pod becomes another member, on the same node and with the same snapshots in the
-pod's memory volume. A member's name therefore ends with the number of the container's restarts, and changes
-as soon as the kubelet reports another container.
+and state are lost, and the pod becomes a new member, on the same node and with the same snapshots in its
+memory volume. A member's name therefore ends with the container's restart count, and changes as soon as the
+kubelet reports another container.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ class JobEnd:
 class Reach:
     """How many of a job's running members have ever connected to a leader, and how many are connected now.
 
-    Members that never connected say nothing about the network of this supervisor: a NetworkPolicy may keep
-    them away, or a user may have written the annotations of a member onto any pod.
+    Members that never connected prove nothing about this supervisor's network: a NetworkPolicy may keep them
+    away, or a user may have put a member's annotations on any pod.
     """
 
     known: int
@@ -116,11 +116,11 @@ class OutOfReach:
 def out_of_reach(reaches: Iterable[tuple[str, Reach]]) -> OutOfReach:
     """Return from what the supervisor may be cut off, given the namespace and the reach of each job.
 
-    Each job counts once, however large it is, and each namespace counts once, however many jobs it has. So
-    neither the pods of one user nor one large job can stop the evictions of all others, or cause them.
-    A namespace is lost if most of its jobs are, and everything is if most namespaces are lost. Within a
-    namespace that is lost, no pod is evicted either, because its network is more likely to be at fault than
-    its jobs. A single job does not show this: it may be the job that is at fault.
+    Each job counts once at any size, and each namespace counts once with any number of jobs. So neither the
+    pods of one user nor one large job can stop the evictions of all others, or cause them. A namespace is
+    lost if most of its jobs are, and everything is if most namespaces are lost. Within a namespace that is
+    lost, no pod is evicted either, because its network is more likely to be at fault than its jobs. A single
+    job does not show this: it may be the job that is at fault.
     """
     lost_jobs: dict[str, list[bool]] = {}
     for namespace, reach in reaches:
@@ -167,7 +167,7 @@ class PodBackend:
 
     @property
     def is_leaving(self) -> bool:
-        """True if all pods are being deleted, so that no member remains to hold the state."""
+        """True if all pods are being deleted, which leaves no member to hold the state."""
         there = [pod for pod in self.pods.values() if not pod.has_ended]
         return bool(there) and all(pod.is_leaving for pod in there)
 
@@ -186,8 +186,8 @@ class PodBackend:
 
         A pod whose sidecar and launcher respond is not replaced, because it may hold the only copy of the
         state. Instead, it becomes another member, as after a restart of its container. While evictions are
-        `blocked`, the time before an eviction does not pass, so that members can reconnect afterwards.
-        `count` has no effect, because the owner of the pods determines their number.
+        `blocked`, the time before an eviction does not pass, and members can reconnect afterwards. `count`
+        has no effect, because the owner of the pods determines their number.
         """
         known = {pod.member: pod for pod in self.pods.values()}
         for member in discard:
@@ -304,7 +304,7 @@ def read_pod(pod: Mapping[str, Any], container: str) -> PodMember:
 class PodServer(MemberServer):
     """The connections of one job's members; each order carries the job's secret.
 
-    Members need time to find a new supervisor, so their silence counts only after `COME_S`.
+    Members take time to find a new supervisor, so their silence counts only after `COME_S`.
     """
 
     heartbeat_s = CLUSTER_PING_S
@@ -360,7 +360,7 @@ class PodServer(MemberServer):
 
 
 def job_secret(secret: bytes, key: JobKey) -> str:
-    """Return the secret of a job: the same for each leader, and different for every job."""
+    """Return a job's secret: the same for each leader, and different for every job."""
     name = json.dumps([key.namespace, key.name, key.uid]).encode()
     return hmac.new(secret, b"holdfast job " + name, hashlib.sha256).hexdigest()
 

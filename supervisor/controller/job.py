@@ -192,7 +192,7 @@ class Job:
             log.error("epoch not raised", extra={"error": str(error)})
 
     async def _commit(self, view: View, action: RunAction) -> None:
-        """Write the decision to the journal. Then update the job's state, from which orders are derived."""
+        """Write the decision to the journal, then update the job's state, which the orders derive from."""
         before, after = self.memory, transition.after(view, action, self.policy)
         self._account(view, action, before, after)
         await self.journal.write(view, self.policy, action, after, self.bookkeeping.ledger.snapshot())
@@ -233,7 +233,7 @@ class Job:
     def _record(self, view: View, action: RunAction, after: JobState) -> None:
         """Write the incident's file at each decision about it, and in full when the incident is over.
 
-        The journal is written first, so that a new supervisor can repeat this for the last decision.
+        The journal is written first: a new supervisor can then repeat this for the last decision.
         """
         before = view.memory
         known = before.incident if isinstance(action, Settle) else after.incident
@@ -275,7 +275,7 @@ class Job:
             self.backend.renew(name)
 
     def _state_bytes(self, view: View) -> int:
-        """Return the size of the largest snapshot, for which a standby reserves memory; 0 if it is unknown.
+        """Return the size of the largest snapshot, which a standby reserves memory for; 0 if it is unknown.
 
         While the group is not training, this is the last known size.
         """
@@ -401,8 +401,8 @@ def _begin(policy: Policy, held: JobState | None, fresh: bool) -> JobState:
     """Return the initial state of the job: the predecessor's after a takeover, otherwise one for a new run.
 
     A new run in an old directory keeps the generation and the lineage, which make older states void. It also
-    keeps what concerns the state on storage: the steps to skip, the newest step that was saved, the steps at
-    which the replicas were equal, and the work that was cut off and not repeated.
+    keeps the facts about the state on storage: the steps to skip, the newest step saved, the steps where the
+    replicas matched, and the work that was cut off and not repeated.
     """
     world_size = policy.members * policy.nproc
     now_ns = time.monotonic_ns()

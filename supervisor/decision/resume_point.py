@@ -1,4 +1,4 @@
-"""Find the resume point of the group: the newest step for which a complete state exists. Pure.
+"""Find the group's resume point: the newest step with a complete state. Pure.
 
 The state of a step is complete if some member holds its replicated part and, for every rank, some member
 holds the rank's private part. When a generation resumes from step s, older generations' states beyond s

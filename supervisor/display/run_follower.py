@@ -1,7 +1,7 @@
 """Follow the directory of a run in progress: its status, its ranks' output and its incidents.
 
-A separate thread reads the files. The process that displays a run also restarts parts that die and handles
-Ctrl-C, and storage that does not respond must not delay either.
+A separate thread reads the files. The process that displays a run also restarts dead parts and handles
+Ctrl-C, and hanging storage must delay neither.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Find the rank that hangs from the ranks' progress pages, processes and stacks at one instant. Pure.
 
-If one rank of a group stops, all others wait for it in a collective. The waiting ranks are victims and all
-show the same evidence. The culprit is the rank that differs. The criteria are applied in order of
-reliability, each only to the ranks that the previous criteria could not clear.
+If one rank of a group stops, all others wait for it in a collective. These victims all show the same
+evidence; the culprit is the rank that differs. The criteria apply in order of reliability, each only to ranks
+that the earlier ones could not clear.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class Credentials(Protocol):
     async def renew(self, refused: str) -> bool:
         """Load the credentials again after the server has refused the header `refused`.
 
-        Return True if the header has changed, so that the request is worth repeating.
+        Return True if the header has changed, which makes the request worth repeating.
         """
 
 

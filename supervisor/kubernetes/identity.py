@@ -1,8 +1,8 @@
-"""Identify the sender of a request: the pod that the sender's projected token was issued to.
+"""Identify a request's sender: the pod that its projected token was issued to.
 
-The API server reviews the token for Holdfast's own audience, and this module decodes nothing in it. A pod's
-token for the API server itself is refused, because it must not be sent anywhere else. Nothing that a peer
-claims about itself is trusted.
+The API server reviews the token for Holdfast's own audience; this module decodes nothing in it. A pod's token
+for the API server itself is refused, because it must not be sent anywhere else. No claim of a peer about
+itself is trusted.
 """
 
 from __future__ import annotations

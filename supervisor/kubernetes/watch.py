@@ -1,8 +1,8 @@
 """Mirror a collection of the API server, despite lost connections and lost history.
 
 A list returns the collection at one version, and a watch delivers the changes after that version. When a
-watch ends, the next one resumes at the last version that was delivered. If the server no longer has that
-version, or if it stops sending, the mirror lists the collection again.
+watch ends, the next one resumes at the last version delivered. If the server no longer has that version, or
+stops sending, the mirror lists the collection again.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The types of the values of options, arguments and annotations. Each parses a text and says what it accepts.
 
-Help and error messages use the same text about the accepted values. Pure.
+Help and error messages share the text about the accepted values. Pure.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Decide which nodes to take out of service and when to return them. Pure."""
+"""Decide which nodes to take out of service, and when to bring them back. Pure."""

@@ -4,16 +4,16 @@ Taking such nodes out would not help. A storm is detected from the current state
 the deciding process loses nothing. There are two signs of a storm:
 
 - Many nodes of the pool, or several nodes of one rack, had trouble within a short window. The cause may be a
-  switch, a file system or a driver roll-out. No action is taken on the pool or rack until a full cool-down
-  has passed without another node in trouble. Nodes that are unhealthy after that are taken out only if the
-  breaker has room for all of them; otherwise an operator must find out what they have in common.
+  switch, a file system or a driver roll-out. The pool or rack is left alone until a full cool-down passes
+  without another node in trouble. Nodes that are still unhealthy are then taken out only if the breaker has
+  room for all of them; otherwise an operator must find out what they have in common.
 - Too many agents of one version report "unhealthy" (`cohorts`). The reports of that version are then not
   trusted.
 
-A storm delays and never buries. Nodes that flap can renew a storm without end, so it delays a node with a
-fault of its own (corroborated, and ended only by a remedy) for one cool-down at most. The fault is the node's
-own if fewer than `rack_nodes` nodes of the storm have the same one. Only a storm that is too large to consist
-of flapping nodes may delay such a node longer, and it becomes an alert.
+A storm delays and never buries. Flapping nodes can keep it going forever, so it delays a node with its own
+fault (corroborated, and ended only by a remedy) for one cool-down at most. The fault is the node's own if
+fewer than `rack_nodes` nodes of the storm have the same one. Only a storm that is too large to consist of
+flapping nodes may delay such a node longer, and it becomes an alert.
 """
 
 from __future__ import annotations

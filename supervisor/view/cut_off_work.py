@@ -1,9 +1,9 @@
 """Handle work outside steps that a restart would cut off, such as saving or evaluating. Pure.
 
 The script's work between a commit and the next step is the tail of the committed step. A group that resumes
-from the state of that step does not repeat its tail. A tail usually takes microseconds; if one takes longer,
-the survivors get time to finish it before their processes are ended. To repeat a tail that was cut off, the
-group resumes from an earlier step. If no earlier state is left, the tail is reported as undone.
+from the state of that step does not repeat its tail. A tail usually takes microseconds; survivors get time to
+finish a longer one before their processes are ended. To repeat a tail that was cut off, the group resumes
+from an earlier step. If there is no earlier state, the tail is reported as undone.
 
 The same applies to work within a step if other ranks have already committed that step, because the group
 could resume from its state. No rank can commit a step before all ranks have contributed to the backward pass,

@@ -157,7 +157,7 @@ class RepairedFolder:
             (folder / name).symlink_to(to)
 
     def _make_again(self) -> None:
-        """Recreate the folder and its content atomically, so that no process sees an incomplete folder."""
+        """Recreate the folder and its content atomically: no process ever sees it incomplete."""
         aside = self.folder.with_name(f".{self.folder.name}-{os.urandom(4).hex()}")
         aside.mkdir(mode=0o700)
         try:

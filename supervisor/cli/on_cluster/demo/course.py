@@ -328,7 +328,7 @@ class _Performance:
 
 
 def in_place(found: Sequence[Mapping[str, Any]]) -> str:
-    """Describe the total time of the recoveries for which Kubernetes did not replace a pod. Pure."""
+    """Describe how long the recoveries took in total that needed no new pod from Kubernetes. Pure."""
     times = [
         float(each["recovered_s"])
         for each in found
