@@ -1,4 +1,4 @@
-"""Stores all evidence as JSON, and restores it, also as earlier agents have stored it. Pure."""
+"""Stores all evidence as JSON, and restores it, including what earlier agents stored. Pure."""
 
 from __future__ import annotations
 
