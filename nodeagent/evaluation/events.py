@@ -1,10 +1,10 @@
 """Evaluates one event of one entity: its recurrence, the driver's verdict, its age, its end. Pure.
 
-Each burst is judged when it occurs. The finding stands from the first burst after the last end, and its
-newest burst decides how it ends. A judgement that asks for more than the newest one keeps standing until its
-own remedy: a repetition never makes a fault milder.
+Each burst is judged when it occurs. A finding lasts from the first burst after the previous end, and its
+newest burst decides how it ends. A judgement that asks for more than the newest one holds until its own
+remedy: a repeat never makes a fault milder.
 
-Xid 154 is the driver's verdict on the Xid that it accompanies; it replaces the table's level, action and end
+Xid 154 is the driver's verdict on the Xid that it comes with; it replaces the table's level, action and end
 unless an operator has set them. The verdict "none" never lowers a judgement: it may belong to the recovery
 before the fault. If it comes later, it ends the findings that a reset ends, and those that the driver judged.
 """
