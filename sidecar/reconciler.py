@@ -409,7 +409,7 @@ class Sidecar:
             self._inspect(state)
 
     def _forget_void(self) -> None:
-        """Discard the snapshot of a void step, which a rank on any member changed after the commit.
+        """Discard the snapshot of a void step: a rank on some member changed it after the commit.
 
         If the snapshot is being read, a later call discards it. Until then, the supervisor knows that it must
         not resume from the snapshot. If the member holds only one snapshot, it is kept, because a void state

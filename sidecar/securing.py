@@ -108,7 +108,7 @@ def _must_freeze(order: MemberOrder, state: LauncherState) -> bool:
 
 
 def _described(generation: int, state: LauncherState, holdings: Holdings) -> dict[str, object]:
-    """Return what the ranks answered and which snapshots there are, for whoever asks why a step was lost."""
+    """Return what the ranks answered and which snapshots there are, to explain why a step was lost."""
     answers = {each.rank: each.why or "copied" for each in state.secured}
     snapshots = [f"{each.generation}/{each.step}" for each in holdings.slots()]
     return {"generation": generation, "answers": answers, "snapshots": snapshots}

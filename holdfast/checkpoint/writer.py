@@ -117,8 +117,7 @@ def _check_epoch(storage: CheckpointStorage, epoch: int) -> None:
 def _has_intact(storage: CheckpointStorage, name: str, generation: int) -> bool:
     """Return whether `name` is an intact checkpoint of this or a newer generation.
 
-    The existing checkpoint may be void. In that case the caller's checkpoint is void too, because its
-    generation is not newer.
+    If the existing checkpoint is void, so is the caller's, because its generation is not newer.
     """
     try:
         found = storage.load(name)

@@ -34,7 +34,7 @@ _MARK = f"{environment.GENERATION}=".encode()
 class Origin:
     """The session, start time and generation of a process.
 
-    `began` is in clock ticks since boot. `generation` is -1 if it is not known.
+    `began` is in clock ticks since boot. `generation` is -1 if unknown.
     """
 
     session: int

@@ -45,9 +45,8 @@ _TORCH_SAYS = re.compile(
 _PLACE = re.compile(
     r"\b(?:gloo|tensorpipe)/[\w/]+\.\w+:\d+|ProcessGroup\w+\.[ch]pp:\d+|failed to pass monitoredBarrier"
 )
-# Reports of torch's C++ code that two ranks called different collectives. In that case the script is wrong,
-# and no peer was lost. The rank that reports the mismatch is the cause, and the other ranks lose it as a
-# peer.
+# Reports of torch's C++ code that two ranks called different collectives: the script is wrong, and no peer
+# was lost. The rank that reports the mismatch is the cause, and the other ranks lose it as a peer.
 _MISMATCH = re.compile(
     r"op\.preamble\.length <= op\.nbytes|Is there a distributed collective mismatch"
     r"|Detected mismatch between collectives on ranks"
@@ -90,7 +89,7 @@ def is_victim(error: BaseException, nested: int = 0) -> bool:
 
 
 def in_log(log: str) -> bool:
-    """Decide the same as `is_victim` from the end of the `log` of a process that reported no exception."""
+    """Decide like `is_victim`, from the end of the `log` of a process that reported no exception."""
     text = tracebacks.end_of_log(log)
     if _MISMATCH.search(text.rpartition(tracebacks.HEADER)[2]) is not None:
         return False

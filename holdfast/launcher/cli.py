@@ -84,7 +84,7 @@ def _strategy(program: program.Program, asked: str) -> str:
 
 
 def _put_on_path(root: Path) -> None:
-    """Put `root` last on PYTHONPATH, so that the script and its children can import `holdfast`."""
+    """Put `root` last on PYTHONPATH, to let the script and its children import `holdfast`."""
     os.environ["PYTHONPATH"] = parts.with_path(os.environ, root)
 
 

@@ -31,7 +31,7 @@ def boot_id() -> str:
 
 
 def identity() -> str:
-    """Return a string that identifies this clock by boot and time namespace; "" if it is not known."""
+    """Return a string that identifies this clock by boot and time namespace; "" if unknown."""
     with suppress(OSError):
         boot = boot_id()
         namespace = ""

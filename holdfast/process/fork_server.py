@@ -27,9 +27,9 @@ def forks(
 ) -> Iterator[tuple[WorkerOrder, socket.socket, int, list[int]]]:
     """Report whether this process can be forked, and carry out orders for `what` until `control` is closed.
 
-    The iterator yields only in the forks. They become children of `parent`, which is also the parent of this
-    process. Each fork receives the order and its descriptors: a channel to the process that sent the order, a
-    log, and any further descriptors of the order.
+    The iterator yields only in the forks. They become children of `parent`, which is also this process's
+    parent. Each fork receives the order and its descriptors: a channel to the sender of the order, a log, and
+    any others that the order has.
     """
     alone = forkable()
     gc.collect()

@@ -53,7 +53,7 @@ def uses_cuda(descriptors: Path = Path("/proc/self/fd")) -> bool:
 def await_turn(visible: str, local_rank: int, turns: Path) -> bool:
     """Make the devices `visible` to this process, and wait until the previous user of its device has ended.
 
-    `turns` is a folder that all ranks of the machine share. Returns False if the previous user has not ended
+    `turns` is a folder that all ranks of the machine share. Returns False if the previous user does not end
     within `TURN_S`. If the driver never releases that process, CUDA will report the problem.
     """
     os.environ[VISIBLE] = visible

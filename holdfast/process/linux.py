@@ -83,7 +83,7 @@ def collected(pid: int) -> int | None:
     """Reap `pid`, a child that has ended, and return its wait status. Never waits.
 
     Returns None if `pid` has not ended or is not a child. If a debugger traces the child, the kernel reports
-    the end to the debugger first. In that case the status is returned, but the child must be reaped later.
+    the end to the debugger first. The status is then returned, but the child must be reaped later.
     """
     try:
         found, status = os.waitpid(pid, os.WNOHANG)

@@ -138,7 +138,7 @@ class ChangeDetector:
         return self.written(since) or self._differs(since)
 
     def written(self, since: Footprint) -> str | None:
-        """Do the same as `moved`, but only for writes by torch's operators to the tensors in `since`."""
+        """Check like `moved`, but only for writes by torch's operators to the tensors in `since`."""
         walk = since.walk
         versions = _versions(walk)
         if versions != since.versions:
@@ -148,7 +148,7 @@ class ChangeDetector:
         return None
 
     def quickly_moved(self, since: Footprint) -> str | None:
-        """Do the same as `moved`, but check only a sample for replaced parameters.
+        """Check like `moved`, but look for replaced parameters in a sample only.
 
         This is fast enough for every step.
         """
@@ -160,7 +160,7 @@ class ChangeDetector:
         return self._contents_differ(since)
 
     def plain_moved(self, since: Footprint) -> str | None:
-        """Do the same as `moved`, but only for objects other than modules and optimizers.
+        """Check like `moved`, but only objects other than modules and optimizers.
 
         This takes a few microseconds.
         """
@@ -182,10 +182,10 @@ class ChangeDetector:
         return Footprint(since.step, since.walk, *contents, since.plain, since.options, states, since.shown)
 
     def late(self, since: Footprint) -> str | None:
-        """Do the same as `plain_moved`, and compare the optimizers' options as well.
+        """Check like `plain_moved`, and compare the optimizers' options as well.
 
-        Call this only at the end of the tail. For later copies the check would be too strict, because many
-        scripts set the learning rate at the beginning of each step.
+        Call this only at the end of the tail. For later copies it would be too strict, because many scripts
+        set the learning rate when a step begins.
         """
         if (what := self.plain_moved(since)) is not None:
             return what

@@ -28,7 +28,7 @@ BATCHES = 4  # at most this many `bring` calls are in progress: the host never r
 
 
 class Broken(RuntimeError):
-    """The device has failed, for example after an illegal access, so every further call fails as well."""
+    """The device has failed, for example after an illegal access, so all later calls fail too."""
 
 
 class QueueMark(Protocol):

@@ -176,7 +176,8 @@ class PrivateState:
         """Return whether nothing has changed since `core`.
 
         Buffers are compared byte by byte, because writes through `.data` do not change a version counter.
-        Buffers on a device are compared only if `closely` is True, because reading them waits for the device.
+        Buffers on a device are compared only if `closely` is True, because reading them means waiting for the
+        device.
         """
         found = self.quick()
         if found != core[: len(found)]:
@@ -318,8 +319,8 @@ class PrivateState:
     ) -> None:
         """Restore a buffer that was the same tensor as the buffer at `known` when the script started.
 
-        The buffer becomes that tensor again, unless the blob has different `content` for it. In that case it
-        was a separate tensor when the blob was made, so it gets its own memory.
+        The buffer becomes that tensor again, unless the blob has different `content` for it. Then it was a
+        separate tensor when the blob was made, and gets its own memory.
         """
         name, table, key = place
         one: torch.Tensor | None = known[1][known[2]]

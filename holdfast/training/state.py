@@ -76,7 +76,7 @@ class State:
         }
 
     def _protect(self) -> Protection | None:
-        """Return this rank's protection; None without a launcher, because there is no memory volume."""
+        """Return this rank's protection; None without a launcher, and thus without a memory volume."""
         channel = self._rank.channel
         if channel is None:
             return None

@@ -46,9 +46,9 @@ class SourceFile:
 class ProgramSources:
     """A run's program, with its sources as they were when the run began.
 
-    `main` is the source of the script. It is None if the source is not known, is too large or could not be
-    read. Each process then reads the file. `files` contains the script, unless `main` is None, and the local
-    modules that it imports.
+    `main` is the source of the script. It is None if the source is unknown, too large or unreadable. Each
+    process then reads the file. `files` contains the script, unless `main` is None, and the local modules
+    that it imports.
     """
 
     program: Program

@@ -71,7 +71,7 @@ class UnmodifiedScript:
         optimizer.register_optimizer_step_post_hook(self._after)
 
     def hand_over(self, obey: Callable[[WorkerOrder], None]) -> None:
-        """Pass all further orders to `obey`: the script joins, although its import was not detected."""
+        """Pass all later orders to `obey`: the script joins, although its import went undetected."""
         self._joined = obey
         if self._secured is not None:  # the generation has ended, so the script must take no more steps
             obey(self._secured)

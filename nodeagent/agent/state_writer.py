@@ -97,7 +97,7 @@ class StateWriter:
             if not self._claim.is_superseded():
                 return True
         except OSError:
-            return True  # the folder cannot be read; a write fails in the same way and reports it
+            return True  # the folder cannot be read; a write fails the same way and reports it
         self._superseded()
         return False
 

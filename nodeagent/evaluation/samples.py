@@ -427,7 +427,7 @@ def _undecided_state(rule: Rule, samples: list[TimedValue]) -> str:
 
 
 def _may_be(rule: Rule, bound: Bound, samples: list[TimedValue]) -> bool:
-    """Return True if further samples equal to the newest one would reach the bound."""
+    """Return True if more samples like the newest one would reach the bound."""
     at = len(samples) - 1
     if rule.kind is RuleKind.RATE:
         seen_s = min(rule.window_s, samples[at][0] - samples[0][0])

@@ -113,7 +113,7 @@ def effective_s(request: Mapping[str, Any], anchor: Anchor, now_s: float) -> flo
 class OperatorRequests:
     """Reads new lines of the file; each takes effect as of when it was written (`effective_s`).
 
-    Therefore a line that is read again, after the saved state was lost, does not clear a later finding.
+    So a line that is read again, after the saved state was lost, does not clear a later finding.
     """
 
     name = "operator"

@@ -46,8 +46,8 @@ def measure(directory: Path, state_bytes: int) -> MemoryUse:
     available, limit = _meminfo("MemAvailable", 2**63 - 1), 0
     allowed = cgroup_limit()
     if allowed is not None:
-        # The swap that the cgroup may use is not known. Assume all of it, because the alternative is to
-        # refuse a start that might succeed.
+        # How much swap the cgroup may use is unknown. Assume all of it, because the alternative is to refuse
+        # a start that might succeed.
         left = allowed.left_bytes + _meminfo("SwapFree", 0)
         if left < available:
             available, limit = left, allowed.limit_bytes

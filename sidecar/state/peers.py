@@ -258,7 +258,7 @@ class PeerClient:
     async def write_piece(self, url: str, record: CommitRecord, asked: PieceRequest) -> WrittenPiece:
         """Have a peer write a piece of this member's checkpoint of `record`. Raises `FetchFailed`.
 
-        After that, it is not known whether the piece was written, or still will be.
+        After that, the piece may have been written, or may still be.
         """
         target = f"{url}/v1/piece/{record.generation}/{record.step}"
         limit = aiohttp.ClientTimeout(total=WRITE_S, sock_connect=CONNECT_S)

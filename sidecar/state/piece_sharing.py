@@ -57,7 +57,7 @@ class CheckpointSharing:
         return PeerHelpers(self, tuple(urls)[:count], record)
 
     def distrust(self, why: str) -> None:
-        """Write all further checkpoints alone. Safe in any thread."""
+        """Write all later checkpoints alone. Safe in any thread."""
         log.warning("checkpoints are not shared any more", extra={"error": why})
         self._is_trusted = False
 

@@ -40,7 +40,7 @@ HOLD_S = 2.0
 LOOK_S = 0.25  # between two checks of whether the writer still waits
 READ_BYTES = 1 << 20  # read at a time; a snapshot stays pinned for that long after an order to release it
 
-# A separate pool: if storage hangs, further pieces are refused, and all else continues.
+# A separate pool: if storage hangs, it refuses more pieces, and all else continues.
 _pool = ThreadPoolExecutor(THREADS, "share", initializer=yield_to_all)
 
 

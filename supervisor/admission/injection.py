@@ -227,8 +227,7 @@ class _Injection:
         """Return the security context fields that make Holdfast's containers run as the training user.
 
         The sidecar and the ranks share files in memory that only their user can read. If the pod sets no
-        user, the image determines it. The image is not known here, so assume 0, which most training images
-        use.
+        user, the image determines it. The image is unknown here, so assume 0, which most training images use.
         """
         own = pod_parts.mapping(self.training, "securityContext")
         of_pod = pod_parts.mapping(self.spec, "securityContext")

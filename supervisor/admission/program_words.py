@@ -87,7 +87,7 @@ def _has_value(text: str) -> bool:
 
 
 def module(words: Sequence[ShellWord]) -> str:
-    """Return the module that Python runs; "" if it runs a script, or if the module is not known."""
+    """Return the module that Python runs; "" if it runs a script, or if the module is unknown."""
     try:
         return python_flags(words)[1] or ""
     except UnclearCommand:

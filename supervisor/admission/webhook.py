@@ -299,7 +299,7 @@ async def serve(_: event_loop.Lag) -> None:
 
 
 async def _own_image(server: ApiServer, me: OwnPod) -> str:
-    """Return the image of this process. Injected pods use the same image, and so have the same version."""
+    """Return the image of this process. Injected pods use the same image, and thus the same version."""
     for tries_left in reversed(range(START_TRIES)):
         try:
             pod = await server.get(PODS, me.name, me.namespace)
@@ -324,8 +324,8 @@ async def collect_garbage() -> None:
     """Collect garbage every `COLLECT_S`. Never returns.
 
     A connection that was closed leaves objects that refer to each other, with up to a megabyte of buffers.
-    Python's automatic passes depend on the number of objects and not on their size, so they would come late.
-    The objects that exist now are left out of all passes, which then take about a millisecond.
+    Python's automatic passes go by the number of objects, not their size, and would come late. The objects
+    that exist now are left out of all passes, which then take about a millisecond.
     """
     gc.freeze()
     while True:

@@ -167,8 +167,8 @@ class ClusterSupervisor:
     async def member(self, request: web.Request) -> web.StreamResponse:
         """Serve the connection of a member, which its token identifies.
 
-        A replica that does not lead says so before the API server has reviewed the token, because the member
-        then tries another address. The API server may not respond to this replica.
+        A replica that does not lead says so even before the API server reviews the token, which may not
+        respond to this replica; the member then tries another address.
         """
         self._refuse_unless_leading()
         caller = await self._review(request)

@@ -400,7 +400,7 @@ def _accounts(started_ns: int, held: Any, policy: Policy) -> Bookkeeping:
 def _begin(policy: Policy, held: JobState | None, fresh: bool) -> JobState:
     """Return the initial state of the job: the predecessor's after a takeover, otherwise one for a new run.
 
-    A new run in an old directory keeps the generation and the lineage, which make older states void. It also
+    A new run in an old directory keeps the generation and the lineage, to make older states void. It also
     keeps the facts about the state on storage: the steps to skip, the newest step saved, the steps where the
     replicas matched, and the work that was cut off and not repeated.
     """

@@ -258,9 +258,8 @@ def _stop(
 ) -> End:
     """Return the `End` of a run that the user has stopped, or whose `JobState.end` was decided.
 
-    The end's sentence consists of a reason, then `saved`, which says what is on storage, then `note`. If the
-    user has stopped the run, the reason is `reason`. Otherwise `JobState.end` contains the reason and the
-    exit code.
+    The end's sentence has a reason, then `saved`, which says what is on storage, then `note`. If the user has
+    stopped the run, the reason is `reason`. Otherwise `JobState.end` contains the reason and the exit code.
 
     `stored` is the step of a valid checkpoint on storage, or None. If this checkpoint precedes work that was
     cut off, the next run resumes from it to repeat the work, and must not use any later state.

@@ -111,8 +111,8 @@ def partner_left(view: View, gone: RankState, waiting: list[LateRank]) -> StallV
 def deadlocked(view: View, policy: Policy, resting: tuple[RankAtRest, ...]) -> StallVerdict:
     """Return the verdict if all ranks wait for each other and nothing can end the wait.
 
-    If the group has already been restarted at the same step and place, the restart did not help. In that case
-    a time limit applies, which doubles with each such restart.
+    If the group was already restarted at the same step and place, the restart did not help. A time limit then
+    applies, which doubles with each such restart.
     """
     place, why = deadlock.place(resting), deadlock.describe(resting)
     step = min(each.step for each in resting)

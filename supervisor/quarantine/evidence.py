@@ -92,8 +92,7 @@ def origins_of(finding: NodeFinding) -> tuple[str, ...]:
 def is_corroborated(finding: NodeFinding) -> bool:
     """True if the driver gave the verdict or if there are two witnesses.
 
-    An operator's override does not count: it defines what a code means, but does not confirm that the code
-    occurred.
+    An operator's override does not count: it defines what a code means, but does not confirm it.
     """
     return (
         finding.verdict_by == "driver"

@@ -90,8 +90,8 @@ class Orphans:
 def kill_all() -> None:
     """Kill all remaining descendants and wait for them: none may outlive the launcher.
 
-    A process that waits for a device or a file system may not end within `END_S`. In that case, it is left to
-    the process that adopts the launcher's orphans.
+    A process that waits for a device or a file system may not end within `END_S`. It is then left to the
+    process that adopts the launcher's orphans.
     """
     dead: set[int] = set()
     give_up_at = time.monotonic() + END_S

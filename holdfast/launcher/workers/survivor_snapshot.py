@@ -126,7 +126,7 @@ class SurvivorSnapshot:
         return growing
 
     def copy_s(self) -> float:
-        """Return how many seconds a copy of the state takes on this member; 0 if that is not known."""
+        """Return how many seconds a copy of the state takes on this member; 0 if unknown."""
         found = [read for worker, _ in self._survivors() if (read := self._read(worker)) is not None]
         return max(map(progress.copy_s, found), default=0.0)
 
@@ -199,7 +199,7 @@ class SurvivorSnapshot:
     def _read(self, worker: Worker) -> Progress | None:
         """Return this rank's progress page; None if it belongs to another generation.
 
-        On a busy machine, the rank may be preempted in a write to its page. Its state is whole nevertheless.
+        On a busy machine, the rank may be preempted in a write to its page. Its state is still whole.
         """
         view = self._page(worker)
         if view is None:

@@ -376,10 +376,10 @@ def zygote_ending(status: int | None, printed: str, now_ns: int) -> Ending:
 
 
 def unjoined_ending(ended: Ending, printed: str, *, refused: bool) -> Ending:
-    """Return how a process ended that had not joined.
+    """Return how a process that had not joined ended.
 
-    `refused` is True if a descendant called `join` and was refused. Nothing was trained in that case, so the
-    process has failed regardless of its exit code.
+    `refused` is True if a descendant called `join` and was refused. Nothing was trained then, so the process
+    has failed, whatever its exit code.
     """
     if refused and ended.signal is None:
         has_reason = nested_scripts.LAUNCHED_INDIRECTLY in printed

@@ -148,7 +148,7 @@ class LastCopies:
         """Ensure that a snapshot of `step`, the last step, exists. Return "", or the reason why none exists.
 
         Another rank of the member may be writing the same snapshot, before a pause or at the end of its loop.
-        Or a checkpoint may be in progress that reads the slot to be written next. This waits for both for as
+        Or a checkpoint may be in progress that reads the slot to be written next. This waits for both, as
         long as a copy may take. A reader that is not done by then keeps its slot, and the newer snapshot is
         overwritten instead.
         """

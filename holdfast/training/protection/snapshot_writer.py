@@ -127,8 +127,8 @@ class SnapshotWriter:
     ) -> float | None:
         """Copy the current state, as the state of `step`, into the free slot or into a slot not in `keep`.
 
-        On a device, the host's objects may already belong to a later step. In that case, `host_part` is the
-        copy of the host's part that was kept at `step`.
+        On a device, the host's objects may already belong to a later step. `host_part` is then the copy of
+        the host's part kept at `step`.
 
         Returns how many seconds the copy took, or None if no slot was free because a checkpoint was being
         written from it.
@@ -316,7 +316,7 @@ class SnapshotWriter:
         host_part: HostPart | None = None,
         is_unchanged: Callable[[], bool] = lambda: True,
     ) -> float | None:
-        """Do the same as `write`, but without waiting for anything that a dead peer could block.
+        """Write like `write`, but without waiting for anything that a dead peer could block.
 
         If the free slot is locked because a checkpoint is being written from it, its snapshot is kept and the
         newer snapshot is overwritten. If the newer snapshot must be kept too, this waits up to `PATIENCE_S`
@@ -335,7 +335,7 @@ class SnapshotWriter:
         return cost_s
 
     def write_over(self, generation: int, step: int) -> float | None:
-        """Do the same as `write`, but overwrite the newer snapshot, because the older one is being read."""
+        """Write like `write`, but over the newer snapshot, because the older one is being read."""
         stays = self._first_to_go(generation)
         return self.write(generation, step, None if stays is None else frozenset({stays}))
 

@@ -113,8 +113,8 @@ class WriteGate:
     def keep_pace(self) -> None:
         """Wait until the device has done the step before the one that is being queued.
 
-        The host is therefore at most one step ahead. This is enough to keep the device busy, and it limits
-        what the host must keep for queued steps (unjudged numbers, private state).
+        This keeps the host at most one step ahead: enough to keep the device busy, and a limit on what the
+        host must keep for queued steps (unjudged numbers, private state).
         """
         with self._looking:
             before = [mark for each in self._queued if each.queued for mark in each.after]
