@@ -1,4 +1,4 @@
-"""Work around two peculiarities of DDP and torch's process group."""
+"""Work around two quirks of DDP and torch's process group."""
 
 from __future__ import annotations
 

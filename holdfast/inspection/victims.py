@@ -41,7 +41,7 @@ _TORCH_SAYS = re.compile(
     r"|ncclRemoteError|ncclUnhandledCudaError|monitoredBarrier|\bDist(?:Backend|Network|Store)Error\b"
 )
 # Locations in torch's C++ code that fail because of a peer. A text that names such a location comes from
-# torch, whatever code raised the exception.
+# torch, no matter what code raised the exception.
 _PLACE = re.compile(
     r"\b(?:gloo|tensorpipe)/[\w/]+\.\w+:\d+|ProcessGroup\w+\.[ch]pp:\d+|failed to pass monitoredBarrier"
 )

@@ -98,7 +98,7 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
     strategies = defaults.WARM_STRATEGIES
     parser.add_argument("--warm", choices=strategies, default=strategies[0])
     parser.add_argument("--parent", type=int, default=0, help=argparse.SUPPRESS)
-    # The descriptor from which to read the script's sources.
+    # The descriptor to read the script's sources from.
     parser.add_argument("--kept", type=int, default=-1, help=argparse.SUPPRESS)
     own, rest = argv, []
     if "--" in argv:

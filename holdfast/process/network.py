@@ -2,8 +2,8 @@
 
 Any process that can reach a server's address can open connections. Each takes up a descriptor that the run
 may need for files or members. A connection is idle while the server is not answering a request on it. `Door`
-allows `MOST` idle connections, and closes the oldest to make room for a new connection. A connection may stay
-idle only for as long as a request's headers may take, unless it has once presented the token.
+allows `MOST` idle connections, and closes the oldest to make room for a new one. A connection may stay idle
+only as long as a request's headers may take, unless it has presented the token once.
 """
 
 from __future__ import annotations

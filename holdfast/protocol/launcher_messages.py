@@ -227,7 +227,7 @@ class Launch:
     loss_jump: float = defaults.LOSS_JUMP  # 0 if jumps are not detected
     loss_jump_fault: bool = False  # whether a jump is a fault; otherwise it only causes a warning
     jumped: tuple[LossJump, ...] = ()
-    # How long to wait for a live peer, which is longer than any limit after which a peer counts as late.
+    # How long to wait for a live peer: longer than any limit beyond which a peer counts as late.
     patience_s: float = defaults.PATIENCE_S
     restore: Restore | None = None
     grace_s: float = defaults.GRACE_S  # the time limit for the finalizers of a script that has ended

@@ -32,8 +32,7 @@ MemberAction: TypeAlias = Literal["idle", "run", "secure", "stop"]  # see `Membe
 class UncommittedWork:
     """Work within a step that other ranks do not need for their commit (`progress.uncommitted_since_ns`)."""
 
-    # Its duration so far. Outside a declared pause, only the time in which the process was observed to be
-    # alive.
+    # Its duration so far. Outside a declared pause, only the time when the process was observed to be alive.
     seconds: float
     usual_s: float = 0.0  # the median duration of such work
     declared: bool = False  # whether the work is in a declared pause

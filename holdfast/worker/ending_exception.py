@@ -38,7 +38,7 @@ def _working_directory() -> str:
 
 LIMIT_S = 30.0  # the time limit for the `finally` blocks of a script that an exception ends
 _RUNS_SCRIPT = "_run_main"  # the function in holdfast.worker.script whose callers are Holdfast's frames
-_START_DIRECTORY = _working_directory()  # the directory to which the script's relative file names refer
+_START_DIRECTORY = _working_directory()  # what the script's relative file names are relative to
 # Exceptions that code that closes or runs generators always catches.
 _FLOW = (GeneratorExit, StopIteration, StopAsyncIteration)
 _HARMLESS = frozenset({"open", "torch.no_grad", "torch.enable_grad", "torch.inference_mode"})

@@ -30,7 +30,7 @@ class PolicyInForce:
 
     policy: HealthPolicy
     problem: str = ""  # with the file, or with its copy
-    rejected: bool = False  # the policy is not the one in the file
+    rejected: bool = False  # the policy differs from the file's
 
 
 class PolicyFile:

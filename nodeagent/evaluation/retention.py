@@ -89,7 +89,7 @@ class EvidenceRetention:
             if held.last_s >= before_s or self._judge.of_series(place) is not None
         }
         ended, oldest_s = self._ended(before_s)
-        # What ends a finding is needed for as long as older evidence is kept.
+        # What ends a finding is needed as long as older evidence is kept.
         limit_s = min(before_s, oldest_s)
         stored = self._evidence.events
         for event, variants in stored.items():

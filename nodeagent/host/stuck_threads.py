@@ -187,9 +187,9 @@ class Suspect:
 def suspects(
     before: Mapping[ThreadKey, Suspect], now: Mapping[ThreadKey, SleepingThread], now_s: float
 ) -> dict[ThreadKey, Suspect]:
-    """Return the threads that may be stuck, with the times since which they have been asleep.
+    """Return the threads that may be stuck, and since when each has been asleep.
 
-    For a thread that has run since the last call, that time is `now_s`.
+    If a thread has run since the last call, that is `now_s`.
     """
     found = {}
     for key, asleep in list(now.items())[:MAX_SUSPECTS]:

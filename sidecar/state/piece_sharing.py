@@ -25,7 +25,7 @@ from sidecar.state.snapshot_fetch import FetchFailed
 
 log = logging.getLogger(__name__)
 
-MOST_PEERS = 15  # with these, one network connection is hardly the limit any more
+MOST_PEERS = 15  # with this many, one network connection is hardly the limit any more
 REQUESTS = 2  # to each peer of a directory at a time, so that it does not wait for the next request
 OBJECT_REQUESTS = 4  # the same for object storage, where a single connection is slow
 _hashing = ThreadPoolExecutor(2, "share-sums", initializer=yield_to_all)
@@ -72,7 +72,7 @@ class PeerHelpers:
 
     def __init__(self, sharing: CheckpointSharing, urls: tuple[str, ...], record: CommitRecord) -> None:
         self._sharing, self._urls, self._record = sharing, urls, record
-        self._version = sharing.newest()  # peers that obey a newer order do not help any more
+        self._version = sharing.newest()  # peers that obey a newer order no longer help
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._left = set(urls)  # the peers that have not failed
@@ -106,7 +106,7 @@ class PeerHelpers:
 
     def _stop(self) -> None:
         for each in self._tasks:
-            each.cancel()  # which closes the connection, by which the peer sees that nobody waits any more
+            each.cancel()  # which closes the connection and tells the peer that nobody is waiting any more
 
     async def _help(self, url: str, place: StagingPlace, work: SharedFile) -> None:
         while url in self._left and (piece := work.take()) is not None:

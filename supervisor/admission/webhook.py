@@ -43,7 +43,7 @@ MAX_REVIEW_BYTES = 4 << 20  # the API server accepts objects of at most 3 MiB, a
 # to 60 MiB more, but this happens for one review at a time. The manifest allows 256 MiB.
 MAX_HELD_BYTES = 16 << 20
 MAX_EXCHANGES = 64  # requests that arrive or are answered at the same time
-EXCHANGE_S = 3.0  # the time in which the API server expects the response, timeoutSeconds in the manifest
+EXCHANGE_S = 3.0  # how long the API server waits for the response: timeoutSeconds in the manifest
 # Connections without a request. Each API server keeps up to 25 connections to the webhook.
 MAX_IDLE, IDLE_S = 128, 90.0
 COLLECT_S = 1.0  # between two passes of the garbage collector

@@ -57,7 +57,7 @@ class PodMember:
     is_leaving: bool = False  # True if the pod is being deleted; its ranks run until they are ordered to end
     has_ended: bool = False
     first_name: str = ""  # the member's name before the pod became another member without a restart
-    order: tuple[int, ...] = ()  # sorts the pods of a job in the order in which their controller numbers them
+    order: tuple[int, ...] = ()  # sorts a job's pods as their controller numbers them
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ LATE_NS = 500_000_000  # a wake-up that is later than this shows that this proce
 BEAT_S = 0.5  # the longest sleep between decisions; short, so that a late wake-up measures such a stop
 LEAVE_S = 2.0  # the time limit for writing the last records of a run
 # A round takes some 50 us for each member. After a fault, each report of a large job requires another round.
-# The job therefore rests as long as a round takes: otherwise, no time would be left to read the reports.
+# So the job rests as long as a round takes, or there would be no time left to read the reports.
 LARGE = 200  # members; below that, a round takes a few milliseconds
 REST_S = 50e-6  # for each member
 SLICE = 50  # members that receive their orders before other work may run: about 1 ms

@@ -231,7 +231,7 @@ def _threads(stack: str) -> list[tuple[str, tuple[tuple[str, str], ...]]]:
 
 
 def _shown(stack: str) -> str:
-    """Return a stack dump with the main thread first, and without thread numbers, which users cannot use."""
+    """Return a stack dump, main thread first, without thread numbers, which are of no use to users."""
     parts = re.split(r"^(?=Thread )", stack.strip(), flags=re.MULTILINE)
     parts = [each.rstrip() for each in parts if each.startswith("Thread ")] or [stack.strip()]
     parts.sort(key=lambda part: '"MainThread"' not in part)

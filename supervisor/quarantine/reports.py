@@ -141,7 +141,7 @@ def _finding(entity: str, raw: Mapping[str, Any], at_s: float, same: Mapping[str
         _words(raw, "origins"),
         device,
         f"{entity} {name} {action}",
-        # Only events have codes. The newest sign of a sample is the newest sample, which is no new evidence.
+        # Only events have codes. A sample's newest sign is just the newest sample, not new evidence.
         None if code is None else max(0.0, at_s - _number(raw, "last_s")),
     )
 
