@@ -3,7 +3,7 @@
 A copy that is made after the commit contains what is in memory at that moment. Since the commit, a script may
 have swapped in averaged weights for an evaluation, merged adapters, or moved the weights temporarily (SAM),
 all without calling Holdfast. So each commit takes a footprint of the state, at a cost of a few microseconds,
-and compares it with the state before and after each copy. It consists of:
+to compare with the state before and after each copy. It consists of:
 
 - the version counters of all parameters and all tensors in the optimizers' states;
 - the addresses of some of these tensors, and a few words of their content;

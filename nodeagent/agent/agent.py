@@ -76,7 +76,7 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """The GPUs as released at an operator's request."""
+    """A release of the GPUs at an operator's request."""
 
     until_s: float  # agent time
     closed: bool  # no sensor uses the GPUs any more
