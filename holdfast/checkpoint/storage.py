@@ -1,4 +1,4 @@
-"""Define the interface of checkpoint storage, which directories and object storage implement.
+"""Define the interface of checkpoint storage, implemented by directories and by object storage.
 
 The implementations only move data. For all of them, `writer` decides which checkpoints may be published, and
 `retention` which may be deleted.

@@ -113,7 +113,7 @@ def temporary_directory(root: Path, name: str) -> Iterator[Path]:
 
 
 def remove_directory(path: Path) -> None:
-    """Remove a directory so that no reader sees it partly removed. Raises OSError."""
+    """Remove a directory; no reader ever sees it partly removed. Raises OSError."""
     hidden = temporary_path(path.parent, "removed")
     path.rename(hidden)
     _remove_tree(hidden)

@@ -21,7 +21,7 @@ SIZES: Mapping[str, int] = MappingProxyType(
         "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1, "F8_E8M0": 1,
     }
 )  # fmt: skip
-ALIGN_BYTES = 64  # a cache line, so that SIMD copies are aligned
+ALIGN_BYTES = 64  # a cache line, to align SIMD copies
 MAX_HEADER_BYTES = 100_000_000  # the largest header that the safetensors library accepts
 MAX_VALUES = 4_000_000  # enough for 400,000 tensors, with about ten values each
 MAX_BYTES = 2**63 - 1  # the largest file offset

@@ -155,7 +155,7 @@ class SidecarServer:
         peer.setblocking(False)
         self._peers[peer] = _Peer()
         self._selector.register(peer, selectors.EVENT_READ, lambda: self._serve(peer))
-        self._newest = b""  # makes the next state count as a change, so that it is sent
+        self._newest = b""  # makes the next state count as a change, to be sent
 
     def _serve(self, peer: socket.socket) -> None:
         self._flush(peer)

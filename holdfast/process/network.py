@@ -28,7 +28,7 @@ _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 MOST = 32  # idle connections per server
 IDLE_S = 5.0
-# The limit on connections that are accepted together, so that few are open before `Door` has counted them.
+# The limit on connections accepted together: few are then open before `Door` has counted them.
 SERVER_BACKLOG = 16
 # The limit on a TLS handshake. When all members of a cluster connect to a new supervisor, each waits for the
 # handshakes of the others.

@@ -160,7 +160,7 @@ class RankInspection:
 
 @dataclass(frozen=True, slots=True)
 class LauncherState:
-    """The complete state of a launcher, which it sends to its sidecar after each change."""
+    """A launcher's complete state, sent to its sidecar after each change."""
 
     pid: int
     generation: int  # the newest generation that the launcher was ordered to run

@@ -201,7 +201,7 @@ class KnownHistory:
 
 @dataclass(frozen=True, slots=True)
 class MemberReport:
-    """The complete state of a member, which it sends to the supervisor after changes and twice a second."""
+    """A member's complete state, sent to the supervisor after changes and twice a second."""
 
     protocol: int
     member: str

@@ -126,7 +126,7 @@ PHASE = struct.Struct("<qqq")  # phase, phase_seq, phase_since_ns
 RESUME = struct.Struct("<qqqq")  # the same, and step_started_ns
 WRITE_INDEX = (PHASE_AT + RESUME.size) // 8
 # After RESUME: write_seq, step, steps_done, times_written, loss, grad_norm, samples, tokens, flops, flags,
-# position, first_step_s, data_ns, forward_ns. They are contiguous, so that a commit is one copy.
+# position, first_step_s, data_ns, forward_ns. They are contiguous, so a commit is one copy.
 STEP = struct.Struct("<qqqqqqqqddqqdqqdqq")
 OWN = struct.Struct("<qq")  # data_ns, forward_ns
 PAUSE_AT = PHASE_AT + STEP.size

@@ -281,7 +281,7 @@ class PrivateStore(PrivateReader):
     def _rebuild(self, shape: _Shape, copied: bool) -> None:
         """Atomically replace the file with one of `shape`. If `copied`, the new one holds the old entries."""
         entries = list(self._entries()) if copied else []
-        # Copy the oldest entries first; the newest of several entries for one place then wins.
+        # Copy the oldest entries first: of several entries for one place, the newest wins.
         entries.sort(key=lambda entry: (entry[0].generation, entry[0].step))
         temporary = self.path.with_name(f".{self.path.name}.new")
         try:

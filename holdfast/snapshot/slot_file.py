@@ -75,8 +75,8 @@ class Slot:
                 self._unmap()
             if status.st_size > total_bytes:
                 os.ftruncate(self._descriptor, total_bytes)
-            # A single call both extends the file and allocates its memory, so that a killed writer never
-            # leaves a sparse file of full size.
+            # A single call both extends the file and allocates its memory, so a killed writer never leaves a
+            # sparse file of full size.
             os.posix_fallocate(self._descriptor, 0, total_bytes)
         if self._mapping is None or len(self._mapping) != total_bytes:
             self._unmap()

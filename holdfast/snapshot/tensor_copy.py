@@ -26,9 +26,9 @@ THREADS = min(4, os.cpu_count() or 1)  # more threads do not help, because memor
 ALONE_BYTES = 4 << 20  # up to this size, one thread copies alone, because other threads wake up too late
 AHEAD_BYTES = 1 << 20  # the calling thread copies this much before the other threads have woken up
 SMALL_BYTES = 128 << 10  # copying this much takes about as long as passing on the interpreter's lock
-# New memory is populated in pieces of this size, so that a piece is still in the cache when it is written.
+# New memory is populated in pieces of this size: a piece is then still in the cache when it is written.
 FRESH_BYTES = 1 << 20
-# Memory is compared in pieces of this size, so that a piece is still in the cache when it must be copied.
+# Memory is compared in pieces of this size: a piece is then still in the cache when it must be copied.
 COMPARED_BYTES = 1 << 20
 # Progress is reported after each piece of this size. With larger pieces, a copy would appear to be stuck.
 PIECE_BYTES = 64 << 20

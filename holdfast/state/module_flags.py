@@ -118,7 +118,7 @@ class _FlagTracker:
                 self._training[path] = training[path]
                 if self._top.training:
                     part.training = training[path]
-        self._last_trained = []  # so that the next commit records the modes, even if none has changed
+        self._last_trained = []  # makes the next commit record the modes, even if none has changed
         return left
 
     def record_changes(self) -> bool:

@@ -217,7 +217,7 @@ def attach_hooks(
     take more time than all other hooks together.
 
     A DDP wrapper first waits for rank 0's buffers. After this wait, the wrapped module reports the forward
-    pass again, so that the wait does not count as the rank's own time.
+    pass again, to keep the wait out of the rank's own time.
 
     If `after_write` is given, it is called when an optimizer has queued its writes.
     """

@@ -77,7 +77,7 @@ class Batches:
             )
         self._epoch = -1
         self._order: Sequence[int] = ()
-        try:  # so that torch refuses invalid options here instead of in the first step
+        try:  # to let torch refuse invalid options here instead of in the first step
             self._loader(_SamplePlan(self, 0, 0))
         except (TypeError, ValueError) as error:
             raise BadInput(f"Batches({', '.join(f'{name}=...' for name in options)}): {error}") from None

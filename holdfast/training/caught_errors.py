@@ -31,7 +31,7 @@ _GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR | select.POLLNVAL
 
 
 class PeerConnections:
-    """This process's connections to its peers, which stay open as long as the peers live.
+    """This process's connections to its peers, open as long as the peers live.
 
     Checks only the state of the sockets, and neither reads them nor keeps them open.
     """

@@ -136,8 +136,8 @@ class State:
 
         Raises:
             BadInput: `count` is not a whole number or is negative; the loop is inside another loop; or the
-                loop at this line has already trained all `count` steps, so that `count` is probably the
-                length of an epoch.
+                loop at this line has already trained all `count` steps, which means that `count` is probably
+                the length of an epoch.
             Uncommitted: a step began too often without a commit, or its optimizer ran and it was not
                 committed.
         """

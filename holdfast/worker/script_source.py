@@ -89,7 +89,7 @@ def load(descriptor: int) -> ProgramSources:
 
 
 def load_main(descriptor: int) -> bytes | None:
-    """Return the script's source, and close its descriptor, so that child processes do not inherit it.
+    """Return the script's source, and close its descriptor to keep child processes from inheriting it.
 
     Returns None if there is no source or if it cannot be read.
     """

@@ -26,7 +26,7 @@ from sidecar.state.snapshot_fetch import FetchFailed
 log = logging.getLogger(__name__)
 
 MOST_PEERS = 15  # with this many, one network connection is hardly the limit any more
-REQUESTS = 2  # to each peer of a directory at a time, so that it does not wait for the next request
+REQUESTS = 2  # to each peer of a directory at a time, to spare it the wait for the next request
 OBJECT_REQUESTS = 4  # the same for object storage, where a single connection is slow
 _hashing = ThreadPoolExecutor(2, "share-sums", initializer=yield_to_all)
 
@@ -40,7 +40,7 @@ class CheckpointSharing:
         """`url` is the address of this member; `newest` returns the newest order that it obeys."""
         self.client, self.node, self.newest = client, node, newest
         self._url = url
-        self._refusals: dict[str, str] = {}  # the last one of each peer, so that it is logged once
+        self._refusals: dict[str, str] = {}  # the last one of each peer, to log it once
         self._is_trusted = True  # False once storage has lost what peers wrote
 
     def helpers(self, record: CommitRecord, sources: Iterable[StateSource]) -> PeerHelpers | None:

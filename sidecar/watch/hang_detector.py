@@ -82,7 +82,7 @@ class Stall:
     since_ns: int  # when the rank last made progress, by CLOCK_MONOTONIC
     waited_s: float
     limit_s: float
-    limited: bool  # True if `limit_s` is the activity's own limit, so that exceeding it counts as a hang
+    limited: bool  # True if `limit_s` is the activity's own limit: exceeding it counts as a hang
     why: str
     begun: bool = True  # False if its script does not join and has completed no step
 

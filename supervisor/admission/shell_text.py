@@ -89,7 +89,7 @@ class _CommandReader:
         self.before = ""
         self.open: list[str] = []  # the compound commands around `place`
         self.prefix = ""  # `!` or `time` before the words
-        self.is_closed = False  # True if a compound command has just ended, so that an operator must follow
+        self.is_closed = False  # True if a compound command has just ended and an operator must follow
         self.documents: list[tuple[str, bool]] = []  # here-documents that begin on the next line
 
     def advance(self) -> None:

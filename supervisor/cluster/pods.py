@@ -40,7 +40,7 @@ COME_S = 30.0  # how long members may take to connect to a new supervisor
 
 
 # The name of a member whose pod was another member before: see `member_name` and `PodBackend`. The numbers
-# are shorter than the 8 digits of a uid, so that a uid is never mistaken for one.
+# are shorter than the 8 digits of a uid, so a uid is never mistaken for one.
 _LATER_START = re.compile(r"(.+\.[^.]{8})(?:\.[0-9]{1,7})?(?:-[0-9]{1,7})?")
 
 
@@ -173,7 +173,7 @@ class PodBackend:
 
     @property
     def stop(self) -> StopRequest:
-        """A user's request to stop; "terminate" if all pods are being deleted, so that the run must save."""
+        """A user's request to stop; "terminate" if all pods are being deleted and the run must save."""
         return self.user_stop or ("terminate" if self.is_leaving else "")
 
     @property

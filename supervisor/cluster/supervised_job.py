@@ -2,7 +2,7 @@
 
 A Supervision can outlive several runs of its job. When an owner restarts a failed job, it creates new pods
 after the old ones were ordered to end, and a user can recreate pods without an owner under the same name.
-Each run has its own `Job`, which continues from the state of the previous run.
+Each run has its own `Job`, which continues from the previous run's state.
 """
 
 from __future__ import annotations

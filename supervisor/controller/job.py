@@ -48,7 +48,7 @@ from supervisor.view.model import (
 log = logging.getLogger(__name__)
 
 LATE_NS = 500_000_000  # a wake-up that is later than this shows that this process was stopped
-BEAT_S = 0.5  # the longest sleep between decisions; short, so that a late wake-up measures such a stop
+BEAT_S = 0.5  # the longest sleep between decisions; short, to let a late wake-up measure such a stop
 LEAVE_S = 2.0  # the time limit for writing the last records of a run
 # A round takes some 50 us for each member. After a fault, each report of a large job requires another round.
 # So the job rests as long as a round takes, or there would be no time left to read the reports.
@@ -161,7 +161,7 @@ class Job:
         self.checkpoints.verify(remedy.checkpoint_to_verify(view, self.policy))
         self._renew(view)
         await self._give_orders(view)
-        if decided:  # publish only after the orders are sent, so that no member waits for the status
+        if decided:  # publish only after the orders are sent: no member waits for the status
             self.publish()
 
     def _compare_sidecars(self, view: View) -> None:

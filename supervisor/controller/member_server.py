@@ -26,7 +26,7 @@ from supervisor.view.member_clocks import ClockOffset
 
 log = logging.getLogger(__name__)
 
-MAX_CAUSES = 64  # causes of refusals to remember, so that each is logged only once
+MAX_CAUSES = 64  # causes of refusals to remember, to log each only once
 _NUMBER = re.compile(r"\d+")
 _READ = (WSMsgType.TEXT, WSMsgType.PING, WSMsgType.PONG)
 

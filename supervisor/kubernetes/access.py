@@ -29,7 +29,7 @@ class ClusterNotConfigured(Exception):
 
 
 class Credentials(Protocol):
-    """The credentials of this process, which may change while it runs."""
+    """This process's credentials, which may change while it runs."""
 
     async def header(self) -> str:
         """Return the value of the Authorization header; "" if the credentials are a certificate, or none."""

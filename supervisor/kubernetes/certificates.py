@@ -1,4 +1,4 @@
-"""Manage Holdfast's certificate authority, which is stored in a Secret, and issue server certificates.
+"""Manage Holdfast's certificate authority, kept in a Secret, and issue server certificates.
 
 Clients verify Holdfast's servers against a bundle of authorities. A pod receives the bundle when it is
 created, and keeps it for its whole life. So an authority is valid for years. Its successor joins the bundle

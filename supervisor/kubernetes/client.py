@@ -171,9 +171,9 @@ class ApiServer:
         """Return all objects that match the selectors, at one version.
 
         The list is read in pages. `prune` is applied to each page's objects as it arrives, so the whole list
-        is never in memory unpruned. A page that is too long is requested again with half as many objects, so
-        that large objects of one user do not make the list of all users unreadable. Raises `Gone` if reading
-        took so long that the server no longer has that version; then list again.
+        is never in memory unpruned. A page that is too long is requested again with half as many objects: one
+        user's large objects then do not make the list of all users unreadable. Raises `Gone` if reading took
+        so long that the server no longer has that version; then list again.
         """
         found: _Objects = []
         query, limit = _selectors(labels, fields), PAGE

@@ -3,8 +3,8 @@
 A leader counts its term from when it sent the last successful renewal, so it considers the term over before
 any other process does. Each renewal attempt times out when the term ends. If the API server does not respond,
 leadership therefore ends on time. Another process's lease has expired once it has not changed for its whole
-duration, by this process's monotonic clock. The timestamps in the lease, which come from the clocks of
-different hosts, are never compared.
+duration, by this process's monotonic clock. The timestamps in the lease come from different hosts' clocks and
+are never compared.
 
 Every write is conditional on the version that was read. At most one of two contenders succeeds, and a write
 that arrives late changes nothing.

@@ -53,7 +53,7 @@ class _Entry:
 
 @dataclass(slots=True)
 class _Kind:
-    """The requests for objects of one kind, which all pause while its API is unreachable."""
+    """The requests for one kind of object; all of them pause while its API is unreachable."""
 
     waiting: dict[ObjectIdentity, None] = field(default_factory=dict)  # an ordered set
     reading: int = 0

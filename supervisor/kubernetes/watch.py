@@ -22,8 +22,7 @@ log = logging.getLogger(__name__)
 
 BACKOFF_S = 1.0  # after the second failure in a row; doubled for each further failure, up to `MAX_BACKOFF_S`
 MAX_BACKOFF_S = 30.0
-# A watch without events that the server ends sooner than this counts as a failure, so that retries do not
-# spin.
+# A watch without events that the server ends sooner than this counts as a failure, so retries do not spin.
 SHORT_S = 5.0
 
 

@@ -19,7 +19,7 @@ _WHOLE = re.compile(r"[+-]?\d{1,18}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class ValueType:
-    """The type of an option's or argument's value, which defines what it accepts and how it is parsed.
+    """The type of an option's or argument's value: what it accepts, and how to parse it.
 
     Attributes:
         kind: "whole number", "number", "duration", "share", "word", "name" or "path".

@@ -116,7 +116,7 @@ def _candidates(pool: PoolView, policy: NodePolicy) -> list[NodeView]:
 
 
 def _is_free(node: NodeView, taint: Taint) -> bool:
-    """True if the taint takes no node out of service, so that it needs no room in the breaker."""
+    """True if the taint takes no node out of service, and thus needs no room in the breaker."""
     return taint.effect != NO_NEW_WORK or breaker.is_out(node)
 
 

@@ -22,7 +22,7 @@ ACTIONS = ("none", "restart_app", "reset_gpu", "reboot_node", "replace", "contac
 NO_NEW_WORK, PREFER_NOT = "NoSchedule", "PreferNoSchedule"
 
 MAX_HISTORY = 16  # incidents kept per node; older ones no longer affect how long the node stays out
-MAX_EVIDENCE = 32  # keys kept per node, so that the size of the annotation is bounded
+MAX_EVIDENCE = 32  # keys kept per node, to bound the size of the annotation
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Detect storms: many nodes become unhealthy together, because of a cause outside the nodes. Pure.
+"""Detect storms: many nodes become unhealthy together, from a cause outside of them. Pure.
 
 Taking such nodes out would not help. A storm is detected from the current state of the nodes, so a restart of
 the deciding process loses nothing. There are two signs of a storm:
@@ -43,7 +43,7 @@ class StormState:
     """The reasons to postpone actions: `everywhere` for all nodes, `nodes` for single nodes by name.
 
     `crowd` contains the nodes that became unhealthy together with many others. Either all of them are taken
-    out or none. `everywhere` does not hold the nodes in `apart`, which have faults of their own.
+    out or none. `everywhere` does not hold the nodes in `apart`, which have their own faults.
     """
 
     everywhere: Reason | None = None

@@ -1,4 +1,4 @@
-"""Detect silent data corruption by comparing the replicas of the state, which must stay the same. Pure.
+"""Detect silent data corruption by comparing the state's replicas, which must stay identical. Pure.
 
 The ranks of a DDP group compute bitwise identical parameters and optimizer state from the same sums. Each
 member seals its snapshots: it computes their checksums, at multiples of a power of two, so all members seal

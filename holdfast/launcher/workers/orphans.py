@@ -1,4 +1,4 @@
-"""End the processes that ranks leave behind, which become children of the launcher.
+"""End the processes that ranks leave behind, now children of the launcher.
 
 `holdfast.inspection.left_processes` tells orphans of dead ranks from orphans of live ranks, and orphans that
 still work from those that are idle.

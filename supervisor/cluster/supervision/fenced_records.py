@@ -53,7 +53,7 @@ class SupervisionRecords:
 
 
 class SupervisionLead(Lead):
-    """The right of this supervisor to act on one job, which ends when another supervisor takes over.
+    """This supervisor's right to act on one job, until another supervisor takes over.
 
     `epoch` is always an epoch that this supervisor has written into the resource with a conditional write.
     """

@@ -44,8 +44,8 @@ class ClusterScenario:
     """How long both jobs train, and which faults are injected into the supervised one."""
 
     steps: int
-    pace_s: float  # the minimum step time, so that a fast machine does not finish before the last fault
-    apart: int  # steps between a recovery and the next fault, so that each fault can cost something
+    pace_s: float  # the minimum step time: keeps a fast machine from finishing before the last fault
+    apart: int  # steps between a recovery and the next fault, to let each fault cost something
     faults: tuple[ClusterFault, ...]
 
     @property
@@ -343,6 +343,6 @@ def _clock(spent_s: float) -> str:
 
 
 def _say(*texts: str) -> None:
-    """Print `texts`. If the reader has exited, do nothing, so that the removal continues."""
+    """Print `texts`. If the reader has exited, do nothing: the removal must go on."""
     with suppress(BrokenPipeError, Unwritable):
         say(*texts)
