@@ -126,7 +126,7 @@ def verify(found: StoredCheckpoint) -> str | None:
 
 
 def content_fault(found: StoredCheckpoint) -> str | None:
-    """Verify like `verify`, but raise `Unreadable` if storage fails: the content may still be intact."""
+    """Verify as `verify` does, but raise `Unreadable` if storage fails: the content may still be intact."""
     for entry in found.files:
         fault = _size_fault(found.path, entry) or _content_fault(found.path, entry)
         if fault is not None:

@@ -89,7 +89,7 @@ def is_victim(error: BaseException, nested: int = 0) -> bool:
 
 
 def in_log(log: str) -> bool:
-    """Decide like `is_victim`, from the end of the `log` of a process that reported no exception."""
+    """Decide as `is_victim` does, from the end of the `log` of a process that reported no exception."""
     text = tracebacks.end_of_log(log)
     if _MISMATCH.search(text.rpartition(tracebacks.HEADER)[2]) is not None:
         return False

@@ -138,7 +138,7 @@ class ChangeDetector:
         return self.written(since) or self._differs(since)
 
     def written(self, since: Footprint) -> str | None:
-        """Check like `moved`, but only for writes by torch's operators to the tensors in `since`."""
+        """Check as `moved` does, but only for writes by torch's operators to the tensors in `since`."""
         walk = since.walk
         versions = _versions(walk)
         if versions != since.versions:
@@ -148,7 +148,7 @@ class ChangeDetector:
         return None
 
     def quickly_moved(self, since: Footprint) -> str | None:
-        """Check like `moved`, but look for replaced parameters in a sample only.
+        """Check as `moved` does, but look for replaced parameters in a sample only.
 
         This is fast enough for every step.
         """
@@ -160,7 +160,7 @@ class ChangeDetector:
         return self._contents_differ(since)
 
     def plain_moved(self, since: Footprint) -> str | None:
-        """Check like `moved`, but only objects other than modules and optimizers.
+        """Check as `moved` does, but only objects other than modules and optimizers.
 
         This takes a few microseconds.
         """
@@ -182,7 +182,7 @@ class ChangeDetector:
         return Footprint(since.step, since.walk, *contents, since.plain, since.options, states, since.shown)
 
     def late(self, since: Footprint) -> str | None:
-        """Check like `plain_moved`, and compare the optimizers' options as well.
+        """Check as `plain_moved` does, and compare the optimizers' options as well.
 
         Call this only at the end of the tail. For later copies it would be too strict, because many scripts
         set the learning rate when a step begins.

@@ -1,4 +1,4 @@
-"""Warn of what the script trains or changes but has not protected, and a fault would reset."""
+"""Warn of what the script trains or changes without protecting it: a fault would reset it."""
 
 from __future__ import annotations
 

@@ -316,7 +316,7 @@ class SnapshotWriter:
         host_part: HostPart | None = None,
         is_unchanged: Callable[[], bool] = lambda: True,
     ) -> float | None:
-        """Write like `write`, but without waiting for anything that a dead peer could block.
+        """Write as `write` does, but without waiting for anything that a dead peer could block.
 
         If the free slot is locked because a checkpoint is being written from it, its snapshot is kept and the
         newer snapshot is overwritten. If the newer snapshot must be kept too, this waits up to `PATIENCE_S`
@@ -335,7 +335,7 @@ class SnapshotWriter:
         return cost_s
 
     def write_over(self, generation: int, step: int) -> float | None:
-        """Write like `write`, but over the newer snapshot, because the older one is being read."""
+        """Write as `write` does, but over the newer snapshot, because the older one is being read."""
         stays = self._first_to_go(generation)
         return self.write(generation, step, None if stays is None else frozenset({stays}))
 
