@@ -83,7 +83,7 @@ def load(evidence: Evidence, policy: HealthPolicy, raw: Any) -> None:
 
 
 def _note_standing_growth(evidence: Evidence, policy: HealthPolicy) -> None:
-    """Note the growth of counters that stands in the memory of an agent that did not note it."""
+    """Note the lasting counter growth that an earlier agent's memory shows but does not note."""
     for (entity, check), held in evidence.series.items():
         rule = policy.rules[check]
         unhealthy = held.series.levels(rule)[1]

@@ -106,7 +106,7 @@ class ClusterJobs:
         self._notices = _Notices(events, now_s)
         self.leads: Callable[[], bool] = lambda: True  # True if this process certainly holds the Lease
         self._by_uid: dict[str, SupervisedJob] = {}
-        # The groups of runs that another supervisor has begun, until a `SupervisedJob` continues each.
+        # The groups of runs begun by another supervisor, until a `SupervisedJob` takes up each of them.
         self._ongoing: dict[JobKey, PodGroup] = {}
         # Results of the last round, which are reused because reading 2,000 pods again takes a fifth of a
         # second.

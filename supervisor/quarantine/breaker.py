@@ -62,5 +62,5 @@ def is_out(node: NodeView) -> bool:
 
 
 def is_unknown(node: NodeView, policy: NodePolicy) -> bool:
-    """True if the node's agent has not reported within the last `policy.stale_s`, or never."""
+    """True if the node's agent has been silent for longer than `policy.stale_s`, or has never reported."""
     return node.report is None or node.silent_s > policy.stale_s

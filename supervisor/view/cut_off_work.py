@@ -163,7 +163,7 @@ def find(view: View, found: tuple[Fault, ...]) -> tuple[CutOffWork, ...]:
     ahead = max((at.step for _, _, at in _ranks(view)), default=-1)
     for member, rank, at in _in_tail(view):
         done = reports.has_finished(rank)
-        # If others are further than a lost member last reported, that member had passed the step too.
+        # If others are past the step that a lost member last reported, it had passed that step too.
         declared = at.tail_declared and (members.is_reporting(member) or at.step == ahead)
         is_work = declared or _raised_in_pause(rank, at) or (_is_long(at) and rank.where != COLLECTIVE)
         if done or (rank.rank not in raised and not is_work):
