@@ -20,9 +20,7 @@ MAX_SERIES = (
 MAX_EVENTS = 2048
 MAX_OWN = 16384  # the same for the node's own hardware: 64 GPUs with 256 codes each
 MAX_VARIANTS = 16
-GONE_S = (
-    900.0  # after this long without a sample, the entity is gone: all periods are shorter
-)
+GONE_S = 900.0  # after this long without a sample, the entity is gone: all periods are shorter
 Key = TypeVar("Key", bound=tuple[Any, ...])
 SEARCH_EVERY_S = 1.0  # for something to give up, once nothing was found
 OWN = ("gpu", NODE, DRIVER, "nvswitch", "sensor")
