@@ -1,4 +1,4 @@
-"""Keep a distributed PyTorch training running through faults."""
+"""Keep distributed PyTorch training running through faults."""
 
 from __future__ import annotations
 

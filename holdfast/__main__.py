@@ -1,4 +1,4 @@
-"""The `holdfast` command: runs or starts the program that implements the given command.
+"""The `holdfast` command: runs or starts the program behind the given command.
 
 This file also runs in the user's image, for `holdfast launch`, so it must not depend on other packages.
 """
@@ -16,9 +16,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (default: this process's own) and return its exit code.
 
     `launch`, `install-runtime` and `--version` run in this process. For all other commands, this function
-    does not return. The program that implements the command replaces this process, so that it receives Ctrl-C
-    and sets the exit code. It is the node agent for `node`, the sidecar for `sidecar`, and otherwise the
-    supervisor.
+    does not return. The program behind the command replaces this process, receives Ctrl-C and sets the exit
+    code. It is the node agent for `node`, the sidecar for `sidecar`, and otherwise the supervisor.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     _open_standard()

@@ -14,7 +14,7 @@ class BadInput(HoldfastError, ValueError):
 class Uncommitted(BadInput):
     """The script began a step again without committing it, or ran the optimizer but did not commit the step.
 
-    A possible cause is that the script caught an exception from the step after another rank was lost.
+    Perhaps the script caught an exception from the step after another rank was lost.
     """
 
 
@@ -27,7 +27,7 @@ class Fenced(HoldfastError):
 
 
 class PeerLost(HoldfastError, ConnectionError):
-    """Another rank was lost during an exchange, so this rank cannot complete its step."""
+    """Another rank was lost in mid-exchange, so this rank cannot complete its step."""
 
 
 def type_with_article(value: object) -> str:

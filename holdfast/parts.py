@@ -1,9 +1,9 @@
 """Locate and start the parts of Holdfast, and keep them out of the imports of a user's script.
 
 Other packages may also be called `supervisor`, `sidecar` or `trainer`, so the parts are programs, not
-libraries. Each part runs in a separate process whose import path begins with the parts' directory, and no
-other process has that directory on its path. This file is both a module and the script that these processes
-execute. As a script, it must correct the import path before it imports anything that the path affects.
+libraries. Each part runs in its own process, whose import path begins with the parts' directory; no other
+process has that directory on its path. This file is both a module and the script that these processes
+execute. As a script, it must fix the import path before importing anything that depends on it.
 """
 
 from __future__ import annotations

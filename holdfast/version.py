@@ -1,3 +1,3 @@
-"""The version of Holdfast, which is defined only here."""
+"""The version of Holdfast, defined only here."""
 
 __version__ = "0.1.0"

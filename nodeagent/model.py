@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 MAX_TEXT = 512  # characters kept of a sensor's text, because a kernel line may be kilobytes long
 MAX_FACTS = 16
-GONE = "gone"  # the check with which a sensor reports that an entity no longer exists (value 1)
+GONE = "gone"  # the check that a sensor uses to report that an entity no longer exists (value 1)
 VERDICT_XID = 154  # the driver recommends an action with this Xid: its verdict on another Xid
 
 # Entities are paths: the kind, then a name within that kind.

@@ -1,1 +1,1 @@
-"""The sidecar of a member, which watches the ranks, holds the snapshots and reports to the supervisor."""
+"""A member's sidecar: watches the ranks, holds the snapshots and reports to the supervisor."""

@@ -1,4 +1,4 @@
-"""Run a member's sidecar, `python -m sidecar`, which HOLDFAST_* variables configure."""
+"""Run a member's sidecar, `python -m sidecar`, configured by HOLDFAST_* variables."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def serve(settings: config.Config, terminated: threading.Event, measured: 
     """Run the sidecar's services until SIGTERM or SIGINT.
 
     If `terminated` is set, a SIGTERM arrived before the event loop could handle it, so stop immediately. If a
-    service ends, raise `RuntimeError`, so that the process ends and the backend restarts it.
+    service ends, raise `RuntimeError`; the process then ends, and the backend restarts it.
     """
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()

@@ -98,10 +98,10 @@ class LauncherClient:
 
 
 class AddressesInTurn(AbstractResolver):
-    """Resolves a name to all of its addresses, and puts another one first after each `skip`.
+    """Resolves a name to all of its addresses, and puts the next one first after each `skip`.
 
-    The C library sorts the addresses of a name always in the same way, and a connection is made to the first
-    one that accepts it: to a replica that does not lead, each time.
+    The C library always sorts a name's addresses the same way, and a client connects to the first one that
+    accepts. Without this class, it could reach the same non-leading replica every time.
     """
 
     def __init__(self) -> None:
@@ -126,7 +126,7 @@ class AddressesInTurn(AbstractResolver):
 class SupervisorClient:
     """Sends a report to the supervisor after each change, and passes the supervisor's orders to `obey`.
 
-    Set `dirty` to request a report. Without a change, a report is sent every `interval_s`.
+    Set `dirty` to request a report. If nothing changes, it still sends one every `interval_s`.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class SupervisorClient:
         # Do not cache addresses: a new supervisor pod has a new address, and the old address may never refuse
         # a connection.
         addresses = AddressesInTurn()
-        # Do not use a connection again on which a replica has refused, because that skips no address.
+        # Do not reuse a connection on which a replica has refused, because that skips no address.
         connector = aiohttp.TCPConnector(use_dns_cache=False, resolver=addresses, force_close=True)
         limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
         async with aiohttp.ClientSession(connector=connector, timeout=limits) as session:

@@ -1,4 +1,4 @@
-"""The configuration of a sidecar, which it reads from HOLDFAST_* variables when it starts."""
+"""A sidecar's configuration, read from HOLDFAST_* variables at startup."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Config:
 
     @property
     def is_pod(self) -> bool:
-        """True if the launcher runs in another container, so that its process ids are not valid here."""
+        """True if the launcher runs in another container, where process ids differ from those here."""
         return bool(self.address)
 
     @property

@@ -1,8 +1,8 @@
 """Refuse orders older than the newest one that this member has obeyed, even after the sidecar restarts.
 
-The member also keeps the run's history from the orders, because the journal lacks part of it if the
-supervisor could not write. It also keeps the number of the newest drill, so that a restarted sidecar does not
-repeat it.
+The member also keeps the run's history from the orders, because the journal lacks some of it if the
+supervisor could not write. And it keeps the number of the newest drill, to avoid repeating it after a
+restart.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class OrderFence:
     """Refuses outdated orders, and keeps the run's history.
 
     `newest` is the version of the newest order that was obeyed, and `history` is the run's history as the
-    orders state it. Both are also stored in files in the member's directory, which is in memory.
+    orders state it. Both are also stored in files in the member's in-memory directory.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -125,7 +125,7 @@ def _read(path: Path, kind: type[_T], most_bytes: int) -> _T:
 
 
 class CompletedDrills:
-    """Keeps the number of the `newest` drill in a file, so that a restarted sidecar does not repeat it."""
+    """Keeps the number of the `newest` drill in a file, to avoid repeating it after a restart."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / member_directory.DRILLED

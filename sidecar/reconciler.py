@@ -2,7 +2,7 @@
 
 An order describes the desired state and is valid until the next order replaces it. The sidecar is
 level-triggered: after every change, `_pursue` determines what is still missing and takes the next step. A
-restarted sidecar needs no saved state for this, because the launcher and the supervisor send theirs again.
+restarted sidecar needs no saved state for this: the launcher and the supervisor simply send theirs again.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class PrepareFailure:
 
 
 class Sidecar:
-    """Runs the services of one sidecar, and holds the state that they share."""
+    """Runs one sidecar's services, and holds the state that they share."""
 
     def __init__(self, config: Config, measured: event_loop.Lag | None = None) -> None:
         """`measured` measures the lag of the event loop, which the reports include."""
@@ -350,7 +350,7 @@ class Sidecar:
         if self.order.generation == order.generation and self.order.do == "run":
             self.observed.forget_stalls()
             self._send_order(LauncherOrder("run", order.generation, launch, ranks))
-            # Give the launcher time to report its new state, so that the order is not sent twice.
+            # Give the launcher time to report its new state. Otherwise the order would be sent twice.
             await asyncio.sleep(0.05)
 
     def _send_order(self, order: LauncherOrder) -> None:
@@ -409,12 +409,12 @@ class Sidecar:
             self._inspect(state)
 
     def _forget_void(self) -> None:
-        """Discard the snapshot of a void step, which a rank on any member changed after the commit.
+        """Discard the snapshot of a void step: a rank on some member changed it after the commit.
 
         If the snapshot is being read, a later call discards it. Until then, the supervisor knows that it must
         not resume from the snapshot. If the member holds only one snapshot, it is kept, because a void state
         is better than none. The rank that took a discarded snapshot notices that it is gone and takes
-        another. The member reports void steps immediately, so that the other members learn of them soon.
+        another. The member reports void steps immediately, to let the other members know soon.
         """
         void = self.observed.poll_void_steps(self.order)
         records = self.holdings.arena.records() if void else ()

@@ -1,7 +1,7 @@
-"""Carry out orders to secure the member's state: freeze its ranks, list what it holds, and follow the tails.
+"""Secure the member's state on order: freeze its ranks, list what it holds, and follow the tails.
 
-The supervisor chooses the state to resume from among those that the members list. From then on, no rank may
-overwrite a listed state.
+From the states that the members list, the supervisor chooses the one to resume from. Once a state is listed,
+no rank may overwrite it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ASK_ROUNDS = 50  # during a tail, ask the ranks for their activity once in this 
 
 
 class StateSecurer:
-    """Secures the state of a generation, and then of newer ones. `secured_for` is the newest one so far."""
+    """Secures a generation's state, then that of newer ones. `secured_for` is the newest one so far."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ def _must_freeze(order: MemberOrder, state: LauncherState) -> bool:
 
 
 def _described(generation: int, state: LauncherState, holdings: Holdings) -> dict[str, object]:
-    """Return what the ranks answered and which snapshots there are, for whoever asks why a step was lost."""
+    """Return what the ranks answered and which snapshots there are, to explain why a step was lost."""
     answers = {each.rank: each.why or "copied" for each in state.secured}
     snapshots = [f"{each.generation}/{each.step}" for each in holdings.slots()]
     return {"generation": generation, "answers": answers, "snapshots": snapshots}

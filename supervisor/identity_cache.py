@@ -1,7 +1,7 @@
-"""Remember what was computed from a large immutable value, by the identity of the value.
+"""Remember what was computed from a large immutable value, by the value's identity.
 
-A job of a cluster has thousands of members. Several parts of a decision need the same index of them, and to
-compare or hash the members would take longer than to build the index again.
+A job of a cluster has thousands of members. Several parts of a decision need the same index of them, and
+comparing or hashing the members would take longer than rebuilding it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _Result = TypeVar("_Result")
 
 
 def by_identity(most: int) -> Callable[[Callable[_Given, _Result]], Callable[_Given, _Result]]:
-    """Decorate a pure function of immutable arguments, so that its last `most` results are reused.
+    """Decorate a pure function of immutable arguments to reuse its last `most` results.
 
     A result is reused only for the identical objects, which are kept alive until the result is dropped. Safe
     to call in several threads. The function must be called with positional arguments.
@@ -33,7 +33,7 @@ def by_identity(most: int) -> Callable[[Callable[_Given, _Result]], Callable[_Gi
                 if all(map(is_, known, given)):
                     return result
             found = compute(*given, **named)
-            kept = ((given, found), *kept[: most - 1])  # one assignment, so that no thread sees a part of it
+            kept = ((given, found), *kept[: most - 1])  # one assignment: no thread sees a part of it
             return found
 
         return call

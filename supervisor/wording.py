@@ -77,7 +77,7 @@ def _step(incident: Mapping[str, Any], step: int) -> str:
 def step_in_words(step: int, *, own_state: bool, generation: int) -> str:
     """Return "step 12", or "optimizer step 12 since the restart" for a script that keeps its own state.
 
-    After each restart, the reported steps of such a script begin at 0, whatever step the script itself
+    After each restart, the reported steps of such a script begin at 0, no matter what step the script itself
     resumes from.
     """
     return f"optimizer step {step} since the restart" if own_state and generation > 1 else f"step {step}"

@@ -1,4 +1,4 @@
-"""Work around two peculiarities of DDP and torch's process group."""
+"""Work around two quirks of DDP and torch's process group."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def settle(replica: DistributedDataParallel, inputs: Tensor) -> None:
-    """Run a throwaway backward pass, so that all later steps add up gradients in the same order.
+    """Run a throwaway backward pass, to make all later steps add up gradients in the same order.
 
     After its first backward pass, DDP rearranges its buckets into the order of the gradients' arrival.
     The arrangement determines in what order DDP adds up the ranks' gradients. The first step of a
@@ -31,10 +31,10 @@ def settle(replica: DistributedDataParallel, inputs: Tensor) -> None:
 def leave() -> None:
     """Destroy the process group. Call this once no `DistributedDataParallel` is in use.
 
-    If a replica outlives its group, its destructor ends the group's threads while it holds the interpreter
-    lock, and those threads may be waiting for that lock. About one process in a hundred then hangs, or aborts
-    if the interpreter is exiting (torch 2.13, gloo). So this first runs a garbage collection, which frees
-    replicas in reference cycles.
+    If a replica outlives its group, its destructor ends the group's threads while holding the interpreter
+    lock, which those threads may be waiting for. About one process in a hundred then hangs, or aborts if the
+    interpreter is exiting (torch 2.13, gloo). So this first runs a garbage collection, which frees replicas
+    in reference cycles.
     """
     gc.collect()
     dist.destroy_process_group()

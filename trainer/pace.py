@@ -1,4 +1,4 @@
-"""Give steps a minimum duration, so that the run of a small model does not end before a drill."""
+"""Give steps a minimum duration, to keep a small model's run from ending before a drill."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ def rehearse(model: nn.Module, loss_on: Callable[[nn.Module], Tensor]) -> None:
     takes as long as several steps; a warm process does it in advance. The pass changes only the random
     states, and those are seeded after `join`.
 
-    If the model will be trained on a GPU, this does nothing, because the GPU is not known before `join`.
+    If the model will be trained on a GPU, this does nothing, because the GPU is unknown before `join`.
     """
     if holdfast.device().type != "cpu":
         return

@@ -21,7 +21,7 @@ from holdfast.snapshot import member_directory
 from supervisor.local.volume import memory_volume
 from supervisor.store.run_directory import RunDir
 
-STOP_S = 15.0  # how long a launcher has to end after SIGTERM before it is killed
+STOP_S = 15.0  # how long a launcher may take to end after SIGTERM before it is killed
 SWEEPS = 50
 TAIL_BYTES = 3000
 
@@ -32,7 +32,7 @@ class Failed(Exception):
 
 @dataclass(slots=True)
 class RunningLauncher:
-    """A launcher and all processes that it started. The caller must always call `close`."""
+    """A launcher and all processes that it started. Callers must always call `close`."""
 
     name: str
     process: subprocess.Popen[bytes]

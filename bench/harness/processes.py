@@ -1,4 +1,4 @@
-"""Read from /proc which processes belong to a launcher, which part of a run each is, and what it uses."""
+"""Read from /proc which processes belong to a launcher, which part of a run each is, and what each uses."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from bench.harness.console import say
 
 ROOT = Path(__file__).resolve().parents[2]  # the checkout; benches run there
 FOLDER = ROOT / "bench-results"
-BUSY = 0.25  # load per core at the start above which other work disturbs the measurement
+BUSY = 0.25  # above this load per core at the start, other work disturbs the measurement
 
 
 def machine() -> dict[str, Any]:

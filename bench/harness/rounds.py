@@ -1,10 +1,10 @@
-"""Measure several calls in turns, so that changes in the machine's speed affect all of them alike."""
+"""Measure several calls in turns: changes in the machine's speed then affect all of them alike."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-UNCOUNTED = 2  # how many first rounds are not counted, because they touch memory for the first time
+UNCOUNTED = 2  # rounds at the start that do not count, because they touch memory for the first time
 
 
 def take_turns(

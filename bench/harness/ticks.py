@@ -1,4 +1,4 @@
-"""Record the steps of all ranks inside the ranks, and read them outside, in the same way for every launcher.
+"""Record all ranks' steps inside the ranks, and read them outside, the same way for every launcher.
 
 Each rank appends one record right after each `optimizer.step()`. An append of 32 bytes takes a microsecond,
 and is either complete or absent no matter when the writer is killed. Uses only the standard library, because
@@ -73,7 +73,7 @@ class TickFile:
 
 @dataclass(frozen=True, slots=True)
 class Regained:
-    """The first generation after a kill whose ranks have all done a step."""
+    """The first generation after a kill in which every rank has done a step."""
 
     generation: int
     first_ns: int  # when the first rank ended its first step

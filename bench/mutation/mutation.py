@@ -30,7 +30,7 @@ TARGET = 0.95
 MUTMUT = Path(sys.executable).with_name("mutmut")
 NOTICED = frozenset({"killed", "timeout", "segfault", "caught by type check"})
 UNNOTICED = frozenset({"survived", "no tests"})
-SMALLEST = "holdfast.protocol.lineage*"  # checked first, because that run creates the mutants to draw from
+SMALLEST = "holdfast.protocol.lineage*"  # checked first, because this run creates the mutants to draw from
 _LINE = re.compile(r"^\s+(\S+__mutmut_\d+): (.+)$", re.MULTILINE)
 _EXAMPLES = """examples:
   python -m bench mutation 'supervisor.decision.*'   all mutants of the decision

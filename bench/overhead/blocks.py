@@ -1,8 +1,8 @@
-"""Let two training runs on the same cores take turns of one block of steps: A B B A A B B A ...
+"""Let two training runs on the same cores take turns, one block of steps each: A B B A A B B A ...
 
 Disturbances of the machine (other tenants, clock frequencies) last longer than a block, so they affect both
-sides of a pair. All ranks keep their counts in one mapped file, and sleep while it is not their turn. Uses
-only the standard library, because it runs in ranks.
+sides of a pair. All ranks keep their counts in one mapped file, and sleep until it is their turn. Uses only
+the standard library, because it runs in ranks.
 """
 
 from __future__ import annotations

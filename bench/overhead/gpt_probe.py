@@ -58,7 +58,7 @@ def watch() -> Stopwatch:
 
 
 class StepCounterProbe:
-    """Counts the group's steps with a hook of torch, in the same way under every launcher."""
+    """Counts the group's steps with a torch hook, the same way under every launcher."""
 
     def __init__(self, stopwatch: Stopwatch) -> None:
         self.steps = 0

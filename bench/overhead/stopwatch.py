@@ -35,8 +35,8 @@ class Stopwatch:
     `outer` is the wall clock time in the outermost calls, and `outer_cpu_s` their CPU time. The CPU time of
     holdfast's own threads is counted separately, over all steps.
 
-    Timing a nested call costs as much as some of these calls take. `turn` therefore divides the steps into
-    those that time all calls individually and those that time only the outermost ones.
+    Timing a nested call costs as much as some of these calls take. So `turn` makes some steps time every
+    call, and others only the outermost ones.
     """
 
     def __init__(self) -> None:

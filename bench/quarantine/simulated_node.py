@@ -82,7 +82,7 @@ class Node:
         return any(sign.level == "unhealthy" for sign in self.signs.values())
 
     def has_news_since(self, _at_s: float) -> bool:
-        """Return True if a fault has occurred again since then. Here, each fault has a key of its own."""
+        """Return True if a fault has occurred again since then. Here, each fault has its own key."""
         return False
 
     # -- the agent

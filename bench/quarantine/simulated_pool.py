@@ -1,7 +1,7 @@
-"""Run a pool of nodes in simulated time: events, and the real decision at the tick after each of them.
+"""Run a pool of nodes in simulated time: events, and the real decision at the tick after each.
 
-The decision sees only a view of the pool. The pool refuses one patch in fifty, as the API server does if the
-object of a node has changed. The decision is then repeated at the next tick.
+The decision sees only a view of the pool. The pool refuses one patch in fifty, as the API server does if a
+node's object has changed. The decision is then repeated at the next tick.
 """
 
 from __future__ import annotations

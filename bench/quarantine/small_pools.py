@@ -1,4 +1,4 @@
-"""A simulated year of pools of 1 to 20 nodes, in which rare conditions last for weeks.
+"""A simulated year of pools of 1 to 20 nodes, where rare conditions last for weeks.
 
 One node of each pool is cordoned for three weeks by someone else. One keeps an old version of the agent, and
 has a sure fault then. Three nodes flap for a week, and a fourth one of their rack has a sure fault meanwhile.

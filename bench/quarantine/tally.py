@@ -1,4 +1,4 @@
-"""Figures of the simulated year. They take account of the real faults, which the decision never sees."""
+"""Figures of the simulated year. They know the real faults, which the decision never sees."""
 
 from __future__ import annotations
 

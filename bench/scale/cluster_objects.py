@@ -1,7 +1,7 @@
 """The objects of the simulated cluster: Jobs, and their pods as the webhook and the kubelet leave them. Pure.
 
-The real injector makes the pods from an ordinary template, so they have the size and the content that the
-supervisor reads on a cluster.
+The real injector makes the pods from an ordinary template, so they look just like those that the supervisor
+reads on a cluster.
 """
 
 from __future__ import annotations

@@ -241,7 +241,7 @@ class SimulatedMember:
 
 
 class ReportText:
-    """The reports of one member as JSON. Encodes again only if more than the step and time has changed."""
+    """The reports of one member as JSON. Re-encodes only if more than the step and time has changed."""
 
     def __init__(self, member: SimulatedMember) -> None:
         self._member = member

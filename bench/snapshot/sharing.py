@@ -83,7 +83,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 class MemberRate:
-    """Makes the threads of one member wait, so that together they stay below a rate."""
+    """Makes one member's threads wait, to keep them below a rate together."""
 
     def __init__(self, bytes_s: float) -> None:
         self._bytes_s = bytes_s
@@ -98,7 +98,7 @@ class MemberRate:
 
 
 class RatedStorage(DirectoryStorage):
-    """A directory to which a member writes at a rate."""
+    """A directory that a member writes to at a limited rate."""
 
     def __init__(self, root: Path, bytes_s: float) -> None:
         rate = MemberRate(bytes_s)

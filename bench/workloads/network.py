@@ -48,9 +48,9 @@ def train_step(model: nn.Module, step: int, rank: int) -> Tensor:
 class Ballast:
     """Tensors of `total_bytes` in total in the optimizer state of the first parameter, the same on all ranks.
 
-    In a real state, the optimizer also holds two thirds of the bytes. Like the state of a large model, the
-    ballast changes at each step: `step` writes to every tensor. It writes only one number in each, so that a
-    step takes no longer than with the small model alone.
+    In a real state too, the optimizer holds two thirds of the bytes. Like the state of a large model, the
+    ballast changes at each step: `step` writes to every tensor, but only one number in each, and so takes no
+    longer than with the small model alone.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, total_bytes: int) -> None:

@@ -1,7 +1,7 @@
 """The recovery bench's training script, with `holdfast.join`; runs under holdfast, under torchrun and alone.
 
 Under holdfast it resumes from the state that was secured at the fault. Under torchrun nothing restores its
-state, so it starts over, which saves torchrun the time that loading a checkpoint would take.
+state, so it starts over, which spares torchrun the time to load a checkpoint.
 """
 
 from __future__ import annotations

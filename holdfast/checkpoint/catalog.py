@@ -31,7 +31,7 @@ _NAME = re.compile(r"step-(\d{8,19})(\.old)?")
 
 
 class Unreadable(InvalidCheckpoint):
-    """Storage failed, so it is not known whether the checkpoint is valid."""
+    """Storage failed, so the checkpoint may or may not be valid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ def verify(found: StoredCheckpoint) -> str | None:
 
 
 def content_fault(found: StoredCheckpoint) -> str | None:
-    """Do the same as `verify`, but raise `Unreadable` if storage fails: the content may still be intact."""
+    """Verify as `verify` does, but raise `Unreadable` if storage fails: the content may still be intact."""
     for entry in found.files:
         fault = _size_fault(found.path, entry) or _content_fault(found.path, entry)
         if fault is not None:

@@ -1,4 +1,4 @@
-"""Store checkpoints in a directory, where each appears under its name only once it is complete.
+"""Store checkpoints in a directory, where each one shows up under its name only when complete.
 
 A checkpoint is written under a temporary name, made durable, and then renamed. The file `latest` names the
 newest checkpoint for people and scripts; Holdfast never reads it.
@@ -119,8 +119,8 @@ class DirectoryStorage:
     ) -> FileEntry:
         """Copy `source` like `FileBatch.copy`, together with the helpers. Raises OSError.
 
-        Once this returns, no further request of a helper is accepted. A helper whose request was accepted
-        earlier may still be writing, but only bytes that are already in the file.
+        Once this returns, helpers' requests are refused. A helper with an earlier request may still be
+        writing, but only bytes that are already in the file.
         """
         work = SharedFile(source, PIECE_BYTES, moved)
         batch.allocate(target, work.size)
@@ -227,7 +227,7 @@ class StagedDirectory:
 
 
 def _write_mapped(source: int, piece: SharedPiece, out: RangeWriter, moved: Callable[[], object]) -> None:
-    """Write a piece from the pages of the source, which is not truncated meanwhile."""
+    """Write a piece from the pages of the source, which must not be truncated meanwhile."""
     size = piece.end - piece.begin
     with mmap.mmap(source, size, access=mmap.ACCESS_READ, offset=piece.begin) as pages:
         for at in piece.chunks:
@@ -248,7 +248,7 @@ def _missing(work: SharedFile, target: Path) -> tuple[SharedPiece, ...]:
 
 
 def _check_token(folder: int, token: str) -> None:
-    """Raise `ShareRefused` unless the folder is the one that the writer sees."""
+    """Raise `ShareRefused` unless this is the same folder that the writer sees."""
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(TOKEN, flags, dir_fd=folder)
     try:

@@ -1,7 +1,7 @@
 """Parse the URL of checkpoints in object storage: `s3://BUCKET/PREFIX`, `gs://...` or `az://...`. Pure.
 
-A name is allowed only if all three kinds of storage accept it without escaping. A key is therefore the same
-text in a URL, in a request and in a listing.
+A name is allowed only if all three kinds of storage accept it unescaped, so a key looks the same in a URL, in
+a request and in a listing.
 """
 
 from __future__ import annotations

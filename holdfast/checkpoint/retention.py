@@ -25,8 +25,8 @@ class Retention:
     Attributes:
         keep: How many of the newest checkpoints to keep, at least 1.
         lineage: The group's lineage. The lineages stored in the checkpoints are added to it.
-        proven: The last step at which the replicas are known to have been equal. The newest checkpoint at or
-            below this step is kept too. 0 if no such step is known yet, -1 if the replicas are not compared.
+        proven: The last step where the replicas are known to have matched. The newest checkpoint at or below
+            this step is kept too. 0 if no such step is known yet, -1 if the replicas are not compared.
         epoch: Fencing token of the supervisor that ordered the deletion. If a supervisor of a later epoch
             ordered any of the checkpoints, nothing is deleted.
     """
@@ -39,10 +39,10 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """Data in object storage that belongs to no checkpoint. Its writer may be at work or may have died.
+    """Data in object storage that belongs to no checkpoint. Its writer may still be at work, or dead.
 
-    `epoch` is the epoch that the writer obeyed. `written_s` is the time, on storage's clock, at which storage
-    accepted the last of the data.
+    `epoch` is the epoch that the writer obeyed. `written_s` is when storage accepted the last of the data, by
+    its own clock.
     """
 
     epoch: int
@@ -52,11 +52,11 @@ class Leftover:
 def is_abandoned(left: Leftover, epoch: int, newest_epoch: int, newest_s: float) -> bool:
     """Return whether a member that obeys `epoch` may delete `left`.
 
-    `newest_epoch` is the highest epoch of all checkpoints, and `newest_s` is the time at which the newest
-    checkpoint was published. Only data that was written before that time may be deleted, and not by a member
-    that obeys a lower epoch than the writer or a checkpoint. A writer that obeys an epoch below
-    `newest_epoch` may no longer publish. Any other writer counts as dead if it has written nothing for an
-    hour, because a live writer writes continuously.
+    `newest_epoch` is the highest epoch of all checkpoints, and `newest_s` is when the newest checkpoint was
+    published. Only data that was written before that time may be deleted, and not by a member that obeys a
+    lower epoch than the writer or a checkpoint. A writer that obeys an epoch below `newest_epoch` may no
+    longer publish. Any other writer counts as dead if it has written nothing for an hour, because a live
+    writer writes continuously.
     """
     if newest_epoch > epoch or left.epoch > epoch or left.written_s >= newest_s:
         return False
@@ -80,7 +80,7 @@ def retain(
     Args:
         root: The directory of the checkpoints, or another storage.
         wanted: Which checkpoints to keep.
-        whole: Directories that the caller knows to be intact, so that they are not read again.
+        whole: Directories that the caller knows to be intact; these are not read again.
 
     Raises:
         ValueError: `wanted.keep` is below 1.

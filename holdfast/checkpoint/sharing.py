@@ -1,8 +1,8 @@
-"""Divide the bytes of one file of a checkpoint among the member that writes it and the peers that help it.
+"""Split a checkpoint file between the member that writes it and the peers that help.
 
-A member that is free takes the next piece, so a slow peer writes fewer pieces. A peer writes bytes only if
-they have the checksums that the writer has computed of its own copy. So whatever a peer writes, and however
-late, is what belongs there, and a piece may be written twice (ADR 17).
+Whoever is free takes the next piece, so slow peers write fewer pieces. A peer writes bytes only if they match
+the checksums of the writer's own copy. Anything a peer writes, even late, is therefore what belongs there,
+and a piece may safely be written twice (ADR 17).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ShareRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StagingPlace:
-    """Where the writer's files are, below the storage with which every member is configured."""
+    """Where the writer's files are, below the storage that every member is configured with."""
 
     folder: str  # of the writer alone; never used as a path without a check against the rule of such names
     token: str  # the content of `TOKEN`
@@ -83,7 +83,7 @@ class ShareHelpers(Protocol):
         """Have peers take pieces of `work` until the context ends. Never raises because of a peer."""
 
     def distrust(self, why: str) -> None:
-        """Let no peer help any more, because what peers have written is not there."""
+        """Stop accepting help, because what peers have written is not there."""
 
 
 class SharedFile:
@@ -136,7 +136,7 @@ class SharedFile:
         self._moved()
 
     def give_back(self, piece: SharedPiece) -> None:
-        """Record that a peer has not written a piece, or that this is not known."""
+        """Record that a peer has not written a piece, or may not have."""
         with self._change:
             if self._begun_s.pop(piece, None) is None or piece in self._crcs or piece in self._own:
                 return
@@ -179,9 +179,8 @@ class SharedFile:
     def missing(self, descriptor: int) -> tuple[SharedPiece, ...]:
         """Return the pieces that peers have reported as written, but that are not in the file.
 
-        One random block of each chunk is compared. A file system that is made of objects may show all members
-        the same folder, and still store what one of them has written in place of what others have. Raises
-        OSError.
+        One random block of each chunk is compared. A file system on top of object storage may show all
+        members the same folder, and still let one member's writes replace those of others. Raises OSError.
         """
         source = os.open(self._source, os.O_RDONLY | os.O_CLOEXEC)
 
@@ -228,7 +227,7 @@ class SharedFile:
             return None
 
     def _latest(self) -> tuple[SharedPiece | None, float]:
-        """Return the piece for which a peer has taken too long, or how long to wait for one."""
+        """Return a piece that a peer has taken too long for, or how long to wait for one."""
         waiting = [
             (begun_s, piece)
             for piece, begun_s in self._begun_s.items()

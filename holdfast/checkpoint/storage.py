@@ -1,7 +1,7 @@
-"""Define the interface of checkpoint storage, which directories and object storage implement.
+"""Define the interface of checkpoint storage, implemented by directories and by object storage.
 
-The implementations only move data. For every kind of storage, `writer` decides which checkpoints may be
-published, and `retention` decides which may be deleted.
+The implementations only move data. For all of them, `writer` decides which checkpoints may be published, and
+`retention` which may be deleted.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class StagedCheckpoint(Protocol):
         """
 
     def replace(self) -> bool:
-        """Publish the files in place of the checkpoint that made `publish` return False.
+        """Publish the files, replacing the checkpoint that made `publish` return False.
 
         If that checkpoint has been replaced or removed in the meantime, return False and change nothing.
         """

@@ -1,6 +1,6 @@
-"""Write checkpoints, and decide which one is kept if several writers write the same step.
+"""Write checkpoints, and decide which one to keep if several writers write the same step.
 
-The same rules hold for every kind of storage:
+The rules are the same for every kind of storage:
 
 - A checkpoint appears only once it is complete.
 - An intact checkpoint of the same or a newer generation is kept, not replaced.
@@ -117,8 +117,7 @@ def _check_epoch(storage: CheckpointStorage, epoch: int) -> None:
 def _has_intact(storage: CheckpointStorage, name: str, generation: int) -> bool:
     """Return whether `name` is an intact checkpoint of this or a newer generation.
 
-    The existing checkpoint may be void. In that case the caller's checkpoint is void too, because its
-    generation is not newer.
+    If the existing checkpoint is void, so is the caller's, because its generation is not newer.
     """
     try:
         found = storage.load(name)

@@ -1,8 +1,9 @@
-"""Write a batch of files that become durable together, because concurrent fsyncs take about as long as one.
+"""Write a batch of files and make them durable together: concurrent fsyncs take about as long as one.
 
-Files are copied to storage with direct I/O: the disk reads the data from the source's pages in memory. A copy
-through the page cache would copy each byte twice and fill memory that the training could use. It would also
-stall whenever too many dirty pages accumulate: one write of 1 GB may then take four times as long as another.
+Files are copied to storage with direct I/O: the disk reads the data straight from the source's pages in
+memory. Going through the page cache would copy each byte twice and fill memory that the training could use.
+It would also stall whenever too many dirty pages pile up: one 1 GB write may then take four times as long as
+another.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def is_temporary_name(text: str, name: str) -> bool:
 def temporary_directory(root: Path, name: str) -> Iterator[Path]:
     """Yield a new directory in `root`. At the end, remove it unless it was renamed.
 
-    The directory is locked until then, so that no process removes it as debris. Raises OSError.
+    Until then, a lock keeps other processes from removing it as debris. Raises OSError.
     """
     path = temporary_path(root, name)
     path.mkdir()
@@ -113,7 +113,7 @@ def temporary_directory(root: Path, name: str) -> Iterator[Path]:
 
 
 def remove_directory(path: Path) -> None:
-    """Remove a directory so that no reader sees it partly removed. Raises OSError."""
+    """Remove a directory; no reader ever sees it partly removed. Raises OSError."""
     hidden = temporary_path(path.parent, "removed")
     path.rename(hidden)
     _remove_tree(hidden)

@@ -21,7 +21,7 @@ SIZES: Mapping[str, int] = MappingProxyType(
         "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1, "F8_E8M0": 1,
     }
 )  # fmt: skip
-ALIGN_BYTES = 64  # a cache line, so that SIMD copies are aligned
+ALIGN_BYTES = 64  # a cache line, to align SIMD copies
 MAX_HEADER_BYTES = 100_000_000  # the largest header that the safetensors library accepts
 MAX_VALUES = 4_000_000  # enough for 400,000 tensors, with about ten values each
 MAX_BYTES = 2**63 - 1  # the largest file offset
@@ -80,9 +80,9 @@ class Layout:
 def plan(tensors: Iterable[tuple[str, str, tuple[int, ...]]], metadata: Mapping[str, str]) -> Layout:
     """Return the layout of a file with `tensors` (name, dtype, shape); its data area is 64-byte aligned.
 
-    Tensors that fill whole cache lines come first, so that each of them starts on a cache line. Within each
-    group, wide dtypes come before narrow dtypes, so that every tensor is aligned to its element size.
-    Otherwise the given order is kept. There are no holes.
+    Tensors that fill whole cache lines come first, and each of them starts on a cache line. Within each
+    group, wide dtypes come before narrow ones, which aligns every tensor to its element size. Otherwise the
+    given order is kept. There are no holes.
 
     Raises:
         ValueError: A name is used twice or reserved, a dtype is unknown, or a size is negative.

@@ -1,8 +1,8 @@
-"""Access files in a separate thread, so that unresponsive storage blocks no other thread.
+"""Access files in a separate thread, to keep unresponsive storage from blocking others.
 
 A call to a file system may take seconds or never return, for example on NFS with an unreachable server. The
-thread makes the calls in the order of submission, and callers wait only for a limited time. It is a daemon
-thread, so it does not keep the process alive when it hangs.
+thread makes the calls in the order of submission, and callers wait only so long. As a daemon thread, it does
+not keep the process alive when it hangs.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class _Work:
 class StorageThread:
     """A thread that starts when there is work and ends after `IDLE_S` without work.
 
-    A forked child starts a thread of its own. The thread does not run permanently because a supervisor of
-    many jobs has one of these objects for each job, and most of them have no work.
+    A forked child starts its own thread. The thread does not run all the time, because a supervisor of many
+    jobs has one of these objects per job, most of them idle.
     """
 
     def __init__(self, name: str, idle_s: float = IDLE_S) -> None:

@@ -76,8 +76,8 @@ def close_unclosed(
 ) -> list[Any]:
     """Close all open files of `kinds` through `attempt`; return those left open because a thread uses them.
 
-    A file to which the frames of a running thread refer is only flushed. If its kind cannot be flushed, it is
-    left as it is and returned. This function imports no module.
+    If the frames of a running thread refer to a file, the file is only flushed. If its kind cannot be
+    flushed, it is left as it is and returned. This function imports no module.
     """
     loaded = [(kind, its) for kind in kinds if (its := _class(kind)) is not None]
     if not loaded:
@@ -130,7 +130,7 @@ def _instances(classes: list[type]) -> list[Any]:
 
 
 def _used_by_threads() -> set[int]:
-    """Return the ids of the objects to which other threads' frames refer, directly or indirectly."""
+    """Return the ids of the objects that other threads' frames refer to, directly or indirectly."""
     held: dict[int, Any] = {}
     for named in _names_in_frames():
         level = [named]

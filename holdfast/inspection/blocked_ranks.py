@@ -1,4 +1,4 @@
-"""Decide whether a rank in a collective is at rest, so that only data from a peer can wake it.
+"""Decide whether a rank in a collective is at rest: only data from a peer can then wake it.
 
 A rank counts as at rest only if all of the following are observed:
 

@@ -1,4 +1,4 @@
-"""Distinguish orphans of dead ranks from orphans of live ranks, and find orphans that are still working.
+"""Tell orphans of dead ranks from those of live ranks, and find orphans that are still working.
 
 Pure except for reading /proc.
 
@@ -8,9 +8,9 @@ compile workers or a background server. A process that created its own session s
 environment, which contains the generation. A process that shares neither the session nor the environment of a
 rank may belong to any live rank that started before it.
 
-A script that has succeeded may leave an upload running, and the upload must be able to finish as it would
-without Holdfast. The script may also leave a helper that waits for requests and never ends. The two can be
-told apart because only the upload uses CPU time, reads or writes.
+A successful script may leave an upload running, which must be able to finish as it would without Holdfast. It
+may also leave a helper that waits for requests and never ends. What tells them apart: only the upload uses
+CPU time, reads or writes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MARK = f"{environment.GENERATION}=".encode()
 class Origin:
     """The session, start time and generation of a process.
 
-    `began` is in clock ticks since boot. `generation` is -1 if it is not known.
+    `began` is in clock ticks since boot. `generation` is -1 if unknown.
     """
 
     session: int

@@ -1,12 +1,12 @@
 """Decide whether a part still responds, and which ranks are stopped. Pure: readings and times are arguments.
 
-The main loop of a launcher and the event loop of a supervisor send a heartbeat every second. A part that
-sends no heartbeats is stopped or blocked. The ranks keep training meanwhile, but they can be neither ended
-nor replaced. A delay of the whole machine must not count against the part. Therefore time in which the
-watcher itself did not run is excluded, and a part that is only waiting for a core has a longer limit.
+The main loop of a launcher and the event loop of a supervisor send a heartbeat every second. If a part's
+heartbeats stop, it is stopped or blocked. The ranks keep training, but nothing can end or replace them. A
+delay of the whole machine must not count against the part, so time when the watcher itself did not run is
+excluded, and a part that is only waiting for a core gets a longer limit.
 
-A rank that a signal has stopped (state T) makes no progress until it is continued, so no time limit of its
-phase applies. A single reading does not prove that a rank is stopped: after a machine was suspended, or after
+A rank that a signal has stopped (state T) makes no progress until it is continued, so its phase's time limits
+do not apply. A single reading does not prove that a rank is stopped: after a machine was suspended, or after
 a whole job was stopped and continued, the watcher may run a moment before the other processes. A process
 therefore counts as stopped only if every reading over a period finds it stopped, and the watcher itself ran
 throughout that period.

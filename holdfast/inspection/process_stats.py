@@ -1,6 +1,6 @@
 """Read /proc for a process and its descendants: states, CPU time, I/O, and where its threads wait.
 
-No function raises if a process has ended or cannot be read. The result is empty or partial in that case.
+If a process has ended or cannot be read, no function raises; the result is then empty or partial.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def sample(pid: int) -> Sample:
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether a signal has stopped `pid`, so that it must be continued. A debugger's stop is excluded.
+    """Return whether a signal has stopped `pid`, which must then be continued. Excludes a debugger's stop.
 
     This never blocks, because reading these files takes none of the process's locks.
     """

@@ -119,7 +119,7 @@ def functions(threads: tuple[Thread, ...]) -> tuple[tuple[str, str], ...]:
 
 
 def innermost(threads: tuple[Thread, ...]) -> str:
-    """Return the innermost function of the main thread; "" if it is not known."""
+    """Return the innermost function of the main thread; "" if unknown."""
     frames = threads[0].frames if threads else ()
     return str(frames[0]) if frames else ""
 

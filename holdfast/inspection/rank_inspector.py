@@ -30,7 +30,7 @@ DUMP_S = 3.0  # py-spy needs about 20 ms, but may never finish if the process is
 INSPECTION_S = 4 * DUMP_S
 AT_ONCE = 8  # how many processes are inspected in parallel
 _WORKS = 0.03  # a process that uses this share of a core counts as working; periodic wake-ups use less
-# Prefixes of the names of threads that run loops of libraries. Whatever the script does, these threads wait
+# Name prefixes of threads that run libraries' loops. No matter what the script does, these threads wait
 # forever or repeatedly for a short time, so their waits say nothing about the script. Threads that run the
 # script's callbacks for a collective are not among them.
 _LOOPS = ("gloo_tcp_loop", "pt_tcpstore", "pt_nccl_", "NCCL ", "nccl", "cuda")

@@ -53,7 +53,7 @@ class Connection:
 
     @property
     def on_one_host(self) -> bool:
-        """True if both ends have the same address, so that no other machine is involved."""
+        """True if both ends have the same address, which means that no other machine is involved."""
         return self.local.rpartition(":")[0] == self.remote.rpartition(":")[0]
 
 

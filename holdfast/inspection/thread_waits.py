@@ -1,8 +1,8 @@
 """Classify a thread's wait by its system call. Pure.
 
-The kernel shows the number and the arguments of the call in /proc/PID/task/TID/syscall. The purpose of the
-classes is to separate waits that an event outside the process can end from waits that only the process itself
-can end. The latter are waits for private locks, which no other process can release.
+The kernel shows the number and the arguments of the call in /proc/PID/task/TID/syscall. The classes separate
+waits that an outside event can end from waits that only the process itself can end. The latter are waits for
+private locks, which no other process can release.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def may_be_ended(caught: int, children: bool) -> bool:
     """Return True if a signal handler could end a wait of the main thread.
 
     `caught` is the mask SigCgt of /proc/PID/status. `children` is True if the process has children other than
-    data loaders, so that SIGCHLD could arrive for them. A handler for SIGCHLD alone proves nothing, because
-    torch installs one for its data loaders and never removes it.
+    data loaders, for which SIGCHLD could arrive. A handler for SIGCHLD alone proves nothing, because torch
+    installs one for its data loaders and never removes it.
     """
     found = {number for number in range(1, 65) if caught >> (number - 1) & 1} - _ENDS_NO_WAIT
     return bool(found if children else found - {_CHILD_ENDED})

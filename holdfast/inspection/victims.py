@@ -1,13 +1,13 @@
-"""Decide whether a rank failed because of another rank's failure, and extract torch's report of it. Pure.
+"""Decide whether a rank failed because another one did, and extract torch's report of it. Pure.
 
 Most error texts are ambiguous. For example, "Connection reset by peer" may also mean that a database closed
 the script's connection. Such a text therefore counts only if torch's collectives, or the backward pass that
 calls them, raised it. A text that names a location in torch's C++ code always comes from torch, even if other
 code repeats it.
 
-When in doubt, a rank is classified as a victim. The supervisor then waits briefly for the cause to appear. If
-none does, it restarts the rank a few times and shows its traceback. The opposite mistake is worse: if a
-victim were classified as the cause, a run that had only lost a peer could end.
+When in doubt, a rank counts as a victim. The supervisor then waits briefly for the cause to appear. If none
+does, it restarts the rank a few times and shows its traceback. The opposite mistake is worse: blaming a
+victim could end a run that had merely lost a peer.
 """
 
 from __future__ import annotations
@@ -41,13 +41,12 @@ _TORCH_SAYS = re.compile(
     r"|ncclRemoteError|ncclUnhandledCudaError|monitoredBarrier|\bDist(?:Backend|Network|Store)Error\b"
 )
 # Locations in torch's C++ code that fail because of a peer. A text that names such a location comes from
-# torch, whatever code raised the exception.
+# torch, no matter what code raised the exception.
 _PLACE = re.compile(
     r"\b(?:gloo|tensorpipe)/[\w/]+\.\w+:\d+|ProcessGroup\w+\.[ch]pp:\d+|failed to pass monitoredBarrier"
 )
-# Reports of torch's C++ code that two ranks called different collectives. In that case the script is wrong,
-# and no peer was lost. The rank that reports the mismatch is the cause, and the other ranks lose it as a
-# peer.
+# Reports of torch's C++ code that two ranks called different collectives: the script is wrong, and no peer
+# was lost. The rank that reports the mismatch is the cause, and the other ranks lose it as a peer.
 _MISMATCH = re.compile(
     r"op\.preamble\.length <= op\.nbytes|Is there a distributed collective mismatch"
     r"|Detected mismatch between collectives on ranks"
@@ -90,7 +89,7 @@ def is_victim(error: BaseException, nested: int = 0) -> bool:
 
 
 def in_log(log: str) -> bool:
-    """Decide the same as `is_victim` from the end of the `log` of a process that reported no exception."""
+    """Decide as `is_victim` does, from the end of the `log` of a process that reported no exception."""
     text = tracebacks.end_of_log(log)
     if _MISMATCH.search(text.rpartition(tracebacks.HEADER)[2]) is not None:
         return False

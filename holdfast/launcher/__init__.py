@@ -1,1 +1,1 @@
-"""The launcher of a member: keeps warm processes, starts and watches ranks, and records how they end."""
+"""A member's launcher: keeps warm processes, starts and watches ranks, and records how they end."""

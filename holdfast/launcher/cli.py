@@ -84,7 +84,7 @@ def _strategy(program: program.Program, asked: str) -> str:
 
 
 def _put_on_path(root: Path) -> None:
-    """Put `root` last on PYTHONPATH, so that the script and its children can import `holdfast`."""
+    """Put `root` last on PYTHONPATH, to let the script and its children import `holdfast`."""
     os.environ["PYTHONPATH"] = parts.with_path(os.environ, root)
 
 
@@ -98,7 +98,7 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
     strategies = defaults.WARM_STRATEGIES
     parser.add_argument("--warm", choices=strategies, default=strategies[0])
     parser.add_argument("--parent", type=int, default=0, help=argparse.SUPPRESS)
-    # The descriptor from which to read the script's sources.
+    # The descriptor to read the script's sources from.
     parser.add_argument("--kept", type=int, default=-1, help=argparse.SUPPRESS)
     own, rest = argv, []
     if "--" in argv:

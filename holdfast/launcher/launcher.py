@@ -2,8 +2,8 @@
 
 The launcher runs in the user's image, so it uses only the standard library. It makes no decisions. The
 sidecar sends complete orders (`LauncherOrder`), and the launcher sends its complete state (`LauncherState`)
-after every change. Both carry a generation, so that the receiver recognises outdated messages. If the
-sidecar restarts, the ranks keep running, and the new sidecar receives the complete state.
+after every change. Both carry a generation, which exposes outdated messages. If the sidecar restarts, the
+ranks keep running, and the new one receives the complete state.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Copy the ranks' output to the launcher's own output, where a pod's log collector reads it.
 
-The ranks write to files in the pod's memory volume, because a file never blocks them and its last lines
-explain a failure. The memory of copied output is freed, so the files take a bounded amount of memory
-regardless of how much the script prints.
+The ranks write to files in the pod's memory volume: a file never blocks them, and its last lines explain a
+failure. Copied output is freed, so the files take bounded memory no matter how much the script prints.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """`holdfast install-runtime DIRECTORY`: installs the parts of Holdfast that a training container needs.
 
 The init container `holdfast-setup` runs this command on a volume of the pod before the training starts.
-Kubernetes may run an init container again, whether an earlier run was killed or succeeded. Each run therefore
-removes what an unfinished run has left, and then installs everything. To readers, `LIBRARY` and `PY_SPY` are
-each either complete or absent.
+Kubernetes may run an init container again, even after it succeeded. Each run therefore clears what an
+unfinished one left behind, then installs everything. To readers, `LIBRARY` and `PY_SPY` are each either
+complete or absent.
 
-The training container may run as another user and with another Python version. The permissions therefore
-allow all users to read the files, and to add bytecode for their version.
+The training container may run as another user and with another Python version. All users may therefore read
+the files, and add bytecode for their version.
 """
 
 from __future__ import annotations

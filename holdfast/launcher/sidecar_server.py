@@ -1,11 +1,11 @@
 """The launcher's socket: sidecars receive the newest state, then every change, and send orders.
 
-The launcher's main loop calls `beat` to send a heartbeat, which is an empty line. A heartbeat therefore
-proves that the loop is running.
+The launcher's main loop calls `beat` to send a heartbeat, an empty line, which proves that the loop is
+running.
 
-A state may be larger than the socket's buffer, and a sidecar may be slow to read. In this case the server
-sends the remainder of the line when there is room, and then only the newest state. No send ever blocks, and
-no line is cut off.
+A state may be larger than the socket's buffer, and a sidecar may be slow to read. The server then sends the
+rest of the line when there is room, followed by the newest state only. No send ever blocks, and no line is
+cut off.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class OrderRefused(Exception):
 
 @dataclass(slots=True)
 class _Peer:
-    """An open connection: the incomplete line received so far, and the data that remains to be sent."""
+    """An open connection: the incomplete line received so far, and the data still to send."""
 
     received: codec.LineBuffer = field(default_factory=codec.LineBuffer)
     sending: bytes | memoryview = b""  # the unsent part of a line
@@ -76,7 +76,7 @@ class SidecarServer:
         self._socket = listener
 
     def keep_socket(self) -> None:
-        """Create the socket again if its file was removed, so that a new sidecar can connect."""
+        """Recreate the socket if its file was removed, to let a new sidecar connect."""
         before = self._socket
         if before is None:
             return
@@ -155,7 +155,7 @@ class SidecarServer:
         peer.setblocking(False)
         self._peers[peer] = _Peer()
         self._selector.register(peer, selectors.EVENT_READ, lambda: self._serve(peer))
-        self._newest = b""  # makes the next state count as a change, so that it is sent
+        self._newest = b""  # makes the next state count as a change, to be sent
 
     def _serve(self, peer: socket.socket) -> None:
         self._flush(peer)

@@ -1,9 +1,9 @@
 """CLOCK_MONOTONIC: common ticks when periodic threads wake up, and the clock's identity.
 
-Waking a sleeping core takes longer than most of these threads then work: milliseconds on a virtual machine.
-If the threads share common ticks, a core wakes up only once for all of them.
+Waking a sleeping core takes longer than the work most of these threads then do: milliseconds on a virtual
+machine. With common ticks, a core wakes up once for all of them.
 
-The identity is needed because times from two processes are comparable only if both use the same clock.
+The identity matters because times from two processes are comparable only on the same clock.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def boot_id() -> str:
 
 
 def identity() -> str:
-    """Return a string that identifies this clock by boot and time namespace; "" if it is not known."""
+    """Return a string that identifies this clock by boot and time namespace; "" if unknown."""
     with suppress(OSError):
         boot = boot_id()
         namespace = ""

@@ -2,8 +2,8 @@
 
 For loops on a plain selector, helpers yield the ready events and wake the loop when a signal arrives.
 
-The lag of an asyncio loop is the time between two polls for events. It is measured in the selector, which
-needs no timer and detects delays of any length.
+An asyncio loop's lag is the time between two polls for events. Measuring it in the selector takes no timer
+and catches delays of any length.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import Any, TypeVar
 
 from holdfast.fileio.storage_thread import Unresponsive
 
-# How late a healthy loop can run on a busy machine. Only lateness beyond this counts as time in which the
-# process did not run.
+# How late a healthy loop can run on a busy machine. Only lateness beyond this counts as time when the process
+# did not run.
 NORMAL_LATENESS_S = 0.1
 RETRY_S = 0.1  # the time between cancellations of a task that ignored the previous one
 WINDOW_S = 60  # the period that the reported lag covers

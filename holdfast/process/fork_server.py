@@ -1,8 +1,8 @@
 """Fork processes from a server that has already imported the modules that they need, and detach each fork.
 
 `serve` is the fork server of Holdfast's own parts: the supervisor and the sidecars of a local run. Importing
-their modules would take each of them half a second of CPU time. The fork server has already done so, so a
-part that was killed restarts quickly.
+their modules would cost each of them half a second of CPU time. The fork server has already done it, so a
+killed part restarts quickly.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def forks(
 ) -> Iterator[tuple[WorkerOrder, socket.socket, int, list[int]]]:
     """Report whether this process can be forked, and carry out orders for `what` until `control` is closed.
 
-    The iterator yields only in the forks. They become children of `parent`, which is also the parent of this
-    process. Each fork receives the order and its descriptors: a channel to the process that sent the order, a
-    log, and any further descriptors of the order.
+    The iterator yields only in the forks. They become children of `parent`, which is also this process's
+    parent. Each fork receives the order and its descriptors: a channel to the sender of the order, a log, and
+    any others that the order has.
     """
     alone = forkable()
     gc.collect()

@@ -1,8 +1,8 @@
-"""Divide the GPUs of a machine among the members of a group. Each rank receives its GPUs when it starts.
+"""Divide a machine's GPUs among the members of a group. Each rank receives its GPUs when it starts.
 
-A process sees only the GPUs that its environment lists at its first call of CUDA. A warm process therefore
-makes no CUDA call while it waits. It receives its GPUs together with its rank, regardless of which member had
-the rank before, and uses them only after the previous process has ended and freed their memory.
+A process sees only the GPUs that its environment lists when it first calls CUDA, so a warm process makes no
+CUDA call while it waits. It receives its GPUs along with its rank, no matter which member had the rank
+before, and uses them only after the previous process has ended and freed their memory.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def uses_cuda(descriptors: Path = Path("/proc/self/fd")) -> bool:
 def await_turn(visible: str, local_rank: int, turns: Path) -> bool:
     """Make the devices `visible` to this process, and wait until the previous user of its device has ended.
 
-    `turns` is a folder that all ranks of the machine share. Returns False if the previous user has not ended
+    `turns` is a folder that all ranks of the machine share. Returns False if the previous user does not end
     within `TURN_S`. If the driver never releases that process, CUDA will report the problem.
     """
     os.environ[VISIBLE] = visible

@@ -37,12 +37,12 @@ def end_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
 
 
 def outlive_parent() -> None:
-    """Undo `end_with_parent`, so that the parent's death does not interrupt the work of this process."""
+    """Undo `end_with_parent`: this process then carries on when its parent dies."""
     _libc.prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
 
 
 def adopt_orphans() -> None:
-    """Make this process a subreaper, so that it adopts any descendant whose parent exits."""
+    """Make this process a subreaper, which adopts any descendant whose parent exits."""
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -83,7 +83,7 @@ def collected(pid: int) -> int | None:
     """Reap `pid`, a child that has ended, and return its wait status. Never waits.
 
     Returns None if `pid` has not ended or is not a child. If a debugger traces the child, the kernel reports
-    the end to the debugger first. In that case the status is returned, but the child must be reaped later.
+    the end to the debugger first. The status is then returned, but the child must be reaped later.
     """
     try:
         found, status = os.waitpid(pid, os.WNOHANG)

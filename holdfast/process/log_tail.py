@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-CHUNK_BYTES = 64 << 10  # the limit on one read from a file, so that no rank starves the others
+CHUNK_BYTES = 64 << 10  # the limit on one read from a file, to keep one rank from starving the others
 POLL_BYTES = 1 << 20  # the limit on a poll of all files; later polls read the remainder of a burst
 BEHIND_BYTES = 16 << 20  # if more than this is unread, output is skipped, but the log file still contains it
 LINE_BYTES = 16 << 10  # a longer line is returned in pieces

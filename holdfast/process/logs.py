@@ -1,11 +1,10 @@
 """Write logs: one JSON object per line on stderr for Holdfast's parts, and plain files for other processes.
 
 A JSON line has a constant event name, and its data in fields. The stderr of a part is a file in the run
-directory. A separate thread writes to it: if storage hangs, log lines are lost, but the process is not
-blocked.
+directory. A separate thread writes to it: if storage hangs, log lines are lost, but the process carries on.
 
 The files that other processes print to are readable only by their owner. If storage is unavailable or hangs,
-the output is lost, but no process is blocked.
+output is lost, but no process blocks.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class JsonLines(logging.Formatter):
 
 
 class BackgroundHandler(logging.Handler):
-    """Writes to `stream` in a separate thread, so that no caller waits for storage."""
+    """Writes to `stream` in a separate thread, so callers never wait for storage."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__()

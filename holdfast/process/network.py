@@ -1,9 +1,9 @@
 """TCP servers: a port reserved for the next rendezvous, the run's token, and a limit on idle connections.
 
-Any process that can reach a server's address can open connections. Each of them takes a descriptor that the
-run may need for files or members. A connection is idle while the server is not answering a request on it.
-`Door` allows `MOST` idle connections, and closes the oldest to make room for a new connection. A connection
-may stay idle only for as long as a request's headers may take, unless it has once presented the token.
+Any process that can reach a server's address can open connections. Each takes up a descriptor that the run
+may need for files or members. A connection is idle while the server is not answering a request on it. `Door`
+allows `MOST` idle connections, and closes the oldest to make room for a new one. A connection may stay idle
+only as long as a request's headers may take, unless it has presented the token once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 MOST = 32  # idle connections per server
 IDLE_S = 5.0
-# The limit on connections that are accepted together, so that few are open before `Door` has counted them.
+# The limit on connections accepted together: few are then open before `Door` has counted them.
 SERVER_BACKLOG = 16
 # The limit on a TLS handshake. When all members of a cluster connect to a new supervisor, each waits for the
 # handshakes of the others.

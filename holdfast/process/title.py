@@ -1,8 +1,8 @@
 """Set the title that `ps` shows for a forked process, such as "holdfast: rank 0 train.py".
 
-A fork has the command line of its parent, which does not describe the fork. The title is therefore written
-over the command line, in the memory where the kernel reads it. The write goes through /proc/self/mem, so
-that it fails without side effects if it is not possible.
+A fork shares its parent's command line, which does not describe it. So the title overwrites the command line
+in the memory that the kernel reads it from. The write goes through /proc/self/mem, where an impossible write
+fails without side effects.
 
 A process that was not forked keeps its command line. A process whose script has set a title keeps that title.
 """

@@ -1,8 +1,8 @@
 """Encode messages as JSON, and decode them with strict validation.
 
-A message is a frozen dataclass. `decode` accepts only the fields of the dataclass, and only values that have
-exactly the right types and are within bounds. Otherwise it reports the first invalid field. A message is
-untrusted input even if its sender is part of Holdfast.
+A message is a frozen dataclass. `decode` accepts only the dataclass's fields, and only values of exactly the
+right types and within bounds. Otherwise it reports the first invalid field. Messages are untrusted input,
+even from other parts of Holdfast.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def parse(line: bytes | str, name: str) -> Any:
 class LineBuffer:
     """Splits a stream of bytes into lines, and buffers the unfinished line.
 
-    The buffer holds at most `MAX_MESSAGE_BYTES` plus one byte. A longer line is truncated to that size, so
-    that `decode` refuses it. The lines after it are not affected.
+    The buffer holds at most `MAX_MESSAGE_BYTES` plus one byte. A longer line is truncated to that size, and
+    `decode` then refuses it. Later lines are not affected.
     """
 
     def __init__(self) -> None:
@@ -112,8 +112,8 @@ def from_json(
 ) -> T:
     """Return the dataclass `kind` built from parsed JSON. Raises `InvalidMessage`.
 
-    With `lenient`, fields that `kind` does not have are ignored, so that files of a later version can be
-    read. `known` has the values of fields that were decoded before. They replace the values in `value`.
+    With `lenient`, fields that `kind` does not have are ignored, and files of a later version can be read.
+    `known` has the values of fields that were decoded before. They replace the values in `value`.
     """
     try:
         found: T = _object_reader(typing.cast("Hashable", kind))(value, lenient, known)
@@ -125,7 +125,7 @@ def from_json(
 class _Misfit(Exception):
     """A part of the JSON has the wrong type. Each enclosing reader prepends its own part of the place.
 
-    The place is composed only after an error, because a report has hundreds of values.
+    It is composed only after an error, because a report has hundreds of values.
     """
 
     def __init__(self, why: str, place: str = "") -> None:
@@ -183,7 +183,7 @@ def _object_reader(kind: Any) -> Callable[..., Any]:
 
 
 def is_seconds(name: str, hint: Any) -> bool:
-    """Return True if a field is a time in seconds, so that `MAX_SECONDS` applies to it."""
+    """Return True if a field is a time in seconds, which `MAX_SECONDS` limits."""
     return hint is float and (name == "seconds" or name.endswith("_s"))
 
 

@@ -1,7 +1,7 @@
 """Default settings, used by `holdfast run` and by processes that receive no value.
 
-Such processes exist because `holdfast launch` and a sidecar can be started without `holdfast run`, and
-because the journal of an older version may lack a setting that was added later.
+There are such processes because `holdfast launch` and a sidecar can be started without `holdfast run`, and
+because an older version's journal may lack a newer setting.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Limit the size of text from the user's processes, and make it safe to print to a terminal. Pure.
 
 The limits apply to the encoded size of a text, because in JSON a character outside ASCII takes 6 or 12 bytes.
-They apply to the texts of all ranks together, so that a message stays within the size that a peer accepts
-even if there are many ranks. Each rank has an equal share, regardless of the texts of the other ranks, so a
-text does not change when another rank ends. A launcher's whole state is at most about 3.5 MiB, half of which
-is numbers and names.
+They apply to the texts of all ranks together, to keep a message within the size that a peer accepts even with
+many ranks. Each rank has an equal share, whatever the others print, so a text does not change when another
+rank ends. A launcher's whole state is at most about 3.5 MiB, half of it numbers and names.
 
 Ranks' output, exception messages and kernel log lines are made harmless by removing everything that would
 move the cursor.

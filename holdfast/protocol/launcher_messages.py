@@ -56,7 +56,7 @@ class Ending:
 
     @property
     def is_good(self) -> bool:
-        """True if the script has done all its work, so that nothing would be left for a restart."""
+        """True if the script has done all its work, which leaves nothing for a restart."""
         return self.signal is None and (self.code == 0 or self.fail == UNFLUSHED)
 
 
@@ -88,7 +88,7 @@ class StartTimes:
 
 @dataclass(frozen=True, slots=True)
 class RankState:
-    """The state of one rank's process, from the point of view of its launcher."""
+    """The state of one rank's process, as its launcher sees it."""
 
     rank: int
     local_rank: int
@@ -160,7 +160,7 @@ class RankInspection:
 
 @dataclass(frozen=True, slots=True)
 class LauncherState:
-    """The complete state of a launcher, which it sends to its sidecar after each change."""
+    """A launcher's complete state, sent to its sidecar after each change."""
 
     pid: int
     generation: int  # the newest generation that the launcher was ordered to run
@@ -227,7 +227,7 @@ class Launch:
     loss_jump: float = defaults.LOSS_JUMP  # 0 if jumps are not detected
     loss_jump_fault: bool = False  # whether a jump is a fault; otherwise it only causes a warning
     jumped: tuple[LossJump, ...] = ()
-    # How long to wait for a live peer, which is longer than any limit after which a peer counts as late.
+    # How long to wait for a live peer: longer than any limit beyond which a peer counts as late.
     patience_s: float = defaults.PATIENCE_S
     restore: Restore | None = None
     grace_s: float = defaults.GRACE_S  # the time limit for the finalizers of a script that has ended

@@ -1,4 +1,4 @@
-"""Record which generation resumed from which step, to distinguish valid states from void ones. Pure.
+"""Record which generation resumed from which step, to tell valid states from void ones. Pure.
 
 If a generation resumes from step s, all steps after s of older generations become void. An entry is redundant
 if a later generation resumed from the same or a lower step. In a lineage without redundant entries, the steps

@@ -3,10 +3,10 @@
 `holdfast.protocol.launcher_messages` defines the launcher's messages.
 
 All links are level-triggered: one side sends its complete state whenever the state changes, and the other
-sends its complete order. Lost, late or repeated messages, and peers that restart, therefore need no special
-handling. Every message carries the generation, and a receiver refuses a message of an older generation than
-the last one on which it acted. Orders also carry the supervisor's epoch. Receivers compare it first, so that
-no process obeys a supervisor that has been replaced.
+sends its complete order. Lost, late or repeated messages and restarted peers therefore need no special
+handling. Every message carries the generation, and a receiver refuses one that is older than the last one it
+acted on. Orders also carry the supervisor's epoch. Receivers compare it first, so no process obeys a
+supervisor that has been replaced.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ MemberAction: TypeAlias = Literal["idle", "run", "secure", "stop"]  # see `Membe
 class UncommittedWork:
     """Work within a step that other ranks do not need for their commit (`progress.uncommitted_since_ns`)."""
 
-    # Its duration so far. Outside a declared pause, only the time in which the process was observed to be
-    # alive.
+    # Its duration so far. Outside a declared pause, only the time when the process was observed to be alive.
     seconds: float
     usual_s: float = 0.0  # the median duration of such work
     declared: bool = False  # whether the work is in a declared pause
@@ -77,12 +76,12 @@ class RankProgress:
 
 @dataclass(frozen=True, slots=True)
 class RankStall:
-    """A rank that has made no progress for longer than its steps take.
+    """A rank that has gone without progress for longer than its steps take.
 
     `phase_name` is the name of `phase`, or `progress.NOT_BEGUN`; the label of a pause is in `RankProgress`.
-    `limited` is True if the phase has a limit of its own and has exceeded it; this applies to a first step, a
-    pause or an end. `begun` is False if the script does not call `holdfast.join` and Holdfast has observed no
-    step of it, because such a script's steps may not be observable.
+    `limited` is True if the phase has its own limit and has exceeded it: a first step, a pause or an end.
+    `begun` is False if the script does not call `holdfast.join` and Holdfast has observed no step of it,
+    because such a script's steps may not be observable.
     """
 
     rank: int
@@ -193,7 +192,7 @@ class MemoryUse:
 
 @dataclass(frozen=True, slots=True)
 class KnownHistory:
-    """The run's history as of the last order to a member, for a supervisor that has no journal of it."""
+    """The run's history up to a member's last order, for a supervisor that has no journal of it."""
 
     generation: int = 0  # the generation of that order; 0 if there was none
     lineage: tuple[Lineage, ...] = ()
@@ -202,7 +201,7 @@ class KnownHistory:
 
 @dataclass(frozen=True, slots=True)
 class MemberReport:
-    """The complete state of a member, which it sends to the supervisor after changes and twice a second."""
+    """A member's complete state, sent to the supervisor after changes and twice a second."""
 
     protocol: int
     member: str
@@ -276,7 +275,7 @@ class MemberOrder:
     * "idle": stay warm.
     * "run": start `ranks` with the settings of `launch`.
     * "secure": list the states in the arena. With `just_in_time`, the ranks of `generation` are frozen first,
-      so that they overwrite none of these states. With `copy`, they also copy their state.
+      to keep them from overwriting these states. With `copy`, they also copy their state.
     * "stop": end all processes within `grace_s`. With `ending_only`, only ranks that are already ending have
       that time, and all others are killed immediately. With `first`, ranks receive another signal before
       SIGTERM, and `grace_s` applies twice (see `LauncherOrder`).
@@ -292,7 +291,7 @@ class MemberOrder:
     ranks: tuple[RankStart, ...] = ()
     sources: tuple[StateSource, ...] = ()
     just_in_time: bool = True
-    # False if the fault is in the state itself, so that a copy of any rank's state would be bad too.
+    # False if the fault is in the state itself, which would make any rank's copy bad too.
     copy: bool = True
     settled: bool = False
     grace_s: float = 0.0
@@ -308,11 +307,10 @@ class MemberOrder:
     # For "run": the number of a request to inspect all ranks, because a rank is late; 0 if none is late. Each
     # inspection reports the number of its request.
     look: int = 0
-    # For "idle": the size of the snapshot that the member may have to fetch, so that it can make room early.
+    # For "idle": the size of the snapshot that the member may have to fetch, to let it make room early.
     room_bytes: int = 0
     lineage: tuple[Lineage, ...] = ()  # distinguishes valid from void checkpoints
-    # The last step at which the replicas are known to have matched; 0 if none yet, -1 for a single
-    # replica.
+    # The last step where the replicas are known to have matched; 0 if none yet, -1 for a single replica.
     proven: int = -1
     epoch: int = 0  # the epoch of the sender; a supervisor with a higher epoch replaces it
     # Steps of `generation` whose state a rank changed after their commit, if no copy contains the change.

@@ -1,15 +1,15 @@
 """Define the phases and the byte layout of a rank's progress page, and read the page. Pure.
 
 A rank writes the page (`holdfast.protocol.progress_writer`) and its sidecar reads it. Both map the same 4096
-bytes, so neither needs a system call. The page contains a sequence counter that is odd during a write (a
-seqlock), which allows readers to detect torn reads. If a writer dies during a write, the counter stays odd.
-In this case `read` returns None, and `read_torn_ok` returns the current content marked as `torn`. The next
-writer makes the counter even again.
+bytes, so neither needs a system call. A sequence counter in the page is odd during a write (a seqlock), which
+lets readers detect torn reads. If a writer dies during a write, the counter stays odd. `read` then returns
+None, and `read_torn_ok` returns the current content marked as `torn`. The next writer makes the counter even
+again.
 
-The page is little-endian and aligned, so that each counter is updated by a single store. The counter alone
-does not reveal a write that begins and ends while a reader copies the page. It is also insufficient on
-machines such as arm64 where, unlike on x86, the stores of one thread may become visible out of order. A
-reader therefore makes two copies and accepts them only if they match.
+The page is little-endian and aligned, so a single store updates each counter. The counter alone does not
+reveal a write that begins and ends while a reader copies the page. Nor is it enough on machines such as arm64
+where, unlike on x86, one thread's stores may become visible out of order. A reader therefore makes two copies
+and accepts them only if they match.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ PHASE = struct.Struct("<qqq")  # phase, phase_seq, phase_since_ns
 RESUME = struct.Struct("<qqqq")  # the same, and step_started_ns
 WRITE_INDEX = (PHASE_AT + RESUME.size) // 8
 # After RESUME: write_seq, step, steps_done, times_written, loss, grad_norm, samples, tokens, flops, flags,
-# position, first_step_s, data_ns, forward_ns. They are contiguous, so that a commit is one copy.
+# position, first_step_s, data_ns, forward_ns. They are contiguous, so a commit is one copy.
 STEP = struct.Struct("<qqqqqqqqddqqdqqdqq")
 OWN = struct.Struct("<qq")  # data_ns, forward_ns
 PAUSE_AT = PHASE_AT + STEP.size

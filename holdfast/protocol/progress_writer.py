@@ -1,8 +1,8 @@
 """Create and write the progress page of a rank. `holdfast.protocol.progress` reads it.
 
-Each method that a training step calls first packs its values, and then copies them in one piece while the
-sequence counter is odd. No exception can therefore interrupt a write, and readers find the page busy for less
-than a microsecond.
+Each method that a training step calls packs its values first, then copies them in one piece while the
+sequence counter is odd. So no exception can interrupt a write, and the page is busy for less than a
+microsecond.
 """
 
 from __future__ import annotations
@@ -445,7 +445,7 @@ class Page:
         """Copy a packed value to the page.
 
         The caller must hold the lock, because only one thread at a time may change the sequence counter. The
-        counter is read from the page, so that it becomes even again if an interrupted writer has left it odd.
+        counter is read from the page, which makes it even again if an interrupted writer has left it odd.
         """
         words = self._words
         words[_SEQ] = busy = words[_SEQ] | 1

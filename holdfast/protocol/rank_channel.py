@@ -13,7 +13,7 @@ from holdfast.protocol import codec
 from holdfast.protocol.drills import DrillName
 from holdfast.protocol.launcher_messages import BadNumber, Ending, Launch, RankStart, SecureAnswer, StartTimes
 
-_MAX_PACKET_BYTES = 160 << 10  # less than the default socket buffer, so that every packet fits into it
+_MAX_PACKET_BYTES = 160 << 10  # less than the default socket buffer: every packet fits into it
 _MAX_DESCRIPTORS = 4
 _CUT = " [...]"
 

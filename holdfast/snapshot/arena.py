@@ -1,7 +1,7 @@
-"""Store a member's snapshots in two slots of shared memory, one of which always holds a complete state.
+"""Store a member's snapshots in two shared-memory slots; one of them always holds a complete state.
 
-A writer claims an empty slot or, if no slot is empty, the slot with the older snapshot. It invalidates the
-slot's record, fills the slot, and writes the new record last. Whenever a writer dies, the other slot is
+A writer claims an empty slot or, if there is none, the slot with the older snapshot. It invalidates the
+slot's record, fills the slot, and writes the new record last. If it dies at any point, the other slot is
 intact.
 """
 

@@ -1,7 +1,7 @@
 """Record which complete snapshot each slot of an arena holds, and the snapshot's checksum.
 
-All processes of a member map one page. It contains two commit records and two seals, each with its own CRC32.
-A record that is torn or was not written by Holdfast fails its CRC check and counts as missing, so no other
+All processes of a member map one page with two commit records and two seals, each with its own CRC32. A
+record that is torn or that Holdfast did not write fails its CRC check and counts as missing. No other
 recovery is needed.
 """
 

@@ -155,7 +155,7 @@ def remove_if_abandoned(member: Path) -> None:
 
 
 def is_abandoned(run: Path, *, without_owner: bool = False) -> bool:
-    """Return whether the run's keeper has ended. In that case, no process holds the lock on `OWNER`.
+    """Return whether the run's keeper has ended, and nobody holds the lock on `OWNER`.
 
     `without_owner` is the result for a folder that does not contain `OWNER`. Members use False, because such
     a folder may not belong to a run. Code that finds folders by the name pattern of runs uses True.

@@ -281,7 +281,7 @@ class PrivateStore(PrivateReader):
     def _rebuild(self, shape: _Shape, copied: bool) -> None:
         """Atomically replace the file with one of `shape`. If `copied`, the new one holds the old entries."""
         entries = list(self._entries()) if copied else []
-        # Copy the oldest entries first, so that the newest of several entries for one place is kept.
+        # Copy the oldest entries first: of several entries for one place, the newest wins.
         entries.sort(key=lambda entry: (entry[0].generation, entry[0].step))
         temporary = self.path.with_name(f".{self.path.name}.new")
         try:
@@ -323,7 +323,7 @@ def _with_room(length: int) -> int:
 
 
 def _rounded(capacity_bytes: int) -> int:
-    """Round the capacity up, so that records are aligned to cache lines.
+    """Round the capacity up to align records to cache lines.
 
     Raises ValueError if it is not from 1 to `MAX_CAPACITY_BYTES`.
     """

@@ -1,8 +1,8 @@
 """Lock, allocate and map one slot file of an arena.
 
-A process that accesses the content holds the file's flock: exclusive to write, shared to read. The kernel
-releases the lock when the process ends, so a dead writer blocks no other process. The lock also ensures that
-no file shrinks while it is being read, which would cause a SIGBUS.
+To access the content, a process holds the file's flock: exclusive to write, shared to read. The kernel
+releases the lock when the process ends, so a dead writer blocks nobody. The lock also keeps a file from
+shrinking while it is being read, which would cause a SIGBUS.
 
 A forked child, such as a DataLoader worker, would share its parent's open file and thus the lock, and would
 still hold the lock after the parent's death. So a child closes the files that its parent has locked. A
@@ -75,8 +75,8 @@ class Slot:
                 self._unmap()
             if status.st_size > total_bytes:
                 os.ftruncate(self._descriptor, total_bytes)
-            # A single call both extends the file and allocates its memory, so that a killed writer never
-            # leaves a sparse file of full size.
+            # A single call both extends the file and allocates its memory, so a killed writer never leaves a
+            # sparse file of full size.
             os.posix_fallocate(self._descriptor, 0, total_bytes)
         if self._mapping is None or len(self._mapping) != total_bytes:
             self._unmap()
@@ -206,7 +206,7 @@ class Slot:
         return self._descriptor >= 0 and self._opened_by == os.getpid()
 
     def close_inherited(self) -> None:
-        """In a forked child, close the inherited descriptor, so that only the parent holds the lock."""
+        """In a forked child, close the inherited descriptor, which leaves the lock to the parent."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

@@ -1,11 +1,11 @@
 """Ask the kernel which pages of this process's memory were written since a watch began.
 
-Linux 6.7 and later can write-protect pages, so that the first write to a page causes a fault. The kernel
-resolves the fault and records the write. This is the feature UFFD_FEATURE_WP_ASYNC of userfaultfd. The ioctl
-PAGEMAP_SCAN lists the pages that are no longer protected (see Documentation/admin-guide/mm/userfaultfd.rst
-and pagemap.rst, and include/uapi/linux/userfaultfd.h and fs.h). The kernel records writes from every source:
-all threads and libraries, read(2), and other processes that use process_vm_writev or ptrace. A page is
-protected only once, so a written page remains listed, and writes cause at most one fault per page.
+Linux 6.7 and later can write-protect pages: the first write to a page then causes a fault, which the kernel
+resolves and records. This is the feature UFFD_FEATURE_WP_ASYNC of userfaultfd. The ioctl PAGEMAP_SCAN lists
+the pages that are no longer protected (see Documentation/admin-guide/mm/userfaultfd.rst and pagemap.rst, and
+include/uapi/linux/userfaultfd.h and fs.h). The kernel records writes from every source: all threads and
+libraries, read(2), and other processes that use process_vm_writev or ptrace. A page is protected only once,
+so a written page remains listed, and writes cause at most one fault per page.
 
 Memory is not watched if the kernel could miss writes to it:
 

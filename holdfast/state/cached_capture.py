@@ -1,8 +1,8 @@
 """Collect the replicated state for each snapshot, and reuse the last result until a tensor moves.
 
-From one snapshot to the next, the tensors are nearly always the same objects at the same addresses, and only
-numbers such as learning rates differ. So the last result remains valid as long as its sources are unchanged.
-The sources are the entries in the tables of modules and optimizers, and the memory address of each tensor.
+From one snapshot to the next, the tensors are nearly always the same objects at the same addresses; only
+numbers such as learning rates differ. So the last result stays valid until its sources change. The sources
+are the entries in the tables of modules and optimizers, and the memory address of each tensor.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class CachedCollector:
         self._more = more
         # The tables of parameters, submodules and averaged models' buffers.
         self._tables: list[Mapping[str, Any]] = []
-        # These references keep the sources alive, so that no new object can get the same identity.
+        # These references keep the sources alive, so no new object can get the same identity.
         self._sources: list[Any] = []
         self._tensors: list[tuple[str, torch.Tensor]] = []
         self._live_tensors: list[torch.Tensor] = []

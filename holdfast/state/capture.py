@@ -2,8 +2,8 @@
 
 `holdfast.state.restore` does the reverse.
 
-Replicated state is the same on every rank of a DDP group. It consists of parameters, the states of optimizers
-and schedulers, and the state of any other object that contains tensors. Each tensor is named after its object
+Replicated state is the same on every rank of a DDP group: parameters, the states of optimizers and
+schedulers, and the state of any other object that contains tensors. Each tensor is named after its object
 (`model.blocks.0.weight`, `optimizer.state.3.exp_avg`). All other values are stored in one JSON document.
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 JSON_ENTRY = "holdfast.json"
-# The document is padded to a multiple of this size, so that the layout seldom changes.
+# The document is padded to a multiple of this size, so the layout seldom changes.
 _JSON_STEP_BYTES = 4096
 TENSOR = "holdfast.tensor"  # {"holdfast.tensor": name} represents a tensor in the document
 STRIDE = "stride"  # this additional key is used if the tensor is not in row-major order
@@ -181,7 +181,7 @@ def _optimizer(
     found |= {"inner": inner} if inner else {}
     rest = extra_state(optimizer)
     found |= {"own": flatten(f"{name}.own", rest, tree)} if rest else {}
-    # A script may add groups during the run. `homes` names their parameters, so that `restore` can recreate
+    # A script may add groups during the run. `homes` names their parameters, which lets `restore` recreate
     # the groups.
     homes = [
         [tree.name_of(p) if id(p) in kept else None for p in group["params"]]

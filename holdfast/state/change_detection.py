@@ -1,9 +1,9 @@
 """Detect whether the replicated state has changed since the last commit.
 
-A copy that is made after the commit contains whatever is in memory at that time. Between the commit and the
-copy, a script may have swapped in averaged weights for an evaluation, merged adapters, or moved the weights
-temporarily (SAM), all without calling Holdfast. So each commit takes a footprint of the state, which costs a
-few microseconds, and the footprint is compared with the state before and after each copy. It consists of:
+A copy that is made after the commit contains what is in memory at that moment. Since the commit, a script may
+have swapped in averaged weights for an evaluation, merged adapters, or moved the weights temporarily (SAM),
+all without calling Holdfast. So each commit takes a footprint of the state, at a cost of a few microseconds,
+to compare with the state before and after each copy. It consists of:
 
 - the version counters of all parameters and all tensors in the optimizers' states;
 - the addresses of some of these tensors, and a few words of their content;
@@ -11,8 +11,8 @@ few microseconds, and the footprint is compared with the state before and after 
 - the state_dict of other objects.
 
 A version counter counts every write by torch's operators, but not writes through `.data`. The words of
-content reveal such writes: a swap of the weights would change at least one of the words. Words on a device
-are not read, because reading them would wait for the device.
+content reveal such writes: swapping the weights would change at least one of them. Words on a device are not
+read, because reading them would mean waiting for the device.
 
 Writes to an object whose state_dict returns copies of its tensors cannot be detected. Such objects are listed
 in `ChangeDetector.unseen`. Iterable objects are ignored, because they are data, which the script may load in
@@ -138,7 +138,7 @@ class ChangeDetector:
         return self.written(since) or self._differs(since)
 
     def written(self, since: Footprint) -> str | None:
-        """Do the same as `moved`, but only for writes by torch's operators to the tensors in `since`."""
+        """Check as `moved` does, but only for writes by torch's operators to the tensors in `since`."""
         walk = since.walk
         versions = _versions(walk)
         if versions != since.versions:
@@ -148,7 +148,7 @@ class ChangeDetector:
         return None
 
     def quickly_moved(self, since: Footprint) -> str | None:
-        """Do the same as `moved`, but check only a sample for replaced parameters.
+        """Check as `moved` does, but look for replaced parameters in a sample only.
 
         This is fast enough for every step.
         """
@@ -160,7 +160,7 @@ class ChangeDetector:
         return self._contents_differ(since)
 
     def plain_moved(self, since: Footprint) -> str | None:
-        """Do the same as `moved`, but only for objects other than modules and optimizers.
+        """Check as `moved` does, but only objects other than modules and optimizers.
 
         This takes a few microseconds.
         """
@@ -182,10 +182,10 @@ class ChangeDetector:
         return Footprint(since.step, since.walk, *contents, since.plain, since.options, states, since.shown)
 
     def late(self, since: Footprint) -> str | None:
-        """Do the same as `plain_moved`, and compare the optimizers' options as well.
+        """Check as `plain_moved` does, and compare the optimizers' options as well.
 
-        Call this only at the end of the tail. For later copies the check would be too strict, because many
-        scripts set the learning rate at the beginning of each step.
+        Call this only at the end of the tail. For later copies it would be too strict, because many scripts
+        set the learning rate when a step begins.
         """
         if (what := self.plain_moved(since)) is not None:
             return what

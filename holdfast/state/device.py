@@ -2,7 +2,7 @@
 
 On a CPU, the work is done when a call returns. A GPU executes work from queues: the host queues a step within
 milliseconds, and then runs far ahead of the kernels. So code that depends on the order of work puts a mark
-into the device's queue, and later checks whether the device has reached that mark.
+into the device's queue, and later checks whether the device has reached it.
 
 Copies to the host have their own queue. It never waits for the queue of the training, which may be blocked
 forever in a collective with a dead peer.
@@ -28,7 +28,7 @@ BATCHES = 4  # at most this many `bring` calls are in progress: the host never r
 
 
 class Broken(RuntimeError):
-    """The device has failed, for example after an illegal access, so every further call fails as well."""
+    """The device has failed, for example after an illegal access, so all later calls fail too."""
 
 
 class QueueMark(Protocol):

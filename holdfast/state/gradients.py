@@ -2,8 +2,8 @@
 
 If a loss is NaN, the backward pass computes NaN for every gradient, because sums over the batch spread the
 NaN. DDP's all-reduce spreads it to all ranks. So it is enough to check two small gradients, which takes
-microseconds. These two may belong to a different branch of the model than the NaN. In that case, the NaN is
-detected in the loss at the commit, after the optimizer's write.
+microseconds. These two may belong to a different branch of the model than the NaN. The NaN is then detected
+in the loss at the commit, after the optimizer's write.
 
 Gradients that are not finite are a fault only if they reach the state. They do not if the optimizer has its
 own loss scale and skips such a step, or if the script cleans the gradients first. So after a step with such
@@ -31,8 +31,8 @@ MAX_ELEMENTS = 1 << 16
 class GradientProbe:
     """Checks a few of the gradients that the optimizers are about to use.
 
-    On a GPU, reading the gradients would wait for the backward pass and delay the launch of further kernels.
-    So the device computes their sum in its queue, and the host checks the sum together with the step's loss.
+    On a GPU, reading the gradients would mean waiting for the backward pass and delaying the next kernels. So
+    the device computes their sum in its queue, and the host checks the sum together with the step's loss.
     """
 
     def __init__(self, optimizers: Iterable[torch.optim.Optimizer], device: Device | None = None) -> None:
@@ -140,12 +140,12 @@ def _testable(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class StepNumbers:
-    """One step's loss, gradient norm and gradient probe, which may still be on the device.
+    """One step's loss, gradient norm and gradient probe, perhaps still on the device.
 
-    On a device, the numbers are available once the step's kernels are done. The host does not wait for the
-    kernels: it queues a copy, and checks the numbers when it commits the next step. `waited` is True if the
-    script passed at least one of the numbers as a number on the host. To read that number, the script must
-    have waited for the device.
+    On a device, the numbers are available once the step's kernels are done. The host does not wait for that:
+    it queues a copy, and checks the numbers when it commits the next step. `waited` is True if the script
+    passed at least one of the numbers as a number on the host. To read that number, the script must have
+    waited for the device.
     """
 
     def __init__(

@@ -2,8 +2,8 @@
 
 The flags are each parameter's `requires_grad`, and the mode of each submodule whose mode differs from the
 mode of the whole model, for example after `bn.eval()` in a model in training mode. A script sets its initial
-flags whenever it starts. After a restart, however, it does not repeat the changes that it made in earlier
-steps. So every flag that has changed since the loop began is saved, with its value at the last commit.
+flags whenever it starts, but after a restart it does not repeat the changes from earlier steps. So every flag
+that has changed since the loop began is saved, with its value at the last commit.
 
 The mode of the whole model is not saved, because scripts set it before each pass. If the model is in `eval()`
 mode at a commit, the script is evaluating the model, so the submodules' modes at the previous commit are
@@ -39,7 +39,7 @@ class ModuleFlags:
         self._document: dict[str, Any] = {}
 
     def document(self) -> Mapping[str, Any]:
-        """Return the document's entry `FLAGS_KEY` as of the last commit; empty if no flag has changed.
+        """Return the document's entry `FLAGS_KEY` from the last commit; empty if no flag has changed.
 
         Any thread may call this.
         """
@@ -118,7 +118,7 @@ class _FlagTracker:
                 self._training[path] = training[path]
                 if self._top.training:
                     part.training = training[path]
-        self._last_trained = []  # so that the next commit records the modes, even if none has changed
+        self._last_trained = []  # makes the next commit record the modes, even if none has changed
         return left
 
     def record_changes(self) -> bool:

@@ -1,8 +1,8 @@
 """Collect a rank's private state (random generators, module buffers, data position) in one small blob.
 
-Before every optimizer step, the blob is stored and sent to another member, so it must be cheap to build. It
-therefore contains few names, and no arrays of numbers as JSON. Buffers, such as batch norm's statistics, are
-private state because each forward pass changes them differently on each rank of a DDP group.
+Before every optimizer step, the blob is stored and sent to another member, so it must be cheap to build: few
+names, and no arrays of numbers as JSON. Buffers, such as batch norm's statistics, are private state because
+each forward pass changes them differently on each rank of a DDP group.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class PrivateState:
     """Collects and restores the private state of this rank.
 
     It consists of the random generators, the states of `objects`, which must be JSON, and the buffers of
-    `modules`. It also contains the recent losses of `guard`, so that a resumed run judges losses in the same
-    way as an uninterrupted run.
+    `modules`. It also contains the recent losses of `guard`, and a resumed run therefore judges losses like
+    an uninterrupted one.
     """
 
     def __init__(
@@ -176,7 +176,8 @@ class PrivateState:
         """Return whether nothing has changed since `core`.
 
         Buffers are compared byte by byte, because writes through `.data` do not change a version counter.
-        Buffers on a device are compared only if `closely` is True, because reading them waits for the device.
+        Buffers on a device are compared only if `closely` is True, because reading them means waiting for the
+        device.
         """
         found = self.quick()
         if found != core[: len(found)]:
@@ -318,8 +319,8 @@ class PrivateState:
     ) -> None:
         """Restore a buffer that was the same tensor as the buffer at `known` when the script started.
 
-        The buffer becomes that tensor again, unless the blob has different `content` for it. In that case it
-        was a separate tensor when the blob was made, so it gets its own memory.
+        The buffer becomes that tensor again, unless the blob has different `content` for it. Then it was a
+        separate tensor when the blob was made, and gets its own memory.
         """
         name, table, key = place
         one: torch.Tensor | None = known[1][known[2]]
@@ -469,7 +470,7 @@ def _is_plain(state: object) -> bool:
 
 
 def _tagged(value: Any) -> Any:
-    """Return a copy of `value` with tagged objects in place of values that JSON cannot represent.
+    """Return a copy of `value` with tagged objects instead of values that JSON cannot represent.
 
     These are tuples, mappings with keys that are not strings, and states of generators. Raises TypeError for
     a key that is not a scalar.

@@ -107,7 +107,7 @@ def _packed_python() -> bytes:
 
 
 def _words_of(generator: Any) -> int:
-    """Return the address of the state of a `random.Random`; 0 if it is not known.
+    """Return the address of a `random.Random`'s state; 0 if unknown.
 
     In CPython 3.10 to 3.13, the position and 624 words follow the object's header. Other versions may use
     another layout, so the address is returned only if `getstate()` returns the same words.

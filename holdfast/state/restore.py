@@ -1,9 +1,9 @@
 """Restore a snapshot's replicated state into live objects, bit for bit.
 
-The state of optimizers is written directly into their tables, because `load_state_dict` would convert it to
-the type of the parameter. For example, float32 moments of a bfloat16 parameter would become bfloat16. Each
-tensor is copied from the mapped snapshot directly into the live tensor, or into a new tensor if the type,
-shape or stride differs.
+Optimizer state is written straight into the optimizers' tables, because `load_state_dict` would convert it to
+the parameter's type: float32 moments of a bfloat16 parameter would become bfloat16. Each tensor is copied
+from the mapped snapshot directly into the live tensor, or into a new tensor if the type, shape or stride
+differs.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _restored(name: str, value: Any, saved: Any, held: _SnapshotTensors) -> list
 
 
 class _SnapshotTensors:
-    """Copies the snapshot's tensors, and records the live tensor into which it has copied each one.
+    """Copies the snapshot's tensors, and records which live tensor each one went into.
 
     Copies of large tensors are postponed. `copy_postponed` makes them all together, with several threads, and
     must be called before the content of these tensors is used.

@@ -3,7 +3,7 @@
 The hooks are attached to the script's own objects, but not to copies, saved files or compiled forms of them.
 If a script saves its whole model (`torch.save(model)`), copies it, or compiles it with `torch.jit.script`,
 the result must be the same as without Holdfast, and must load where Holdfast is not installed. Torch's global
-module hooks would meet these requirements too, but would take time in every module of a model in every pass.
+module hooks would do that too, but would cost time in every module of a model in every pass.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ def attach_hooks(
     take more time than all other hooks together.
 
     A DDP wrapper first waits for rank 0's buffers. After this wait, the wrapped module reports the forward
-    pass again, so that the wait does not count as the rank's own time.
+    pass again, to keep the wait out of the rank's own time.
 
     If `after_write` is given, it is called when an optimizer has queued its writes.
     """

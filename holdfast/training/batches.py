@@ -1,8 +1,8 @@
 """Load batches of a dataset that are the same after a fault. This replaces `DataLoader` and its samplers.
 
-The samples of a step, and the random numbers that a dataset uses to augment them, depend only on (seed, step,
-rank, world size), not on the process that loads them. So no position has to be saved. A loop that resumes at
-step n begins with the batch of step n, and loads batches again that were prefetched before the fault.
+A step's samples, and the random numbers that a dataset augments them with, depend only on (seed, step, rank,
+world size), not on the process that loads them. So there is no position to save. A loop that resumes at step
+n begins with the batch of step n, and reloads batches that were prefetched before the fault.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Batches:
             )
         self._epoch = -1
         self._order: Sequence[int] = ()
-        try:  # so that torch refuses invalid options here instead of in the first step
+        try:  # to let torch refuse invalid options here instead of in the first step
             self._loader(_SamplePlan(self, 0, 0))
         except (TypeError, ValueError) as error:
             raise BadInput(f"Batches({', '.join(f'{name}=...' for name in options)}): {error}") from None
@@ -248,7 +248,7 @@ class _SeededDataset:
 
 
 class _RandomStateKept:
-    """A context that, when it ends, restores the states of this process's random generators."""
+    """A context that restores the states of this process's random generators when it ends."""
 
     def __enter__(self) -> None:
         import torch

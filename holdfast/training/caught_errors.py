@@ -5,8 +5,8 @@ such a script commits the step without an update, or with gradients that lack th
 does not report exceptions that a script catches. So a step is suspect if its optimizers wrote nothing, if one
 of its backward passes or collectives failed, or if it had fewer backward passes than the previous step.
 
-A script may do any of these things on purpose, so a suspect step normally counts. It is refused only if a
-connection to a peer is closed as well, because the group then cannot have completed the step.
+A script may do any of this on purpose, so a suspect step normally counts. It is refused only if a connection
+to a peer is closed as well: the group then cannot have completed the step.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR | select.POLLNVAL
 
 
 class PeerConnections:
-    """This process's connections to its peers, which stay open as long as the peers live.
+    """This process's connections to its peers, open as long as the peers live.
 
-    Only the state of the sockets is checked. They are neither read nor kept open.
+    Checks only the state of the sockets, and neither reads them nor keeps them open.
     """
 
     def __init__(self, inodes: dict[int, int]) -> None:

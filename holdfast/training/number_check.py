@@ -29,8 +29,8 @@ _IN_WORDS: Mapping[BadNumberKind, str] = {
 class NumberCheck:
     """Checks the numbers of one rank's steps, from the gradients before the optimizer's write to the verdict.
 
-    On a GPU, a step's numbers may reach the host only after the step's commit. They are judged when the next
-    step is committed, before the script pauses, or at the end of its loop, whichever comes first.
+    On a GPU, a step's numbers may reach the host only after the step's commit. They are judged at the next
+    step's commit, before a pause, or at the end of the loop, whichever comes first.
     """
 
     def __init__(

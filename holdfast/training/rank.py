@@ -130,7 +130,7 @@ class Rank:
     # -- bad numbers
 
     def yield_to_reporter(self) -> None:
-        """Wait, so that the rank whose own number is bad reports first, because that rank knows the batch."""
+        """Wait, to let the rank whose own number is bad report first, because it knows the batch."""
         if self.channel is not None:
             threading.Event().wait(YIELD_S)
 

@@ -1,4 +1,4 @@
-"""Train a throwaway model in a warm process, so that a recovery does not wait for lazy initialisation."""
+"""Train a throwaway model in a warm process, to keep lazy initialisation out of a recovery."""
 
 from __future__ import annotations
 

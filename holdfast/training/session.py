@@ -163,7 +163,7 @@ class Session:
             torch.cuda.set_device(self.device)
             if self._rank.channel is not None:
                 # When a peer dies, NCCL's watchdog would end this process, or abort the collective that stops
-                # the device from writing more. A survivor must stay alive so that its state can be copied.
+                # the device from writing more. A survivor must stay alive for its state to be copied.
                 os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         self._form_group()
         self._rank.joined()

@@ -76,7 +76,7 @@ class State:
         }
 
     def _protect(self) -> Protection | None:
-        """Return this rank's protection; None without a launcher, because there is no memory volume."""
+        """Return this rank's protection; None without a launcher, and thus without a memory volume."""
         channel = self._rank.channel
         if channel is None:
             return None
@@ -136,8 +136,8 @@ class State:
 
         Raises:
             BadInput: `count` is not a whole number or is negative; the loop is inside another loop; or the
-                loop at this line has already trained all `count` steps, so that `count` is probably the
-                length of an epoch.
+                loop at this line has already trained all `count` steps, which means that `count` is probably
+                the length of an epoch.
             Uncommitted: a step began too often without a commit, or its optimizer ran and it was not
                 committed.
         """
@@ -232,7 +232,7 @@ class State:
         self._training.commit(loss, grad_norm, samples, tokens, flops, position)
 
     def pause(self, label: str = "pause", limit_s: float = 0.0, **unknown: NoReturn) -> Pause:
-        """Declare work that is not a step, so that it does not count as a hang.
+        """Declare work that is not a step, to keep it from counting as a hang.
 
         Use the result in a `with` statement, or as a decorator of a function. If a script does neither, this
         prints a warning, once for each line and on any rank.

@@ -16,14 +16,14 @@ each of them is a list of actions. `Protection` and `WriteGate` do the work; thi
 |                | footprint; open the gate; take a snapshot if one is due                                 |
 | `end_tail`     | the script's work after the commit is over; detect the changes that it made             |
 
-This order is crash-consistent: a process can be killed between any two of these actions. In each case, either
-the state of a committed step is whole in memory, or the rank reports that it is between two steps and another
-rank provides the state.
+This order is crash-consistent: if a process is killed between any two of these actions, either the state of a
+committed step is whole in memory, or the rank reports that it is between two steps and another rank provides
+the state.
 
 - *Private state before replicated state.* Other ranks have the same replicated state, but no other rank has
-  this rank's private state. So the private state of step n + 1 is stored in two places before the optimizer
-  writes the first byte of the replicated state of step n + 1. Therefore, if the replicated state of a step
-  exists on any rank, the private states of that step exist too.
+  this rank's private state. So the private state of step n + 1 is in two places before the optimizer writes
+  the first byte of that step's replicated state. If the replicated state of a step exists on any rank, its
+  private states therefore exist too.
 - *The gate closes last, just before the write.* A copy is made only while the gate knows the step whose state
   is whole. The gate closes only after everything else that must precede the write. So if a rank is frozen at
   the gate (`WriteGate.close` then never returns), its state of step n is whole and its private state is

@@ -12,7 +12,7 @@ from holdfast.protocol import drills
 
 
 class RankDrill:
-    """Executes drills on this rank, and keeps the one that must wait for the next step."""
+    """Executes drills on this rank, and holds back any drill that must wait for the next step."""
 
     def __init__(self) -> None:
         self._pending = ""  # hang, spin or nan

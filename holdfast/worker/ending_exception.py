@@ -1,7 +1,7 @@
 """Detect an exception that will end the script while the script's `finally` blocks are still running.
 
-Python reports an uncaught exception only after it has run every `finally` and `__exit__` on the way, such as
-a tracker's upload or the destruction of a process group. The peers would wait until then. A thread therefore
+Python reports an uncaught exception only after running every `finally` and `__exit__` on the way, such as a
+tracker's upload or the destruction of a process group. Until then, the peers would wait. A thread therefore
 checks periodically which exception, if any, the main thread is handling.
 
 The source shows whether the exception may be caught. The exception is assumed to end the script if the main
@@ -38,7 +38,7 @@ def _working_directory() -> str:
 
 LIMIT_S = 30.0  # the time limit for the `finally` blocks of a script that an exception ends
 _RUNS_SCRIPT = "_run_main"  # the function in holdfast.worker.script whose callers are Holdfast's frames
-_START_DIRECTORY = _working_directory()  # the directory to which the script's relative file names refer
+_START_DIRECTORY = _working_directory()  # what the script's relative file names are relative to
 # Exceptions that code that closes or runs generators always catches.
 _FLOW = (GeneratorExit, StopIteration, StopAsyncIteration)
 _HARMLESS = frozenset({"open", "torch.no_grad", "torch.enable_grad", "torch.inference_mode"})

@@ -1,8 +1,8 @@
 """Decide whether to copy the state before a pause begins, based on what earlier pauses have done.
 
 If a script swaps in averaged weights for a pause, and a peer dies during the pause, the real weights can no
-longer be copied. A pause that only reads the weights needs no copy. Before the first pause with a label, it
-is not known whether such pauses write weights, so the state is copied.
+longer be copied. A pause that only reads the weights needs no copy. Nobody knows whether the first pause with
+a label will write weights, so the state is copied before it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class PauseHistory:
 
 
 def mark_left_pause(error: BaseException, step: int) -> None:
-    """Mark `error` as having left a pause after `step` steps, so that the work of the pause is unfinished.
+    """Mark `error` as having left a pause after `step` steps, which leaves the work of the pause unfinished.
 
     The mark is needed because the rank's phase does not show this later. If the script handles the exception,
     the mark disappears together with it.

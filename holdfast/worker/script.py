@@ -46,14 +46,14 @@ def run(program: Program, runtime: LauncherChannel, source: bytes | None = None)
 
     `source` is the script as it was when the run began. If it is None, the file is read.
 
-    A failure is reported to the launcher as soon as the state has been secured, so that the recovery need not
+    A failure is reported to the launcher as soon as the state has been secured, and the recovery need not
     wait for this process to unwind. After a failure, or if the script has formed a process group, this
     function does not return: the process exits here.
 
     If the script forks, an exception or exit of the child also arrives here. The child is not a rank. It ends
     as it would under an interpreter, and nothing is reported.
     """
-    # Registered before the script's exit handlers, so that it runs after them.
+    # Registered before the script's exit handlers, to run after them.
     last = atexit.register(partial(_flush_last, runtime))
     before, failed, code = CollectorState.of_now(), "", 0
     try:

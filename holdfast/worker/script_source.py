@@ -1,4 +1,4 @@
-"""Keep the user's script as it was when the run began, so that all ranks run that version.
+"""Keep the user's script as it was when the run began: all ranks run that version.
 
 The file is read once, into a sealed file in memory, which launchers, zygotes and templates inherit.
 """
@@ -46,9 +46,9 @@ class SourceFile:
 class ProgramSources:
     """A run's program, with its sources as they were when the run began.
 
-    `main` is the source of the script. It is None if the source is not known, is too large or could not be
-    read. In that case each process reads the file. `files` contains the script, unless `main` is None, and
-    the local modules that it imports.
+    `main` is the source of the script. It is None if the source is unknown, too large or unreadable. Each
+    process then reads the file. `files` contains the script, unless `main` is None, and the local modules
+    that it imports.
     """
 
     program: Program
@@ -89,7 +89,7 @@ def load(descriptor: int) -> ProgramSources:
 
 
 def load_main(descriptor: int) -> bytes | None:
-    """Return the script's source, and close its descriptor, so that child processes do not inherit it.
+    """Return the script's source, and close its descriptor to keep child processes from inheriting it.
 
     Returns None if there is no source or if it cannot be read.
     """
@@ -109,7 +109,7 @@ def _read_file(path: str) -> tuple[SourceFile, bytes] | None:
         return None
     try:
         with open(path, "rb") as opened:
-            # Read the time first, so that a write while the content is being read is noticed.
+            # Read the time first, to notice a write while the content is being read.
             mtime_ns = os.fstat(opened.fileno()).st_mtime_ns
             text = opened.read(MAX_SOURCE_BYTES + 1)
     except OSError:

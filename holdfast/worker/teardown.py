@@ -2,9 +2,9 @@
 
 The interpreter cannot do this for a rank with a process group. At exit, it would also destroy torch's
 objects, in any order and while it holds the GIL. Meanwhile the backends' threads wait for the GIL, so some of
-these destructions never finish. Therefore this module destroys nothing, and closes nothing that a thread may
-be using. It calls the finalizers that the script's own code defines, and writes the buffers of Python's files
-and the libraries that `close_unclosed` knows.
+these destructions never finish. So this module destroys nothing, and closes nothing that a thread may be
+using. It calls the finalizers that the script's own code defines, and writes the buffers of Python's files
+and of the libraries that `close_unclosed` knows.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def tear_down(before: CollectorState, report: _Tell, *, finalize: bool = True) -
     mixed = gc.get_freeze_count() > before.frozen
     if mixed:
         gc.unfreeze()  # the script called gc.freeze, and its files may be among the frozen objects
-    _flush_files(reported, report)  # before the finalizers, which may do anything, so that this data is safe
+    _flush_files(reported, report)  # before the finalizers, which may do anything: this data is then safe
     if finalize:
         _finalize()
     for stream in (sys.stdout, sys.stderr):
@@ -105,7 +105,7 @@ def _finalize() -> None:
                 sys.stderr.write(f"Exception ignored in: {finalizer!r}\n{traceback.format_exc()}")
 
 
-_called: list[object] = []  # keeps the objects alive, so that their finalizers are not called again
+_called: list[object] = []  # keeps the objects alive, so their finalizers are not called again
 
 
 def _finalizer(kind: type) -> FunctionType | None:

@@ -6,8 +6,8 @@ asynchronous save.
 
 Before Python 3.12, the interpreter holds the lock of its thread list while it collects frames or exceptions,
 and its allocations may start the garbage collector. A finalizer that needs the same lock then blocks forever
-while it holds the GIL, and the whole process hangs (CPython issue 106883). Therefore this module disables
-garbage collection during these calls.
+while it holds the GIL, and the whole process hangs (CPython issue 106883). So this module disables garbage
+collection during these calls.
 """
 
 from __future__ import annotations
@@ -108,9 +108,8 @@ _AROUND = _WAITING | {"threading"}  # modules whose frames surround a thread's o
 class BackgroundThreads:
     """Warns about a rank's background threads at work. A restart or stop would cut off their work for good.
 
-    Threads that existed at the first commit are ignored, because they load data or do similar work. Daemon
-    threads are ignored because they are cut off whenever a process ends. Threads that only wait for their
-    next task are ignored too.
+    Threads that existed at the first commit do not count, because they load data or do similar work. Nor do
+    daemon threads, which are cut off whenever a process ends, or threads that only wait for their next task.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:

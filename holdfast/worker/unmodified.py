@@ -71,7 +71,7 @@ class UnmodifiedScript:
         optimizer.register_optimizer_step_post_hook(self._after)
 
     def hand_over(self, obey: Callable[[WorkerOrder], None]) -> None:
-        """Pass all further orders to `obey`: the script joins, although its import was not detected."""
+        """Pass all later orders to `obey`: the script joins, although its import went undetected."""
         self._joined = obey
         if self._secured is not None:  # the generation has ended, so the script must take no more steps
             obey(self._secured)
@@ -123,7 +123,7 @@ class UnmodifiedScript:
                 self._secured = order
             if self._joined is not None:
                 self._joined(order)
-            elif order.what == "secure":  # answer immediately, so that the launcher does not wait for a copy
+            elif order.what == "secure":  # answer immediately, or the launcher would wait for a copy
                 nothing = SecureAnswer(self._rank, -1, False, "the script protects nothing")
                 self._mine.say(WorkerMessage("secured", secured=nothing))
             elif order.what == "drill":
@@ -131,12 +131,12 @@ class UnmodifiedScript:
 
 
 class StepCounter:
-    """Chooses the one optimizer whose steps count as training steps, so that each step counts once.
+    """Chooses the one optimizer whose steps count as training steps: each step then counts once.
 
-    The script's first optimizer is chosen. Another one takes its place when the first no longer exists, or
-    when the other steps twice and the first does not step in between. The count therefore continues with the
-    new optimizers of cross-validation folds, training phases and sweeps. The optimizers of a GAN step
-    alternately, so only one of them counts.
+    It starts with the script's first optimizer. Another one takes over when the first no longer exists, or
+    when the other steps twice while the first does not step. The count thus continues with the new optimizers
+    of cross-validation folds, training phases and sweeps. A GAN's optimizers step in turn, so only one of
+    them counts.
     """
 
     def __init__(self) -> None:

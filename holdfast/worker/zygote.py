@@ -1,8 +1,8 @@
 """The zygote: a process that imports the script's modules once, and then forks the warm processes.
 
-A fork takes milliseconds, whereas importing torch takes seconds. A fork is safe only while the process has a
-single thread and no open accelerator, so the zygote only imports modules. If an import violates one of these
-conditions, the zygote reports it, and every warm process is started as a new interpreter instead.
+A fork takes milliseconds; importing torch takes seconds. Forking is safe only while the process has a single
+thread and no open accelerator, so the zygote only imports modules. If an import breaks one of these
+conditions, the zygote reports it, and every warm process starts as a new interpreter instead.
 """
 
 from __future__ import annotations

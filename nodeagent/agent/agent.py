@@ -1,9 +1,8 @@
 """The agent's loop: takes observations, evaluates them, saves its state, then reports the changes.
 
-One thread runs the loop. In each cycle it takes the sensors' observations from the inbox, gets the findings
-from the evaluator, publishes the verdicts, and hands the state to the writer (`state_writer`). It reports a
-change once the change is saved, or once saving it has failed or has taken too long. Nothing blocks this
-thread.
+One thread runs the loop. Each cycle takes the sensors' observations from the inbox, gets the findings from
+the evaluator, publishes the verdicts, and hands the state to the writer (`state_writer`). A change is
+reported once it is saved, or once saving it has failed or taken too long. Nothing blocks this thread.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from nodeagent.sensing.sensor import WAIT_S
 LOOK_S = WAIT_S  # the longest time between two cycles; sensors that wait for events wake up then too
 STUCK_LOOK_S = 1.0  # the same while a sensor hangs, because each cycle reports how long it has hung
 SOON_S = 0.05  # the shortest time between two cycles without new observations
-SAVE_S = 0.2  # the shortest time between two saves, so that a storm of changes is saved once
+SAVE_S = 0.2  # the shortest time between two saves; a storm of changes is then saved once
 SAVE_AT_REST_S = 60.0  # the longest time between two saves, for cursors and baselines
 SAVE_DEADLINE_S = 5.0  # changes are reported without being saved if the disk takes longer
 LAST_SAVE_S = 0.5  # the wait for the last save; the agent ends within 2 s of SIGTERM even if the disk hangs
@@ -77,7 +76,7 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """The GPUs are released at an operator's request."""
+    """A release of the GPUs at an operator's request."""
 
     until_s: float  # agent time
     closed: bool  # no sensor uses the GPUs any more
@@ -219,7 +218,7 @@ class Agent:
     def run_cycle(self, *, last: bool = False) -> Published:
         """Run one cycle: take the inbox, evaluate, have the state saved, publish, and report changes."""
         now_s = self.clock.now_s()
-        # Read the positions before the inbox, so that this cycle's observations include all that they cover.
+        # Read the positions before the inbox: this cycle's observations then include all that they cover.
         positions = {each.sensor.name: each.position for each in self.watched}
         self._follow_policy()
         self._evaluate_inbox(now_s)
@@ -347,7 +346,7 @@ class Agent:
                 found += each.changes
                 each.changes.clear()
         waiting = [each for each in self._unreported if each.number > finished]
-        # The oldest shows for how long the disk has not answered, even if its changes are reported.
+        # The oldest shows how long the disk has not answered, even if its changes are reported.
         self._unreported = [each for n, each in enumerate(waiting) if n == 0 or each.changes]
         if found:
             last = found[-1]["seq"]

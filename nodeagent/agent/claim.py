@@ -1,14 +1,14 @@
-"""Ensures that one agent at a time owns a state folder, even if its predecessor cannot be ended.
+"""Lets one agent at a time own a state folder, even if its predecessor cannot be ended.
 
 The owner holds a lock on the file `lock`. A process with a thread in an uninterruptible call keeps its lock
-after SIGKILL, for as long as the call lasts: after a hung driver, until the next reboot. Therefore a
-successor that finds the lock held asks the owner for an answer, and takes over if there is none: it creates
-`lock.1`, the lock of the next generation. Each generation writes to files of its own (`saved_state`), so
-whatever a former owner still writes replaces nothing of its successor, and an owner that finds the lock of a
-later generation stops. Once all former owners have ended, the next agent returns to the first generation.
+after SIGKILL, for as long as the call lasts: with a hung driver, until the next reboot. So a successor that
+finds the lock held asks the owner for an answer, and takes over if none comes: it creates `lock.1`, the lock
+of the next generation. Each generation writes to its own files (`saved_state`), out of reach of a former
+owner that still writes, and an owner that finds a later generation's lock stops. Once all former owners have
+ended, the next agent returns to the first generation.
 
-The question is the modification time of the lock file, set to 1970; the answer is any other time. It needs
-no space on a full disk, and no view of the other's processes, which another container would not have.
+The question is the modification time of the lock file, set to 1970; the answer is any other time. This works
+on a full disk, and without seeing the other's processes, which another container could not.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NAME = re.compile(rf"{LOCK}(?:\.(\d{{1,9}}))?")
 
 
 class FolderInUse(Exception):
-    """Another agent owns the folder, and answers; the message names its process."""
+    """Another agent owns the folder and answers; the message names its process."""
 
 
 @dataclass(slots=True)

@@ -1,8 +1,8 @@
 """Measures how long a watched node has had no findings. Pure.
 
-This time decides when the node may return to service. A period without a running agent is not evidence of
-health, so the count restarts after a gap. The short gap during a restart of the agent is ignored. While an
-operator has the agent release the GPUs, the count pauses.
+This decides when the node may return to service. Time without a running agent is no evidence of health, so
+the count restarts after a gap, but ignores the short one while the agent restarts. While an operator has the
+agent release the GPUs, the count pauses.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ GAP_S = 180.0  # the state is saved every minute, and an upgrade of the agent ta
 
 @dataclass(frozen=True, slots=True)
 class CleanTime:
-    """The agent times that the clean times are counted from; None if no such time is known."""
+    """The agent times that the clean times count from; None if unknown."""
 
     watched_s: float | None = None  # the time since which all sensors have been watching
     unhealthy_s: float | None = None  # the last time that anything was unhealthy

@@ -1,10 +1,10 @@
 """The bounded queue between the sensor threads and the agent. Delivers events first, and counts losses.
 
-Sensors repeat samples but not events, so the two wait in separate queues: a flood of samples cannot displace
-an event. Of identical waiting events, the inbox keeps only the first and the newest. The events between them
-make no difference, but a reset may have happened between the first and the newest. An event wakes the agent
-immediately. The sensors share their schedule, so their samples arrive within milliseconds of each other, and
-one cycle takes all of them.
+Sensors repeat samples but not events, so the two wait in separate queues: a flood of samples cannot push out
+an event. Of identical waiting events, the inbox keeps only the first and the newest. Those in between make no
+difference, but a reset may have come between the first and the newest. An event wakes the agent immediately.
+The sensors share their schedule, so their samples arrive within milliseconds of each other, and one cycle
+takes all of them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The operator's policy file while the agent runs: a change takes effect, a mistake does not.
 
 The file is read at the start, again every few seconds, and on SIGHUP. If its content has changed and is
-valid, the agent uses it from the next cycle on. A file that is missing, unreadable or wrong leaves the last
-good policy in force, also across restarts: a copy of the last good file is kept beside the saved state. One
-mistake in a file that a whole fleet mounts must not stop every agent.
+valid, the agent uses it from the next cycle on. If the file is missing, unreadable or wrong, the last good
+policy stays in force, even across restarts, thanks to a copy beside the saved state. One mistake in a file
+that a whole fleet mounts must not stop every agent.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class PolicyInForce:
 
     policy: HealthPolicy
     problem: str = ""  # with the file, or with its copy
-    rejected: bool = False  # the policy is not the one in the file
+    rejected: bool = False  # the policy differs from the file's
 
 
 class PolicyFile:
-    """Follows the file as a sensor without observations, so that a disk that hangs delays no other part."""
+    """Follows the file as a sensor without observations: a hanging disk then delays no other part."""
 
     name = "policy"
     period_s = WAIT_S

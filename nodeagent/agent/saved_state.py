@@ -1,8 +1,8 @@
 """The agent's state on disk: one small file, replaced as a whole, with the previous version beside it.
 
-Every change is saved in the file before it is reported elsewhere, so no change is reported again after a
-restart. The file contains a line with a checksum, then JSON; a torn, corrupt or hostile file counts as
-missing. Each generation of owners (`claim`) has files of its own.
+Every change is saved before it is reported elsewhere, so none is reported again after a restart. The file
+contains a line with a checksum, then JSON; a torn, corrupt or hostile file counts as missing. Each generation
+of owners (`claim`) has its own files.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def write(folder: Path, content: bytes, generation: int = 0) -> None:
 
 
 def _keep_previous(folder: Path, name: str, before: str) -> None:
-    # A link instead of a rename, so that the file exists at every moment.
+    # A link instead of a rename: the file exists at every moment.
     spare = durable.temporary_path(folder, before)
     try:
         os.link(folder / name, spare)
@@ -137,7 +137,7 @@ def load(folder: Path, *, set_aside: bool = False) -> tuple[SavedState, tuple[st
 
     Args:
         folder: The folder of the files.
-        set_aside: True to rename a file that a newer agent wrote, so that `save` does not replace it.
+        set_aside: True to rename a file that a newer agent wrote, to protect it from `save`.
 
     Raises:
         OSError: a file exists and cannot be read.

@@ -57,7 +57,7 @@ class FittedSensor:
 
 
 class SensorThread:
-    """A sensor and its thread. It is a daemon thread, so that a hung call does not keep the process alive."""
+    """A sensor and its daemon thread: a hung call does not keep the process alive."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class SensorThread:
         self._nudge.set()
 
     def nudge(self) -> None:
-        """End the pause between two calls, so that the thread notices a change of `released`."""
+        """End the pause between two calls, to make the thread notice a change of `released`."""
         self._nudge.set()
 
     def join(self, timeout_s: float) -> bool:

@@ -1,7 +1,7 @@
-"""Saves the agent's state in a thread of its own, so that a disk that hangs delays nothing else.
+"""Saves the agent's state in a separate thread, where a hanging disk delays nothing else.
 
-Only the newest content waits: while a write hangs, each `submit` replaces the one before, and after the hang
-the newest is written. The same thread answers a successor that asks whether this agent is alive (`claim`).
+Only the newest content waits: while a write hangs, each `submit` replaces the last, and the newest is written
+once the hang is over. The same thread answers a successor that asks whether this agent is alive (`claim`).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class StateWriter:
         self._thread.start()
 
     def submit(self, content: bytes) -> int:
-        """Have `content` written, in place of what still waits. Returns its number, and never blocks."""
+        """Have `content` written, replacing what still waits. Returns its number, and never blocks."""
         with self._changed:
             self._waiting = content
             self._submitted += 1
@@ -97,7 +97,7 @@ class StateWriter:
             if not self._claim.is_superseded():
                 return True
         except OSError:
-            return True  # the folder cannot be read; a write fails in the same way and reports it
+            return True  # the folder cannot be read; a write fails the same way and reports it
         self._superseded()
         return False
 

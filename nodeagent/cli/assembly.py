@@ -163,7 +163,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """What the start reads from the folder of the saved state."""
+    """What startup reads from the folder of the saved state."""
 
     state: SavedState
     claim: Claim | None
@@ -172,7 +172,7 @@ class _Loaded:
 
 
 class _InThread(Generic[T]):
-    """Runs a function in a thread of its own, because a call to a disk that hangs cannot be ended."""
+    """Runs a function in a separate thread, because a call to a hanging disk cannot be ended."""
 
     def __init__(self, run: Callable[[], T]) -> None:
         self.ended = threading.Event()

@@ -322,7 +322,7 @@ def _print_when_ready(agent: Agent, parts: AgentParts, as_json: bool) -> None:
 def _handle_signals(agent: Agent) -> None:
     def end(_signum: int, _frame: FrameType | None) -> None:
         agent.stop()
-        # A hung disk also blocks the last save. Exit without it in that case: the file keeps its old content.
+        # A hung disk also blocks the last save. Then exit without it: the file keeps its old content.
         timer = threading.Timer(HARD_STOP_S, os._exit, (0,))
         timer.daemon = True
         timer.start()

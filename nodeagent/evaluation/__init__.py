@@ -1,1 +1,1 @@
-"""Turns observations into findings and verdicts, whatever their order. No I/O, no clock."""
+"""Turns observations, in any order, into findings and verdicts. No I/O, no clock."""

@@ -1,8 +1,8 @@
 """Keeps the times of one event of one entity as bursts: storms of lines, seen by several sensors. Pure.
 
-Events within three minutes of each other are one burst, regardless of the sensor that reports them. A fault
-writes hundreds of lines, two sensors see each of them, and after a restart some are read again. Bursts are
-unions of intervals, so neither order nor repetition makes a difference, and their memory use is bounded.
+Events within three minutes of each other are one burst, whichever sensor reports them. A fault writes
+hundreds of lines, two sensors see each one, and after a restart some are read again. Bursts are unions of
+intervals, so order and repetition make no difference, and memory use is bounded.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class EventBursts:
 def join_burst(spans: Sequence[Burst], new: Burst) -> list[Burst]:
     """Return `spans` with `new`, merging spans within `GAP_S` of each other.
 
-    Beyond `MAX_BURSTS`, the oldest spans become one, so that the first event remains known.
+    Beyond `MAX_BURSTS`, the oldest spans become one, which keeps the first event known.
     """
     return union_bursts([spans, [new]])
 

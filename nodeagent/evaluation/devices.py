@@ -1,8 +1,7 @@
-"""Tracks which GPU is in which slot, so that evidence follows its GPU and is not held against another. Pure.
+"""Tracks which GPU is in which slot, to let evidence follow its GPU and not count against another. Pure.
 
 Evidence is kept by slot, because a kernel line names only a PCI address. NVML names the GPU in each slot by
-its UUID. From these sightings, `eras` derives in which slots, and when, the evidence about the GPU of a slot
-was collected.
+its UUID. From these sightings, `eras` derives where, and when, the evidence about a slot's GPU was collected.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ MAX_NAME = 96
 
 @dataclass(frozen=True, slots=True)
 class Era:
-    """A time in which the evidence of a slot is about one GPU."""
+    """A period when a slot's evidence is about one GPU."""
 
     entity: str
     from_s: float = -inf

@@ -1,8 +1,7 @@
 """Stores all evidence about a node's entities and derives findings from it. No I/O, no clock.
 
-The evaluator may be queried at any time and any number of times. The findings depend on the set of
-observations and on the time, but not on the order of the observations or on repetitions. `samples` describes
-how late an observation may arrive.
+Query it at any time, as often as you like. The findings depend on the set of observations and on the time,
+but not on the observations' order or on repeats. `samples` describes how late an observation may arrive.
 """
 
 from __future__ import annotations
@@ -198,7 +197,7 @@ class Evaluator:
     def forget(self, before_s: float) -> None:
         """Forget what ended before `before_s` and was not seen since, such as a disk that was removed.
 
-        What stands is kept, however long ago it was last seen.
+        Evidence of a current finding is kept, no matter how long ago it was last seen.
         """
         self._retention.forget(before_s)
         self._findings = None

@@ -1,10 +1,10 @@
 """Evaluates one event of one entity: its recurrence, the driver's verdict, its age, its end. Pure.
 
-Each burst is judged when it occurs. The finding stands from the first burst after the last end, and its
-newest burst decides how it ends. A judgement that asks for more than the newest one keeps standing until its
-own remedy: a repetition never makes a fault milder.
+Each burst is judged when it occurs. A finding lasts from the first burst after the previous end, and its
+newest burst decides how it ends. A judgement that asks for more than the newest one holds until its own
+remedy: a repeat never makes a fault milder.
 
-Xid 154 is the driver's verdict on the Xid that it accompanies; it replaces the table's level, action and end
+Xid 154 is the driver's verdict on the Xid that it comes with; it replaces the table's level, action and end
 unless an operator has set them. The verdict "none" never lowers a judgement: it may belong to the recovery
 before the fault. If it comes later, it ends the findings that a reset ends, and those that the driver judged.
 """
@@ -125,7 +125,7 @@ def event_finding(
         return driver_verdict(burst, verdicts, policy, meaning)
 
     chains = [[(span, meant[name]) for span in each.spans] for name, each in seen.items()]
-    if is_verdict:  # each verdict replaces the earlier ones, whatever they recommended
+    if is_verdict:  # each verdict replaces the earlier ones, no matter what they recommended
         newest = max(seen, key=lambda name: (seen[name].last_s, name))
         steps = [(span, name) for name, each in seen.items() for span in each.spans]
         chains = [[(span, meant[name]) for span, name in sorted(steps, key=lambda s: (s[0][1], s[1]))]]
@@ -263,7 +263,7 @@ def _recurred(
     if meaning.recurs is None:
         return 0
     spans = _occurrences(own if meaning.recurs.same_variant else all_spans, meaning.clears, marks)
-    since_s = burst[0] - meaning.recurs.within_s  # from its start, so that a longer burst counts no fewer
+    since_s = burst[0] - meaning.recurs.within_s  # from its start: a longer burst counts no fewer
     count = sum(last >= since_s for first, last in spans if first <= burst[1])
     return count if count >= meaning.recurs.bursts else 0
 

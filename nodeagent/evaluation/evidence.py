@@ -1,4 +1,4 @@
-"""Stores the evidence about a node's entities, and finds what of it concerns the GPU in a slot. Pure."""
+"""Stores the evidence about a node's entities, and finds the part about the GPU in a slot. Pure."""
 
 from __future__ import annotations
 
@@ -156,11 +156,11 @@ class Evidence:
         return self._eras[entity]
 
     def bursts_of(self, event: Event) -> Mapping[str, EventBursts]:
-        """Return the bursts of an event by variant, from each slot in which the entity's GPU has been."""
+        """Return the bursts of an event by variant, from each slot that the entity's GPU has been in."""
         return self._collected(self.events, event)
 
     def growth_of(self, event: Event) -> Mapping[str, EventBursts]:
-        """Return when a counter has grown, from each slot in which the entity's GPU has been."""
+        """Return when a counter has grown, from each slot that the entity's GPU has been in."""
         return self._collected(self.grown, event)
 
     def _collected(self, store: Mapping[Event, Variants], event: Event) -> Mapping[str, EventBursts]:

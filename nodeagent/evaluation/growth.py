@@ -1,7 +1,7 @@
 """Judges a counter whose growth is a fault that lasts until its remedy: uncorrectable ECC errors. Pure.
 
-The driver also raises this counter for an error that it has contained to one application (Xid 94). Such
-growth means what the Xid means, unless the driver reports an uncontained error (48, 95) with it.
+The driver also raises this counter for an error contained to one application (Xid 94). Such growth means the
+same as the Xid, unless the driver reports an uncontained error (48, 95) with it.
 """
 
 from __future__ import annotations

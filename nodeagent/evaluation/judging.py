@@ -153,7 +153,7 @@ class Judge:
             return None
 
     def _is_remedied(self, found: HealthFinding, last_s: float) -> bool:
-        """Return True if the remedy came after the newest sample, so that only a new one shows the state."""
+        """Return True if the remedy came after the newest sample: only a new one then shows the state."""
         done = events.remedies(CLEARED_BY.get(found.action, Clears.TIME), self._evidence.marks(found.entity))
         return any(times and times[-1] > last_s for times in done)
 

@@ -1,4 +1,4 @@
-"""Stores all evidence as JSON, and restores it, also as earlier agents have stored it. Pure."""
+"""Stores all evidence as JSON, and restores it, including what earlier agents stored. Pure."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def load(evidence: Evidence, policy: HealthPolicy, raw: Any) -> None:
 
 
 def _note_standing_growth(evidence: Evidence, policy: HealthPolicy) -> None:
-    """Note the growth of counters that stands in the memory of an agent that did not note it."""
+    """Note the lasting counter growth that an earlier agent's memory shows but does not note."""
     for (entity, check), held in evidence.series.items():
         rule = policy.rules[check]
         unhealthy = held.series.levels(rule)[1]

@@ -1,8 +1,8 @@
 """The limits on the stored evidence, by kind of entity, and what makes room for more. Pure.
 
-Each kind has limits of its own, so that the disks of a thousand pods never take a GPU's place. The hardware
-bounds the number of GPUs and switches, so their limits are out of reach; they only bound what a broken driver
-could make of them. What stands is never given up, and what is refused is counted.
+Each kind has its own limits, so the disks of a thousand pods never take a GPU's place. The hardware bounds
+the number of GPUs and switches, so their limits are out of reach; they only matter if a broken driver makes
+up more. Evidence of a current finding is never given up, and refusals are counted.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ MAX_SERIES = (
 MAX_EVENTS = 2048
 MAX_OWN = 16384  # the same for the node's own hardware: 64 GPUs with 256 codes each
 MAX_VARIANTS = 16
-GONE_S = (
-    900.0  # a series without a sample for this long is of something that is gone: all periods are shorter
-)
+GONE_S = 900.0  # after this long without a sample, the entity is gone: all periods are shorter
 Key = TypeVar("Key", bound=tuple[Any, ...])
 SEARCH_EVERY_S = 1.0  # for something to give up, once nothing was found
 OWN = ("gpu", NODE, DRIVER, "nvswitch", "sensor")
@@ -39,7 +37,7 @@ def event_limit(kind: str) -> int:
 def full_pool(stored: Collection[Key], entity: str, limit_of: Callable[[str], int]) -> tuple[int, list[Key]]:
     """Return how much to give up before another can be stored, 0 if there is room, and the candidates.
 
-    A part of the limit is given up at once, so that a flood does not cost a search for each observation.
+    A part of the limit is freed at once, to spare a flood the search for each observation.
     """
     kind = kind_of(entity)
     limit = limit_of(kind)
@@ -52,7 +50,7 @@ def full_pool(stored: Collection[Key], entity: str, limit_of: Callable[[str], in
 def drop_variant(variants: dict[str, EventBursts], meaning: Callable[[str], Meaning]) -> None:
     """Drop the variant with the mildest meaning, of those the one last seen longest ago.
 
-    If another variant means the same, it takes over the bursts, so that the finding keeps its age.
+    If another variant means the same, it takes over the bursts, and the finding keeps its age.
     """
 
     def gravity(name: str) -> tuple[int, int, int]:

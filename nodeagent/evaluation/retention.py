@@ -1,4 +1,4 @@
-"""Decides which evidence is given up: beyond the limits of `quotas`, and when it is old. Pure."""
+"""Decides which evidence to give up: what exceeds the limits of `quotas`, and what is old. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEPARTED_S = 400 * 86400.0  # how long the evidence about a GPU that is no longe
 
 
 class EvidenceRetention:
-    """Makes room for new evidence, and forgets what has ended. What stands is never given up."""
+    """Makes room for new evidence, and forgets what has ended, but never a current finding's evidence."""
 
     def __init__(self, evidence: Evidence, judge: Judge) -> None:
         self.dropped = 0  # observations refused, and series given up while in use, because of a limit
@@ -73,7 +73,7 @@ class EvidenceRetention:
         return is_full
 
     def _is_needed(self, event: Event, now_s: float) -> bool:
-        """Return True for a finding that stands, and for what ends findings: without it they would return."""
+        """Return True for a current finding, and for what ends findings: without it, they would return."""
         if _ends_others(event):
             return True
         owners = self._evidence.owners_of(event[0])
@@ -82,7 +82,7 @@ class EvidenceRetention:
     def forget(self, before_s: float) -> None:
         """Forget what ended before `before_s` and was not seen since, such as a disk that was removed.
 
-        What stands is kept, however long ago it was last seen.
+        Evidence of a current finding is kept, no matter how long ago it was last seen.
         """
         self._evidence.series = {
             place: held
@@ -90,7 +90,7 @@ class EvidenceRetention:
             if held.last_s >= before_s or self._judge.of_series(place) is not None
         }
         ended, oldest_s = self._ended(before_s)
-        # What ends a finding is needed for as long as older evidence is kept.
+        # What ends a finding is needed as long as older evidence is kept.
         limit_s = min(before_s, oldest_s)
         stored = self._evidence.events
         for event, variants in stored.items():

@@ -1,18 +1,18 @@
 """Evaluates one series of samples: its level, its finding, and the reason if it is undecided. Pure.
 
 A level rises with the sample that reaches a bound, and falls only after `clear_s` of clean samples. Time
-alone never lowers it, because the absence of samples is not evidence of health. A level therefore never
-alternates faster than `clear_s`. For the same reason, the time between two samples counts only up to
-`MOST_PERIODS` periods, both towards a bound and towards the end of a finding.
+alone never lowers it, because missing samples are no evidence of health. A level therefore never alternates
+faster than `clear_s`. Likewise, the time between two samples counts only up to `MOST_PERIODS` periods,
+towards a bound as well as towards the end of a finding.
 
 Two things end a series without clean samples: an operator clears the entity, or its sensor reports that the
 entity is gone. The next bad sample starts a new finding.
 
 Samples may arrive up to `LATE_S` late, and more than once. Older samples are folded into two flags and
-dropped. So are the readings before a boot, for a counter that a boot restarts.
+dropped, as are the readings before a boot of a counter that a boot restarts.
 
-A short run cannot decide every check: a check is undecided if its samples were bad and a longer run could
-report a fault.
+A short run cannot decide every check: one is undecided if its samples were bad and a longer run might report
+a fault.
 """
 
 from __future__ import annotations
@@ -427,7 +427,7 @@ def _undecided_state(rule: Rule, samples: list[TimedValue]) -> str:
 
 
 def _may_be(rule: Rule, bound: Bound, samples: list[TimedValue]) -> bool:
-    """Return True if further samples equal to the newest one would reach the bound."""
+    """Return True if more samples like the newest one would reach the bound."""
     at = len(samples) - 1
     if rule.kind is RuleKind.RATE:
         seen_s = min(rule.window_s, samples[at][0] - samples[0][0])

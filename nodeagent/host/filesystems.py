@@ -1,7 +1,7 @@
 """Checks of the local file systems: space, inodes, and whether one has become read-only.
 
-The volumes of pods have checks of their own, because what happens to them is not a fault of the node. A file
-system that is no longer mounted is reported as gone, so that no finding about it remains.
+Pods' volumes have their own checks, because what happens to them is no fault of the node. A file system that
+is no longer mounted is reported as gone, which ends the findings about it.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def read_only_state(mount: Mount, writable: Iterable[str], wanted: frozenset[str
 
 
 def check_of(check: str, mount: Mount) -> str:
-    """Return the name of a check for this mount: a pod's volume has checks of its own."""
+    """Return the name of a check for this mount: a pod's volume has its own checks."""
     return OF_VOLUMES.get(check, check) if mount.is_volume else check
 
 

@@ -1,4 +1,4 @@
-"""Selects the mounts to check: each local file system once, and none that a server could block. Pure."""
+"""Selects the mounts to check: each local file system once, but none that a server could block. Pure."""
 
 from __future__ import annotations
 

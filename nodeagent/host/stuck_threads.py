@@ -1,12 +1,11 @@
 """Checks for threads that are stuck in the kernel, and whether they wait in the NVIDIA driver.
 
-A thread in state D is not necessarily stuck: a thread that is busy with a disk spends most of its time in
-that state. A thread counts as stuck when it has been in state D for a minute without a context switch.
+A thread in state D is not necessarily stuck: one that is busy with a disk spends most of its time there. It
+counts as stuck after a minute in state D without a context switch.
 
 The walk reads a bounded number of files per call. A stuck thread stays stuck, so the walk need not visit
-every thread in each call: it continues where the previous call ended. It reads only files that the kernel
-serves without the lock of the process's memory, which a stuck process may hold: reading `cmdline` would
-block.
+every thread each time: it picks up where the previous call ended. It reads only files that the kernel serves
+without the process's memory lock, which a stuck process may hold: reading `cmdline` would block.
 """
 
 from __future__ import annotations
@@ -188,9 +187,9 @@ class Suspect:
 def suspects(
     before: Mapping[ThreadKey, Suspect], now: Mapping[ThreadKey, SleepingThread], now_s: float
 ) -> dict[ThreadKey, Suspect]:
-    """Return the threads that may be stuck, with the times since which they have been asleep.
+    """Return the threads that may be stuck, and since when each has been asleep.
 
-    For a thread that has run since the last call, that time is `now_s`.
+    If a thread has run since the last call, that is `now_s`.
     """
     found = {}
     for key, asleep in list(now.items())[:MAX_SUSPECTS]:

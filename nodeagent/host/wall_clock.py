@@ -1,7 +1,7 @@
 """Checks of the wall clock: whether it was set, and whether a time service disciplines it.
 
-The kernel slews CLOCK_REALTIME and CLOCK_BOOTTIME by the same factor and counts sleep into both. The
-difference between them therefore changes only when the clock is set, or at a leap second.
+The kernel slews CLOCK_REALTIME and CLOCK_BOOTTIME by the same factor and counts sleep into both. So their
+difference changes only when the clock is set, or at a leap second.
 
 adjtimex(2) reports whether the clock is disciplined. Reading this state needs no privilege.
 """

@@ -3,8 +3,8 @@
 The record format is described in Documentation/ABI/testing/dev-kmsg of the Linux source.
 
 The kernel stamps records with the processor's counter. CLOCK_MONOTONIC is the same counter slewed by NTP, and
-the two drift apart by seconds a day. Without a correction, an event that another sensor observed at the same
-moment would appear to precede or follow the record. CLOCK_MONOTONIC_RAW is not slewed, so its difference from
+the two drift apart by seconds a day. Uncorrected, an event that another sensor saw at the same moment would
+seem to come before or after the record. CLOCK_MONOTONIC_RAW is not slewed, so its difference from
 CLOCK_MONOTONIC gives the correction.
 """
 

@@ -1,8 +1,8 @@
 """Turns kernel lines into observations, merging repeated lines. No I/O.
 
-A fault writes hundreds of identical lines within a second, and reporting one of them is enough. If an event
-that clears or changes a finding comes between two identical lines, the order matters, so the second line is
-reported again.
+A fault writes hundreds of identical lines within a second, and reporting one of them is enough. If something
+between two identical lines clears or changes a finding, the order matters, and the second line is reported
+again.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _any_of(words: list[str]) -> str:
 
 
 class LostRecords:
-    """Counts lost lines and reports the count as readings. A sensor that misses lines increments `count`."""
+    """Counts lost lines, and reports the count as readings. Sensors that miss lines increment `count`."""
 
     def __init__(self, clock: Clock, source: str, text: str) -> None:
         self.count = 0
@@ -150,5 +150,5 @@ class LineReader:
 
 
 def _ended(before: EventKey, now: EventKey) -> bool:
-    """Return True if `now` clears the finding from `before`, so that a repetition must be reported."""
+    """Return True if `now` clears the finding from `before`: a repeat must then be reported."""
     return before[1] == now[1] and (now[0] == CLEARED or (before[0] == now[0] and before[2] == now[2]))

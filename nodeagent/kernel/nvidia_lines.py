@@ -1,7 +1,7 @@
 """Parses the NVIDIA drivers' kernel lines: Xids, SXids, GPUs off the bus, UUIDs of GPUs. Pure.
 
 Every pattern matches from the record's first character. Other kernel lines quote text that users control,
-such as the name of the library where a program crashed, and must not be mistaken for the driver's lines.
+such as the library where a program crashed, and must not pass for the driver's.
 
 Xids 144 to 150 are errors of NVLink 5: their lines name a unit, a severity and the words that NVIDIA's
 catalog decodes.
@@ -87,7 +87,7 @@ class LineFact:
 
 
 def quoted(text: str) -> str:
-    """Return a line as evidence: without line breaks, cut to the maximum length."""
+    """Turn a line into evidence: strip line breaks, and cut it to the maximum length."""
     return " ".join(text[: 2 * MAX_TEXT].split())[:MAX_TEXT]
 
 

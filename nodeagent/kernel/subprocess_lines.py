@@ -91,7 +91,7 @@ class LineProcess:
         return bool(ready)
 
     def _listen(self) -> bool:
-        """Read stderr, so that the program never blocks on it; return False at end of file."""
+        """Read stderr to keep the program from blocking on it; return False at end of file."""
         try:
             words = os.read(self._err, READ_BYTES)
         except OSError:

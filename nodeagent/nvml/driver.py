@@ -2,10 +2,10 @@
 
 Each sensor calls NVML from its own thread, between `join` and `leave`, and holds no lock during the call, so
 a call that never returns does not block the other sensors. All calls belong to a session. A sensor that finds
-the driver gone ends the session; the others notice that before their next call, and leave. NVML counts its
-initialisations, so it can be shut down and initialised again only after the last sensor has left. A sensor
-stuck in a call prevents that, and the driver would prevent it too, because its module cannot be replaced
-during a call. In that case `join` raises DriverGone instead of waiting.
+the driver gone ends the session; the others notice before their next call, and leave. NVML counts its
+initialisations, so it can be shut down and reinitialised only after the last sensor has left. A sensor stuck
+in a call prevents that, and so would the driver, because its module cannot be replaced during a call. `join`
+then raises DriverGone instead of waiting.
 
 The only lock is never held during a call to NVML: a sensor marks the driver busy before it initialises NVML
 or shuts it down.
@@ -24,8 +24,7 @@ from nodeagent.sensing.small_files import SYSFS
 # How long to wait for another sensor's init, which takes seconds if no persistence daemon keeps the GPUs
 # awake.
 PATIENCE_S = 5.0
-# Without this flag, init fails if every GPU has fallen off the bus, which is less informative than an empty
-# list.
+# Without this flag, init fails if every GPU has fallen off the bus, which says less than an empty list.
 _FLAGS = nvml.NVML_INIT_FLAG_NO_GPUS
 
 

@@ -81,7 +81,7 @@ class NvmlEventSet:
         return not self._queries
 
     def query(self, data: Any) -> GpuQuery | None:
-        """Return the query for the GPU that an event concerns."""
+        """Return the query for the GPU that an event is about."""
         return self._queries.get(_address(data.device))
 
     def free(self) -> None:

@@ -55,7 +55,7 @@ def throttled(query: GpuQuery) -> Iterator[GpuReading]:
 
 
 def busy(query: GpuQuery) -> bool:
-    """Return True if the GPU is busy, so that its links should be active, or does not report its load."""
+    """Return True if the GPU is busy and its links should be active, or if it does not report its load."""
     if (_clock_reasons(query) or 0) & IDLE:
         return False
     rates = query.once(nvml.nvmlDeviceGetUtilizationRates)

@@ -46,7 +46,7 @@ class GpuHistory:
     uncorrected: tuple[int, float] | None = None  # the session, and the volatile counter
     persistence: bool | None = None  # persistence mode; None: unknown
     mig_word: str = ""  # the MIG mode, for people
-    recovery_in: int = 0  # the session in which the recovery action was last read
+    recovery_in: int = 0  # the session that last read the recovery action
 
     @property
     def links(self) -> set[int]:

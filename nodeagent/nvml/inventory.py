@@ -40,7 +40,7 @@ class GpuBus:
     """The NVIDIA GPUs on the PCI bus."""
 
     addresses: tuple[str, ...] = ()
-    bound: tuple[str, ...] = ()  # those that the NVIDIA driver has claimed, so that NVML should list them
+    bound: tuple[str, ...] = ()  # those that the NVIDIA driver has claimed and NVML should list
     visible: int | None = None  # how many GPUs have a device file here; None: none has one
 
     @property

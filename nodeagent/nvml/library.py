@@ -1,8 +1,8 @@
 """Loads and unloads the NVML library, and classifies its errors.
 
-No other module uses NVML's types. `pynvml` loads `libnvidia-ml.so.1` once and keeps it. A driver that is
-replaced while the agent runs brings a new library, so the agent unloads a library that it could not
-initialise: see `unload`.
+No other module uses NVML's types. `pynvml` loads `libnvidia-ml.so.1` once and keeps it. If the driver is
+replaced while the agent runs, there is a new library, so the agent unloads one that it could not initialise:
+see `unload`.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def driver_gone(code: int, during: str) -> DriverGone:
 
 
 def unload() -> None:
-    """Unload the library, so that the next init loads the installed version.
+    """Unload the library, to make the next init load the installed version.
 
     Otherwise a driver upgrade would cause a version mismatch until the agent is restarted. Call this only
     while no NVML call is in progress, and after as many shutdowns as inits.

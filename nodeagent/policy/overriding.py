@@ -1,8 +1,8 @@
 """Applies an operator's TOML file to the shipped policy. Pure.
 
 A level or an action in that file also takes precedence over the driver's verdict. The dependent fields change
-with it, so that one line is enough: the condition that clears a finding follows the action, and an event that
-the operator declares healthy does not escalate.
+with it, so one line is enough: what clears a finding follows the action, and an event that the operator
+declares healthy does not escalate.
 """
 
 from __future__ import annotations

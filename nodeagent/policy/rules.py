@@ -56,7 +56,7 @@ class Bound:
     at: float  # the limit: a level must reach it; a rate, in counts within `window_s`, must exceed it
     need: int = 1  # how many of the newest `of` samples must meet the limit
     of: int = 1
-    for_s: float = 0.0  # for how long every sample must have met it
+    for_s: float = 0.0  # how long every sample must have met it
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,11 @@
-"""Baselines, and the requests of operators to forget them, on their way from one sensor to others.
+"""Baselines, and operators' requests to forget them on their way from one sensor to others.
 
 A baseline is what a sensor has seen of a node and expects from then on: its GPUs, the NVLinks that were up,
-the widths of its PCIe links. After an intended change of the hardware, an operator has the sensor forget it
-(`holdfast node forget`). The sensor learns the baseline again from what it sees next.
+the widths of its PCIe links. After a planned hardware change, an operator has the sensor forget it (`holdfast
+node forget`), and the sensor relearns the baseline from what it sees next.
 
 Only the sensor that reads the operators' requests (`operator_requests`) uses the disk of the saved state. It
-hands each request over in memory, so that a disk that hangs blinds no sensor with baselines.
+hands each request over in memory: a hanging disk then blinds no sensor with baselines.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Forgotten:
 class ForgetRequests:
     """The newest requests, with numbers that rise across restarts.
 
-    One thread adds requests, and any thread may read them. The requests are saved by the sensor that adds
-    them, and the number of the last one that took effect by each sensor with baselines. Therefore each
-    request takes effect once, even if the agent ends while a sensor hangs.
+    One thread adds requests, and any thread may read them. The sensor that adds requests saves them, and each
+    sensor with baselines saves the number of the last one that took effect. So each request takes effect
+    once, even if the agent ends while a sensor hangs.
     """
 
     def __init__(self, saved: Any = None) -> None:

@@ -1,4 +1,4 @@
-"""The sum of counters that may appear, disappear and restart, for a check that reports several as one."""
+"""The sum of counters that may appear, vanish and restart, for a check that reports several as one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class CounterSum:
 
     The first reading is the sum of the counters that exist then. A counter that appears later counts from its
     own first reading, because its earlier count is not growth. A counter that falls has restarted and counts
-    from its new reading: links count errors while they come up, and those are no fault.
+    from its new reading: links log errors while they come up, which are no fault.
     """
 
     total: int | None = None  # None: before the first reading

@@ -1,13 +1,13 @@
 """Implements `holdfast node clear`, `forget` and `release`: they append to a file, which a sensor reads.
 
-The file is beside the saved state. To make a request, an operator needs only write permission. It works
-while the agent is down, and the file remains as a record.
+The file is beside the saved state. A request takes only write permission, works while the agent is down, and
+stays on record.
 
 Each line contains the boot and CLOCK_BOOTTIME of the request, so its place among the agent's observations
 does not depend on the wall clock.
 
-The sensor is the only one that reads this file. It hands a request to forget a baseline to the sensors with
-baselines in memory (`baselines`).
+Only this sensor reads the file. It hands requests to forget a baseline to the sensors with baselines, in
+memory (`baselines`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MAX_LINE = 8192  # the reason may have 500 characters, each written as up to 12
 
 @dataclass(frozen=True, slots=True)
 class GpuRelease:
-    """An operator's request to close NVML until a time, so that a GPU can be reset or the driver replaced."""
+    """An operator's request to close NVML until a time, for a GPU reset or a driver replacement."""
 
     boot_id: str
     until_boottime_s: float  # CLOCK_BOOTTIME
@@ -94,7 +94,7 @@ def is_closed(folder: Path, release: GpuRelease) -> bool:
 
 
 def effective_s(request: Mapping[str, Any], anchor: Anchor, now_s: float) -> float | None:
-    """Return the agent time at which a request was made; None if the line is malformed. Pure.
+    """Return the agent time when a request was made; None if the line is malformed. Pure.
 
     A request of another boot precedes the current boot. If the agent knew that boot, the line has the agent
     time; if not, the request follows everything that the agent has seen before the current boot. A line of an
@@ -111,9 +111,9 @@ def effective_s(request: Mapping[str, Any], anchor: Anchor, now_s: float) -> flo
 
 
 class OperatorRequests:
-    """Reads new lines of the file; each takes effect at the time at which it was written (`effective_s`).
+    """Reads new lines of the file; each takes effect as of when it was written (`effective_s`).
 
-    Therefore a line that is read again, after the saved state was lost, does not clear a later finding.
+    So a line that is read again, after the saved state was lost, does not clear a later finding.
     """
 
     name = "operator"
@@ -153,7 +153,7 @@ class OperatorRequests:
         }
 
     def released_until_s(self) -> float:
-        """Return the agent time at which the newest release of this boot ends; -inf if there is none."""
+        """Return the agent time when this boot's newest release ends; -inf if there is none."""
         release = self.release
         return -inf if release is None else self._clock.anchor.offset_s + release.until_boottime_s
 

@@ -9,15 +9,15 @@ from typing import Protocol
 from nodeagent.model import Observation
 
 # About how long a sensor waits for events: until the next multiple of this period (`seconds_to_next_tick`).
-# The watchdog would report a longer wait.
-# It is half the period of the sensors that read files, so that all sensors wake up at the same few moments.
+# The watchdog would report a longer wait. It is half the period of the sensors that read files: all sensors
+# then wake up at the same few moments.
 WAIT_S = 2.5
 
 
 class Unavailable(Exception):
     """The sensor is currently blind; the message gives the reason and the remedy. The agent reopens it later.
 
-    `nothing_there` is True if the node has nothing for the sensor to observe, so that nothing is missed.
+    `nothing_there` is True if the node has nothing for the sensor to observe, and nothing is missed.
     """
 
     def __init__(self, why: str, *, nothing_there: bool = False) -> None:

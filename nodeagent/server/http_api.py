@@ -25,7 +25,7 @@ from nodeagent.server import listening, metrics, report
 START_S = 5.0
 STOP_S = 0.5
 MAX_IDLE_S = 5.0  # an idle connection is closed after this time, as is one whose headers take longer
-MAX_IDLE = 64  # concurrent idle connections, so that the sensors have enough file descriptors
+MAX_IDLE = 64  # concurrent idle connections, to leave the sensors enough file descriptors
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 MAX_BODY_BYTES = 16 << 10
 MAX_EVENTS = 1000  # in one response

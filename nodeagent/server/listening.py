@@ -1,9 +1,9 @@
-"""Binds the agent's addresses, if necessary beside a process that no longer answers on them.
+"""Binds the agent's addresses, if need be beside a process that no longer answers on them.
 
-A process that cannot be ended (see `agent.claim`) also keeps its port. Another process of the same user may
-listen on the port too, because the agent permits that (SO_REUSEPORT), but the kernel would then distribute
-the connections among both. A filter of one instruction directs all of them to the new socket. While a process
-on the port answers, the address counts as in use.
+A process that cannot be ended (see `agent.claim`) also keeps its port. The agent permits another process of
+the same user to listen on the port too (SO_REUSEPORT), but the kernel would then spread the connections over
+both. A one-instruction filter directs them all to the new socket. While a process on the port answers, the
+address counts as in use.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _bound_beside(family: int, address: tuple[object, ...]) -> socket.socket:
 
 
 def _direct(listener: socket.socket, number: int) -> None:
-    """Direct new connections to socket `number` of the group, in the order in which they were bound."""
+    """Direct new connections to socket `number` of the group, counted in the order of binding."""
     program = ctypes.create_string_buffer(struct.pack("HBBI", _RETURN, 0, 0, number))
     filter_ = struct.pack("HP", 1, ctypes.addressof(program))
     listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_REUSEPORT_CBPF, filter_)

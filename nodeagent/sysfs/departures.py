@@ -1,8 +1,8 @@
-"""Tells hardware that has another name or place from hardware that is missing because it is broken. Pure.
+"""Tells hardware that has moved or been renamed from hardware that is missing because it broke. Pure.
 
 A port, an interface or a PCI device whose name is no longer listed is reported as gone only if something
 shows that it still works elsewhere: the same hardware has another name, or another network namespace has it.
-What has left without a trace may have failed, so its findings remain until an operator clears them.
+Hardware that has left without a trace may have failed, so its findings remain until an operator clears them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_KNOWN = 1024
 class Hardware:
     """What a sensor has seen under one name."""
 
-    key: str  # identifies the hardware, whatever its name; of a PCI device, its model; "" if it is unknown
+    key: str  # identifies the hardware under any name; for a PCI device, its model; "" if unknown
     # a directory that exists as long as the device has such an interface in any namespace; "" if none
     home: str = ""
     is_down: bool | None = False  # its check has found it down; None: not seen this time
@@ -41,7 +41,7 @@ def works_elsewhere(old: Hardware, present: Iterable[Hardware], exists: Callable
 
 
 class KnownHardware:
-    """The hardware of one kind that was seen, by entity, until it is gone."""
+    """The hardware of one kind seen so far, by entity, until it is gone."""
 
     def __init__(self, remembered: object) -> None:
         """Take what `remembered` returned before a restart; it may be corrupt."""

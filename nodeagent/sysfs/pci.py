@@ -3,8 +3,8 @@
 The checks cover network adapters, NVMe drives, GPUs and the bridges above them.
 
 The link's speed is not checked: an idle link may be slow by design. The device and the port above it report
-the full width, but a slot may have fewer lanes than its port claims. A width therefore counts as full only
-after the device, or another device of the same model, has been seen with it.
+the full width, but a slot may have fewer lanes than its port claims. So a width counts as full only once this
+device, or another of the same model, has been seen with it.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def list_devices(root: str) -> tuple[PciDevice, ...]:
 def _endpoints(folder: str) -> Iterator[tuple[str, str]]:
     for name in list_names(folder):
         what = device_kind(_hexadecimal(try_read(f"{folder}/{name}/class")))
-        # A virtual function has neither a link nor error counters of its own, and there may be hundreds.
+        # A virtual function has no link or error counters of its own, and there may be hundreds.
         if what and not exists(f"{folder}/{name}/physfn"):
             path = os.path.realpath(f"{folder}/{name}")
             if pci_address(path):

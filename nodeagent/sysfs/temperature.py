@@ -1,4 +1,4 @@
-"""Checks of the temperatures in hwmon: the margin of each device to its critical temperature."""
+"""Checks of the temperatures in hwmon: each device's margin to its critical temperature."""
 
 from __future__ import annotations
 

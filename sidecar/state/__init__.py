@@ -1,1 +1,1 @@
-"""Manage the state that a member holds: exchange it with other members, verify it, and save it to storage."""
+"""Manage a member's state: exchange it with other members, verify it, and save it to storage."""

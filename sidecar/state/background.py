@@ -1,7 +1,7 @@
-"""Run work in threads with the lowest priority, so that it does not slow down the training.
+"""Run work in lowest-priority threads, without slowing down the training.
 
-If the ranks use every core, hashing a snapshot at normal priority would slow down one rank, and all other
-ranks would wait for it. Threads that these threads start inherit the priority.
+With the ranks on every core, hashing a snapshot at normal priority would slow down one rank, and all others
+would wait for it. Child threads inherit the priority.
 """
 
 from __future__ import annotations

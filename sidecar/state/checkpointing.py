@@ -80,7 +80,7 @@ class CheckpointSchedule:
         """Save the newest snapshot that is certainly good.
 
         A snapshot is good once every rank is past its step and none changed its state after the commit.
-        Return False if it is not known yet whether a snapshot is good. Also return False while another
+        Return False while it is still open whether a snapshot is good. Also return False while another
         checkpoint is being written, because if both slots were pinned, no snapshot could be taken or fetched.
         """
         if self._saver.busy:
@@ -176,7 +176,7 @@ class CheckpointSchedule:
 class CheckpointSaver:
     """Writes one checkpoint at a time. `durable` is the report on it for the supervisor.
 
-    `retention` can change while a checkpoint is being written. The value at the end of the write applies.
+    `retention` may change while a checkpoint is being written; the value at the end of the write applies.
     """
 
     def __init__(

@@ -23,10 +23,10 @@ NEWEST = 12  # private states listed for each rank; the group resumes only from 
 
 
 class Holdings:
-    """Reads the states in the arena directory, and stores the private states from which ranks here start."""
+    """Reads the states in the arena directory, and stores the private states that ranks here start from."""
 
     def __init__(self, directory: Path, restored: Path) -> None:
-        """`restored` is the directory for the private states from which this member's ranks start."""
+        """`restored` is the directory for the private states that this member's ranks start from."""
         self.directory = directory
         self._restored = restored
         self._restoring = threading.Lock()  # held while files in `restored` are written or removed
@@ -89,7 +89,7 @@ class Holdings:
         return self._as_restored(rank, generation, step)
 
     def keep_restored(self, rank: int, generation: int, step: int, data: bytes) -> Path:
-        """Store the private state from which a rank starts now, and can start again later; return its file.
+        """Store the private state that a rank starts from, now and perhaps again later; return its file.
 
         The file's name contains the checksum, so a damaged file is never used. If a file already has this
         content, it is not written again. If this raises `OSError`, no incomplete file is left.

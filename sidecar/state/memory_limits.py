@@ -1,8 +1,8 @@
-"""Measure how much memory this member uses, and how much is available to it.
+"""Measure how much memory this member uses, and how much more it can get.
 
-A container can have less memory than its machine. The limits of all cgroups therefore count, from the cgroup
-of this process up to the root of the mount, in cgroup versions 1 and 2. The page cache of files counts as
-free, because the kernel reclaims it before it refuses an allocation. Files in a tmpfs do not count as free.
+A container can have less memory than its machine. So the limits of all cgroups count, from this process's own
+up to the root of the mount, in cgroup versions 1 and 2. The page cache of files counts as free, because the
+kernel reclaims it before it refuses an allocation. Files in a tmpfs do not count as free.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MEMINFO = Path("/proc/meminfo")
 def measure(directory: Path, state_bytes: int) -> MemoryUse:
     """Return how much memory the snapshots and private states in `directory` use, and how much is available.
 
-    If a figure cannot be read, usage counts as zero and available memory as unlimited, so that the supervisor
+    If a figure cannot be read, usage counts as zero and available memory as unlimited, and the supervisor
     does not refuse a start because of it.
     """
     slots = private = 0
@@ -46,8 +46,8 @@ def measure(directory: Path, state_bytes: int) -> MemoryUse:
     available, limit = _meminfo("MemAvailable", 2**63 - 1), 0
     allowed = cgroup_limit()
     if allowed is not None:
-        # The swap that the cgroup may use is not known. Assume all of it, because the alternative is to
-        # refuse a start that might succeed.
+        # How much swap the cgroup may use is unknown. Assume all of it, because the alternative is to refuse
+        # a start that might succeed.
         left = allowed.left_bytes + _meminfo("SwapFree", 0)
         if left < available:
             available, limit = left, allowed.limit_bytes

@@ -1,7 +1,7 @@
 """Serve this member's snapshots and private states to other members, and fetch theirs.
 
-On both sides, threads transfer the bytes of snapshots without the event loop: see
-`sidecar.state.snapshot_send` and `sidecar.state.snapshot_fetch`.
+On both sides, threads transfer snapshot bytes, bypassing the event loop: see `sidecar.state.snapshot_send`
+and `sidecar.state.snapshot_fetch`.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ async def _send_private(
 
 
 class PeerClient:
-    """Fetches state from other members, with one HTTP session for the life of the sidecar."""
+    """Fetches state from other members, over one HTTP session for the sidecar's whole life."""
 
     def __init__(
         self,
@@ -258,7 +258,7 @@ class PeerClient:
     async def write_piece(self, url: str, record: CommitRecord, asked: PieceRequest) -> WrittenPiece:
         """Have a peer write a piece of this member's checkpoint of `record`. Raises `FetchFailed`.
 
-        After that, it is not known whether the piece was written, or still will be.
+        After that, the piece may have been written, or may still be.
         """
         target = f"{url}/v1/piece/{record.generation}/{record.step}"
         limit = aiohttp.ClientTimeout(total=WRITE_S, sock_connect=CONNECT_S)

@@ -1,8 +1,8 @@
-"""Have other members write pieces of a checkpoint that this member writes.
+"""Have other members write pieces of this member's checkpoint.
 
-Tasks for each peer take a piece, have the checksums of this member's own copy computed, and send them with a
-request for the piece. A peer that refuses, fails, or answers with other checksums gets no further piece of
-this checkpoint, and another member writes the piece that it had.
+For each peer, tasks take a piece, have this member's own copy of it checksummed, and send the checksums with
+a request to write the piece. A peer that refuses, fails, or answers with different checksums gets no more
+pieces of this checkpoint, and another member writes the one it had.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from sidecar.state.snapshot_fetch import FetchFailed
 
 log = logging.getLogger(__name__)
 
-MOST_PEERS = 15  # with these, one network connection is hardly the limit any more
-REQUESTS = 2  # to each peer of a directory at a time, so that it does not wait for the next request
+MOST_PEERS = 15  # with this many, one network connection is hardly the limit any more
+REQUESTS = 2  # to each peer of a directory at a time, to spare it the wait for the next request
 OBJECT_REQUESTS = 4  # the same for object storage, where a single connection is slow
 _hashing = ThreadPoolExecutor(2, "share-sums", initializer=yield_to_all)
 
@@ -40,7 +40,7 @@ class CheckpointSharing:
         """`url` is the address of this member; `newest` returns the newest order that it obeys."""
         self.client, self.node, self.newest = client, node, newest
         self._url = url
-        self._refusals: dict[str, str] = {}  # the last one of each peer, so that it is logged once
+        self._refusals: dict[str, str] = {}  # the last one of each peer, to log it once
         self._is_trusted = True  # False once storage has lost what peers wrote
 
     def helpers(self, record: CommitRecord, sources: Iterable[StateSource]) -> PeerHelpers | None:
@@ -57,7 +57,7 @@ class CheckpointSharing:
         return PeerHelpers(self, tuple(urls)[:count], record)
 
     def distrust(self, why: str) -> None:
-        """Write all further checkpoints alone. Safe in any thread."""
+        """Write all later checkpoints alone. Safe in any thread."""
         log.warning("checkpoints are not shared any more", extra={"error": why})
         self._is_trusted = False
 
@@ -72,7 +72,7 @@ class PeerHelpers:
 
     def __init__(self, sharing: CheckpointSharing, urls: tuple[str, ...], record: CommitRecord) -> None:
         self._sharing, self._urls, self._record = sharing, urls, record
-        self._version = sharing.newest()  # peers that obey a newer order do not help any more
+        self._version = sharing.newest()  # peers that obey a newer order no longer help
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._left = set(urls)  # the peers that have not failed
@@ -106,7 +106,7 @@ class PeerHelpers:
 
     def _stop(self) -> None:
         for each in self._tasks:
-            each.cancel()  # which closes the connection, by which the peer sees that nobody waits any more
+            each.cancel()  # which closes the connection and tells the peer that nobody is waiting any more
 
     async def _help(self, url: str, place: StagingPlace, work: SharedFile) -> None:
         while url in self._left and (piece := work.take()) is not None:

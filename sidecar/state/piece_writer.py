@@ -1,8 +1,8 @@
 """Write pieces of another member's checkpoint to storage, from this member's copy of the same snapshot.
 
-Each request is for one piece. This member pins the snapshot while it reads, and for `HOLD_S` after that,
-because the next request usually follows. It does not keep the snapshot pinned while storage hangs, or once
-its orders say that the group stops training, because the ranks' newest state then needs the slot.
+Each request is for one piece. This member pins the snapshot while it reads, and for `HOLD_S` longer, because
+another request usually follows. It unpins the snapshot while storage hangs, and once its orders say that the
+group stops training, because the ranks' newest state then needs the slot.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ HOLD_S = 2.0
 LOOK_S = 0.25  # between two checks of whether the writer still waits
 READ_BYTES = 1 << 20  # read at a time; a snapshot stays pinned for that long after an order to release it
 
-# A separate pool: if storage hangs, further pieces are refused, and all else continues.
+# A separate pool: if storage hangs, it refuses more pieces, and all else continues.
 _pool = ThreadPoolExecutor(THREADS, "share", initializer=yield_to_all)
 
 
@@ -221,7 +221,7 @@ def _allows(order: MemberOrder, record: CommitRecord) -> bool:
 
 
 class _HelpedWriter:
-    """One checkpoint of another member, whose pieces this member writes."""
+    """Another member's checkpoint, while this member writes pieces of it."""
 
     def __init__(self, identity: tuple[str, str, CommitRecord], reader: PinnedReader) -> None:
         """`identity` is the writer's folder, its token and the snapshot. Call this on the event loop."""
@@ -307,7 +307,7 @@ class PinnedReader:
 
 
 class _CheckedReader:
-    """Reads chunks into private memory, from which they are written: they cannot change after the check."""
+    """Reads chunks into private memory to write them from there: they cannot change after the check."""
 
     def __init__(
         self, reader: PinnedReader, memory: mmap.mmap, asked: PieceRequest, is_over: Callable[[], bool]

@@ -1,4 +1,4 @@
-"""Before this member's ranks start, fetch and verify the state from which they will restore."""
+"""Before this member's ranks start, fetch and verify the state that they will restore."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class StorageFailed(StateUnavailable):
 
 
 class Restorer:
-    """Makes the state that an order to run requires available in files on this member."""
+    """Gets the state that an order to run requires into files on this member."""
 
     def __init__(self, holdings: Holdings, fetcher: PeerClient, storage: CheckpointStorage) -> None:
         """`storage` is this member's access to the checkpoints, which may differ from the supervisor's."""
@@ -119,11 +119,11 @@ class Restorer:
         return f"{why}; the memory volume {volume} has {found.f_bavail * found.f_frsize:,} bytes free"
 
     def _snapshot_to_keep(self, order: MemberOrder, late: bool) -> frozenset[tuple[int, int]] | None:
-        """Return the snapshot that is being read, so that the fetch overwrites the other one.
+        """Return the snapshot that is being read; the fetch then overwrites the other one.
 
         This is safe: during the fetch, this member can still resume from the returned snapshot, and other
         members hold the one being fetched. Return None if no snapshot is being read. If the snapshot is void,
-        return None until it is `late`, so that its reader has time to finish.
+        return None until it is `late`, to give its reader time to finish.
         """
         record = self._holdings.arena.being_read()
         if record is None or not (late or valid(record.generation, record.step, order.lineage)):

@@ -1,9 +1,9 @@
 """Compute checksums (seals) of snapshots during training, using a small share of a core.
 
-A seal reveals that a snapshot was damaged later, or that replicas have diverged. To compare replicas, members
-must seal the same steps, although slower members can seal fewer of them. Each member therefore doubles its
-interval until it stays within its share, so that a faster member seals every step that a slower one seals. A
-snapshot that stays the newest for `LINGER_S` is sealed regardless of its step.
+Seals reveal later damage to a snapshot, and replicas that have diverged. To compare replicas, members must
+seal the same steps, although slower members can seal fewer of them. Each member therefore doubles its
+interval until it stays within its share: a faster member then seals every step that a slower one seals. A
+snapshot that stays the newest for `LINGER_S` is sealed at any step.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Fetch a snapshot from all members that hold it, in several streams, directly into a slot.
+"""Fetch a snapshot from all of its holders, in several streams, straight into a slot.
 
-Each stream is a thread. It receives a part into the mapped slot, and computes the CRC32 of each piece while
-the piece is still in the processor's cache. The first stream begins with the whole snapshot as its part. A
-stream without work takes over half of the remainder of another stream's part, so a faster holder sends more.
-If a holder dies or stops sending, the other holders send the rest of its part. Parts from several holders are
-combined only if the holders' seals are equal, because silently diverged replicas must never be mixed.
+Each stream is a thread that receives a part into the mapped slot and computes each piece's CRC32 while the
+piece is still in the CPU cache. The first stream starts with the whole snapshot. An idle stream takes over
+half of what remains of another stream's part, so faster holders send more. If a holder dies or stops sending,
+the other holders send the rest of its part. Parts from several holders are combined only if their seals
+match, because silently diverged replicas must never be mixed.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _Part:
 
 @dataclass(slots=True, eq=False)
 class _Connection:
-    """A connection on which the response's header has been read, so that the requested bytes come next."""
+    """A connection whose response header has been read: the requested bytes come next."""
 
     source: StateSource
     url: str
@@ -198,7 +198,7 @@ class _Transfer:
         return self._incoming.finish_with(self._crcs, self._first.seal)
 
     def _watch(self, streams: list[threading.Thread]) -> None:
-        """Wait for the end. If a part stalls, shut down its connection, so that its stream releases it."""
+        """Wait for the end. If a part stalls, shut down its connection, which makes its stream release it."""
         while any(each.is_alive() for each in streams):
             with self._change:
                 if self._broken is None and (self._left or self._active):
@@ -329,7 +329,7 @@ class _Transfer:
 def _ask(
     source: StateSource, begin: int, end: int, limit_s: float, *, token: str, tls: ssl.SSLContext | None
 ) -> _Connection:
-    """Request the snapshot's bytes from `begin` to `end`; return the connection on which they arrive.
+    """Request the snapshot's bytes from `begin` to `end`; return the connection that delivers them.
 
     An `end` of 0 means the end of the snapshot. Raises `FetchFailed`.
     """

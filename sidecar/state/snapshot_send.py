@@ -1,6 +1,6 @@
-"""Send a range of a pinned snapshot to another member, from a thread and without copying it.
+"""Send a range of a pinned snapshot to another member, from a thread, without copying it.
 
-sendfile transfers the bytes from the slot's file to the socket, without the interpreter or the event loop. If
+sendfile moves the bytes from the slot's file to the socket, bypassing the interpreter and the event loop. If
 the snapshot has no seal, the CRC32 of each 8 MiB chunk follows the chunk. If it has a seal, the receiver
 compares the checksum of the whole snapshot instead, which also detects damage in this member's memory since
 the seal was computed. Over TLS, sendfile would send plaintext, so a thread reads the chunks and the server's

@@ -24,7 +24,7 @@ MAX_WHY_BYTES = 300
 
 
 class StorageLister:
-    """Keeps `listing` up to date. It reads the storage in a thread, because storage can block."""
+    """Keeps `listing` up to date. A thread reads the storage, because storage can block."""
 
     def __init__(
         self, storage: CheckpointStorage, changed: Callable[[], None], asked: Callable[[], int]

@@ -73,9 +73,9 @@ _TRANSIENT = frozenset(
 class RequestLimits:
     """How long requests may take, in seconds.
 
-    Each limit applies to a single request, and no limit applies to a whole checkpoint. Writing a part may
-    take `write_s`, so a connection that transfers 8 MiB in that time is fast enough. Reading a part fails
-    after `stall_s` without a byte, or after `read_s`. All other requests may take `answer_s`.
+    Each limit applies to a single request; a whole checkpoint has no limit. Writing a part may take
+    `write_s`, so a connection is fast enough if it transfers 8 MiB in that time. Reading a part fails after
+    `stall_s` without a byte, or after `read_s`. All other requests may take `answer_s`.
     """
 
     connect_s: float = 10.0

@@ -6,9 +6,9 @@ PREFIX/step-00000042/e3-g7-9f2c61d0/FILE/00000 ...         the files, in a folde
 PREFIX/conditional-put                                     tests whether the storage obeys conditions
 ```
 
-A writer creates the manifest only if there is none. It replaces an existing manifest only if it has found
-that very version to be unusable. If several writers save the same step, therefore, only one of them publishes
-it, and no writer overwrites a manifest that it has not read.
+A writer creates the manifest only if there is none. It replaces an existing manifest only after finding that
+very version unusable. So if several writers save the same step, only one publishes it, and no writer
+overwrites a manifest that it has not read.
 """
 
 from __future__ import annotations

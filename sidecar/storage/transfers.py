@@ -1,9 +1,9 @@
 """Transfer the files of a checkpoint to and from object storage, several parts at a time.
 
-Each part of a file is a separate object. Multipart uploads are not used: if a process is killed during one,
-the upload stays in the bucket, where it is billed but not listed, and the library can neither find nor abort
-it. Separate objects are listed, so the remains of an interrupted upload can be deleted. They are also read
-and verified separately, so an interrupted download resumes with the missing parts.
+Each part of a file is a separate object. There are no multipart uploads: if a process is killed during one,
+the upload stays in the bucket, billed but not listed, and the library can neither find nor abort it. Separate
+objects show up in listings, so what an interrupted upload leaves behind can be deleted. They are also read
+and verified one by one, so an interrupted download resumes with the missing parts.
 """
 
 from __future__ import annotations

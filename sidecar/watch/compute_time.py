@@ -1,7 +1,7 @@
 """Measure a rank's own time: how long it works in each step before it waits for other ranks. Pure.
 
 All ranks of a group have the same step time, because fast ranks wait for the slowest in the backward pass.
-Ranks differ only before that, in the time until the forward pass and in the forward pass itself.
+They differ only before that: in the time until the forward pass, and in the forward pass itself.
 
 The progress page contains the sums of these two times over the generation. The sidecar reads the sums every
 few steps. The steps between two readings form a block, and the last `BLOCKS` blocks form the window. Even if

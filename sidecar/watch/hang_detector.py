@@ -1,17 +1,16 @@
 """Determine which ranks are late. Pure: the time and the sidecar's own lateness are arguments.
 
 A step is late if it takes longer than `floor_s + factor * p99` of the recent steps. Lateness does not prove a
-hang: the launcher inspects a late rank, and the supervisor judges the evidence. The limit counts from the
-last commit, or from the end of a pause inside the step. It does not count from the last change of phase,
-because a step with gradient accumulation changes phase many times, and step times cover all phases of a step.
-Separate limits apply to the first step and to everything that is not work on a step: a pause that the script
-declares, a snapshot that Holdfast takes, joining, and restoring. A rank that exceeds a separate limit counts
-as hung.
+hang: the launcher inspects a late rank, and the supervisor judges the evidence. The clock starts at the last
+commit, or at the end of a pause inside the step. A change of phase does not restart it: a step with gradient
+accumulation changes phase many times, and step times cover all phases. Separate limits apply to the first
+step and to everything that is not work on a step: a pause that the script declares, a snapshot that Holdfast
+takes, joining, and restoring. A rank that exceeds a separate limit counts as hung.
 
 If a script does not call `holdfast.join`, Holdfast sees only the steps of torch's optimizers. Before the
-first step, it cannot know whether there will be any: the script may do inference, or be the parent of the
-training processes. Such a rank is late after half of the limit for a first step, so that it is inspected and
-a warning appears. Even if it exceeds the whole limit, it does not count as hung.
+first one, it cannot know whether any will come: the script may run inference, or be the parent of the
+training processes. Such a rank is late after half of the limit for a first step; it is then inspected, and a
+warning appears. It never counts as hung, even beyond the whole limit.
 
 With the defaults, a late rank is noticed at most 3 x p99 + 0.6 s after its last progress. This leaves 0.4 s
 of the promised second for the inspection.
@@ -83,7 +82,7 @@ class Stall:
     since_ns: int  # when the rank last made progress, by CLOCK_MONOTONIC
     waited_s: float
     limit_s: float
-    limited: bool  # True if `limit_s` is the activity's own limit, so that exceeding it counts as a hang
+    limited: bool  # True if `limit_s` is the activity's own limit: exceeding it counts as a hang
     why: str
     begun: bool = True  # False if its script does not join and has completed no step
 

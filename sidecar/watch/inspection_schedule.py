@@ -1,4 +1,4 @@
-"""Decide when the launcher inspects its ranks, while any rank of the group is late. Pure."""
+"""Schedule the launcher's inspections of its ranks while any rank of the group is late. Pure."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class MemberWatch:
-    """The condition of one member's launcher and ranks, as of the last poll.
+    """How one member's launcher and ranks were doing at the last poll.
 
     `stalls` contains the late ranks. `silent` says why the launcher counts as unresponsive; it is "" while
     the launcher responds.

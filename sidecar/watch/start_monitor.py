@@ -1,4 +1,4 @@
-"""Find processes that were released to become ranks but do not start. Pure."""
+"""Find processes that were released to become ranks but never start. Pure."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ LATE_S = 3.0  # after which a process is inspected; a warm process starts within
 class StartMonitor:
     """Finds released processes that do not start.
 
-    A rank writes its own progress page, so a process that never runs has none. This class therefore measures
-    the time since the launcher reported that the process was released.
+    A rank writes its own progress page, so a process that never runs has none. This class therefore goes by
+    the time since the launcher reported the process as released.
     """
 
     first_step_s: float

@@ -1,8 +1,8 @@
 """Decide whether to inject Holdfast into a pod, and if so, add its containers and its launcher. Pure.
 
 The result depends only on the pod and the context. Injection is idempotent, because the API server calls a
-webhook again if another webhook has changed the pod. Injection leaves the user's fields alone, except the
-command of the training container, and two tolerations if they have the cluster's default values.
+webhook again if another webhook has changed the pod. It leaves the user's fields alone, apart from the
+training container's command, and two tolerations if they have the cluster's default values.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def inject(pod: PodObject, context: InjectionContext) -> Injected | Refused | No
     """Return the injected pod if the pod requests Holdfast and it is certain what the pod runs.
 
     This does not modify `pod`. A pod that cannot be injected gets an annotation that says why, and runs as it
-    would without Holdfast. This function never raises, whatever the pod contains.
+    would without Holdfast. This function never raises, for any pod.
     """
     try:
         annotations = pod_parts.mapping(pod_parts.mapping(pod, "metadata"), "annotations")
@@ -227,8 +227,7 @@ class _Injection:
         """Return the security context fields that make Holdfast's containers run as the training user.
 
         The sidecar and the ranks share files in memory that only their user can read. If the pod sets no
-        user, the image determines it. The image is not known here, so assume 0, which most training images
-        use.
+        user, the image determines it. The image is unknown here, so assume 0, which most training images use.
         """
         own = pod_parts.mapping(self.training, "securityContext")
         of_pod = pod_parts.mapping(self.spec, "securityContext")
@@ -404,9 +403,9 @@ def _compact(value: object) -> str:
 def json_patch(before: Any, after: Any) -> list[dict[str, Any]]:
     """Return the JSON patch (RFC 6902) that turns `before` into `after`.
 
-    The patch contains only differences, so that other webhooks' changes to other parts survive. Objects in
-    lists are compared by index, and additional objects are appended. A list of strings is replaced as a
-    whole. The operations depend only on the two documents.
+    The patch contains only differences, so other webhooks' changes to other parts survive. Objects in lists
+    are compared by index, and additional objects are appended. A list of strings is replaced as a whole. The
+    operations depend only on the two documents.
     """
     return _changes("", before, after)
 

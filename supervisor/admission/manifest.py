@@ -1,7 +1,7 @@
 """Inject Holdfast into the pod templates of a manifest, for clusters without Holdfast's webhook.
 
-This module does not use an API server, so it does not know what the cluster would add to a pod, such as
-defaults or an operator's variables. The webhook therefore knows more about a pod than this module does.
+Without an API server, this module cannot know what the cluster would add to a pod, such as defaults or an
+operator's variables. The webhook knows more.
 """
 
 from __future__ import annotations

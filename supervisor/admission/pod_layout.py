@@ -1,7 +1,7 @@
 """Define the names, paths and keys of an injected pod and the installation. Pure.
 
 The injector writes them. The sidecar, the cluster's supervisor, the commands that examine a pod, and the
-documentation use the same definitions.
+documentation share these definitions.
 
 ```text
 initContainers

@@ -1,4 +1,4 @@
-"""Find which program the words of a command start, and which script Python runs. Pure."""
+"""Find which program a command starts, and which script Python runs. Pure."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _has_value(text: str) -> bool:
 
 
 def module(words: Sequence[ShellWord]) -> str:
-    """Return the module that Python runs; "" if it runs a script, or if the module is not known."""
+    """Return the module that Python runs; "" if it runs a script, or if the module is unknown."""
     try:
         return python_flags(words)[1] or ""
     except UnclearCommand:

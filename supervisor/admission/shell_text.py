@@ -1,8 +1,8 @@
 """Parse the text of `sh -c` into simple commands, with the positions of their words. Pure.
 
 A command within `if`, a loop, a group or a subshell is marked, because it may run several times or not at
-all. Text that contains a function or a `case` is refused. Here-documents are skipped. Nothing is expanded,
-but a word that the shell would expand is marked, so that its text is not mistaken for its value.
+all. Text with a function or a `case` is refused. Here-documents are skipped. Nothing is expanded, but a word
+that the shell would expand is marked, to keep its text from being mistaken for its value.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ShellWord:
     Attributes:
         text: The word without quotes, and without expanding anything in it.
         expands: True if the shell or Kubernetes expands a part of the word.
-        splits: True if that part is not quoted, so that the word may become several words, or none.
+        splits: True if that part is not quoted, so the word may become several words, or none.
         start, end: The position of the word in the shell's text.
     """
 
@@ -89,7 +89,7 @@ class _CommandReader:
         self.before = ""
         self.open: list[str] = []  # the compound commands around `place`
         self.prefix = ""  # `!` or `time` before the words
-        self.is_closed = False  # True if a compound command has just ended, so that an operator must follow
+        self.is_closed = False  # True if a compound command has just ended and an operator must follow
         self.documents: list[tuple[str, bool]] = []  # here-documents that begin on the next line
 
     def advance(self) -> None:

@@ -1,8 +1,8 @@
-"""Understand the command of a training container, so that Holdfast can start the ranks instead. Pure.
+"""Understand a training container's command well enough for Holdfast to start the ranks instead. Pure.
 
 A launcher such as torchrun is replaced. Its options specify the number of ranks, which Holdfast starts as
-torchrun would. The words around the launcher (`env A=b`, `bash -c "cd /app && ..."`) remain in place, so they
-still run once per pod, not once per rank.
+torchrun would. The words around the launcher (`env A=b`, `bash -c "cd /app && ..."`) stay in place, and still
+run once per pod, not once per rank.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class TrainingCommand:
 
 @dataclass(frozen=True, slots=True)
 class NotUnderstood:
-    """The command is not understood. `why` says what is unclear, and what the user can do."""
+    """The command is unclear. `why` says what about it, and what the user can do."""
 
     why: str
 
@@ -323,7 +323,7 @@ class _Reader:
         return _checked(stated, program)
 
     def _stated(self, word: ShellWord | None, variable: str) -> str | None:
-        """Return the value of an option or, without it, of torchrun's variable; None if it is not known."""
+        """Return the value of an option or, without it, of torchrun's variable; None if unknown."""
         if word is None:
             value = self.environment.get(variable)
             return None if value is None or "$(" in value else value
@@ -334,7 +334,7 @@ class _Reader:
         return self._resolved(word.text)
 
     def _of_shell(self, text: str) -> str | None:
-        """Return the value of `text` in the shell that starts the training; None if it is not known."""
+        """Return the value of `text` in the shell that starts the training; None if unknown."""
         if (reference := _REFERENCE.fullmatch(text)) and reference[1] in self.environment:
             return self._resolved(text)  # Kubernetes expands it before the shell reads the text
         if self.around is None:
@@ -342,7 +342,7 @@ class _Reader:
         return shell_variables.value_at(text, *self.around, self.environment)
 
     def _resolved(self, text: str) -> str | None:
-        """Return `text` with Kubernetes' references expanded; None if the value of one is not known."""
+        """Return `text` with Kubernetes' references expanded; None if one has no known value."""
         values = [self.environment.get(match[1]) for match in _REFERENCE.finditer(text) if match[1]]
         if any(value is None or "$(" in value for value in values):
             return None

@@ -1,12 +1,11 @@
-"""Run the webhook, `holdfast cluster webhook`, to which the API server sends each pod that requests Holdfast.
+"""Run the webhook, `holdfast cluster webhook`: the API server sends it each pod that requests Holdfast.
 
-The webhook does not read from the cluster in order to respond, so a response takes milliseconds. It never
-rejects a pod. If a pod cannot be injected, the webhook admits it with an annotation and an event that say
-why. If the webhook is unavailable, the API server admits pods unchanged, and the supervisor reports this in
-an event.
+The webhook responds without reading from the cluster, within milliseconds. It never rejects a pod. If it
+cannot inject one, it admits it with an annotation and an event that say why. If the webhook is unavailable,
+the API server admits pods unchanged, and the supervisor reports that in an event.
 
 The API server does not identify itself, so any pod of the cluster can send requests. `AdmissionExchanges`
-limits what all of them together take, and the server closes idle connections when there are too many.
+limits what they take in total, and the server closes idle connections when there are too many.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ MAX_REVIEW_BYTES = 4 << 20  # the API server accepts objects of at most 3 MiB, a
 # to 60 MiB more, but this happens for one review at a time. The manifest allows 256 MiB.
 MAX_HELD_BYTES = 16 << 20
 MAX_EXCHANGES = 64  # requests that arrive or are answered at the same time
-EXCHANGE_S = 3.0  # the time in which the API server expects the response, timeoutSeconds in the manifest
+EXCHANGE_S = 3.0  # how long the API server waits for the response: timeoutSeconds in the manifest
 # Connections without a request. Each API server keeps up to 25 connections to the webhook.
 MAX_IDLE, IDLE_S = 128, 90.0
 COLLECT_S = 1.0  # between two passes of the garbage collector
@@ -108,10 +107,10 @@ class AdmissionExchange:
 
 
 class AdmissionExchanges:
-    """All exchanges that are in progress, oldest first.
+    """All exchanges in progress, oldest first.
 
-    If there are too many, or they hold too much, the oldest ones are given up. The API server sends and
-    receives within milliseconds, so the oldest ones are those of slow or hostile clients.
+    If there are too many, or they hold too much, the oldest are dropped. The API server sends and receives
+    within milliseconds, so the oldest ones are those of slow or hostile clients.
     """
 
     def __init__(self) -> None:
@@ -229,7 +228,7 @@ def _warnings(texts: tuple[str, ...]) -> list[str]:
 
 
 async def keep_configuration(server: ApiServer, certificate: ServerCertificate, admission: Admission) -> None:
-    """Keep the CA in the webhook's configuration, from which the API server reads it. Never returns.
+    """Keep the CA in the webhook's configuration, where the API server reads it. Never returns.
 
     The manifests contain the configuration without the CA, and users apply them again with every upgrade.
     """
@@ -300,7 +299,7 @@ async def serve(_: event_loop.Lag) -> None:
 
 
 async def _own_image(server: ApiServer, me: OwnPod) -> str:
-    """Return the image of this process. Injected pods use the same image, and so have the same version."""
+    """Return the image of this process. Injected pods use the same image, and thus the same version."""
     for tries_left in reversed(range(START_TRIES)):
         try:
             pod = await server.get(PODS, me.name, me.namespace)
@@ -325,8 +324,8 @@ async def collect_garbage() -> None:
     """Collect garbage every `COLLECT_S`. Never returns.
 
     A connection that was closed leaves objects that refer to each other, with up to a megabyte of buffers.
-    Python's automatic passes depend on the number of objects and not on their size, so they would come late.
-    The objects that exist now are left out of all passes, which then take about a millisecond.
+    Python's automatic passes go by the number of objects, not their size, and would come late. The objects
+    that exist now are left out of all passes, which then take about a millisecond.
     """
     gc.freeze()
     while True:

@@ -1,4 +1,4 @@
-"""Give commands access to a run's records and its HTTP API. Every wait has a limit."""
+"""Let commands reach a run's records and its HTTP API. Every wait has a limit."""
 
 from __future__ import annotations
 

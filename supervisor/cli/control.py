@@ -134,7 +134,7 @@ def _wait_for_end(run: RunRecords, show: Callable[[str], object]) -> bool:
         if phase not in ("", "running", "ended") and words != before:
             show(words)
             before = words
-        if phase == "saving":  # the supervisor gives up by itself if saving makes no progress
+        if phase == "saving":  # the supervisor gives up on its own if saving makes no progress
             deadline = time.monotonic() + STOP_S
         if time.monotonic() >= deadline:
             return False

@@ -102,7 +102,7 @@ class ClusterJobs:
         self._notices = _Notices(events, now_s)
         self.leads: Callable[[], bool] = lambda: True  # True if this process certainly holds the Lease
         self._by_uid: dict[str, SupervisedJob] = {}
-        # The groups of runs that another supervisor has begun, until a `SupervisedJob` continues each.
+        # The groups of runs begun by another supervisor, until a `SupervisedJob` takes up each of them.
         self._ongoing: dict[JobKey, PodGroup] = {}
         # Results of the last round, which are reused because reading 2,000 pods again takes a fifth of a
         # second.
@@ -193,7 +193,7 @@ class ClusterJobs:
         self._ongoing = {key: group for key, group in self._ongoing.items() if key not in self.jobs}
 
     def _is_over(self, job: SupervisedJob, found: KubernetesObject | None) -> bool:
-        """Return True if this supervisor has nothing left to do for the job, so that it can be closed.
+        """Return True if this supervisor has nothing left to do for the job, which can then be closed.
 
         If another supervisor has taken over the job, it is over only if this process certainly leads.
         """
@@ -237,7 +237,7 @@ class ClusterJobs:
         return {key: each.group for key, each in self._formed.items() if each.group is not None}
 
     def _record(self, refusal: Refusal) -> None:
-        """Record an event, but not about a pod that has ended, which nobody needs to change any more."""
+        """Record an event, unless its pod has ended and nobody needs to change it any more."""
         if not has_ended(refusal.pod):
             self._notices.record(*refusal)
 

@@ -3,8 +3,8 @@
 The process serves the members' connections over TLS, and supervises all jobs while it holds the Lease.
 Without the Lease, it tells members that it does not lead, and they try another address.
 
-If the API server does not respond, the leader continues, because its orders contain its epoch, and members
-obey the highest epoch that they know. It does not evict pods during that time, because no epoch protects an
+If the API server does not respond, the leader carries on: its orders contain its epoch, and members obey the
+highest epoch that they know. Until the server is back, it evicts no pods, because no epoch protects an
 eviction.
 """
 
@@ -167,8 +167,8 @@ class ClusterSupervisor:
     async def member(self, request: web.Request) -> web.StreamResponse:
         """Serve the connection of a member, which its token identifies.
 
-        A replica that does not lead says so before the API server has reviewed the token, because the member
-        then tries another address. The API server may not respond to this replica.
+        A replica that does not lead says so even before the API server reviews the token, which may not
+        respond to this replica; the member then tries another address.
         """
         self._refuse_unless_leading()
         caller = await self._review(request)
@@ -190,9 +190,9 @@ class ClusterSupervisor:
         return self._jobs
 
     async def _review(self, request: web.Request) -> Caller | TokenRefused | ReviewUnavailable:
-        """Return the pod to which the request's token belongs.
+        """Return the pod that the request's token belongs to.
 
-        The reviews for one address are limited, so that forged tokens do not delay the reviews of members'
+        The reviews for one address are limited, to keep forged tokens from delaying the reviews of members'
         tokens.
         """
         address = request.remote or ""
@@ -252,7 +252,7 @@ async def serve(measured: event_loop.Lag) -> None:
 
 
 async def collect_garbage() -> None:
-    """Collect garbage at long intervals, in place of Python's automatic collection. Never returns."""
+    """Collect garbage at long intervals, replacing Python's automatic collection. Never returns."""
     loop = asyncio.get_running_loop()
     last_s = loop.time()
     while True:

@@ -1,9 +1,9 @@
 """Manage the members of one job on a cluster: its pods, which its owner creates, and their connections.
 
 A member is one run of a pod's training container. If the kubelet restarts the container, the launcher's ranks
-and state are lost, so the pod becomes another member, on the same node and with the same snapshots in the
-pod's memory volume. A member's name therefore ends with the number of the container's restarts, and changes
-as soon as the kubelet reports another container.
+and state are lost, and the pod becomes a new member, on the same node and with the same snapshots in its
+memory volume. A member's name therefore ends with the container's restart count, and changes as soon as the
+kubelet reports another container.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MEMBER_TIMEOUT_S = 30.0
 
 
 # The name of a member whose pod was another member before: see `member_name` and `PodBackend`. The numbers
-# are shorter than the 8 digits of a uid, so that a uid is never mistaken for one.
+# are shorter than the 8 digits of a uid, so a uid is never mistaken for one.
 _LATER_START = re.compile(r"(.+\.[^.]{8})(?:\.[0-9]{1,7})?(?:-[0-9]{1,7})?")
 
 
@@ -49,7 +49,7 @@ class PodMember:
     is_leaving: bool = False  # True if the pod is being deleted; its ranks run until they are ordered to end
     has_ended: bool = False
     first_name: str = ""  # the member's name before the pod became another member without a restart
-    order: tuple[int, ...] = ()  # sorts the pods of a job in the order in which their controller numbers them
+    order: tuple[int, ...] = ()  # sorts a job's pods as their controller numbers them
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +113,13 @@ class PodBackend:
 
     @property
     def is_leaving(self) -> bool:
-        """True if all pods are being deleted, so that no member remains to hold the state."""
+        """True if all pods are being deleted, which leaves no member to hold the state."""
         there = [pod for pod in self.pods.values() if not pod.has_ended]
         return bool(there) and all(pod.is_leaving for pod in there)
 
     @property
     def stop(self) -> StopRequest:
-        """A user's request to stop; "terminate" if all pods are being deleted, so that the run must save."""
+        """A user's request to stop; "terminate" if all pods are being deleted and the run must save."""
         return self.user_stop or ("terminate" if self.is_leaving else "")
 
     @property
@@ -132,8 +132,8 @@ class PodBackend:
 
         A pod whose sidecar and launcher respond is not replaced, because it may hold the only copy of the
         state. Instead, it becomes another member, as after a restart of its container. While evictions are
-        `blocked`, the time before an eviction does not pass, so that members can reconnect afterwards.
-        `count` has no effect, because the owner of the pods determines their number.
+        `blocked`, the time before an eviction does not pass, and members can reconnect afterwards. `count`
+        has no effect, because the owner of the pods determines their number.
         """
         known = {pod.member: pod for pod in self.pods.values()}
         for member in discard:

@@ -1,4 +1,4 @@
-"""Decide from the pods of a job whether they continue its run, or whether another run begins. Pure."""
+"""Decide from a job's pods whether they continue its run or begin another. Pure."""
 
 from __future__ import annotations
 

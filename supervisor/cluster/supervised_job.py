@@ -1,8 +1,8 @@
 """Supervise one job of a cluster for the term of one leader.
 
-A Supervision can outlive several runs of its job. An owner that restarts a failed job creates new pods after
-the old ones were ordered to end, and a user can create pods without an owner again under the same name. Each
-run has its own `Job`, which continues from the state of the previous run.
+A Supervision can outlive several runs of its job. When an owner restarts a failed job, it creates new pods
+after the old ones were ordered to end, and a user can recreate pods without an owner under the same name.
+Each run has its own `Job`, which continues from the previous run's state.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class SupervisedJob:
         self._server.keep(present)
 
     def was_replaced(self, uid: object) -> bool:
-        """Return True if the resource with this uid has replaced the one that was seen before.
+        """Return True if the resource with this uid has replaced an earlier one.
 
         A resource that this job has just taken over does not count, even if the registry has not seen it yet.
         """
@@ -199,7 +199,7 @@ class SupervisedJob:
     async def close(self) -> None:
         """End all work on the job without changing the job. Its pods continue to train.
 
-        Each member's connection ends at its next report, so that the member connects to the next supervisor.
+        Each member's connection ends at its next report, which makes it connect to the next supervisor.
         """
         try:
             await event_loop.end(self._tasks)
@@ -291,7 +291,7 @@ class SupervisedJob:
         return await self._resource.take_over(self._context.epoch)
 
     async def _policy(self, found: Takeover, fresh: bool) -> Policy:
-        """Return the policy of the run that is taken over or, if `fresh`, of the one that begins.
+        """Return the policy of the run being taken over or, if `fresh`, of the new one.
 
         A run keeps its size and settings until it ends: its ranks were started with them.
         """

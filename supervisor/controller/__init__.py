@@ -1,1 +1,1 @@
-"""The shell around the decision. It receives reports, records decisions, sends orders and serves the API."""
+"""The shell around the decision: receives reports, records decisions, sends orders and serves the API."""

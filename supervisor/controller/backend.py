@@ -1,4 +1,4 @@
-"""The interface to whatever creates the members of a run: a keeper on one machine, pods on a cluster."""
+"""The interface to what creates the members of a run: a keeper on one machine, pods on a cluster."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from supervisor.view.model import Completion, StopRequest
 class Backend(Protocol):
     """Maintains the requested number of members.
 
-    All calls are requests. They return before the request is carried out, and it is safe to repeat them.
+    All calls are requests: they return before they are carried out, and are safe to repeat.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""Index the checkpoints on storage in the background, so that no decision waits for storage.
+"""Index the checkpoints on storage in the background, so decisions never wait for storage.
 
 A scan reads only manifests. A checkpoint is read in full only if it is about to be used and has not been
 verified yet. Members also compare a checkpoint with their state while they write it, and verify what they
@@ -169,7 +169,7 @@ def _checkpoint(found: ListedCheckpoint, root: Path, verified: bool) -> Checkpoi
 async def _in_thread(work: Callable[[], _T]) -> _T:
     """Run `work` in a thread, and return its result or raise its exception.
 
-    The thread is a daemon, so that a file system that hangs cannot keep the process from exiting.
+    The thread is a daemon: a hanging file system cannot keep the process from exiting.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[_T] = loop.create_future()

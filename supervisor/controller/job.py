@@ -48,10 +48,10 @@ from supervisor.view.model import (
 log = logging.getLogger(__name__)
 
 LATE_NS = 500_000_000  # a wake-up that is later than this shows that this process was stopped
-BEAT_S = 0.5  # the longest sleep between decisions; short, so that a late wake-up measures such a stop
+BEAT_S = 0.5  # the longest sleep between decisions; short, to let a late wake-up measure such a stop
 LEAVE_S = 2.0  # the time limit for writing the last records of a run
 # A round takes some 50 us for each member. After a fault, each report of a large job requires another round.
-# The job therefore rests as long as a round takes: otherwise, no time would be left to read the reports.
+# So the job rests as long as a round takes, or there would be no time left to read the reports.
 LARGE = 200  # members; below that, a round takes a few milliseconds
 REST_S = 50e-6  # for each member
 SLICE = 50  # members that receive their orders before other work may run: about 1 ms
@@ -161,7 +161,7 @@ class Job:
         self.checkpoints.verify(remedy.checkpoint_to_verify(view, self.policy))
         self._renew(view)
         await self._give_orders(view)
-        if decided:  # publish only after the orders are sent, so that no member waits for the status
+        if decided:  # publish only after the orders are sent: no member waits for the status
             self.publish()
 
     def _compare_sidecars(self, view: View) -> None:
@@ -192,7 +192,7 @@ class Job:
             log.error("epoch not raised", extra={"error": str(error)})
 
     async def _commit(self, view: View, action: RunAction) -> None:
-        """Write the decision to the journal. Then update the job's state, from which orders are derived."""
+        """Write the decision to the journal, then update the job's state, which the orders derive from."""
         before, after = self.memory, transition.after(view, action, self.policy)
         self._account(view, action, before, after)
         await self.journal.write(view, self.policy, action, after, self.bookkeeping.ledger.snapshot())
@@ -233,7 +233,7 @@ class Job:
     def _record(self, view: View, action: RunAction, after: JobState) -> None:
         """Write the incident's file at each decision about it, and in full when the incident is over.
 
-        The journal is written first, so that a new supervisor can repeat this for the last decision.
+        The journal is written first: a new supervisor can then repeat this for the last decision.
         """
         before = view.memory
         known = before.incident if isinstance(action, Settle) else after.incident
@@ -400,9 +400,9 @@ def _accounts(started_ns: int, held: Any, policy: Policy) -> Bookkeeping:
 def _begin(policy: Policy, held: JobState | None, fresh: bool) -> JobState:
     """Return the initial state of the job: the predecessor's after a takeover, otherwise one for a new run.
 
-    A new run in an old directory keeps the generation and the lineage, which make older states void. It also
-    keeps what concerns the state on storage: the steps to skip, the newest step that was saved, the steps at
-    which the replicas were equal, and the work that was cut off and not repeated.
+    A new run in an old directory keeps the generation and the lineage, to make older states void. It also
+    keeps the facts about the state on storage: the steps to skip, the newest step saved, the steps where the
+    replicas matched, and the work that was cut off and not repeated.
     """
     world_size = policy.members * policy.nproc
     now_ns = time.monotonic_ns()

@@ -1,8 +1,7 @@
 """Write a job's decisions to its log before they are carried out, without ever stopping the job.
 
-Storage that is full or does not respond must not keep the group from training, so a decision waits at most
-`JOURNAL_S` for its line to be written. A lost line does no harm later, because each line contains the whole
-state.
+Full or unresponsive storage must not keep the group from training, so a decision waits at most `JOURNAL_S`
+for its line to be written. Losing a line does no lasting harm, because each line contains the whole state.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Serve the members' connections: receive each member's reports and send its orders.
 
-Decoding a report takes up to 0.1 s per megabyte, during which the process does nothing else. Even a member
-whose identity is proven is not trusted by the other jobs that this process supervises. Each member therefore
-has only one connection, and the size and rate of its reports are limited before any is decoded.
+Decoding a report blocks the process for up to 0.1 s per megabyte. A member may have proven its identity, but
+the other jobs that this process supervises still do not trust it. So each member has only one connection, and
+the size and rate of its reports are limited before any is decoded.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from supervisor.view.member_clocks import ClockOffset
 
 log = logging.getLogger(__name__)
 
-MAX_CAUSES = 64  # causes of refusals to remember, so that each is logged only once
+MAX_CAUSES = 64  # causes of refusals to remember, to log each only once
 _NUMBER = re.compile(r"\d+")
 _READ = (WSMsgType.TEXT, WSMsgType.PING, WSMsgType.PONG)
 
@@ -61,10 +61,10 @@ class ByteBudget:
 
 
 class DecodingTurns:
-    """Limits how long reports are decoded without a pause in which other work runs.
+    """Limits how long reports are decoded before other work gets a turn.
 
     After a fault, all members of a job, or of many jobs, report at once. asyncio would serve all of their
-    sockets before it looks for other events, with 1,000 members for more than a second.
+    sockets before looking for other events: with 1,000 members, for more than a second.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
 """Decode the reports of one member without parsing the parts that repeat the previous report. Pure.
 
 Most of a report repeats the previous one: between two steps, only times and the ranks' progress change. If a
-part of the text equals the same part of the previous report, it is not parsed again, and the values decoded
-from it are reused. A supervisor of 2,000 members would otherwise spend most of its time on decoding.
+part of the text is the same as last time, its decoded values are reused instead of parsing it again. A
+supervisor of 2,000 members would otherwise spend most of its time decoding.
 """
 
 from __future__ import annotations

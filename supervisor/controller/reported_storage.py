@@ -1,4 +1,4 @@
-"""Track the checkpoints of a job from its members' reports, if only the members can read its storage."""
+"""Track a job's checkpoints from its members' reports, when only they can read its storage."""
 
 from __future__ import annotations
 

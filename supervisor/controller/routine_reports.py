@@ -1,9 +1,9 @@
-"""Distinguish routine reports from reports that a job must consider immediately. Pure.
+"""Tell routine reports from those that a job must consider immediately. Pure.
 
 A routine report only repeats that a member trains: it differs from the previous one in times and in the
-progress of ranks that complete their steps. No decision follows from it before the job's next round, which is
-at most a second away. With 2,000 members that report once a second, it would take more than one core to build
-a view of the whole job for each report.
+progress of ranks that complete their steps. No decision follows from it before the job's next round, at most
+a second away. With 2,000 members that report once a second, building a view of the whole job for each report
+would take more than one core.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ _STOPPED = "stopped"  # `why` of a stop whose checkpoint is missing
 def finished(view: View, policy: Policy) -> Save | Wait | End:
     """Return the next action for a run whose ranks have all finished.
 
-    The run first writes its last state to storage, so that a second run of the same command has nothing left
-    to do. The exit code is 0 only if all of the script's work was done.
+    The run first writes its last state to storage, so a second run of the same command has nothing left to
+    do. The exit code is 0 only if all of the script's work was done.
     """
     missed = view.memory.missed
     if not missed:
@@ -198,7 +198,7 @@ def summary(memory: JobState) -> str:
 
 
 def _names_missed(memory: JobState) -> bool:
-    """True if `why` does not mention the work that was cut short, so that the last sentence must name it."""
+    """True if `why` leaves out the work that was cut short, which the last sentence must then name."""
     return bool(memory.missed) and (memory.exit_code == exit_codes.INTERRUPTED or memory.end is not None)
 
 
@@ -208,9 +208,9 @@ def _names_missed(memory: JobState) -> bool:
 def save_and_end(view: View, found: tuple[Fault, ...]) -> Save | Wait | End:
     """Return the action that writes the secured state to storage, or the end if storage already has it.
 
-    If the stop cuts off work after a commit, the saved state precedes that work, so that the next run repeats
-    it, as after a fault. The end names a checkpoint only if a scan that began after the request to stop found
-    it on storage.
+    If the stop cuts off work after a commit, the saved state precedes that work, and the next run repeats it,
+    as after a fault. The end names a checkpoint only if a scan that began after the request to stop found it
+    on storage.
     """
     memory = view.memory
     cuts = cut_off_work.find(view, found)
@@ -258,9 +258,8 @@ def _stop(
 ) -> End:
     """Return the `End` of a run that the user has stopped, or whose `JobState.end` was decided.
 
-    The end's sentence consists of a reason, then `saved`, which says what is on storage, then `note`. If the
-    user has stopped the run, the reason is `reason`. Otherwise `JobState.end` contains the reason and the
-    exit code.
+    The end's sentence has a reason, then `saved`, which says what is on storage, then `note`. If the user has
+    stopped the run, the reason is `reason`. Otherwise `JobState.end` contains the reason and the exit code.
 
     `stored` is the step of a valid checkpoint on storage, or None. If this checkpoint precedes work that was
     cut off, the next run resumes from it to repeat the work, and must not use any later state.

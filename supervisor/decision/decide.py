@@ -82,7 +82,7 @@ class _Case:
 
     @cached_property
     def resumed(self) -> ResumePoint:
-        """The state from which the next generation resumes."""
+        """The state that the next generation resumes from."""
         return remedy.next_resume_point(self.view, self.policy, self.cause, self.faults)
 
 
@@ -119,7 +119,7 @@ def follow_unknown_generation(case: _Case) -> Wait | Secure | None:
 
 
 def replace_standby(case: _Case) -> Replace | None:
-    """Request a replacement for a lost member without ranks, so that the group has a standby again."""
+    """Request a replacement for a lost member without ranks, to give the group a standby again."""
     view = case.view
     for member in view.members:
         if member.name in view.memory.seats or member.name in view.memory.lost:

@@ -2,10 +2,10 @@
 
 Besides decisions, the following facts change the job's state (`View.memory`): a member held a training state,
 storage has one, the group has reached a step, the replicas matched, or members run a generation. The next
-line of the journal records these facts. If the supervisor dies before it writes that line, the members and
-storage report the facts again to its successor. If the members die too, the last status still contains the
-step that the group had reached. When a member holds a state for the first time, `supervisor.controller.job`
-writes a line for this fact alone.
+line of the journal records these facts. If the supervisor dies before writing that line, members and storage
+report the facts to its successor. If the members die too, the last status still has the step that the group
+had reached. When a member holds a state for the first time, `supervisor.controller.job` writes a line for
+this fact alone.
 """
 
 from __future__ import annotations

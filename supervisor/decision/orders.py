@@ -40,7 +40,7 @@ def order_for(
 
 
 def _proven(memory: JobState) -> int:
-    """Return the last step at which replicas were equal: 0 for none yet, -1 if one member hosts all ranks."""
+    """Return the last step where replicas were equal: 0 for none yet, -1 if one member hosts all ranks."""
     if memory.equal:
         return memory.equal[-1]
     return 0 if memory.world_size > memory.nproc else -1

@@ -331,8 +331,8 @@ def first_resume_point(view: View, policy: Policy) -> ResumePoint:
 def checkpoint_to_verify(view: View, policy: Policy) -> Checkpoint | None:
     """Return the checkpoint that must be read in full before it is used; None if there is none.
 
-    Only two checkpoints need this: the one that a run begins from, and the one that it resumes from after a
-    failed restore. All others were compared while they were written. Members also verify what they restore.
+    Only two checkpoints need this: the one a run begins from, and the one it resumes from after a failed
+    restore. All others were compared while they were written. Members also verify what they restore.
     """
     memory = view.memory
     if memory.phase == "forming":

@@ -1,4 +1,4 @@
-"""Find the resume point of the group: the newest step for which a complete state exists. Pure.
+"""Find the group's resume point: the newest step with a complete state. Pure.
 
 The state of a step is complete if some member holds its replicated part and, for every rank, some member
 holds the rank's private part. When a generation resumes from step s, older generations' states beyond s
@@ -118,8 +118,8 @@ def can_serve(view: View, member: MemberView) -> bool:
 def _private_states(members_now: tuple[MemberView, ...]) -> Mapping[int, _HeldByRank]:
     """Return the private states that members hold, for the step of each snapshot.
 
-    A report lists some 30 states for each of its ranks, and a decision looks for several steps and all ranks.
-    The lists are therefore read only once for all decisions about the same reports.
+    A report lists some 30 states per rank, and a decision looks for several steps and all ranks. So the lists
+    are read only once for all decisions about the same reports.
     """
     snapshots = (snapshot for member in members_now if member.report for snapshot in member.report.slots)
     return _read_private_states(members_now, {snapshot.step: {} for snapshot in snapshots})

@@ -1,8 +1,8 @@
 """Choose the sources of the state that one member needs. Pure.
 
-The job's state lists a source for every rank and every holder of its state, for 2,000 members of 8 ranks some
-50,000. A member that starts its ranks needs only their sources. Only the members that write checkpoints need
-all of them, and get one entry for consecutive ranks of one holder, so that an order stays small.
+The job's state lists a source for every rank and every holder of its state: some 50,000 for 2,000 members of
+8 ranks. To start its ranks, a member needs only their sources. Only members that write checkpoints need all
+of them; to keep the order small, they get one entry for consecutive ranks of one holder.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ HOLDERS = 8
 
 
 def holders(memory: JobState, block: int) -> tuple[StateSource, ...]:
-    """Return the holders of the snapshot from which the member at `block` of the placement fetches it.
+    """Return the holders that the member at `block` of the placement fetches the snapshot from.
 
-    If there are many, members get different ones, so that no holder serves all of them.
+    If there are many, members get different ones, to keep one holder from serving all of them.
     """
     found = _sorted_by_rank(memory.sources).get(-1, ())
     if len(found) <= HOLDERS:

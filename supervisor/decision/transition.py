@@ -478,7 +478,7 @@ def _end(view: View, action: End, policy: Policy) -> JobState:
 
 
 def _not_resumed(view: View, incident: OpenIncident, back: int | None) -> OpenIncident:
-    """Return `incident` for a run that ends before its next step, so that only the stored state remains."""
+    """Return `incident` for a run that ends before its next step, when only the stored state remains."""
     newest = resume_point.newest_checkpoint(view)
     kept = [newest.step] if newest is not None else [0]
     kept += [back] if back is not None else []
@@ -490,7 +490,7 @@ def _not_resumed(view: View, incident: OpenIncident, back: int | None) -> OpenIn
 def _cut_short(view: View, memory: JobState, action: End) -> tuple[UndoneWork, ...]:
     """Return the work that a stop leaves undone and that the next run does not repeat.
 
-    The next run repeats the work after `action.back`, the step from which it resumes. If it resumes from an
+    The next run repeats the work after `action.back`, the step that it resumes from. If it resumes from an
     earlier step, it repeats more work and removes that work from the list (`_still_missed`).
     """
     if failed_start.is_from_scratch(memory, 0):  # the next run repeats all work
@@ -511,7 +511,7 @@ def _undone(number: int, cuts: tuple[CutOffWork, ...]) -> tuple[UndoneWork, ...]
 
 
 def _barred(view: View, memory: JobState, policy: Policy, back: int | None) -> JobState:
-    """Make the states beyond the last good step void, so that the next run in the directory ignores them.
+    """Make the states beyond the last good step void: the next run in the directory then ignores them.
 
     The lineage is extended as if a generation had resumed from that step and completed no step. `back` is the
     step from which the next run repeats work that was cut off; None if there is no such work.

@@ -107,7 +107,7 @@ def _held_up(status: StatusDocument) -> str:
 
 
 def generation(status: StatusDocument) -> str:
-    """Return in words which group runs and from which step it started."""
+    """Say in words which group runs and which step it started from."""
     ranks = int(status.get("world_size") or 0)
     members = len([each for each in status.get("members") or [] if each.get("ranks")])
     where = f" on {count(members, 'member')}" if members else ""

@@ -1,7 +1,7 @@
 """Follow the directory of a run in progress: its status, its ranks' output and its incidents.
 
-A separate thread reads the files. The process that displays a run also restarts parts that die and handles
-Ctrl-C, and storage that does not respond must not delay either.
+A separate thread reads the files. The process that displays a run also restarts dead parts and handles
+Ctrl-C, and hanging storage must delay neither.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _NUMBER = re.compile(r"\d+")
 class WarningFilter:
     """Removes repeated warnings of Holdfast. Each rank prints a warning, and prints it again after a restart.
 
-    Warnings about the script count as equal even if their numbers, such as the step, differ. Warnings about a
-    value of the training, such as a loss jump, count as different if their numbers differ.
+    Two warnings about the script are the same even if their numbers, such as the step, differ. Two warnings
+    about a training value, such as a loss jump, are not.
     """
 
     def __init__(self) -> None:

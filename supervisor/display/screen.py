@@ -1,10 +1,9 @@
 """Write to a terminal or a pipe without blocking the caller.
 
-The reader may stop reading because of Ctrl-S, a pager or a hung log collector. The process must nevertheless
-keep restarting parts that die, so a thread writes the text, and text that cannot be written is dropped. At
-the end, a pipe receives the last lines and a note of how much was dropped, even if its reader is far behind.
-The pipe is enlarged for them if the system allows it. `say` and `say_json` are for commands that print once.
-They block and raise.
+The reader may stop because of Ctrl-S, a pager or a hung log collector. The process must still keep restarting
+dead parts, so a thread writes the text, and drops text that it cannot write. At the end, a pipe receives the
+last lines and a note of how much was dropped, even if its reader is far behind. The pipe is enlarged for them
+if the system allows it. `say` and `say_json` are for commands that print once. They block and raise.
 """
 
 from __future__ import annotations
@@ -150,7 +149,7 @@ class Screen:
             view = view[self._write_some(view) :]
 
     def _write_pipe(self, raw: bytes) -> None:
-        """Write in pieces that do not block, so that the rest of `raw` can be dropped at the end."""
+        """Write in non-blocking pieces; the rest of `raw` can then be dropped at the end."""
         view, whole = memoryview(raw), True
         poll = select.poll()
         poll.register(self._descriptor, select.POLLOUT)
@@ -234,7 +233,7 @@ def say_json(value: object) -> None:
 
 
 def finite(value: object) -> object:
-    """Return `value` with None in place of each number that JSON cannot represent."""
+    """Return `value` with None for each number that JSON cannot represent."""
     if isinstance(value, dict):
         return {key: finite(each) for key, each in value.items()}
     if isinstance(value, list):

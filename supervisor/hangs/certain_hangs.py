@@ -1,4 +1,4 @@
-"""Recognize certain hangs, which need no time limit. The supervisor acts on them within seconds. Pure.
+"""Recognize certain hangs. The supervisor acts on them within seconds, without a time limit. Pure.
 
 A hang is certain if a process is stopped, if it waits for locks that no other process can release, if a rank
 that it waits for has exited, if all ranks wait for each other, or if a rank exceeds the limit of its own
@@ -39,7 +39,7 @@ def certain(view: View, named: LateRank, why: str) -> StallVerdict:
 
 
 def stopped(view: View, ranks: frozenset[int]) -> StallVerdict:
-    """Return the verdict about `ranks`, which their launchers report as stopped, whatever their phase."""
+    """Return the verdict about `ranks`, which their launchers report as stopped, in any phase."""
     named = next(each for each in view.watch.ranks if each.rank in ranks)
     meaning = meaning_of(named.phase)
     is_in_step = meaning is not None and meaning.kind in (PhaseKind.STEP, PhaseKind.TAIL)
@@ -111,8 +111,8 @@ def partner_left(view: View, gone: RankState, waiting: list[LateRank]) -> StallV
 def deadlocked(view: View, policy: Policy, resting: tuple[RankAtRest, ...]) -> StallVerdict:
     """Return the verdict if all ranks wait for each other and nothing can end the wait.
 
-    If the group has already been restarted at the same step and place, the restart did not help. In that case
-    a time limit applies, which doubles with each such restart.
+    If the group was already restarted at the same step and place, the restart did not help. A time limit then
+    applies, which doubles with each such restart.
     """
     place, why = deadlock.place(resting), deadlock.describe(resting)
     step = min(each.step for each in resting)

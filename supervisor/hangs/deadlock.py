@@ -1,9 +1,9 @@
 """Prove that all ranks wait for each other and that nothing in transit could end the wait. Pure.
 
 An inspection can show that a rank is at rest (`holdfast.inspection.blocked_ranks`): the rank waits in a
-collective and, until a given time, only bytes on its connections would wake it. Suppose that all ranks are at
-rest at the same time and that each connection leads from one of them to another. Then no process is left that
-could send any bytes, and the ranks wait forever, regardless of which collectives they are in.
+collective and, until a given time, only bytes on its connections would wake it. Suppose all ranks are at rest
+at the same time, and each connection leads from one of them to another. Then nobody is left to send any
+bytes, and the ranks wait forever, no matter which collectives they are in.
 
 The clocks of different hosts cannot show that the ranks were at rest at the same time. When inspections show
 all ranks at rest, the supervisor therefore requests another inspection of each, and uses the time of the
@@ -108,5 +108,5 @@ def describe(rests: tuple[RankAtRest, ...], most: int = 4) -> str:
 
 
 def place(rests: tuple[RankAtRest, ...]) -> str:
-    """Return where the ranks wait, without line numbers, so that all lines of a function compare equal."""
+    """Return where the ranks wait, without line numbers: all lines of a function then compare equal."""
     return "; ".join(sorted({evidence.without_line(each.place) for each in rests}))

@@ -1,8 +1,8 @@
 """Find the rank that hangs from the ranks' progress pages, processes and stacks at one instant. Pure.
 
-If one rank of a group stops, all others wait for it in a collective. The waiting ranks are victims and all
-show the same evidence. The culprit is the rank that differs. The criteria are applied in order of
-reliability, each only to the ranks that the previous criteria could not clear.
+If one rank of a group stops, all others wait for it in a collective. These victims all show the same
+evidence; the culprit is the rank that differs. The criteria apply in order of reliability, each only to ranks
+that the earlier ones could not clear.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ def _threads(stack: str) -> list[tuple[str, tuple[tuple[str, str], ...]]]:
 
 
 def _shown(stack: str) -> str:
-    """Return a stack dump with the main thread first, and without thread numbers, which users cannot use."""
+    """Return a stack dump, main thread first, without thread numbers, which are of no use to users."""
     parts = re.split(r"^(?=Thread )", stack.strip(), flags=re.MULTILINE)
     parts = [each.rstrip() for each in parts if each.startswith("Thread ")] or [stack.strip()]
     parts.sort(key=lambda part: '"MainThread"' not in part)

@@ -1,7 +1,7 @@
 """Track a group that completes no steps: which ranks are late, since when, and what inspections showed. Pure.
 
-A single view has no history, so the supervisor updates its `StallWatch` with each view (`update`). A new
-supervisor rebuilds it from the members' reports, which state how long each rank has waited and what it does.
+A view has no history, so the supervisor updates its `StallWatch` with each one (`update`). A new supervisor
+rebuilds it from the members' reports, which say how long each rank has waited and what it is doing.
 """
 
 from __future__ import annotations

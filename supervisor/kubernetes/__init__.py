@@ -1,1 +1,1 @@
-"""Use the Kubernetes API server for requests, mirrors, leadership, certificates, identities and events."""
+"""Work with the Kubernetes API server: requests, mirrors, leadership, certificates, identities and events."""

@@ -29,7 +29,7 @@ class ClusterNotConfigured(Exception):
 
 
 class Credentials(Protocol):
-    """The credentials of this process, which may change while it runs."""
+    """This process's credentials, which may change while it runs."""
 
     async def header(self) -> str:
         """Return the value of the Authorization header; "" if the credentials are a certificate, or none."""
@@ -37,7 +37,7 @@ class Credentials(Protocol):
     async def renew(self, refused: str) -> bool:
         """Load the credentials again after the server has refused the header `refused`.
 
-        Return True if the header has changed, so that the request is worth repeating.
+        Return True if the header has changed, which makes the request worth repeating.
         """
 
 

@@ -1,10 +1,9 @@
-"""Manage Holdfast's certificate authority, which is stored in a Secret, and issue server certificates.
+"""Manage Holdfast's certificate authority, kept in a Secret, and issue server certificates.
 
 Clients verify Holdfast's servers against a bundle of authorities. A pod receives the bundle when it is
-created, and keeps it for its whole life. An authority is therefore valid for years. Its successor joins the
-bundle `JOIN_DAYS` before the authority expires, but signs certificates only in the authority's last
-`SIGN_DAYS`. A pod that lives for less than the time between these two events never encounters a certificate
-that its bundle does not cover.
+created, and keeps it for its whole life. So an authority is valid for years. Its successor joins the bundle
+`JOIN_DAYS` before it expires, but signs certificates only in its last `SIGN_DAYS`. A pod that lives for less
+than the time between the two never meets a certificate that its bundle does not cover.
 
 The Secret's `ca.crt` contains the certificates and its `ca.key` the private keys, with the oldest authority
 first. To replace a leaked key, delete the Secret: the next check creates a new authority. Existing pods keep

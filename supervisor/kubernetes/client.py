@@ -2,8 +2,8 @@
 
 Objects are raw JSON, and every wait and every response has a limit. Transport failures and refusals are
 raised as the exceptions in `supervisor.kubernetes.errors`, whose messages describe the request. After a 401,
-the client retries a request once with new credentials. It never retries otherwise, because only the caller
-can find out whether a request that got no response took effect.
+the client retries a request once with new credentials. It never retries otherwise: only the caller can find
+out whether a request without a response took effect.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ PODS = ResourceKind("", "v1", "pods")
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A collection as of `version`, from which a watch can continue."""
+    """A collection as of `version`, where a watch can pick up."""
 
     objects: tuple[KubernetesObject, ...]
     version: str
@@ -168,12 +168,12 @@ class ApiServer:
         fields: str = "",
         prune: Callable[[KubernetesObject], KubernetesObject] = lambda each: each,
     ) -> Listing:
-        """Return all objects that match the selectors, as of one version.
+        """Return all objects that match the selectors, at one version.
 
-        The list is read in pages. `prune` is applied to the objects of each page as it arrives, so that the
-        whole list is never in memory unpruned. A page that is too long is requested again with half as many
-        objects, so that large objects of one user do not make the list of all users unreadable. Raises `Gone`
-        if reading took so long that the server no longer has that version; in that case, list again.
+        The list is read in pages. `prune` is applied to each page's objects as it arrives, so the whole list
+        is never in memory unpruned. A page that is too long is requested again with half as many objects: one
+        user's large objects then do not make the list of all users unreadable. Raises `Gone` if reading took
+        so long that the server no longer has that version; then list again.
         """
         found: _Objects = []
         query, limit = _selectors(labels, fields), PAGE

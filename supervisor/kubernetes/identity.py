@@ -1,8 +1,8 @@
-"""Identify the sender of a request: the pod that the sender's projected token was issued to.
+"""Identify a request's sender: the pod that its projected token was issued to.
 
-The API server reviews the token for Holdfast's own audience, and this module decodes nothing in it. A pod's
-token for the API server itself is refused, because it must not be sent anywhere else. Nothing that a peer
-claims about itself is trusted.
+The API server reviews the token for Holdfast's own audience; this module decodes nothing in it. A pod's token
+for the API server itself is refused, because it must not be sent anywhere else. No claim of a peer about
+itself is trusted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TOKEN_REVIEWS = ResourceKind("authentication.k8s.io", "v1", "tokenreviews", name
 VALID_S = 60.0  # how long an accepted token is not reviewed again, even if its pod has been deleted
 REFUSED_S = 5.0  # how long a refused token is not reviewed again
 REMEMBERED = 8192  # callers: four times the number of members that one supervisor is designed for
-REMEMBERED_REFUSALS = 1024  # stored apart from the callers, so that junk does not displace them
+REMEMBERED_REFUSALS = 1024  # stored apart from the callers: junk cannot displace them
 AT_ONCE = 32  # concurrent reviews; when a new leader starts, all members connect at the same time
 TOKEN_BYTES = 16384  # a service account's token has about 1 KiB
 _V = TypeVar("_V")

@@ -1,10 +1,10 @@
 """Lead while this process holds a Kubernetes Lease.
 
-A leader counts its term from the time when it sent the last successful renewal, so it considers the term
-over before any other process does. Each renewal attempt times out when the term ends. If the API
-server does not respond, leadership therefore ends on time and is not prolonged. Another process's lease has
-expired once it has not changed for its whole duration, by this process's monotonic clock. The timestamps in
-the lease, which come from the clocks of different hosts, are never compared.
+A leader counts its term from when it sent the last successful renewal, so it considers the term over before
+any other process does. Each renewal attempt times out when the term ends. If the API server does not respond,
+leadership therefore ends on time. Another process's lease has expired once it has not changed for its whole
+duration, by this process's monotonic clock. The timestamps in the lease come from different hosts' clocks and
+are never compared.
 
 Every write is conditional on the version that was read. At most one of two contenders succeeds, and a write
 that arrives late changes nothing.
@@ -109,7 +109,7 @@ class LeaseLock:
         self.begin()
 
     def begin(self) -> None:
-        """Begin a term with a unique holder name, so that a lease from an earlier term is not ours."""
+        """Begin a term with a unique holder name: a lease from an earlier term is then not ours."""
         self._holder = f"{self._identity}_{self._pod}{uuid.uuid4().hex[:8]}"
         # The lease after the last write; None if the outcome of that write is uncertain.
         self._mine: KubernetesObject | None = None
@@ -234,7 +234,7 @@ class LeaseLock:
 
 
 class Leadership:
-    """One term as leader. Every order contains `epoch`, so that members refuse earlier leaders' orders."""
+    """One term as leader. Every order contains `epoch`, and members refuse earlier leaders' orders."""
 
     def __init__(self, lock: LeaseLock, epoch: int, expires_s: float) -> None:
         self.epoch = epoch
@@ -358,7 +358,7 @@ async def _keep(lock: LeaseLock, term: Leadership, rival: Callable[[int], Awaita
         has_ended = term.left_s <= 0
         if has_ended and rival is None:
             raise LeaseLost(f"not renewed within {terms.deadline_s:g} s")
-        # Limit each attempt to half of the term, so that another one can follow on a new connection.
+        # Limit each attempt to half of the term, to leave time for another on a new connection.
         limit_s = terms.deadline_s / 2 if has_ended else min(term.left_s, terms.deadline_s / 2)
         try:
             epoch = await _within(limit_s, lock.try_hold())

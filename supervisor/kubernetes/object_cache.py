@@ -1,9 +1,8 @@
 """Cache objects that are looked up by name, and refresh them in the background.
 
-A lookup never waits. It returns the last content that was read, regardless of its age. If the object is
-unknown or its content is old, the lookup also starts a read. Failures never remove an object from the cache,
-because an API server that has just started refuses all requests until it has loaded its access rules, and the
-API of a single kind can hang.
+A lookup never waits. It returns the content as last read, at any age. If the object is unknown or its content
+is old, the lookup also starts a read. Failures never evict an object: an API server that has just started
+refuses all requests until it has loaded its access rules, and a single kind's API can hang.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class _Entry:
 
 @dataclass(slots=True)
 class _Kind:
-    """The requests for objects of one kind, which all pause while its API is unreachable."""
+    """The requests for one kind of object; all of them pause while its API is unreachable."""
 
     waiting: dict[ObjectIdentity, None] = field(default_factory=dict)  # an ordered set
     reading: int = 0

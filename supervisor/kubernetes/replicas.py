@@ -1,4 +1,4 @@
-"""Ask the other replicas of a Deployment which of them leads, without using the API server.
+"""Ask a Deployment's other replicas which of them leads, without using the API server.
 
 Only a leader whose term ends while the API server does not respond needs this (see `lease.lead`). If only
 this process is cut off from the API server, another replica may have been elected.

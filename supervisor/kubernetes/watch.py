@@ -1,8 +1,8 @@
 """Mirror a collection of the API server, despite lost connections and lost history.
 
 A list returns the collection at one version, and a watch delivers the changes after that version. When a
-watch ends, the next one resumes at the last version that was delivered. If the server no longer has that
-version, or if it stops sending, the mirror lists the collection again.
+watch ends, the next one resumes at the last version delivered. If the server no longer has that version, or
+stops sending, the mirror lists the collection again.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ log = logging.getLogger(__name__)
 
 BACKOFF_S = 1.0  # after the second failure in a row; doubled for each further failure, up to `MAX_BACKOFF_S`
 MAX_BACKOFF_S = 30.0
-# A watch without events that the server ends sooner than this counts as a failure, so that retries do not
-# spin.
+# A watch without events that the server ends sooner than this counts as a failure, so retries do not spin.
 SHORT_S = 5.0
 
 

@@ -1,1 +1,1 @@
-"""Run a job on one machine: the keeper, the processes that it starts, and their folder in memory."""
+"""Run a job on one machine: the keeper, the processes it starts, and their in-memory folder."""

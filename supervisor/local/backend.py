@@ -1,4 +1,4 @@
-"""The backend of a local run: the supervisor's connection to the keeper, which creates the members."""
+"""A local run's backend: the supervisor's connection to the keeper, which creates the members."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _READ_BYTES = 1 << 16
 
 
 class LocalBackend:
-    """Sends requests to the keeper, and holds the newest state that the keeper has sent.
+    """Sends requests to the keeper, and holds the newest state received from it.
 
     The keeper sends its whole state at every change, and to each new supervisor.
     """

@@ -1,4 +1,4 @@
-"""The process of a local supervisor (`supervisor serve`), which the keeper starts and restarts."""
+"""A local supervisor's process (`supervisor serve`), started and restarted by the keeper."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def serve(
     await asyncio.wait_for(backend.known.wait(), KEEPER_S)
     job = _make_job(settings, backend, connections, measured)
     jobs.append(job)
-    job.publish()  # so that the first query finds a status
+    job.publish()  # so the first query finds a status
     door = Door()
     runner, listening = await _listen(settings, job, connections, door, api)
     services = {

@@ -1,1 +1,1 @@
-"""What a run reports about itself: the ledger of its time, its status, incidents and metrics."""
+"""What a run reports about itself: its time ledger, status, incidents and metrics."""

@@ -1,4 +1,4 @@
-"""Book a run's time in the ledger: its steps, incidents, pauses and end, as the supervisor's views show them.
+"""Book a run's time in the ledger: steps, incidents, pauses and the end, as the supervisor's views show them.
 
 The time of an incident is divided among the buckets only when the incident closes, because this requires the
 ranks' start times (`StartTimes`).

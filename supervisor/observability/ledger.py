@@ -317,8 +317,8 @@ def _allowed(activity: Bucket) -> Bucket:
 class Window:
     """The good share of the last hour or day, computed from samples of the good time at fixed intervals.
 
-    Between samples, the good time is interpolated linearly. It decreases when work that counted as good is
-    lost later, so the share is clamped to 0..1. The memory use is bounded.
+    Between samples, the good time is interpolated linearly. It drops when work that counted as good is lost
+    later, so the share is clamped to 0..1. Memory use is bounded.
     """
 
     def __init__(self, slot_ns: int, slots: int) -> None:

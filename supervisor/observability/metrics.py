@@ -114,7 +114,7 @@ class Metrics:
         self._hidden: set[str] = set()  # the names of gauges without a value
         for name in (*_SINGLE_VALUES, "checkpoint_step"):
             self._show(name, None)
-        for bucket in Bucket:  # zeros from the start, so that rate() includes the first event
+        for bucket in Bucket:  # zeros from the start, or rate() would miss the first event
             self._counters["run_seconds"].labels(bucket.value)
         for kind in FAULT_KINDS:
             self._counters["incidents"].labels(kind)

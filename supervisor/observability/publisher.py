@@ -44,7 +44,7 @@ class StatusStore(Protocol):
         """Store a status. Raises `OSError`."""
 
     def write_incident(self, incident: Mapping[str, Any]) -> None:
-        """Store an incident in place of its earlier record. Raises `OSError`."""
+        """Store an incident, replacing its earlier record. Raises `OSError`."""
 
     def incidents(self) -> list[dict[str, Any]]:
         """Return the incidents in ascending order."""

@@ -1,7 +1,7 @@
-"""Shorten a status with any number of ranks to fit into an object of the API server. Pure.
+"""Shorten a status of any number of ranks to fit into an API server object. Pure.
 
-A Supervision is read and written as a whole every few seconds. The status of a large job is therefore
-compressed. If that is not enough, it first omits details of the ranks, and then the ranks themselves.
+A Supervision is read and written as a whole every few seconds. So a large job's status is compressed. If that
+is not enough, it drops details of the ranks first, then the ranks themselves.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ _INCIDENT = re.compile(r"i-[0-9]{1,19}")
 
 
 class StatusMemory:
-    """Takes the place of a run's directory. The newest `most` incidents are kept."""
+    """Stands in for a run's directory, and keeps the newest `most` incidents."""
 
     def __init__(
         self,

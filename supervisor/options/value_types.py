@@ -1,6 +1,6 @@
 """The types of the values of options, arguments and annotations. Each parses a text and says what it accepts.
 
-Help and error messages use the same text about the accepted values. Pure.
+Help and error messages share the text about the accepted values. Pure.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _WHOLE = re.compile(r"[+-]?\d{1,18}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class ValueType:
-    """The type of an option's or argument's value, which defines what it accepts and how it is parsed.
+    """The type of an option's or argument's value: what it accepts, and how to parse it.
 
     Attributes:
         kind: "whole number", "number", "duration", "share", "word", "name" or "path".

@@ -1,4 +1,4 @@
-"""Choose which of the nodes that should be taken out may be, if the breaker has no room for all. Pure."""
+"""Choose which nodes to take out first when the breaker has no room for all. Pure."""
 
 from __future__ import annotations
 

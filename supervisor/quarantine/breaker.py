@@ -1,9 +1,9 @@
-"""The circuit breaker of a pool, which limits how many nodes are taken out of service. Pure.
+"""A pool's circuit breaker, which limits how many nodes are taken out of service. Pure.
 
 The breaker counts the nodes that are out now, not recent actions. It therefore stops even a slow cascade, and
-a restart of the deciding process does not reset it. Nodes that others took out count too, because their
-capacity is also missing. They do not use up `min_out`, though: in a small pool, a cordon that someone has
-forgotten would otherwise keep every bad node in service. `min_serving` limits the sum of both.
+survives a restart of the deciding process. Nodes that others took out count too, because their capacity is
+missing as well. But they do not use up `min_out`: in a small pool, a forgotten cordon would otherwise keep
+every bad node in service. `min_serving` limits the sum of both.
 """
 
 from __future__ import annotations
@@ -62,5 +62,5 @@ def is_out(node: NodeView) -> bool:
 
 
 def is_unknown(node: NodeView, policy: NodePolicy) -> bool:
-    """True if the node's agent has not reported within the last `policy.stale_s`, or never."""
+    """True if the node's agent has been silent for longer than `policy.stale_s`, or has never reported."""
     return node.report is None or node.silent_s > policy.stale_s

@@ -1,14 +1,14 @@
 """Detect versions of the agent whose reports are suspect. Pure.
 
-The agents of one version of the code form a cohort. The operator's policy is no part of the version, because
-a node with a policy of its own would then be a cohort of its own. A cohort says something in two cases:
+The agents of one version of the code form a cohort. The operator's policy is not part of the version, because
+a node with its own policy would then be its own cohort. A cohort matters in two cases:
 
 - It is large, and many of its agents report "unhealthy". This is an alert, because an operator has to find
   out why.
 - It is small, and newer than the commonest other version: it may be the start of a bad roll-out. This delays
   its nodes by `cohort_s` at most, counted from the fault, while an operator can stop the roll-out.
 
-A small cohort of an older version says nothing about the version. A node is often the last one of an old
+A small cohort of an older version proves nothing about the version: a node is often the last one on an old
 version because it is broken.
 """
 
@@ -89,7 +89,7 @@ def _age_s(node: NodeView) -> float:
 def _counts(node: NodeView, policy: NodePolicy) -> bool:
     """True if the node's report counts for or against its agent's version.
 
-    The report of a node that has been out with the same fault for a long time does not count, whatever else
-    it has found since.
+    The report of a node that has long been out with the same fault does not count, whatever else it has found
+    since.
     """
     return not is_out(node) or _age_s(node) < policy.cohort_s

@@ -1,21 +1,21 @@
 """Decide which nodes to taint, drain or release. Pure: no clock, network or randomness.
 
-- If a node's agent is silent, its state is unknown. No action is taken on it, whatever the agent reported
-  before.
-- A node that someone else has cordoned is left alone. A node that an operator has released stays in service
-  until there is newer evidence (`waivers`).
+- If a node's agent is silent, its state is unknown. No action is taken on it, no matter what the agent
+  reported before.
+- A node cordoned by someone else is left alone. A node released by an operator stays in service until there
+  is newer evidence (`waivers`).
 - An unhealthy node is tainted once its fault is confirmed (`evidence`), if there is no storm (`storms`) and
   the breaker has room (`breaker`, `admission`). The worst nodes come first. A degraded node keeps its work.
 - A node is drained only if two witnesses report its fault, the fault does not end without a remedy, and the
   remedy requires an empty node.
 - A node is released when the sensors that found it unhealthy have reported it as healthy for long enough
-  (`release`). If the breaker is full, a node that only proves its health may return earlier, in exchange for
-  one with a sure fault.
+  (`release`). If the breaker is full, a node that is only proving its health may return early, to make room
+  for one with a sure fault.
 - Nothing is buried: each hold has an end, or it is an alert.
 
-One action can make another possible: a node can be drained only after it was tainted, and a release makes
-room for another taint. The pool reaches the same final state whether the actions are carried out together or
-one by one, and by one process or by several in turn. In that state, no action is requested.
+One action can enable another: a node can be drained only after it was tainted, and a release makes room for
+another taint. The pool reaches the same final state whether the actions are carried out together or one by
+one, by one process or by several in turn. In that state, no more actions are requested.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _candidates(pool: PoolView, policy: NodePolicy) -> list[NodeView]:
 
 
 def _is_free(node: NodeView, taint: Taint) -> bool:
-    """True if the taint takes no node out of service, so that it needs no room in the breaker."""
+    """True if the taint takes no node out of service, and thus needs no room in the breaker."""
     return taint.effect != NO_NEW_WORK or breaker.is_out(node)
 
 

@@ -1,12 +1,12 @@
 """Weigh findings by their witnesses and their duration, to decide which actions they justify. Pure.
 
 A single sensor can be wrong for any length of time. Its report alone can keep new work off a node, because
-this costs little and is easily undone. To end running work, a second witness is required: evidence of another
-origin, or the verdict of the driver. Two sensors that read the same log or the same counters have the same
-origin, so they are one witness. A training run that saw the fault is a witness, too.
+that costs little and is easily undone. Ending work in progress takes a second witness: evidence of another
+origin, or the driver's verdict. Two sensors that read the same log or the same counters share an origin, so
+they are one witness. A training run that saw the fault is a witness too.
 
 One fault often appears as several findings: NVML reports a GPU as lost, and the kernel log has an Xid of the
-same GPU. Such findings back each other if the one needs at least the remedy of the other.
+same GPU. Such findings back each other if one needs at least the other's remedy.
 """
 
 from __future__ import annotations
@@ -92,8 +92,7 @@ def origins_of(finding: NodeFinding) -> tuple[str, ...]:
 def is_corroborated(finding: NodeFinding) -> bool:
     """True if the driver gave the verdict or if there are two witnesses.
 
-    An operator's override does not count: it defines what a code means, but does not confirm that the code
-    occurred.
+    An operator's override does not count: it defines what a code means, but does not confirm it.
     """
     return (
         finding.verdict_by == "driver"

@@ -1,7 +1,7 @@
 """The state of a pool of nodes at one instant, the actions on them, and the operator's policy. Data only.
 
 Everything that a decision depends on is stored on the nodes, as taints and annotations. The deciding process
-can therefore die at any time without losing anything that its successor needs.
+can therefore die at any time, and its successor misses nothing.
 
 The times in a report (`_s`) are ages at the time of the report, on the node's own clock, so a wrong clock
 cannot condemn a node. Names that end in `_at_s` are seconds since the epoch on the clock of the deciding
@@ -22,7 +22,7 @@ ACTIONS = ("none", "restart_app", "reset_gpu", "reboot_node", "replace", "contac
 NO_NEW_WORK, PREFER_NOT = "NoSchedule", "PreferNoSchedule"
 
 MAX_HISTORY = 16  # incidents kept per node; older ones no longer affect how long the node stays out
-MAX_EVIDENCE = 32  # keys kept per node, so that the size of the annotation is bounded
+MAX_EVIDENCE = 32  # keys kept per node, to bound the size of the annotation
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Waiver:
 
 @dataclass(frozen=True, slots=True)
 class PastQuarantine:
-    """One time that the node was taken out. A relapse, which follows soon after a release, weighs more."""
+    """One time that the node was taken out. A relapse, soon after a release, weighs more."""
 
     at_s: float
     action: str
@@ -99,7 +99,7 @@ class PastQuarantine:
 
 @dataclass(frozen=True, slots=True)
 class RunFault:
-    """A fault of a node that a training run saw: its own processes failed in a way that hardware explains."""
+    """A node's fault as a training run saw it: its processes failed in a way that hardware explains."""
 
     at_s: float
     device: str = ""  # the GPU's identity; "" if the run does not know which GPU it was
@@ -151,7 +151,7 @@ class Taint:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """End the work on a tainted node so that the remedy can be carried out."""
+    """End the work on a tainted node to allow the remedy."""
 
     node: str
     why: str

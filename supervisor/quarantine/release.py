@@ -1,11 +1,11 @@
 """Release nodes that have been healthy for long enough. Pure.
 
 A few nodes cause many of the failures (Meta, arXiv 2410.21680). A node that has failed repeatedly is likely
-to fail again, and each failure costs a job more than the absence of the node does. The lemon score therefore
-counts a node's incidents, and each incident doubles how long the node must be healthy.
+to fail again, and each failure costs a job more than doing without the node. So the lemon score counts a
+node's incidents, and each one doubles how long the node must be healthy.
 
-A GPU that has to be replaced ends this only by its absence, while another one is in its place: no boot and no
-time repairs it. An operator who knows better removes the taint.
+If a GPU must be replaced, the node returns only once that GPU is gone and another one is in its place:
+neither a boot nor time repairs it. An operator who knows better can remove the taint.
 """
 
 from __future__ import annotations

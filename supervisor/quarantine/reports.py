@@ -1,9 +1,9 @@
-"""Read the agents' reports, and refuse those that may concern another machine. Pure.
+"""Read the agents' reports, and refuse those that may be about another machine. Pure.
 
-A report names its node, but two machines can use one name after a renaming, a clone or a mistake.
-Their reports are never merged. The node object knows the boot of its machine, so a report of another boot is
-refused, and so are the reports of two machines if nothing tells which of them is the node. What is refused is
-also reported: `NodeView.refused` makes it an alert.
+A report names its node, but two machines can use one name after a renaming, a clone or a mistake. Their
+reports are never merged. The node object knows its machine's boot, so a report of another boot is refused. So
+are two machines' reports if nothing shows which of them is the node. A refusal does not go unnoticed:
+`NodeView.refused` makes it an alert.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def _finding(entity: str, raw: Mapping[str, Any], at_s: float, same: Mapping[str
         _words(raw, "origins"),
         device,
         f"{entity} {name} {action}",
-        # Only events have codes. The newest sign of a sample is the newest sample, which is no new evidence.
+        # Only events have codes. A sample's newest sign is just the newest sample, not new evidence.
         None if code is None else max(0.0, at_s - _number(raw, "last_s")),
     )
 

@@ -1,6 +1,6 @@
 """The data to store on a node between decisions, as JSON for an annotation. Pure.
 
-Another version may have written it. A field that is missing has its default, and an unknown one is ignored.
+Another version may have written it. Missing fields get their defaults, and unknown ones are ignored.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
-"""Detect storms: many nodes become unhealthy together, because of a cause outside the nodes. Pure.
+"""Detect storms: many nodes become unhealthy together, from a cause outside of them. Pure.
 
 Taking such nodes out would not help. A storm is detected from the current state of the nodes, so a restart of
 the deciding process loses nothing. There are two signs of a storm:
 
 - Many nodes of the pool, or several nodes of one rack, had trouble within a short window. The cause may be a
-  switch, a file system or a driver roll-out. No action is taken on the pool or rack until a full cool-down
-  has passed without another node in trouble. Nodes that are unhealthy after that are taken out only if the
-  breaker has room for all of them; otherwise an operator must find out what they have in common.
+  switch, a file system or a driver roll-out. The pool or rack is left alone until a full cool-down passes
+  without another node in trouble. Nodes that are still unhealthy are then taken out only if the breaker has
+  room for all of them; otherwise an operator must find out what they have in common.
 - Too many agents of one version report "unhealthy" (`cohorts`). The reports of that version are then not
   trusted.
 
-A storm delays and never buries. Nodes that flap can renew a storm without end, so it delays a node with a
-fault of its own (corroborated, and ended only by a remedy) for one cool-down at most. The fault is the node's
-own if fewer than `rack_nodes` nodes of the storm have the same one. Only a storm that is too large to consist
-of flapping nodes may delay such a node longer, and it becomes an alert.
+A storm delays and never buries. Flapping nodes can keep it going forever, so it delays a node with its own
+fault (corroborated, and ended only by a remedy) for one cool-down at most. The fault is the node's own if
+fewer than `rack_nodes` nodes of the storm have the same one. Only a storm that is too large to consist of
+flapping nodes may delay such a node longer, and it becomes an alert.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class StormState:
     """The reasons to postpone actions: `everywhere` for all nodes, `nodes` for single nodes by name.
 
     `crowd` contains the nodes that became unhealthy together with many others. Either all of them are taken
-    out or none. `everywhere` does not hold the nodes in `apart`, which have faults of their own.
+    out or none. `everywhere` does not hold the nodes in `apart`, which have their own faults.
     """
 
     everywhere: Reason | None = None

@@ -2,9 +2,9 @@
 
 An operator who removes the taint knows the findings of that time. Newer evidence is not covered, even if its
 key is the same: a finding that began after the release, an event with a sign after it, and a finding that has
-outlived another boot of the node. An event that the boot has ended is reported for some minutes more, but is
-not lasting then: it has not outlived the boot. A waiver also ends after `waiver_s`, so that no node serves
-with a fault for ever.
+outlived another boot of the node. An event that a boot has ended is still reported for some minutes, but no
+longer as lasting: it has not outlived the boot. A waiver also ends after `waiver_s`, or a node could serve
+with a fault forever.
 """
 
 from __future__ import annotations

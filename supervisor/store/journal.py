@@ -2,10 +2,10 @@
 
 A decision is written before it is carried out, but does not wait long for the disk
 (`supervisor.controller.journal_writer`). A line is complete if it ends with a newline. Bytes after the last
-newline come from a write that a kill or a full disk interrupted, and are ignored.
+newline come from a write that a kill or a full disk cut short, and are ignored.
 
-A complete line is unreadable if it is damaged or if a later version wrote it. Such a line is skipped and the
-previous one is used, so that the supervisor still starts. Fields that a later version added are ignored.
+A complete line is unreadable if it is damaged or from a later version. The supervisor skips such a line,
+falls back on the previous one, and still starts. Fields that a later version added are ignored.
 """
 
 from __future__ import annotations

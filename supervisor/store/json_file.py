@@ -1,4 +1,4 @@
-"""Read JSON files, and replace them as a whole so that other processes can read them at any time.
+"""Read JSON files, and replace them as a whole: other processes can read them at any time.
 
 Only the owner of a file can read it, because command lines and tracebacks may include secrets.
 """
@@ -62,7 +62,7 @@ class JsonFileReader:
         self._content: dict[str, Any] | None = None
 
     def read(self) -> dict[str, Any] | None:
-        """Return the same as `read`, from the cache if possible. The caller must not change the result."""
+        """Return what `read` returns, from the cache if possible. The caller must not change the result."""
         try:
             status = self._path.stat()
         except OSError:

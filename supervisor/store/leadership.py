@@ -1,8 +1,8 @@
 """Leadership of a run. The supervisor with the highest epoch leads, and each successor takes a higher one.
 
 Members obey the highest epoch that they have received. A supervisor writes to the run directory only while it
-holds the lock of the epoch file and that file contains no higher number. If a supervisor is suspended,
-replaced and later resumed, it therefore cannot overwrite the lines of its successor, and it ends.
+holds the lock of the epoch file and that file contains no higher number. A supervisor that is suspended,
+replaced and later resumed therefore ends without overwriting its successor's lines.
 """
 
 from __future__ import annotations

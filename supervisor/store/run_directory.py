@@ -290,7 +290,7 @@ def _claim(run: RunDir) -> None:
 
 
 def _set_aside(path: Path) -> dict[str, Any] | None:
-    """Move the earlier run's status aside, so that it is not mistaken for this run's, and return it.
+    """Move the earlier run's status out of the way of this run's, and return it.
 
     The status of a run that completed a step is kept under another name until a later run completes one. If a
     run is killed before its first step, the next run therefore still receives the older status.

@@ -1,1 +1,1 @@
-"""What the supervisor knows about a job at one instant, and the faults that this reveals. Pure."""
+"""What the supervisor knows about a job at one instant, and which faults that reveals. Pure."""

@@ -1,9 +1,9 @@
 """Handle work outside steps that a restart would cut off, such as saving or evaluating. Pure.
 
 The script's work between a commit and the next step is the tail of the committed step. A group that resumes
-from the state of that step does not repeat its tail. A tail usually takes microseconds; if one takes longer,
-the survivors get time to finish it before their processes are ended. To repeat a tail that was cut off, the
-group resumes from an earlier step. If no earlier state is left, the tail is reported as undone.
+from the state of that step does not repeat its tail. A tail usually takes microseconds; survivors get time to
+finish a longer one before their processes are ended. To repeat a tail that was cut off, the group resumes
+from an earlier step. If there is no earlier state, the tail is reported as undone.
 
 The same applies to work within a step if other ranks have already committed that step, because the group
 could resume from its state. No rank can commit a step before all ranks have contributed to the backward pass,
@@ -163,7 +163,7 @@ def find(view: View, found: tuple[Fault, ...]) -> tuple[CutOffWork, ...]:
     ahead = max((at.step for _, _, at in _ranks(view)), default=-1)
     for member, rank, at in _in_tail(view):
         done = reports.has_finished(rank)
-        # If others are further than a lost member last reported, that member had passed the step too.
+        # If others are past the step that a lost member last reported, it had passed that step too.
         declared = at.tail_declared and (members.is_reporting(member) or at.step == ahead)
         is_work = declared or _raised_in_pause(rank, at) or (_is_long(at) and rank.where != COLLECTIVE)
         if done or (rank.rank not in raised and not is_work):

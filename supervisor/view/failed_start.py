@@ -2,8 +2,8 @@
 
 Resuming from an older state makes all newer states void. This must not take effect before the group has
 completed a step from the older state: if that state is damaged or its holder dies, a newer state may be all
-that remains. The reason for going back still applies. A bad number limits the usable states as before, and
-work that was cut off is either repeated or reported.
+that remains. The reason for going back still holds: a bad number limits the usable states as before, and work
+that was cut off is either repeated or reported.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from supervisor.view.model import Fault, MemberView, Policy, View
 _MESSAGES_BYTES = 1 << 20
 _MIN_MESSAGE_BYTES = 256
 
-# Signatures of failed restores whose cause casts no doubt on the state, so that the state stays usable.
+# Signatures of failed restores whose cause casts no doubt on the state, which stays usable.
 OTHER_RESTORE = "restore"
 VOLUME = "restore: the memory volume"  # the volume was full; the run ends after a few more attempts
 

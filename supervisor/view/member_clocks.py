@@ -1,9 +1,8 @@
 """Convert the times in members' reports to the supervisor's clock, because hosts' clocks are unrelated. Pure.
 
-Each report contains the time when it was sent, on the clock of its host. If this is subtracted from the
-time of receipt on the supervisor's clock, the difference is the offset of the clocks plus the time in
-transit. The smallest difference is therefore the best estimate of the offset. If both processes use the same
-clock, nothing is converted.
+Each report says when it was sent, by its host's clock. The time of receipt on the supervisor's clock minus
+that time is the offset of the clocks plus the time in transit. So the smallest difference is the best
+estimate of the offset. If both processes use the same clock, nothing is converted.
 """
 
 from __future__ import annotations

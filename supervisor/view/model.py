@@ -112,7 +112,7 @@ class CutOffWork:
 
     rank: int
     step: int  # the last step that the rank had committed
-    at_most: int  # the newest step from which the script repeats the work
+    at_most: int  # the newest step that the script can repeat the work from
     after_s: float = 0.0  # how long the work had taken; 0 if unknown
     raised: bool = False  # the work ended with an exception of the script
     early: bool = False  # the work precedes the commit of a step that other ranks have committed
@@ -130,7 +130,7 @@ class UndoneWork:
 
 @dataclass(frozen=True, slots=True)
 class VoidStep:
-    """A step after whose commit a rank changed its private state, so that no copy contains the change."""
+    """A step whose private state a rank changed after the commit: no copy contains the change."""
 
     generation: int
     step: int
@@ -246,7 +246,7 @@ class JobState:
     saved: int = -1  # the newest step that is not void and was on storage
     held: int = -1  # the newest step that the group has passed and whose snapshot a member held
     reached: int = -1  # the most steps that any rank of the current generation has completed; -1: unknown
-    equal: tuple[int, ...] = ()  # the last steps at which the replicas matched on all members
+    equal: tuple[int, ...] = ()  # the last steps where the replicas matched on all members
     void: tuple[VoidStep, ...] = ()  # oldest first
     unbegun: PendingStart | None = None  # set until the current generation completes a step
     finished: bool = False  # the script ran to its end, and the state to save is its last one

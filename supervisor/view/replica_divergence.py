@@ -1,10 +1,9 @@
-"""Detect silent data corruption by comparing the replicas of the state, which must stay the same. Pure.
+"""Detect silent data corruption by comparing the state's replicas, which must stay identical. Pure.
 
 The ranks of a DDP group compute bitwise identical parameters and optimizer state from the same sums. Each
-member seals its snapshots, which means that it computes their checksums. It does so at steps that are
-multiples of a power of two, so that all members seal the same steps. If the seals of one step differ, the
-members outside the majority are corrupt. A majority is more than half of the whole group, so of two members
-neither can be blamed.
+member seals its snapshots: it computes their checksums, at multiples of a power of two, so all members seal
+the same steps. If the seals of a step differ, the members outside the majority are corrupt. A majority is
+more than half of the whole group, so neither of two members can be blamed.
 
 The protected state of a script may differ from rank to rank by design. Members are therefore blamed only if
 the replicas have matched on all members at `AGREED` earlier steps. If the replicas still differ after
@@ -20,15 +19,15 @@ from typing import Final
 from supervisor.view.model import Fault, View
 
 KIND: Final = "diverged"
-AGREED = 2  # steps at which the replicas must have matched
+AGREED = 2  # steps where the replicas must have matched
 TRIES = 3  # roll-backs before no more faults are reported
 
 
 def find_divergence(view: View) -> Fault | None:
     """Return the fault if replicas that used to match now differ; None otherwise.
 
-    The fault's step is the newest step at which the replicas matched. On every member, all later states
-    are unusable, because corrupt values have entered the sums that all members share.
+    The fault's step is the newest one where the replicas matched. On every member, all later states are
+    unusable, because corrupt values have entered the sums that all members share.
     """
     if sum(past.kind == KIND for past in view.memory.history) >= TRIES:
         return None
@@ -44,7 +43,7 @@ def find_divergence(view: View) -> Fault | None:
 
 
 def equal_steps(view: View) -> tuple[int, ...]:
-    """Return the last steps at which all replicas are known to have matched, oldest first.
+    """Return the last steps where all replicas are known to have matched, oldest first.
 
     A roll-back removes the steps beyond the resume point (`rolled_back`).
     """

@@ -157,7 +157,7 @@ def has_protected_state(view: View) -> bool:
 
 
 def script_keeps_own_state(view: View) -> bool:
-    """True if the script does not join, so that only the script knows where it resumes after a restart."""
+    """True if the script does not join: only the script then knows where it resumes after a restart."""
     launchers = (member.report.launcher for member in view.members if member.report is not None)
     return any(
         launcher is not None and not launcher.joins for launcher in launchers

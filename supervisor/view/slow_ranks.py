@@ -2,9 +2,8 @@
 
 Each sidecar measures its ranks' own times over a window (`sidecar.watch.compute_time`). The time of each rank
 is compared with the median of the other ranks. A rank counts as slow if even the fastest part of its window
-takes more than `FACTOR` times that median and the difference is large enough to matter. It stays slow until
-its average falls below `END_FACTOR` times the median. While the times of a rank or of its peers are unknown,
-nothing changes.
+exceeds `FACTOR` times that median by enough to matter. It stays slow until its average falls below
+`END_FACTOR` times the median. While the times of a rank or of its peers are unknown, nothing changes.
 
 False alarms are rare. With two ranks whose step times are distributed evenly between 1x and 5x, about one
 window in 10^11 raises one. If one step in five takes 5x and all others take 1x, about one in 30,000 does. The

@@ -1,4 +1,4 @@
-"""Detect generations that members run but that the journal lacks: a decision was not recorded. Pure."""
+"""Detect generations that members run but the journal lacks: a decision went unrecorded. Pure."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Train the ResNet: `python -m trainer.vision`, alone, under torchrun, or under `holdfast run`.
 
-All work that does not need a rank comes before `holdfast.join()`, so that a warm process does it in advance.
+All work that does not need a rank comes before `holdfast.join()`, where a warm process does it in advance.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def split(images: Images) -> tuple[Images, Images]:
 
 
 def shifted(pixels: Tensor) -> Tensor:
-    """Return the images, each randomly shifted by up to `SHIFT` pixels, so that each epoch is different.
+    """Return the images, each randomly shifted by up to `SHIFT` pixels, to make each epoch different.
 
     The shifts are always drawn from torch's CPU generator, even if the images are on a GPU.
     """

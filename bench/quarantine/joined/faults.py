@@ -1,8 +1,8 @@
 """What each published kind of fault does to a machine and to its kernel log, and what remedies it.
 
 The codes, texts and readings are those of NVIDIA's drivers, Linux and InfiniBand adapters, as in the policy's
-tables; which of them a published kind shows, and in which order, is an assumption. The mixes of the papers
-name no codes.
+tables. Which of them a published kind shows, and in what order, is an assumption: the papers' mixes name no
+codes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ VERDICTS = {1: "0x1 (GPU Reset Required)", 2: "0x2 (Node Reboot Required)"}
 
 @dataclass(slots=True)
 class NodeFault:
-    """A fault of a part of a node. Its key is the same whenever the same fault occurs."""
+    """A fault of a part of a node. The same fault always has the same key."""
 
     kind: Kind
     slot: int
@@ -63,7 +63,7 @@ class NodeFault:
 
 
 class Stage(Protocol):
-    """The machine on which a fault shows its symptoms. Nothing happens after the fault has ended."""
+    """The machine where a fault shows its symptoms. Nothing happens after the fault has ended."""
 
     machine: SimulatedMachine
     chance: random.Random

@@ -1,7 +1,7 @@
 """What the joined year knows of each node's real faults, and what becomes of the reports about them.
 
-A case begins when the agent first reports a real fault as unhealthy. From then on the report must not lose
-the fault before a remedy has ended it: that would be a loss.
+A case begins when the agent first reports a real fault as unhealthy. If a report then loses the fault before
+a remedy has ended it, that counts as a loss.
 """
 
 from __future__ import annotations

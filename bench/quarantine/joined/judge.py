@@ -20,7 +20,7 @@ SHOWN = 5  # losses that are printed in full
 
 @dataclass(slots=True)
 class Year:
-    """A simulated year with all that is known of it."""
+    """A simulated year and all that is known about it."""
 
     pool: Pool
     nodes: list[JoinedNode]

@@ -1,6 +1,6 @@
 """A simulated machine with eight GPUs: what its sensors would read, and what its kernel logs.
 
-The figures are facts of the hardware. Which of them are faults is the agent's business.
+The figures are facts of the hardware. Judging which of them are faults is up to the agent.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The processes of one member's ranks: warm ones, the workers of a generation, and what they leave behind."""
+"""One member's rank processes: warm ones, a generation's workers, and what they leave behind."""

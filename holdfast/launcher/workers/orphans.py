@@ -1,4 +1,4 @@
-"""End the processes that ranks leave behind, which become children of the launcher.
+"""End the processes that ranks leave behind, now children of the launcher.
 
 `holdfast.inspection.left_processes` tells orphans of dead ranks from orphans of live ranks, and orphans that
 still work from those that are idle.
@@ -88,10 +88,10 @@ class Orphans:
 
 
 def kill_all() -> None:
-    """Kill all remaining descendants and wait for them, so that none outlives the launcher.
+    """Kill all remaining descendants and wait for them: none may outlive the launcher.
 
-    A process that waits for a device or a file system may not end within `END_S`. In that case, it is left to
-    the process that adopts the launcher's orphans.
+    A process that waits for a device or a file system may not end within `END_S`. It is then left to the
+    process that adopts the launcher's orphans.
     """
     dead: set[int] = set()
     give_up_at = time.monotonic() + END_S

@@ -1,9 +1,9 @@
 """Make the survivors on one member copy their state: decide which ranks to ask and which to wait for.
 
-One complete copy is enough. A rank that copies its state holds the only free slot of the arena. Its copy may
-stop growing, because a signal has stopped the rank or because its main thread starves the copying thread. The
-rank would then block all others, so it is killed; its generation is over anyway. A rank whose copy is still
-growing is never killed, regardless of how long the copy takes.
+One complete copy is enough. A rank that copies its state holds the arena's only free slot. Its copy may stall
+if a signal has stopped the rank, or if its main thread starves the copying thread. It would then block all
+others, so it is killed; its generation is over anyway. As long as its copy keeps growing, a rank is never
+killed, even if the copy takes very long.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class SurvivorSnapshot:
         return growing
 
     def copy_s(self) -> float:
-        """Return how many seconds a copy of the state takes on this member; 0 if that is not known."""
+        """Return how many seconds a copy of the state takes on this member; 0 if unknown."""
         found = [read for worker, _ in self._survivors() if (read := self._read(worker)) is not None]
         return max(map(progress.copy_s, found), default=0.0)
 
@@ -199,7 +199,7 @@ class SurvivorSnapshot:
     def _read(self, worker: Worker) -> Progress | None:
         """Return this rank's progress page; None if it belongs to another generation.
 
-        On a busy machine, the rank may be preempted in a write to its page. Its state is whole nevertheless.
+        On a busy machine, the rank may be preempted in a write to its page. Its state is still whole.
         """
         view = self._page(worker)
         if view is None:

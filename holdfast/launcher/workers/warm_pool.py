@@ -57,9 +57,9 @@ class MemberSettings:
 class WarmPool:
     """Keeps one parked process ready for each local rank.
 
-    While the pool is open, it replaces each process that dies before it is parked. After the first failures,
-    it does so immediately, and later after increasing pauses. `failures` counts these processes since one was
-    last parked. `tries` counts the same, but is also reset to 0 when ranks begin to wait.
+    While the pool is open, it replaces each process that dies before it is parked. At first it does so
+    immediately, later with increasing pauses. `failures` counts such deaths since one was last parked.
+    `tries` counts the same, but is also reset to 0 when ranks begin to wait.
 
     `watch` watches every process that the pool makes. `after` schedules a call after a number of seconds.
     `strategy` is "park" (fork from a zygote), "spawn" (start an interpreter for each process) or "cold" (make
@@ -376,10 +376,10 @@ def zygote_ending(status: int | None, printed: str, now_ns: int) -> Ending:
 
 
 def unjoined_ending(ended: Ending, printed: str, *, refused: bool) -> Ending:
-    """Return how a process ended that had not joined.
+    """Return how a process that had not joined ended.
 
-    `refused` is True if a descendant called `join` and was refused. Nothing was trained in that case, so the
-    process has failed regardless of its exit code.
+    `refused` is True if a descendant called `join` and was refused. Nothing was trained then, so the process
+    has failed, whatever its exit code.
     """
     if refused and ended.signal is None:
         has_reason = nested_scripts.LAUNCHED_INDIRECTLY in printed

@@ -1,4 +1,4 @@
-"""The workers of one generation on one member, and whether each waits for a process, runs, or has ended."""
+"""One generation's workers on one member, and whether each waits for a process, runs, or has ended."""
 
 from __future__ import annotations
 
@@ -192,8 +192,8 @@ class WorkerGroup:
     def _note_ending(self, worker: Worker, ended: Ending) -> None:
         """Record how a rank ends. Keep the first failure's text whole, and cut the others to equal shares.
 
-        The shares are computed over all ranks of the group, so that the supervisor can keep the texts of all
-        members. Even the smallest share has room for the end of a log, which shows that a rank is a victim.
+        The shares count all ranks of the group, which lets the supervisor keep the texts of all members. Even
+        the smallest share has room for the end of a log, which shows that a rank is a victim.
         """
         before, worker.ending = self._first_failed, foreign_text.each(ended, foreign_text.WHOLE_BYTES)
         reported = [each for each in self.workers if each.ending is not None]
@@ -220,8 +220,8 @@ class WorkerGroup:
     def ask_where(self) -> None:
         """Ask all live ranks what they are doing.
 
-        The supervisor needs to know because it waits for a rank that does work such as an evaluation, but not
-        for a rank that is waiting for a dead peer.
+        The supervisor needs to know, because it waits for a rank that is working, say on an evaluation, but
+        not for one that is waiting for a dead peer.
         """
         for _, process in live_workers(self.workers):
             try:

@@ -23,7 +23,7 @@ END_S = 2.0  # how long a zygote may take to end after SIGKILL; if it takes long
 
 @dataclass(slots=True, eq=False)
 class Zygote:
-    """A zygote, which is a child of this process. `ready` is set once the zygote reports that it is ready."""
+    """A zygote, a child of this process. `ready` is set once the zygote reports that it is ready."""
 
     pid: int
     line: socket.socket

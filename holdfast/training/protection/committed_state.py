@@ -1,6 +1,6 @@
 """Keep the footprint of the replicated state at the last commit, and detect changes since then.
 
-A copy that is made after a commit has the state of that step only if nothing has changed since the commit.
+A copy made after a commit has that step's state only if nothing has changed since.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class CommittedState:
         self._searches = True
 
     def record(self, step: int) -> None:
-        """Take the footprint of the state of `step`, so that later copies can be compared with it."""
+        """Take the footprint of the state of `step`, to compare later copies with."""
         self.footprint = self.footprints.footprint(step, self._searches)
         self._searches = False
         for name in self.footprints.unseen:

@@ -105,8 +105,7 @@ class AsyncCopy:
     def _add(self, target: torch.Tensor, source: torch.Tensor, pairs: list[Pair]) -> None:
         """Add a tensor to the copy. If it is not contiguous, `finish` reorders its elements on the host.
 
-        To reorder them on the device, memory would have to be allocated there, and the allocation might wait
-        for the whole queue.
+        Reordering on the device would mean allocating memory there, which might wait for the whole queue.
         """
         import torch
 

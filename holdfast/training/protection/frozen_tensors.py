@@ -1,14 +1,14 @@
-"""Determine which tensors a slot already contains, so that frozen parameters are copied only once.
+"""Determine which tensors a slot already contains, to copy frozen parameters only once.
 
 A frozen parameter is a module's parameter that requires no gradient and belongs to no optimizer. If this
 process wrote the slot's last snapshot, the parameter is written into the slot again only if its version
 counter, its address or a sample of its bytes has changed.
 
-A script may write a few rows of a parameter through `.data`, for example in a memory bank or a codebook, and
-none of these three would reveal it. So the kernel reports which pages were written since just before the copy
-into the slot was made (see `holdfast.snapshot.written_pages`), and these pages are compared with the slot. If
-the kernel cannot report this, every skipped tensor is compared as a whole. Differences are written to the
-slot. After the first difference, tensors are no longer skipped.
+If a script writes a few rows of a parameter through `.data`, for example in a memory bank or a codebook, none
+of these three shows it. So the kernel reports which pages were written since just before the copy into the
+slot (see `holdfast.snapshot.written_pages`), and these pages are compared with the slot. If the kernel cannot
+report this, every skipped tensor is compared as a whole. Differences are written to the slot. After the first
+difference, tensors are no longer skipped.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def _fingerprint(tensor: torch.Tensor) -> _Fingerprint:
     if tensor.requires_grad:  # the script trains the tensor from now on
         return -1, 0, ()
     address = tensor.data_ptr()
-    # For most sizes this step is odd, so that the samples fall on different bytes of the elements.
+    # For most sizes this step is odd, which spreads the samples over different bytes of the elements.
     step = tensor.nbytes // SAMPLED_BYTES + 1
     return (
         capture.version(tensor) or 0,

@@ -1,8 +1,8 @@
 """Copy the state outside the schedule: after a failure, before bad numbers are written, and at the end.
 
-The listener's thread makes a just-in-time copy regardless of what the script's thread is doing. That thread
-may be waiting for a dead peer in a collective, running a kernel, or working between two steps. The copy is
-refused unless the state of a committed step is whole.
+The listener's thread makes a just-in-time copy no matter what the script's thread is doing: waiting for a
+dead peer in a collective, running a kernel, or working between two steps. The copy is refused unless the
+state of a committed step is whole.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class LastCopies:
         """Ensure that a snapshot of `step`, the last step, exists. Return "", or the reason why none exists.
 
         Another rank of the member may be writing the same snapshot, before a pause or at the end of its loop.
-        Or a checkpoint may be in progress that reads the slot to be written next. This waits for both for as
+        Or a checkpoint may be in progress that reads the slot to be written next. This waits for both, as
         long as a copy may take. A reader that is not done by then keeps its slot, and the newer snapshot is
         overwritten instead.
         """

@@ -1,9 +1,9 @@
 """Detect changes to the state outside of the steps, after commits and in pauses, and warn of them once.
 
 If the script changes shared state after a commit, such as a scheduler or an average, the change becomes part
-of the state of that step. Copies that lack the change are made again. After any other change, no copy can
-have the state of that step. All copies are then discarded, and the supervisor does not resume from that step.
-In a pause, a script may swap weights if it puts the original weights back.
+of the state of that step. Copies that lack the change are redone. After any other change, no copy can have
+the state of that step. All copies are then discarded, and the supervisor does not resume from that step. In a
+pause, a script may swap weights as long as it puts the originals back.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class LateChanges:
         """Record the state at the start of the loop as the state of `step`; copy it if necessary.
 
         A copy is necessary if the script has changed the state, or if the state was not restored from a slot.
-        `has_consulted` means that the script may have read the number of steps done, so that its work since
+        `has_consulted` means that the script may have read the number of steps done, and its work since
         `protect` may depend on that number.
         """
         first, self._loops = not self._loops, self._loops + 1
@@ -237,7 +237,7 @@ class LateChanges:
     # -- pauses
 
     def before_pause(self, label: str, step: int) -> None:
-        """Copy the state before a pause that may change it, so that losing a peer then costs no steps."""
+        """Copy the state before a pause that may change it: losing a peer then costs no steps."""
         self._pauses.began(label, time.monotonic())
         if self._device.queues:
             self._snapshots.advance(must=True)

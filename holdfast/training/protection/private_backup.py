@@ -1,10 +1,10 @@
 """Back up this rank's private state in every step, before the optimizer's write.
 
 Private state (buffers, random generators, the position in the data) differs from rank to rank, so no other
-rank has a copy. It is stored in two places: in the rank's own store, which outlives its process, and on
-another member (see `holdfast.training.protection.private_exchange`). A state that can no longer change is
-stored as final, and a lost rank can resume only from a final state. If a state changes after it was sent, it
-is sent again at the commit, as final.
+rank has a copy. It is kept in two places: in the rank's own store, which outlives its process, and on another
+member (see `holdfast.training.protection.private_exchange`). A state that can no longer change is stored as
+final, and a lost rank can resume only from a final state. If a state changes after it was sent, it is sent
+again at the commit, as final.
 """
 
 from __future__ import annotations
@@ -303,8 +303,8 @@ class SendTiming:
     """Learns, within one generation, after how many forward passes the private state is final.
 
     Nothing marks the last forward pass of a step, and random states or the data position may change after it.
-    So this class observes the first steps of a generation. If the state was final after the same number of
-    forward passes in all of them, later steps send it after that pass. This ends when a step differs.
+    So this class watches the first steps of a generation. If the state was final after the same number of
+    forward passes in all of them, later steps send it after that pass, until a step differs.
     """
 
     def __init__(self) -> None:

@@ -5,11 +5,10 @@ the number of ranks per member, so the copy is always on another member. The opt
 the message from rank r - N. So if a rank dies, either its private state is in two places, or the rank to
 which it sends still has the replicated state of the previous step.
 
-Private state that is sent right after the last forward pass is transferred during the backward pass, so it
-arrives no later than the gradients. `holdfast.training.protection.private_backup` decides when a rank may
-send that early. The exchange uses its own connections, because gloo's sends and receives wake threads that
-compete with the ranks for cores. With one core per rank, gloo takes 1 ms per step; these connections take
-0.05 ms.
+Private state sent right after the last forward pass travels during the backward pass, so it arrives no later
+than the gradients. `holdfast.training.protection.private_backup` decides when a rank may send that early. The
+exchange uses its own connections, because gloo's sends and receives wake threads that compete with the ranks
+for cores. With one core per rank, gloo takes 1 ms per step; these connections take 0.05 ms.
 
 `LocalPrivateState` is for groups of one member, where the stores of all ranks are in the memory of the same
 machine. A second copy is not needed: the stores outlive their ranks, and no copy could outlive the member.
@@ -285,7 +284,7 @@ def _accept_one(listener: socket.socket) -> socket.socket:
 def _receive_some(connection: socket.socket, most: int) -> bytes:
     """Return the next bytes of a connection, at most `most`; empty if none have arrived.
 
-    If the connection has ended, return more than `most` bytes, so that the caller closes the connection.
+    If the connection has ended, return more than `most` bytes, which makes the caller close it.
     """
     try:
         return connection.recv(most) or bytes(most + 1)

@@ -38,7 +38,7 @@ class Protection:
     """One rank's protection in one generation, from the restored state to the last commit.
 
     The listener's thread calls `snapshot_just_in_time`. The script's thread calls all other methods. The
-    parts are public attributes, so that callers can use a single part directly.
+    parts are public attributes, and callers may use a single part directly.
     """
 
     def __init__(

@@ -161,10 +161,10 @@ class SnapshotSchedule:
                 self._extra = step
 
     def after_loop(self, step: int) -> None:
-        """Copy the state at the end of a loop, because after a later fault, no rank might be able to copy it.
+        """Copy the state at the end of a loop: after a later fault, perhaps no rank could.
 
-        No copy is made after a loop that is shorter than an interval, because a script may have many short
-        loops, such as one per epoch.
+        Loops shorter than an interval get no copy, because a script may have many of them, such as one per
+        epoch.
         """
         if self._device.queues:
             self.advance(must=True)
@@ -335,10 +335,10 @@ class SnapshotSchedule:
         """On a device, end a copy that is complete, and begin a copy that is due.
 
         Without `must`, the host does not wait. `must` means that the optimizer's writes are about to be
-        queued. In this case, the host waits until the device has done the previous step, and then begins a
-        copy that is due. The writes are delayed until the copy has ended. A copy is never queued before the
-        previous step is done, because it would hold the lock of its slot while it waits for work that a dead
-        peer may block.
+        queued. The host then waits until the device has done the previous step, and begins a copy that is
+        due. The writes are delayed until the copy has ended. A copy is never queued before the previous step
+        is done, because it would hold the lock of its slot while it waits for work that a dead peer may
+        block.
         """
         if self._gate.frozen:
             return

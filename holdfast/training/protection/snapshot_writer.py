@@ -84,13 +84,13 @@ class SnapshotWriter:
             directory: the member's arena.
             objects: the replicated objects.
             world_size: the number of ranks, which is recorded with each snapshot.
-            base: the (generation, step) of the snapshot from which the group resumed. It is kept until this
+            base: the (generation, step) of the snapshot that the group resumed from. It is kept until this
                 generation has a snapshot.
             on_progress: called by any thread after it has copied a piece.
             device: the device of the tensors; None if they are on the host.
             void: returns the steps of this generation whose state a rank of this member has changed after the
                 commit.
-            second_base: the (generation, step) of a second snapshot from which the group could have resumed,
+            second_base: the (generation, step) of a second snapshot that the group could have resumed from,
                 if any.
             extra_document: returns what the snapshot's document contains in addition to the objects.
         """
@@ -127,8 +127,8 @@ class SnapshotWriter:
     ) -> float | None:
         """Copy the current state, as the state of `step`, into the free slot or into a slot not in `keep`.
 
-        On a device, the host's objects may already belong to a later step. In that case, `host_part` is the
-        copy of the host's part that was kept at `step`.
+        On a device, the host's objects may already belong to a later step. `host_part` is then the copy of
+        the host's part kept at `step`.
 
         Returns how many seconds the copy took, or None if no slot was free because a checkpoint was being
         written from it.
@@ -316,7 +316,7 @@ class SnapshotWriter:
         host_part: HostPart | None = None,
         is_unchanged: Callable[[], bool] = lambda: True,
     ) -> float | None:
-        """Do the same as `write`, but without waiting for anything that a dead peer could block.
+        """Write as `write` does, but without waiting for anything that a dead peer could block.
 
         If the free slot is locked because a checkpoint is being written from it, its snapshot is kept and the
         newer snapshot is overwritten. If the newer snapshot must be kept too, this waits up to `PATIENCE_S`
@@ -335,7 +335,7 @@ class SnapshotWriter:
         return cost_s
 
     def write_over(self, generation: int, step: int) -> float | None:
-        """Do the same as `write`, but overwrite the newer snapshot, because the older one is being read."""
+        """Write as `write` does, but over the newer snapshot, because the older one is being read."""
         stays = self._first_to_go(generation)
         return self.write(generation, step, None if stays is None else frozenset({stays}))
 

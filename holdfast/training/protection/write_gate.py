@@ -2,10 +2,10 @@
 
 An optimizer's writes are between two marks in the device's queue. Until the device reaches the first mark,
 the state before the writes is whole. Once it has reached the second mark, the state after the writes is
-whole. Between the two marks, no state is whole. It does not matter what the host is doing: it may be in
-`optimizer.step()`, waiting for a loss, or a step ahead.
+whole. Between the two marks, no state is whole. The host may be anywhere: in `optimizer.step()`, waiting for
+a loss, or a step ahead.
 
-On a CPU, the device is always at the same point as the host.
+On a CPU, the device is always where the host is.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ class WriteGate:
     def keep_pace(self) -> None:
         """Wait until the device has done the step before the one that is being queued.
 
-        The host is therefore at most one step ahead. This is enough to keep the device busy, and it limits
-        what the host must keep for queued steps (unjudged numbers, private state).
+        This keeps the host at most one step ahead: enough to keep the device busy, and a limit on what the
+        host must keep for queued steps (unjudged numbers, private state).
         """
         with self._looking:
             before = [mark for each in self._queued if each.queued for mark in each.after]

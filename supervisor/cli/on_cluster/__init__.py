@@ -1,1 +1,1 @@
-"""The commands for jobs on a Kubernetes cluster, which access the API server with the user's permissions."""
+"""The commands for jobs on a Kubernetes cluster. They use the API server with the user's permissions."""

@@ -1,6 +1,6 @@
 """Connect a command to the API server, and turn failures into one-line messages.
 
-The connection has the rights of the user's kubeconfig. The `kubernetes` library, which reads that file, is
+The connection has the rights of the user's kubeconfig. The `kubernetes` library reads that file, and is
 imported only when a connection is made.
 """
 

@@ -58,7 +58,7 @@ class _Examination:
         self._configuration: KubernetesObject | None = None
 
     def run(self) -> Iterator[DoctorFinding]:
-        pods = self._pods()  # this comes first, so that a mistyped name is reported before any check
+        pods = self._pods()  # this comes first, to report a mistyped name before any check
         yield from self._installation()
         excluded = ""
         space = self._get(NAMESPACES, self._namespace)

@@ -1,8 +1,8 @@
-"""Find the job to which a pod belongs, the size of that job, and the preferred order of its pods. Pure.
+"""Find the job that a pod belongs to, its size, and the preferred order of its pods. Pure.
 
-All objects are untrusted JSON from the API server. If a value in them has the wrong type, is missing or is
-contradictory, the result is a `NotAdopted` that says so, and never an exception or a guess. A group of the
-wrong size would wait for members that never connect, or would start without some of its members.
+All objects are untrusted JSON from the API server. If a value is missing, contradictory or of the wrong type,
+the result is a `NotAdopted` that says so, never an exception or a guess. A group of the wrong size would wait
+for members that never connect, or start without some of its members.
 
 The supervisor assigns the ranks. It never reads RANK and WORLD_SIZE, because these count pods with some
 controllers and processes with others.
@@ -95,7 +95,7 @@ class OwnerChain:
 
 @dataclass(frozen=True, slots=True)
 class JobKey:
-    """The identity of a job: the same for all of its pods, and different for the pods of other jobs.
+    """The identity of a job: shared by all of its pods, and by no others.
 
     `name` is the name of the job's Supervision. The other fields describe the job's owner, and are empty for
     a group of pods without an owner. `api_version` is not compared, because pods that were created before and
@@ -114,13 +114,12 @@ class JobKey:
 class Adopted:
     """A pod that is a member of a job.
 
-    `order` sorts the members of a job in the order in which their controller numbers them. The placement of
-    ranks prefers this order, so that a recreated pod gets the ranks of its predecessor. `order` is () if the
-    pod has no number.
+    `order` sorts a job's members as their controller numbers them. Ranks are preferably placed in this order,
+    so a recreated pod gets its predecessor's ranks. `order` is () if the pod has no number.
     """
 
     key: JobKey
-    members: int  # the number of members with which the job trains; additional ones are standbys
+    members: int  # the number of members that the job trains with; any more are standbys
     nproc: int  # ranks of each member
     order: tuple[int, ...]
     replica_type: str  # from the pod's label, in lower case; "" if its owner has only one type
@@ -219,7 +218,7 @@ def _is_known(owner: OwnerReference) -> bool:
 
 
 def job_key(pod: object, owners: OwnerChain) -> JobKey | NotAdopted:
-    """Return the key of the job to which `pod` belongs, whether or not the pod trains."""
+    """Return the key of the job that `pod` belongs to, whether or not it trains."""
     try:
         return _key(pod_facts.read(pod), owners)
     except UnfitObject as error:
@@ -256,7 +255,7 @@ def read_group(pods_of_group: Iterable[object], owners: OwnerChain) -> GroupFact
 
 
 class _Agreement(Generic[T]):
-    """A value on which several pods must agree. Pods that state no value are ignored."""
+    """A value that several pods must agree on. Pods that state no value are ignored."""
 
     def __init__(self, what: str, nothing: T) -> None:
         self.what = what
@@ -349,7 +348,7 @@ def _replica_type(pod: PodFacts, owners: OwnerChain) -> str:
 
 
 def _members(pod: PodFacts, owners: OwnerChain, said: GroupFacts, replica_type: str) -> int:
-    """Return the number of members with which the job trains."""
+    """Return the number of members that the job trains with."""
     if said.why:
         refuse(said.why)
     if said.nproc not in (0, pod.nproc):
@@ -372,7 +371,7 @@ def _members(pod: PodFacts, owners: OwnerChain, said: GroupFacts, replica_type: 
 
 
 def _number(annotated: str, pod: PodFacts, owners: OwnerChain, said: GroupFacts, replica_type: str) -> int:
-    """Return the number of members with which the job trains if `annotated` is the annotation, or ""."""
+    """Return the number of members that the job trains with if `annotated` is the annotation, or ""."""
     stated = annotated or pod_facts.stated_members(pod)
     low, _, high = stated.partition(":")
     if annotated and not high:

@@ -1,4 +1,4 @@
-"""Read from an owner's object how many of its pods train. The table of kinds says where. Pure.
+"""Read from an owner's object how many of its pods train. The table of kinds says where to look. Pure.
 
 An owner can have several replica types, such as the replicatedJobs of a JobSet, or the Master and Worker of a
 PyTorchJob. The types whose pod templates opt in form the group. If no template opts in, because the pods got

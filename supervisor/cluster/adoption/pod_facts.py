@@ -1,7 +1,7 @@
-"""Read what a pod states about itself in its labels, annotations and environment. Pure.
+"""Read what a pod says about itself in its labels, annotations and environment. Pure.
 
 `kept` and `KeptPods` choose what a mirror of all pods stores of each: what the functions of this module and
-`supervisor.cluster.pods.read_pod` read, a few kilobytes, however large a user makes the pod.
+`supervisor.cluster.pods.read_pod` read, a few kilobytes even of a huge pod.
 """
 
 from __future__ import annotations
@@ -220,9 +220,9 @@ def kept(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class KeptPods:
-    """Prunes the pods of a mirror, and limits the memory that the pods of one namespace take.
+    """Prunes the pods of a mirror, and limits the memory that one namespace's pods take.
 
-    Beyond the limit, only the identity and the state of further pods are kept, which then are not members.
+    Beyond the limit, only identity and state are kept of additional pods, which are then not members.
     """
 
     def __init__(self) -> None:
@@ -355,7 +355,7 @@ def _source_of(variable: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _referenced(variables: Iterable[Mapping[str, Any]]) -> Iterator[PodSource]:
-    """Yield the labels and annotations from which variables take their values."""
+    """Yield the labels and annotations that variables take their values from."""
     for each in variables:
         path = each.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath", "")
         if found := _FIELD.fullmatch(path):

@@ -20,7 +20,7 @@ _NEEDED = ("kind", "groups", "failure", "success", "source")
 
 
 class PodSource(NamedTuple):
-    """A place in a pod from which a value is read.
+    """A place in a pod to read a value from.
 
     `place` is one of `PLACES`. `key` is the name of the label, annotation or environment variable. The place
     "name" stands for the digits at the end of the pod's name.

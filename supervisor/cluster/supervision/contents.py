@@ -28,7 +28,7 @@ SUPERVISIONS = ResourceKind(GROUP, VERSION, "supervisions")
 
 
 class RunSize(NamedTuple):
-    """The number of members with which a run trains, and the number of ranks of each member."""
+    """How many members a run trains with, and how many ranks each member has."""
 
     members: int
     nproc: int

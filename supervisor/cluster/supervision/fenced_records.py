@@ -1,4 +1,4 @@
-"""The records of one job under one supervisor, whose right to write them ends when another one takes over."""
+"""One job's records under one supervisor, which may write them until another takes over."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ class SupervisionRecords:
 
 
 class SupervisionLead(Lead):
-    """The right of this supervisor to act on one job, which ends when another supervisor takes over.
+    """This supervisor's right to act on one job, until another supervisor takes over.
 
     `epoch` is always an epoch that this supervisor has written into the resource with a conditional write.
     """
 
     def __init__(self, epoch: int, resource: SupervisionResource, loop: asyncio.AbstractEventLoop) -> None:
-        """`epoch` is the one with which the job was taken over. `loop` runs the requests of `raise_above`."""
+        """`epoch` is the one that took the job over. `loop` runs the requests of `raise_above`."""
         super().__init__(epoch=epoch)
         self.deposed: Deposed | None = None
         self._resource, self._loop = resource, loop
@@ -162,7 +162,7 @@ def in_loop(
     The coroutine is created in the loop. If it were created here and the loop ended before it started, Python
     would warn that it was never awaited.
 
-    Raises the exceptions of `work`, with `OSError` in place of `ApiError`. Also raises `OSError` if `work`
+    Raises the exceptions of `work`, but `OSError` instead of `ApiError`. Also raises `OSError` if `work`
     takes longer than `limit_s`, or if the loop has ended.
     """
     outcome: concurrent.futures.Future[None] = concurrent.futures.Future()

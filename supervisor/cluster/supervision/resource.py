@@ -44,7 +44,7 @@ class Takeover:
 
 
 class OwnerGone(OSError):
-    """The Supervision with this name belongs to another owner, which is usually gone. Try again later."""
+    """The Supervision of this name belongs to another owner, usually one that is gone. Try again later."""
 
 
 class SupervisionResource:
@@ -85,8 +85,8 @@ class SupervisionResource:
     ) -> None:
         """Write the size and the settings of a run that begins into the spec, which is `before`.
 
-        Until the run ends, each supervisor reads them there, whatever the pods state meanwhile. Raises
-        `Deposed` if another supervisor has taken over the job.
+        Until the run ends, each supervisor reads them there, even if the pods now state something else.
+        Raises `Deposed` if another supervisor has taken over the job.
         """
         spec = described(size, settings)
         if {name: before.get(name) for name in spec} != spec:
@@ -132,12 +132,12 @@ class SupervisionResource:
         await self._patch({"metadata": version, "status": {"epoch": epoch, **values}}, PatchType.MERGE)
 
     async def stored(self) -> tuple[int, object]:
-        """Return the epoch in the resource, and the claim with which it was last raised."""
+        """Return the epoch in the resource, and the claim that last raised it."""
         found = await self._server.get(SUPERVISIONS, self.name, self.namespace)
         return epoch_of(found), mapping(found.get("status")).get("claim")
 
     async def request_stop(self, epoch: int, how: str | None) -> None:
-        """Record a user's request to stop the job, so that the next supervisor also knows about it.
+        """Record a user's request to stop the job, to let the next supervisor know about it too.
 
         None removes an earlier request. Raises `Deposed` if another supervisor has taken over the job: the
         request may be for an earlier run than the one that this supervisor knows.

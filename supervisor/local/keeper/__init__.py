@@ -1,1 +1,1 @@
-"""The keeper of a local run, which starts all other processes of the run and restarts those that die."""
+"""A local run's keeper: starts all of the run's other processes and restarts those that die."""

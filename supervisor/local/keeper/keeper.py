@@ -1,4 +1,4 @@
-"""The keeper of a local run, which starts the supervisor and the members and restarts those that die.
+"""A local run's keeper: starts the supervisor and the members, and restarts those that die.
 
 The keeper does what Kubernetes does on a cluster. A member consists of a sidecar and a launcher. If a sidecar
 or supervisor dies, the keeper restarts it. If a supervisor's heartbeats stop, the keeper replaces it. If a

@@ -168,7 +168,7 @@ BORN_S = 2.0  # how long the keeper waits for a fork, which takes milliseconds
 
 
 class ForkServerClient:
-    """The keeper's side of one fork server, which has imported the modules that its forks need.
+    """The keeper's side of a fork server that has imported the modules its forks need.
 
     `settled` is called once, when `importing` ends. From then on, `fork` works, or it returns None because
     the fork server has failed. Each process must then be started separately.

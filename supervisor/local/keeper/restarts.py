@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-YOUNG_S = 1.0  # the least time between two starts of a part, so that it cannot fail in a tight loop
+YOUNG_S = 1.0  # the least time between two starts of a part, to keep it from failing in a tight loop
 WELL_S = 10.0  # a part that lived this long did not fail at its start
 LONGEST_S = 30.0  # the most time between two starts of a part that fails each time
 ROW_S = 4 * LONGEST_S  # failures further apart count as unrelated

@@ -1,4 +1,4 @@
-"""Replace sidecars that exist but do nothing, because they are stopped or stuck."""
+"""Replace sidecars that are alive but stopped or stuck."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class SidecarWatch:
                 self._replace(pids[pid], "it sends no reports and uses no CPU time")
 
     def _replace(self, member: LocalMember, why: str) -> None:
-        """Kill a sidecar. The next one starts only after its end, so that a member never has two."""
+        """Kill a sidecar. The next one starts only after it has ended: a member never has two."""
         assert member.sidecar is not None
         self.say(f"replacing {member.sidecar.name}: {why}. The ranks keep training")
         member.sidecar.process.kill()

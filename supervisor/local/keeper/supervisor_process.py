@@ -1,4 +1,4 @@
-"""The supervisor as its keeper sees it: a process, a connection, and whether it still does its work."""
+"""The supervisor as its keeper sees it: a process, a connection, and whether it still works."""
 
 from __future__ import annotations
 

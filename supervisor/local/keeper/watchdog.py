@@ -83,7 +83,7 @@ class Watchdog:
         """Return why the current supervisor must be killed; "" if it need not be.
 
         `state` is the letter of its process state. Before its first heartbeat, a supervisor imports modules
-        and reads its journal, which can take long on a busy machine or slow storage. Until then, it has the
+        and reads its journal, which takes long on a busy machine or slow storage. Until then, it has the
         longer limit of a process that waits for a disk, unless it is stopped.
         """
         length_s = self.silence.length_s(now_s)

@@ -24,7 +24,7 @@ def create() -> tuple[Path, int]:
     """Create a folder. Return it with the descriptor of the lock that marks it as in use.
 
     Folders of runs whose keeper is gone are removed first. The new folder is locked before it receives its
-    name, so that no other run that starts now mistakes it for an abandoned folder. Raises `OSError`.
+    name, or another run starting now could mistake it for an abandoned folder. Raises `OSError`.
     """
     root = next(each for each in _ROOTS if os.access(each, os.W_OK))
     prefix = _prefix()

@@ -1,4 +1,4 @@
-"""Check that the run's folder in memory is complete: at each removal that is reported, and at intervals."""
+"""Check that the run's in-memory folder is complete: at each reported removal, and at intervals."""
 
 from __future__ import annotations
 

@@ -2,10 +2,10 @@
 
 systemd removes a user's files in /dev/shm at the last logout (RemoveIPC=yes), cleaners remove old files in
 /tmp, and people remove files that look abandoned. The ranks have mapped their files and keep training. But a
-process that starts later could not open the files, so no fault could be recovered.
+process that starts later could not open them, so the run could not recover from any fault.
 
 The keeper lives as long as the run, so it keeps a descriptor of every file. An open file continues to exist
-without a name. A symbolic link to /proc/PID/fd/N gives it a new name, so that processes find the same memory
+without a name. A symbolic link to /proc/PID/fd/N gives it a new one, where processes find the same memory
 with its present and future content.
 """
 
@@ -157,7 +157,7 @@ class RepairedFolder:
             (folder / name).symlink_to(to)
 
     def _make_again(self) -> None:
-        """Recreate the folder and its content atomically, so that no process sees an incomplete folder."""
+        """Recreate the folder and its content atomically: no process ever sees it incomplete."""
         aside = self.folder.with_name(f".{self.folder.name}-{os.urandom(4).hex()}")
         aside.mkdir(mode=0o700)
         try:

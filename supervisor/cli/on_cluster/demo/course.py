@@ -44,8 +44,8 @@ class ClusterScenario:
     """How long both jobs train, and which faults are injected into the supervised one."""
 
     steps: int
-    pace_s: float  # the minimum step time, so that a fast machine does not finish before the last fault
-    apart: int  # steps between a recovery and the next fault, so that each fault can cost something
+    pace_s: float  # the minimum step time: keeps a fast machine from finishing before the last fault
+    apart: int  # steps between a recovery and the next fault, to let each fault cost something
     faults: tuple[ClusterFault, ...]
 
     @property
@@ -328,7 +328,7 @@ class _Performance:
 
 
 def in_place(found: Sequence[Mapping[str, Any]]) -> str:
-    """Describe the total time of the recoveries for which Kubernetes did not replace a pod. Pure."""
+    """Describe how long the recoveries took in total that needed no new pod from Kubernetes. Pure."""
     times = [
         float(each["recovered_s"])
         for each in found
@@ -343,6 +343,6 @@ def _clock(spent_s: float) -> str:
 
 
 def _say(*texts: str) -> None:
-    """Print `texts`. If the reader has exited, do nothing, so that the removal continues."""
+    """Print `texts`. If the reader has exited, do nothing: the removal must go on."""
     with suppress(BrokenPipeError, Unwritable):
         say(*texts)

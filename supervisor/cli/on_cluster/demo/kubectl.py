@@ -25,7 +25,7 @@ class Kubectl:
     def attempt(self, *words: str, limit_s: float = REQUEST_S) -> tuple[str, str]:
         """Run kubectl. Return its output, and one line that says why it failed, or "".
 
-        kubectl runs in a separate process group, so that Ctrl-C does not end it while it removes something.
+        kubectl runs in a separate process group, to keep Ctrl-C from ending it while it removes something.
         """
         try:
             done = subprocess.run(
