@@ -11,6 +11,7 @@ from supervisor.cluster import main
 from supervisor.cluster.adoption import workload_kinds
 from supervisor.cluster.supervision import contents, status_fields
 from supervisor.kubernetes import certificates
+from tests.samples.documented_rights import documented_rights
 from tests.unit.manifests.kubernetes_files import (
     BASE,
     OVERLAYS,
@@ -260,3 +261,42 @@ def test_only_the_default_and_the_overlays_choose_an_image() -> None:
     for folder in OVERLAYS.iterdir():
         assert load(folder / "kustomization.yaml")[0]["resources"][0] == "../../default"
         assert list(resources(folder)) != []
+
+
+def test_the_documentation_lists_every_right_of_each_role_and_no_other() -> None:
+    """A test on a cluster asks the API server the same questions."""
+    roles = {**of_kind("ClusterRole"), **of_kind("Role")}
+    bindings = [*of_kind("ClusterRoleBinding").values(), *of_kind("RoleBinding").values()]
+    granted = {
+        (subject["name"].removeprefix("holdfast-"), *right)
+        for binding in bindings
+        for subject in binding["subjects"]
+        for right in rights(role_of(binding), binding["kind"] == "RoleBinding")
+    }
+    for name in ("view", "edit"):
+        granted |= {(name, *right) for right in rights(roles[f"holdfast-{name}"], False)}
+    stated = {
+        (each.role, each.verb, each.resource, each.group, each.name, each.where == "own")
+        for each in documented_rights()
+        if each.allowed
+    }
+    # Reading pods anywhere includes the supervisor's own namespace.
+    assert stated - {("supervisor", "get", "pods", "", "", True)} == granted
+
+
+def role_of(binding: Object) -> Object:
+    """Return the role that a binding names. A Role and a ClusterRole may have the same name."""
+    found: Object = of_kind(binding["roleRef"]["kind"])[binding["roleRef"]["name"]]
+    return found
+
+
+def rights(role: Object, is_own: bool) -> set[tuple[str, str, str, str, bool]]:
+    """Return the verb, resource, group and name of each right, and whether it is only for one namespace."""
+    return {
+        (verb, resource, group, name, is_own)
+        for rule in role["rules"]
+        for verb in rule["verbs"]
+        for resource in rule["resources"]
+        for group in rule["apiGroups"]
+        for name in rule.get("resourceNames", [""])
+    }
