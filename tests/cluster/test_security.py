@@ -8,11 +8,15 @@ from dataclasses import dataclass
 
 import pytest
 
-from supervisor.admission.pod_layout import AUDIENCE
+from supervisor.admission.pod_layout import AUDIENCE, TOKEN_FILE
+from supervisor.cluster import main as supervising
 from supervisor.cluster.adoption.job_membership import JobKey
+from supervisor.cluster.pod_server import job_secret
 from supervisor.cluster.supervision.contents import SUPERVISIONS, RunSize
 from supervisor.cluster.supervision.resource import SupervisionResource, Takeover, ensure_resource
-from supervisor.kubernetes.client import connect
+from supervisor.kubernetes import certificates
+from supervisor.kubernetes.certificates import AuthoritySecret
+from supervisor.kubernetes.client import ResourceKind, connect
 from supervisor.store.leadership import Deposed
 from tests.cluster.apparatus.kubernetes_cluster import (
     PROGRAMS,
@@ -27,6 +31,8 @@ from tests.cluster.apparatus.training_job import TrainingJob
 from tests.samples.documented_rights import documented_rights
 
 HOST = f"{SUPERVISOR}.{SYSTEM}.svc"
+STATEFUL_SETS = ResourceKind("apps", "v1", "statefulsets")
+EVENTS = ("get", "events", "-o", "json", "-n")
 
 # Asks for a member's connection as a sidecar does, and prints the status of the answer.
 _CONNECT = """
@@ -71,6 +77,38 @@ async def main():
         await socket.close()
 
 asyncio.run(main())
+"""
+
+
+# Prints what members of a pod's job could leak: its identity token, the arguments of all processes of the
+# container, and the answers of its servers to a request with the job's secret, and to one without it.
+_INSIDE = """
+import json, os, socket, struct, sys, urllib.error, urllib.request
+given = json.load(sys.stdin)
+
+def status(url, headers):
+    try:
+        return urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=5).status
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return 0
+
+answers = []
+for line in open("/proc/net/tcp").readlines()[1:]:
+    words = line.split()
+    if words[3] == "0A":
+        host, port = words[1].split(":")
+        address = socket.inet_ntoa(struct.pack("<I", int(host, 16)))
+        url = f"http://{address}:{int(port, 16)}/v1/private/0/1/1"
+        answers.append([status(url, {"Authorization": "Bearer " + given["secret"]}), status(url, {})])
+arguments = []
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    try:
+        arguments.append(open(f"/proc/{pid}/cmdline").read())
+    except OSError:
+        pass
+print(json.dumps({"token": open(given["token"]).read(), "arguments": arguments, "answers": answers}))
 """
 
 
@@ -240,6 +278,42 @@ def pretender() -> Json:
             ],
         },
     }
+
+
+# -- secrets
+
+
+async def test_no_secret_is_in_a_log_in_arguments_or_in_a_resource(
+    job: TrainingJob, installed: ClusterUnderTest
+) -> None:
+    """The secrets are the authority's key, from which those of jobs are derived, and the members' tokens."""
+    async with await connect() as server:
+        authorities = await AuthoritySecret(server, SYSTEM).load()
+        owner = await server.get(STATEFUL_SETS, "gpt", job.namespace)
+    key = JobKey(job.namespace, "gpt", owner["metadata"]["uid"], "StatefulSet", "apps/v1", "gpt")
+    secret = job_secret(supervising._secret(authorities), key)
+    lines = certificates.encode(authorities)["ca.key"].splitlines()
+    secrets = [secret, *(line for line in lines if len(line) > 40)]
+    seen = [json.dumps(job.status()), json.dumps(job.pods()), job.cluster.kubectl(*EVENTS, job.namespace)]
+    for pod in job.pods():
+        name = pod["metadata"]["name"]
+        inside = ("exec", "-i", "-n", job.namespace, name, "-c")
+        found = json.loads(
+            installed.kubectl(
+                *inside, "holdfast-sidecar", "--", "python", "-c", _INSIDE,
+                text=json.dumps({"secret": secret, "token": TOKEN_FILE}),
+            )
+        )  # fmt: skip
+        assert [404, 401] in found["answers"], "the members do not use this secret"
+        secrets.append(found["token"])
+        seen += found["arguments"]
+        seen.append(installed.kubectl(*inside, job.container, "--", "sh", "-c", "cat /proc/[0-9]*/cmdline"))
+        seen += [job.cluster.log(job.namespace, name, each) for each in ("holdfast-sidecar", job.container)]
+    for pod in installed.read(f"/api/v1/namespaces/{SYSTEM}/pods")["items"]:
+        (container,) = pod["spec"]["containers"]
+        seen.append(installed.log(SYSTEM, pod["metadata"]["name"], container["name"]))
+    assert all(len(each) > 40 for each in secrets)
+    assert not [(each, text[:200]) for each in secrets for text in seen if each in text]
 
 
 # -- rights

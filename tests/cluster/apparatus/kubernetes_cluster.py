@@ -165,6 +165,22 @@ def is_lent() -> bool:
     return os.environ.get("HOLDFAST_INSTALLED") == "1"
 
 
+_ANNOTATED: Json = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {
+        "name": "first",
+        "namespace": "default",
+        "annotations": {
+            "holdfast.dev/inject": "true",
+            "holdfast.dev/group": "g",
+            "holdfast.dev/members": "1",
+        },
+    },
+    "spec": {"containers": [{"name": "trainer", "image": "any", "command": ["python", "train.py"]}]},
+}
+
+
 def install(cluster: ClusterUnderTest) -> None:
     """Install Holdfast and return when it is ready. Raises AssertionError with a report of its namespace."""
     cluster.kubectl("create", "namespace", SYSTEM)
@@ -172,6 +188,10 @@ def install(cluster: ClusterUnderTest) -> None:
     cluster.kubectl("apply", "-k", DEFAULT)
     for name in PROGRAMS:
         cluster.wait("condition=Available", f"deployment/{name}", namespace=SYSTEM)
+    text = cluster.kubectl("create", "--dry-run=server", "-o", "json", "-f", "-", text=json.dumps(_ANNOTATED))
+    assert "holdfast-sidecar" in text, (
+        "a pod that is created once Holdfast is available is not injected"
+    )
 
 
 def uninstall(cluster: ClusterUnderTest) -> None:
