@@ -163,13 +163,17 @@ class Launcher:
         """Carry out `order`, unless the launcher is in a newer generation. A repeated order does no harm.
 
         Raises:
-            OrderRefused: The order comes from a supervisor that has been replaced.
+            OrderRefused: The order comes from a supervisor that has been replaced, or a newer sidecar has sent
+                an order that this version does not know.
         """
         if order.epoch < self.epoch:
             newest = f"a supervisor of epoch {self.epoch} has taken over the run"
             raise OrderRefused(f"{order.do!r} of epoch {order.epoch}: {newest}")
         self.epoch = order.epoch
-        _HANDLERS[order.do](self, order)
+        handler = _HANDLERS.get(order.do)
+        if handler is None:
+            raise OrderRefused(f"unknown order {order.do!r}: expected {', '.join(_HANDLERS)}")
+        handler(self, order)
 
     def _run(self, order: LauncherOrder) -> None:
         if order.launch is None or order.launch.generation <= self.group.generation:

@@ -189,9 +189,7 @@ def install(cluster: ClusterUnderTest) -> None:
     for name in PROGRAMS:
         cluster.wait("condition=Available", f"deployment/{name}", namespace=SYSTEM)
     text = cluster.kubectl("create", "--dry-run=server", "-o", "json", "-f", "-", text=json.dumps(_ANNOTATED))
-    assert "holdfast-sidecar" in text, (
-        "a pod that is created once Holdfast is available is not injected"
-    )
+    assert "holdfast-sidecar" in text, "a pod that is created once Holdfast is available is not injected"
 
 
 def uninstall(cluster: ClusterUnderTest) -> None:

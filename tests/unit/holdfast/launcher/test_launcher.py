@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import pytest
 
@@ -80,6 +80,13 @@ def _is_free(port: int) -> bool:
 
 
 @pytest.mark.parametrize("do", get_args(LauncherAction))
+def test_an_order_of_a_newer_version_is_refused_and_ends_nothing(launcher: Launcher) -> None:
+    unknown = LauncherOrder(cast("Any", "rebalance"), 0)
+    with pytest.raises(OrderRefused, match="unknown order 'rebalance': expected run, stop, secure"):
+        launcher.obey(unknown)
+    assert not launcher.stopping
+
+
 def test_orders_of_a_supervisor_that_was_replaced_are_refused(launcher: Launcher, do: LauncherAction) -> None:
     launcher.obey(LauncherOrder("settle", 0, epoch=3))
     assert launcher.state().epoch == 3
