@@ -79,7 +79,6 @@ def _is_free(port: int) -> bool:
         return True
 
 
-@pytest.mark.parametrize("do", get_args(LauncherAction))
 def test_an_order_of_a_newer_version_is_refused_and_ends_nothing(launcher: Launcher) -> None:
     unknown = LauncherOrder(cast("Any", "rebalance"), 0)
     with pytest.raises(OrderRefused, match="unknown order 'rebalance': expected run, stop, secure"):
@@ -87,6 +86,7 @@ def test_an_order_of_a_newer_version_is_refused_and_ends_nothing(launcher: Launc
     assert not launcher.stopping
 
 
+@pytest.mark.parametrize("do", get_args(LauncherAction))
 def test_orders_of_a_supervisor_that_was_replaced_are_refused(launcher: Launcher, do: LauncherAction) -> None:
     launcher.obey(LauncherOrder("settle", 0, epoch=3))
     assert launcher.state().epoch == 3
