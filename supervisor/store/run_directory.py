@@ -250,7 +250,10 @@ def _number(path: Path) -> int:
 
 def _new_name(runs: Path, now: float) -> Path:
     stamp = datetime.fromtimestamp(now, timezone.utc).strftime("%Y%m%d-%H%M%S")
-    return runs / f"{stamp}-{secrets.token_hex(2)}"
+    while True:
+        path = runs / f"{stamp}-{secrets.token_hex(2)}"
+        if not path.exists():
+            return path
 
 
 def _make(path: Path) -> list[Path]:

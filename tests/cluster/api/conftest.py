@@ -43,7 +43,8 @@ async def _connections_closed(port: int) -> None:
 
 @pytest.fixture
 async def namespace(api: ApiServer) -> AsyncIterator[str]:
-    name = f"holdfast-test-{uuid.uuid4().hex[:8]}"
+    # Not "holdfast-": the test of the demo, which runs at the same time, counts those.
+    name = f"api-test-{uuid.uuid4().hex[:8]}"
     await api.create(NAMESPACES, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
     try:
         yield name

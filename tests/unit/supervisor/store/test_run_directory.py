@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import secrets
 import signal
 import stat
 from collections.abc import Iterator
@@ -91,6 +92,19 @@ def test_a_run_gets_a_new_directory_by_default(tmp_path: Path) -> None:
     assert other.path != run.path
     run.close()
     other.close()
+
+
+def test_a_new_directory_never_has_the_name_of_an_existing_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = iter(["2922", "2922", "0001"])
+    monkeypatch.setattr(secrets, "token_hex", lambda length: next(drawn) if length == 2 else "00" * length)
+    first = open_for_run(None, NOW, tmp_path)
+    second = open_for_run(None, NOW, tmp_path)
+    assert first.path.name == "20231114-221320-2922"
+    assert second.path.name == "20231114-221320-0001"
+    first.close()
+    second.close()
 
 
 def test_the_token_is_secret_and_new_for_every_run(tmp_path: Path) -> None:
