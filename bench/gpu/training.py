@@ -16,6 +16,7 @@ from torch import nn
 
 from bench.harness.memory_needs import MEMORY
 from holdfast.fileio.safetensors import map_file
+from holdfast.protocol import progress
 from holdfast.protocol.launcher_messages import Launch, RankStart, SecureAnswer
 from holdfast.protocol.progress_writer import Page
 from holdfast.snapshot import member_directory
@@ -49,14 +50,27 @@ class Training:
         model = nn.Sequential(*[nn.Linear(width, width) for _ in range(layers)]).to(GPU)
         self.model: nn.Module = wrap(model) if wrap is not None else model
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
-        self.width = width
+        self.width, self.folder = width, folder
         self.state: State = session.protect(model=self.model, optimizer=self.optimizer)
+        self.loop: Iterator[int] = iter(())  # of `run`; kept, because a step ends when its loop is discarded
 
     def steps(self, count: int) -> Iterator[int]:
         """Queue steps without waiting for the device; yield after each commit."""
         for step in self.state.steps(count):
             self.queue(step)
             yield step
+
+    def run(self, steps: int, *, wait: bool = False) -> None:
+        """Queue `steps` steps and begin the next one, which the caller may queue.
+
+        With `wait`, the host waits for the device after each step, so that a copy ends before the next one.
+        """
+        self.loop = self.state.steps(100)
+        for _ in range(steps):
+            self.queue(next(self.loop))
+            if wait:
+                torch.cuda.synchronize()
+        next(self.loop)
 
     def queue(self, step: int, *, before_write: int = 0, before_commit: int = 0) -> None:
         """Queue one step, with pauses of the given device cycles before the writes and the commit."""
@@ -70,6 +84,12 @@ class Training:
         if before_commit:
             torch.cuda._sleep(before_commit)
         self.state.commit(loss=loss, position=8 * step)
+
+    def snapshot_s(self) -> float:
+        """Return the duration of the last snapshot that ended during training; 0 if none has ended."""
+        page = self.folder / member_directory.page_name(0)
+        found = progress.read(page.read_bytes())
+        return found.snapshot_cost_s if found is not None else 0.0
 
     def secured(self) -> SecureAnswer:
         """Request a just-in-time copy from another thread, as a launcher does, and return the answer."""

@@ -163,7 +163,7 @@ class Launcher:
         """Carry out `order`, unless the launcher is in a newer generation. A repeated order does no harm.
 
         Raises:
-            OrderRefused: The order comes from a supervisor that has been replaced, or a newer sidecar has sent
+            OrderRefused: The order comes from a replaced supervisor, or a newer sidecar has sent
                 an order that this version does not know.
         """
         if order.epoch < self.epoch:

@@ -7,12 +7,11 @@ before, and uses them only after the previous process has ended and freed their 
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import select
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from holdfast.protocol import environment
@@ -22,7 +21,10 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 WITHOUT_CUDA = ("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 TURN_PREFIX = "device-"  # the prefix of the files that processes use to record which device they use
 TURN_S = 30.0  # the limit on the wait for a killed process, whose resources the driver must free first
-_OPEN_BY_CUDA = "nvidia-uvm"  # a device file that CUDA opens and NVML does not
+_OPEN_BY_CUDA = "nvidia-uvm"  # a device file that CUDA opens, but with some drivers NVML does too
+_NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED of cuda.h
+
+_parent_used_cuda = False
 
 
 def visible_devices(given: Mapping[str, str], rank: int, local_rank: int, nproc: int) -> str:
@@ -38,16 +40,41 @@ def visible_devices(given: Mapping[str, str], rank: int, local_rank: int, nproc:
     return ",".join(chosen) if len(chosen) == nproc and all(chosen) else ""
 
 
-def uses_cuda(descriptors: Path = Path("/proc/self/fd")) -> bool:
-    """Return True if this process has called CUDA, which fixes the GPUs that it sees."""
+def uses_cuda(descriptors: Path = Path("/proc/self/fd"), driver: Callable[[], int] | None = None) -> bool:
+    """Return True if this process has called CUDA, which fixes the GPUs that it sees.
+
+    A forked process cannot use CUDA if its parent did, and counts as having used it.
+    """
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         return True
-    for each in descriptors.iterdir():
-        with contextlib.suppress(OSError):
-            if each.readlink().name.endswith(_OPEN_BY_CUDA):
-                return True
-    return False
+    if not any(_target(each).endswith(_OPEN_BY_CUDA) for each in descriptors.iterdir()):
+        return False
+    return _parent_used_cuda or (driver or _driver_code)() != _NOT_INITIALIZED
+
+
+def before_forks() -> None:
+    """Record for the processes that this one will fork whether it has called CUDA."""
+    global _parent_used_cuda
+    _parent_used_cuda = uses_cuda()
+
+
+def _target(link: Path) -> str:
+    try:
+        return str(link.readlink())
+    except OSError:
+        return ""
+
+
+def _driver_code() -> int:
+    """Return what CUDA's driver library answers in this process; any call fails before it is initialized."""
+    import ctypes
+
+    try:
+        library = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    except OSError:
+        return _NOT_INITIALIZED  # it is not even loaded
+    return int(library.cuDeviceGetCount(ctypes.byref(ctypes.c_int())))
 
 
 def await_turn(visible: str, local_rank: int, turns: Path) -> bool:

@@ -19,7 +19,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from holdfast.process import fork_server, linux, title
+from holdfast.process import fork_server, gpu_assignment, linux, title
 from holdfast.protocol import codec, environment
 from holdfast.protocol.rank_channel import WorkerMessage
 from holdfast.state import random_state
@@ -63,6 +63,7 @@ def main() -> None:
     if given["single"]:
         control, log = socket.socket(fileno=given["control"]), given["log"]
         sys.exit(_run_as_worker(program, source, given, given["local_rank"], control, log))
+    gpu_assignment.before_forks()
     serve(program, source, given, socket.socket(fileno=given["control"]))
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import socket
 import time
+import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -30,12 +32,16 @@ def memory() -> Iterator[Path]:
         yield path
 
 
-def run(training: Training, steps: int) -> Iterator[int]:
-    loop = training.state.steps(100)
-    for _ in range(steps):
-        training.queue(next(loop))
-    next(loop)
-    return loop
+@contextmanager
+def waiting_raises() -> Iterator[None]:
+    """Let calls raise that make the host wait for the device, apart from waits for a single event."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch calls this mode a prototype
+            torch.cuda.set_sync_debug_mode("error")
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def wrapped(model: nn.Module) -> nn.Module:
@@ -45,7 +51,7 @@ def wrapped(model: nn.Module) -> nn.Module:
 def test_the_last_committed_state_is_complete_until_the_optimizers_kernels_run(memory: Path) -> None:
     expected = reference(3)
     training = Training(memory)
-    run(training, 3)
+    training.run(3)
     training.queue(3, before_write=cycles(STILL_S))  # committed by the host, not begun by the device
     began = time.monotonic()
     answer = training.secured()
@@ -58,7 +64,7 @@ def test_a_copy_that_the_optimizer_overtakes_is_discarded(memory: Path) -> None:
     # 0.4 GB with the optimizer's state, into memory that is not pinned yet: a copy of some 50 ms.
     expected = reference(4, width=4096)
     training = Training(memory, width=4096)
-    run(training, 3)
+    training.run(3)
     training.queue(3, before_write=cycles(0.02))
     answer = training.secured()
     assert answer.whole, answer
@@ -67,18 +73,15 @@ def test_a_copy_that_the_optimizer_overtakes_is_discarded(memory: Path) -> None:
 
 def test_a_commit_does_not_wait_for_its_own_step_but_for_the_step_before(memory: Path) -> None:
     training = Training(memory)
-    loop = run(training, 3)
+    training.run(3)
     torch.cuda.synchronize()
     long = cycles(0.5)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waiting_raises():
         began = time.monotonic()
         training.queue(3, before_commit=long)
         first_s = time.monotonic() - began
-        training.queue(next(loop))
+        training.queue(next(training.loop))
         second_s = time.monotonic() - began
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert first_s < 0.25
     assert second_s > 0.4
 
@@ -113,7 +116,7 @@ def test_with_nccl_a_survivor_secures_the_state_before_the_collective(memory: Pa
     try:
         expected = reference(3, wrap=wrapped)
         training = Training(memory, wrap=wrapped)
-        run(training, 3)
+        training.run(3)
         training.queue(3, before_write=cycles(STILL_S))
         answer = training.secured()
         assert (answer.step, answer.whole) == (3, True), answer

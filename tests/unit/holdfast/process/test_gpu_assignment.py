@@ -69,13 +69,39 @@ def test_another_process_with_the_pid_of_the_registered_one_is_not_waited_for(
     assert gpu_assignment.await_turn("3", 0, tmp_path)
 
 
+NVML = ("/dev/nvidiactl", "/dev/nvidia0", "pipe:[1]")
+UVM = (*NVML, "/dev/nvidia-uvm")  # on an H200 with driver 580, NVML opens this file too
+UNUSED, USED = 3, 0  # what CUDA's driver answers before it is initialized in a process, and after that
+
+
 @pytest.mark.parametrize(
-    ("open_files", "used"),
-    [(("/dev/nvidiactl", "/dev/nvidia0", "pipe:[1]"), False), (("/dev/nvidiactl", "/dev/nvidia-uvm"), True)],
+    ("open_files", "driver", "parent", "used"),
+    [
+        (NVML, UNUSED, False, False),
+        (UVM, UNUSED, False, False),
+        (UVM, USED, False, True),
+        (
+            UVM,
+            UNUSED,
+            True,
+            True,
+        ),  # after a fork, the driver answers as if it were unused, but it is unusable
+    ],
 )
-def test_a_process_that_has_called_cuda_is_recognized_by_its_open_files(
-    tmp_path: Path, open_files: tuple[str, ...], used: bool
+def test_a_process_that_has_called_cuda_is_recognized(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    open_files: tuple[str, ...],
+    driver: int,
+    parent: bool,
+    used: bool,
 ) -> None:
     for number, target in enumerate(open_files):
         (tmp_path / str(number)).symlink_to(target)
-    assert gpu_assignment.uses_cuda(tmp_path) is used
+    monkeypatch.setattr(gpu_assignment, "_parent_used_cuda", parent)
+    assert gpu_assignment.uses_cuda(tmp_path, lambda: driver) is used
+
+
+def test_the_driver_is_not_loaded_to_ask_it() -> None:
+    assert gpu_assignment._driver_code() == UNUSED
+    assert "libcuda" not in Path("/proc/self/maps").read_text()
