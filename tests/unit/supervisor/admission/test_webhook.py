@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 
 from holdfast.process import event_loop
 from holdfast.process.network import Door, listen_everywhere
-from supervisor.admission import pod_layout, webhook
+from supervisor.admission import pod_layout, training_command, webhook
 from supervisor.admission.webhook import CONFIGURATION, MAX_REVIEW_BYTES, Admission
 from supervisor.kubernetes import certificates
 from supervisor.kubernetes.certificates import AuthoritySecret, ServerCertificate
@@ -443,6 +443,7 @@ async def test_a_response_that_is_not_read_is_held_only_for_a_limited_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(webhook, "EXCHANGE_S", 1.0)
+    monkeypatch.setattr(training_command, "MAX_CHARS", 4 << 20)  # a response that no socket's buffer can hold
     large = pod(container(("torchrun", "--nproc-per-node=1", "train.py", "x" * 3_900_000)))
     text = json.dumps(review(large)).encode()
     async with place() as there, port_of(there) as port:
