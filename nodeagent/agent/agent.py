@@ -32,6 +32,7 @@ from nodeagent.agent.sensor_threads import (
 from nodeagent.agent.state_writer import StateWriter
 from nodeagent.evaluation.evaluator import Evaluator, verdicts
 from nodeagent.evaluation.retention import FORGET_S
+from nodeagent.kernel.line_reader import LostRecords
 from nodeagent.model import NODE, HealthFinding, HealthVerdict, Observation
 from nodeagent.policy.rules import HealthPolicy
 from nodeagent.sensing.clock import Clock
@@ -130,6 +131,7 @@ class Agent:
     )
     _saved: float = field(init=False, default=float("-inf"))  # monotonic
     _forgot: float = field(init=False, default=float("-inf"))
+    _losses: LostRecords = field(init=False)
     _stopping: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
@@ -141,6 +143,10 @@ class Agent:
         self.problems += self._recall()
         self._stuck_before = {each.removeprefix("sensor/") for each in self.evaluator.sampled("sensor_stuck")}
         self.evaluator.begin(self.clock.now_s())
+        self._losses = LostRecords(
+            self.clock, "agent", "there was no room in the queue or among the evidence"
+        )
+        self._count_losses()
         self._events = tuple(self.state.history)
         if self.folder is not None:
             self._writer = StateWriter(self.folder, self.claim, self.inbox.wake, self._give_way)
@@ -256,6 +262,7 @@ class Agent:
         self._in_force = now
         if now.policy is not before.policy:
             self.policy = now.policy
+            self.inbox.policy = now.policy
             self.evaluator.use(now.policy)
             self.note({"event": "policy_loaded", "policy": now.policy.version})
         if now.problem:
@@ -280,9 +287,7 @@ class Agent:
         for each in stuck_calls(self.watched, self._stuck, now_s):
             self.evaluator.add(each)
         self._judge_xid_sensors(now_s)
-        if self._dropped:
-            lost = Observation(now_s, "observations_dropped", "sensor/agent", "agent", float(self._dropped))
-            self.evaluator.add(lost)
+        self._count_losses()
         self.evaluator.branch = self.branch()
         if now_s - self._forgot >= FORGET_EVERY_S:
             self._forgot = now_s
@@ -298,6 +303,12 @@ class Agent:
         self._xids_unseen = unseen
         if unseen or XIDS in self.evaluator.entities:
             self.evaluator.add(Observation(now_s, "xids_unseen", XIDS, "agent", float(unseen)))
+
+    def _count_losses(self) -> None:
+        """Report how many observations found no room; 0 at the start, so that the first loss is growth."""
+        self._losses.count = self._dropped
+        for each in self._losses.due_readings():
+            self.evaluator.add(each)
 
     def _retry_stuck(self) -> None:
         """Have a sensor that hung before the restart reported as well, once its calls return."""

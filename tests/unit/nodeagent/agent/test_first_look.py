@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nodeagent.agent.agent import Agent
+from nodeagent.agent.inbox import MAX_EVENTS
 from nodeagent.agent.saved_state import SavedState
 from nodeagent.evaluation.evaluator import Evaluator
 from nodeagent.model import HealthFinding, Level, Observation
@@ -38,9 +39,41 @@ def test_what_the_evaluator_refuses_is_reported_with_what_the_queue_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made = agent(SavedState())
+    assert findings(made) == []
     made.inbox.dropped = 2
-    made.run_cycle()
-    monkeypatch.setattr(Evaluator, "dropped", 3)
     [found] = findings(made)
     assert (found.check, found.level) == ("observations_dropped", Level.DEGRADED)
+    assert found.why.startswith("2 observations lost")
+    monkeypatch.setattr(Evaluator, "dropped", 3)
+    [found] = findings(made)
+    assert found.why.startswith("5 observations lost")
     assert made.published.dropped == 5
+
+
+def test_the_first_losses_are_reported_even_if_they_precede_the_first_cycle_and_after_each_restart() -> None:
+    state = SavedState()
+    for _ in range(3):  # each run of the agent loses the same number
+        made = agent(state)
+        assert made.evaluator.findings(made.clock.now_s() + 1e5) == ()
+        made.inbox.dropped = 1
+        assert [(each.check, each.level) for each in findings(made)] == [
+            ("observations_dropped", Level.DEGRADED)
+        ]
+        made.evaluator.add(Observation(made.clock.now_s(), "cleared", "sensor/agent", "operator"))
+        made.close()
+        state = made.state
+
+
+def test_a_fault_in_a_burst_of_harmless_events_is_reported_and_so_is_the_loss() -> None:
+    made = agent(SavedState())
+    made.run_cycle()
+    now_s = made.clock.now_s()
+    made.inbox.put([Observation(now_s, "xid", GPU, "kmsg", 95.0)])
+    made.inbox.put(
+        Observation(now_s, "xid", f"gpu/{n:04x}:00:00.0", "kmsg", 13.0) for n in range(MAX_EVENTS + 900)
+    )
+    found = {(each.entity, each.check): each.level for each in findings(made) if each.level}
+    assert found == {
+        (GPU, "xid"): Level.UNHEALTHY,
+        ("sensor/agent", "observations_dropped"): Level.DEGRADED,
+    }
