@@ -32,7 +32,8 @@ from nodeagent.agent.sensor_threads import (
 from nodeagent.agent.state_writer import StateWriter
 from nodeagent.evaluation.evaluator import Evaluator, verdicts
 from nodeagent.evaluation.retention import FORGET_S
-from nodeagent.model import NODE, HealthFinding, HealthVerdict, Observation
+from nodeagent.kernel.line_reader import LostRecords
+from nodeagent.model import NODE, HealthFinding, HealthVerdict, Observation, kind_of
 from nodeagent.policy.rules import HealthPolicy
 from nodeagent.sensing.clock import Clock
 from nodeagent.sensing.sensor import WAIT_S
@@ -45,7 +46,8 @@ SAVE_AT_REST_S = 60.0  # the longest time between two saves, for cursors and bas
 SAVE_DEADLINE_S = 5.0  # changes are reported without being saved if the disk takes longer
 LAST_SAVE_S = 0.5  # the wait for the last save; the agent ends within 2 s of SIGTERM even if the disk hangs
 FORGET_EVERY_S = 3600.0
-XIDS = "sensor/xids"
+XIDS, MEMORY, OWN_LOSSES = "sensor/xids", "sensor/memory", "sensor/agent"
+NO_SENSORS = (XIDS, MEMORY, OWN_LOSSES)  # what the agent reports about itself
 DESCRIBING = ("gpu_state", "nvml")  # the checks whose facts describe the entity
 MAX_DESCRIBED = 256
 JOIN_S = 0.5  # the wait for all sensors at the end; the agent ends within 2 s of SIGTERM even if they hang
@@ -130,6 +132,7 @@ class Agent:
     )
     _saved: float = field(init=False, default=float("-inf"))  # monotonic
     _forgot: float = field(init=False, default=float("-inf"))
+    _losses: LostRecords = field(init=False)
     _stopping: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
@@ -141,6 +144,10 @@ class Agent:
         self.problems += self._recall()
         self._stuck_before = {each.removeprefix("sensor/") for each in self.evaluator.sampled("sensor_stuck")}
         self.evaluator.begin(self.clock.now_s())
+        self._losses = LostRecords(
+            self.clock, "agent", "there was no room in the queue or among the evidence"
+        )
+        self._count_losses()
         self._events = tuple(self.state.history)
         if self.folder is not None:
             self._writer = StateWriter(self.folder, self.claim, self.inbox.wake, self._give_way)
@@ -174,8 +181,18 @@ class Agent:
             SensorThread(each, self.inbox, now_s, lambda: now_s() < self.released_until_s())
             for each in sensors
         ]
+        self._end_findings_of_others({each.sensor.name for each in sensors})
         for each in self.watched:
             each.start()
+
+    def _end_findings_of_others(self, names: set[str]) -> None:
+        """End the findings about sensors that only an earlier agent had: nothing else would end them."""
+        now_s, kept = self.clock.now_s(), {*NO_SENSORS, *(f"sensor/{each}" for each in names)}
+        about = {each.entity for each in self.evaluator.findings(now_s)}
+        for entity in sorted(each for each in about - kept if kind_of(each) == "sensor"):
+            text = "this agent does not have the sensor"
+            self.evaluator.add(Observation(now_s, "cleared", entity, "agent", text=text))
+        self._stuck_before &= names
 
     def gpus_are_closed(self) -> bool:
         """Return True if every sensor of the GPUs is closed for a release. May be called from any thread."""
@@ -256,6 +273,7 @@ class Agent:
         self._in_force = now
         if now.policy is not before.policy:
             self.policy = now.policy
+            self.inbox.policy = now.policy
             self.evaluator.use(now.policy)
             self.note({"event": "policy_loaded", "policy": now.policy.version})
         if now.problem:
@@ -280,9 +298,7 @@ class Agent:
         for each in stuck_calls(self.watched, self._stuck, now_s):
             self.evaluator.add(each)
         self._judge_xid_sensors(now_s)
-        if self._dropped:
-            lost = Observation(now_s, "observations_dropped", "sensor/agent", "agent", float(self._dropped))
-            self.evaluator.add(lost)
+        self._count_losses()
         self.evaluator.branch = self.branch()
         if now_s - self._forgot >= FORGET_EVERY_S:
             self._forgot = now_s
@@ -298,6 +314,12 @@ class Agent:
         self._xids_unseen = unseen
         if unseen or XIDS in self.evaluator.entities:
             self.evaluator.add(Observation(now_s, "xids_unseen", XIDS, "agent", float(unseen)))
+
+    def _count_losses(self) -> None:
+        """Report how many observations found no room; 0 at the start, so that the first loss is growth."""
+        self._losses.count = self._dropped
+        for each in self._losses.due_readings():
+            self.evaluator.add(each)
 
     def _retry_stuck(self) -> None:
         """Have a sensor that hung before the restart reported as well, once its calls return."""
@@ -364,11 +386,9 @@ class Agent:
         if (number, problem) == self._save_noted:
             return
         self._save_noted = number, problem
-        if problem or "sensor/memory" in self.evaluator.entities:
+        if problem or MEMORY in self.evaluator.entities:
             state = 1.0 if problem else 0.0
-            self.inbox.put(
-                (Observation(now_s, "memory_lost", "sensor/memory", "agent", state, text=problem),)
-            )
+            self.inbox.put((Observation(now_s, "memory_lost", MEMORY, "agent", state, text=problem),))
 
     def _verdicts(self, findings: tuple[HealthFinding, ...]) -> tuple[HealthVerdict, ...]:
         """Return one verdict per entity. Returns the same tuple until the findings or entities change."""

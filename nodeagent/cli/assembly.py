@@ -262,7 +262,9 @@ def _sensors(
         driver, clock, periods_s, _mapping(before, NvmlPolling.name), options.gpus, promised,
         forgets,
     )  # fmt: skip
-    host = HostSensor(clock, periods_s, _mapping(before, HostSensor.name), options.proc, options.root)
+    host = HostSensor(
+        clock, periods_s, _mapping(before, HostSensor.name), options.proc, options.root, options.sys
+    )
     sysfs = SysfsSensor(clock, periods_s, _mapping(before, SysfsSensor.name), options.sys, expected, forgets)
     return [
         FittedSensor(NvmlEvents(driver, clock), releases=True, sees_xids=True),

@@ -12,13 +12,14 @@ from math import inf
 from nodeagent.evaluation import events, growth, samples
 from nodeagent.evaluation.bursts import union_bursts
 from nodeagent.evaluation.evidence import MARKS, Event, Evidence, HeldSeries, Place
-from nodeagent.model import VERDICT_XID, Action, HealthFinding, Level, origin_of
+from nodeagent.model import VERDICT_XID, Action, HealthFinding, Level, kind_of, origin_of
 from nodeagent.policy.rules import CLEARED_BY, Clears, HealthPolicy
 
 BEFORE_STANDING_S = 600.0  # the samples of a finding began at most this long before it stood
 RECOVERY = "recovery_action"
 MIG_ON = "on"  # in the facts of a GPU
-VOLUME = "user_volume"  # the check whose value 1 means that a device backs a pod's volume
+DISK = "disk"  # the kind of entity of block devices
+VOLUME = "user_volume"  # the check whose value 0 means that a block device is the node's own
 MAX_PROBLEMS = 32
 
 
@@ -108,13 +109,20 @@ class Judge:
         )
 
     def _limited(self, finding: HealthFinding | None) -> HealthFinding | None:
-        """Limit a finding about a device that backs a pod's volume: the node is not at fault."""
-        held = self._evidence.series.get((finding.entity, VOLUME)) if finding is not None else None
-        is_volume = held is not None and held.series.samples and held.series.samples[-1][1]
-        if finding is None or not is_volume or finding.overridden == "operator":
+        """Limit a finding about a block device unless it is the node's own: it may be a user's volume."""
+        if finding is None or finding.overridden == "operator":
+            return finding
+        if kind_of(finding.entity) != DISK or self._is_nodes_own(finding.entity):
             return finding
         level = min(finding.level, Level.DEGRADED)
         return replace(finding, level=level, action=min(finding.action, Action.RESTART_APP))
+
+    def _is_nodes_own(self, device: str) -> bool:
+        """Return True if the newest reading of this boot says so: a boot may give the name to another one."""
+        held = self._evidence.series.get((device, VOLUME))
+        if held is None or not held.series.samples or held.series.samples[-1][1]:
+            return False
+        return held.last_s >= max(self._evidence.boots(), default=-inf)
 
     def _needs_no_action(self, entity: str) -> bool:
         """Return True if the driver has said since the first look that the GPU needs no action."""

@@ -1,7 +1,8 @@
 """Checks of the local file systems: space, inodes, and whether one has become read-only.
 
 Pods' volumes have their own checks, because what happens to them is no fault of the node. A file system that
-is no longer mounted is reported as gone, which ends the findings about it.
+is no longer mounted is reported as gone, which ends the findings about it. `block_devices` tells which
+devices are the node's own, for the kernel lines about them.
 """
 
 from __future__ import annotations
@@ -11,15 +12,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from nodeagent.host.block_devices import USE, NodeDevices
 from nodeagent.host.mounts import OWN_NUMBERS, Mount, SelectedMounts, parse, select, unescaped
 from nodeagent.model import GONE
 from nodeagent.sensing.sensor import Omission
-from nodeagent.sensing.small_files import try_read
+from nodeagent.sensing.small_files import SYSFS, try_read
 from nodeagent.sensing.sweep import Reading
 
 WRITABLE, READ_ONLY = 0.0, 1.0
-OF_NODE, OF_VOLUME = 0.0, 1.0  # the states of `user_volume`
-SPACE, INODES, STATE, USE = "disk_used", "inodes_used", "disk_read_only", "user_volume"
+SPACE, INODES, STATE = "disk_used", "inodes_used", "disk_read_only"
 OF_VOLUMES = {SPACE: "volume_used", INODES: "volume_inodes_used", STATE: "volume_read_only"}
 MAX_REMEMBERED = 512
 T = TypeVar("T")
@@ -87,13 +88,21 @@ class FileSystems:
 
     checks = frozenset({*OF_VOLUMES, *OF_VOLUMES.values(), USE})
 
-    def __init__(self, proc: str, root: str | None, boot_id: str, remembered: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        proc: str,
+        root: str | None,
+        boot_id: str,
+        remembered: Mapping[str, Any],
+        sys: str = str(SYSFS),
+    ) -> None:
         """`remembered` is an earlier result of `remembered()`, possibly from another boot or corrupt."""
         self._mountinfo = f"{proc}/self/mountinfo" if root is None else f"{proc}/1/mountinfo"
         self._root = (root or "").rstrip("/")
         self._boot_id = boot_id
         self._writable = _writable(remembered, boot_id)
         self._known = KnownMounts(remembered)
+        self._devices = NodeDevices(sys, proc, boot_id, remembered)
         self._left_out: dict[str, Omission] = {}
 
     def read(self, due: frozenset[str], now_s: float) -> Iterable[Reading]:
@@ -109,10 +118,10 @@ class FileSystems:
         if len(raw) < MOUNTINFO_BYTES:
             readings += self._known.ended(mounts, found.local)
         self._known.add(found.local)
+        readings += self._devices.uses(mounts)
         # A read-only file system may be full by design: an image, or the root of a container.
         readings += [each for mount in found.local if not mount.read_only for each in self._used(mount)]
         readings += self._states(found)
-        readings += self._known.uses(found.local)
         return [each for each in readings if each.check == GONE or each.check in due]
 
     def left_out(self) -> tuple[Omission, ...]:
@@ -120,7 +129,12 @@ class FileSystems:
 
     def remembered(self) -> dict[str, Any]:
         """Return the state that must outlive the process, as JSON."""
-        return {"boot_id": self._boot_id, "writable": list(self._writable), **self._known.remembered()}
+        return {
+            "boot_id": self._boot_id,
+            "writable": list(self._writable),
+            "known": self._known.remembered(),
+            "own": self._devices.remembered(),
+        }
 
     def _used(self, mount: Mount) -> Iterator[Reading]:
         path = self._root + mount.point
@@ -155,10 +169,10 @@ class FileSystems:
 
 
 class KnownMounts:
-    """The file systems that have been checked, until they are gone, and the devices that backed volumes."""
+    """The file systems that have been checked, until they are gone."""
 
     def __init__(self, remembered: Mapping[str, Any]) -> None:
-        known, volumes = remembered.get("known"), remembered.get("volumes")
+        known = remembered.get("known")
         self._entities: dict[str, str] = {}  # by key, the newest last
         self._missing: set[str] = set()  # keys that were missing at the last read
         # Before volumes had checks of their own, the agent remembered only the keys of writable mounts.
@@ -170,8 +184,6 @@ class KnownMounts:
             for key in keys if isinstance(keys, list) else ():
                 if isinstance(key, str) and " disk/" in key:
                     self._entities[key] = f"disk/{key.rpartition(' disk/')[2]}"
-        names = volumes if isinstance(volumes, list) else ()
-        self._volumes = {each: None for each in names if isinstance(each, str)}
 
     def ended(self, mounts: Iterable[Mount], local: Iterable[Mount]) -> list[Reading]:
         """Return a reading for each file system that is gone, or that is now checked at another path.
@@ -198,20 +210,9 @@ class KnownMounts:
         for each in local:
             _renew(self._entities, mount_key(each), each.entity)
 
-    def uses(self, local: Iterable[Mount]) -> Iterator[Reading]:
-        """Yield the use of each block device that backs a volume, or that has backed one before."""
-        for mount in local:
-            name = mount.device_entity
-            if mount.is_volume and name:
-                _renew(self._volumes, name, None)
-                yield Reading(USE, name, OF_VOLUME)
-            elif name in self._volumes:
-                del self._volumes[name]
-                yield Reading(USE, name, OF_NODE)
-
-    def remembered(self) -> dict[str, Any]:
+    def remembered(self) -> dict[str, str]:
         """Return the state that must outlive the process, as JSON."""
-        return {"known": dict(self._entities), "volumes": list(self._volumes)}
+        return dict(self._entities)
 
 
 def _renew(held: dict[str, T], key: str, value: T) -> None:

@@ -35,10 +35,10 @@ READ_ONLY = frozenset({"ro", "emergency_ro", "shutdown"})
 
 # Where kubelet mounts the volumes of pods and stages CSI devices; its root folder is configurable.
 _VOLUMES = re.compile(
-    r"^/var/lib/kubelet/(pods|plugins)/|/pods/[^/]+/(volumes|volume-subpaths)/|/plugins/kubernetes\.io/"
+    r"/kubelet/(pods|plugins)/|/pods/[^/]+/(volumes|volume-subpaths)/|/plugins/kubernetes\.io/"
 )
 # Block devices that a file or a server provides: their faults are not faults of this node's hardware.
-_BACKED = re.compile(r"/dev/(loop|nbd|rbd)\d")
+_BACKED = re.compile(r"/dev/(loop\d|nbd\d|rbd[\d/])")
 _MAPPED = ("/dev/mapper/", "/dev/dm-")
 
 _ESCAPE = re.compile(rb"\\([0-7]{3})")
@@ -68,7 +68,7 @@ class Mount:
 
     @property
     def device_entity(self) -> str:
-        """The entity that kernel lines about the block device name, such as `disk/dm-3`; "" for none."""
+        """The entity of the block device by its path, such as `disk/dm-3`; "" for none."""
         if self.source.startswith(_MAPPED):
             return f"disk/dm-{self.device.partition(':')[2]}"
         return f"disk/{self.source.rpartition('/')[2]}" if self.source.startswith("/dev/") else ""

@@ -13,7 +13,7 @@ from nodeagent.host.wall_clock import WallClock
 from nodeagent.model import Observation
 from nodeagent.sensing.clock import Clock
 from nodeagent.sensing.sensor import Omission, Unavailable
-from nodeagent.sensing.small_files import PROCFS, exists
+from nodeagent.sensing.small_files import PROCFS, SYSFS, exists
 from nodeagent.sensing.sweep import Sweep
 
 CHECKS = ResourceUsage.checks | FileSystems.checks | WallClock.checks | StuckThreads.checks
@@ -32,6 +32,7 @@ class HostSensor:
         remembered: Mapping[str, Any] | None = None,
         proc: Path = PROCFS,
         root: Path | None = None,
+        sys: Path = SYSFS,
     ) -> None:
         """Create a sensor that has not read anything yet.
 
@@ -42,10 +43,11 @@ class HostSensor:
             proc: The procfs to read; in a container, the path where the host's is mounted.
             root: In a container, the path where the host's file systems are mounted; None: use the
                 mounts of this process.
+            sys: The sysfs that shows the block devices of the mounts.
         """
         self._proc = proc
         where = None if root is None else str(root)
-        self._disks = FileSystems(str(proc), where, clock.anchor.boot_id, remembered or {})
+        self._disks = FileSystems(str(proc), where, clock.anchor.boot_id, remembered or {}, str(sys))
         groups = (ResourceUsage(str(proc)), self._disks, WallClock(), StuckThreads(str(proc)))
         self._sweep = Sweep(self.name, self.period_s, clock, periods_s, groups)
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from nodeagent.model import NODE
 from nodeagent.sensing.sensor import Omission
-from nodeagent.sensing.small_files import MAX_FIGURES, list_names, parse_text, printable, try_read
+from nodeagent.sensing.small_files import MAX_FIGURES, list_names, parse_text, printable, read, try_read
 from nodeagent.sensing.sweep import Reading
 
 STAT_BYTES = 1024
@@ -42,10 +42,10 @@ MAX_NAMED = 3  # in the text
 FROZEN_CHANNELS = ("__refrigerator", "do_freezer_trap", "get_signal")
 IN_DRIVER_S = 10.0  # long enough for two observations without a switch; the policy sets the limit
 MAX_STACKS = 64
-NO_STACK = (
-    "neither /proc/PID/stack (CAP_SYS_ADMIN) nor /proc/PID/wchan (CAP_SYS_PTRACE) may be read: "
-    "the driver that a stuck process waits for is unknown"
-)
+# Processes that are usually asleep: the first one and, outside of containers, the parent of the kernel's
+# threads. Some hosts protect the first one even from processes with all capabilities.
+ALWAYS_ASLEEP: tuple[ThreadKey, ...] = ((1, 1), (2, 2))
+UNKNOWN = "the driver that a stuck process waits for is unknown: {}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +226,17 @@ def describe(stuck: Mapping[ThreadKey, Suspect], now_s: float) -> str:
     return ", ".join(named + more)
 
 
+def refusal(path: str) -> str:
+    """Return what is wrong with a stack or a wait channel that does not show where a thread waits."""
+    try:
+        found = read(path, STACK_BYTES).strip()
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    return (
+        f"{path} contains only {printable(found.decode('ascii', 'replace'))}" if found else f"{path} is empty"
+    )
+
+
 class StuckThreads:
     """Checks the processes of one procfs. Seeing the host's processes requires the host's PID namespace."""
 
@@ -235,7 +246,7 @@ class StuckThreads:
         self._proc = proc
         self._walk = walk or ThreadWalk(proc)
         self._suspects: dict[ThreadKey, Suspect] = {}
-        self._is_blind = False
+        self._why_blind = ""
 
     def read(self, due: frozenset[str], now_s: float) -> Iterable[Reading]:
         self._suspects = suspects(self._suspects, self._asleep(), now_s)
@@ -243,13 +254,15 @@ class StuckThreads:
             stuck = asleep_for(self._suspects, now_s, STUCK_S)
             yield _counted("uninterruptible", stuck, now_s)
         if "gpu_process_stuck" in due:
-            self._is_blind = not self._may_see_stacks()
-            if not self._is_blind:
-                stuck = asleep_for(self._suspects, now_s, IN_DRIVER_S)
-                yield _counted("gpu_process_stuck", self._in_driver(stuck), now_s)
+            stuck, unknown = self._in_driver(asleep_for(self._suspects, now_s, IN_DRIVER_S))
+            self._why_blind = "" if stuck else self._refusals(unknown)
+            if not self._why_blind:
+                yield _counted("gpu_process_stuck", stuck, now_s)
 
     def left_out(self) -> tuple[Omission, ...]:
-        return (Omission("gpu_process_stuck", NO_STACK),) if self._is_blind else ()
+        if not self._why_blind:
+            return ()
+        return (Omission("gpu_process_stuck", UNKNOWN.format(self._why_blind)),)
 
     def _asleep(self) -> dict[ThreadKey, SleepingThread]:
         # Known suspects first: the walk reaches each thread only occasionally.
@@ -270,19 +283,32 @@ class StuckThreads:
         found = parse_text(try_read(self._path(key, "wchan"))) or ""
         return "" if found == "0" else found
 
-    def _in_driver(self, stuck: Mapping[ThreadKey, Suspect]) -> dict[ThreadKey, Suspect]:
-        return {
-            key: each
-            for key, each in list(stuck.items())[:MAX_STACKS]
-            if in_driver(self._stack(key), each.asleep.wait_channel)
-        }
+    def _in_driver(
+        self, stuck: Mapping[ThreadKey, Suspect]
+    ) -> tuple[dict[ThreadKey, Suspect], list[ThreadKey]]:
+        """Return the threads that wait in the driver, and those that may or may not."""
+        found, unknown = {}, []
+        for key, each in list(stuck.items())[:MAX_STACKS]:
+            stack = self._stack(key)
+            if in_driver(stack, each.asleep.wait_channel):
+                found[key] = each
+            elif not stack and not each.asleep.wait_channel and self._is_still_asleep(key):
+                unknown.append(key)
+        return found, unknown
+
+    def _is_still_asleep(self, key: ThreadKey) -> bool:
+        now = self._walk.stat(key)
+        return now is not None and now.is_asleep
 
     def _stack(self, key: ThreadKey) -> bytes | None:
         return try_read(self._path(key, "stack"), STACK_BYTES)
 
-    def _may_see_stacks(self) -> bool:
-        """Return True if stacks or wait channels may be read. Tries process 1, which is usually asleep."""
-        return bool(self._stack((1, 1)) or self._wait_channel((1, 1)))
+    def _refusals(self, unknown: Sequence[ThreadKey]) -> str:
+        """Return what the kernel does not show of a thread, if possible of a stuck one; "" for nothing."""
+        tried = unknown[:1] or ALWAYS_ASLEEP
+        if not unknown and any(self._stack(each) or self._wait_channel(each) for each in tried):
+            return ""
+        return "; ".join(refusal(self._path(tried[0], name)) for name in ("stack", "wchan"))
 
     def _path(self, key: ThreadKey, name: str) -> str:
         pid, tid = key

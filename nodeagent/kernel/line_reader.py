@@ -74,7 +74,7 @@ def _any_of(words: list[str]) -> str:
 
 
 class LostRecords:
-    """Counts lost lines, and reports the count as readings. Sensors that miss lines increment `count`."""
+    """Counts losses, and reports the count as readings. What loses something increments `count`."""
 
     def __init__(self, clock: Clock, source: str, text: str) -> None:
         self.count = 0

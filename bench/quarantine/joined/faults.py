@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from bench.quarantine.joined.guesses import Guesses
-from bench.quarantine.joined.machine import DISK, LIMITED_MARGIN, MARGIN, SimulatedMachine
+from bench.quarantine.joined.machine import DISK, LIMITED_MARGIN, MARGIN, NVME, SimulatedMachine
 from nodeagent.model import NODE
 from nodeagent.nvml.gpu_roster import LOST, VANISHED
 
@@ -264,7 +264,7 @@ def make(kind: Kind, machine: SimulatedMachine, chance: random.Random, guesses: 
     entity, device = {
         GPU: (machine.gpus[slot].entity, machine.gpus[slot].uuid),
         PORT: (machine.ports[slot].entity, ""),
-        DISKS: (DISK if not kind.remedy else "disk/nvme1", ""),
+        DISKS: (DISK if not kind.remedy else NVME, ""),
         HOST: (NODE, ""),
     }[kind.on]
     is_worn = kind.component in MEMORY and chance.random() < guesses.worn

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from nodeagent.host.block_devices import OF_NODE
 from nodeagent.model import DRIVER, NODE, gpu_entity, normalized_pci
 from nodeagent.nvml.gpu_roster import ABSENT, OK, RESET_REQUIRED
 
@@ -15,6 +16,7 @@ BUSES = ("1b", "43", "52", "61", "9d", "c3", "d1", "df")  # of an HGX H100
 NAME = "NVIDIA H100 80GB HBM3"
 LIMITED_MARGIN, MARGIN = 3.0, 40.0  # degrees below the slowdown temperature
 DISK = "disk//"
+NVME = "disk/nvme1"  # the controller of that disk
 ReadingPlace = tuple[str, str]  # entity, check
 
 
@@ -100,6 +102,7 @@ class SimulatedMachine:
             (NODE, "memory_used"): self.memory_used,
             (NODE, "load"): self.load,
             (DISK, "disk_used"): self.disk_used,
+            (NVME, "user_volume"): OF_NODE,
         }
         for gpu in self.gpus:
             found |= gpu.readings()

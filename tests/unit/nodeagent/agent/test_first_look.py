@@ -1,11 +1,17 @@
-"""The agent tells its evaluator when it first looks, and reports what found no room."""
+"""The agent's start: its first look, its first losses, and the sensors that only an earlier agent had."""
 
 from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 
 from nodeagent.agent.agent import Agent
+from nodeagent.agent.inbox import MAX_EVENTS
 from nodeagent.agent.saved_state import SavedState
+from nodeagent.agent.sensor_threads import FittedSensor
 from nodeagent.evaluation.evaluator import Evaluator
 from nodeagent.model import HealthFinding, Level, Observation
 from nodeagent.policy.loading import shipped
@@ -38,9 +44,115 @@ def test_what_the_evaluator_refuses_is_reported_with_what_the_queue_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made = agent(SavedState())
+    assert findings(made) == []
     made.inbox.dropped = 2
-    made.run_cycle()
-    monkeypatch.setattr(Evaluator, "dropped", 3)
     [found] = findings(made)
     assert (found.check, found.level) == ("observations_dropped", Level.DEGRADED)
+    assert found.why.startswith("2 observations lost")
+    monkeypatch.setattr(Evaluator, "dropped", 3)
+    [found] = findings(made)
+    assert found.why.startswith("5 observations lost")
     assert made.published.dropped == 5
+
+
+def test_the_first_losses_are_reported_even_if_they_precede_the_first_cycle_and_after_each_restart() -> None:
+    state = SavedState()
+    for _ in range(3):  # each run of the agent loses the same number
+        made = agent(state)
+        assert made.evaluator.findings(made.clock.now_s() + 1e5) == ()
+        made.inbox.dropped = 1
+        assert [(each.check, each.level) for each in findings(made)] == [
+            ("observations_dropped", Level.DEGRADED)
+        ]
+        made.evaluator.add(Observation(made.clock.now_s(), "cleared", "sensor/agent", "operator"))
+        made.close()
+        state = made.state
+
+
+def test_a_fault_in_a_burst_of_harmless_events_is_reported_and_so_is_the_loss() -> None:
+    made = agent(SavedState())
+    made.run_cycle()
+    now_s = made.clock.now_s()
+    made.inbox.put([Observation(now_s, "xid", GPU, "kmsg", 95.0)])
+    made.inbox.put(
+        Observation(now_s, "xid", f"gpu/{n:04x}:00:00.0", "kmsg", 13.0) for n in range(MAX_EVENTS + 900)
+    )
+    found = {(each.entity, each.check): each.level for each in findings(made) if each.level}
+    assert found == {
+        (GPU, "xid"): Level.UNHEALTHY,
+        ("sensor/agent", "observations_dropped"): Level.DEGRADED,
+    }
+
+
+# -- sensors that the agent does not have
+
+
+class Quiet:
+    """A sensor that observes nothing."""
+
+    period_s = 60.0
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def open(self) -> None: ...
+
+    def read(self) -> Iterable[Observation]:
+        return ()
+
+    def close(self) -> None: ...
+
+
+def started(state: SavedState, boot: str, *sensors: str) -> Agent:
+    """Return an agent of this boot that has started its sensors."""
+    made = Agent(shipped(), Clock(Anchor(boot, 0.0)), state, None, lambda _: None)
+    made.watch([FittedSensor(Quiet(each)) for each in sensors])
+    return made
+
+
+def after_restart(before: Agent) -> SavedState:
+    before.close()
+    return replace(before.state, evidence=json.loads(json.dumps(before.state.evidence)))
+
+
+def troubles(made: Agent) -> dict[tuple[str, str], Level]:
+    found = made.run_cycle().verdicts
+    return {(each.entity, each.check): each.level for verdict in found for each in verdict.findings}
+
+
+def troubled() -> SavedState:
+    """Return the state of an agent with a finding about each of its sensors, and about itself."""
+    before = agent(SavedState())
+    now_s = before.clock.now_s()
+    seen = [
+        *(Observation(now_s - 90.0 + k, "sensor_stuck", "sensor/kmsg", "agent", float(k)) for k in range(80)),
+        *(
+            Observation(now_s - 60.0 + k, "observations_dropped", "sensor/kmsg", "kmsg", float(k))
+            for k in range(2)
+        ),
+        Observation(now_s, "memory_lost", "sensor/policy", "agent", 1.0),
+        Observation(now_s, "memory_lost", "sensor/memory", "agent", 1.0),
+        Observation(now_s, "xid", GPU, "kmsg", 95.0),
+    ]
+    before.inbox.put(seen)
+    assert troubles(before)["sensor/kmsg", "sensor_stuck"] is Level.UNHEALTHY
+    assert len(troubles(before)) == len({(each.entity, each.check) for each in seen})
+    return after_restart(before)
+
+
+@pytest.mark.parametrize("boot", ["boot", "second"])
+def test_findings_about_absent_sensors_end_at_the_start_and_others_remain(boot: str) -> None:
+    made = started(troubled(), boot, "journal")
+    try:
+        assert set(troubles(made)) == {("sensor/memory", "memory_lost"), (GPU, "xid")}
+    finally:
+        state = after_restart(made)
+    assert ("sensor/kmsg", "sensor_stuck") not in troubles(agent(state)), "also after the next restart"
+
+
+def test_a_finding_about_a_sensor_that_the_agent_has_remains_until_its_calls_return() -> None:
+    made = started(troubled(), "second", "kmsg", "policy")
+    try:
+        assert troubles(made)["sensor/kmsg", "sensor_stuck"] is Level.UNHEALTHY
+    finally:
+        made.close()

@@ -5,10 +5,12 @@ import threading
 import pytest
 
 from nodeagent.agent import inbox as module
-from nodeagent.agent.inbox import MAX_EVENTS, MAX_SAMPLES, Inbox
+from nodeagent.agent.inbox import MAX_EVENTS, MAX_SAMPLES, Inbox, gravity
 from nodeagent.evaluation.evaluator import Evaluator
-from nodeagent.model import Observation
-from tests.unit.nodeagent.evaluation.world import POLICY, sample, xid
+from nodeagent.model import VERDICT_XID, Level, Observation
+from nodeagent.policy import loading
+from nodeagent.policy.loading import shipped
+from tests.unit.nodeagent.evaluation.world import GPU, POLICY, sample, xid
 
 
 def test_events_come_before_samples_and_each_is_returned_once() -> None:
@@ -61,6 +63,52 @@ def test_a_flood_of_events_is_bounded_and_counted() -> None:
     inbox = Inbox(POLICY)
     inbox.put(xid(79, float(n), variant=str(n)) for n in range(MAX_EVENTS + 7))
     assert (inbox.dropped, len(inbox.drain())) == (7, MAX_EVENTS)
+
+
+@pytest.mark.parametrize("fault_at", [0, MAX_EVENTS // 2, MAX_EVENTS + 50])
+@pytest.mark.parametrize(
+    "kept",
+    [
+        xid(95, 1e6),
+        xid(VERDICT_XID, 1e6, variant="gpu_reset"),
+        Observation(1e6, "kernel_gpu_init_failed", GPU, "kmsg"),
+        Observation(1e6, "kernel_nvme_disabled", "disk/nvme0", "kmsg"),
+        Observation(1e6, "gpu_reset", GPU, "nvml-polling"),
+        Observation(1e6, "cleared", GPU, "operator"),
+    ],
+    ids=lambda each: each.check,
+)
+def test_a_flood_of_harmless_events_displaces_no_fault_and_nothing_that_ends_one(
+    kept: Observation, fault_at: int
+) -> None:
+    inbox, count = Inbox(shipped()), MAX_EVENTS + 100
+    for n in range(count):
+        if n == fault_at:
+            inbox.put([kept])
+        inbox.put([xid(13, float(n), variant=f"GPC {n}")])
+    assert inbox.dropped == count + 1 - MAX_EVENTS
+    found = inbox.drain()
+    assert len(found) == MAX_EVENTS
+    assert kept in found
+
+
+def test_an_event_that_only_recurrence_or_a_model_makes_grave_is_grave() -> None:
+    policy = shipped()
+    assert gravity(policy, xid(13, 0.0)) is Level.HEALTHY
+    for code, meaning in policy.xids.items():
+        if meaning.recurs is not None and not meaning.recurs.same_variant:
+            assert gravity(policy, xid(code, 0.0)) >= meaning.recurs.level
+    for each in policy.models:
+        assert gravity(policy, xid(each.code, 0.0)) >= each.meaning.level
+    assert gravity(policy, Observation(0.0, "no_such_check", GPU, "kmsg")) is Level.HEALTHY
+
+
+def test_an_operators_policy_decides_what_is_grave() -> None:
+    inbox = Inbox(shipped())
+    inbox.policy = loading.load('[xid.13]\nlevel = "unhealthy"\n')
+    inbox.put([xid(13, 1.0)])
+    inbox.put(xid(43, float(n), variant=str(n)) for n in range(MAX_EVENTS))
+    assert xid(13, 1.0) in inbox.drain()
 
 
 def test_a_waiting_thread_is_woken() -> None:

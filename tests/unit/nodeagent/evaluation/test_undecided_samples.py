@@ -53,7 +53,7 @@ def test_a_counter_needs_two_readings_and_is_undecided_if_it_grows_too_fast() ->
         why("pcie_replay", (0.0, 1000.0), (2.0, 1005.0)) == "5 PCIe replays in 2 s (a fault above 50 in 60 s)"
     )
     assert why("ecc_dbe", (0.0, 7.0), (2.0, 8.0)) == "", "it is a fault"
-    assert why("observations_dropped", (0.0, 1.0)) == "", "this counter is sampled only after a loss"
+    assert why("observations_dropped", (0.0, 1.0)) == "", "each sensor reports 0 first, at its start"
 
 
 def test_checks_not_sampled_in_this_run_are_not_undecided() -> None:

@@ -8,10 +8,12 @@ import pytest
 
 from nodeagent.host import filesystems
 from nodeagent.host.filesystems import FileSystems
+from nodeagent.host.mounts import MAX_LOCAL
 from nodeagent.model import GONE
 
 ALL = FileSystems.checks
 READ_ONLY = frozenset({"disk_read_only"})
+USES = frozenset({"user_volume"})
 
 
 def mounted(proc: Path, here: Path, options: str = "rw", point: str = "", extra: str = "") -> None:
@@ -33,7 +35,7 @@ def disks(proc: Path, remembered: object = None, boot: str = "boot") -> FileSyst
 
 def test_a_disk_is_reported_with_its_space_and_state(tmp_path: Path) -> None:
     mounted(tmp_path, tmp_path)
-    found = {each.check: each for each in disks(tmp_path).read(ALL, 0.0)}
+    found = {each.check: each for each in disks(tmp_path).read(ALL - USES, 0.0)}
     assert {each.entity for each in found.values()} == {f"disk/{tmp_path}"}
     assert 0.0 <= found["disk_used"].value <= 100.0
     assert found["disk_read_only"].value == 0.0
@@ -54,7 +56,7 @@ def test_a_disk_that_becomes_read_only_is_reported_after_a_restart_but_not_after
 
 def test_the_fill_level_of_a_read_only_image_does_not_count(tmp_path: Path) -> None:
     mounted(tmp_path, tmp_path, "ro")
-    assert list(disks(tmp_path).read(ALL, 0.0)) == []
+    assert list(disks(tmp_path).read(ALL - USES, 0.0)) == []
 
 
 def test_corrupt_remembered_data_is_ignored(tmp_path: Path) -> None:
@@ -66,19 +68,19 @@ def test_corrupt_remembered_data_is_ignored(tmp_path: Path) -> None:
     ):
         assert disks(tmp_path, garbage).remembered()["writable"] == []
     others: list[object] = [
-        {"known": 5, "volumes": 5},
-        {"known": {"a": 1}, "volumes": [1]},
-        {"writable": ["x", 5]},
+        {"known": 5, "own": 5, "boot_id": "boot"},
+        {"known": {"a": 1}, "own": {"a": 1}, "boot_id": "boot"},
+        {"writable": ["x", 5], "own": ["a"], "boot_id": "boot"},
     ]
     for other in others:
         found = disks(tmp_path, other).remembered()
-        assert (found["known"], found["volumes"]) == ({}, [])
+        assert (found["known"], found["own"]) == ({}, {})
 
 
 def test_a_mount_that_is_unreachable_or_another_file_system_is_named(tmp_path: Path) -> None:
     mounted(tmp_path, tmp_path, point="/proc", extra="37 35 8:99 / /gone rw - xfs /dev/x rw\n")
     seen = disks(tmp_path)
-    assert {each.check for each in seen.read(ALL, 0.0)} == {"disk_read_only"}
+    assert {each.check for each in seen.read(ALL - USES, 0.0)} == {"disk_read_only"}
     why = {each.what: each.why for each in seen.left_out()}
     assert "not this file system" in why["disk//proc"]
     assert "No such file" in why["disk//gone"]
@@ -176,8 +178,19 @@ def test_a_pods_volume_has_its_own_checks_and_its_device_is_marked(tmp_path: Pat
     mounted(tmp_path, tmp_path)
     for each in (seen, restarted):
         uses = [found for found in each.read(ALL, 0.0) if found.check == "user_volume"]
-        assert [(found.entity, found.value) for found in uses] == [("disk/sda1", 0.0)], "the node's again"
-        assert not [found for found in each.read(ALL, 0.0) if found.check == "user_volume"]
+        assert ("disk/sda1", 0.0) in [(found.entity, found.value) for found in uses], "the node's again"
+
+
+def test_every_volume_is_known_even_if_there_are_more_file_systems_than_are_checked(tmp_path: Path) -> None:
+    count = 2 * MAX_LOCAL
+    extra = "".join(
+        f"{n} 35 8:{n} / {PODS}/{n}/volumes/kubernetes.io~csi/pvc/mount rw - ext4 /dev/sd{n} rw\n"
+        for n in range(count)
+    )
+    mounted(tmp_path, tmp_path, extra=extra)
+    seen = FileSystems(str(tmp_path), None, "boot", {}, str(tmp_path / "sys"))
+    uses = {each.entity: each.value for each in seen.read(ALL, 0.0) if each.check == "user_volume"}
+    assert uses == {"disk/sda": 0.0, "disk/sda1": 0.0, **{f"disk/sd{n}": 1.0 for n in range(count)}}
 
 
 def test_the_space_of_a_loop_device_is_a_volumes(tmp_path: Path) -> None:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import pytest
 
 from nodeagent.evaluation.evaluator import Evaluator
+from nodeagent.host.block_devices import OF_NODE
 from nodeagent.kernel.line_reader import LineReader
-from nodeagent.model import Action, Level
+from nodeagent.model import Action, Level, Observation
 from nodeagent.policy.loading import shipped
 from tests.unit.nodeagent.kernel.world import LINES, XID_79
 
 GPU = "gpu/0000:3b:00.0"
+NODES_DISK = "disk/nvme1"
 XID = "NVRM: Xid (PCI:0000:3b:00): "
 
 
 def judged(*lines: tuple[float, str]) -> dict[str, tuple[Level, Action]]:
     """Return the finding after the last line."""
     evaluator, sightings = Evaluator(shipped(), 575), LineReader(LINES, "kmsg")
+    evaluator.add(Observation(0.0, "user_volume", NODES_DISK, "host", OF_NODE))
     for at_s, text in lines:
         for each in sightings.read(text, at_s):
             assert evaluator.add(each)
@@ -72,7 +75,8 @@ def test_a_gpu_that_does_not_initialise_needs_a_reset_and_then_a_replacement() -
             "nvme nvme2: controller is down; will reset: CSTS=0xffffffff, PCI_STATUS read failed (134)",
             "disk/nvme2", 1, None,
         ),
-        ("nvme nvme1: Removing after probe failure status: -19", "disk/nvme1", 2, Action.REBOOT_NODE),
+        ("nvme nvme1: Removing after probe failure status: -19", NODES_DISK, 2, Action.REBOOT_NODE),
+        ("nvme nvme3: Removing after probe failure status: -19", "disk/nvme3", 1, Action.RESTART_APP),
     ],
 )  # fmt: skip
 def test_lines_about_failing_hardware_have_the_level_that_they_deserve(

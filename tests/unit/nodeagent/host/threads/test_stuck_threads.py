@@ -65,4 +65,53 @@ def test_without_the_privilege_the_check_reports_that_and_claims_nothing(tmp_pat
     found = look(stuck, 90.0)
     assert set(found) == {"uninterruptible"}
     assert found["uninterruptible"].value == 1
-    assert [each.what for each in stuck.left_out()] == ["gpu_process_stuck"]
+    [left_out] = stuck.left_out()
+    assert left_out.what == "gpu_process_stuck"
+
+
+def test_what_the_kernel_does_not_show_is_named_without_a_guess_at_the_reason(tmp_path: Path) -> None:
+    procs = Procs(tmp_path)
+    procs.thread(INIT, wchan="0")
+    path = tmp_path / "1/task/1"
+
+    def why() -> str:
+        stuck = StuckThreads(str(tmp_path))
+        look(stuck, 0.0)
+        [left_out] = stuck.left_out()
+        assert "CAP_" not in left_out.why, "the process may have the capability"
+        return left_out.why
+
+    assert why().endswith(f": {path}/stack: No such file or directory; {path}/wchan contains only 0")
+    (path / "wchan").unlink()
+    (path / "stack").mkdir()
+    assert why().endswith(f": {path}/stack: Is a directory; {path}/wchan: No such file or directory")
+    (path / "stack").rmdir()
+    (path / "stack").write_bytes(b"")
+    assert why().endswith(f": {path}/stack is empty; {path}/wchan: No such file or directory")
+
+
+def test_a_host_that_protects_only_its_first_process_is_checked(tmp_path: Path) -> None:
+    procs = Procs(tmp_path)
+    procs.thread(INIT, wchan="0")
+    procs.thread(2, name="kthreadd", wchan="kthreadd")
+    procs.thread(10, state="D", stack=IN_DRIVER)
+    stuck = StuckThreads(str(tmp_path))
+    look(stuck, 0.0)
+    assert look(stuck, 15.0)["gpu_process_stuck"].value == 1
+    assert stuck.left_out() == ()
+
+
+def test_a_stuck_thread_that_shows_nothing_is_named_and_not_taken_for_one_outside_of_the_driver(
+    tmp_path: Path,
+) -> None:
+    procs = Procs(tmp_path)
+    procs.thread(10, state="D")
+    stuck = StuckThreads(str(tmp_path))
+    assert look(stuck, 0.0)["gpu_process_stuck"].value == 0, "it is not stuck yet"
+    assert set(look(stuck, 15.0)) == {"uninterruptible"}
+    [left_out] = stuck.left_out()
+    assert f"{tmp_path}/10/task/10/stack" in left_out.why
+    procs.thread(11, state="D", stack=IN_DRIVER)
+    look(stuck, 30.0)
+    assert look(stuck, 45.0)["gpu_process_stuck"].value == 1, "one is certain"
+    assert stuck.left_out() == ()
