@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from holdfast import launch_commands
+from holdfast.fileio import strict_json
 from holdfast.protocol import environment
 from supervisor.admission import pod_layout, pod_parts, resources, settings
 from supervisor.admission.pod_parts import InjectionContext as InjectionContext
@@ -101,22 +102,38 @@ def inject(pod: PodObject, context: InjectionContext) -> Injected | Refused | No
             )
         return _Injection(pod, context, annotations).result()
     except (_Unfit, MalformedPod, PodSettingsError) as error:
-        after = copy.deepcopy(pod)
-        why = str(error)
-        if len(why) > MAX_WHY:
-            why = f"{why[: MAX_WHY - 3]}..."
-        noted = {**annotations, pod_layout.NOT_INJECTED: why}
-        if sum(len(f"{key}{value}".encode(errors="replace")) for key, value in noted.items()) <= MAX_NOTED:
-            after["metadata"]["annotations"] = noted
-        return Refused(after, json_patch(pod, after), why)
+        return _refused(pod, annotations, str(error))
+    except RecursionError:
+        return _refused(pod, annotations, "the pod is nested too deeply")
+
+
+def _refused(pod: PodObject, annotations: Mapping[str, str], why: str) -> Refused:
+    """Return the pod, which shares its parts with `pod`, with the annotation that says why."""
+    if len(why) > MAX_WHY:
+        why = f"{why[: MAX_WHY - 3]}..."
+    after, noted = pod, {**annotations, pod_layout.NOT_INJECTED: why}
+    if size_of(noted) <= MAX_NOTED:
+        after = {**pod, "metadata": {**pod["metadata"], "annotations": noted}}
+    return Refused(after, json_patch(pod, after), why)
+
+
+def size_of(annotations: Mapping[str, str]) -> int:
+    """Return the number of bytes of annotations, as the API server counts them."""
+    texts = (each for pair in annotations.items() for each in pair if isinstance(each, str))
+    return sum(len(each.encode(errors="replace")) for each in texts)
 
 
 def record_of(annotations: Mapping[str, str]) -> InjectionRecord | None:
     """Return the record of the injection from a pod's annotations; None if the pod was not injected."""
+    text = annotations.get(pod_layout.INJECTED)
+    if not isinstance(text, str) or len(text) > pod_layout.MAX_INJECTED:
+        return None
     try:
-        read = json.loads(annotations[pod_layout.INJECTED])
+        read: Any = strict_json.loads(
+            text.encode(errors="replace"), max_values=pod_layout.MAX_INJECTED_VALUES
+        )
         found = InjectionRecord(**{each.name: read[each.name] for each in fields(InjectionRecord)})
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, strict_json.RejectedJson):
         return None
     texts = (found.version, found.container, found.digest)
     counts = (found.nproc, 1 if found.members is None else found.members)
@@ -195,11 +212,13 @@ class _Injection:
 
     def _with_accelerators(self, names: list[str]) -> list[str]:
         """Return the containers in `names` that have a GPU or another accelerator."""
-        found = []
+        found, wanted = [], frozenset(names)
         for each in self.users:
             limits = pod_parts.mapping(pod_parts.mapping(each, "resources"), "limits")
-            if each.get("name") in names and any(key.endswith(pod_layout.ACCELERATORS) for key in limits):
-                found.append(str(each["name"]))
+            if str(each.get("name", "")) in wanted and any(
+                key.endswith(pod_layout.ACCELERATORS) for key in limits
+            ):
+                found.append(str(each.get("name", "")))
         return found
 
     def _check_names(self) -> None:
@@ -344,7 +363,7 @@ class _Injection:
             self.training,
             "volumeMounts",
             added.mounts,
-            lambda each: (each.get("name"), each.get("mountPath")),
+            lambda each: (_name(each), _scalar(each, "mountPath")),
         )
         pod_parts.put(self.spec, "initContainers", added.containers, _name, last=True)
         pod_parts.put(self.spec, "volumes", added.volumes, _name)
@@ -382,7 +401,15 @@ def _starts_launcher(container: Mapping[str, Any]) -> bool:
 
 
 def _name(part: PodObject) -> object:
-    return part.get("name")
+    return _scalar(part, "name")
+
+
+def _scalar(part: PodObject, key: str) -> object:
+    """Return the value at `key`, which is not always a string in a manifest. Raises `MalformedPod`."""
+    value = part.get(key)
+    if isinstance(value, dict | list):
+        raise MalformedPod(f"{key} is not a text")
+    return value
 
 
 def _group_size(nnodes: str) -> int | None:
@@ -411,6 +438,8 @@ def json_patch(before: Any, after: Any) -> list[dict[str, Any]]:
 
 
 def _changes(path: str, before: Any, after: Any) -> list[dict[str, Any]]:
+    if before is after:
+        return []
     if isinstance(before, dict) and isinstance(after, dict):
         return _changes_of_mapping(path, before, after)
     if isinstance(before, list) and isinstance(after, list) and _has_parts(before) and _has_parts(after):

@@ -63,7 +63,8 @@ def python_flags(words: Sequence[ShellWord]) -> tuple[tuple[str, ...], str | Non
         if text.startswith("--"):
             flags.append(text)
             if text == "--check-hash-based-pycs":
-                flags, place = [*flags, *(each.text for each in words[place : place + 1])], place + 1
+                flags.extend(each.text for each in words[place : place + 1])
+                place += 1
             continue
         plain = text[1:].rstrip("mc") if text[-1] in "mc" and not _has_value(text) else text[1:]
         flags += [f"-{plain}"] if plain else []

@@ -38,14 +38,19 @@ def value_at(
         return None
     name = str(reference[1] or reference[2])
     value = environment.get(name)
+    # Compiled once: a name can be as long as the text, and the text can have thousands of commands.
+    mentioned = re.compile(rf"(?<![\w$]){name}(?!\w)", re.ASCII)
+    plain = re.compile(rf"\$\{{{name}\}}", re.ASCII)
     for each in commands[: commands.index(command)]:
         is_set, new = _effect(each, name)
+        if not is_set:
+            is_set = any(mentioned.search(plain.sub("", word.text)) for word in each.words)
         value = new if is_set else value
     return None if value is None or "$(" in value else value
 
 
 def _effect(command: SimpleCommand, name: str) -> tuple[bool, str | None]:
-    """Return whether `command` may set the variable `name`, and the resulting value if it is known."""
+    """Return whether `command` sets the variable `name`, and the resulting value if it is known."""
     words = [each for each in command.words if not each.text.startswith("-")]
     first = words[0].text if words else ""
     if _MAY_SET_ANY.fullmatch(first):
@@ -58,6 +63,4 @@ def _effect(command: SimpleCommand, name: str) -> tuple[bool, str | None]:
     if mine and is_plain and command.after in ("", ";", "\n", "&&"):
         word, value = mine[-1]
         return True, None if word.expands else value
-    mentioned = re.compile(rf"(?<![\w$]){name}(?!\w)", re.ASCII)
-    plain = re.compile(rf"\$\{{{name}\}}", re.ASCII)
-    return any(mentioned.search(plain.sub("", each.text)) for each in command.words), None
+    return False, None

@@ -26,7 +26,16 @@ _NOT_TRAINING = frozenset({"pip", "venv", "ensurepip", "compileall", "site"})  #
 _ONLY_NAME_PROGRAMS = frozenset(
     {"echo", "printf", "which", "type", "command", "pip", "pip3", "apt-get", "kill", "pkill"}
 )
+# A pod whose command is longer starts unchanged, with the reason. No training needs as much (Linux starts no
+# program with a word above 128 KiB, or with 2 MiB in all on most nodes), and while the webhook reads one
+# command, the creation of all other pods waits.
+MAX_WORDS = 8192
+MAX_CHARS = 512 << 10
+# Of a word with a number, and of each variable in it. A longer word is no number, but its variables, each
+# repeated thousands of times, could take any amount of memory.
+_MAX_STATED = 256
 _LAUNCHER_WORDS = 6  # enough to recognize a launcher, such as `python -u -X dev -m torch.distributed.run`
+_SHORTEN = "have the script read the values from a file"
 _SET_NPROC = f"set {pod_layout.NPROC_PER_NODE}"
 _NO_SIGNALS = "the shell does not pass SIGTERM on to the training: start it last, with `exec`"
 
@@ -104,6 +113,12 @@ def understand(
     if not command:
         return NotUnderstood(
             f"the container has no command, and the command of its image is not known: {SET_COMMAND}"
+        )
+    count, size = len(command) + len(args), sum(map(len, (*command, *args)))
+    if count > MAX_WORDS or size > MAX_CHARS:
+        return NotUnderstood(
+            f"the container's command and args have {count:,} words and {size:,} characters, but Holdfast"
+            f" reads at most {MAX_WORDS:,} and {MAX_CHARS:,}: {_SHORTEN}"
         )
     words = [_kubernetes_word(each) for each in (*command, *args)]
     try:
@@ -325,12 +340,13 @@ class _Reader:
     def _stated(self, word: ShellWord | None, variable: str) -> str | None:
         """Return the value of an option or, without it, of torchrun's variable; None if unknown."""
         if word is None:
-            value = self.environment.get(variable)
-            return None if value is None or "$(" in value else value
+            return _certain(self.environment.get(variable))
         if not word.expands:
-            return word.text
+            return _short(word.text)
+        if _short(word.text) is None:
+            return None
         if word.start or word.end:
-            return self._of_shell(word.text)
+            return _short(self._of_shell(word.text))
         return self._resolved(word.text)
 
     def _of_shell(self, text: str) -> str | None:
@@ -344,9 +360,21 @@ class _Reader:
     def _resolved(self, text: str) -> str | None:
         """Return `text` with Kubernetes' references expanded; None if one has no known value."""
         values = [self.environment.get(match[1]) for match in _REFERENCE.finditer(text) if match[1]]
-        if any(value is None or "$(" in value for value in values):
+        if any(_certain(value) is None for value in values):
             return None
-        return _REFERENCE.sub(lambda match: str(self.environment[match[1]]) if match[1] else "$", text)
+        return _short(
+            _REFERENCE.sub(lambda match: str(self.environment[match[1]]) if match[1] else "$", text)
+        )
+
+
+def _certain(value: str | None) -> str | None:
+    """Return the value of a variable; None if it is missing, refers to others, or is not short."""
+    return None if value is None or "$(" in value else _short(value)
+
+
+def _short(text: str | None) -> str | None:
+    """Return `text`; None if it is missing, or too long for a number."""
+    return text if text is not None and len(text) <= _MAX_STATED else None
 
 
 def _checked(text: str, program: str) -> int | str:

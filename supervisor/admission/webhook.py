@@ -1,11 +1,12 @@
 """Run the webhook, `holdfast cluster webhook`: the API server sends it each pod that requests Holdfast.
 
 The webhook responds without reading from the cluster, within milliseconds. It never rejects a pod. If it
-cannot inject one, it admits it with an annotation and an event that say why. If the webhook is unavailable,
-the API server admits pods unchanged, and the supervisor reports that in an event.
+cannot inject one, it admits it with an annotation that says why. If the webhook is unavailable, the API
+server admits pods unchanged. The supervisor finds both, and records events about them.
 
 The API server does not identify itself, so any pod of the cluster can send requests. `AdmissionExchanges`
-limits what they take in total, and the server closes idle connections when there are too many.
+limits what they take in total, and the server closes idle connections when there are too many. A request
+changes nothing: the pod in it may not exist, so an event about it could be a forgery in another namespace.
 """
 
 from __future__ import annotations
@@ -31,7 +32,6 @@ from supervisor.admission.injection import InjectionContext, NotAsked, Refused
 from supervisor.kubernetes.certificates import ServerCertificate
 from supervisor.kubernetes.client import PODS, ApiServer, PatchType, ResourceKind, connect
 from supervisor.kubernetes.errors import ApiError
-from supervisor.kubernetes.events import EventRecorder, ObjectReference
 from supervisor.kubernetes.own_pod import START_TRIES, WAIT_S, OwnPod, certificate_for, service_names
 
 log = logging.getLogger("webhook")
@@ -155,10 +155,10 @@ class AdmissionExchanges:
 class Admission:
     """Answers the API server's requests."""
 
-    def __init__(self, events: EventRecorder, image: str) -> None:
+    def __init__(self, image: str) -> None:
         self.ca = ""  # the CA for the sidecars, as PEM text
         self.is_entered = False  # True once the API server has the CA, which it needs to call the webhook
-        self._events, self._image = events, image
+        self._image = image
         self._exchanges = AdmissionExchanges()
 
     async def review(self, request: web.Request) -> web.StreamResponse:
@@ -192,30 +192,9 @@ class Admission:
         if isinstance(found, NotAsked):
             return {}
         if isinstance(found, Refused):
-            if asked.get("dryRun") is not True:
-                self._report(pod, where, found.why)
             return {**_patch(found.patch), "warnings": _warnings((f"Holdfast: not injected: {found.why}",))}
         notes = tuple(f"Holdfast: {each}" for each in found.notes)
         return {**_patch(found.patch), **({"warnings": _warnings(notes)} if notes else {})}
-
-    def _report(self, pod: Mapping[str, Any], namespace: str, why: str) -> None:
-        """Record an event, about the pod's owner if possible, because the pod has no uid yet."""
-        metadata = pod.get("metadata")
-        metadata = metadata if isinstance(metadata, dict) else {}
-        owners = metadata.get("ownerReferences")
-        owner = owners[0] if isinstance(owners, list) and owners and isinstance(owners[0], dict) else {}
-        if owner:
-            reference = ObjectReference(
-                str(owner.get("apiVersion")),
-                str(owner.get("kind")),
-                namespace,
-                str(owner.get("name")),
-                str(owner.get("uid", "")),
-            )
-        else:
-            name = metadata.get("name") or metadata.get("generateName") or "unnamed"
-            reference = ObjectReference("v1", "Pod", namespace, str(name), "")
-        self._events.record(reference, "NotInjected", why, "Warning")
 
 
 def _patch(patch: list[dict[str, Any]]) -> dict[str, Any]:
@@ -273,8 +252,7 @@ async def serve(_: event_loop.Lag) -> None:
     async with await connect() as server:
         image = await _own_image(server, me)
         certificate = await certificate_for(server, me, service_names(SERVICE, me.namespace))
-        events = EventRecorder(server, SERVICE, me.name)
-        admission = Admission(events, image)
+        admission = Admission(image)
         admission.ca = certificate.bundle
         door = Door(MAX_IDLE, IDLE_S)
         runner = await _app(admission, door)
@@ -286,7 +264,6 @@ async def serve(_: event_loop.Lag) -> None:
                 door.accept(listener, make, certificate.context),
                 door.watch(),
                 collect_garbage(),
-                events.run(),
                 _renew(certificate, admission),
                 certificate.run(),
                 keep_configuration(server, certificate, admission),
@@ -294,7 +271,6 @@ async def serve(_: event_loop.Lag) -> None:
             )
         finally:
             listener.close()
-            await events.flush(1.0)
             await runner.cleanup()
 
 

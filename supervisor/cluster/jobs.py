@@ -11,10 +11,11 @@ import logging
 import math
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
+from datetime import datetime, timedelta, timezone
 from typing import NamedTuple, TypeVar
 
 from supervisor.admission import pod_layout
-from supervisor.cluster.adoption import job_membership, owner_size, pod_facts
+from supervisor.cluster.adoption import job_membership, owner_size, uninjected
 from supervisor.cluster.adoption.job_membership import JobKey, NotAdopted, OwnerChain
 from supervisor.cluster.pod_groups import (
     NOT_SUPERVISED,
@@ -32,7 +33,7 @@ from supervisor.cluster.supervision import contents
 from supervisor.cluster.supervision.contents import SUPERVISIONS, OngoingRun
 from supervisor.kubernetes.client import PODS, ApiServer, KubernetesObject
 from supervisor.kubernetes.errors import ApiError
-from supervisor.kubernetes.events import EventRecorder, ObjectReference
+from supervisor.kubernetes.events import EventRecorder, ObjectReference, api_time
 from supervisor.kubernetes.object_cache import ObjectCache
 from supervisor.kubernetes.watch import Mirror, ObjectName
 
@@ -45,12 +46,7 @@ GATHER_S = 0.05  # how long to collect changes, because a job's pods are created
 REMIND_S = 3000.0  # until an event with the same reason is repeated; the API server keeps events for an hour
 MAX_NOTICES = 20_000
 SLICE = 50  # pods or jobs that a round considers before other work may run: about 1 ms
-SCAN_S = 60.0  # between two searches for pods that the webhook missed
-_MISSED = (
-    f"the pod has the annotation {pod_layout.INJECT} but was created without Holdfast, because the webhook"
-    " did not respond: it trains unsupervised until it is recreated"
-)
-
+SCAN_S = 60.0  # between two searches for pods that are not injected
 
 _T = TypeVar("_T")
 
@@ -142,20 +138,20 @@ class ClusterJobs:
             await asyncio.gather(self._owners.close(), *(each.close() for each in self.jobs.values()))
 
     async def find_unsupervised(self) -> None:
-        """Record an event about each pod that requests Holdfast but was not injected. Never returns.
+        """Record an event about each pod that requests Holdfast but was not injected. Never returns."""
 
-        The webhook was unavailable when such a pod was created.
-        """
+        def examine(pod: KubernetesObject) -> KubernetesObject:
+            if found := uninjected.uninjected(pod, recent):
+                self._notices.record(found.pod, "NotInjected", found.why)
+            return {}  # a user may have thousands of such pods
+
         while True:
             await asyncio.sleep(SCAN_S)
+            recent = api_time(datetime.now(timezone.utc) - timedelta(seconds=REMIND_S))
             try:
-                found = await self._server.list(PODS, labels=f"!{pod_layout.MEMBER_LABEL}", prune=_if_missed)
+                await self._server.list(PODS, labels=f"!{pod_layout.MEMBER_LABEL}", prune=examine)
             except (ApiError, OSError) as error:
                 log.warning("pods not listed", extra={"error": str(error)})
-                continue
-            for pod in found.objects:
-                if pod:
-                    self._notices.record(pod, "NotInjected", _MISSED)
 
     async def reconcile(self) -> None:
         """Bring the jobs up to date with the mirrors, and with what is known about owners.
@@ -313,15 +309,3 @@ def _departure(key: JobKey | NotAdopted, job: JobKey) -> str:
 
 def _uid(found: KubernetesObject | None) -> object:
     return found["metadata"].get("uid") if found is not None else None
-
-
-def _if_missed(pod: KubernetesObject) -> KubernetesObject:
-    """Return the identity of a pod that requests Holdfast but never reached the webhook; {} for others."""
-    metadata = pod["metadata"]
-    annotations = metadata.get("annotations") or {}
-    asks = annotations.get(pod_layout.INJECT) == "true"
-    ended = (pod.get("status") or {}).get("phase") in pod_facts.ENDED_PHASES
-    if not asks or ended or pod_layout.NOT_INJECTED in annotations:
-        return {}
-    identity = {key: metadata.get(key) for key in ("name", "namespace", "uid")}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": identity}

@@ -3,6 +3,9 @@
 The events belong to the core API, because every version of kubectl shows their count. If a reason recurs for
 the same object within `SAME_S`, the existing event gets a higher count and the newest message. A recurring
 fault therefore does not fill the server with events.
+
+Users cause events, of thousands of pods for example. So the namespaces take turns, and if too many events
+wait, those of the namespace with the most are dropped.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from typing import Literal, NoReturn, Protocol
+from typing import Literal, NoReturn, Protocol, TypeAlias
 
 from supervisor.kubernetes.client import KubernetesObject, ResourceKind
 from supervisor.kubernetes.errors import AlreadyThere, ApiError, NotFound
@@ -24,7 +27,7 @@ log = logging.getLogger(__name__)
 EVENTS = ResourceKind("", "v1", "events")
 EventType = Literal["Normal", "Warning"]
 SAME_S = 600.0
-WAITING = 1000  # the most events that wait to be written; each additional one displaces the oldest
+WAITING = 1000  # the most events that wait to be written; each additional one displaces another
 REMEMBERED = 4096  # the most written events whose count may still grow
 RETRY_S = 5.0
 MESSAGE_CHARS = 1024  # the API's limit
@@ -78,6 +81,56 @@ class _Series:
     last_s: float  # on the loop's clock
 
 
+_Key: TypeAlias = tuple[str, ...]  # of one event: its namespace first
+
+
+class EventQueue:
+    """The events that wait to be written, in turn from each namespace, and in each the oldest first."""
+
+    def __init__(self) -> None:
+        self._by_namespace: OrderedDict[str, OrderedDict[_Key, None]] = OrderedDict()
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __contains__(self, key: _Key) -> bool:
+        return key in self._by_namespace.get(key[0], ())
+
+    def add(self, key: _Key) -> None:
+        """Append an event, unless it waits already."""
+        if key not in self:
+            self._by_namespace.setdefault(key[0], OrderedDict())[key] = None
+            self._count += 1
+
+    def remove(self, key: _Key) -> None:
+        """Remove an event. Without effect if it does not wait."""
+        if key in self:
+            found = self._by_namespace[key[0]]
+            del found[key]
+            self._count -= 1
+            if not found:
+                del self._by_namespace[key[0]]
+
+    def next(self) -> _Key:
+        """Return the event to write now, and put its namespace behind the others. The queue has events."""
+        namespace = next(iter(self._by_namespace))
+        self._by_namespace.move_to_end(namespace)
+        return next(iter(self._by_namespace[namespace]))
+
+    def postpone(self, key: _Key) -> None:
+        """Put an event behind the others of its namespace, if it waits."""
+        if key in self:
+            self._by_namespace[key[0]].move_to_end(key)
+
+    def displace(self) -> _Key:
+        """Remove and return the oldest event of the namespace that has the most. The queue has events."""
+        largest = max(self._by_namespace.values(), key=len)
+        oldest = next(iter(largest))
+        self.remove(oldest)
+        return oldest
+
+
 class EventRecorder:
     """Records events from any code in the event loop; `run` writes them.
 
@@ -93,8 +146,8 @@ class EventRecorder:
     ) -> None:
         self.dropped = 0  # events that will never be written
         self._server, self._component, self._instance, self._now = server, component, instance, now
-        self._series: OrderedDict[tuple[str, ...], _Series] = OrderedDict()  # both written and waiting
-        self._waiting: OrderedDict[tuple[str, ...], None] = OrderedDict()
+        self._series: OrderedDict[_Key, _Series] = OrderedDict()  # both written and waiting
+        self._waiting = EventQueue()
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -103,11 +156,11 @@ class EventRecorder:
     def record(
         self, reference: ObjectReference, reason: str, message: str, type: EventType = "Normal"
     ) -> None:
-        """Queue an event. Never blocks or raises; if too many events wait, the oldest is dropped.
+        """Queue an event. Never blocks or raises; if too many events wait, one is dropped.
 
         `reason` is one CamelCase word, which all events of the same kind share.
         """
-        key = (reference.uid or reference.name, reference.namespace, reference.kind, reason, type)
+        key = (reference.namespace, reference.uid or reference.name, reference.kind, reason, type)
         now, now_s = self._now(), asyncio.get_running_loop().time()
         text = message if len(message) <= MESSAGE_CHARS else message[: MESSAGE_CHARS - 3] + "..."
         known = self._series.get(key)
@@ -118,25 +171,32 @@ class EventRecorder:
             series = _Series(name, reference, reason, type, text, 1, 0, now, now, now_s)
         self._series[key] = series
         self._series.move_to_end(key)
-        self._waiting[key] = None
+        self._waiting.add(key)
         self._bound()
         self._idle.clear()
         self._wake.set()
 
     async def run(self) -> NoReturn:
-        """Write recorded events. They wait while the API server is unreachable. Never returns."""
+        """Write recorded events. They wait while the API server is unreachable. Never returns.
+
+        An event that cannot be written for any other reason is dropped.
+        """
         while True:
             await self._wake.wait()
             self._wake.clear()
             while self._waiting:
-                key = next(iter(self._waiting))
+                key = self._waiting.next()
                 try:
                     await self._write(key)
                 except OSError as error:
                     self._note(error)
-                    if key in self._waiting:  # this event may be the cause of the error, so try others
-                        self._waiting.move_to_end(key)
+                    self._waiting.postpone(key)  # this event may be the cause of the error, so try others
                     await asyncio.sleep(RETRY_S)
+                except Exception as error:  # for example, no request can contain the name of the object
+                    self._note(error)  # without the recorder, the process would end, because of one event
+                    self._waiting.remove(key)
+                    self._series.pop(key, None)
+                    self.dropped += 1
             self._idle.set()
 
     async def flush(self, limit_s: float) -> bool:
@@ -147,7 +207,7 @@ class EventRecorder:
             return False
         return True
 
-    async def _write(self, key: tuple[str, ...]) -> None:
+    async def _write(self, key: _Key) -> None:
         """Create or update the event on the server; safe to repeat. Raises `ServerUnreachable`."""
         series = self._series[key]
         try:
@@ -161,13 +221,13 @@ class EventRecorder:
             self.dropped += 1
         self._mark_written(key, series)
 
-    def _mark_written(self, key: tuple[str, ...], series: _Series) -> None:
+    def _mark_written(self, key: _Key, series: _Series) -> None:
         current = self._series.get(key)
         if current is None or current.name != series.name:
             return
         self._series[key] = replace(current, written=series.count)
         if current.count == series.count:
-            self._waiting.pop(key, None)
+            self._waiting.remove(key)
 
     async def _create(self, series: _Series) -> None:
         namespace = series.reference.namespace or "default"
@@ -178,7 +238,7 @@ class EventRecorder:
 
     async def _count_up(self, series: _Series) -> None:
         namespace = series.reference.namespace or "default"
-        change = {"count": series.count, "lastTimestamp": _time(series.last), "message": series.message}
+        change = {"count": series.count, "lastTimestamp": api_time(series.last), "message": series.message}
         try:
             await self._server.patch(EVENTS, series.name, change, namespace)
         except NotFound:  # the server deletes events after an hour
@@ -202,8 +262,8 @@ class EventRecorder:
             "message": series.message,
             "type": series.type,
             "count": series.count,
-            "firstTimestamp": _time(series.first),
-            "lastTimestamp": _time(series.last),
+            "firstTimestamp": api_time(series.first),
+            "lastTimestamp": api_time(series.last),
             "source": {"component": self._component},
             "reportingComponent": self._component,
             "reportingInstance": self._instance,
@@ -211,17 +271,18 @@ class EventRecorder:
 
     def _bound(self) -> None:
         if len(self._waiting) > WAITING:
-            oldest, _ = self._waiting.popitem(last=False)
-            del self._series[oldest]
+            del self._series[self._waiting.displace()]
             self.dropped += 1
         if len(self._series) > REMEMBERED:
             del self._series[next(each for each in self._series if each not in self._waiting)]
 
     def _note(self, error: Exception) -> None:
-        if str(error) != self._problem:
-            log.warning("event not written", extra={"error": str(error)})
-        self._problem = str(error)
+        problem = f"{type(error).__name__}: {error}"[:MESSAGE_CHARS]
+        if problem != self._problem:
+            log.warning("event not written", extra={"error": problem})
+        self._problem = problem
 
 
-def _time(now: datetime) -> str:
+def api_time(now: datetime) -> str:
+    """Return a time in UTC as the API server writes it in objects, to the second."""
     return now.strftime("%Y-%m-%dT%H:%M:%SZ")

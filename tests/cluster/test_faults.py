@@ -32,7 +32,7 @@ from tests.cluster.apparatus.training_job import (
     statuses,
 )
 
-MISSED_S = 120.0  # the supervisor looks once a minute for pods that the webhook has missed
+NOTICED_S = 120.0  # the supervisor looks once a minute for pods that are not injected
 SIDECAR = "holdfast-sidecar"
 POD, OTHER = "gpt-1", "gpt-0"  # the pods of ranks 1 and 0
 
@@ -223,17 +223,34 @@ def test_no_step_was_skipped_and_each_incident_repeated_at_most_one(job: Trainin
     assert OTHER not in {each.partition("/")[0] for each in restarts(job.pods())}
 
 
-def test_an_event_reports_that_the_webhook_missed_a_pod(missed: Json, installed: ClusterUnderTest) -> None:
-    namespace, name = missed["metadata"]["namespace"], missed["metadata"]["name"]
-    path = f"/api/v1/namespaces/{namespace}/events?fieldSelector=involvedObject.name={name}"
+def not_injected(pod: Json, cluster: ClusterUnderTest) -> Json:
+    """Return the event about the pod that says why it is not injected."""
+    namespace, uid = pod["metadata"]["namespace"], pod["metadata"]["uid"]
+    path = f"/api/v1/namespaces/{namespace}/events?fieldSelector=involvedObject.uid={uid}"
 
     def look() -> Json | None:
-        found = [each for each in installed.read(path)["items"] if each["reason"] == "NotInjected"]
+        found = [each for each in cluster.read(path)["items"] if each["reason"] == "NotInjected"]
         return found[0] if found else None
 
-    event = installed.until(look, "the supervisor says that the pod is unsupervised", namespace, MISSED_S)
+    event: Json = cluster.until(look, "the supervisor says why a pod is not injected", namespace, NOTICED_S)
     assert event["type"] == "Warning"
-    assert "unsupervised" in event["message"]
+    assert event["source"]["component"] == "holdfast-supervisor"
+    return event
+
+
+def test_an_event_reports_that_the_webhook_missed_a_pod(missed: Json, installed: ClusterUnderTest) -> None:
+    assert "unsupervised" in not_injected(missed, installed)["message"]
+
+
+def test_an_event_reports_why_the_webhook_refused_a_pod(
+    installed: ClusterUnderTest, namespaces: Namespaces
+) -> None:
+    pod = example("bare-pods.yaml", annotations={"holdfast.dev/hang-flor": "5s"})[0]
+    create = ("create", "-n", namespaces.make(), "-o", "json", "-f", "-")
+    created: Json = json.loads(installed.kubectl(*create, text=json.dumps(pod)))
+    why = created["metadata"]["annotations"]["holdfast.dev/not-injected"]
+    assert "unknown annotation" in why
+    assert not_injected(created, installed)["message"] == why
 
 
 def test_a_webhook_that_has_come_back_injects_pods_again(missed: Json, installed: ClusterUnderTest) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from holdfast.fileio.strict_json import brief
 from supervisor.admission import pod_layout
-from supervisor.admission.pod_layout import GROUP, MEMBERS, NOT_INJECTED, NPROC_PER_NODE
+from supervisor.admission.pod_layout import GROUP, MAX_INJECTED, MEMBERS, NOT_INJECTED, NPROC_PER_NODE
 from supervisor.cluster.adoption import pod_facts
 from supervisor.cluster.adoption.owner_size import owner_size
 from supervisor.cluster.adoption.pod_facts import CUT, MAX_REFERENCES, PodFacts
@@ -304,7 +304,7 @@ def adopt(
 
 
 def _why_not_injected(pod: PodFacts) -> str:
-    reason = text(pod.annotations.get(NOT_INJECTED), NOT_INJECTED, pod_facts.MAX_INJECTED)
+    reason = text(pod.annotations.get(NOT_INJECTED), NOT_INJECTED, MAX_INJECTED)
     if reason:
         return f"the pod was not injected: {brief(reason, 200)}"
     return f"the pod was not injected, and its {NPROC_PER_NODE} is not a number"

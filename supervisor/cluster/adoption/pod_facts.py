@@ -16,7 +16,15 @@ from typing import Any
 from holdfast.fileio import strict_json
 from holdfast.fileio.strict_json import brief
 from holdfast.protocol.codec import MAX_RANKS
-from supervisor.admission.pod_layout import INJECTED, MEMBERS, NOT_INJECTED, NPROC_PER_NODE, PREFIX
+from supervisor.admission.pod_layout import (
+    INJECTED,
+    MAX_INJECTED,
+    MAX_INJECTED_VALUES,
+    MEMBERS,
+    NOT_INJECTED,
+    NPROC_PER_NODE,
+    PREFIX,
+)
 from supervisor.cluster.adoption import untrusted_json
 from supervisor.cluster.adoption.untrusted_json import MAX_TEXT, NAME, UID, UnfitObject, refuse, table
 from supervisor.cluster.adoption.workload_kinds import PLACES, PodSource, shipped
@@ -25,7 +33,6 @@ MAX_MEMBERS = 4_096  # pods of one job
 MAX_CONTAINERS = 128
 MAX_REFERENCES = 64  # ownerReferences of one object
 MAX_VARIABLES = 2_048  # of one container
-MAX_INJECTED = 16_384  # characters of the JSON that the webhook writes
 MAX_KEPT = 24_576  # characters of all labels, annotations, variables and owners of a pod that are kept
 # Of the pods of one namespace, as `_weight` estimates it. 16,384 members of one job take 45 MiB.
 NAMESPACE_BYTES = 64 << 20
@@ -91,7 +98,7 @@ def _injected(annotations: Mapping[str, Any]) -> Mapping[str, Any]:
     if not text:
         return {}
     try:
-        value = strict_json.loads(text.encode(errors="replace"), max_values=1_000)
+        value = strict_json.loads(text.encode(errors="replace"), max_values=MAX_INJECTED_VALUES)
     except strict_json.RejectedJson as error:
         refuse(f"{INJECTED} {error}")
     return table(value, INJECTED)

@@ -188,7 +188,6 @@ def test_only_these_permissions_apply_to_all_namespaces() -> None:
         ("holdfast-supervisor", "tokenreviews"): {"create"},
         ("holdfast-supervisor", "events"): {"create", "patch"},
         ("holdfast-webhook", "mutatingwebhookconfigurations"): {"patch"},
-        ("holdfast-webhook", "events"): {"create", "patch"},
         ("holdfast-edit", "supervisions"): {"patch", "update"},
     }
 

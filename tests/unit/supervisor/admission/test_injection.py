@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from holdfast.protocol import environment
 from sidecar import config
 from supervisor.admission import pod_layout
 from supervisor.admission.injection import MAX_WHY, NotAsked, Refused, inject, json_patch, record_of
+from tests.samples.growth import growth
 from tests.unit.supervisor.admission.pods import (
     CONTEXT,
     Pod,
@@ -533,7 +535,10 @@ def test_an_annotation_records_what_was_done() -> None:
      '{"version":"1","container":"a","nproc":0,"members":null,"digest":""}',
      '{"version":"1","container":"a","nproc":true,"members":null,"digest":""}',
      '{"version":"1","container":"a","nproc":1,"members":-1,"digest":""}',
-     '{"version":1,"container":"a","nproc":1,"members":1,"digest":""}'],
+     '{"version":1,"container":"a","nproc":1,"members":1,"digest":""}',
+     '{"version":"1","container":"a","nproc":1,"members":1,"digest":"","x":NaN}',
+     "[" * 5_000, '{"x":' * 2_000, '{"nproc":' + "9" * 5_000 + "}",
+     '{"version":"1","container":"a","nproc":1,"members":1,"digest":"' + "x" * 16_384 + '"}'],
 )  # fmt: skip
 def test_an_annotation_that_holdfast_did_not_write_is_not_a_record(text: str) -> None:
     assert record_of({pod_layout.INJECTED: text}) is None
@@ -655,3 +660,45 @@ def test_the_reason_for_a_refusal_does_not_make_the_api_server_refuse_the_pod(
     assert after.get(pod_layout.NOT_INJECTED) == (found.why if is_noted else None)
     assert sum(len(key) + len(value) for key, value in after.items()) <= 256 << 10
     assert bool(found.patch) == is_noted
+
+
+def nested(depth: int) -> Any:
+    value: Any = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("depth", [100, 400, 700, 900])
+def test_a_pod_that_is_nested_deeply_is_injected_or_refused(depth: int) -> None:
+    """The parser of the webhook accepts some 900 levels. Copying them takes more stack than parsing them."""
+    found = inject(pod(container(extra=nested(depth))), CONTEXT)
+    if depth > 500:
+        assert isinstance(found, Refused)
+        assert found.why == "the pod is nested too deeply"
+        assert found.pod["metadata"]["annotations"][pod_layout.NOT_INJECTED] == found.why
+        assert [each["path"] for each in found.patch] == ["/metadata/annotations/holdfast.dev~1not-injected"]
+
+
+def test_a_record_that_is_nested_deeply_does_not_prevent_an_injection() -> None:
+    given = pod()
+    given["metadata"]["annotations"][pod_layout.INJECTED] = "[" * 5_000
+    assert injected(given).record.container == "main"
+
+
+@pytest.mark.parametrize("kind", ["initContainers", "volumes", "containers"])
+def test_a_name_that_is_not_a_text_is_refused(kind: str) -> None:
+    given = pod()
+    if kind == "containers":
+        given["spec"]["containers"][0]["env"] = [{"name": []}]
+    else:
+        given["spec"][kind] = [{"name": {}}]
+    assert refusal(given) == "name is not a text"
+
+
+def test_the_time_to_choose_a_container_is_proportional_to_their_number() -> None:
+    def choosing(count: int) -> Callable[[], object]:
+        given = pod(*({"name": f"c{n}"} for n in range(count)))
+        return lambda: refusal(given)
+
+    assert growth(choosing(1_500), choosing(6_000)) < 8

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Callable
 
 import pytest
 
 from supervisor.admission.shell_text import simple_commands
 from supervisor.admission.shell_variables import value_at
+from tests.samples.growth import growth
 
 ENVIRONMENT: dict[str, str | None] = {"N": "8", "SECRET": None, "OTHER": "$(N)"}
 
@@ -71,3 +73,11 @@ def test_a_variable_that_something_else_may_have_set_is_not_known(text: str) -> 
 )
 def test_only_a_reference_to_a_known_variable_has_a_value(reference: str) -> None:
     assert value("", reference) is None
+
+
+def test_the_time_for_many_commands_does_not_depend_on_the_length_of_the_name() -> None:
+    def reading(name: str) -> Callable[[], object]:
+        commands = simple_commands("a;" * 20_000 + f"show ${name}")
+        return lambda: value_at(f"${name}", commands[-1], commands, {})
+
+    assert growth(reading("N"), reading("N" * 80_000)) < 3

@@ -3,11 +3,21 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
-from supervisor.admission.training_command import NotUnderstood, TrainingCommand, understand
+from supervisor.admission.program_words import python_flags
+from supervisor.admission.shell_text import ShellWord
+from supervisor.admission.training_command import (
+    MAX_CHARS,
+    MAX_WORDS,
+    NotUnderstood,
+    TrainingCommand,
+    understand,
+)
+from tests.samples.growth import growth
 
 SET_NPROC = "set holdfast.dev/nproc-per-node"
 SET_COMMAND = "set the container's command to python, torchrun or accelerate launch"
@@ -420,3 +430,68 @@ def test_a_real_shell_reaches_the_launcher_after_its_preparations(shell: str, tm
     )
     assert done.stdout == "python3|-u|train.py|--n=112|"
     assert (tmp_path / "train.py").read_text() == "if (it's no shell\ntorchrun z.py\n"
+
+
+def test_the_time_to_read_flags_is_proportional_to_their_number() -> None:
+    def flags(count: int) -> list[ShellWord]:
+        return [
+            ShellWord(each) for each in ("python", *["--check-hash-based-pycs", "always"] * count, "x.py")
+        ]
+
+    small, large = flags(4_000), flags(16_000)
+    assert growth(lambda: python_flags(small), lambda: python_flags(large)) < 9
+
+
+@pytest.mark.parametrize(
+    ("command", "args"),
+    [
+        (["torchrun", "x.py"], ["x"] * (MAX_WORDS - 1)),
+        (["torchrun", "x.py", "x" * MAX_CHARS], []),
+        (["torchrun", "x.py"], ["x" * (MAX_CHARS // 2)] * 2),
+        (["python"], ["--check-hash-based-pycs", "a"] * 100_000),
+    ],
+)
+def test_a_command_that_is_too_long_is_left_alone_and_the_note_gives_the_limits(
+    command: list[str], args: list[str]
+) -> None:
+    found = understand(command, args, {})
+    assert isinstance(found, NotUnderstood)
+    assert f"at most {MAX_WORDS:,} and {MAX_CHARS:,}" in found.why
+
+
+def test_a_command_of_the_greatest_length_is_read() -> None:
+    rest = ["x"] * (MAX_WORDS - 3) + ["x" * (MAX_CHARS - MAX_WORDS - 10)]
+    assert understood(["torchrun", "x.py", *rest]).per_rank == ("python3", "-u", "x.py", *rest)
+
+
+_LONG = "9" * 5_000  # more digits than Python converts
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"torchrun --nproc-per-node {_LONG} x.py",
+        f"accelerate launch --num_processes {_LONG} x.py",
+        f"accelerate launch --num_processes 4 --num_machines {_LONG} x.py",
+        "torchrun --nproc-per-node $(LONG) x.py",
+        f"torchrun --nproc-per-node {'$(DIGITS)' * 20} x.py",
+        f"bash -c 'N={_LONG}; torchrun --nproc-per-node $N x.py'",
+    ],
+)
+def test_a_number_of_too_many_digits_is_not_known(line: str) -> None:
+    assert "not known" in why(words(line), {"LONG": _LONG, "DIGITS": "9" * 200})
+
+
+def test_a_number_of_pods_with_too_many_digits_is_not_known() -> None:
+    assert understood(words(f"torchrun --nnodes {_LONG} x.py")).nnodes == ""
+
+
+def test_a_variable_that_is_repeated_in_a_number_is_not_copied_each_time() -> None:
+    """Kubernetes would not start the container. The webhook would run out of memory before that."""
+    line = ["torchrun", "--nproc-per-node", "$(LONG)" * 70_000, "x.py"]
+    tracemalloc.start()
+    try:
+        why(line, {"LONG": "9" * 1_000})
+        assert tracemalloc.get_traced_memory()[1] < 30 << 20
+    finally:
+        tracemalloc.stop()

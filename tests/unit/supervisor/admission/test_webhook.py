@@ -26,13 +26,12 @@ from hypothesis import strategies as st
 
 from holdfast.process import event_loop
 from holdfast.process.network import Door, listen_everywhere
-from supervisor.admission import pod_layout, webhook
+from supervisor.admission import pod_layout, training_command, webhook
 from supervisor.admission.webhook import CONFIGURATION, MAX_REVIEW_BYTES, Admission
 from supervisor.kubernetes import certificates
 from supervisor.kubernetes.certificates import AuthoritySecret, ServerCertificate
 from supervisor.kubernetes.client import ApiServer
 from supervisor.kubernetes.errors import NotFound
-from supervisor.kubernetes.events import EventRecorder
 from supervisor.kubernetes.own_pod import OwnPod, service_names
 from tests.unit.supervisor.admission.pods import Pod, container, named, patched, pod, variables
 from tests.unit.supervisor.cluster.api_server import ServedObjects
@@ -47,7 +46,6 @@ class Place:
     served: ServedObjects
     server: ApiServer
     admission: Admission
-    events: EventRecorder
     client: TestClient[web.Request, web.Application]
 
     async def send(self, review: object) -> tuple[int, Any]:
@@ -70,13 +68,12 @@ class Place:
 async def place() -> AsyncIterator[Place]:
     served = ServedObjects()
     async with served.serving() as server:
-        events = EventRecorder(server, "holdfast-webhook", ME.name)
-        admission = Admission(events, "holdfast:dev")
+        admission = Admission("holdfast:dev")
         admission.ca = "PEM\n"
         app = web.Application()
         app.router.add_post("/mutate", admission.review)
         async with TestClient(TestServer(app)) as client:
-            yield Place(served, server, admission, events, client)
+            yield Place(served, server, admission, client)
 
 
 def review(found: object, **given: Any) -> dict[str, Any]:
@@ -116,44 +113,12 @@ async def test_a_request_that_is_not_a_pod_creation_is_admitted_unchanged(given:
 
 async def test_a_pod_that_cannot_be_injected_is_admitted_with_the_reason() -> None:
     refused = pod(container(("sleep", "9")), annotations={"grace": "soon"})
-    refused["metadata"]["ownerReferences"] = [OWNER]
     async with place() as there:
-        writing = asyncio.create_task(there.events.run())
         response = await there.response(refused)
         made = after(refused, response)
-        why = made["metadata"]["annotations"][pod_layout.NOT_INJECTED]
-        assert "grace" in why
+        assert "grace" in made["metadata"]["annotations"][pod_layout.NOT_INJECTED]
         assert made["spec"] == refused["spec"]
         assert response["warnings"][0].startswith("Holdfast: not injected: ")
-        await there.served.until(lambda: there.served.events)
-        (event,) = there.served.events
-        assert (event["reason"], event["type"], event["message"]) == ("NotInjected", "Warning", why)
-        assert event["involvedObject"]["kind"] == "Job", "the pod has no name yet"
-        assert event["involvedObject"]["namespace"] == "team"
-        await event_loop.end([writing])
-
-
-@pytest.mark.parametrize(
-    ("metadata", "name"), [({"name": "w-0"}, "w-0"), ({"generateName": "w-"}, "w-"), ({}, "unnamed")]
-)
-async def test_the_event_for_a_pod_without_an_owner_is_about_the_pod(
-    metadata: dict[str, str], name: str
-) -> None:
-    refused = pod(annotations={"grace": "soon"})
-    refused["metadata"] = {"annotations": refused["metadata"]["annotations"], **metadata}
-    async with place() as there:
-        writing = asyncio.create_task(there.events.run())
-        await there.response(refused)
-        await there.served.until(lambda: there.served.events)
-        assert there.served.events[0]["involvedObject"]["kind"] == "Pod"
-        assert there.served.events[0]["involvedObject"]["name"] == name
-        await event_loop.end([writing])
-
-
-async def test_a_dry_run_leaves_no_event() -> None:
-    async with place() as there:
-        await there.response(pod(annotations={"grace": "soon"}), dryRun=True)
-        assert await there.events.flush(5.0)
 
 
 async def test_warnings_are_few_and_short_enough_for_the_api_server() -> None:
@@ -334,11 +299,13 @@ class Port:
         await asyncio.get_running_loop().sock_connect(made, ("127.0.0.1", self.number))
         return await asyncio.open_connection(sock=made, ssl=self.trusts, server_hostname=NAME)
 
-    async def ask(self, found: object) -> tuple[int, Any]:
+    async def ask(self, found: object, **given: Any) -> tuple[int, Any]:
         """Send a review as the API server does; return the status, and the response to a pod's creation."""
         async with (
             ClientSession(f"https://127.0.0.1:{self.number}") as session,
-            session.post("/mutate", json=review(found), ssl=self.trusts, server_hostname=NAME) as answer,
+            session.post(
+                "/mutate", json=review(found, **given), ssl=self.trusts, server_hostname=NAME
+            ) as answer,
         ):
             return answer.status, (await answer.json())["response"] if answer.status == 200 else None
 
@@ -389,6 +356,49 @@ async def post(port: Port, body: bytes, announced: int) -> tuple[asyncio.StreamR
             writer.write(body[at : at + (1 << 18)])
             await writer.drain()
     return reader, writer
+
+
+@pytest.mark.parametrize("namespace", ["team", "..", "a/b", "\ud800", "x" * 4096])
+async def test_a_forged_review_neither_ends_the_webhook_nor_writes_anything(
+    namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pod and the owner in it need not exist, and the namespace may be another user's."""
+    for name, value in (("NAME", ME.name), ("NAMESPACE", ME.namespace), ("IP", ME.address)):
+        monkeypatch.setenv(f"POD_{name}", value)
+    monkeypatch.setattr(webhook, "PORT", free_port())
+    forged = pod(annotations={"grace": "soon"})
+    forged["metadata"]["ownerReferences"] = [{**OWNER, "name": namespace}]
+    served = ServedObjects()
+    mine = {"name": ME.name, "namespace": ME.namespace}
+    served.put("pods", {"metadata": mine, "spec": {"containers": [{"image": "holdfast:dev"}]}})
+    served.put("mutatingwebhookconfigurations", configured(None))
+    async with served.serving() as server:
+
+        async def connect() -> ApiServer:
+            return server
+
+        monkeypatch.setattr(webhook, "connect", connect)
+        serving = asyncio.create_task(webhook.serve(event_loop.Lag()))
+        try:
+            await served.until(lambda: any("PATCH mutating" in each for each in served.requests))
+            made, before = await certificate(server), list(served.requests)
+            port = Port(webhook.PORT, ssl.create_default_context(cadata=made.bundle), Door())
+            for _ in range(2):
+                code, response = await port.ask(forged, namespace=namespace)
+                assert (code, response["allowed"]) == (200, True)
+                assert response["warnings"], "the pod is refused"
+            assert "patch" in (await port.ask(pod()))[1]
+            assert not serving.done()
+            assert (served.requests, served.events) == (before, [])
+        finally:
+            await event_loop.end([serving])
+            gc.unfreeze()
+
+
+def free_port() -> int:
+    with listen_everywhere(0, 1) as listener:
+        port: int = listener.getsockname()[1]
+    return port
 
 
 async def test_bodies_that_do_not_end_hold_little_memory_and_delay_no_review(
@@ -443,6 +453,7 @@ async def test_a_response_that_is_not_read_is_held_only_for_a_limited_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(webhook, "EXCHANGE_S", 1.0)
+    monkeypatch.setattr(training_command, "MAX_CHARS", 4 << 20)  # a response that no socket's buffer can hold
     large = pod(container(("torchrun", "--nproc-per-node=1", "train.py", "x" * 3_900_000)))
     text = json.dumps(review(large)).encode()
     async with place() as there, port_of(there) as port:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,14 @@ from holdfast.fileio.storage_thread import StorageThread
 from holdfast.process import event_loop
 from supervisor.admission import pod_layout
 from supervisor.cluster import job_summary, jobs, pod_groups, supervised_job
+from supervisor.cluster.adoption.uninjected import MISSED
 from supervisor.cluster.jobs import MEMBERS, ClusterJobs
 from supervisor.cluster.pods import PodGroup, read_pod
 from supervisor.cluster.supervised_job import ClusterContext, SupervisedJob
 from supervisor.cluster.supervision.contents import SUPERVISIONS
 from supervisor.kubernetes import object_cache
 from supervisor.kubernetes.client import PODS, ApiServer
-from supervisor.kubernetes.events import EventRecorder
+from supervisor.kubernetes.events import EventRecorder, api_time
 from supervisor.kubernetes.watch import Mirror
 from tests.unit.supervisor.cluster.adoption.workloads import COMPLETION, Json, made, pod
 from tests.unit.supervisor.cluster.api_server import LIMIT_S, ServedObjects
@@ -545,25 +547,35 @@ async def test_pods_of_an_owner_that_is_replaced_under_its_name_stay_in_their_jo
         assert (job.group.members, len(job.backend.pods)) == (1, 1)
 
 
-async def test_pods_that_the_webhook_missed_get_an_event(
+async def test_pods_that_are_not_injected_get_an_event_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jobs, "SCAN_S", 0.01)
     async with place(tmp_path) as there:
         asks = {pod_layout.INJECT: "true"}
+        refused = {**asks, pod_layout.NOT_INJECTED: "no command"}
+        now = api_time(datetime.now(timezone.utc))
 
-        def put(name: str, annotations: Json | None, **rest: Json) -> None:
+        def put(name: str, annotations: Json | None, phase: str = "Running", created: str = now) -> None:
             metadata = {"name": name, "namespace": "team", "annotations": annotations}
-            there.served.put("pods", {"metadata": metadata, **rest})
+            metadata["creationTimestamp"] = created
+            there.served.put("pods", {"metadata": metadata, "status": {"phase": phase}})
 
-        put("refused", {**asks, pod_layout.NOT_INJECTED: "why"})
+        put("over", asks, "Failed", "2020-01-01T00:00:00Z")
         put("never", None)
-        put("over", asks, status={"phase": "Failed"})
+        put("refused", refused)
+        put("failed", refused, "Failed")
         put("missed", asks)
         scanning = asyncio.create_task(there.jobs.find_unsupervised())
-        await there.served.until(lambda: there.served.events)
-        assert {each["involvedObject"]["name"] for each in there.served.events} == {"missed"}
-        assert there.served.events[0]["reason"] == "NotInjected"
+        await there.served.until(lambda: len(there.about_pods()) >= 3)
+        put("last", asks)  # another search has passed once this pod has an event
+        await there.served.until(lambda: len(there.about_pods()) >= 4)
+        assert sorted(there.about_pods()) == [
+            ("NotInjected", "failed", "no command"),
+            ("NotInjected", "last", MISSED),
+            ("NotInjected", "missed", MISSED),
+            ("NotInjected", "refused", "no command"),
+        ]
         await event_loop.end([scanning])
 
 

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from holdfast.process import event_loop
 from supervisor.kubernetes import events
 from supervisor.kubernetes.errors import Forbidden
 from supervisor.kubernetes.events import EventRecorder, ObjectReference
+from tests.unit.supervisor.cluster.api_server import ServedObjects
 from tests.unit.supervisor.kubernetes.object_store import LOST_ANSWER, LOST_REQUEST, ObjectStore
 from tests.unit.supervisor.kubernetes.simulated_time import simulated
 
@@ -159,8 +161,46 @@ async def test_one_event_that_cannot_be_written_does_not_delay_the_others() -> N
     assert [each["message"] for each in written(store)] == ["two", "one"]
 
 
-def about(n: int) -> ObjectReference:
-    return ObjectReference("v1", "Pod", "team", f"pod-{n}", f"uid-{n}")
+@pytest.mark.parametrize(
+    ("namespace", "name", "times"),
+    [("..", "x", 1), (".", "x", 1), ("\ud800", "x", 1), ("team", "\ud800", 2)],
+)
+async def test_an_event_that_no_request_can_contain_is_dropped_and_the_next_one_is_written(
+    namespace: str, name: str, times: int
+) -> None:
+    served = ServedObjects()
+    async with served.serving() as server:
+        recorder = EventRecorder(server, "holdfast-supervisor", "pod-1")
+        running = asyncio.create_task(recorder.run())
+        for _ in range(times):
+            recorder.record(ObjectReference("v1", "Pod", namespace, name, ""), "Lost", "gone")
+            assert await recorder.flush(10)
+        recorder.record(JOB, "Restarted", "rank 3 was killed")
+        assert await recorder.flush(10)
+        assert "rank 3 was killed" in [each["message"] for each in served.events]
+        assert recorder.dropped == 1
+        await event_loop.end([running])
+
+
+def about(n: int, namespace: str = "team") -> ObjectReference:
+    return ObjectReference("v1", "Pod", namespace, f"pod-{n}", f"uid-{n}")
+
+
+@simulated
+async def test_the_events_of_one_namespace_neither_displace_nor_delay_those_of_another() -> None:
+    store = ObjectStore()
+    recorder = EventRecorder(store, "x", "y")
+    recorder.record(about(0, "other"), "Lost", "gone")
+    for n in range(events.WAITING + 10):
+        recorder.record(about(n), "Lost", "gone")
+    recorder.record(about(1, "other"), "Lost", "gone")
+    assert recorder.dropped == 12
+    running = asyncio.ensure_future(recorder.run())
+    assert await recorder.flush(10)
+    running.cancel()
+    namespaces = [each["metadata"]["namespace"] for each in written(store)]
+    assert namespaces[:4].count("other") == 2, "the namespaces take turns"
+    assert len(namespaces) == events.WAITING
 
 
 @simulated

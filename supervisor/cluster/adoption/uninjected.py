@@ -1,0 +1,56 @@
+"""Say why a pod that requests Holdfast runs without it. Pure.
+
+The webhook can only annotate such a pod, and this works only while it responds. Its callers are not
+authenticated, so it changes nothing in the cluster. The supervisor reads the pods from the API server, and
+records the events about them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from supervisor.admission import pod_layout
+from supervisor.admission.injection import MAX_NOTED, MAX_WHY, size_of
+from supervisor.cluster.adoption import pod_facts
+
+MISSED = (
+    f"the pod has the annotation {pod_layout.INJECT} but was created without Holdfast, because the webhook"
+    " did not respond or its namespace is excluded: it trains unsupervised until it is recreated"
+)
+NO_ROOM = (
+    f"the pod has the annotation {pod_layout.INJECT} but was created without Holdfast, and its annotations"
+    " left no room for the reason: it trains unsupervised until it is recreated"
+)
+
+
+class UninjectedPod(NamedTuple):
+    """A pod that requests Holdfast and runs without it. `pod` contains only its identity."""
+
+    pod: Mapping[str, Any]
+    why: str
+
+
+def uninjected(pod: Mapping[str, Any], recent: str) -> UninjectedPod | None:
+    """Return why a pod without the label of members is not injected; None if it does not request Holdfast.
+
+    A pod that has ended counts only if it was not created before `recent`, a time as the API server writes
+    it: a recent pod may have failed before anybody looked, and nobody needs to change an older one any more.
+    """
+    metadata = pod["metadata"]
+    annotations = metadata.get("annotations") or {}
+    if annotations.get(pod_layout.INJECT) != "true":
+        return None
+    has_ended = (pod.get("status") or {}).get("phase") in pod_facts.ENDED_PHASES
+    # The API server writes all times in the same form, so they can be compared as texts.
+    if has_ended and str(metadata.get("creationTimestamp") or "") < recent:
+        return None
+    identity = {key: metadata.get(key) for key in ("name", "namespace", "uid")}
+    return UninjectedPod({"apiVersion": "v1", "kind": "Pod", "metadata": identity}, _why(annotations))
+
+
+def _why(annotations: Mapping[str, str]) -> str:
+    if stated := annotations.get(pod_layout.NOT_INJECTED):
+        return stated[:MAX_WHY]
+    needed = size_of(annotations) + len(pod_layout.NOT_INJECTED) + MAX_WHY
+    return NO_ROOM if needed > MAX_NOTED else MISSED
