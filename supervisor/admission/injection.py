@@ -283,6 +283,10 @@ class _Injection:
         if isinstance(found, NotUnderstood):
             raise _Unfit(found.why)
         self.notes += found.notes
+        if ":" in found.nnodes and _group_size(found.nnodes) is None and not self.settings.members:
+            self.notes += (
+                f"--nnodes={found.nnodes}: a run keeps the number of pods that its owner has when it starts",
+            )
         nproc = self._ranks(1 if found.nproc is None else found.nproc)
         members = self.settings.members or _group_size(found.nnodes)
         if (members or 1) * nproc > pod_layout.MAX_JOB_RANKS:

@@ -7,17 +7,20 @@ operator's variables. The webhook knows more.
 from __future__ import annotations
 
 import importlib
+import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from holdfast.errors import BadInput
-from supervisor.admission import injection, pod_layout
+from supervisor.admission import injection, settings
 from supervisor.admission.injection import Injected, InjectionContext, NotAsked
+from supervisor.admission.pod_layout import INJECT
 
 _SEPARATOR = re.compile(r"^---(?:[ \t]*(?:#[^\n]*)?\r?(?:\n|\Z)|(?=[ \t]))", re.MULTILINE)
 _CONTENT = re.compile(r"^[ \t]*[^#%\s]", re.MULTILINE)
+MAX_PARTS = 100_000  # tables and lists of an object; more are an anchor that refers to anchors
 _MISSING = "PyYAML is needed to read manifests: pip install 'holdfast[cluster]'"
 
 
@@ -28,7 +31,7 @@ class ManifestNote:
     Attributes:
         place: The location of the template: the kind and name of the object, and the path in it.
         text: The message.
-        injected: True if the template was injected.
+        injected: False if the template was not injected, or its job would not train as expected.
     """
 
     place: str
@@ -39,8 +42,16 @@ class ManifestNote:
         return f"{self.place}: {self.text}"
 
 
-def inject_manifest(text: str, context: InjectionContext) -> tuple[str, tuple[ManifestNote, ...]]:
-    """Inject each pod template that requests Holdfast. Return the manifest, and a note on each template.
+Check = Callable[[dict[str, Any], str, dict[str, Any]], str]
+
+
+def inject_manifest(
+    text: str, context: InjectionContext, check: Check = lambda owner, path, template: ""
+) -> tuple[str, tuple[ManifestNote, ...]]:
+    """Inject each pod template that requests Holdfast. Return the manifest, and notes on each template.
+
+    `check` receives an object, the path of an injected template in it, and the template. It returns a
+    problem with the job that the object describes, or "".
 
     A pod template is any value that has containers and whose key ends in "template", in an object of any
     kind. Documents without a template to inject are returned byte for byte. In all other documents, comments
@@ -53,7 +64,7 @@ def inject_manifest(text: str, context: InjectionContext) -> tuple[str, tuple[Ma
     pieces: list[str] = []
     notes: list[ManifestNote] = []
     for head, body in _documents(text):
-        changed, found = _injected_document(yaml, body, context)
+        changed, found = _injected_document(yaml, body, context, check)
         notes += found
         is_inline = head and not head.endswith("\n")  # `--- {kind: Pod}`
         pieces.append(head + (body if changed is None else "\n" * bool(is_inline) + changed))
@@ -78,7 +89,7 @@ def _documents(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _injected_document(
-    yaml: Any, body: str, context: InjectionContext
+    yaml: Any, body: str, context: InjectionContext, check: Check
 ) -> tuple[str | None, list[ManifestNote]]:
     """Return the text of the document after injection, or None if it is unchanged, and the notes."""
     try:
@@ -96,12 +107,14 @@ def _injected_document(
         known = replace(context, namespace=namespace, operator_variables=_operator_variables(owner))
         result = injection.inject(holder[key], known)
         if isinstance(result, NotAsked):
-            notes += _note_misplaced(owner, place)
+            notes += _note_misplaced(owner, holder[key], place)
         elif isinstance(result, Injected):
             holder[key] = result.pod
             is_changed = is_changed or bool(result.patch)
             notes.append(ManifestNote(place, f"injected, {_ranks(result)}", injected=True))
             notes += [ManifestNote(place, each, injected=True) for each in result.notes]
+            if problem := check(owner, path, result.pod):
+                notes.append(ManifestNote(place, problem, injected=False))
         else:
             notes.append(ManifestNote(place, f"not injected: {result.why}", injected=False))
     if not is_changed:
@@ -122,12 +135,16 @@ def _ranks(result: Injected) -> str:
     return f"{count} rank{'' if count == 1 else 's'} in the container {result.record.container}"
 
 
-def _note_misplaced(owner: dict[str, Any], place: str) -> list[ManifestNote]:
-    """Return a note if the user annotated the object that contains the template, which has no effect."""
-    if (_metadata(owner).get("annotations") or {}).get(pod_layout.INJECT) in (None, "false"):
-        return []
-    where = f"{pod_layout.INJECT} is an annotation of the {owner.get('kind', 'object')}"
-    return [ManifestNote(place, f"not injected: {where}: move it to the pod template", injected=False)]
+def _note_misplaced(owner: dict[str, Any], template: dict[str, Any], place: str) -> list[ManifestNote]:
+    """Return a note if the template seems to be meant to request Holdfast, or the object around it does."""
+    why = ""
+    if owner is not template and (_metadata(owner).get("annotations") or {}).get(INJECT) not in (
+        None,
+        "false",
+    ):
+        why = f"{INJECT} is an annotation of the {owner.get('kind', 'object')}: move it to the pod template"
+    why = why or settings.forgotten_request(_metadata(template))
+    return [ManifestNote(place, f"not injected: {why}", injected=False)] if why else []
 
 
 def _note_without_template(document: Any) -> list[ManifestNote]:
@@ -144,7 +161,7 @@ def _asks(value: Any, seen: set[int]) -> bool:
     seen.add(id(value))
     if isinstance(value, list):
         return any(_asks(each, seen) for each in value)
-    return value.get(pod_layout.INJECT) == "true" or any(_asks(each, seen) for each in value.values())
+    return value.get(INJECT) == "true" or any(_asks(each, seen) for each in value.values())
 
 
 def _operator_variables(owner: dict[str, Any]) -> tuple[tuple[str, str], ...]:
@@ -178,25 +195,28 @@ def _templates(root: list[Any]) -> Iterator[tuple[dict[str, Any], str, Any, Any]
         if _is_pod(each):
             yield each, "", holder, place
         elif isinstance(each, dict):
-            yield from _below(each, each, "", set())
+            yield from _below(each, each, "", (), itertools.count())
 
 
 def _below(
-    owner: dict[str, Any], value: Any, path: str, seen: set[int]
+    owner: dict[str, Any], value: Any, path: str, above: tuple[int, ...], count: Iterator[int]
 ) -> Iterator[tuple[dict[str, Any], str, Any, Any]]:
-    if not isinstance(value, dict | list) or id(value) in seen:  # an anchored object can occur several times
+    """Yield the templates in `value`. An anchored object occurs once for each of its places."""
+    if not isinstance(value, dict | list) or id(value) in above:
         return
-    seen.add(id(value))
+    if next(count) >= MAX_PARTS:
+        raise BadInput(f"{_named(owner)} has more than {MAX_PARTS:,} parts, counting anchors repeatedly")
+    above = (*above, id(value))
     if isinstance(value, list):
         for place, each in enumerate(value):
-            yield from _below(owner, each, f"{path}[{place}]", seen)
+            yield from _below(owner, each, f"{path}[{place}]", above, count)
         return
     for key, each in list(value.items()):
         inner = f"{path}.{key}" if path else f" {key}"
         if str(key).lower().endswith("template") and _has_containers(each):
             yield owner, inner, value, key
         else:
-            yield from _below(owner, each, inner, seen)
+            yield from _below(owner, each, inner, above, count)
 
 
 def _is_pod(value: Any) -> bool:

@@ -202,6 +202,28 @@ def parse(annotations: Mapping[str, str]) -> PodSettings:
     return settings
 
 
+def forgotten_request(metadata: Mapping[str, Any]) -> str:
+    """Return why a pod that does not request Holdfast seems to be meant to request it; "" if it does not.
+
+    `metadata` is that of a pod or a pod template.
+    """
+    noted, labels = (_keys(metadata.get(place)) for place in ("annotations", "labels"))
+    if pod_layout.INJECT in noted:
+        return ""
+    if pod_layout.INJECT in labels:
+        return f"{pod_layout.INJECT} is set as a label, but must be an annotation"
+    for key in (*noted, *labels):
+        is_ours = "holdfast" in key.partition("/")[0] and key not in ANNOTATIONS and key not in _WRITTEN_BY_US
+        if is_ours and _nearest(key, (pod_layout.INJECT,), 0.8):
+            return f"{key}: unknown: did you mean the annotation {pod_layout.INJECT!r}?"
+    setting = next((key for key in noted if key in ANNOTATIONS), "")
+    return f'{setting} has no effect without the annotation {pod_layout.INJECT}: "true"' if setting else ""
+
+
+def _keys(found: object) -> list[str]:
+    return sorted(map(str, found)) if isinstance(found, Mapping) else []
+
+
 def _value(key: str, text: object, option: Option) -> object:
     """Return the value of an annotation. Raises `ValueError` with a complete message for the user."""
     value_type = option.value or _FLAG

@@ -124,7 +124,7 @@ def _alone(each: OwnedPod, group: PodGroup) -> Adopted | NotAdopted:
     result = job_membership.adopt(each.pod, each.owners, replace(said, pods=group.members))
     if isinstance(result, NotAdopted) or (result.members, result.nproc) == (group.members, group.nproc):
         return result
-    if result.nproc == group.nproc and not job_membership.states_members(each.pod):
+    if result.nproc == group.nproc and not job_membership.states_members(each.pod, each.owners):
         return result  # its owner has another size now
     stated = f"{result.members} members of {result.nproc} ranks"
     return NotAdopted(f"the pod is for {stated}, but its job has {group.members} of {group.nproc}")

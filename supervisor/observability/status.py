@@ -187,7 +187,7 @@ def _awaited(view: View, policy: Policy) -> str:
     doubted = remedy.checkpoint_to_verify(view, policy)
     if doubted is not None:
         return f"verifying the checkpoint of step {doubted.step} before it is used"
-    return _awaited_at_start(view) if memory.phase == "forming" else ""
+    return _awaited_at_start(view) if memory.phase == "forming" else _awaited_after_fault(view)
 
 
 def _awaited_at_start(view: View) -> str:
@@ -200,6 +200,11 @@ def _awaited_at_start(view: View) -> str:
             return f"{len(launchers)} of {needed} members are running"
         return "importing modules and running the script up to holdfast.join()"
     return f"{min(ready, needed)} of {needed} members ready"
+
+
+def _awaited_after_fault(view: View) -> str:
+    running, needed = sum(m.exists for m in view.members), view.memory.world_size // view.memory.nproc
+    return f"{running} of {needed} members are running" if running < needed else ""
 
 
 def _goal(view: View) -> int | None:

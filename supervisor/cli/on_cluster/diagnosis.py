@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
 
 from holdfast import exit_codes
-from supervisor.admission import pod_layout
+from supervisor.admission import pod_layout, settings
 from supervisor.cli.on_cluster.resource import mapping, view_of
 from supervisor.cluster.adoption.pod_facts import ENDED_PHASES
 from supervisor.cluster.pods import member_name
@@ -146,7 +146,8 @@ class PodSurroundings:
 def asks(pod: KubernetesObject) -> bool:
     """Return True if the pod requests injection, even in a wrong way, such as with a label."""
     metadata = pod["metadata"]
-    return any(pod_layout.INJECT in mapping(metadata.get(each)) for each in ("annotations", "labels"))
+    asked = pod_layout.INJECT in mapping(metadata.get("annotations"))
+    return asked or bool(settings.forgotten_request(metadata))
 
 
 def examine(pod: KubernetesObject, around: PodSurroundings) -> DoctorFinding:
@@ -176,10 +177,8 @@ def _not_injected(pod: KubernetesObject, around: PodSurroundings) -> tuple[str, 
     annotations = mapping(metadata.get("annotations"))
     asked, key = annotations.get(pod_layout.INJECT), pod_layout.INJECT
     template = f'give the pod template of its owner the annotation {key}: "true"'
-    if asked is None and key in mapping(metadata.get("labels")):
-        return f"{key} is set as a label, but must be an annotation", template
     if asked is None:
-        return "it does not request Holdfast", template
+        return settings.forgotten_request(metadata) or "it does not request Holdfast", template
     if asked != "true":
         return f"its annotation {key} is {asked!r}, but only 'true' requests Holdfast", template
     if pod_layout.NOT_INJECTED in annotations:

@@ -11,6 +11,7 @@ from supervisor.admission import pod_layout
 from supervisor.admission.injection import InjectionContext
 from supervisor.admission.manifest import inject_manifest
 from supervisor.cli import commands
+from supervisor.cluster.adoption import template_check
 from supervisor.display.screen import Unwritable
 
 _NOTHING = (
@@ -26,7 +27,9 @@ def show(command: commands.InjectManifest) -> int:
         BadInput: The file cannot be read, or is not YAML, or PyYAML is not installed.
         Unwritable: The output cannot be written.
     """
-    text, notes = inject_manifest(_read(command.file), InjectionContext(command.image, __version__))
+    text, notes = inject_manifest(
+        _read(command.file), InjectionContext(command.image, __version__), template_check.problem
+    )
     name = "standard input" if command.file == "-" else command.file
     for note in notes or (_NOTHING,):
         sys.stderr.write(f"holdfast: {name}: {note}\n")

@@ -387,10 +387,17 @@ def _number(annotated: str, pod: PodFacts, owners: OwnerChain, said: GroupFacts,
     return size or int(low)
 
 
-def states_members(pod: object) -> bool:
-    """Return True if a valid pod states a number of members itself, in its annotation or its command."""
+def states_members(pod: object, owners: OwnerChain) -> bool:
+    """Return True if a valid pod states a number of members that its owner does not.
+
+    The number in its command may come from PET_NNODES, where a controller writes the size of the owner. A
+    command that contradicts the owner makes a pod invalid.
+    """
     facts = pod_facts.read(pod)
-    return ":" not in (pod_facts.members(facts) or pod_facts.stated_members(facts) or ":")
+    annotated = pod_facts.members(facts)
+    if annotated or owners.workloads:
+        return ":" not in (annotated or ":")
+    return ":" not in (pod_facts.stated_members(facts) or ":")
 
 
 def _count(pod: PodFacts) -> int:

@@ -702,3 +702,9 @@ def test_the_time_to_choose_a_container_is_proportional_to_their_number() -> Non
         return lambda: refusal(given)
 
     assert growth(choosing(1_500), choosing(6_000)) < 8
+
+
+@pytest.mark.parametrize(("nnodes", "noted"), [("1:4", True), ("2:2", False), ("2", False)])
+def test_a_range_of_nodes_is_noted_because_a_run_keeps_its_size(nnodes: str, noted: bool) -> None:
+    result = injected(pod(container(("torchrun", f"--nnodes={nnodes}", "train.py"))))
+    assert (f"--nnodes={nnodes}: a run keeps" in " ".join(result.notes)) is noted

@@ -281,3 +281,69 @@ def test_without_pyyaml_the_message_says_what_to_install(monkeypatch: pytest.Mon
         BadInput, match=r"PyYAML is needed to read manifests: pip install 'holdfast\[cluster\]'"
     ):
         inject_manifest("", CONTEXT)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "why"),
+    [
+        ('annotations: {holdfast.dev/injekt: "true"}', "holdfast.dev/injekt: unknown: did you mean"),
+        ('annotations: {holdfast.io/inject: "true"}', "holdfast.io/inject: unknown: did you mean"),
+        ('labels: {holdfast.dev/inject: "true"}', "is set as a label, but must be an annotation"),
+        ("annotations: {holdfast.dev/hang-floor: 3m}", "has no effect without the annotation"),
+    ],
+)
+def test_a_request_that_was_misspelt_or_forgotten_is_reported(metadata: str, why: str) -> None:
+    template = TEMPLATE.replace(TEMPLATE[: TEMPLATE.index("spec:")], f"metadata: {{{metadata}}}\n")
+    text = workload("Job", "spec:\n  template:\n", 4, template)
+    after, (note,) = inject_manifest(text, CONTEXT)
+    assert after == text
+    assert why in note.text
+    assert not note.injected
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    ["{}", "{annotations: {holdfast.dev/inject: 'false', holdfast.dev/warm: cold}}", "{labels: {a: b}}"],
+)
+def test_a_template_that_was_not_meant_to_request_holdfast_is_not_reported(metadata: str) -> None:
+    template = TEMPLATE.replace(TEMPLATE[: TEMPLATE.index("spec:")], f"metadata: {metadata}\n")
+    text = workload("Job", "spec:\n  template:\n", 4, template)
+    assert inject_manifest(text, CONTEXT) == (text, ())
+
+
+def test_a_template_with_an_anchor_is_injected_at_each_of_its_places() -> None:
+    text = (
+        "apiVersion: kubeflow.org/v1\nkind: PyTorchJob\nmetadata: {name: llama}\nspec:\n"
+        "  nprocPerNode: '2'\n  pytorchReplicaSpecs:\n    Master:\n      template: &same\n"
+        + indented(TEMPLATE, 8)
+        + "    Worker:\n      template: *same\n"
+    )
+    after, notes = inject_manifest(text, CONTEXT)
+    assert [each.place for each in notes if "ranks" in each.text] == [
+        "PyTorchJob llama spec.pytorchReplicaSpecs.Master.template",
+        "PyTorchJob llama spec.pytorchReplicaSpecs.Worker.template",
+    ]
+    (document,) = loaded(after)
+    master, worker = (each["template"] for each in document["spec"]["pytorchReplicaSpecs"].values())
+    assert master == worker
+    assert pod_layout.INJECTED in worker["metadata"]["annotations"]
+
+
+def test_anchors_that_refer_to_anchors_are_refused_before_they_are_expanded() -> None:
+    lines = ["a0: &a0 {x: {}}", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12))]
+    with pytest.raises(BadInput, match=r"ConfigMap huge has more than 100,000 parts"):
+        inject_manifest("kind: ConfigMap\nmetadata: {name: huge}\n" + "\n".join(lines), CONTEXT)
+
+
+def test_the_problem_that_a_check_finds_is_reported() -> None:
+    text = workload("Job", "spec:\n  template:\n", 4)
+    seen: list[str] = []
+
+    def check(owner: dict[str, Any], path: str, template: dict[str, Any]) -> str:
+        seen.append(path)
+        assert pod_layout.INJECTED in template["metadata"]["annotations"]
+        return f"{owner['kind']} is too small"
+
+    _, notes = inject_manifest(text, CONTEXT, check)
+    assert notes[-1] == ManifestNote("Job llama spec.template", "Job is too small", injected=False)
+    assert seen == [" spec.template"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -43,6 +44,7 @@ class Cluster(Place):
     url: Any = None
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)
     storage: StorageListing = NOTHING  # what all members list
+    tells_pods: bool = False  # whether the owner's controller writes the size into new pods, as PET_NNODES
 
     def scale(self, size: int) -> None:
         self.by = owner(completions=size, uid=self.by["metadata"]["uid"])
@@ -51,6 +53,11 @@ class Cluster(Place):
     async def create(self, number: int, nproc: int = 1) -> SimulatedPod:
         """Create a running pod of the owner, and connect its sidecar."""
         pod = test_jobs.member(number, self.by, **SETTINGS)
+        if self.tells_pods:
+            annotations = pod["metadata"]["annotations"]
+            record = json.loads(annotations["holdfast.dev/injected"])
+            record["members"] = self.by["spec"]["completions"]
+            annotations["holdfast.dev/injected"] = json.dumps(record)
         pod["metadata"]["uid"] = f"{len(self.served.requests):08x}-{number}-{id(pod)}"
         self.found[number] = self.add({**pod, "status": RUNNING})
         made = self.sidecars[number] = SimulatedPod(pod["metadata"]["name"])
@@ -283,6 +290,24 @@ async def test_a_run_of_an_owner_that_was_scaled_up_has_the_additional_pod_as_a_
         await there.until_training(2)
         assert there.only.job is not None
         assert [name.partition(".")[0] for name in there.only.job.memory.placement] == ["llama-0", "llama-2"]
+
+
+@EITHER_LEADER
+async def test_a_controller_that_tells_new_pods_the_size_of_the_scaled_owner_can_replace_pods(
+    there: Cluster, leader: str
+) -> None:
+    there.tells_pods = True
+    async with there.terms(leader) as next_term:
+        await there.form()
+        there.scale(3)
+        there.remove(1)
+        await there.served.until(lambda: there.status.get("message") == "1 of 2 members are running")
+        again = await there.create(1)
+        await again.until_formed(2)
+        await next_term()
+        await there.until_training(2)
+        assert there.only.job is not None
+        assert len(there.only.job.memory.placement) == 2
 
 
 @EITHER_LEADER
