@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -155,7 +156,9 @@ def _find(
     if option is None and program == ACCELERATE_LAUNCH and plain.startswith(_FAMILIES):
         raise UnclearCommand(f"{program} {name}: {_PARADIGM}")
     if option is None or (equals and not option.takes_value):
-        raise UnclearCommand(f"{program} has an option that Holdfast does not know: {word.text}")
+        near = difflib.get_close_matches(plain[:100], options, n=1, cutoff=0.8) if option is None else ()
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise UnclearCommand(f"{program} has an option that Holdfast does not know: {word.text}{hint}")
     if option.effect == "refused":
         raise UnclearCommand(f"{program} {name}: {option.detail}")
     if not equals:

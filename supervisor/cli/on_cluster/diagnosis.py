@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 from holdfast import exit_codes
 from supervisor.admission import pod_layout, settings
+from supervisor.cli.on_cluster.jobs import seconds_of
 from supervisor.cli.on_cluster.resource import mapping, view_of
 from supervisor.cluster.adoption.pod_facts import ENDED_PHASES
 from supervisor.cluster.pods import member_name
@@ -19,6 +20,7 @@ FindingState: TypeAlias = Literal["ok", "problem", "unknown"]
 
 INSTALL = "install Holdfast: `kubectl apply -k manifests/default`"
 AGAIN = "recreate the pod: an existing pod cannot be injected"
+YOUNG_S = 20.0  # a pod that has not run this long may still be connecting
 _STARTING = ("ContainerCreating", "PodInitializing")  # reasons of a container that is starting normally
 
 
@@ -136,11 +138,15 @@ def job(found: KubernetesObject) -> Iterator[DoctorFinding]:
 
 @dataclass(frozen=True, slots=True)
 class PodSurroundings:
-    """The jobs in a pod's namespace, the pod's events, and why the namespace is excluded, if it is."""
+    """The jobs in a pod's namespace, the pod's events, and why the namespace is excluded, if it is.
+
+    `now_s` is the Unix time.
+    """
 
     jobs: tuple[KubernetesObject, ...] = ()
     events: tuple[KubernetesObject, ...] = ()
     excluded: str = ""
+    now_s: float = 0.0
 
 
 def asks(pod: KubernetesObject) -> bool:
@@ -165,6 +171,11 @@ def examine(pod: KubernetesObject, around: PodSurroundings) -> DoctorFinding:
     if phase != "Running":
         return DoctorFinding("ok", what, "it is injected, and is starting")
     problem = _not_supervised(pod, around)
+    age_s = max(0.0, around.now_s - _running_since_s(pod))
+    if problem is not None and age_s < YOUNG_S and not _refusals(around):
+        return DoctorFinding(
+            "ok", what, f"it is injected, started {age_s:.0f} s ago, and is still connecting"
+        )
     if problem is not None:
         return DoctorFinding("problem", what, *problem)
     return DoctorFinding(
@@ -208,7 +219,9 @@ def _not_running(pod: KubernetesObject) -> tuple[str, str] | None:
             text = (
                 f"its container {each['name']} does not start: {reason}: {_one_line(waiting.get('message'))}"
             )
-            return text.removesuffix(": "), f"see `kubectl logs {name} -c {each['name']} --previous`"
+            has_run = each.get("restartCount") or each.get("lastState")
+            logs = f"see `kubectl logs {name} -c {each['name']} --previous`"
+            return text.removesuffix(": "), logs if has_run else f"see `kubectl describe pod {name}`"
     return None
 
 
@@ -221,8 +234,7 @@ def _not_supervised(pod: KubernetesObject, around: PodSurroundings) -> tuple[str
         if member.get("connected"):
             return None
         return f"its sidecar is not connected to the supervisor of job {name}", f"{reach}; {see}"
-    refused = [each for each in around.events if each.get("reason") == "NotSupervised"]
-    if refused:
+    if refused := _refusals(around):
         return (
             f"not supervised: {_one_line(max(refused, key=_when).get('message'))}",
             "fix this, then recreate the pod",
@@ -232,6 +244,20 @@ def _not_supervised(pod: KubernetesObject, around: PodSurroundings) -> tuple[str
         if mapping(mapping(each.get("spec")).get("owner")).get("uid") in owners:
             return f"job {_path(each)} does not list it: its sidecar has not connected yet", f"{reach}; {see}"
     return "no Supervision lists it", f"the supervisor may be down, or may have just started; {see}"
+
+
+def _refusals(around: PodSurroundings) -> list[KubernetesObject]:
+    return [each for each in around.events if each.get("reason") == "NotSupervised"]
+
+
+def _running_since_s(pod: KubernetesObject) -> float:
+    """Return the Unix time at which the newest container started; 0 if none has."""
+    states = (
+        mapping(mapping(each.get("state")).get("running"))
+        for key in ("initContainerStatuses", "containerStatuses")
+        for each in mapping(pod.get("status")).get(key) or ()
+    )
+    return max((seconds_of(each.get("startedAt")) or 0.0 for each in states), default=0.0)
 
 
 def _job_of(pod: KubernetesObject, jobs: Sequence[KubernetesObject]) -> tuple[str, Mapping[str, Any] | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -125,9 +126,11 @@ class _Examination:
         by_pod: dict[str, list[KubernetesObject]] = {}
         for each in () if isinstance(events, Withheld) else events:
             by_pod.setdefault(str(mapping(each.get("involvedObject")).get("uid")), []).append(each)
+        now_s = time.time()
         found = [
             diagnosis.examine(
-                pod, PodSurroundings(jobs, tuple(by_pod.get(str(pod["metadata"].get("uid")), ())), excluded)
+                pod,
+                PodSurroundings(jobs, tuple(by_pod.get(str(pod["metadata"]["uid"]), ())), excluded, now_s),
             )
             for pod in pods
         ]

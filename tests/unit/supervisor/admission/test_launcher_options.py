@@ -77,3 +77,13 @@ def test_the_options_of_the_installed_torchrun_are_known() -> None:
 
 def test_accelerate_options_about_ranks_are_known() -> None:
     assert {name.replace("_", "-") for name in OF_ACCELERATE} <= ACCELERATE.keys()
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [("--nproc_per_nod=2", "; did you mean --nproc-per-node?"), ("--colour", ""), ("-z", "")],
+)
+def test_a_misspelt_option_is_refused_with_the_closest_one(word: str, hint: str) -> None:
+    with pytest.raises(UnclearCommand) as caught:
+        given(word, "train.py")
+    assert str(caught.value) == f"torchrun has an option that Holdfast does not know: {word}{hint}"

@@ -15,6 +15,10 @@ ASKS, INJECTED = {"holdfast.dev/inject": "true"}, {"holdfast.dev/injected": "{}"
 HOOK = {"clientConfig": {"caBundle": "PEM"}}
 
 
+NOW_S = 1_795_000_000.0  # 2026-11-18T11:06:40Z
+LATER = PodSurroundings(now_s=NOW_S)
+
+
 def pod(annotations: dict[str, str] | None = None, phase: str = "Running", **changed: Any) -> dict[str, Any]:
     metadata = {"name": "gpt-0", "namespace": "team", "uid": "0123456789", "annotations": annotations or {}}
     metadata |= changed.pop("metadata", {})
@@ -47,17 +51,20 @@ def waiting(name: str, reason: str, message: str = "") -> dict[str, Any]:
         ),
         (
             pod(ASKS | INJECTED, "Pending", initContainerStatuses=[waiting("setup", "ErrImagePull", "no")]),
-            "its container setup does not start: ErrImagePull: no; see `kubectl logs gpt-0 -c setup",
+            "its container setup does not start: ErrImagePull: no; see `kubectl describe pod gpt-0`",
         ),
         (
-            pod(ASKS | INJECTED, containerStatuses=[waiting("main", "CrashLoopBackOff")]),
+            pod(
+                ASKS | INJECTED,
+                containerStatuses=[waiting("main", "CrashLoopBackOff") | {"restartCount": 2}],
+            ),
             "its container main does not start: CrashLoopBackOff; see `kubectl logs gpt-0 -c main",
         ),
         (pod(ASKS | INJECTED), "no Supervision lists it; the supervisor may be down"),
     ],
 )  # fmt: skip
 def test_a_pod_that_is_not_supervised_is_explained(found: dict[str, Any], said: str) -> None:
-    examined = diagnosis.examine(found, PodSurroundings())
+    examined = diagnosis.examine(found, LATER)
     assert examined.state == "problem"
     assert str(examined).startswith(f"problem  pod team/gpt-0: {said}")
     assert examined.remedy
@@ -81,18 +88,30 @@ def test_a_pod_that_does_not_exist_yet_or_any_more_is_not_a_problem(found: dict[
 @pytest.mark.parametrize("name", ["gpt-0.01234567", "gpt-0.01234567.2"])
 def test_a_member_of_a_job_is_supervised_if_its_sidecar_is_connected(name: str) -> None:
     found = pod(ASKS | INJECTED)
-    connected = PodSurroundings((job(member("other.01234567", [1])), job(member(name, [0]))))
+    connected = PodSurroundings((job(member("other.01234567", [1])), job(member(name, [0]))), now_s=NOW_S)
     assert diagnosis.examine(found, connected).state == "ok"
-    silent = PodSurroundings((job(member(name, [0], connected=False)),))
+    silent = PodSurroundings((job(member(name, [0], connected=False)),), now_s=NOW_S)
     examined = diagnosis.examine(found, silent)
     assert examined.text == "its sidecar is not connected to the supervisor of job team/gpt"
     assert "NetworkPolicy" in examined.remedy
     assert "kubectl logs gpt-0 -c holdfast-sidecar" in examined.remedy
 
 
+@pytest.mark.parametrize(
+    ("started", "state"),
+    [("2026-11-18T11:06:30Z", "ok"), ("2026-11-18T11:06:00Z", "problem"), ("odd", "problem")],
+)
+def test_a_pod_that_has_just_started_may_still_be_connecting(started: str, state: str) -> None:
+    running = {"name": "main", "state": {"running": {"startedAt": started}}}
+    found = pod(ASKS | INJECTED, containerStatuses=[running])
+    assert diagnosis.examine(found, LATER).state == state
+    refused = PodSurroundings((), ({"reason": "NotSupervised", "message": "no"},), now_s=NOW_S)
+    assert diagnosis.examine(found, refused).state == "problem"
+
+
 def test_a_job_of_the_same_owner_that_does_not_list_the_pod_is_named() -> None:
     found = pod(ASKS | INJECTED, metadata={"ownerReferences": [{"uid": "job-1"}]})
-    examined = diagnosis.examine(found, PodSurroundings((job(), job(owner="job-1"))))
+    examined = diagnosis.examine(found, PodSurroundings((job(), job(owner="job-1")), now_s=NOW_S))
     assert examined.text == "job team/gpt does not list it: its sidecar has not connected yet"
 
 
