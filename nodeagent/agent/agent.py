@@ -31,6 +31,7 @@ from nodeagent.agent.sensor_threads import (
 )
 from nodeagent.agent.state_writer import StateWriter
 from nodeagent.evaluation.evaluator import Evaluator, verdicts
+from nodeagent.evaluation.evidence import LAST_SEEN
 from nodeagent.evaluation.retention import FORGET_S
 from nodeagent.kernel.line_reader import LostRecords
 from nodeagent.model import NODE, HealthFinding, HealthVerdict, Observation, kind_of
@@ -167,7 +168,10 @@ class Agent:
             return (f"the saved evidence is not used: {error}",)
         if before is not None and before.boot_id != self.clock.anchor.boot_id:
             booted_s = self.clock.anchor.offset_s  # CLOCK_BOOTTIME 0
-            self.evaluator.add(Observation(booted_s, "boot", NODE, "agent", text="another boot id"))
+            before_s = ((LAST_SEEN, repr(self.state.last_s)),)
+            self.evaluator.add(
+                Observation(booted_s, "boot", NODE, "agent", text="another boot id", facts=before_s)
+            )
         return ()
 
     def _give_way(self) -> None:
@@ -300,7 +304,8 @@ class Agent:
         self._judge_xid_sensors(now_s)
         self._count_losses()
         self.evaluator.branch = self.branch()
-        if now_s - self._forgot >= FORGET_EVERY_S:
+        # Until the sensors have been tried, what a fault means may be unknown: a sensor names a GPU's model.
+        if self.published.ready and now_s - self._forgot >= FORGET_EVERY_S:
             self._forgot = now_s
             self.evaluator.forget(now_s - FORGET_S)
             known = self.evaluator.entities
@@ -333,8 +338,7 @@ class Agent:
         if not seen.facts and seen.check == "gpu_state":
             self._facts.pop(seen.entity, None)
         elif seen.facts and (seen.entity in self._facts or len(self._facts) < MAX_DESCRIBED):
-            self._facts[seen.entity] = facts = dict(seen.facts)
-            self.evaluator.set_model(seen.entity, facts.get("name", ""), facts.get("mig", ""))
+            self._facts[seen.entity] = dict(seen.facts)
 
     @property
     def _dropped(self) -> int:

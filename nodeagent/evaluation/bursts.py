@@ -28,10 +28,19 @@ class EventBursts:
     spans: list[Burst] = field(default_factory=list)
     texts: list[tuple[float, str]] = field(default_factory=list)  # newest last
     heard: dict[str, float] = field(default_factory=dict)  # by sensor: when it last reported the event
+    inherited: list[Burst] = field(default_factory=list)  # of variants with this meaning that made room
+
+    @property
+    def all_spans(self) -> list[Burst]:
+        return union_bursts([self.spans, self.inherited]) if self.inherited else self.spans
+
+    @property
+    def first_s(self) -> float:
+        return min(first for first, _ in (*self.spans[:1], *self.inherited[:1]))
 
     @property
     def last_s(self) -> float:
-        return self.spans[-1][1]
+        return max(last for _, last in (*self.spans[-1:], *self.inherited[-1:]))
 
     def add(self, seen: Observation) -> bool:
         """Add an event. Return False if it changes nothing."""
@@ -43,6 +52,16 @@ class EventBursts:
     def join(self, other: EventBursts) -> None:
         """Add all that `other` has seen."""
         self.spans = union_bursts([self.spans, other.spans])
+        self._join_the_rest(other)
+
+    def inherit(self, other: EventBursts) -> None:
+        """Add all that a variant of the same meaning has seen, apart from the bursts of this variant."""
+        self.inherited = union_bursts([self.inherited, other.spans])
+        self._join_the_rest(other)
+
+    def _join_the_rest(self, other: EventBursts) -> None:
+        if other.inherited:
+            self.inherited = union_bursts([self.inherited, other.inherited])
         texts = {text: at_s for at_s, text in self.texts}
         for at_s, text in other.texts:
             texts[text] = max(at_s, texts.get(text, at_s))
@@ -55,32 +74,31 @@ class EventBursts:
     def within(self, from_s: float, until_s: float) -> EventBursts:
         """Return the part that was seen from `from_s` on and before `until_s`; it may have no bursts."""
         return EventBursts(
-            [
-                (max(first, from_s), min(last, until_s))
-                for first, last in self.spans
-                if last >= from_s and first < until_s
-            ],
+            _clipped(self.spans, from_s, until_s),
             [each for each in self.texts if from_s <= each[0] < until_s],
             # A sensor that has reported the event since may have reported it then, too.
             {source: min(at_s, until_s) for source, at_s in self.heard.items() if at_s >= from_s},
+            _clipped(self.inherited, from_s, until_s),
         )
 
     def dump(self) -> list[Any]:
-        """Return the bursts as JSON, for `load`; without the times in `heard`."""
+        """Return the bursts as JSON, for `load`; without the times in `heard`, and what was inherited."""
         return [[list(span) for span in self.spans], [list(each) for each in self.texts], sorted(self.heard)]
 
     @classmethod
-    def load(cls, raw: Any, heard: Any = ()) -> EventBursts:
+    def load(cls, raw: Any, heard: Any = (), inherited: Any = ()) -> EventBursts:
         """Restore the dumped bursts. Raises ValueError or TypeError if they are malformed.
 
         Args:
             heard: Pairs of a sensor and a time. A sensor without a time, which an older agent has stored,
                 counts as one that has seen the newest burst.
+            inherited: The bursts of variants that have made room.
         """
         spans, texts, sources = raw
         made = cls(
             [(float(first), float(last)) for first, last in spans[:MAX_BURSTS]],
             [(float(at_s), str(text)) for at_s, text in texts[:MAX_TEXTS]],
+            inherited=[(float(first), float(last)) for first, last in tuple(inherited)[:MAX_BURSTS]],
         )
         if not made.spans:
             raise ValueError("an event without bursts")
@@ -111,6 +129,14 @@ def union_bursts(all_spans: Iterable[Sequence[Burst]]) -> list[Burst]:
     return [(merged[0][0], merged[surplus][1]), *merged[surplus + 1 :]]
 
 
+def _clipped(spans: Iterable[Burst], from_s: float, until_s: float) -> list[Burst]:
+    return [
+        (max(first, from_s), min(last, until_s))
+        for first, last in spans
+        if last >= from_s and first < until_s
+    ]
+
+
 def near(spans: Iterable[Burst], burst: Burst, within_s: float = GAP_S) -> bool:
     """Return True if one of `spans` is no more than `within_s` from `burst`."""
     return any(first - within_s <= burst[1] and burst[0] <= last + within_s for first, last in spans)
@@ -121,7 +147,7 @@ def informative(variants: Mapping[str, EventBursts]) -> Mapping[str, EventBursts
     plain = variants.get("")
     if plain is None or len(variants) == 1:
         return variants
-    others = union_bursts(each.spans for name, each in variants.items() if name)
-    if not all(near(others, span) for span in plain.spans):
+    others = union_bursts(each.all_spans for name, each in variants.items() if name)
+    if not all(near(others, span) for span in plain.all_spans):
         return variants
     return {name: each for name, each in variants.items() if name}

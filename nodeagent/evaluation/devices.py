@@ -1,5 +1,7 @@
 """Tracks which GPU is in which slot, to let evidence follow its GPU and not count against another. Pure.
 
+It also tracks the model and the MIG mode of each GPU: they decide what some codes mean.
+
 Evidence is kept by slot, because a kernel line names only a PCI address. NVML names the GPU in each slot by
 its UUID. From these sightings, `eras` derives where, and when, the evidence about a slot's GPU was collected.
 """
@@ -17,6 +19,10 @@ from nodeagent.model import Observation
 MAX_PLACEMENTS = 256  # 64 slots, and three exchanges of each
 INVENTORY = "gpu_state"  # the check whose facts name the GPU
 MAX_NAME = 96
+MAX_MODELS = 256
+MAX_MODES = 16  # of one GPU, which is reset for each
+MIG_ON = "on"  # in the facts of a GPU, as the current mode: `on, off pending`
+_SHARED = "@"  # between a name that two GPUs claim, and the slot of one of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +61,17 @@ class DeviceSlots:
         self._placements: list[_Placement] = []  # oldest first
         self._newest: dict[str, _Placement] = {}  # by entity
         self._of_device: dict[str, _Placement] = {}
+        self._shared: set[str] = set()  # names that more than one GPU claims
 
-    def see(self, seen: Observation) -> Mapping[str, float]:
+    def see(self, seen: Observation, boots: Sequence[float] = ()) -> Mapping[str, float]:
         """Record a sighting. Return the slots that a GPU has left, and when it was last seen there."""
         device, opened = named_device(seen)
         if not device:
             return {}
+        if device not in self._shared and opened and self._is_elsewhere(device, seen, boots):
+            self._tell_apart(device)
+        if device in self._shared:
+            device = _own_name(device, seen.entity)
         here, there = self._newest.get(seen.entity), self._of_device.get(device)
         if here is not None and here is there:
             here.seen_s = max(here.seen_s, seen.at_s)
@@ -70,6 +81,27 @@ class DeviceSlots:
         changed = {each.entity: each.seen_s for each in (here, there) if each is not None}
         self._place(_Placement(seen.entity, device, seen.at_s, seen.at_s))
         return changed
+
+    def _is_elsewhere(self, device: str, seen: Observation, boots: Sequence[float]) -> bool:
+        """Return True if a GPU is seen where it was before it moved, although the node has not booted since.
+
+        No GPU is moved twice without a boot. Two GPUs have one name then.
+        """
+        here, there = self._newest.get(seen.entity), self._of_device.get(device)
+        if here is None or there is None or here is there or here.device != device:
+            return False
+        return seen.at_s >= there.from_s and not any(there.from_s < at_s <= seen.at_s for at_s in boots)
+
+    def _tell_apart(self, device: str) -> None:
+        """Name each GPU that claims this name by its slot as well."""
+        self._shared.add(device)
+        placements, self._placements = self._placements, []
+        self._newest.clear()
+        self._of_device.clear()
+        for each in placements:
+            if each.device == device:
+                each.device = _own_name(device, each.entity)
+            self._place(each)
 
     def _place(self, placement: _Placement) -> None:
         self._placements.append(placement)
@@ -84,6 +116,11 @@ class DeviceSlots:
         """Return the GPU in a slot; "" if it is unknown or has left."""
         here = self._newest.get(entity)
         return here.device if here is not None and self._of_device.get(here.device) is here else ""
+
+    def names(self, entity: str) -> tuple[str, ...]:
+        """Return what the GPU in a slot is known by, the most exact first."""
+        device = self.device(entity)
+        return (*dict.fromkeys((device, device.partition(_SHARED)[0])), entity) if device else (entity,)
 
     def owners(self, entity: str) -> tuple[str, ...]:
         """Return the slots whose GPU the evidence of this slot may be about: itself, and where one went."""
@@ -157,9 +194,112 @@ class DeviceSlots:
         """Restore the dumped history. Raises ValueError or TypeError if it is malformed."""
         for entity, device, from_s, seen_s in raw:
             self._place(_Placement(str(entity), str(device)[:MAX_NAME], float(from_s), float(seen_s)))
+            name, shared, _ = str(device).partition(_SHARED)
+            self._shared |= {name} if shared else set()
+
+
+def _own_name(device: str, entity: str) -> str:
+    return f"{device}{_SHARED}{entity}"[:MAX_NAME]
 
 
 def _exchanged_s(old: _Placement, first_seen_s: float, boots: Sequence[float]) -> float:
     """Return when a GPU gave way to the next: at the last boot between their sightings, if there was one."""
     between = [at_s for at_s in boots if old.seen_s < at_s <= first_seen_s]
     return max(between, default=first_seen_s)
+
+
+Model = tuple[str, bool]  # a GPU's name, and whether MIG is known to be on
+UNKNOWN_MODEL: Model = ("", False)
+
+
+@dataclass(slots=True)
+class _Mode:
+    mig: bool | None  # None: unknown
+    from_s: float  # the first time that the GPU was seen in it
+    seen_s: float  # the newest
+
+
+@dataclass(slots=True)
+class _GpuHistory:
+    name: str
+    modes: list[_Mode]  # oldest first
+
+
+class GpuModels:
+    """The name and the MIG modes of each GPU. A late sighting is ignored, as are those without a name."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, _GpuHistory] = {}  # by GPU, or by slot for one that is not identified
+
+    def see(self, gpu: str, seen: Observation) -> bool:
+        """Record a sighting; return True if it changes what codes may mean."""
+        facts = dict(seen.facts)
+        name, word = facts.get("name", ""), facts.get("mig", "")
+        if not name:
+            return False
+        mig = word.partition(",")[0] == MIG_ON if word else None
+        known = self._of.pop(gpu, None)
+        self._of[gpu] = history = known or _GpuHistory(name, [_Mode(mig, seen.at_s, seen.at_s)])
+        while len(self._of) > MAX_MODELS:
+            del self._of[next(iter(self._of))]  # the longest unseen
+        changed = known is None or history.name != name
+        history.name = name
+        return self._note_mode(history.modes, mig, seen.at_s) or changed
+
+    def _note_mode(self, modes: list[_Mode], mig: bool | None, at_s: float) -> bool:
+        newest = modes[-1]
+        if mig is None or at_s < newest.seen_s:
+            return False
+        if newest.mig in (None, mig):
+            changed = newest.mig is None
+            newest.mig, newest.seen_s = mig, at_s
+            return changed
+        modes.append(_Mode(mig, at_s, at_s))
+        if len(modes) > MAX_MODES:  # off is the graver one
+            modes[:2] = [_Mode(False, modes[0].from_s, modes[1].seen_s)]
+        return True
+
+    def newest(self, *gpus: str) -> Model:
+        """Return the model of the first of `gpus` that is known."""
+        history = self._history(gpus)
+        return UNKNOWN_MODEL if history is None else (history.name, bool(history.modes[-1].mig))
+
+    def during(self, first_s: float, last_s: float, *gpus: str) -> tuple[Model, ...]:
+        """Return the models that the first of `gpus` that is known had in a period.
+
+        MIG counts as off between the sightings in two modes, because then more is needed after some faults.
+        """
+        history = self._history(gpus)
+        if history is None:
+            return (UNKNOWN_MODEL,)
+        modes = history.modes
+        begins = [-inf, *(new.from_s if new.mig else old.seen_s for old, new in pairwise(modes))]
+        ends = [*begins[1:], inf]
+        return tuple(
+            {
+                (history.name, bool(mode.mig)): None
+                for mode, from_s, until_s in zip(modes, begins, ends, strict=True)
+                if from_s <= last_s and first_s < until_s
+            }
+        )
+
+    def _history(self, gpus: Sequence[str]) -> _GpuHistory | None:
+        return next((self._of[each] for each in gpus if each in self._of), None)
+
+    def dump(self) -> list[list[Any]]:
+        """Return all as JSON, for `load`."""
+        return [
+            [gpu, each.name, [[mode.mig, mode.from_s, mode.seen_s] for mode in each.modes]]
+            for gpu, each in self._of.items()
+        ]
+
+    def load(self, raw: Any) -> None:
+        """Restore what was dumped. Raises ValueError or TypeError if it is malformed."""
+        for gpu, name, modes in raw:
+            made = [
+                _Mode(None if mig is None else bool(mig), float(from_s), float(seen_s))
+                for mig, from_s, seen_s in modes[-MAX_MODES:]
+            ]
+            if not made:
+                raise ValueError("a GPU without a MIG mode")
+            self._of[str(gpu)[:MAX_NAME]] = _GpuHistory(str(name), made)

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator
 from math import inf, isfinite
 from typing import Any
 
-from nodeagent.evaluation import growth, memory, quotas, samples
+from nodeagent.evaluation import growth, memory, samples
 from nodeagent.evaluation.bursts import EventBursts
-from nodeagent.evaluation.evidence import MARKS, Evidence
+from nodeagent.evaluation.evidence import MARKS, Evidence, time_off
 from nodeagent.evaluation.judging import Judge
 from nodeagent.evaluation.retention import EvidenceRetention
 from nodeagent.model import GONE, NODE, Action, HealthFinding, HealthVerdict, Level, Observation
@@ -25,7 +25,8 @@ class Evaluator:
 
     def __init__(self, policy: HealthPolicy, branch: int | None = None) -> None:
         self._evidence = Evidence()
-        self._judge = Judge(self._evidence, policy, branch)
+        self._evidence.branch = branch
+        self._judge = Judge(self._evidence, policy)
         self._retention = EvidenceRetention(self._evidence, self._judge)
         self._findings: tuple[HealthFinding, ...] | None = None  # None: not computed since the last change
         self.until_s = inf  # when the last findings may change without new evidence
@@ -37,13 +38,13 @@ class Evaluator:
 
     @property
     def branch(self) -> int | None:
-        """The driver's branch, such as 575; None if it is unknown."""
-        return self._judge.branch
+        """The driver's branch, such as 575; None if it was never known. Setting None keeps the one before."""
+        return self._evidence.branch
 
     @branch.setter
     def branch(self, branch: int | None) -> None:
-        if branch != self._judge.branch:
-            self._judge.branch = branch
+        if branch not in (None, self._evidence.branch):
+            self._evidence.branch = branch
             self._judge.revise()
             self._findings = None
 
@@ -54,22 +55,17 @@ class Evaluator:
 
     @property
     def dropped(self) -> int:
-        """How many observations were refused, and series given up while in use, because of a limit."""
+        """How much was lost because of a limit.
+
+        It counts observations that were refused, series given up while in use, and variants of an event that
+        made room although their recurrence is counted.
+        """
         return self._retention.dropped
 
     @property
     def problems(self) -> dict[tuple[str, str], str]:
         """The evidence that could not be evaluated since the start, by entity and check."""
         return self._judge.problems
-
-    def set_model(self, entity: str, name: str, mig: str = "") -> None:
-        """Note the name of a GPU and its MIG mode: they decide what some codes mean.
-
-        Args:
-            mig: The mode as the sensor describes it, the current one first: `off, on pending`.
-        """
-        if self._judge.set_model(entity, name, mig):
-            self._findings = None
 
     def use(self, policy: HealthPolicy) -> None:
         """Evaluate all evidence by another policy from now on."""
@@ -106,6 +102,8 @@ class Evaluator:
 
     def _add(self, seen: Observation) -> bool:
         if self._evidence.see_device(seen):
+            self._judge.revise()
+        if self._evidence.see_model(seen):
             self._judge.revise()
         if self.policy.is_event(seen.check):
             return self._add_event(seen)
@@ -145,15 +143,16 @@ class Evaluator:
         ):
             return False
         variants = evidence.events.setdefault(event, {})
-        if seen.variant not in variants and len(variants) >= quotas.MAX_VARIANTS:
-            own = self._judge.policy_of(seen.entity)
-            quotas.drop_variant(variants, lambda name: own.meaning(seen.check, event[2], name, self.branch))
+        if seen.variant not in variants:
+            self._retention.make_room_for_variant(event, seen.at_s)
         evidence.entities.add(seen.entity)
         if seen.entity == NODE:  # a boot clears findings of other entities, too
             evidence.renew()
             self._judge.revise()
         self._judge.revise_events_of(seen.entity)
         is_new = variants.setdefault(seen.variant, EventBursts()).add(seen)
+        if seen.check == "boot" and (off := time_off(seen)) is not None:
+            variants[seen.variant].join(EventBursts([off]))
         if seen.check in MARKS:
             evidence.note_mark(seen, self.policy)
         return is_new

@@ -40,7 +40,7 @@ def driver_verdict(
         (min(span[1], last_s), said.level, said.action, name)
         for name, each in verdicts.items()
         if name and (said := policy.meaning("xid", VERDICT_XID, name)).level is not Level.HEALTHY
-        for span in each.spans
+        for span in each.all_spans
         if _together(burst, span)
         and (span[1] >= burst[0] or (said.level, said.action) > (meaning.level, meaning.action))
     ]
@@ -71,6 +71,7 @@ class EndMarks:
     replaced: Sequence[float] = ()
     cleared: Sequence[float] = ()  # by an operator
     over: Sequence[float] = ()  # the driver's verdict "none"
+    off: Sequence[Burst] = ()  # from the last time that the agent ran before a boot until that boot
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +89,17 @@ class Judgement:
 
     @property
     def gravity(self) -> tuple[Level, Action, int]:
-        return self.level, self.action, list(Clears).index(self.clears)
+        return gravity(self)
+
+
+def gravity(found: Judgement | Meaning) -> tuple[Level, Action, int]:
+    """Return what orders judgements and meanings: the gravest has the greatest."""
+    return found.level, found.action, list(Clears).index(found.clears)
 
 
 Step = tuple[Burst, Meaning]  # a burst, and its meaning
 DriversWord = Callable[[Meaning, Burst], Meaning | None]
+PoliciesAt = Callable[[Burst], Sequence[HealthPolicy]]  # for the states of a GPU during a burst
 
 
 def event_finding(
@@ -105,6 +112,7 @@ def event_finding(
     policy: HealthPolicy,
     branch: int | None,
     now_s: float,
+    policies_at: PoliciesAt | None = None,
 ) -> tuple[HealthFinding | None, float]:
     """Return the finding for one code of one entity, and when it changes without new evidence.
 
@@ -114,9 +122,15 @@ def event_finding(
         variants: The code's bursts, by variant.
         verdicts: The driver's verdicts on the entity (Xid 154), by variant.
         branch: The driver's branch, such as 575; None if it is unknown.
+        policies_at: Returns the policies that apply to a burst, of which the gravest counts; None: `policy`
+            applies to all.
     """
     seen = informative(variants)
-    meant = {name: policy.meaning(check, code, name, branch) for name in seen}
+
+    def meant(name: str, burst: Burst) -> Meaning:
+        own = (policy,) if policies_at is None else policies_at(burst)
+        return max((each.meaning(check, code, name, branch) for each in own), key=gravity)
+
     is_verdict = (check, code) == ("xid", VERDICT_XID)
 
     def drivers_word(meaning: Meaning, burst: Burst) -> Meaning | None:
@@ -124,19 +138,30 @@ def event_finding(
             return None
         return driver_verdict(burst, verdicts, policy, meaning)
 
-    chains = [[(span, meant[name]) for span in each.spans] for name, each in seen.items()]
+    chains = [[(span, meant(name, span)) for span in each.spans] for name, each in seen.items() if each.spans]
+    mixed = [
+        [(span, _of_several(meant(name, span))) for span in each.inherited]
+        for name, each in seen.items()
+        if each.inherited
+    ]
     if is_verdict:  # each verdict replaces the earlier ones, no matter what they recommended
         newest = max(seen, key=lambda name: (seen[name].last_s, name))
-        steps = [(span, name) for name, each in seen.items() for span in each.spans]
-        chains = [[(span, meant[name]) for span, name in sorted(steps, key=lambda s: (s[0][1], s[1]))]]
-        seen = {newest: seen[newest]}
-    stands, until_s = standing(chains, marks, now_s, drivers_word, superseding=is_verdict)
+        steps = [(span, name) for name, each in seen.items() for span in each.all_spans]
+        chains = [[(span, meant(name, span)) for span, name in sorted(steps, key=lambda s: (s[0][1], s[1]))]]
+        mixed, seen = [], {newest: seen[newest]}
+    stands, until_s = standing(chains, marks, now_s, drivers_word, superseding=is_verdict, mixed=mixed)
     if stands is None:
         return None, until_s
     label = f"Xid {code}" if check == "xid" else f"SXid {code}" if check == "sxid" else ""
     why = stands.worst.why
     found = finding_of(stands, entity, check, f"{label}: {why}" if label else why, seen, variants)
     return replace(found, code=code if label else None), until_s
+
+
+def _of_several(meaning: Meaning) -> Meaning:
+    """Return a meaning for the bursts of several variants, which are not the recurrence of a single one."""
+    is_single = meaning.recurs is not None and meaning.recurs.same_variant
+    return replace(meaning, recurs=None) if is_single else meaning
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,24 +209,29 @@ def standing(
     now_s: float,
     drivers_word: DriversWord = lambda _meaning, _burst: None,
     superseding: bool = False,
+    mixed: Sequence[Sequence[Step]] = (),
 ) -> tuple[Standing | None, float]:
     """Return what stands at `now_s` (None: nothing), and when that changes without new evidence.
 
     Args:
         chains: The bursts of each variant, oldest first, with their meanings.
         superseding: True if each step of a chain replaces the earlier ones, even graver ones.
+        mixed: The bursts of several variants, where a step replaces none that may be of another variant.
     """
-    chains = list(_since_the_last_word(chains, marks))
+    floor_s = _last_word_s((*chains, *mixed), marks)
+    chains = list(_since(floor_s, chains))
+    count = len(chains)
+    chains += _since(floor_s, mixed)
     spans = union_bursts([burst for burst, _ in steps] for steps in chains)
     segments: list[tuple[Level, Burst]] = []
     live: list[Judgement] = []
-    for steps in chains:
+    for n, steps in enumerate(chains):
         own = [burst for burst, _ in steps]
         judged = [
             _judged(meaning, drivers_word(meaning, burst), burst, own, spans, marks)
             for burst, meaning in steps
         ]
-        stood = list(_stood(own, judged, marks, superseding))
+        stood = list(_stood(own, judged, marks, superseding, drivers_word_replaces=n < count))
         segments += [segment for segment, _ in stood]
         live += [each for each in stood[-1][1] if now_s < each.ends_s]
     if not live:
@@ -211,16 +241,27 @@ def standing(
     return Standing(worst, since_s, spans[-1][1]), min(each.ends_s for each in live)
 
 
-def _since_the_last_word(chains: Sequence[Sequence[Step]], marks: EndMarks) -> Iterator[list[Step]]:
-    """Yield the chains without what an operator has cleared, or what another GPU in the place did."""
+def _last_word_s(chains: Sequence[Sequence[Step]], marks: EndMarks) -> float:
+    """Return when an operator cleared the place, or another GPU came to it, for the last time."""
     newest_s = max(steps[-1][0][1] for steps in chains)
     exchanges = [at_s for at_s in marks.replaced if at_s <= newest_s + EPSILON_S]
-    floor_s = max([-inf, *marks.cleared, *exchanges])
+    return max([-inf, *marks.cleared, *exchanges])
+
+
+def _since(floor_s: float, chains: Sequence[Sequence[Step]]) -> Iterator[list[Step]]:
+    """Yield the chains without what came before `floor_s`."""
     for steps in chains:
         recent = [step for step in steps if step[0][1] >= floor_s - EPSILON_S]
         kept = [((max(first, min(floor_s, last)), last), meaning) for (first, last), meaning in recent]
         if kept:
             yield kept
+
+
+def has_recurred(meaning: Meaning, own: Sequence[Burst], marks: EndMarks) -> bool:
+    """Return True if the bursts of one variant alone make it mean more than a single burst does."""
+    if meaning.recurs is None or not meaning.recurs.same_variant:
+        return False
+    return any(_recurred(meaning, burst, own, own, marks) for burst in own)
 
 
 def _judged(
@@ -288,7 +329,11 @@ def _occurrences(spans: Sequence[Burst], clears: Clears, marks: EndMarks) -> Seq
 
 
 def _stood(
-    own: Sequence[Burst], judged: Sequence[Judgement], marks: EndMarks, superseding: bool
+    own: Sequence[Burst],
+    judged: Sequence[Judgement],
+    marks: EndMarks,
+    superseding: bool,
+    drivers_word_replaces: bool,
 ) -> Iterator[tuple[tuple[Level, Burst], tuple[Judgement, ...]]]:
     """Yield for each burst when it stood and at which level, and the judgements that stood after it."""
     standing: tuple[Judgement, ...] = ()
@@ -300,7 +345,7 @@ def _stood(
             if each.ends_s > burst[0]
             and each.gravity > fresh.gravity
             and not superseding
-            and (each.again or fresh.by != "driver")
+            and (each.again or fresh.by != "driver" or not drivers_word_replaces)
         )
         standing = (*(_renewed(each, burst, marks) for each in graver), fresh)
         level = max(each.level for each in standing)
@@ -328,11 +373,23 @@ def _unbroken_since_s(segments: list[Burst]) -> float:
 def _end_s(last_s: float, found: Judgement, marks: EndMarks) -> float:
     """Return when a judgement of a burst that ended at `last_s` ends; infinity if that is unknown."""
     if found.clears is Clears.TIME:
-        return last_s + found.hold_s
+        return _held_until_s(last_s, found.hold_s, marks)
     after = [_first_after(times, last_s + EPSILON_S) for times in remedies(found.clears, marks)]
     if found.clears is Clears.RESET or (found.by == "driver" and not found.again):
         after.append(_first_after(marks.over, last_s + AFTER_S))
-    return min(after) + found.hold_s
+    return _held_until_s(min(after), found.hold_s, marks)
+
+
+def _held_until_s(from_s: float, hold_s: float, marks: EndMarks) -> float:
+    """Return when a hold time ends. While the node was off, it was not seen to be clean.
+
+    How long it was off is only known by a wall clock that may have been wrong.
+    """
+    until_s = from_s + hold_s
+    for last_s, boot_s in marks.off:
+        if last_s < until_s and boot_s > from_s:
+            until_s += boot_s - max(last_s, from_s)
+    return until_s
 
 
 def remedies(clears: Clears, marks: EndMarks) -> tuple[Sequence[float], ...]:

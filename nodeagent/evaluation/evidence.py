@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
 
-from nodeagent.evaluation.bursts import EventBursts
-from nodeagent.evaluation.devices import DeviceSlots, Era
+from nodeagent.evaluation.bursts import Burst, EventBursts
+from nodeagent.evaluation.devices import INVENTORY, DeviceSlots, Era, GpuModels, Model
 from nodeagent.evaluation.events import EndMarks
 from nodeagent.evaluation.samples import SampleSeries
 from nodeagent.model import DRIVER, NODE, VERDICT_XID, HealthFinding, Observation, kind_of
@@ -16,6 +16,7 @@ from nodeagent.policy.rules import HealthPolicy, Rule
 MARKS = ("gpu_reset", "boot", "replaced", "cleared")
 NEVER_GONE = (NODE, DRIVER, "gpu", "sensor")  # kinds whose absence is itself a fault
 MAX_GONE = 512
+LAST_SEEN = "last_s"  # in the facts of a boot: the last agent time before it
 
 Place = tuple[str, str]  # entity, check
 Event = tuple[str, str, int]  # entity, check, code
@@ -37,6 +38,12 @@ class HeldSeries:
         return self.series.samples[-1][0] if self.series.samples else -inf
 
 
+def time_off(boot: Observation) -> Burst | None:
+    """Return the time before a boot for which no agent ran, if the observation of the boot states it."""
+    last_s = dict(boot.facts).get(LAST_SEEN)
+    return None if last_s is None or float(last_s) >= boot.at_s else (float(last_s), boot.at_s)
+
+
 class Evidence:
     """All evidence, by entity and check; and the GPUs in the slots, which it follows."""
 
@@ -45,9 +52,11 @@ class Evidence:
         self.events: dict[Event, Variants] = {}
         self.grown: dict[Event, Variants] = {}  # of counters whose growth lasts; the code is 0
         self.devices = DeviceSlots()
+        self.models = GpuModels()
+        self.branch: int | None = None  # the driver's, such as 575, as last known
         self.entities: set[str] = {NODE}  # all entities with evidence
         self.first_look_s = -inf
-        self._gone_s: dict[str, float] = {}  # by entity, oldest first: when its sensor last found it gone
+        self.gone_s: dict[str, float] = {}  # by entity, oldest first: when its sensor last found it gone
         self._owners: dict[str, tuple[str, ...]] = {}
         self._eras: dict[str, tuple[Era, ...]] = {}
 
@@ -93,8 +102,7 @@ class Evidence:
     def note_mark(self, seen: Observation, policy: HealthPolicy) -> None:
         """Apply a mark to the samples of an entity, or of all for a boot."""
         for (entity, check), held in self.series.items():
-            if seen.entity in (NODE, entity):
-                held.known = False
+            held.known = False  # its GPU may have been in the slot of the mark
             if seen.check == "boot":
                 self.note_boots(held, policy.rules[check])
             elif seen.check == "cleared" and entity == seen.entity:
@@ -102,15 +110,15 @@ class Evidence:
 
     def is_of_gone(self, entity: str, at_s: float) -> bool:
         """Return True for a late sample of an entity that its sensor has found gone since."""
-        return at_s < self._gone_s.get(entity, -inf)
+        return at_s < self.gone_s.get(entity, -inf)
 
     def end_gone(self, entity: str, at_s: float) -> bool:
         """Drop the samples of an entity that no longer exists. Its successor starts without any."""
         if kind_of(entity) in NEVER_GONE:
             return False
-        self._gone_s[entity] = max(at_s, self._gone_s.pop(entity, at_s))
-        while len(self._gone_s) > MAX_GONE:
-            del self._gone_s[next(iter(self._gone_s))]
+        self.gone_s[entity] = max(at_s, self.gone_s.pop(entity, at_s))
+        while len(self.gone_s) > MAX_GONE:
+            del self.gone_s[next(iter(self.gone_s))]
         ended = [place for place, held in self.series.items() if place[0] == entity and held.last_s < at_s]
         for place in ended:
             del self.series[place]
@@ -122,15 +130,29 @@ class Evidence:
     def see_device(self, seen: Observation) -> bool:
         """Note which GPU is in a slot. Return True if that changes what the evidence is about."""
         before = self.devices.device(seen.entity)
-        changed = self.devices.see(seen)
+        changed = self.devices.see(seen, self.boots())
         if self.devices.device(seen.entity) == before and not changed:
             return False
         self.renew()
-        for place, held in self.series.items():
-            held.known = held.known and place[0] not in (seen.entity, *changed)
+        for held in self.series.values():
+            held.known = False  # what counts as a remedy of another GPU may have changed, too
         for entity, seen_s in changed.items():
             self._end_series(entity, seen_s)
         return True
+
+    def see_model(self, seen: Observation) -> bool:
+        """Note a GPU's name and MIG mode. Return True if that changes what its codes may mean."""
+        if seen.check != INVENTORY:
+            return False
+        return self.models.see(self.devices.names(seen.entity)[0], seen)
+
+    def model_of(self, entity: str) -> Model:
+        """Return the model of the GPU in a slot as it was last seen."""
+        return self.models.newest(*self.devices.names(entity))
+
+    def models_during(self, entity: str, burst: Burst) -> tuple[Model, ...]:
+        """Return the models that the GPU now in a slot had during a burst: its MIG mode may have changed."""
+        return self.models.during(*burst, *self.devices.names(entity))
 
     def _end_series(self, entity: str, seen_s: float) -> None:
         """Drop the samples of the GPU that was last seen in this slot at `seen_s`."""
@@ -172,7 +194,7 @@ class Evidence:
         for era in eras:
             for name, each in store.get((era.entity, check, code), {}).items():
                 part = each.within(era.from_s, era.until_s)
-                if part.spans:
+                if part.spans or part.inherited:
                     found.setdefault(name, EventBursts()).join(part)
         return found
 
@@ -183,20 +205,35 @@ class Evidence:
     def marks(self, entity: str) -> EndMarks:
         """Return when something happened that may end findings about an entity."""
         over = self.drivers_verdicts(entity).get("none")
-        slots = {era.entity for era in self.eras_of(entity)}
-        replaced = self.times(entity, "replaced")
         return EndMarks(
             resets=self.times(entity, "gpu_reset"),
             boots=self.boots(),
-            replaced=[t for t in replaced if not any(self.devices.explains(slot, t) for slot in slots)],
+            replaced=self._exchanges(entity),
             cleared=self.times(entity, "cleared"),
-            over=[last for _, last in over.spans] if over else [],
+            over=[last for _, last in over.all_spans] if over else [],
+            off=self._off(),
         )
+
+    def _exchanges(self, entity: str) -> list[float]:
+        """Return when the GPU was replaced, oldest first, unless the eras already take account of that."""
+        found: list[float] = []
+        for era in self.eras_of(entity):
+            for each in self.events.get((era.entity, "replaced", 0), {}).values():
+                marks = each.within(era.from_s, era.until_s).spans
+                found += [last for _, last in marks if not self.devices.explains(era.entity, last)]
+        return sorted(found)
 
     def boots(self) -> list[float]:
         """Return when the node booted, oldest first."""
+        return sorted(last for _, last in self._boot_spans())
+
+    def _off(self) -> list[Burst]:
+        """Return when the node was off, oldest first: from the agent's last time before a boot."""
+        return sorted(span for span in self._boot_spans() if span[0] < span[1])
+
+    def _boot_spans(self) -> list[Burst]:
         variants = self.events.get((NODE, "boot", 0), {})
-        return sorted(last for each in variants.values() for _, last in each.spans)
+        return [span for each in variants.values() for span in each.spans]
 
     def times(self, entity: str, check: str) -> list[float]:
         """Return when a mark was seen, oldest first: the ends of its bursts."""

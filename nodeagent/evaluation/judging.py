@@ -9,15 +9,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import inf
 
-from nodeagent.evaluation import events, growth, samples
-from nodeagent.evaluation.bursts import union_bursts
+from nodeagent.evaluation import events, growth, quotas, samples
+from nodeagent.evaluation.bursts import Burst, EventBursts, union_bursts
+from nodeagent.evaluation.devices import UNKNOWN_MODEL, Model
 from nodeagent.evaluation.evidence import MARKS, Event, Evidence, HeldSeries, Place
 from nodeagent.model import VERDICT_XID, Action, HealthFinding, Level, kind_of, origin_of
+from nodeagent.policy.nvlink import NEW_LAYOUT
 from nodeagent.policy.rules import CLEARED_BY, Clears, HealthPolicy
 
 BEFORE_STANDING_S = 600.0  # the samples of a finding began at most this long before it stood
 RECOVERY = "recovery_action"
-MIG_ON = "on"  # in the facts of a GPU
 DISK = "disk"  # the kind of entity of block devices
 VOLUME = "user_volume"  # the check whose value 0 means that a block device is the node's own
 MAX_PROBLEMS = 32
@@ -26,15 +27,13 @@ MAX_PROBLEMS = 32
 class Judge:
     """Judges by one policy, and by the model of each GPU and the driver's branch."""
 
-    def __init__(self, evidence: Evidence, policy: HealthPolicy, branch: int | None) -> None:
+    def __init__(self, evidence: Evidence, policy: HealthPolicy) -> None:
         self.policy = policy
-        self.branch = branch
         self.problems: dict[Place, str] = {}  # evidence that could not be evaluated since the start
         self._evidence = evidence
         # by entity: the finding, and when it clears
         self._judged: dict[str, dict[Event, tuple[HealthFinding | None, float]]] = {}
-        self._models: dict[str, tuple[str, bool]] = {}  # by entity: the GPU, and whether MIG is on
-        self._policies: dict[tuple[str, bool], HealthPolicy] = {}  # by the same
+        self._policies: dict[Model, HealthPolicy] = {}
 
     def use(self, policy: HealthPolicy) -> None:
         """Judge by another policy from now on."""
@@ -42,21 +41,28 @@ class Judge:
         self._policies.clear()
         self.revise()
 
-    def set_model(self, entity: str, name: str, mig: str) -> bool:
-        """Note a GPU's name and MIG mode; return True if they are new."""
-        model = (name, mig.partition(",")[0] == MIG_ON)
-        if model == self._models.get(entity):
-            return False
-        self._models[entity] = model
-        self._judged.pop(entity, None)
-        return True
-
     def policy_of(self, entity: str) -> HealthPolicy:
         """Return the policy for an entity: some codes have another meaning for some models."""
-        model = self._models.get(entity, ("", False))
+        return self._policy_for(self._evidence.model_of(entity))
+
+    def _policy_for(self, model: Model) -> HealthPolicy:
         if model not in self._policies:
             self._policies[model] = self.policy.for_gpu(model[0], mig=model[1])
         return self._policies[model]
+
+    def policies_during(self, entity: str, burst: Burst) -> list[HealthPolicy]:
+        """Return the policies for the GPU in a slot in the MIG modes that it had during a burst."""
+        return [self._policy_for(each) for each in self._evidence.models_during(entity, burst)]
+
+    def kind_of_variant(self, event: Event, name: str, bursts: EventBursts) -> quotas.VariantKind:
+        """Return what a variant of an event amounts to."""
+        entity, check, code = event
+        branch, policy = self._evidence.branch, self.policy_of(entity)
+        branches = (None, NEW_LAYOUT - 1, NEW_LAYOUT) if branch is None else (branch,)
+        meanings = tuple(policy.meaning(check, code, name, each) for each in branches)
+        marks = self._evidence.marks(entity)
+        recurred = any(events.has_recurred(each, bursts.spans, marks) for each in meanings)
+        return quotas.VariantKind(max(map(events.gravity, meanings)), meanings, recurred)
 
     def revise(self) -> None:
         """Judge all events again."""
@@ -177,8 +183,23 @@ class Judge:
                 judged[event] = None, inf
         return judged[event][0]
 
-    def judge_event(self, event: Event, now_s: float) -> tuple[HealthFinding | None, float]:
-        """Return the finding about an event at `now_s`, and when it changes without new evidence."""
+    def may_stand(self, event: Event, now_s: float) -> bool:
+        """Return True if an event stands, or would on a GPU of another model while it is unknown."""
+        entity = event[0]
+        if kind_of(entity) != "gpu" or self._evidence.model_of(entity) != UNKNOWN_MODEL:
+            return self.judge_event(event, now_s)[0] is not None
+        models = {UNKNOWN_MODEL, *((each.model, False) for each in self.policy.models)}
+        policies = [self._policy_for(each) for each in models]
+        return self.judge_event(event, now_s, lambda _: policies)[0] is not None
+
+    def judge_event(
+        self, event: Event, now_s: float, policies_at: events.PoliciesAt | None = None
+    ) -> tuple[HealthFinding | None, float]:
+        """Return the finding about an event at `now_s`, and when it changes without new evidence.
+
+        Args:
+            policies_at: Returns the policies that apply to a burst; None: those for the model of the GPU.
+        """
         entity, check, code = event
         if not self.policy.is_event(check):
             return self._judge_growth(event, now_s)
@@ -188,8 +209,9 @@ class Judge:
         verdicts, marks = self._evidence.drivers_verdicts(entity), self._evidence.marks(entity)
         policy = self.policy_of(entity)
         return events.event_finding(
-            entity, check, code, variants, verdicts, marks, policy, self.branch, now_s
-        )
+            entity, check, code, variants, verdicts, marks, policy, self._evidence.branch, now_s,
+            policies_at or (lambda burst: self.policies_during(entity, burst)),
+        )  # fmt: skip
 
     def _judge_growth(self, event: Event, now_s: float) -> tuple[HealthFinding | None, float]:
         entity, check, _ = event
@@ -199,10 +221,10 @@ class Judge:
             return None, inf
         codes = (growth.CONTAINED_XID, *growth.UNCONTAINED_XIDS)
         xids = {
-            code: union_bursts(b.spans for b in self._evidence.bursts_of((entity, "xid", code)).values())
+            code: union_bursts(b.all_spans for b in self._evidence.bursts_of((entity, "xid", code)).values())
             for code in codes
         }
-        contained = self.policy_of(entity).meaning("xid", growth.CONTAINED_XID, "", self.branch)
+        contained = self.policy_of(entity).meaning("xid", growth.CONTAINED_XID, "", self._evidence.branch)
         return growth.growth_finding(
             entity, rule, grown, contained, xids, self._evidence.marks(entity), now_s
         )
@@ -215,12 +237,12 @@ class Judge:
         slots = {era.entity for era in self._evidence.eras_of(entity)}
         xids = {each[2] for each in self._evidence.events if each[0] in slots and each[1] == "xid"}
         others = [
-            (self.policy_of(entity).meaning("xid", number, name, self.branch), bursts.spans)
+            (self.policy_of(entity).meaning("xid", number, name, self._evidence.branch), bursts.all_spans)
             for number in xids - {VERDICT_XID}
             for name, bursts in self._evidence.bursts_of((entity, "xid", number)).items()
         ]
         words = self._evidence.drivers_verdicts(entity).values()
-        return all(events.all_overridden(each.spans[-1], others) for each in words)
+        return all(events.all_overridden(each.all_spans[-1], others) for each in words)
 
     def set_aside(self, place: Place, error: Exception) -> None:
         """Continue without evidence that cannot be evaluated: drop samples, keep events without a finding."""

@@ -39,7 +39,21 @@ def dump(evidence: Evidence) -> dict[str, Any]:
             for place, held in evidence.series.items()
             if any(unseen_s := [each.unseen_s for each in held.series.base])
         ],
+        "inherited": [
+            [*event, name, [list(span) for span in each.inherited]]
+            for event, variants in evidence.events.items()
+            for name, each in variants.items()
+            if each.inherited
+        ],
+        "ended": [
+            [*place, held.series.ended_s]
+            for place, held in evidence.series.items()
+            if held.series.ended_s > -inf
+        ],
+        "gone": [[entity, at_s] for entity, at_s in evidence.gone_s.items()],
         "devices": evidence.devices.dump(),
+        "models": evidence.models.dump(),
+        "branch": evidence.branch,
         "first_look_s": None if evidence.first_look_s == -inf else evidence.first_look_s,
     }
 
@@ -52,6 +66,10 @@ def load(evidence: Evidence, policy: HealthPolicy, raw: Any) -> None:
     heard = {
         (str(entity), str(check), None if code is None else int(code), str(variant)): times
         for entity, check, code, variant, times in raw.get("heard", ())
+    }
+    inherited = {
+        (str(entity), str(check), int(code), str(variant)): spans
+        for entity, check, code, variant, spans in raw.get("inherited", ())
     }
     for entity, check, series, sources, text in raw["series"]:
         if str(check) in policy.rules:
@@ -71,12 +89,20 @@ def load(evidence: Evidence, policy: HealthPolicy, raw: Any) -> None:
         for entity, check, code, variant, bursts in rows:
             event = (str(entity), str(check), int(code))
             if policy.is_event(event[1]) is (store is evidence.events) and policy.has_check(event[1]):
-                made = EventBursts.load(bursts, heard.get((*event, str(variant)), ()))
+                key = (*event, str(variant))
+                made = EventBursts.load(bursts, heard.get(key, ()), inherited.get(key, ()))
                 store.setdefault(event, {})[str(variant)] = made
                 evidence.entities.add(event[0])
     if "grown" not in raw:
         _note_standing_growth(evidence, policy)
+    for entity, check, ended_s in raw.get("ended", ()):
+        if (known := evidence.series.get((entity, check))) is not None:
+            known.series.ended_s = float(ended_s)
+    evidence.gone_s = {str(entity): float(at_s) for entity, at_s in raw.get("gone", ())}
     evidence.renew()
+    evidence.models.load(raw.get("models", ()))
+    if evidence.branch is None and raw.get("branch") is not None:
+        evidence.branch = int(raw["branch"])
     evidence.devices.load(raw.get("devices", ()))
     first_look_s = raw.get("first_look_s")
     evidence.first_look_s = -inf if first_look_s is None else float(first_look_s)

@@ -7,12 +7,14 @@ up more. Evidence of a current finding is never given up, and refusals are count
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from nodeagent.evaluation.bursts import EventBursts
-from nodeagent.model import DRIVER, NODE, kind_of
-from nodeagent.policy.rules import Clears, Meaning
+from nodeagent.model import DRIVER, NODE, Action, Level, kind_of
+from nodeagent.policy.rules import Meaning
 
 MAX_SERIES = (
     2048  # of one kind of entity; a node has at most some 250 pods, with three series for each volume
@@ -47,18 +49,38 @@ def full_pool(stored: Collection[Key], entity: str, limit_of: Callable[[str], in
     return (max(1, limit // 16), pool) if len(pool) >= limit else (0, [])
 
 
-def drop_variant(variants: dict[str, EventBursts], meaning: Callable[[str], Meaning]) -> None:
-    """Drop the variant with the mildest meaning, of those the one last seen longest ago.
+@dataclass(frozen=True, slots=True)
+class VariantKind:
+    """What a variant of an event amounts to. Two of one kind make the same finding, except for its age."""
 
-    If another variant means the same, it takes over the bursts, and the finding keeps its age.
+    gravity: tuple[Level, Action, int]
+    meanings: tuple[Meaning, ...]  # more than one while a driver's branch is unknown
+    has_recurred: bool = False  # the bursts of this variant alone make it mean more than its table says
+
+
+def drop_variant(
+    variants: dict[str, EventBursts], kind_of_variant: Callable[[str], VariantKind], now_s: float
+) -> bool:
+    """Have a variant make room: of those that share their kind the mildest, and of these the longest unseen.
+
+    Another variant of its kind inherits its bursts, so the finding keeps its level and its age. If each is
+    the only one of its kind, all stay: there are no more kinds than the policy has meanings.
+
+    Returns:
+        True if bursts are lost that would have counted towards the recurrence of that variant.
     """
-
-    def gravity(name: str) -> tuple[int, int, int]:
-        meant = meaning(name)
-        return meant.level, meant.action, list(Clears).index(meant.clears)
-
-    victim = min(variants, key=lambda name: (gravity(name), variants[name].last_s, name))
-    dropped, meant = variants.pop(victim), meaning(victim)
-    heirs = [name for name in variants if meaning(name) == meant]
-    if heirs and not (meant.recurs and meant.recurs.same_variant):
-        variants[max(heirs, key=lambda name: (variants[name].last_s, name))].join(dropped)
+    kinds = {name: kind_of_variant(name) for name in variants if name}
+    shared = Counter(kinds.values())
+    candidates = [name for name, kind in kinds.items() if shared[kind] > 1]
+    if not candidates:
+        return False
+    victim = min(candidates, key=lambda name: (kinds[name].gravity, variants[name].last_s, name))
+    kind, dropped = kinds[victim], variants.pop(victim)
+    heirs = [name for name in candidates if name != victim and kinds[name] == kind]
+    heir = variants[max(heirs, key=lambda name: (variants[name].last_s, name))]
+    if kind.has_recurred:
+        heir.join(dropped)
+        return False
+    heir.inherit(dropped)
+    counted = [each.recurs for each in kind.meanings if each.recurs and each.recurs.same_variant]
+    return any(dropped.last_s >= now_s - each.within_s for each in counted)

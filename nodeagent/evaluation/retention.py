@@ -18,7 +18,7 @@ class EvidenceRetention:
     """Makes room for new evidence, and forgets what has ended, but never a current finding's evidence."""
 
     def __init__(self, evidence: Evidence, judge: Judge) -> None:
-        self.dropped = 0  # observations refused, and series given up while in use, because of a limit
+        self.dropped = 0  # what was lost because of a limit: see `Evaluator.dropped`
         self._evidence = evidence
         self._judge = judge
         self._full_until_s: dict[tuple[str, str], float] = {}  # by kind of evidence and of entity
@@ -58,6 +58,15 @@ class EvidenceRetention:
             self._judge.revise_events_of(each[0])
         self._evidence.drop_unused({each[0] for _, each in idle[:surplus]})
         return bool(idle) or self._refuse("events", event[0], now_s)
+
+    def make_room_for_variant(self, event: Event, at_s: float) -> None:
+        """Have another variant of an event make room, if there is a limit. Count what is lost of it."""
+        variants = self._evidence.events[event]
+        if len(variants) < quotas.MAX_VARIANTS:
+            return
+        self.dropped += quotas.drop_variant(
+            variants, lambda name: self._judge.kind_of_variant(event, name, variants[name]), at_s
+        )
 
     def _refuse(self, what: str, entity: str, now_s: float) -> bool:
         """Count a refusal, and refuse more of the kind for a moment: each search costs milliseconds."""
@@ -105,18 +114,18 @@ class EvidenceRetention:
 
     def _ended(self, before_s: float) -> tuple[list[tuple[dict[Event, Variants], Event, str]], float]:
         """Return the findings' evidence that may be forgotten, and the time of the oldest that is kept."""
-        ended, oldest_s = [], inf
+        ended, oldest_s = [], min((held.last_s for held in self._evidence.series.values()), default=inf)
         for store in self._evidence.stores:
             for event, variants in store.items():
                 if event[1] in MARKS:
                     continue
                 owners = self._evidence.owners_of(event[0])
-                stands = any(self._judge.judge_event((owner, *event[1:]), before_s)[0] for owner in owners)
+                stands = any(self._judge.may_stand((owner, *event[1:]), before_s) for owner in owners)
                 departed = self._evidence.devices.has_departed(event[0])
                 limit_s = before_s + FORGET_S - DEPARTED_S if departed else before_s
                 for name, each in variants.items():
                     if stands or each.last_s >= limit_s:
-                        oldest_s = min(oldest_s, each.spans[0][0])
+                        oldest_s = min(oldest_s, each.first_s)
                     elif not _ends_others(event):
                         ended.append((store, event, name))
         return ended, oldest_s

@@ -27,6 +27,7 @@ from nodeagent.model import Action, HealthFinding, Level
 from nodeagent.policy.rules import CLEARED_BY, Bound, Rule, RuleKind
 
 LATE_S = 300.0
+KEPT_S = 60.0  # samples are kept for at least this long once none can precede them, for changed rules
 MAX_SAMPLES = 4096  # 5.7 hours of one sample every 5 s
 LEVELS = (Level.DEGRADED, Level.UNHEALTHY)
 MOST_PERIODS = 3  # a sweep may be late or miss a sample; a longer gap is a time when nobody looked
@@ -129,8 +130,7 @@ class SampleSeries:
             return
         self.base = self._fold(rule, self.base_s, cut)
         self.base_s = cut
-        # Keep one sample before the window: a counter's first increment is computed from it.
-        keep = bisect_left(self.samples, (cut - _reach_s(rule), -inf)) - 1
+        keep = _oldest_needed(rule, self.samples, cut)
         if len(self.samples) > MAX_SAMPLES:
             keep = max(keep, len(self.samples) - MAX_SAMPLES)
         if keep > 0:
@@ -306,12 +306,25 @@ def _counts_samples(bound: Bound) -> bool:
     return bound.need > 1 or bound.for_s > 0
 
 
-def _reach_s(rule: Rule) -> float:
-    """Return the age in seconds of the oldest sample that can affect the result of a new one."""
+def _oldest_needed(rule: Rule, samples: list[TimedValue], cut_s: float) -> int:
+    """Return the index of the oldest sample that can affect the result of one after `cut_s`.
+
+    Those count that a bound counts, and those that cover the time for which it wants the samples to be bad,
+    because `_lasted` subtracts what no sample covers. A counter needs its window before each of them, and
+    one more reading, from which the first increment is computed.
+    """
+    settled = bisect_right(samples, (cut_s, inf))
+    if not settled:
+        return 0
     waits = [each.for_s for each in _bounds(rule)] + [state.for_s for state in rule.states.values()]
-    counts = [2 * each.of * max(rule.period_s, 1.0) for each in _bounds(rule) if each.of > 1]
-    window = [rule.window_s] if rule.kind is RuleKind.RATE else []
-    return max([60.0, *waits, *counts, *window])
+    oldest, covered_s, most_s = settled - 1, 0.0, _longest_gap_s(rule)
+    while oldest > 0 and covered_s < max(waits, default=0.0):
+        oldest -= 1
+        covered_s += min(samples[oldest + 1][0] - samples[oldest][0], most_s)
+    oldest = max(0, min(oldest, settled - max([1, *(each.of for each in _bounds(rule))])))
+    if rule.kind is RuleKind.RATE:
+        oldest = bisect_left(samples, (samples[oldest][0] - rule.window_s, -inf)) - 1
+    return max(0, min(oldest, bisect_left(samples, (cut_s - KEPT_S, -inf)) - 1))
 
 
 def sample_finding(

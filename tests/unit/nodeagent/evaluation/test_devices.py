@@ -148,3 +148,77 @@ def test_the_history_of_the_slots_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
     assert [row[:2] for row in slots.dump()] == [
         [OTHER, C], [SLOT, "GPU-47"], [SLOT, "GPU-48"], [SLOT, "GPU-49"]
     ]  # fmt: skip
+
+
+def margin(at_s: float, slot: str) -> Observation:
+    return Observation(at_s, "gpu_temperature_margin", slot, "nvml-polling", -5.0)
+
+
+def test_two_gpus_with_one_name_do_not_take_each_other_for_one_that_has_moved() -> None:
+    made = evaluator()
+    for n in range(60):
+        for slot in (SLOT, OTHER):
+            made.add(seen(A, 100.0 + 10 * n, slot))
+            made.add(margin(100.1 + 10 * n, slot))
+        if n % 10 == 5:
+            made = evaluator_of(made)
+    made.add(xid(79, 700.0))
+    found = {(each.entity, each.check, each.level) for each in made.findings(710.0)}
+    assert found == {
+        (SLOT, "gpu_temperature_margin", Level.UNHEALTHY),
+        (OTHER, "gpu_temperature_margin", Level.UNHEALTHY),
+        (SLOT, "xid", Level.UNHEALTHY),
+    }
+    assert len({each.device for each in made.findings(710.0)}) == 2
+
+
+def test_a_gpu_that_was_moved_back_while_the_node_was_off_is_still_one() -> None:
+    made = evaluator(
+        seen(A, 0.0),
+        xid(79, 10.0),
+        mark("boot", 200.0),
+        seen(A, 210.0, OTHER),
+        mark("boot", 400.0),
+        seen(A, 410.0),
+        xid(79, 500.0),
+    )
+    [found] = events(made, 501.0)
+    assert (found.action, found.device) == (Action.REPLACE, A)
+
+
+def evaluator_of(made: Evaluator) -> Evaluator:
+    again = Evaluator(shipped())
+    again.load(json.loads(json.dumps(made.dump())))
+    return again
+
+
+def test_whether_a_sampled_fault_lasts_follows_the_marks_of_each_slot_that_its_gpu_was_in() -> None:
+    lost = [Observation(at_s, "gpu_state", OTHER, "nvml-polling", 1.0) for at_s in (300.0, 330.0, 360.0)]
+    made = evaluator(seen(A, 0.0), mark("boot", 100.0), seen(A, 110.0, OTHER), *lost)
+
+    def lasting(now_s: float) -> list[bool]:
+        found = [each.lasting for each in made.findings(now_s) if each.check == "gpu_state"]
+        assert found == [
+            each.lasting for each in evaluator_of(made).findings(now_s) if each.check == "gpu_state"
+        ]
+        return found
+
+    assert lasting(361.0) == [True]
+    made.add(mark("replaced", 370.0, OTHER))
+    assert lasting(371.0) == [False]
+    made.add(seen(B, 400.0, SLOT))
+    assert lasting(401.0) == [False], "the exchange in the slot that it has left is another one"
+
+
+@pytest.mark.parametrize("slots", [2, 3])
+def test_the_names_that_are_shared_are_told_apart_in_every_slot(slots: int) -> None:
+    places = [f"gpu/0000:{n}b:00.0" for n in range(slots)]
+    made = evaluator()
+    for n in range(3):
+        for k, slot in enumerate(places):
+            made.add(seen(A, 10.0 * n + k, slot))
+    for slot in places:
+        made.add(xid(79, 100.0, slot))
+    assert {(each.entity, each.device) for each in made.findings(101.0)} == {
+        (slot, f"{A}@{slot}") for slot in places
+    }

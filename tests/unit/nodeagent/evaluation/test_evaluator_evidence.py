@@ -246,7 +246,12 @@ def test_all_evidence_is_stored_as_json_and_restored_unchanged() -> None:
             ["node", "boot", 0, "", [["test", 0.5]]],
         ],
         "unseen": [],
+        "inherited": [],
+        "ended": [],
+        "gone": [],
         "devices": [],
+        "models": [],
+        "branch": 575,
         "first_look_s": None,
     }  # fmt: skip
     restored = Evaluator(POLICY, 575)

@@ -184,17 +184,19 @@ def test_a_value_is_never_mistaken_for_a_time() -> None:
     ("rule", "oldest_s"),
     [
         (Rule("a", RuleKind.LEVEL, "a", "test", degraded=Bound(5), period_s=40, window_s=200), 630),
-        (Rule("a", RuleKind.LEVEL, "a", "test", degraded=Bound(5, for_s=90)), 600),
-        (Rule("a", RuleKind.LEVEL, "a", "test", unhealthy=Bound(5, for_s=90)), 600),
-        (Rule("a", RuleKind.LEVEL, "a", "test", degraded=Bound(5, need=2, of=6), period_s=10), 570),
-        (Rule("a", RuleKind.LEVEL, "a", "test", degraded=Bound(5, need=2, of=40)), 610),
-        (Rule("a", RuleKind.LEVEL, "a", "test", degraded=Bound(5, need=2, of=2), period_s=40), 530),
+        (Rule("a", RuleKind.LEVEL, "a", "test", degraded=Bound(5, for_s=90)), 610),
+        (Rule("a", RuleKind.LEVEL, "a", "test", unhealthy=Bound(5, for_s=90)), 610),
+        (Rule("a", RuleKind.LEVEL, "a", "test", degraded=Bound(5, need=2, of=6), period_s=10), 630),
+        (Rule("a", RuleKind.LEVEL, "a", "test", degraded=Bound(5, need=2, of=40)), 310),
+        (Rule("a", RuleKind.LEVEL, "a", "test", degraded=Bound(5, need=2, of=2), period_s=40), 630),
+        (Rule("a", RuleKind.LEVEL, "a", "test", degraded=Bound(5, for_s=90), period_s=3), 600),
         (Rule("a", RuleKind.RATE, "a", "test", degraded=Bound(5), window_s=90), 600),
+        (Rule("a", RuleKind.RATE, "a", "test", degraded=Bound(5, for_s=90), window_s=90), 510),
         (
             Rule(
                 "a", RuleKind.STATE, "a", "test", states={1: CheckState("b", Level.DEGRADED, Action.NONE, 90)}
             ),
-            600,
+            610,
         ),
         (STATE, 630),
     ],

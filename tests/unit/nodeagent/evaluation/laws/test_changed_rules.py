@@ -19,6 +19,14 @@ SHIPPED = loading.shipped()
 FOLDED_S = 400.0  # longer than samples may be late, so the level is in the folded part of the saved evidence
 
 
+A100 = "NVIDIA A100-SXM4-80GB"
+
+
+def of_model(name: str, at_s: float, mig: str = "", slot: str = GPU) -> Observation:
+    facts = (("name", name), *((("mig", mig),) if mig else ()))
+    return Observation(at_s, "gpu_state", slot, "nvml-polling", 0.0, facts=facts)
+
+
 def sampled_rules() -> list[Rule]:
     return [each for each in SHIPPED.rules.values() if each.kind is not RuleKind.EVENT]
 
@@ -175,12 +183,12 @@ def test_the_model_of_a_gpu_decides_what_a_code_means_as_soon_as_it_is_known() -
     made = Evaluator(SHIPPED, 500)
     made.add(xid(95, 0.0))
     assert [each.action for each in made.findings(1.0)] == [Action.RESET_GPU]
-    made.set_model(GPU, "NVIDIA A100-SXM4-80GB")
+    made.add(of_model(A100, 0.5))
     assert [each.action for each in made.findings(1.0)] == [Action.REBOOT_NODE]
     made.use(loading.load('[xid.95]\naction = "replace"\n'))
     assert [each.action for each in made.findings(1.0)] == [Action.REPLACE]
     made.use(SHIPPED)
-    made.set_model(GPU, "NVIDIA H100 80GB HBM3")
+    made.add(of_model("NVIDIA H100 80GB HBM3", 0.7))
     assert [each.action for each in made.findings(1.0)] == [Action.RESET_GPU]
 
 
@@ -196,7 +204,7 @@ def test_the_model_of_a_gpu_decides_what_a_code_means_as_soon_as_it_is_known() -
 def test_the_current_mig_mode_of_an_a100_decides_whether_a_reset_is_enough(mode: str, action: Action) -> None:
     made = Evaluator(SHIPPED, 500)
     made.add(xid(95, 0.0))
-    made.set_model(GPU, "NVIDIA A100-SXM4-80GB")
+    made.add(of_model(A100, 0.5))
     assert [each.action for each in made.findings(1.0)] == [Action.REBOOT_NODE]
-    made.set_model(GPU, "NVIDIA A100-SXM4-80GB", mode)
+    made.add(of_model(A100, 0.7, mode))
     assert [each.action for each in made.findings(1.0)] == [action]
