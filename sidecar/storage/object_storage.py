@@ -67,6 +67,7 @@ log = logging.getLogger(__name__)
 
 MOST = 1_000_000  # objects of one job; more are refused
 PROBE = "conditional-put"
+NO_VERSION = ObjectVersion('"none"', "0")  # no object has this one
 # Between attempts to write the manifest, because retrying is cheaper than uploading the checkpoint again.
 PUBLISH_PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
 _FOLDER = re.compile(r"e(\d{1,19})-g\d{1,19}-[0-9a-f]{16}")
@@ -217,16 +218,18 @@ class ObjectStorage:
         """Raise `OSError` if the storage ignores write conditions.
 
         Without them, two writers could overwrite each other's manifests. All members create the same probe
-        object. Once it exists, this check costs one request.
+        object. Once it exists, this check costs two requests.
         """
         if self._obeys_conditions:
             return
-        for _ in range(2):
-            if not self._client.create(self._key(PROBE), b""):
-                self._obeys_conditions = True
-                return
+        key = self._key(PROBE)
+        created_again = self._client.create(key, b"") and self._client.create(key, b"")
+        if not created_again and not self._client.replace(key, b"", NO_VERSION):
+            self._obeys_conditions = True
+            return
+        ignored = "If-None-Match" if created_again else "If-Match"
         raise ObjectStoreError(
-            f"{self._location}: the storage ignores If-None-Match, so checkpoints in it would not be safe"
+            f"{self._location}: the storage ignores {ignored}, so checkpoints in it would not be safe"
         )
 
     def check_room(self, files: Mapping[str, Path | bytes]) -> None:

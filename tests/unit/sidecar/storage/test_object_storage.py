@@ -158,11 +158,12 @@ def refusing(
     return interfere
 
 
-def test_a_storage_that_ignores_conditions_is_refused_before_anything_is_written(
-    server: ObjectServer, storage: ObjectStorage
+@pytest.mark.parametrize("ignored", ["If-Match", "If-None-Match"])
+def test_a_storage_that_ignores_a_condition_is_refused_before_anything_is_written(
+    server: ObjectServer, storage: ObjectStorage, ignored: str
 ) -> None:
-    server.obeys_conditions = False
-    with pytest.raises(OSError, match="ignores If-None-Match"):
+    server.ignored_conditions = frozenset({ignored})
+    with pytest.raises(OSError, match=f"ignores {ignored}, so checkpoints"):
         save(storage, 7)
     assert server.stored() == [f"{PREFIX}/conditional-put"]
 
