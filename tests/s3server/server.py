@@ -111,6 +111,11 @@ class ObjectServer:
         with self.lock:
             return sorted(self.buckets[bucket])
 
+    def filled(self, bucket: str = "checkpoints") -> list[str]:
+        """Return the keys of the objects that are not empty, unlike manifests of removed checkpoints."""
+        with self.lock:
+            return sorted(key for key, each in self.buckets[bucket].items() if each.bytes)
+
     def content(self, key: str, bucket: str = "checkpoints") -> bytes:
         return self.buckets[bucket][key].path.read_bytes()
 

@@ -9,7 +9,6 @@ from holdfast.checkpoint import writer
 from holdfast.checkpoint.catalog import StoredCheckpoint
 from holdfast.protocol.lineage import Lineage
 from sidecar.storage.object_storage import ObjectStorage
-from tests.s3server.server import ObjectServer
 
 STATE, PRIVATE = "replicated.safetensors", "rank-00000.bin"
 PREFIX = "runs/gpt"
@@ -52,11 +51,6 @@ def steps(storage: ObjectStorage) -> dict[int, int]:
 
 def defects(storage: ObjectStorage) -> list[str]:
     return [str(found) for _, found in storage.each_checkpoint() if not isinstance(found, StoredCheckpoint)]
-
-
-def remains(server: ObjectServer) -> list[str]:
-    """Return the keys of all objects, except empty ones: the probe, and manifests of removed checkpoints."""
-    return [key for key in server.stored() if server.content(key)]
 
 
 def folder(storage: ObjectStorage, step: int) -> str:

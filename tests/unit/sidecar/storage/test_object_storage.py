@@ -30,7 +30,6 @@ from tests.unit.sidecar.storage.checkpoints import (
     STATE,
     defects,
     folder,
-    remains,
     save,
     state,
     steps,
@@ -381,11 +380,11 @@ def test_a_deletion_that_is_interrupted_leaves_no_damaged_checkpoint(
     with pytest.raises(OSError, match="delete"):
         retain(storage, Retention(1))
     assert (steps(storage), defects(storage)) == ({2: 1}, [])
-    assert any("step-00000001" in key for key in remains(server))
+    assert any("step-00000001" in key for key in server.filled())
     server.interfere = lambda _: None
     newest = save(storage, 3, 2, epoch=1)
     retain(storage, Retention(1, epoch=1), frozenset({newest}))
-    assert all("step-00000003" in key for key in remains(server))
+    assert all("step-00000003" in key for key in server.filled())
 
 
 def at_each_request(
@@ -437,7 +436,7 @@ def test_a_checkpoint_published_at_any_request_of_a_retention_stays_whole(
         assert other.content_fault(other.load("step-00000007")) is None
         newest = save(other, 8, 3, epoch=10, known=(*KNOWN, Lineage(3, 7)))
         retain(other, Retention(1, epoch=10), frozenset({newest}))
-        assert {key.split("/")[2] for key in remains(server)} == {newest.name}
+        assert {key.split("/")[2] for key in server.filled()} == {newest.name}
 
     count = at_each_request(
         server,
@@ -618,7 +617,7 @@ def test_a_directory_copied_into_the_bucket_is_a_checkpoint(
     save(storage, 9)
     retain(storage, Retention(1))
     assert steps(storage) == {9: 1}
-    assert not any("step-00000007" in key for key in remains(server))
+    assert not any("step-00000007" in key for key in server.filled())
 
 
 # -- copies
