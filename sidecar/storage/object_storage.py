@@ -114,7 +114,13 @@ class ObjectStorage:
         for _, name in sorted(steps, key=lambda each: (-each[0], each[1])):
             if not _is_published(found[name]):
                 continue  # not published yet, left by a dead writer, or removed
-            yield Path(name), self._load_or_defect(name, found[name])
+            described = self._load_or_defect(name, found[name])
+            if isinstance(described, InvalidCheckpoint):  # it may have been replaced or removed meanwhile
+                again = self._listing(name).get(name, {})
+                if not _is_published(again):
+                    continue
+                described = self._load_or_defect(name, again)
+            yield Path(name), described
 
     def load(self, name: str) -> StoredCheckpoint:
         return self._described(name, self._listing(name).get(name, {}))

@@ -583,6 +583,28 @@ def test_a_checkpoint_without_one_of_its_objects_is_refused(
     assert defects(storage) == [f"{MANIFEST} is truncated or damaged: it does not end with its checksum"]
 
 
+@pytest.mark.parametrize("removed", [False, True])
+def test_a_checkpoint_that_is_replaced_or_removed_during_a_listing_does_not_look_damaged(
+    server: ObjectServer, storage: ObjectStorage, tmp_path: Path, removed: bool
+) -> None:
+    save(storage, 7)
+    other = storage_at(server.url, tmp_path / "other")
+    [(path, what)] = other.each_checkpoint()
+
+    def interfere(request: Request) -> None:
+        if request.method == "GET" and request.key.endswith(MANIFEST):
+            server.interfere = lambda _: None
+            if removed:
+                other.remove(path, what)
+            else:
+                save(other, 7, 2)
+
+    server.interfere = interfere
+    found = [what for _, what in storage.each_checkpoint()]
+    assert [what.generation for what in found if isinstance(what, StoredCheckpoint)] == [2][removed:]
+    assert len(found) == 1 - removed
+
+
 def test_more_objects_than_one_answer_holds_are_all_listed(
     server: ObjectServer, storage: ObjectStorage
 ) -> None:
