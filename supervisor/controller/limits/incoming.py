@@ -128,7 +128,8 @@ class MemberBuffer:
         self._connection.end()
 
     def close(self) -> None:
-        """Hold nothing any more."""
+        """Count nothing any more. What arrives before the connection has ended must take no place."""
+        self._connection.buffer = None
         self._give_up()
 
     @property

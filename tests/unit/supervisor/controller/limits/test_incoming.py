@@ -196,7 +196,7 @@ async def test_large_reports_of_many_members_all_arrive() -> None:
             await line.close()
 
         await asyncio.wait_for(asyncio.gather(*(send(f"m{n}") for n in range(members))), LIMIT_S)
-        assert all(each.held_bytes <= SMALL_BYTES for each in state.buffers("n"))
+        await until(lambda: not state.buffers("n"))
         assert not state.limits.incoming._held
 
 
@@ -216,3 +216,14 @@ async def test_a_slow_sender_is_ended_when_others_wait_for_its_place(monkeypatch
             await line.close()
         for writer in slow:
             writer.close()
+
+
+async def test_what_arrives_on_a_connection_that_is_being_ended_takes_no_place() -> None:
+    async with served() as state:
+        writer = await begin(state, "n/m", 1 << 20)
+        await until(lambda: state.buffers("n"))
+        [connection], [buffer] = state.connections, state.buffers("n")
+        buffer.close()
+        connection.data_received(b" " * (SMALL_BYTES + 1))
+        assert not state.limits.incoming._held
+        writer.close()
