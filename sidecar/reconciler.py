@@ -27,6 +27,7 @@ from holdfast.process.clock import seconds_to_next_tick
 from holdfast.protocol import foreign_text
 from holdfast.protocol.launcher_messages import LauncherOrder, LauncherState
 from holdfast.protocol.member_messages import (
+    MAX_UNUSABLE,
     PROTOCOL,
     HeldSnapshot,
     MemberAction,
@@ -341,7 +342,7 @@ class Sidecar:
             launch, ranks = await self.restorer.prepare(order, free_a_slot)
         except StateUnavailable as error:
             if error.slot is not None:
-                self.unusable = (*self.unusable, error.slot)
+                self.unusable = (*self.unusable, error.slot)[-MAX_UNUSABLE:]
             if self.order.generation == order.generation:
                 is_refused = isinstance(error, VolumeRefused)
                 is_occupied = is_refused or isinstance(error, NoFreeSlot | StorageFailed)

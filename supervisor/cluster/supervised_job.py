@@ -41,7 +41,9 @@ from supervisor.cluster.supervision.resource import (
     run_has_ended,
 )
 from supervisor.controller.job import Job
-from supervisor.controller.member_server import DecodingTurns, largest_report
+from supervisor.controller.limits.owner import ReportOwner
+from supervisor.controller.limits.shared import SharedLimits
+from supervisor.controller.member_server import largest_report
 from supervisor.controller.reported_storage import ReportedStorage
 from supervisor.controller.routine_reports import is_calm
 from supervisor.decision import orders
@@ -84,7 +86,7 @@ class ClusterContext:
     evict: Callable[[str, PodMember], None]  # evicts a pod of the given namespace
     is_cut_off: Callable[[str], bool] = lambda _: False  # True if this leader may not reach the namespace
     jobs: Callable[[], int] = lambda: 1  # the number of all jobs
-    turns: DecodingTurns = field(default_factory=DecodingTurns)  # of the event loop, which all jobs share
+    limits: SharedLimits = field(default_factory=SharedLimits)  # of the event loop, which all jobs share
 
 
 class SupervisedJob:
@@ -97,7 +99,14 @@ class SupervisedJob:
         self.is_at_rest = False  # the job's last run has ended, and its end is recorded
         self.has_ended = False  # the supervision has ended, because another supervisor has taken over the job
         secret = job_secret(context.secret, group.key)
-        self._server = PodServer(self._wake, secret, self._is_calm, context.turns)
+        self._server = PodServer(
+            self._wake,
+            secret,
+            self._is_calm,
+            context.limits,
+            ReportOwner(group.key.namespace, _name(group.key)),
+            self._report_refusal,
+        )
         self.backend = PodBackend(
             self._evict,
             self._dismiss,
@@ -206,6 +215,7 @@ class SupervisedJob:
         finally:  # even if the caller is cancelled meanwhile, because the members would report to nobody
             # This must be last: a running job would take it for the loss of all members.
             self.backend.update(())
+            self._server.close()
 
     async def serve(self, request: web.Request, uid: str) -> web.StreamResponse:
         """Serve the connection of the pod `uid`, under the name of its member."""
@@ -445,6 +455,9 @@ class SupervisedJob:
         name = resource.name if resource is not None else key.name
         reference = ObjectReference(contents.SUPERVISIONS.api_version, contents.KIND, key.namespace, name, "")
         self._context.events.record(reference, reason, message, "Warning" if bad else "Normal")
+
+    def _report_refusal(self, why: str) -> None:
+        self._event("ReportRefused", f"a member's connection was ended: {why}", bad=True)
 
     # -- requests
 

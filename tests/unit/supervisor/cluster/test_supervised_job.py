@@ -25,6 +25,7 @@ from supervisor.cluster.supervised_job import ClusterContext, SupervisedJob
 from supervisor.cluster.supervision import fenced_records
 from supervisor.cluster.supervision.contents import RunSize
 from supervisor.cluster.supervision.resource import SupervisionResource, ensure_resource, run_has_ended
+from supervisor.controller.limits import report_memory
 from supervisor.kubernetes.client import ApiServer
 from supervisor.kubernetes.errors import InvalidObject
 from supervisor.kubernetes.events import EventRecorder
@@ -550,6 +551,23 @@ async def test_members_leave_a_closed_job(tmp_path: Path) -> None:
         before = [each.connected for each in members]
         for each, count in zip(members, before, strict=True):
             await each.until_connected(count)
+
+
+async def test_a_member_without_room_for_its_report_gets_an_event_and_a_closed_job_takes_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with place(tmp_path) as there:
+        members = await there.form()
+        memory = there.context.limits.memory
+        assert memory.reserved_bytes > 2 * report_memory.CONNECTION_BYTES
+        monkeypatch.setattr(report_memory, "CONNECTION_BYTES", report_memory.NAMESPACE_BYTES)
+        before = members[0].connected
+        await members[0].until_connected(before)
+        events = [each for each in there.context.events._series.values() if each.reason == "ReportRefused"]
+        assert [each.reference.kind for each in events] == ["Supervision"]
+        assert "namespace team" in events[0].message
+        await there.job.close()
+        assert memory.reserved_bytes == 0
 
 
 async def test_a_failure_within_the_supervision_of_one_job_is_survived(
