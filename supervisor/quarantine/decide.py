@@ -57,7 +57,7 @@ def decide(pool: PoolView, policy: NodePolicy) -> tuple[QuarantineAction, ...]:
     for node in candidates:
         action = node_action(node, pool.now_s, storm, policy)
         if isinstance(action, Taint) and not _is_free(node, action):
-            wanted.append((node, counted(node, pool.now_s, policy), action))
+            wanted.append((node, waivers.counted(node, pool.now_s, policy), action))
         elif action is not None:
             actions.append(action)
     crowd = storm.crowd
@@ -132,7 +132,7 @@ def node_action(
     if held is not None and held.effect == NO_NEW_WORK:
         if not bad:
             return release.release_quarantined(node, report, held, now_s, policy)
-        weighed = evidence.weigh(node, bad, now_s)
+        weighed = evidence.weigh(node, evidence.most(bad), now_s)
         update = _updated_taint(node, report, weighed, held, storm, policy)
         return update or _drain_or_hold(node, weighed, held, now_s, storm, policy)
     if bad:
@@ -142,19 +142,11 @@ def node_action(
     return _forget_or_avoid(node, report, now_s, storm, policy)
 
 
-def counted(node: NodeView, now_s: float, policy: NodePolicy) -> tuple[NodeFinding, ...]:
-    """Return the unhealthy findings that no waiver covers, weighed with each other."""
-    if node.report is None:
-        return ()
-    findings = waivers.not_waived(node, evidence.unhealthy(node.report), now_s, policy)
-    return evidence.weigh(node, findings, now_s)
-
-
 def is_waiting(node: NodeView, now_s: float, policy: NodePolicy) -> bool:
     """True if the node is unhealthy and in service, and neither a cordon nor a waiver protects it."""
     if node.cordoned or is_tainted(node):
         return False
-    return bool(counted(node, now_s, policy))
+    return bool(waivers.counted(node, now_s, policy))
 
 
 def _hold_unknown(node: NodeView, now_s: float, policy: NodePolicy) -> Hold:
@@ -185,7 +177,7 @@ def _taint_or_hold(
     storm: StormState,
     policy: NodePolicy,
 ) -> QuarantineAction:
-    findings = counted(node, now_s, policy)
+    findings = waivers.counted(node, now_s, policy)
     if not findings:
         assert node.waiver is not None, "only a waiver covers findings"
         why = "an operator has released it, and no other fault has been found since"
@@ -199,8 +191,10 @@ def _taint_or_hold(
     reason = storm.reason_for(node.name)
     if reason is not None:
         return _hold_for(node, reason, findings, policy)
-    # The taint ends the waiver, so its evidence must include every confirmed finding, even a waived one.
-    confirmed = evidence.confirmed(evidence.weigh(node, bad, now_s), policy)
+    # The taint ends the waiver, so its evidence includes the waived findings too, as far as there is room.
+    new = {each.key for each in findings}
+    all_found = tuple(sorted(bad, key=lambda each: each.key not in new))
+    confirmed = evidence.confirmed(evidence.weigh(node, evidence.most(all_found), now_s), policy)
     return _taint(node, report, confirmed, NO_NEW_WORK)
 
 
@@ -314,14 +308,16 @@ def _drain_or_hold(
 def _forget_or_avoid(
     node: NodeView, report: Report, now_s: float, storm: StormState, policy: NodePolicy
 ) -> QuarantineAction | None:
-    if node.waiver is not None and report.clean_s >= release.required_health_s(node, now_s, policy):
+    is_over = waivers.not_waived(node, report.findings, now_s, policy) == report.findings
+    proven = report.clean_s >= release.required_health_s(node, now_s, policy)
+    if node.waiver is not None and is_over and proven:
         return Forget(node.name, "healthy for long enough: the waived findings are over", node.version)
     if node.waiver is not None and waivers.has_expired(node.waiver, now_s, policy):
         return Forget(node.name, "the operator's release has expired", node.version)
     if not policy.prefer_away or node.cordoned:
         return None
-    degraded = tuple(each for each in report.findings if each.level == DEGRADED)[:MAX_EVIDENCE]
-    found = waivers.not_waived(node, degraded, now_s, policy)
+    degraded = tuple(each for each in report.findings if each.level == DEGRADED)
+    found = evidence.most(waivers.not_waived(node, degraded, now_s, policy))
     if not found:
         return None
     left_s = policy.confirm_alone_s - max(each.held_s for each in found)

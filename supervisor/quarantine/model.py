@@ -22,7 +22,9 @@ ACTIONS = ("none", "restart_app", "reset_gpu", "reboot_node", "replace", "contac
 NO_NEW_WORK, PREFER_NOT = "NoSchedule", "PreferNoSchedule"
 
 MAX_HISTORY = 16  # incidents kept per node; older ones no longer affect how long the node stays out
-MAX_EVIDENCE = 32  # keys kept per node, to bound the size of the annotation
+# Findings weighed and keys kept per node, to bound the size of the annotation. A real node has fewer: each of
+# 8 GPUs would need 16 different faults.
+MAX_EVIDENCE = 128
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,9 +44,11 @@ def released_by_operator(node: NodeView, now_s: float) -> NodeView:
     held = node.quarantine
     if held is None:
         return node
-    known = {*held.evidence, *(node.waiver.evidence if node.waiver else ())}
+    # What has just been released comes first, because the waiver must not leave it out.
+    before = [key for key in (node.waiver.evidence if node.waiver else ()) if key not in held.evidence]
+    known = (*held.evidence, *before)[:MAX_EVIDENCE]
     boot_id = node.report.boot_id if node.report is not None else ""
-    waiver = Waiver(tuple(sorted(known))[:MAX_EVIDENCE], now_s, boot_id)
+    waiver = Waiver(tuple(sorted(known)), now_s, boot_id)
     return replace(node, quarantine=None, waiver=waiver, released_at_s=now_s)
 
 

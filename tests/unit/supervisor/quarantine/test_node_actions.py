@@ -10,6 +10,7 @@ import pytest
 from supervisor.quarantine import decide, evidence
 from supervisor.quarantine.cohorts import Reason
 from supervisor.quarantine.model import (
+    MAX_EVIDENCE,
     NO_NEW_WORK,
     PREFER_NOT,
     Drain,
@@ -346,12 +347,12 @@ def test_a_storm_is_a_hold_of_the_whole_pool_until_it_has_calmed_down() -> None:
 
 
 def test_the_evidence_of_a_node_is_bounded_and_old_findings_are_dropped_first() -> None:
-    old = tuple(f"old {at:02d}" for at in range(32))
+    old = tuple(f"old {at:03d}" for at in range(MAX_EVIDENCE))
     new = tuple(finding(f"new {at}") for at in range(3))
     node = out(*new, quarantine=replace(HELD, evidence=old))
     found = decide.node_action(node, NOW_S, CALM, POLICY)
     assert isinstance(found, Taint)
-    assert found.evidence == ("new 0", "new 1", "new 2", *old[:29])
+    assert found.evidence == ("new 0", "new 1", "new 2", *old[:-3])
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from supervisor.quarantine.model import (
+    MAX_EVIDENCE,
     NO_NEW_WORK,
     PREFER_NOT,
     Drain,
@@ -91,10 +92,20 @@ def test_a_weak_taint_that_becomes_a_strong_one_counts_from_then_on() -> None:
 
 
 def test_a_waiver_has_a_bounded_number_of_findings_in_order() -> None:
-    keys = tuple(f"k{at:02d}" for at in range(30))
-    node = well("a", waiver=Waiver(("z", "a", "k00", "b"), 0.0))
+    keys = tuple(f"k{at:03d}" for at in range(MAX_EVIDENCE - 2))
+    node = well("a", waiver=Waiver(("a", "k000", "b", "z"), 0.0))
     node = replace(node, quarantine=Quarantine(keys, "replace", ("kmsg",), "b1", 0.0))
     expected = replace(
         node, quarantine=None, waiver=Waiver(("a", "b", *keys), NOW_S, "b1"), released_at_s=NOW_S
     )
     assert released_by_operator(node, NOW_S) == expected
+
+
+def test_a_full_waiver_does_not_leave_out_what_the_operator_has_just_released() -> None:
+    full = Waiver(tuple(f"k{at:03d}" for at in range(MAX_EVIDENCE)), 0.0)
+    node = replace(
+        well("a", waiver=full), quarantine=Quarantine(("z",), "none", ("kmsg",), "b1", 0.0, PREFER_NOT)
+    )
+    waiver = released_by_operator(node, NOW_S).waiver
+    assert waiver is not None
+    assert waiver.evidence == (*full.evidence[:-1], "z")
