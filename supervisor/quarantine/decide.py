@@ -12,6 +12,7 @@
   (`release`). If the breaker is full, a node that is only proving its health may return early, to make room
   for one with a sure fault.
 - Nothing is buried: each hold has an end, or it is an alert.
+- What is stored on a node is corrected first, even if its agent is silent (`transition.refreshed`).
 
 One action can enable another: a node can be drained only after it was tainted, and a release makes room for
 another taint. The pool reaches the same final state whether the actions are carried out together or one by
@@ -41,6 +42,7 @@ from supervisor.quarantine.model import (
     PoolView,
     Quarantine,
     QuarantineAction,
+    Refresh,
     Release,
     Report,
     Taint,
@@ -112,6 +114,7 @@ def _candidates(pool: PoolView, policy: NodePolicy) -> list[NodeView]:
         or not node.ready
         or node.waiver is not None
         or node.refused
+        or transition.refreshed(node, pool.now_s) is not node
     ]
 
 
@@ -124,6 +127,9 @@ def node_action(
     node: NodeView, now_s: float, storm: StormState, policy: NodePolicy
 ) -> QuarantineAction | None:
     """Return the action for one node if the breaker has room; None if the node needs no action."""
+    if transition.refreshed(node, now_s) is not node:
+        why = "it has a stored time that is later than now: the clock was ahead"
+        return Refresh(node.name, why, node.version)
     report = node.report
     if report is None or is_unknown(node, policy):
         return _hold_unknown(node, now_s, policy)

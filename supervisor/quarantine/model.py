@@ -5,7 +5,8 @@ can therefore die at any time, and its successor misses nothing.
 
 The times in a report (`_s`) are ages at the time of the report, on the node's own clock, so a wrong clock
 cannot condemn a node. Names that end in `_at_s` are seconds since the epoch on the clock of the deciding
-process, because data stored on a node outlives hosts and boots.
+process, because data stored on a node outlives hosts and boots. That clock may have been ahead:
+a stored time that is later than now is replaced by now (`transition.refreshed`).
 """
 
 from __future__ import annotations
@@ -179,6 +180,15 @@ class Forget:
 
 
 @dataclass(frozen=True, slots=True)
+class Refresh:
+    """Correct what is stored on a node (`transition.refreshed`). Its taint and its waiver remain."""
+
+    node: str
+    why: str
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Hold:
     """Postpone action on a node, or on all nodes if `node` is "", and decide again at `until_s`.
 
@@ -191,7 +201,7 @@ class Hold:
     alert: bool = False
 
 
-QuarantineAction: TypeAlias = "Taint | Drain | Release | Forget | Hold"
+QuarantineAction: TypeAlias = "Taint | Drain | Release | Forget | Refresh | Hold"
 
 
 @dataclass(frozen=True, slots=True)

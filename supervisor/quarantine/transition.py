@@ -1,7 +1,14 @@
-"""Compute the state of a node after an action, for one patch of the node. Pure."""
+"""Compute the state of a node after an action, for one patch of the node. Pure.
+
+A stored time can be later than now, if the clock of the deciding process was ahead when it was stored. Until
+it had passed, a release by an operator would cover faults that began after it, nothing would become an alert,
+and no proof of health would begin. Such a time is therefore replaced by now, and the correction is stored:
+if each decision only counted it as now, it would move on with each.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from supervisor.quarantine.model import (
@@ -16,6 +23,7 @@ from supervisor.quarantine.model import (
     PastQuarantine,
     Quarantine,
     QuarantineAction,
+    Refresh,
     Release,
     Taint,
     Waiver,
@@ -35,8 +43,40 @@ def after(node: NodeView, action: QuarantineAction, now_s: float, policy: NodePo
         return replace(node, quarantine=None, released_at_s=now_s) if node.quarantine else node
     if isinstance(action, Forget):
         return replace(node, waiver=None)
+    if isinstance(action, Refresh):
+        return refreshed(node, now_s)
     assert isinstance(action, Hold)
     return node
+
+
+def refreshed(node: NodeView, now_s: float) -> NodeView:
+    """Return the node without stored times that are later than now; the same object if there are none."""
+    if all(each <= now_s for each in _times(node)):
+        return node
+    held, waiver, released_at_s = node.quarantine, node.waiver, node.released_at_s
+    if held is not None:
+        drain_at_s = None if held.drain_at_s is None else min(held.drain_at_s, now_s)
+        held = replace(held, at_s=min(held.at_s, now_s), drain_at_s=drain_at_s)
+    return replace(
+        node,
+        quarantine=held,
+        waiver=None if waiver is None else replace(waiver, at_s=min(waiver.at_s, now_s)),
+        history=tuple(replace(each, at_s=min(each.at_s, now_s)) for each in node.history),
+        released_at_s=None if released_at_s is None else min(released_at_s, now_s),
+    )
+
+
+def _times(node: NodeView) -> Iterator[float]:
+    held, waiver = node.quarantine, node.waiver
+    if held is not None:
+        yield held.at_s
+        yield held.at_s if held.drain_at_s is None else held.drain_at_s
+    if waiver is not None:
+        yield waiver.at_s
+    if node.released_at_s is not None:
+        yield node.released_at_s
+    for each in node.history:
+        yield each.at_s
 
 
 def released_by_operator(node: NodeView, now_s: float) -> NodeView:

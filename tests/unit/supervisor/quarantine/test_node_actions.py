@@ -22,6 +22,7 @@ from supervisor.quarantine.model import (
     PastQuarantine,
     Quarantine,
     QuarantineAction,
+    Refresh,
     Release,
     Taint,
     Waiver,
@@ -219,7 +220,7 @@ NO_POLICY_OR_STORM: dict[str, tuple[NodeView, QuarantineAction | None]] = {
     ),
     "out, by a clock that was ahead": (
         recovered(out(quarantine=replace(HELD, at_s=NOW_S + 100.0)), DAY_S, boot_id="b2"),
-        hold("healthy for 0 of 3600 s", 3600.0),
+        Refresh("a", "it has a stored time that is later than now: the clock was ahead", "7"),
     ),
     "out, and its sensors cannot measure": (
         recovered(

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from supervisor.quarantine.model import (
     MAX_EVIDENCE,
@@ -11,19 +14,20 @@ from supervisor.quarantine.model import (
     Hold,
     PastQuarantine,
     Quarantine,
+    Refresh,
     Release,
     Taint,
     Waiver,
 )
-from supervisor.quarantine.transition import after, released_by_operator
-from tests.unit.supervisor.node_views import DAY_S, NOW_S, POLICY, well
+from supervisor.quarantine.transition import after, refreshed, released_by_operator
+from tests.unit.supervisor.node_views import DAY_S, NOW_S, POLICY, applied, asked, pool, well
 
 TAINT = Taint("a", NO_NEW_WORK, ("k",), "replace", ("kmsg",), "b1", "why")
 
 
 def test_every_action_is_idempotent() -> None:
     node = well("a", waiver=Waiver(("x",), 0.0))
-    for action in (Forget("a", ""), TAINT, Drain("a", ""), Hold("a", ""), Release("a", "")):
+    for action in (Forget("a", ""), TAINT, Drain("a", ""), Refresh("a", ""), Hold("a", ""), Release("a", "")):
         node = after(node, action, NOW_S, POLICY)
         assert after(node, action, NOW_S, POLICY) == node
 
@@ -58,6 +62,51 @@ def test_a_weak_taint_leaves_a_waiver_and_adds_no_incident() -> None:
     node = after(well("a", waiver=Waiver(("x",), 0.0)), weak, NOW_S, POLICY)
     assert (node.waiver, node.history) == (Waiver(("x",), 0.0), ())
     assert released_by_operator(node, NOW_S).waiver == Waiver(("d", "x"), NOW_S, "b1")
+
+
+AHEAD_S = NOW_S + 30 * DAY_S
+
+
+def test_each_stored_time_that_is_later_than_now_becomes_now_and_the_others_remain() -> None:
+    held = Quarantine(("k",), "replace", ("kmsg",), "b1", AHEAD_S, drain_at_s=AHEAD_S + 1.0)
+    past = PastQuarantine(1.0, "none", relapse=True)
+    node = well(
+        "a",
+        quarantine=held,
+        waiver=Waiver(("x",), AHEAD_S, "b1"),
+        history=(past, PastQuarantine(AHEAD_S, "replace")),
+        released_at_s=AHEAD_S,
+    )
+    expected = replace(
+        node,
+        quarantine=replace(held, at_s=NOW_S, drain_at_s=NOW_S),
+        waiver=Waiver(("x",), NOW_S, "b1"),
+        history=(past, PastQuarantine(NOW_S, "replace")),
+        released_at_s=NOW_S,
+    )
+    assert after(node, Refresh("a", ""), NOW_S, POLICY) == expected
+    assert refreshed(expected, NOW_S) is expected
+    assert refreshed(node, AHEAD_S + 1.0) is node
+
+
+@pytest.mark.parametrize("silent_s", [10.0, 10 * DAY_S])
+@pytest.mark.parametrize(
+    "stored",
+    [
+        {"quarantine": Quarantine(("k",), "replace", ("kmsg",), "b1", AHEAD_S)},
+        {"quarantine": Quarantine(("k",), "replace", ("kmsg",), "b1", NOW_S, drain_at_s=AHEAD_S)},
+        {"waiver": Waiver(("x",), AHEAD_S)},
+        {"history": (PastQuarantine(AHEAD_S, "none"), PastQuarantine(1.0, "none"))},
+        {"released_at_s": AHEAD_S},
+    ],
+)
+def test_a_stored_time_that_is_later_than_now_is_corrected_first(
+    stored: dict[str, Any], silent_s: float
+) -> None:
+    seen = pool(well("a", silent_s=silent_s, **stored))
+    [found] = asked(seen)
+    assert isinstance(found, Refresh)
+    assert not any(isinstance(each, Refresh) for each in asked(applied(seen, [found])))
 
 
 def test_each_action_changes_exactly_these_fields_of_a_node() -> None:

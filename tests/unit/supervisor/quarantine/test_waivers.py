@@ -66,6 +66,22 @@ def test_an_event_that_the_boot_has_ended_is_not_new_while_it_is_still_reported(
     assert counts(replace(event, sign_s=None), booted), "it is measured now"
 
 
+def test_a_release_by_a_clock_that_was_ahead_covers_no_fault_that_begins_after_the_correction() -> None:
+    ahead_s = NOW_S + 30 * DAY_S
+    old = finding(KEY, held_s=2 * DAY_S, sign_s=DAY_S)
+    out = settled(pool(bad("a", old), now_s=ahead_s))
+    seen = at(out, NOW_S, released_by_operator(node_of(out, "a"), ahead_s + 60.0))
+    seen = settled(seen)
+    waiver = node_of(seen, "a").waiver
+    assert waiver is not None
+    assert waiver.at_s == NOW_S
+    assert "an operator has released it" in why(seen, "a")
+    for days in (0.1, 3.0, 6.9):
+        again = replace(old, held_s=(2 + days) * DAY_S, sign_s=30.0)
+        later = at(seen, NOW_S + days * DAY_S, replace(node_of(seen, "a"), report=report(again)))
+        assert [type(each) for each in asked(later)] == [Taint]
+
+
 def test_a_waiver_expires_after_a_week_even_if_the_node_was_never_healthy() -> None:
     aged = Waiver((KEY,), NOW_S - 7 * DAY_S + 1.0, "b1")
     found = replace(OLD, held_s=100 * DAY_S)
