@@ -9,10 +9,10 @@
 - A node is drained only if two witnesses report its fault, the fault does not end without a remedy, and the
   remedy requires an empty node.
 - A node is released when the sensors that found it unhealthy have reported it as healthy for long enough
-  (`release`). If the breaker is full, a node that is only proving its health may return early, to make room
-  for one with a sure fault.
+  (`release`). Time in which one of them could not measure does not count. If the breaker is full, a node that
+  is only proving its health may return early, to make room for one with a sure fault.
 - Nothing is buried: each hold has an end, or it is an alert.
-- What is stored on a node is corrected first, even if its agent is silent (`transition.refreshed`).
+- What is stored on a node is corrected first, even if its agent is silent (`transition.after`).
 
 One action can enable another: a node can be drained only after it was tainted, and a release makes room for
 another taint. The pool reaches the same final state whether the actions are carried out together or one by
@@ -71,7 +71,9 @@ def decide(pool: PoolView, policy: NodePolicy) -> tuple[QuarantineAction, ...]:
         releases = [each for each in actions if isinstance(each, Release)]
         later = breaker.assess(len(pool.nodes), _after(pool, tainted, releases, policy), policy)
         proving = [node for node in tainted if _may_be_traded(node, pool.now_s, policy)]
-        traded = {each.node: each for each in admission.trades(wanted, crowd, proving, later.balance)}
+        traded = {
+            each.node: each for each in admission.trades(wanted, crowd, proving, later.balance, pool.now_s)
+        }
         actions = [traded.pop(each.node, each) for each in actions]
     actions += admission.admitted(wanted, waiting, crowd, state, pool.now_s, policy)
     if storm.everywhere is not None:
@@ -96,6 +98,8 @@ def _after(
 
 
 def _may_be_traded(node: NodeView, now_s: float, policy: NodePolicy) -> bool:
+    if _refresh(node, now_s, policy) is not None:
+        return False
     return is_tainted(node) and not is_unknown(node, policy) and release.may_be_traded(node, now_s, policy)
 
 
@@ -114,7 +118,7 @@ def _candidates(pool: PoolView, policy: NodePolicy) -> list[NodeView]:
         or not node.ready
         or node.waiver is not None
         or node.refused
-        or transition.refreshed(node, pool.now_s) is not node
+        or any(each > pool.now_s for each in transition.times(node))
     ]
 
 
@@ -127,9 +131,9 @@ def node_action(
     node: NodeView, now_s: float, storm: StormState, policy: NodePolicy
 ) -> QuarantineAction | None:
     """Return the action for one node if the breaker has room; None if the node needs no action."""
-    if transition.refreshed(node, now_s) is not node:
-        why = "it has a stored time that is later than now: the clock was ahead"
-        return Refresh(node.name, why, node.version)
+    refresh = _refresh(node, now_s, policy)
+    if refresh is not None:
+        return refresh
     report = node.report
     if report is None or is_unknown(node, policy):
         return _hold_unknown(node, now_s, policy)
@@ -144,8 +148,26 @@ def node_action(
     if bad:
         return _taint_or_hold(node, report, bad, now_s, storm, policy)
     if held is not None:
-        return release.release_avoided(node, report, now_s, policy)
+        return release.release_avoided(node, report, held, now_s, policy)
     return _forget_or_avoid(node, report, now_s, storm, policy)
+
+
+def _refresh(node: NodeView, now_s: float, policy: NodePolicy) -> Refresh | None:
+    """Return the correction of what is stored on the node; None if it is correct."""
+    if any(each > now_s for each in transition.times(node)):
+        why = "it has a stored time that is later than now: the clock was ahead"
+        return Refresh(node.name, why, node.version)
+    held, report = node.quarantine, node.report
+    if held is None or report is None or is_unknown(node, policy):
+        return None
+    after = release.with_blind_time(held, report, node.silent_s, now_s)
+    if after is held:
+        return None
+    if after.blind_at_s is not None:
+        why = f"{', '.join(release.blind_sensors(report, held))} cannot measure"
+    else:
+        why = "its sensors can measure again" if after.blind_s else "its time of health has restarted"
+    return Refresh(node.name, f"the proof of its health changes: {why}", node.version)
 
 
 def is_waiting(node: NodeView, now_s: float, policy: NodePolicy) -> bool:

@@ -111,6 +111,8 @@ def read_report(raw: Mapping[str, Any]) -> Report:
     found = [each for each in found if each.level in (DEGRADED, UNHEALTHY)]
     found.sort(key=lambda each: (each.level == UNHEALTHY, evidence.severity((each,))), reverse=True)
     sensors = [_table(each, "sensors") for each in _items(raw, "sensors")]
+    # Every agent pauses its clean time while the GPUs are released.
+    released = tuple(_word(each, "name") for each in sensors) if raw.get("released") else ()
     return Report(
         tuple(found),
         _number(raw, "clean_s", 0.0),
@@ -120,6 +122,8 @@ def read_report(raw: Mapping[str, Any]) -> Report:
         _word(raw, "version"),
         tuple(_word(each, "name") for each in sensors if each.get("sees") is False),
         tuple(sorted({_device(gpu) for gpu in gpus} - {""})),
+        (*_words(raw, "clean_needs"), *released),
+        (*_words(raw, "quiet_needs"), *released),
     )
 
 

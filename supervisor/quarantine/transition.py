@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from supervisor.quarantine import release
+from supervisor.quarantine.breaker import is_unknown
 from supervisor.quarantine.model import (
     MAX_EVIDENCE,
     MAX_HISTORY,
@@ -44,19 +46,26 @@ def after(node: NodeView, action: QuarantineAction, now_s: float, policy: NodePo
     if isinstance(action, Forget):
         return replace(node, waiver=None)
     if isinstance(action, Refresh):
-        return refreshed(node, now_s)
+        return _refreshed(node, now_s, policy)
     assert isinstance(action, Hold)
     return node
 
 
-def refreshed(node: NodeView, now_s: float) -> NodeView:
-    """Return the node without stored times that are later than now; the same object if there are none."""
-    if all(each <= now_s for each in _times(node)):
+def _refreshed(node: NodeView, now_s: float, policy: NodePolicy) -> NodeView:
+    node = _without_future(node, now_s)
+    held, report = node.quarantine, node.report
+    if held is None or report is None or is_unknown(node, policy):
         return node
+    return replace(node, quarantine=release.with_blind_time(held, report, node.silent_s, now_s))
+
+
+def _without_future(node: NodeView, now_s: float) -> NodeView:
+    """Return the node with now in place of all stored times that are later."""
     held, waiver, released_at_s = node.quarantine, node.waiver, node.released_at_s
     if held is not None:
         drain_at_s = None if held.drain_at_s is None else min(held.drain_at_s, now_s)
-        held = replace(held, at_s=min(held.at_s, now_s), drain_at_s=drain_at_s)
+        blind_at_s = None if held.blind_at_s is None else min(held.blind_at_s, now_s)
+        held = replace(held, at_s=min(held.at_s, now_s), drain_at_s=drain_at_s, blind_at_s=blind_at_s)
     return replace(
         node,
         quarantine=held,
@@ -66,11 +75,11 @@ def refreshed(node: NodeView, now_s: float) -> NodeView:
     )
 
 
-def _times(node: NodeView) -> Iterator[float]:
+def times(node: NodeView) -> Iterator[float]:
+    """Yield each time that is stored on the node."""
     held, waiver = node.quarantine, node.waiver
     if held is not None:
-        yield held.at_s
-        yield held.at_s if held.drain_at_s is None else held.drain_at_s
+        yield from (each for each in (held.at_s, held.drain_at_s, held.blind_at_s) if each is not None)
     if waiver is not None:
         yield waiver.at_s
     if node.released_at_s is not None:
@@ -97,7 +106,9 @@ def _tainted(node: NodeView, action: Taint, now_s: float, policy: NodePolicy) ->
     record = (action.evidence, action.action, action.sources, action.boot_id)
     gpus = (action.replace, action.gpus)
     if held is not None and held.effect == action.effect:
-        updated = Quarantine(*record, held.at_s, action.effect, held.drain_at_s, *gpus)
+        updated = Quarantine(
+            *record, held.at_s, action.effect, held.drain_at_s, *gpus, held.blind_at_s, held.blind_s
+        )
         return replace(node, quarantine=updated)
     history = node.history
     if action.effect == NO_NEW_WORK:

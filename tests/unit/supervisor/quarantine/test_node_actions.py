@@ -222,11 +222,24 @@ NO_POLICY_OR_STORM: dict[str, tuple[NodeView, QuarantineAction | None]] = {
         recovered(out(quarantine=replace(HELD, at_s=NOW_S + 100.0)), DAY_S, boot_id="b2"),
         Refresh("a", "it has a stored time that is later than now: the clock was ahead", "7"),
     ),
+    "out, and a sensor cannot measure although its agent counts the time": (
+        recovered(out(), DAY_S, blind=("kmsg",)),
+        Refresh("a", "the proof of its health changes: kmsg cannot measure", "7"),
+    ),
+    "out, and its sensors can measure again": (
+        recovered(out(quarantine=replace(HELD, blind_at_s=NOW_S - 60.0)), DAY_S),
+        Refresh("a", "the proof of its health changes: its sensors can measure again", "7"),
+    ),
+    "out, and its health has restarted": (
+        recovered(out(quarantine=replace(HELD, blind_s=60.0)), 5.0),
+        Refresh("a", "the proof of its health changes: its time of health has restarted", "7"),
+    ),
     "out, and its sensors cannot measure": (
         recovered(
             out(quarantine=replace(HELD, sources=("kmsg", "sysfs"))),
             *(DAY_S,),
             blind=("sysfs", "ecc", "kmsg"),
+            clean_needs=("kmsg", "sysfs"),
         ),
         alert("its agent reports no fault, but kmsg, sysfs cannot measure; for 24 h"),
     ),

@@ -72,6 +72,13 @@ def test_the_policy_is_no_part_of_the_agents_version() -> None:
     assert read_report(raw(policy="other")).agent == read_report(raw()).agent == "0.1.0"
 
 
+def test_the_sensors_that_pause_the_clean_time_are_read_and_each_sensor_does_during_a_release() -> None:
+    seen = read_report(raw(clean_needs=["kmsg"], quiet_needs=["kmsg", "host"], released=None))
+    assert (seen.clean_needs, seen.quiet_needs) == (("kmsg",), ("kmsg", "host"))
+    released = read_report(raw(released={"until_s": 5.0, "closed": True}))
+    assert released.clean_needs == released.quiet_needs == ("sysfs", "kmsg")
+
+
 def test_a_healthy_finding_and_unknown_fields_are_left_out() -> None:
     assert read_report(raw({**XID, "level": "healthy"}, new={"x": 1})).findings[0].signature == "ib_port"
     assert read_report(raw(calmed_s=5, clean_s=7)).clean_s == 7.0
@@ -87,6 +94,7 @@ def test_a_healthy_finding_and_unknown_fields_are_left_out() -> None:
         ({"clean_s": True}, "clean_s is True; expected a number"),
         ({"entities": 5}, "entities is 5; expected a list of at most 10000 items"),
         ({"entities": [3]}, "an item of entities is 3; expected an object"),
+        ({"clean_needs": "kmsg"}, "clean_needs is 'kmsg'; expected a list"),
         ({"boot_id": 7}, "boot_id is 7; expected a text"),
         (
             {"entities": [{"entity": "a", "findings": [{**XID, "since_s": None}]}]},

@@ -19,7 +19,7 @@ from supervisor.quarantine.model import (
     Taint,
     Waiver,
 )
-from supervisor.quarantine.transition import after, refreshed, released_by_operator
+from supervisor.quarantine.transition import after, released_by_operator
 from tests.unit.supervisor.node_views import DAY_S, NOW_S, POLICY, applied, asked, pool, well
 
 TAINT = Taint("a", NO_NEW_WORK, ("k",), "replace", ("kmsg",), "b1", "why")
@@ -68,10 +68,13 @@ AHEAD_S = NOW_S + 30 * DAY_S
 
 
 def test_each_stored_time_that_is_later_than_now_becomes_now_and_the_others_remain() -> None:
-    held = Quarantine(("k",), "replace", ("kmsg",), "b1", AHEAD_S, drain_at_s=AHEAD_S + 1.0)
+    held = Quarantine(
+        ("k",), "replace", ("kmsg",), "b1", AHEAD_S, drain_at_s=AHEAD_S + 1.0, blind_at_s=AHEAD_S
+    )
     past = PastQuarantine(1.0, "none", relapse=True)
     node = well(
         "a",
+        report=None,
         quarantine=held,
         waiver=Waiver(("x",), AHEAD_S, "b1"),
         history=(past, PastQuarantine(AHEAD_S, "replace")),
@@ -79,14 +82,14 @@ def test_each_stored_time_that_is_later_than_now_becomes_now_and_the_others_rema
     )
     expected = replace(
         node,
-        quarantine=replace(held, at_s=NOW_S, drain_at_s=NOW_S),
+        quarantine=replace(held, at_s=NOW_S, drain_at_s=NOW_S, blind_at_s=NOW_S),
         waiver=Waiver(("x",), NOW_S, "b1"),
         history=(past, PastQuarantine(NOW_S, "replace")),
         released_at_s=NOW_S,
     )
     assert after(node, Refresh("a", ""), NOW_S, POLICY) == expected
-    assert refreshed(expected, NOW_S) is expected
-    assert refreshed(node, AHEAD_S + 1.0) is node
+    assert after(expected, Refresh("a", ""), NOW_S, POLICY) == expected
+    assert after(node, Refresh("a", ""), AHEAD_S + 1.0, POLICY) == node
 
 
 @pytest.mark.parametrize("silent_s", [10.0, 10 * DAY_S])
@@ -95,6 +98,7 @@ def test_each_stored_time_that_is_later_than_now_becomes_now_and_the_others_rema
     [
         {"quarantine": Quarantine(("k",), "replace", ("kmsg",), "b1", AHEAD_S)},
         {"quarantine": Quarantine(("k",), "replace", ("kmsg",), "b1", NOW_S, drain_at_s=AHEAD_S)},
+        {"quarantine": Quarantine(("k",), "replace", ("kmsg",), "b1", NOW_S, blind_at_s=AHEAD_S)},
         {"waiver": Waiver(("x",), AHEAD_S)},
         {"history": (PastQuarantine(AHEAD_S, "none"), PastQuarantine(1.0, "none"))},
         {"released_at_s": AHEAD_S},
@@ -118,6 +122,10 @@ def test_each_action_changes_exactly_these_fields_of_a_node() -> None:
     assert after(node, TAINT, NOW_S, POLICY) == out
     soon = (PastQuarantine(1.0, "none"), PastQuarantine(NOW_S - 1.0, "replace", relapse=True))
     assert after(node, TAINT, NOW_S - 1.0, POLICY).history == soon
+    blind = replace(out, quarantine=replace(held, blind_at_s=NOW_S, blind_s=7.0))
+    assert after(blind, replace(TAINT, evidence=("k", "l")), NOW_S + 9.0, POLICY) == replace(
+        blind, quarantine=replace(held, evidence=("k", "l"), blind_at_s=NOW_S, blind_s=7.0)
+    )
     drained = replace(out, quarantine=replace(held, drain_at_s=NOW_S + 5.0))
     assert after(out, Drain("a", ""), NOW_S + 5.0, POLICY) == drained
     assert after(node, Drain("a", ""), NOW_S, POLICY) == node
