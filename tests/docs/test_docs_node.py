@@ -80,8 +80,8 @@ PUBLISHED = Published(
     released=Released(5.0, True),
 )  # fmt: skip
 ABOUT = {
-    "node": "vm", "machine_id": "m", "provider_id": "", "boot_id": "b", "version": "v", "policy": "p",
-    "test": False,
+    "node": "vm", "machine_id": "m", "provider_id": "", "boot_id": "b", "booted_s": 1.0,
+    "version": "v", "policy": "p", "test": False,
 }  # fmt: skip
 HEALTH = report.health_report(PUBLISHED, ABOUT)
 
