@@ -70,7 +70,7 @@ FOUND = HealthFinding(
 SEES = SensorStatus("sysfs", True, "", 3, 2, 0.01, False, (Omission("aer", "the firmware keeps it"),))
 PUBLISHED = Published(
     100.0, verdicts([FOUND], []), (SEES,),
-    clean_time=CleanTime(1.0, 100.0, 100.0),
+    clean_time=CleanTime(1.0, 100.0, 100.0, needs=(frozenset({"kmsg"}), frozenset({"kmsg"}))),
     facts={
         "driver": {"driver": "575"},
         "gpu/0000:3b:00.0": {
@@ -80,8 +80,8 @@ PUBLISHED = Published(
     released=Released(5.0, True),
 )  # fmt: skip
 ABOUT = {
-    "node": "vm", "machine_id": "m", "provider_id": "", "boot_id": "b", "version": "v", "policy": "p",
-    "test": False,
+    "node": "vm", "machine_id": "m", "provider_id": "", "boot_id": "b", "booted_s": 1.0,
+    "version": "v", "policy": "p", "test": False,
 }  # fmt: skip
 HEALTH = report.health_report(PUBLISHED, ABOUT)
 
