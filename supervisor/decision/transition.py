@@ -187,8 +187,11 @@ def _lost(view: View, names: tuple[str, ...]) -> tuple[str, ...]:
     return (*old, *known[-LOST:])
 
 
-def _done(view: View, _action: Done, _: Policy) -> JobState:
-    return replace(view.memory, since_ns=view.now_ns)
+def _done(view: View, _action: Done, policy: Policy) -> JobState:
+    """Return the state of a run that is over. Its last sentence names members of a cluster that still run."""
+    left = closing.unended(view, policy) if policy.members_created_externally else ()
+    why = f"{view.memory.why}; {closing.unended_in_words(left)}" if left else view.memory.why
+    return replace(view.memory, since_ns=view.now_ns, why=why)
 
 
 def _unchanged(view: View, _action: Look | Dismiss, _: Policy) -> JobState:
@@ -333,7 +336,7 @@ def _start(view: View, action: Start, policy: Policy) -> JobState:
             tuple(fault for fault in found if fault.kind == "exception"),
             from_scratch=action.cause is None and policy.from_scratch,
         ),
-        **_emergency(memory, action),
+        **(_emergency(memory, action) if policy.has_storage else {}),
     )
 
 
@@ -474,7 +477,14 @@ def _end(view: View, action: End, policy: Policy) -> JobState:
         message=action.message,
         incident=incident,
         incidents=_count(memory, incident),
+        bystanders=_bystanders(view) if policy.members_created_externally else (),
     )
+
+
+def _bystanders(view: View) -> tuple[str, ...]:
+    """Return the members that are there and have no ranks."""
+    seats = view.memory.seats
+    return tuple(m.name for m in view.members if (m.exists or m.is_listed) and m.name not in seats)
 
 
 def _not_resumed(view: View, incident: OpenIncident, back: int | None) -> OpenIncident:

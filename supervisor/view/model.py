@@ -251,6 +251,8 @@ class JobState:
     unbegun: PendingStart | None = None  # set until the current generation completes a step
     finished: bool = False  # the script ran to its end, and the state to save is its last one
     end: End | None = None  # an end that no user requested, carried out once the state is saved
+    # the members without ranks that were there when the run's end was decided, and were ordered to end too
+    bystanders: tuple[str, ...] = ()
     # `End.completion` of the end that was decided
     completion: Completion | None = field(default=None, compare=False, metadata=UNRECORDED)
 
@@ -276,6 +278,8 @@ class MemberView:
     report: MemberReport | None = None
     heard_ns: int = 0  # when this supervisor received the member's first report
     well_ns: int = 0  # when the member last reported that its launcher responds
+    # True while the backend lists the member, even if it counts as lost and therefore does not exist
+    is_listed: bool = field(default=False, metadata=UNRECORDED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -449,6 +453,8 @@ class Policy:
     from_scratch: bool = False  # begin at step 0, regardless of what is on storage
     # a controller outside Holdfast creates the members, so the replacement of a lost one can take minutes
     members_created_externally: bool = field(default=False, metadata=UNRECORDED)
+    # False: a checkpoint would be lost with the pod that wrote it, so none is written or announced
+    has_storage: bool = field(default=True, metadata=UNRECORDED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -315,6 +315,11 @@ def test_a_member_that_no_launcher_can_end_is_ended(away: dict[str, Any], lost: 
     assert transition.after(now, begun(), POLICY).lost == ("x",), "it keeps its ranks"
 
 
+def test_after_a_fault_a_job_without_storage_requests_no_checkpoint() -> None:
+    after = transition.after(seen("securing", save=3), begun(), replace(POLICY, has_storage=False))
+    assert (after.save, after.save_member) == (3, "")
+
+
 def test_the_state_is_also_written_to_storage_by_a_member_that_holds_it() -> None:
     def saving(**given: Any) -> tuple[int, str]:
         found = transition.after(seen("securing", save=3), begun(**given), POLICY)
