@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import sys
+import time
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
@@ -12,10 +13,11 @@ from typing import Any
 from holdfast.errors import BadInput
 from holdfast.protocol.foreign_text import harmless
 from supervisor.cli import commands
-from supervisor.cli.api_client import RunRecords, newest_status
+from supervisor.cli.api_client import RunRecords, age_of, is_current, newest_status, outdated, title
 from supervisor.display.ansi import BOLD, CYAN, DIM, Style
 from supervisor.display.screen import say_all, say_json, style_of
 from supervisor.observability.incident_record import SCHEMA
+from supervisor.store.run_directory import RunDir
 from supervisor.wording import is_cost_unknown, lost_in_words, outcome, place, seconds, table, what
 
 _RIGHT = frozenset({2, 3, 4, 5, 6})
@@ -63,6 +65,9 @@ def _known(run: RunRecords) -> list[dict[str, Any]]:
     """Return all incidents, including an open one."""
     found = {str(each["id"]): {**_ADDED_FIELDS, **each} for each in run.incidents()}
     status, alive, _ = newest_status(run)
+    age_s = None if isinstance(run, RunDir) else age_of(status, time.time())
+    if alive and age_s is not None and is_current(status, time.time()) is False:
+        sys.stderr.write(f"holdfast: {outdated(title(run), age_s)}\n")
     opened = (status or {}).get("open_incident")
     if alive and isinstance(opened, dict) and opened.get("id"):
         found.setdefault(str(opened["id"]), opened)

@@ -28,7 +28,7 @@ JobPhase: TypeAlias = Literal["forming", "running", "looking", "securing", "savi
 # The phases of a job and the text that users see. The journal, status and metrics contain the names.
 PHASES: Mapping[str, str] = MappingProxyType(
     {
-        "forming": "starting",
+        "forming": "forming",
         "running": "running",
         "looking": "finding out which rank hangs",  # only in journals and status files of older versions
         "securing": "securing the state",
