@@ -371,7 +371,8 @@ def _decided(view: View, action: Start, policy: Policy) -> OpenIncident:
     return replace(
         incident,
         faults=faults.of_incident(view, policy),
-        secured_ns=view.now_ns,
+        secured_ns=incident.secured_ns or view.now_ns,
+        manned_ns=view.now_ns if _has_joined_since(view, action, incident) else 0,
         decided_ns=view.now_ns,
         cause=action.cause,
         remedy=action.remedy,
@@ -384,6 +385,12 @@ def _decided(view: View, action: Start, policy: Policy) -> OpenIncident:
         at_least=known and reached > 0 and not reports.is_furthest_step_reported(view),
         cut=action.cut,
     )
+
+
+def _has_joined_since(view: View, action: Start, incident: OpenIncident) -> bool:
+    """Return True if a member that gets ranks has connected since the fault was noticed."""
+    placed = frozenset(action.placement)
+    return any(m.name in placed and m.heard_ns > incident.noticed_ns for m in view.members)
 
 
 def _members_to_end(view: View, action: Start, policy: Policy) -> tuple[str, ...]:

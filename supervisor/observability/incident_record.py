@@ -118,6 +118,7 @@ def _timeline(incident: OpenIncident, marks: StartTimes | None) -> list[dict[str
         ("noticed", incident.noticed_ns),
         ("looked", incident.looked_ns),
         ("secured", incident.secured_ns),
+        ("manned", incident.manned_ns),
         ("decided", incident.decided_ns),
     ]
     if marks is not None:

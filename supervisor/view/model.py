@@ -189,7 +189,9 @@ class OpenIncident:
     evidence: tuple[str, ...] = ()
     stacks: tuple[tuple[tuple[int, ...], str], ...] = ()
     looked_ns: int = 0
-    secured_ns: int = 0
+    secured_ns: int = 0  # when all survivors had reported that their state is secured
+    # when there were enough members again, if the group waited for another one to connect; 0 if it did not
+    manned_ns: int = 0
     decided_ns: int = 0
     cause: Fault | None = None
     remedy: str = ""
