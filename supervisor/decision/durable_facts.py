@@ -1,11 +1,12 @@
 """Record in the job's state the facts that must outlive the members and storage that report them. Pure.
 
 Besides decisions, the following facts change the job's state (`View.memory`): a member held a training state,
-storage has one, the group has reached a step, the replicas matched, members run a generation, or all
-survivors of a fault have secured their state. The next line of the journal records these facts. If the
-supervisor dies before writing that line, members and storage report the facts to its successor. If the
-members die too, the last status still has the step that the group had reached. When a member holds a state
-for the first time, `supervisor.controller.job` writes a line for this fact alone.
+storage has one, the group has reached a step, the replicas matched, or members run a generation. The next
+line of the journal records these facts. If the supervisor dies before writing that line, members and storage
+report the facts to its successor. If the members die too, the last status still has the step that the group
+had reached. When a member holds a state for the first time, `supervisor.controller.job` writes a line for
+this fact alone. The time at which all survivors of a fault have secured their state is only for the
+incident's timeline, and no journal has it.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ def with_durable_facts(view: View) -> JobState:
     newest = max((view.stored.generation, *(_generation(m.report) for m in view.members if m.report)))
     if reported is not None:
         newest = max(newest, *(each.generation for each in reported.lineage))
+    incident = _with_secured_time(view)
     after = replace(
         memory,
         lineage=lineage,
@@ -44,9 +46,9 @@ def with_durable_facts(view: View) -> JobState:
         skip=tuple(sorted({*memory.skip, *reported.skip})) if reported is not None else memory.skip,
         equal=replica_divergence.equal_steps(view),
         void=_void(view),
-        incident=_with_secured_time(view),
+        incident=incident,
     )
-    return memory if after == memory else after
+    return memory if after == memory and incident is memory.incident else after
 
 
 def with_last_status(memory: JobState, status: Mapping[str, Any] | None) -> JobState:
@@ -108,11 +110,11 @@ def _with_secured_time(view: View) -> OpenIncident | None:
     The decision that follows can be much later, if the group has to wait for another member.
     """
     memory, incident = view.memory, view.memory.incident
-    if incident is None or incident.secured_ns or memory.phase != "securing":
+    if incident is None or incident.survived_ns or memory.phase != "securing":
         return incident
     survivors = [m for m in view.members if m.name in memory.seats and m.exists and m.connected]
     is_secured = all(m.report is not None and m.report.secured_for >= memory.generation for m in survivors)
-    return replace(incident, secured_ns=view.now_ns) if is_secured else incident
+    return replace(incident, survived_ns=view.now_ns) if is_secured else incident
 
 
 def _void(view: View) -> tuple[VoidStep, ...]:

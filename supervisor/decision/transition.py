@@ -371,7 +371,7 @@ def _decided(view: View, action: Start, policy: Policy) -> OpenIncident:
     return replace(
         incident,
         faults=faults.of_incident(view, policy),
-        secured_ns=incident.secured_ns or view.now_ns,
+        secured_ns=view.now_ns,
         manned_ns=view.now_ns if _has_joined_since(view, action, incident) else 0,
         decided_ns=view.now_ns,
         cause=action.cause,

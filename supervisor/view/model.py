@@ -189,9 +189,7 @@ class OpenIncident:
     evidence: tuple[str, ...] = ()
     stacks: tuple[tuple[tuple[int, ...], str], ...] = ()
     looked_ns: int = 0
-    secured_ns: int = 0  # when all survivors had reported that their state is secured
-    # when there were enough members again, if the group waited for another one to connect; 0 if it did not
-    manned_ns: int = 0
+    secured_ns: int = 0  # when the next decision used the secured state, see `survived_ns`
     decided_ns: int = 0
     cause: Fault | None = None
     remedy: str = ""
@@ -206,6 +204,10 @@ class OpenIncident:
     measure: str = field(default="", compare=False, metadata=UNRECORDED)  # the part of `why` after the cause
     # the number of the last request to save the state while the group lacks a member (`Preserve`)
     preserved: int = field(default=0, compare=False, metadata=UNRECORDED)
+    # when all survivors had reported that their state is secured, which can be long before the next decision
+    survived_ns: int = field(default=0, compare=False, metadata=UNRECORDED)
+    # when there were enough members again, if the group waited for another one to connect; 0 if it did not
+    manned_ns: int = field(default=0, compare=False, metadata=UNRECORDED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,8 +255,9 @@ class JobState:
     unbegun: PendingStart | None = None  # set until the current generation completes a step
     finished: bool = False  # the script ran to its end, and the state to save is its last one
     end: End | None = None  # an end that no user requested, carried out once the state is saved
-    # the members without ranks that were there when the run's end was decided, and were ordered to end too
-    bystanders: tuple[str, ...] = ()
+    # the members without ranks that were there when the run's end was decided, and were ordered to end too;
+    # only on a cluster, where the Supervision holds them
+    bystanders: tuple[str, ...] = field(default=(), metadata=UNRECORDED)
     # `End.completion` of the end that was decided
     completion: Completion | None = field(default=None, compare=False, metadata=UNRECORDED)
 

@@ -209,18 +209,18 @@ def test_the_time_at_which_all_survivors_have_secured_their_state_is_recorded_on
     """The next decision can be much later, because the group may wait for another pod."""
     incident = OpenIncident(1, 1, 90 * S, 91 * S, 0.0)
 
-    def secured_ns(*ready: int, phase: str = "securing", known_ns: int = 0) -> int:
+    def survived_ns(*ready: int, phase: str = "securing", known_ns: int = 0) -> int:
         members = [
             member(f"m{n}", report(f"m{n}", launcher(), secured_for=generation))
             for n, generation in enumerate(ready)
         ]
         gone = replace(member("m2"), exists=False)
-        given = {"placement": ("m0", "m1", "m2"), "incident": replace(incident, secured_ns=known_ns)}
+        given = {"placement": ("m0", "m1", "m2"), "incident": replace(incident, survived_ns=known_ns)}
         after = with_durable_facts(view(*members, gone, phase=phase, now_s=100.0, **given))
         assert after.incident is not None
-        return after.incident.secured_ns
+        return after.incident.survived_ns
 
-    assert secured_ns(1, 0) == 0
-    assert secured_ns(1, 1) == 100 * S
-    assert secured_ns(1, 1, known_ns=95 * S) == 95 * S
-    assert secured_ns(1, 1, phase="running") == 0
+    assert survived_ns(1, 0) == 0
+    assert survived_ns(1, 1) == 100 * S
+    assert survived_ns(1, 1, known_ns=95 * S) == 95 * S
+    assert survived_ns(1, 1, phase="running") == 0

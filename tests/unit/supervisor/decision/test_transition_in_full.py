@@ -333,14 +333,14 @@ def test_the_state_is_also_written_to_storage_by_a_member_that_holds_it() -> Non
 
 
 def test_the_wait_for_a_member_that_joined_after_the_fault_has_its_own_place_in_the_timeline() -> None:
-    now = seen("securing", incident=replace(OPENED, secured_ns=95 * S))
+    now = seen("securing", incident=replace(OPENED, survived_ns=95 * S))
     found = transition.after(now, begun(), POLICY).incident
     assert found is not None
-    assert (found.secured_ns, found.manned_ns, found.decided_ns) == (95 * S, 0, 100 * S)
+    assert (found.survived_ns, found.manned_ns, found.decided_ns) == (95 * S, 0, 100 * S)
     late = replace(now, members=(HELD[0], replace(HELD[1], heard_ns=OPENED.noticed_ns + 1), *now.members[2:]))
     found = transition.after(late, begun(), POLICY).incident
     assert found is not None
-    assert (found.secured_ns, found.manned_ns, found.decided_ns) == (95 * S, 100 * S, 100 * S)
+    assert (found.survived_ns, found.manned_ns, found.decided_ns) == (95 * S, 100 * S, 100 * S)
 
 
 def test_the_first_start_changes_exactly_these_fields() -> None:
