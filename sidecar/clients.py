@@ -127,6 +127,9 @@ class SupervisorClient:
     """Sends a report to the supervisor after each change, and passes the supervisor's orders to `obey`.
 
     Set `dirty` to request a report. If nothing changes, it still sends one every `interval_s`.
+
+    `alone_since_s` is since when no supervisor has given orders, by CLOCK_MONOTONIC. `obey` sets it to None
+    when it accepts an order, because a connection alone does not prove that the supervisor leads.
     """
 
     def __init__(
@@ -152,6 +155,7 @@ class SupervisorClient:
         self._obey = obey
         self._interval_s = interval_s
         self.dirty = asyncio.Event()
+        self.alone_since_s: float | None = time.monotonic()
 
     async def run(self) -> None:
         """Stay connected until cancelled. Losing the connection does not affect the ranks."""
@@ -178,6 +182,8 @@ class SupervisorClient:
                     try:
                         await self._talk(socket)
                     finally:
+                        if self.alone_since_s is None:
+                            self.alone_since_s = time.monotonic()
                         await socket.close()
                 except (aiohttp.ClientError, OSError, asyncio.TimeoutError):
                     pass

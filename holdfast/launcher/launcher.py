@@ -163,8 +163,8 @@ class Launcher:
         """Carry out `order`, unless the launcher is in a newer generation. A repeated order does no harm.
 
         Raises:
-            OrderRefused: The order comes from a replaced supervisor, or a newer sidecar has sent
-                an order that this version does not know.
+            OrderRefused: The order comes from a supervisor that has been replaced, or a newer sidecar has
+                sent an order that this version does not know.
         """
         if order.epoch < self.epoch:
             newest = f"a supervisor of epoch {self.epoch} has taken over the run"

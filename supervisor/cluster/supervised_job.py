@@ -172,16 +172,23 @@ class SupervisedJob:
         self.was_seen = True
         self._seen_uid = uid
         self._spec = spec if isinstance(spec, Mapping) else {}
-        stop = self._spec.get("stop")
         if self._stop_removed_s is not None:
-            if stop and time.monotonic() < self._stop_removed_s + REMOVAL_S:
-                stop = None
-            else:
+            is_shown_late = time.monotonic() < self._stop_removed_s + REMOVAL_S
+            if not (self._spec.get("stop") and is_shown_late):
                 self._stop_removed_s = None
-        if stop in ("graceful", "now") and self.backend.user_stop != stop:
-            self.backend.user_stop = "now" if stop == "now" else "graceful"
+        stop = self._stop_in_spec
+        if stop and self.backend.user_stop != stop:
+            self.backend.user_stop = stop
             self._wake()
+        elif not stop and self.is_at_rest:  # the user has removed the request, so the next pods may train
+            self.backend.user_stop = ""
         self._drill(self._spec.get("drill"))
+
+    @property
+    def _stop_in_spec(self) -> StopRequest:
+        """The request to stop in the resource, which is in force until a user removes it; "" for none."""
+        stop = self._spec.get("stop") if self._stop_removed_s is None else None
+        return "now" if stop == "now" else "graceful" if stop == "graceful" else ""
 
     @property
     def is_unneeded(self) -> bool:
@@ -335,7 +342,9 @@ class SupervisedJob:
         """
         assert self._resource is not None
         records = SupervisionRecords(
-            self._resource, found, lambda changed: ReportedStorage(self._server.reports, changed)
+            self._resource,
+            found,
+            lambda changed: ReportedStorage(self._server.reports, changed, is_durable=policy.has_storage),
         )
         self._records = records
         publisher = StatusPublisher(
@@ -347,6 +356,8 @@ class SupervisedJob:
             published=self._note_published,
         )
         self.backend.ended = None
+        if not self.was_seen:  # otherwise the mirror is newer
+            self._spec = found.spec
         job = self.job = Job(
             policy,
             publisher,
@@ -358,6 +369,9 @@ class SupervisedJob:
             lambda: CALM_S if self._is_calm() else BUSY_S,
         )
         summary = self._summary = JobSummary(job, records, self._context.jobs)
+        if found.is_over and not fresh:  # nothing is left to decide, and the last status is recorded
+            self._end_members(job)
+            return True
         if fresh:
             await summary.announce()
         self._event("Supervised", f"supervised with {_size(policy)}")
@@ -412,7 +426,8 @@ class SupervisedJob:
         ended = self.backend.ended
         if ended is not None:
             self._event("Finished", f"{ended.why} (exit code {ended.exit_code})", bad=ended.exit_code != 0)
-        self._over = frozenset({*job.memory.placement, *job.memory.lost, *job.existed})
+        memory = job.memory
+        self._over = frozenset({*memory.placement, *memory.bystanders, *memory.lost, *job.existed})
         for member in self._over:
             self._server.order(
                 member,
@@ -423,8 +438,9 @@ class SupervisedJob:
         """Wait for pods that did not belong to the run that has ended. Return True once they form a new run.
 
         After a failure, such pods are the owner's next attempt. After a success, they are restarted
-        containers that had already finished, so they are ordered to end. Pods without an owner form a new run
-        if no pod of the previous run is left.
+        containers that had already finished, so they are ordered to end. While the request to stop is in the
+        resource, the owner's next pods are ordered to end too, and the status remains that of the stopped
+        run. Pods without an owner form a new run if no pod of the previous run is left.
         """
         job = self.job
         assert job is not None
@@ -434,7 +450,8 @@ class SupervisedJob:
             new = set(self.backend.members) - self._over
             if not new:
                 continue
-            if job.memory.exit_code or (not self.key.uid and succession.are_gone(self._over, self._pods)):
+            is_next_attempt = job.memory.exit_code and not self._stop_in_spec
+            if is_next_attempt or (not self.key.uid and succession.are_gone(self._over, self._pods)):
                 self.is_at_rest = False
                 return True
             self._over |= new

@@ -59,9 +59,10 @@ def build(view: View, accounts: Bookkeeping, context: StatusContext) -> dict[str
         **_incidents(view.memory, context.last_incident),
         **_saved_state(view),
         "exit_code": view.memory.exit_code,
-        "message": view.memory.why or _awaited(view, context.policy),
+        "message": _message(view, context.policy),
         "traceback": view.memory.message,
         **({"finished": True} if closing.completion_of(view.memory) is not None else {}),
+        "unended": len(_unended(view, context.policy)),
         "updated": round(context.updated_s, 3),
         "supervisor_pid": context.supervisor_pid,
         "warm_ready": warm_pool.is_ready(view),
@@ -175,6 +176,20 @@ def _lags(view: View, own: tuple[float, float]) -> dict[str, dict[str, float]]:
     found = {"supervisor": own}
     found |= {m.name: (m.report.lag_s, m.report.lag_p99_s) for m in view.members if m.report is not None}
     return {name: {"max_s": round(most, 6), "p99_s": round(p99, 6)} for name, (most, p99) in found.items()}
+
+
+def _message(view: View, policy: Policy) -> str:
+    """Return why the run ends or has ended, or what it waits for."""
+    left = _unended(view, policy)
+    if left and view.memory.phase == "stopping":
+        return f"{view.memory.why}; {closing.unended_in_words(left)}"
+    return view.memory.why or _awaited(view, policy)
+
+
+def _unended(view: View, policy: Policy) -> tuple[str, ...]:
+    """Return the members of a cluster that were ordered to end and have not ended."""
+    is_ending = view.memory.phase in ("stopping", "ended")
+    return closing.unended(view, policy) if is_ending and policy.members_created_externally else ()
 
 
 def _awaited(view: View, policy: Policy) -> str:
