@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -15,6 +16,7 @@ from aiohttp import ClientSession
 from aiohttp.test_utils import TestServer
 
 from holdfast.checkpoint.sharing import ShareRefused
+from holdfast.inspection import liveness
 from holdfast.process import event_loop
 from holdfast.process.network import Door
 from holdfast.protocol import codec
@@ -36,6 +38,7 @@ from tests.unit.sidecar.sharing.group import (
     small_states_pay,
     unhurried,
 )
+from tests.unit.users import Identity, kubelet_volume, needs_root
 
 LIMIT_S = 20.0
 IDLE = MemberOrder("idle", 1, epoch=2, secret="of the job")
@@ -224,3 +227,25 @@ async def test_a_sidecar_that_has_restarted_helps_nobody_before_its_first_order(
         await made.obey(replace(IDLE, do="run", generation=GENERATION, epoch=NEWEST.epoch))
         assert (await made.pieces.write(GENERATION, STEP, request, lambda: False)).crc32 == request.crc32
         await made.pieces.close()
+
+
+@needs_root
+async def test_a_sidecar_that_may_not_connect_to_its_launcher_reports_both_users() -> None:
+    with kubelet_volume() as volume, socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(volume / "launcher.sock"))
+        listener.listen()
+        (volume / "launcher.sock").chmod(0o600)
+        with Identity(65532, 65532).effective():
+            async with sidecar(volume) as made:
+                connecting = asyncio.create_task(made.launcher.run())
+                while not made.launcher.unreachable:
+                    await asyncio.wait_for(made.supervisor.dirty.wait(), LIMIT_S)
+                    made.supervisor.dirty.clear()
+                made._poll(100.0, 0.0)
+                assert made.report().launcher_unreachable == "", "it may be starting"
+                made._poll(100.0 + liveness.LIMIT_S, 0.0)
+                said = made.report().launcher_unreachable
+                await event_loop.end([connecting])
+    assert said.startswith(f"the sidecar cannot connect to {volume / 'launcher.sock'}: Permission denied")
+    assert "this process is user 65532" in said
+    assert "belongs to user 0 and group 0, with mode 0600" in said
