@@ -6,7 +6,8 @@ containers mount it, and on the node only root can reach it. What they create th
 every user as well. In a local run the same folder belongs to one user, and nobody else may use it.
 
 A new file or folder appears under its name only with its final rights, whatever the umask, because the other
-process may open it at any time.
+process may open it at any time. In a shared folder, no symbolic link is followed: the script could otherwise
+have a sidecar with more rights than its own write to another file.
 """
 
 from __future__ import annotations
@@ -48,11 +49,11 @@ def open_file(path: Path) -> int:
     """
     if not is_shared(path.parent):
         return os.open(path, _FLAGS | os.O_CREAT, _PRIVATE)
-    try:
-        return os.open(path, _FLAGS)  # with O_CREAT, the kernel may refuse to open another user's file
+    try:  # with O_CREAT, the kernel may refuse to open another user's file
+        return os.open(path, _FLAGS | os.O_NOFOLLOW)
     except FileNotFoundError:
         _create(path)
-    return os.open(path, _FLAGS)
+    return os.open(path, _FLAGS | os.O_NOFOLLOW)
 
 
 def make_folder(path: Path) -> None:

@@ -102,7 +102,9 @@ class Holdings:
                 return path
             folder_rights.make_folder(self._restored)
             try:
-                partial.write_bytes(data)
+                partial.unlink(missing_ok=True)
+                with partial.open("xb") as file:  # a new file, and never one that a link leads to
+                    file.write(data)
                 folder_rights.share(partial)
                 os.replace(partial, path)
             except OSError as error:

@@ -125,10 +125,20 @@ def test_a_denial_names_both_users(capfd: pytest.CaptureFixture[str]) -> None:
         assert capfd.readouterr().out == said
 
 
+def test_a_link_in_a_shared_folder_leads_to_no_other_file() -> None:
+    """A pod's script may create any link there, and the sidecar may have rights that the script lacks."""
+    with kubelet_volume(0o777) as volume, kubelet_volume(0o755) as storage:
+        (storage / "checkpoint").write_bytes(b"intact")
+        (volume / "slot").symlink_to(storage / "checkpoint")
+        with pytest.raises(OSError, match="Too many levels of symbolic links"):
+            folder_rights.open_file(volume / "slot")
+        assert (storage / "checkpoint").read_bytes() == b"intact"
+
+
 def test_a_file_that_cannot_be_created_is_an_error_and_leaves_nothing() -> None:
     with kubelet_volume() as volume:
         (volume / "file").symlink_to(volume / "missing" / "file")
-        with pytest.raises(FileNotFoundError):
+        with pytest.raises(OSError, match="Too many levels of symbolic links"):
             folder_rights.open_file(volume / "file")
         assert [path.name for path in volume.iterdir()] == ["file"]
         (volume / "folder").write_text("not a folder")
