@@ -259,7 +259,10 @@ def _without_launcher(pod: KubernetesObject, member: Mapping[str, Any]) -> tuple
     why = member.get("launcher_error")
     if not why:
         return None
-    return f"it trains nothing: {_one_line(why)}", f"see `kubectl logs {pod['metadata']['name']}`"
+    return (
+        f"Holdfast can start no ranks in it: {_one_line(why)}",
+        f"see `kubectl logs {pod['metadata']['name']}`",
+    )
 
 
 def _job_of(pod: KubernetesObject, jobs: Sequence[KubernetesObject]) -> tuple[str, Mapping[str, Any] | None]:

@@ -93,7 +93,10 @@ def test_a_member_of_a_job_is_supervised_if_its_sidecar_is_connected(name: str) 
 def test_a_sidecar_that_cannot_reach_its_launcher_is_a_problem() -> None:
     lonely = member("gpt-0.01234567", [], launcher_error="permission\ndenied")
     examined = diagnosis.examine(pod(ASKS | INJECTED), PodSurroundings((job(lonely),)))
-    assert (examined.state, examined.text) == ("problem", "it trains nothing: permission denied")
+    assert (examined.state, examined.text) == (
+        "problem",
+        "Holdfast can start no ranks in it: permission denied",
+    )
     assert examined.remedy == "see `kubectl logs gpt-0`"
 
 
