@@ -180,6 +180,7 @@ class Sidecar:
             told=self.fence.history,
             storage=self.storage_lister.listing if self.storage_lister is not None else None,
             notes=(self.refused,) if self.refused else (),
+            launcher_unreachable=self.observed.unreachable,
         )
 
     def _changed(self) -> None:
@@ -406,6 +407,7 @@ class Sidecar:
     def _poll(self, now_s: float, lateness_s: float) -> None:
         if self.order.do != "stop":  # a launcher that is ending can be silent
             self.observed.poll_launcher(now_s, lateness_s)
+            self.observed.poll_connection(now_s)
         self.observed.poll_ranks(self.order, lateness_s)
         if self.config.is_pod:  # on a single machine, the keeper restarts the supervisor
             launch, state = self.order.launch, self.launcher.state

@@ -259,6 +259,9 @@ class MemberReport:
     clock: str = ""  # the identity of the clock of `now_ns` (`holdfast.process.clock`)
     drilled: int = 0  # the number of the newest drill that this sidecar or its predecessor has carried out
     told: KnownHistory = field(default_factory=KnownHistory)
+    # Why the member has not been able to connect to its launcher; "" if it is connected, or if the launcher
+    # has not been started yet. Only for display.
+    launcher_unreachable: str = field(default="", metadata={"in_journal": False})
     # None if the supervisor reads the storage itself. Not in the journal, because decisions use the
     # supervisor's index of checkpoints.
     storage: StorageListing | None = field(default=None, metadata={"in_journal": False})

@@ -40,6 +40,7 @@ from supervisor.cluster.supervision.resource import (
     ensure_resource,
     run_has_ended,
 )
+from supervisor.cluster.supervision.status_events import StatusEvents
 from supervisor.controller.job import Job
 from supervisor.controller.limits.owner import ReportOwner
 from supervisor.controller.limits.shared import SharedLimits
@@ -124,6 +125,7 @@ class SupervisedJob:
         self._spec: Mapping[str, Any] = {}
         self._records: SupervisionRecords | None = None  # of the current run
         self._summary: JobSummary | None = None  # of the current run
+        self._status_events = StatusEvents()
         self._seen_uid: object = None  # the resource's uid, as last seen
         self._problem = ""  # the last problem that was recorded as an event
         self._blocked = ""  # why no pod may be evicted, as last reported
@@ -460,7 +462,10 @@ class SupervisedJob:
                 self._server.order(member, replace(order, epoch=job.lead.epoch))
 
     def _note_published(self) -> None:
+        assert self.job is not None
         assert self._summary is not None  # because the run has published a status
+        for reason, message in self._status_events.of(self.job.publisher.published):
+            self._event(reason, message, bad=True)
         if self._summary.note_published():
             self._compare_sizes()
 

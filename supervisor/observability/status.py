@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ from supervisor.observability.ledger import Ledger
 from supervisor.view import reports
 from supervisor.view.model import ENDING_PHASES, UNREAD, Checkpoint, Fault, JobState, MemberView, Policy, View
 from supervisor.view.slow_ranks import SlowRank
+from supervisor.wording import count
 
 STALLED_STEPS = 3.0  # no rate is shown after this many usual step times without a step
 
@@ -213,6 +214,9 @@ def _awaited_at_start(view: View) -> str:
     if not any(each is not None and each.parked for each in launchers):
         if len(launchers) < needed:
             return f"{len(launchers)} of {needed} members are running"
+        absent = [m for m in view.members if m.exists and (m.report is None or m.report.launcher is None)]
+        if absent:
+            return _awaited_launcher(absent)
         return "importing modules and running the script up to holdfast.join()"
     return f"{min(ready, needed)} of {needed} members ready"
 
@@ -220,6 +224,15 @@ def _awaited_at_start(view: View) -> str:
 def _awaited_after_fault(view: View) -> str:
     running, needed = sum(m.exists for m in view.members), view.memory.world_size // view.memory.nproc
     return f"{running} of {needed} members are running" if running < needed else ""
+
+
+def _awaited_launcher(absent: Sequence[MemberView]) -> str:
+    """Return why the launchers of these members, at least one, have not reported yet."""
+    for member in absent:
+        if member.report is not None and member.report.launcher_unreachable:
+            return f"member {member.name} cannot start ranks: {member.report.launcher_unreachable}"
+    others = f" and {count(len(absent) - 1, 'other member')}" if len(absent) > 1 else ""
+    return f"waiting for the launcher of {absent[0].name}{others} to be started by the training command"
 
 
 def _goal(view: View) -> int | None:
@@ -283,6 +296,7 @@ def _member(member: MemberView, view: View) -> dict[str, Any]:
         "role": role,
         "connected": member.connected,
         "parked": len(launcher.parked) if launcher else 0,
+        "launcher_error": report.launcher_unreachable if report else "",
         "warm_error": problem.sentence if problem is not None else "",
         **({"warm_awaited": True} if problem is not None and problem.awaited else {}),
         "ranks": list(range(first, first + view.memory.nproc)) if active else [],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -16,6 +17,7 @@ from aiohttp import ClientSession
 from aiohttp.test_utils import TestServer
 
 from holdfast.checkpoint.sharing import ShareRefused
+from holdfast.inspection import liveness
 from holdfast.process import event_loop
 from holdfast.process.network import Door
 from holdfast.protocol import codec
@@ -40,6 +42,7 @@ from tests.unit.sidecar.sharing.group import (
     unhurried,
 )
 from tests.unit.supervisor.job_views import launcher, rank
+from tests.unit.users import Identity, kubelet_volume, needs_root
 
 ANSWER_S = 20.0
 IDLE = MemberOrder("idle", 1, epoch=2, secret="of the job")
@@ -336,3 +339,25 @@ async def test_a_member_on_a_single_machine_leaves_the_supervisor_to_the_keeper(
         begun_s = time.monotonic()
         there.poll(begun_s)
         assert there.poll(begun_s + LIMIT_S) == []
+
+
+@needs_root
+async def test_a_sidecar_that_may_not_connect_to_its_launcher_reports_both_users() -> None:
+    with kubelet_volume() as volume, socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(volume / "launcher.sock"))
+        listener.listen()
+        (volume / "launcher.sock").chmod(0o600)
+        with Identity(65532, 65532).effective():
+            async with sidecar(volume) as made:
+                connecting = asyncio.create_task(made.launcher.run())
+                while not made.launcher.unreachable:
+                    await asyncio.wait_for(made.supervisor.dirty.wait(), ANSWER_S)
+                    made.supervisor.dirty.clear()
+                made._poll(100.0, 0.0)
+                assert made.report().launcher_unreachable == "", "it may be starting"
+                made._poll(100.0 + liveness.LIMIT_S, 0.0)
+                said = made.report().launcher_unreachable
+                await event_loop.end([connecting])
+    assert said.startswith(f"the sidecar cannot connect to {volume / 'launcher.sock'}: Permission denied")
+    assert "this process is user 65532" in said
+    assert "belongs to user 0 and group 0, with mode 0600" in said

@@ -15,6 +15,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from holdfast.fileio.storage_thread import StorageThread
+from holdfast.process import event_loop
 from holdfast.protocol.member_messages import MemberOrder, StorageListing
 from supervisor.cluster import job_summary, pods, supervised_job
 from supervisor.cluster.adoption.job_membership import JobKey
@@ -184,6 +185,24 @@ async def test_a_job_with_pending_pods_shows_that_it_is_forming_and_what_it_wait
         await there.until(phase="forming", message="0 of 2 members are running", exitCode=None)
         await there.add(0)
         await there.until(phase="forming", message="1 of 2 members ready")
+
+
+async def test_a_member_that_cannot_reach_its_launcher_is_shown_and_becomes_an_event(tmp_path: Path) -> None:
+    """Otherwise the job would seem to start for ever."""
+    async with place(tmp_path) as there:
+        there.begin()
+        events = asyncio.create_task(there.context.events.run())
+        for number in range(2):
+            (await there.add(number)).unreachable = "denied"
+        await there.until(phase="forming")
+        problem = "cannot start ranks: denied"
+        await there.served.until(lambda: problem in there.status.get("message", ""))
+        await there.served.until(
+            lambda: "LauncherUnreachable" in {each["reason"] for each in there.served.events}
+        )
+        found = [each for each in there.served.events if each["reason"] == "LauncherUnreachable"]
+        assert all(each["message"].endswith(problem) and each["type"] == "Warning" for each in found)
+        await event_loop.end([events])
 
 
 async def test_a_new_phase_is_published_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
