@@ -13,6 +13,7 @@ from typing import Any
 
 from nodeagent.evaluation import growth, memory, samples
 from nodeagent.evaluation.bursts import EventBursts
+from nodeagent.evaluation.devices import INVENTORY
 from nodeagent.evaluation.evidence import MARKS, Evidence, time_off
 from nodeagent.evaluation.judging import Judge
 from nodeagent.evaluation.retention import EvidenceRetention
@@ -101,9 +102,7 @@ class Evaluator:
             return False
 
     def _add(self, seen: Observation) -> bool:
-        if self._evidence.see_device(seen):
-            self._judge.revise()
-        if self._evidence.see_model(seen):
+        if seen.check == INVENTORY and self._evidence.see_gpu(seen):
             self._judge.revise()
         if self.policy.is_event(seen.check):
             return self._add_event(seen)

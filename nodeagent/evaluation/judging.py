@@ -33,6 +33,7 @@ class Judge:
         self._evidence = evidence
         # by entity: the finding, and when it clears
         self._judged: dict[str, dict[Event, tuple[HealthFinding | None, float]]] = {}
+        self._marks: dict[str, events.EndMarks] = {}  # by entity, as long as its events are judged
         self._policies: dict[Model, HealthPolicy] = {}
 
     def use(self, policy: HealthPolicy) -> None:
@@ -67,11 +68,18 @@ class Judge:
     def revise(self) -> None:
         """Judge all events again."""
         self._judged.clear()
+        self._marks.clear()
 
     def revise_events_of(self, entity: str) -> None:
         """Judge the events again that depend on the evidence of an entity."""
         for owner in self._evidence.owners_of(entity):
             self._judged.pop(owner, None)
+            self._marks.pop(owner, None)
+
+    def _marks_of(self, entity: str) -> events.EndMarks:
+        if entity not in self._marks:
+            self._marks[entity] = self._evidence.marks(entity)
+        return self._marks[entity]
 
     @property
     def until_s(self) -> float:
@@ -206,7 +214,7 @@ class Judge:
         variants = self._evidence.bursts_of(event)
         if not variants or self._is_settled(event):
             return None, inf
-        verdicts, marks = self._evidence.drivers_verdicts(entity), self._evidence.marks(entity)
+        verdicts, marks = self._evidence.drivers_verdicts(entity), self._marks_of(entity)
         policy = self.policy_of(entity)
         return events.event_finding(
             entity, check, code, variants, verdicts, marks, policy, self._evidence.branch, now_s,
@@ -226,7 +234,7 @@ class Judge:
         }
         contained = self.policy_of(entity).meaning("xid", growth.CONTAINED_XID, "", self._evidence.branch)
         return growth.growth_finding(
-            entity, rule, grown, contained, xids, self._evidence.marks(entity), now_s
+            entity, rule, grown, contained, xids, self._marks_of(entity), now_s
         )
 
     def _is_settled(self, event: Event) -> bool:

@@ -313,18 +313,18 @@ def _oldest_needed(rule: Rule, samples: list[TimedValue], cut_s: float) -> int:
     because `_lasted` subtracts what no sample covers. A counter needs its window before each of them, and
     one more reading, from which the first increment is computed.
     """
-    settled = bisect_right(samples, (cut_s, inf))
-    if not settled:
+    by_time = bisect_left(samples, (cut_s - KEPT_S, -inf)) - 1
+    if by_time <= 0:
         return 0
-    waits = [each.for_s for each in _bounds(rule)] + [state.for_s for state in rule.states.values()]
+    settled = bisect_right(samples, (cut_s, inf), by_time)
     oldest, covered_s, most_s = settled - 1, 0.0, _longest_gap_s(rule)
-    while oldest > 0 and covered_s < max(waits, default=0.0):
+    while oldest > 0 and covered_s < rule.longest_s:
         oldest -= 1
         covered_s += min(samples[oldest + 1][0] - samples[oldest][0], most_s)
-    oldest = max(0, min(oldest, settled - max([1, *(each.of for each in _bounds(rule))])))
+    oldest = max(0, min(oldest, settled - rule.most_samples))
     if rule.kind is RuleKind.RATE:
         oldest = bisect_left(samples, (samples[oldest][0] - rule.window_s, -inf)) - 1
-    return max(0, min(oldest, bisect_left(samples, (cut_s - KEPT_S, -inf)) - 1))
+    return max(0, min(oldest, by_time))
 
 
 def sample_finding(
