@@ -128,7 +128,7 @@ class Evidence:
     # -- the GPUs in the slots
 
     def see_gpu(self, seen: Observation) -> bool:
-        """Note what `INVENTORY` reports: which GPU is in a slot, its name and its MIG mode.
+        """Note what the inventory reports: which GPU is in a slot, its name and its MIG mode.
 
         Returns:
             True if that changes what the evidence is about, or what codes may mean.
