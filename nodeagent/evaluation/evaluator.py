@@ -58,8 +58,9 @@ class Evaluator:
     def dropped(self) -> int:
         """How much was lost because of a limit.
 
-        It counts observations that were refused, series given up while in use, and variants of an event that
-        made room although their recurrence is counted.
+        It counts observations that were refused, what made room for a graver observation although it stood,
+        series given up while in use, and events or variants that made room although their recurrence is
+        counted.
         """
         return self._retention.dropped
 
@@ -113,9 +114,9 @@ class Evaluator:
     def _add_sample(self, seen: Observation) -> bool:
         evidence, rule = self._evidence, self.policy.rules[seen.check]
         place = (seen.entity, seen.check)
-        if place not in evidence.series and not self._retention.make_room_for_series(place, seen.at_s):
-            return False
         if evidence.is_of_gone(seen.entity, seen.at_s):
+            return False
+        if place not in evidence.series and not self._retention.make_room_for_series(seen, rule):
             return False
         held = evidence.series_for(seen.entity, rule)
         sample = (seen.at_s, seen.value)
@@ -137,9 +138,7 @@ class Evaluator:
 
     def _add_event(self, seen: Observation) -> bool:
         evidence, event = self._evidence, (seen.entity, seen.check, int(seen.value))
-        if event not in evidence.events and not self._retention.make_room_for_event(
-            event, seen.at_s, self._asked_s
-        ):
+        if event not in evidence.events and not self._retention.make_room_for_event(seen, self._asked_s):
             return False
         variants = evidence.events.setdefault(event, {})
         if seen.variant not in variants:

@@ -44,6 +44,11 @@ def time_off(boot: Observation) -> Burst | None:
     return None if last_s is None or float(last_s) >= boot.at_s else (float(last_s), boot.at_s)
 
 
+def ends_others(event: Event) -> bool:
+    """Return True for what may end findings about other events; without it they would return."""
+    return event[1] in MARKS or event[1:] == ("xid", VERDICT_XID)
+
+
 class Evidence:
     """All evidence, by entity and check; and the GPUs in the slots, which it follows."""
 

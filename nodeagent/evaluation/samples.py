@@ -214,6 +214,17 @@ def reachable(rule: Rule, level: Level) -> bool:
     return rule.unhealthy is not None or (level is Level.DEGRADED and rule.degraded is not None)
 
 
+def worst_shown(rule: Rule, sample: TimedValue) -> Level:
+    """Return the level that a single sample reaches."""
+    low, high = SampleSeries([sample]).levels(rule)
+    return Level.UNHEALTHY if high.active else Level.DEGRADED if low.active else Level.HEALTHY
+
+
+def worst_reachable(rule: Rule) -> Level:
+    """Return the worst level that samples of a check can reach."""
+    return max((each for each in LEVELS if reachable(rule, each)), default=Level.HEALTHY)
+
+
 def reached(rule: Rule, level: Level, samples: list[TimedValue], at: int) -> bool:
     """Return True if the sample at `at`, together with the earlier samples, reaches `level`."""
     if rule.kind is RuleKind.STATE:
