@@ -195,6 +195,8 @@ def test_every_key_of_a_policy_file_is_in_the_page() -> None:
         f"codes of events, each with {quotas.MAX_VARIANTS} variants of {bursts.MAX_BURSTS} bursts; "
         f"for GPUs, NVSwitches and "
         f"the node itself up to {quotas.MAX_OWN} of each",
+        f"{quotas.MAX_OWN // quotas.LOST_SHARE} of {quotas.MAX_OWN}, "
+        f"{quotas.MAX_EVENTS // quotas.LOST_SHARE} of {quotas.MAX_EVENTS}",
         f"has left the node for {retention.DEPARTED_S / 86400:g} days",
         f"arrives more than {events.AFTER_S:g} s after the code",
         f"within {growth.TOGETHER_S:g} s of the growth",
