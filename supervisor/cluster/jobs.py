@@ -194,6 +194,8 @@ class ClusterJobs:
             elif self._is_over(job, found):
                 if job.has_ended:  # another supervisor had taken over the run
                     self._ongoing[key] = job.group
+                if found is None:  # pods that have ended do not bring back the resource that was deleted
+                    self._at_rest.add(key)
                 await self.jobs.pop(key).close()
                 self.changed.set()  # the remaining pods become a new job
             elif found is not None:
@@ -220,7 +222,7 @@ class ClusterJobs:
             return job.was_replaced(found["metadata"].get("uid"))
         if job.was_seen:  # the job's resource was deleted, together with its owner or by a user
             return not job.backend.is_leaving
-        return not job.backend.pods and job.job is None  # the job's resource was never created
+        return not job.backend.pods  # the job's resource was never created, or was soon deleted again
 
     def _supervision(self, key: JobKey) -> KubernetesObject | None:
         """Return the resource of a job, which can have either of two names; None if there is none."""

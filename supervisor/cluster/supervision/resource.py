@@ -1,7 +1,8 @@
 """Create a job's `Supervision`, take it over, and write it.
 
-Every write tests that the resource still has this supervisor's epoch, including the write that takes a higher
-epoch. A supervisor that was replaced can therefore change nothing, even if its requests arrive late.
+Every write tests that the resource is still the same and has this supervisor's epoch, including the write
+that takes a higher epoch. So a supervisor that was replaced can change nothing, even if its requests arrive
+late, nor can one whose job was deleted.
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ class OwnerGone(OSError):
 class SupervisionResource:
     """The resource of one job. All methods can raise `ApiError` or `ServerUnreachable`, an `OSError`."""
 
-    def __init__(self, server: ApiServer, namespace: str, name: str) -> None:
-        self.namespace, self.name = namespace, name
-        self._server = server
+    def __init__(self, server: ApiServer, key: JobKey, name: str) -> None:
+        self.namespace, self.name = key.namespace, name
+        self._server, self._key = server, key
         self.uid: object = None  # the uid of the resource that was taken over
 
     async def take_over(self, least_epoch: int) -> Takeover:
@@ -64,6 +65,8 @@ class SupervisionResource:
         """
         for tries_left in reversed(range(TAKE_OVER_TRIES)):
             found = await self._server.get(SUPERVISIONS, self.name, self.namespace)
+            if not belongs_to(found, self._key):  # it has replaced the one that was there a moment ago
+                raise OwnerGone(f"the Supervision {self.name} belongs to another owner by now")
             status = mapping(found.get("status"))
             epoch = max(least_epoch, epoch_of(found) + 1)
             change = {
@@ -96,7 +99,7 @@ class SupervisionResource:
 
     async def write(self, epoch: int, values: Mapping[str, Any]) -> None:
         """Set fields of the status. Raises `Deposed` if another supervisor has taken over the job."""
-        change = [_still(epoch), *(_set("status", name, value) for name, value in values.items())]
+        change = [*self._still(epoch), *(_set("status", name, value) for name, value in values.items())]
         try:
             await self._patch(change, PatchType.JSON)
         except InvalidObject:
@@ -119,7 +122,7 @@ class SupervisionResource:
     async def _change_spec(self, epoch: int, change: Sequence[KubernetesObject]) -> None:
         try:
             await self._server.patch(
-                SUPERVISIONS, self.name, [_still(epoch), *change], self.namespace, how=PatchType.JSON
+                SUPERVISIONS, self.name, [*self._still(epoch), *change], self.namespace, how=PatchType.JSON
             )
         except InvalidObject:
             await self._find_successor(epoch)
@@ -148,6 +151,17 @@ class SupervisionResource:
         if how is None:  # a field that is not there cannot be removed, so set it first
             change.append({"op": "remove", "path": "/spec/stop"})
         await self._change_spec(epoch, change)
+
+    def _still(self, epoch: int) -> list[KubernetesObject]:
+        """Return the conditions of a JSON patch that this is still the resource that was taken over.
+
+        Its owner may have been deleted meanwhile. An owner with the same name then has a resource with the
+        same name, and often with the same epoch.
+        """
+        return [
+            {"op": "test", "path": "/metadata/uid", "value": self.uid},
+            {"op": "test", "path": "/status/epoch", "value": epoch},
+        ]
 
     async def _patch(
         self, change: KubernetesObject | Sequence[KubernetesObject], how: PatchType
@@ -193,7 +207,7 @@ async def ensure_resource(
                 raise OwnerGone(
                     f"the Supervision {name} belongs to {other} with the uid {known.get('uid')}"
                 ) from None
-        return SupervisionResource(server, key.namespace, name)
+        return SupervisionResource(server, key, name)
     raise OwnerGone(f"both names for the Supervision of {key.name} belong to other owners")
 
 
@@ -216,11 +230,6 @@ def _is_over(held: HeldState | None, status: Mapping[str, Any]) -> bool:
 
 def described(size: RunSize, settings: Mapping[str, str]) -> dict[str, Any]:
     return {"members": size.members, "nprocPerNode": size.nproc, "settings": dict(settings)}
-
-
-def _still(epoch: int) -> dict[str, Any]:
-    """Return the condition that no other supervisor has taken over the job, for a JSON patch."""
-    return {"op": "test", "path": "/status/epoch", "value": epoch}
 
 
 def _set(part: str, name: str, value: object) -> dict[str, Any]:

@@ -343,7 +343,7 @@ async def test_an_end_while_the_api_server_is_unavailable_is_recorded_afterwards
         there.served.broken.clear()
         await there.until(phase="ended", exitCode=0, decision="Done", incidents=0)
         assert json.loads(there.status["view"])["phase"] == "ended"
-        held = await SupervisionResource(there.server, "team", "llama").take_over(5)
+        held = await SupervisionResource(there.server, there.key, "llama").take_over(5)
         assert held.state is not None
         assert (held.state.memory.phase, held.state.memory.exit_code) == ("ended", 0)
 

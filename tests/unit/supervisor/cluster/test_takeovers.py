@@ -21,6 +21,7 @@ from supervisor.cluster import job_summary, jobs, supervised_job
 from supervisor.cluster.supervised_job import SupervisedJob
 from supervisor.controller import reported_storage
 from supervisor.kubernetes import object_cache
+from supervisor.store.leadership import Deposed
 from tests.unit.supervisor.cluster import test_jobs
 from tests.unit.supervisor.cluster.adoption.workloads import Json, reference_to
 from tests.unit.supervisor.cluster.api_server import ServedObjects, accept_the_rest
@@ -308,6 +309,36 @@ async def test_a_controller_that_tells_new_pods_the_size_of_the_scaled_owner_can
         await there.until_training(2)
         assert there.only.job is not None
         assert len(there.only.job.memory.placement) == 2
+
+
+async def test_a_job_that_was_deleted_is_not_begun_again_for_its_last_pods(there: Cluster) -> None:
+    """The next job of this name would find the deleted one writing to its resource."""
+    async with there.leading():
+        await there.form()
+        (deleted,) = there.jobs.jobs.values()
+        there.served.remove("jobs", "team", "llama")
+        there.served.remove("supervisions", "team", "llama")
+        for found in there.found.values():
+            metadata = {**found["metadata"], "deletionTimestamp": "2026-11-26T00:00:00Z"}
+            there.served.put("pods", {**found, "metadata": metadata, "status": {"phase": "Failed"}})
+        await there.until(lambda: not there.jobs.jobs)
+        for _ in range(3):
+            await there.jobs.reconcile()
+        assert not there.jobs.jobs
+        assert ("supervisions", "team", "llama") not in there.served.objects
+        for number in (0, 1):
+            there.remove(number)
+        there.by, there.storage = owner(completions=2, uid="uid-of-the-next"), NOTHING
+        there.served.put("jobs", there.by)
+        for number in range(2):
+            await there.create(number)
+        for each in there.sidecars.values():
+            await each.until_formed(1)
+        assert there.only.key.uid == "uid-of-the-next"
+        assert deleted._records is not None
+        with pytest.raises(Deposed):
+            await deleted._records.write({"message": "of the deleted job"})
+        assert there.status.get("message") != "of the deleted job"
 
 
 @EITHER_LEADER
