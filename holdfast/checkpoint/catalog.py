@@ -84,13 +84,7 @@ def load(path: Path | str, at: Path | None = None) -> StoredCheckpoint:
 
     def read() -> bytes:
         raw = _read_manifest(folder / MANIFEST)
-        try:
-            unpack(raw)
-        except NewerFormat:
-            pass
-        except InvalidCheckpoint as error:
-            if not any(map(is_state_name, _names(folder))):
-                raise Foreign(f"{MANIFEST} {error}") from None
+        check_own(raw, lambda: any(map(is_state_name, _names(folder))))
         return raw
 
     try:
@@ -144,6 +138,17 @@ def described(
         manifest.epoch,
         manifest.objects,
     )
+
+
+def check_own(manifest: bytes, has_own_files: Callable[[], bool]) -> None:
+    """Raise `Foreign` if the manifest is not valid, and none of Holdfast's files is beside it either."""
+    try:
+        unpack(manifest)
+    except NewerFormat:
+        pass
+    except InvalidCheckpoint as error:
+        if not has_own_files():
+            raise Foreign(f"{MANIFEST} {error}") from None
 
 
 def load_or_defect(path: Path, at: Path | None = None) -> StoredCheckpoint | InvalidCheckpoint:
