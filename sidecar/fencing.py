@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -102,13 +101,8 @@ class OrderFence:
         return order.lineage
 
     def _keep(self, name: str, what: Any) -> None:
-        temporary = durable.temporary_path(self._directory, name)
         try:
-            try:
-                temporary.write_text(json.dumps(asdict(what)))
-                os.replace(temporary, self._directory / name)
-            finally:
-                temporary.unlink(missing_ok=True)
+            durable.replace_file(self._directory / name, json.dumps(asdict(what)).encode())
         except OSError as error:
             log.warning("newest order not saved", extra={"error": str(error)})
 
@@ -134,13 +128,8 @@ class CompletedDrills:
     def remember(self, number: int) -> None:
         """Record a drill. Call this before carrying out the drill, because it may kill this process."""
         self.newest = number
-        temporary = durable.temporary_path(self._path.parent, self._path.name)
         try:
-            try:
-                temporary.write_text(str(number))
-                os.replace(temporary, self._path)
-            finally:
-                temporary.unlink(missing_ok=True)
+            durable.replace_file(self._path, str(number).encode())
         except OSError as error:
             log.warning("newest drill not saved", extra={"error": str(error)})
 

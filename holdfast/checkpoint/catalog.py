@@ -1,6 +1,11 @@
 """List the checkpoints in a directory, verify them, and report why a checkpoint is invalid.
 
 A directory without a valid manifest is not a checkpoint. The file `latest` is never read.
+
+A training script may save into the same directory, under the same names. A writer renames a checkpoint to its
+name only with its manifest in it, and a removal renames the manifest first. So a name whose directory has
+neither the manifest nor that mark is not Holdfast's, or a disaster has damaged it. It is listed as `Foreign`,
+and never replaced or deleted.
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ import re
 import secrets
 import stat
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +26,7 @@ from holdfast.checkpoint.manifest import (
     Manifest,
     NewerFormat,
     ObjectLayout,
+    is_state_name,
     unpack,
 )
 from holdfast.fileio.checksum import FileEntry, file_crcs
@@ -28,12 +35,20 @@ from holdfast.protocol.lineage import Lineage
 MANIFEST = "manifest.json"
 LATEST = "latest"  # written for people and scripts; Holdfast never reads it
 REMOVED = ".removed"  # the name of the manifest while the rest of its checkpoint is being removed
+FOREIGN = "not written by Holdfast, or damaged"  # how the message of `Foreign` begins
 _ASIDE = ".old"  # the suffix of a checkpoint while it is replaced
 _NAME = re.compile(r"step-(\d{8,19})(\.old(-[0-9a-f]{16})?)?")
 
 
 class Unreadable(InvalidCheckpoint):
     """Storage failed, so the checkpoint may or may not be valid."""
+
+
+class Foreign(InvalidCheckpoint):
+    """Something that has the name of a checkpoint, but cannot be shown to be Holdfast's."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"{FOREIGN}: {why}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +76,26 @@ def load(path: Path | str, at: Path | None = None) -> StoredCheckpoint:
     Raises:
         NewerFormat: A later version of holdfast wrote the checkpoint.
         Unreadable: Storage failed.
+        Foreign: Something else has the name of the checkpoint.
         InvalidCheckpoint: The directory is not a valid checkpoint. The message gives the reason in one line.
     """
     path = Path(path)
     folder = at or path
-    return described(
-        path, lambda: _read_manifest(folder / MANIFEST), lambda _, entry: _size_fault(folder, entry)
-    )
+
+    def read() -> bytes:
+        raw = _read_manifest(folder / MANIFEST)
+        check_own(raw, lambda: any(map(is_state_name, _names(folder))))
+        return raw
+
+    try:
+        return described(path, read, lambda _, entry: _size_fault(folder, entry))
+    except (Unreadable, NewerFormat, Foreign):
+        raise
+    except InvalidCheckpoint:
+        names = _names(folder)
+        if not names or MANIFEST in names or REMOVED in names:
+            raise
+        raise Foreign(f"{MANIFEST} is missing") from None
 
 
 def described(
@@ -84,6 +112,8 @@ def described(
         manifest = unpack(read())
     except Unreadable as error:
         raise Unreadable(f"{MANIFEST} {error}") from None
+    except Foreign:
+        raise
     except NewerFormat as error:
         raise NewerFormat(f"{MANIFEST} {error}") from None
     except InvalidCheckpoint as error:
@@ -110,6 +140,17 @@ def described(
     )
 
 
+def check_own(manifest: bytes, has_own_files: Callable[[], bool]) -> None:
+    """Raise `Foreign` if the manifest is not valid, and none of Holdfast's files is beside it either."""
+    try:
+        unpack(manifest)
+    except NewerFormat:
+        pass
+    except InvalidCheckpoint as error:
+        if not has_own_files():
+            raise Foreign(f"{MANIFEST} {error}") from None
+
+
 def load_or_defect(path: Path, at: Path | None = None) -> StoredCheckpoint | InvalidCheckpoint:
     """Return what `load` returns, or the `InvalidCheckpoint` that it raises."""
     try:
@@ -125,15 +166,40 @@ def is_same(one: StoredCheckpoint | InvalidCheckpoint, other: StoredCheckpoint |
     return type(one) is type(other) and str(one) == str(other)
 
 
+def occupied(path: Path | str) -> FileExistsError:
+    """Return the error of a writer that finds something else under the name of its checkpoint."""
+    return FileExistsError(
+        f"{path} exists, and Holdfast has not written all of it, so it is not replaced. Give Holdfast a"
+        " directory for its checkpoints that the training script does not save to, or move this one away"
+    )
+
+
 def is_removed(path: Path) -> bool:
     """Return whether the directory `path` is gone, or no checkpoint any more because it is being removed."""
     try:
-        names = {each.name for each in path.iterdir()}
+        names = names_in(path)
     except FileNotFoundError:
         return True
     except OSError:
         return False
     return not names or (REMOVED in names and MANIFEST not in names)
+
+
+def names_in(folder: Path) -> frozenset[str]:
+    """Return the names of all that is in a directory. Raises OSError."""
+    return frozenset(each.name for each in folder.iterdir())
+
+
+def own_names(folder: Path) -> frozenset[str]:
+    """Return the names in a checkpoint's directory that are Holdfast's. Any others are the script's.
+
+    Raises OSError.
+    """
+    own = {MANIFEST, REMOVED}
+    for name in (MANIFEST, REMOVED):
+        with suppress(InvalidCheckpoint):
+            own |= {entry.name for entry in unpack(_read_manifest(folder / name)).files}
+    return frozenset(name for name in names_in(folder) if name in own or is_state_name(name))
 
 
 def name_of(step: int) -> str:
@@ -155,6 +221,12 @@ def name_aside(name: str) -> str:
 def is_aside(name: str) -> bool:
     """Return whether a checkpoint's name is one that it has only while it is replaced."""
     return _ASIDE in name
+
+
+def is_own_name(name: str) -> bool:
+    """Return whether only `name_aside` gives such a name, so that even an empty directory is Holdfast's."""
+    match = _NAME.fullmatch(name)
+    return match is not None and match[3] is not None
 
 
 def verify(found: StoredCheckpoint) -> str | None:
@@ -215,11 +287,22 @@ def _read_bounded(path: Path, limit_bytes: int) -> bytes:
     return raw
 
 
+def _names(folder: Path) -> frozenset[str]:
+    try:
+        return names_in(folder)
+    except FileNotFoundError:
+        return frozenset()
+    except OSError as error:
+        raise Unreadable(f"cannot be listed: {error.strerror}") from None
+
+
 def _read_manifest(path: Path) -> bytes:
     try:
         return _read_bounded(path, MAX_BYTES)
     except FileNotFoundError:
         raise InvalidCheckpoint("is missing") from None
+    except NotADirectoryError:
+        raise Foreign("it is not a directory") from None
     except OSError as error:
         raise Unreadable(f"cannot be read: {error.strerror}") from None
 

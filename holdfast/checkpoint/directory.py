@@ -6,6 +6,7 @@ newest checkpoint for people and scripts; Holdfast never reads it.
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import mmap
 import os
@@ -14,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from holdfast.checkpoint import catalog, removal
-from holdfast.checkpoint.catalog import LATEST, MANIFEST, StoredCheckpoint
+from holdfast.checkpoint.catalog import LATEST, MANIFEST, Foreign, StoredCheckpoint, Unreadable
 from holdfast.checkpoint.manifest import REPLICATED, InvalidCheckpoint
 from holdfast.checkpoint.sharing import (
     PIECE_BYTES,
@@ -36,7 +37,6 @@ from holdfast.fileio.range_writer import RangeWriter
 
 THREADS = 2  # of a writer that shares a file: one computes checksums while the other writes
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_NOT_FREE = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR)
 
 
 class DirectoryStorage:
@@ -134,7 +134,8 @@ class DirectoryStorage:
                     _write_mapped(file.fileno(), piece, out, moved)
                     return crcs
 
-                (target.parent / TOKEN).write_text(token)
+                with open(target.parent / TOKEN, "x") as shown:
+                    shown.write(token)
                 try:
                     with helpers.helping(StagingPlace(target.parent.name, token), work):
                         work.write_rest(write, THREADS)
@@ -207,7 +208,7 @@ class StagedDirectory:
         self._batch.sync()
 
     def publish(self) -> bool:
-        if _rename_if_free(self._temporary, self.path):
+        if removal.rename_if_free(self._temporary, self.path):
             return True
         self._occupant = catalog.load_or_defect(self.path)
         return False
@@ -218,32 +219,32 @@ class StagedDirectory:
         The replaced one first gets another name that readers know, and is then compared with the one that
         `publish` found: another writer may have replaced it at any moment. If it is a different one, it gets
         its old name back. If the process is killed, it is still listed under the other name.
+
+        Raises `FileExistsError` if a script has saved something into that checkpoint's directory.
         """
+        if self._occupant is None or isinstance(self._occupant, Foreign | Unreadable):
+            return False
+        try:
+            if removal.has_strangers(self.path):
+                raise catalog.occupied(self.path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
         aside = self.path.with_name(catalog.name_aside(self.path.name))
         try:
             self.path.rename(aside)
         except FileNotFoundError:
             return False
         replaced = catalog.load_or_defect(self.path, aside)
-        if self._occupant is None or not catalog.is_same(replaced, self._occupant):
-            _rename_if_free(aside, self.path)  # if it is not free, retention deletes one of the two
+        if not catalog.is_same(replaced, self._occupant):
+            removal.rename_if_free(aside, self.path)  # if it is not free, retention deletes one of the two
             return False
-        if not _rename_if_free(self._temporary, self.path):
+        if not removal.rename_if_free(self._temporary, self.path):
             return False
         durable.sync_directory(self.path.parent)  # before the replaced checkpoint is deleted
-        removal.remove(aside, catalog.load_or_defect(aside))
+        if isinstance(replaced, StoredCheckpoint):
+            replaced = dataclasses.replace(replaced, path=aside)
+        removal.remove(aside, replaced)
         return True
-
-
-def _rename_if_free(source: Path, target: Path) -> bool:
-    """Rename a directory. Return False, and change nothing, if `target` has content."""
-    try:
-        source.rename(target)
-    except OSError as error:
-        if error.errno not in _NOT_FREE:
-            raise
-        return False
-    return True
 
 
 def _write_mapped(source: int, piece: SharedPiece, out: RangeWriter, moved: Callable[[], object]) -> None:

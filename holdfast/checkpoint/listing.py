@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from itertools import islice
 from pathlib import Path
 
 from holdfast.checkpoint import catalog
@@ -40,11 +39,17 @@ class ListingReader:
         refused: list[RefusedCheckpoint] = []
         lineages: list[tuple[Lineage, ...]] = []
         generation = epoch = 0
-        for path, found in islice(self._storage.each_checkpoint(), self._most):
+        left = self._most
+        for path, found in self._storage.each_checkpoint():
+            if not isinstance(found, catalog.Foreign):  # a script may save more often than Holdfast
+                left -= 1
+            if left < 0:
+                break
             if isinstance(found, catalog.Unreadable):
                 self.count_failed_read(path.name, found)
             if isinstance(found, InvalidCheckpoint):
-                refused.append(RefusedCheckpoint(path.name, step_of(path.name), str(found)))
+                if len(refused) < self._most:
+                    refused.append(RefusedCheckpoint(path.name, step_of(path.name), str(found)))
                 continue
             lineages.append(found.lineage)
             generation = max(generation, found.generation, *(each.generation for each in found.lineage))

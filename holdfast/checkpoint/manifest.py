@@ -27,6 +27,7 @@ MAX_PART_BYTES = 64 << 20
 MAX_NUMBER = 2**63 - 1
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 NAME_RULE = "letters, digits, '.', '_' and '-', no leading '.'"
+_PRIVATE = re.compile(r"rank-\d{5,19}\.bin")  # see `private_name`
 _TAIL = re.compile(rb',"crc32":(\d{1,10})\}\n?')
 _TAIL_BYTES = 24
 
@@ -73,6 +74,11 @@ class Manifest:
 def private_name(rank: int) -> str:
     """Return the name of the file that contains a rank's private state."""
     return f"rank-{rank:05d}.bin"
+
+
+def is_state_name(name: str) -> bool:
+    """Return whether Holdfast gives a file of a checkpoint this name."""
+    return name == REPLICATED or _PRIVATE.fullmatch(name) is not None
 
 
 def is_file_name(name: str) -> bool:

@@ -5,6 +5,10 @@ here that deletes data finds it by the checkpoint's name. The directory is opene
 descriptor, and emptied through it; then it is the same directory even if it has lost its name. Its name is
 removed only if it belongs to an empty directory, which no published checkpoint is.
 
+Only Holdfast's own files are deleted: a script may save into a directory of the same name. An empty directory
+may be one that a script has just made. So before a directory becomes empty, it gets a name that only Holdfast
+uses, and by which `finish` recognises it.
+
 Renaming the manifest, as the first step, takes the checkpoint from all readers at once. If the process is
 killed after that, `finish` removes the rest.
 """
@@ -13,24 +17,24 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 from contextlib import suppress
 from pathlib import Path
 
 from holdfast.checkpoint import catalog
-from holdfast.checkpoint.catalog import MANIFEST, REMOVED, StoredCheckpoint, Unreadable
+from holdfast.checkpoint.catalog import MANIFEST, REMOVED, Foreign, StoredCheckpoint, Unreadable
 from holdfast.checkpoint.manifest import InvalidCheckpoint, NewerFormat
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NOT_A_FOLDER = (errno.ENOTDIR, errno.ELOOP)
-_NOT_EMPTY = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
+_NOT_FREE = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR)
+_KEPT_BY_NFS = ".nfs"
 
 
 def remove(path: Path, what: StoredCheckpoint | InvalidCheckpoint) -> bool:
     """Remove `what`, which was found at `path`. Return False, and change nothing, if it is no longer there.
 
-    Also returns False if it cannot be read, because then it cannot be compared. Raises OSError; a retry is
-    safe.
+    Also returns False if it cannot be read, because then it cannot be compared, and if it is not a directory
+    that Holdfast has written. Raises OSError; a retry is safe.
     """
     try:
         folder = os.open(path, _FOLDER)
@@ -39,17 +43,16 @@ def remove(path: Path, what: StoredCheckpoint | InvalidCheckpoint) -> bool:
     except OSError as error:
         if error.errno not in _NOT_A_FOLDER:
             raise
-        return _remove_file(path)
+        return False
     try:
         found = catalog.load_or_defect(path, _through(folder))
-        if isinstance(found, NewerFormat | Unreadable) or not catalog.is_same(found, what):
+        if isinstance(found, NewerFormat | Unreadable | Foreign) or not catalog.is_same(found, what):
             return False
-        with suppress(FileNotFoundError):  # it has no manifest, or another process is removing it
+        with suppress(FileNotFoundError):  # another process is removing it
             os.rename(MANIFEST, REMOVED, src_dir_fd=folder, dst_dir_fd=folder)
-        _empty(folder, path)
+        _remove_rest(folder, path)
     finally:
         os.close(folder)
-    _remove_name(path)
     return True
 
 
@@ -62,12 +65,23 @@ def finish(root: Path) -> None:
             folder = os.open(path, _FOLDER)
         except FileNotFoundError:
             continue
+        except OSError as error:
+            if error.errno not in _NOT_A_FOLDER:
+                raise
+            continue
         try:
-            if catalog.is_removed(_through(folder)):
-                _empty(folder, path)
+            names = catalog.names_in(_through(folder))
+            if REMOVED in names and MANIFEST not in names:
+                _remove_rest(folder, path)
         finally:
             os.close(folder)
-        _remove_name(path)
+        if not names and catalog.is_own_name(path.name):
+            _remove_name(path)
+
+
+def has_strangers(path: Path) -> bool:
+    """Return whether `path` is a link, or also contains what Holdfast has not written. Raises OSError."""
+    return path.is_symlink() or catalog.names_in(path) > catalog.own_names(path)
 
 
 def _through(folder: int) -> Path:
@@ -75,43 +89,70 @@ def _through(folder: int) -> Path:
     return Path(f"/proc/self/fd/{folder}")
 
 
-def _remove_file(path: Path) -> bool:
-    """Remove a name that is no directory's. Return False, and change nothing, if it is one's by now."""
+def _remove_rest(folder: int, path: Path) -> None:
+    """Remove Holdfast's files, the mark of the removal last, and then the directory if nothing else is in it.
+
+    Raises OSError if a file is left that NFS keeps for a reader.
+    """
+    for name in catalog.own_names(_through(folder)) - {REMOVED}:
+        with suppress(FileNotFoundError, IsADirectoryError):  # a directory is not from Holdfast
+            os.unlink(name, dir_fd=folder)
+    left = catalog.names_in(_through(folder)) - {REMOVED}
+    if any(name.startswith(_KEPT_BY_NFS) for name in left):
+        raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), str(path))
+    hidden = None if left else _hidden(folder, path)
+    with suppress(FileNotFoundError):
+        os.unlink(REMOVED, dir_fd=folder)
+    if hidden is not None and not _remove_name(hidden):
+        rename_if_free(hidden, path)  # a script has just saved into it
+
+
+def _hidden(folder: int, path: Path) -> Path | None:
+    """Give the directory a name that only Holdfast uses, and return it. None if `path` is not its name.
+
+    If the name is another's just then, that one gets it back; until then, readers know its other name.
+    """
+    if not _is_at(folder, path):
+        return None
+    if catalog.is_own_name(path.name):
+        return path
+    hidden = path.with_name(catalog.name_aside(path.name))
     try:
-        path.unlink()
-    except (FileNotFoundError, IsADirectoryError):
+        path.rename(hidden)
+    except FileNotFoundError:
+        return None
+    if _is_at(folder, hidden):
+        return hidden
+    rename_if_free(hidden, path)
+    return None
+
+
+def _is_at(folder: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(folder), path.lstat())
+    except FileNotFoundError:
+        return False
+
+
+def rename_if_free(source: Path, target: Path) -> bool:
+    """Rename a directory. Return False, and change nothing, if `target` has content."""
+    try:
+        source.rename(target)
+    except OSError as error:
+        if error.errno not in _NOT_FREE:
+            raise
         return False
     return True
 
 
-def _empty(folder: int, path: Path) -> None:
-    """Remove the content of a directory. The mark that it is being removed goes last.
-
-    Raises OSError if something is left, for example a file that NFS keeps for a reader.
-    """
-    for name in os.listdir(folder):
-        if name != REMOVED:
-            _remove_entry(folder, name)
-    if set(os.listdir(folder)) - {REMOVED}:
-        raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), str(path))
-    with suppress(FileNotFoundError):
-        os.unlink(REMOVED, dir_fd=folder)
-
-
-def _remove_entry(folder: int, name: str) -> None:
-    try:
-        os.unlink(name, dir_fd=folder)
-    except FileNotFoundError:
-        pass
-    except IsADirectoryError:  # not from Holdfast
-        shutil.rmtree(_through(folder) / name)
-
-
-def _remove_name(path: Path) -> None:
+def _remove_name(path: Path) -> bool:
+    """Return False, and change nothing, if the directory `path` has content."""
     try:
         path.rmdir()
     except FileNotFoundError:
         pass
     except OSError as error:
-        if error.errno not in _NOT_EMPTY:  # the name is another checkpoint's
+        if error.errno not in _NOT_FREE:
             raise
+        return False
+    return True

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from holdfast.checkpoint import catalog
-from holdfast.checkpoint.catalog import StoredCheckpoint, Unreadable
+from holdfast.checkpoint.catalog import Foreign, StoredCheckpoint, Unreadable
 from holdfast.checkpoint.directory import DirectoryStorage
 from holdfast.checkpoint.manifest import InvalidCheckpoint, NewerFormat
 from holdfast.checkpoint.storage import CheckpointStorage
@@ -95,8 +95,8 @@ def retain(
     The newest checkpoint at or below the step `wanted.proven` is kept too, or the oldest checkpoint if none
     is that old. If the replicas turn out to differ, that checkpoint may date from before they diverged.
 
-    Void checkpoints do not count towards `wanted.keep`. Checkpoints of a newer format are never deleted. A
-    retry is safe.
+    Void checkpoints do not count towards `wanted.keep`. Checkpoints of a newer format are never deleted, and
+    neither is what Holdfast has not written. A retry is safe.
 
     This process may be stopped at any point, for any time, while another member takes over the run and
     publishes checkpoints of the same steps:
@@ -143,7 +143,7 @@ def retain(
 
 
 def _listed(storage: CheckpointStorage) -> tuple[_Found, ...]:
-    return tuple(each for each in storage.each_checkpoint() if not isinstance(each[1], NewerFormat))
+    return tuple(each for each in storage.each_checkpoint() if not isinstance(each[1], NewerFormat | Foreign))
 
 
 def _removed(

@@ -13,7 +13,7 @@ import errno
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from holdfast.checkpoint.catalog import StoredCheckpoint, name_of
+from holdfast.checkpoint.catalog import Foreign, StoredCheckpoint, Unreadable, name_of, occupied
 from holdfast.checkpoint.directory import DirectoryStorage
 from holdfast.checkpoint.manifest import (
     NAME_RULE,
@@ -67,7 +67,9 @@ def write(
     Raises:
         ValueError: A file name is not allowed, `meta` is not JSON, or a supervisor of a later epoch has
             ordered one of the checkpoints in `root`.
-        OSError: Storage failed or is full. Existing checkpoints are unchanged.
+        FileExistsError: Something has the name of the checkpoint that Holdfast has not written.
+        OSError: Storage failed or is full, or an existing checkpoint of this step cannot be read. Existing
+            checkpoints are unchanged.
     """
     storage = DirectoryStorage(Path(root)) if isinstance(root, str | Path) else root
     _check_names(files)
@@ -117,13 +119,20 @@ def _check_epoch(storage: CheckpointStorage, epoch: int) -> None:
 def _has_intact(storage: CheckpointStorage, name: str, generation: int) -> bool:
     """Return whether `name` is an intact checkpoint of this or a newer generation.
 
-    If the existing checkpoint is void, so is the caller's, because its generation is not newer.
+    If the existing checkpoint is void, so is the caller's, because its generation is not newer. Raises
+    `OSError` if it cannot be read, because it may be intact, and if Holdfast has not written it.
     """
     try:
         found = storage.load(name)
         return found.generation >= generation and storage.content_fault(found) is None
     except NewerFormat:
         return True
+    except Unreadable as error:
+        raise OSError(
+            errno.EIO, f"{name} exists, and is not replaced while it cannot be read: {error}"
+        ) from error
+    except Foreign:
+        raise occupied(f"{storage}/{name}") from None
     except InvalidCheckpoint:
         return False
 

@@ -138,7 +138,7 @@ class ObjectClient:
         except (exceptions.BaseError, ValueError) as error:
             raise ObjectStoreError(f"{location}: not configured: {_configuration_fault(error)}") from None
 
-    def objects(self, below: str, most: int) -> Iterator[StoredObject]:
+    def objects(self, below: str, most: int | None = None) -> Iterator[StoredObject]:
         """Yield the objects in the folder `below` and its subfolders, in any order.
 
         Raises `ObjectStoreError` if there are more than `most`.
@@ -148,7 +148,7 @@ class ObjectClient:
             for some in obstore.list(self._quick, f"{below}/", chunk_size=LISTED):
                 for each in some:
                     count += 1
-                    if count > most:
+                    if most is not None and count > most:
                         raise ObjectStoreError(f"{self._location}: more than {most} objects below {below}")
                     version = ObjectVersion(each["e_tag"], each["version"])
                     yield StoredObject(each["path"], each["size"], version, each["last_modified"].timestamp())

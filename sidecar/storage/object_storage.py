@@ -29,13 +29,13 @@ import secrets
 import shutil
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from holdfast.checkpoint import catalog
-from holdfast.checkpoint.catalog import MANIFEST, StoredCheckpoint
+from holdfast.checkpoint.catalog import MANIFEST, Foreign, StoredCheckpoint
 from holdfast.checkpoint.manifest import (
     MAX_BYTES,
     REPLICATED,
@@ -43,6 +43,7 @@ from holdfast.checkpoint.manifest import (
     Manifest,
     NewerFormat,
     ObjectLayout,
+    is_state_name,
     unpack,
 )
 from holdfast.checkpoint.object_location import ObjectLocation
@@ -65,7 +66,7 @@ from sidecar.storage.object_client import ObjectClient, ObjectStoreError, Object
 
 log = logging.getLogger(__name__)
 
-MOST = 1_000_000  # objects of one job; more are refused
+MOST = 1_000_000  # objects that one writer may write for a checkpoint; more are refused
 PROBE = "conditional-put"
 NO_VERSION = ObjectVersion('"none"', "0")  # no object has this one
 # Between attempts to write the manifest, because retrying is cheaper than uploading the checkpoint again.
@@ -133,20 +134,36 @@ class ObjectStorage:
         return None
 
     def _listing(self, name: str = "") -> dict[str, Objects]:
-        """Return the objects of the checkpoint `name`, or of all checkpoints, grouped by checkpoint."""
+        """Return the objects of the checkpoint `name`, or of all checkpoints, grouped by checkpoint.
+
+        Raises `ObjectStoreError` if one folder of a checkpoint has more than `MOST`. There is no limit for
+        all of them together: a job keeps several checkpoints, and what interrupted uploads have left can be
+        removed only if it can be listed.
+        """
         found: dict[str, Objects] = defaultdict(dict)
+        counts: Counter[tuple[str, str]] = Counter()
         skip = len(self._location.prefix) + 1
-        for each in self._client.objects(self._key(name), MOST):
+        for each in self._client.objects(self._key(name)):
             checkpoint, _, key = each.key[skip:].partition("/")
-            if key:
-                found[checkpoint][key] = each
+            if not key or catalog.step_in(checkpoint) is None:
+                continue
+            folder = checkpoint, key.rpartition("/")[0].partition("/")[0]
+            counts[folder] += 1
+            if counts[folder] > MOST:
+                raise ObjectStoreError(f"{self._location}: more than {MOST} objects in {'/'.join(folder)}")
+            found[checkpoint][key] = each
         return found
 
     def _described(self, name: str, objects: Objects) -> StoredCheckpoint:
         def fault(manifest: Manifest, entry: FileEntry) -> str | None:
             return _size_fault(objects, manifest.objects, entry)
 
-        return catalog.described(Path(name), lambda: self._manifest(name, objects), fault)
+        def read() -> bytes:
+            raw = self._manifest(name, objects)
+            catalog.check_own(raw, lambda: any(map(_is_own, objects)))
+            return raw
+
+        return catalog.described(Path(name), read, fault)
 
     def _manifest(self, name: str, objects: Objects) -> bytes:
         stored = objects.get(MANIFEST)
@@ -337,12 +354,12 @@ class ObjectStorage:
         version = self._client.version(key)  # before the manifest is compared, so that no change is missed
         objects = self._listing(name).get(name, {})
         found = self._load_or_defect(name, objects)
-        if version is None or isinstance(found, NewerFormat) or not catalog.is_same(found, what):
+        if version is None or isinstance(found, NewerFormat | Foreign) or not catalog.is_same(found, what):
             return False
-        folder = _folder(self._read(name, objects))
+        manifest = self._read(name, objects)
         if not self._client.replace(key, b"", version):
             return False
-        self._client.delete([each.key for key, each in objects.items() if _is_below(key, folder)])
+        self._client.delete([each.key for key, each in objects.items() if _is_of(key, manifest)])
         return True
 
     def _load_or_defect(self, name: str, objects: Objects) -> StoredCheckpoint | InvalidCheckpoint:
@@ -498,9 +515,16 @@ def _folders(objects: Objects) -> dict[str, float]:
     return found
 
 
-def _is_below(key: str, folder: str) -> bool:
-    """Return whether `key` is a file of the checkpoint whose manifest names `folder`; "" if it names none."""
-    return key.startswith(f"{folder}/") if folder else "/" not in key and key != MANIFEST
+def _is_of(key: str, manifest: Manifest | None) -> bool:
+    """Return whether `key` is a file of the checkpoint of this manifest, which is None if it is damaged."""
+    if manifest is not None and manifest.objects is not None:
+        return key.startswith(f"{manifest.objects.folder}/")
+    return is_state_name(key) or (manifest is not None and key in {each.name for each in manifest.files})
+
+
+def _is_own(key: str) -> bool:
+    """Return whether Holdfast gives a file of a checkpoint this key."""
+    return is_state_name(key) or _FOLDER.fullmatch(key.partition("/")[0]) is not None
 
 
 def _size(source: Path | bytes) -> int:

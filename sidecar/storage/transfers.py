@@ -138,7 +138,7 @@ def download(
             if _size(file.fileno()) == entry.bytes and not _missing(file.fileno(), entry, found):
                 return None
         os.replace(target, partial)
-    descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
         begun = _size(descriptor) == entry.bytes
         _allocate(descriptor, entry.bytes)

@@ -86,7 +86,7 @@ def reported_lines(found: list[CheckpointSummary], error: str) -> list[str]:
     whole = [each for each in found if each.newest_whole]
     shown = [f"newest usable: {each.name} (step {each.step:,})" for each in whole]
     shown = shown or ["the job's pods have reported no usable checkpoint"]
-    shown += [f"damaged: {each.name}: {each.fault}" for each in found if each.fault]
+    shown += [f"not used: {each.name}: {each.fault}" for each in found if each.fault]
     shown += [f"storage error: {error}"] if error else []
     return [*shown, "older checkpoints are not listed, because the supervisor cannot read the job's storage"]
 
@@ -173,7 +173,7 @@ def lines(surveyed: list[CheckpointSummary], now_s: float, *, verified: bool) ->
 
 def _verdict(each: CheckpointSummary) -> str:
     if each.fault:
-        return f"damaged: {each.fault}"
+        return each.fault if each.fault.startswith(catalog.FOREIGN) else f"damaged: {each.fault}"
     void = ", void: the run resumed from an earlier step" if each.void else ""
     return ("intact" if each.verified else "complete") + (", newest" if each.newest_whole else void)
 

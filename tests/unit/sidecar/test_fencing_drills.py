@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+from holdfast.fileio import durable
 from holdfast.snapshot.member_directory import DRILLED
 from sidecar.fencing import CompletedDrills
 
@@ -25,3 +27,15 @@ def test_a_missing_folder_loses_the_record_but_not_the_drill(tmp_path: Path) -> 
     made = CompletedDrills(tmp_path / "gone")
     made.remember(5)
     assert made.newest == 5
+
+
+def test_a_record_is_not_written_through_a_link_that_a_script_has_made(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_text("content of another file")
+    drills = CompletedDrills(tmp_path)
+    seen = re.fullmatch(r"(.+)-(\d+)-x", durable.temporary_path(tmp_path, "x").name)
+    assert seen is not None
+    for later in range(1, 10):
+        (tmp_path / f"{seen[1]}-{int(seen[2]) + later}-{DRILLED}").symlink_to(other)
+    drills.remember(3)
+    assert other.read_text() == "content of another file"

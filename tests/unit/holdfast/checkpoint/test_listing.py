@@ -132,3 +132,14 @@ def test_any_checkpoint_gives_a_listing_that_a_report_may_contain(skip: list[obj
 @pytest.mark.parametrize(("name", "step"), [("step-00000012", 12), ("step-00000012.old", 12), ("other", -1)])
 def test_the_step_is_read_from_the_name(name: str, step: int) -> None:
     assert step_of(name) == step
+
+
+def test_what_a_script_has_saved_leaves_room_for_all_checkpoints(tmp_path: Path) -> None:
+    for step in (1, 2):
+        save(tmp_path, step)
+    for step in range(3, 9):
+        (tmp_path / f"step-{step:08d}").mkdir()
+        (tmp_path / f"step-{step:08d}" / "lit_model.pth").write_bytes(b"weights")
+    found = read(tmp_path, 2)
+    assert [each.step for each in found.checkpoints] == [2, 1]
+    assert [each.step for each in found.refused] == [8, 7]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from contextlib import suppress
@@ -15,7 +16,7 @@ from holdfast.checkpoint.retention import Retention, retain
 from holdfast.fileio import durable
 from holdfast.protocol.lineage import Lineage
 from tests.interleaving import interleaved
-from tests.samples.checkpoints import STATE, assert_whole, broken, names, newest_whole, save, scan
+from tests.samples.checkpoints import PRIVATE, STATE, assert_whole, broken, names, newest_whole, save, scan
 from tests.sandbox import flip
 
 KNOWN = (Lineage(2, 5),)  # generation 2 has resumed from step 5, so step 7 of generation 1 is void
@@ -162,14 +163,117 @@ def test_a_checkpoint_that_cannot_be_compared_is_kept(memory: Path) -> None:
     assert len(names(path)) == 4
 
 
-def test_anything_else_with_the_name_of_a_checkpoint_is_removed_with_its_content(memory: Path) -> None:
-    save(memory, 9)
-    file, link, folder = (memory / f"step-0000000{step}" for step in (5, 6, 7))
-    file.write_text("text")
-    shutil.copytree(memory / "step-00000009", memory / "mine")
-    link.symlink_to(memory / "mine")
-    (folder / "inner").mkdir(parents=True)
-    (folder / "inner" / "file").write_text("text")
+def foreign(root: Path) -> dict[str, tuple[bool, bytes]]:
+    """Put what a script may save beside checkpoints into `root`; return the expected state of all of it."""
+    save(root / "elsewhere", 6)
+    (root / "step-00000003").mkdir()
+    (root / "step-00000004").mkdir()
+    (root / "step-00000004" / "lit_model.pth").write_bytes(b"weights")
+    (root / "step-00000005").write_text("text")
+    (root / "step-00000006").symlink_to(root / "elsewhere" / "step-00000006")
+    (root / "step-00000007" / "inner").mkdir(parents=True)
+    (root / "step-00000007" / "inner" / "file").write_text("text")
+    (root / "step-00000008").mkdir()
+    (root / "step-00000008" / "manifest.json").write_text('{"name": "another program"}')
+    return everything(root)
+
+
+def everything(root: Path) -> dict[str, tuple[bool, bytes]]:
+    found = sorted(path for path in root.rglob("*") if path.name != catalog.LATEST)
+    return {
+        str(path.relative_to(root)): (path.is_symlink(), path.read_bytes() if path.is_file() else b"")
+        for path in found
+    }
+
+
+def test_nothing_that_holdfast_has_not_written_is_deleted(memory: Path) -> None:
+    before = foreign(memory)
+    for step in (1, 2, 11, 12):
+        save(memory, step)
+        retain(memory, Retention(1))
+    assert names(memory / "step-00000012") == {STATE, PRIVATE, "manifest.json"}
+    shutil.rmtree(memory / "step-00000012")
+    assert everything(memory) == before
+
+
+@pytest.mark.parametrize("step", [4, 5, 7, 8])
+def test_a_writer_replaces_nothing_that_holdfast_has_not_written(memory: Path, step: int) -> None:
+    before = foreign(memory)
+    path = memory / f"step-{step:08d}"
+    with pytest.raises(FileExistsError, match=f"{path} exists.* directory for its checkpoints that"):
+        save(memory, step, 2)
+    assert everything(memory) == before
+    save(memory, 9, 2)
+    assert [found.step for found in scan(memory)] == [9, 6]
+
+
+def test_a_name_without_a_manifest_is_reported_as_not_written_by_holdfast(memory: Path) -> None:
+    foreign(memory)
+    why = {path.name[-1]: reason for path, reason in broken(memory)}
+    assert why == {
+        "4": "not written by Holdfast, or damaged: manifest.json is missing",
+        "5": "not written by Holdfast, or damaged: it is not a directory",
+        "7": "not written by Holdfast, or damaged: manifest.json is missing",
+        "8": "not written by Holdfast, or damaged: manifest.json is truncated or damaged: it does not end"
+        " with its checksum",
+    }
+
+
+def test_what_a_script_saves_into_a_checkpoint_outlives_it(memory: Path) -> None:
+    for step in (5, 7):
+        path = save(memory, step)
+        (path / "lit_model.pth").write_bytes(b"weights")
+        (path / "rank-00009.bin").mkdir()
+    with pytest.raises(FileExistsError, match="Holdfast has not written all of it"):
+        save(memory, 7, 2)
+    assert_whole(scan(memory)[0])
     retain(memory, Retention(1))
-    assert names(memory) == {"latest", "step-00000009", "mine"}
-    assert len(names(memory / "mine")) == 3
+    assert names(memory) == {"latest", "step-00000005", "step-00000007"}
+    assert names(memory / "step-00000005") == {"lit_model.pth", "rank-00009.bin"}
+    assert [found.step for found in scan(memory)] == [7]
+
+
+def test_what_a_script_saves_at_any_line_of_a_removal_stays(memory: Path) -> None:
+    template = memory / "template"
+    save(template, 7)
+
+    def act(work: Path) -> None:
+        [(path, what)] = catalog.each_checkpoint(work)
+        removal.remove(path, what)
+
+    def meanwhile(work: Path) -> None:
+        path = work / "step-00000007"
+        path.mkdir(exist_ok=True)
+        (path / "lit_model.pth").write_bytes(b"weights")
+
+    def check(work: Path) -> None:
+        removal.finish(work)
+        assert names(work) == {"latest", "step-00000007"}
+        assert names(work / "step-00000007") == {"lit_model.pth"}
+
+    assert interleaved(template, (removal,), act, meanwhile, check) > 15
+
+
+def test_a_later_checkpoint_that_cannot_be_read_for_a_while_is_not_replaced(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(memory, 7, 5)
+    opened = catalog._open_regular
+    failures = 0
+
+    def fails(path: Path) -> int:
+        nonlocal failures
+        if path.name == "manifest.json" and failures > 0:
+            failures -= 1
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return opened(path)
+
+    monkeypatch.setattr(catalog, "_open_regular", fails)
+    for count in range(1, 8):
+        failures = count
+        with suppress(OSError):
+            save(memory, 7, 4)
+        failures = 0
+        assert generations(memory) == {7: 5}
+        assert_whole(scan(memory)[0])
+        assert names(memory) == {"latest", "step-00000007"}

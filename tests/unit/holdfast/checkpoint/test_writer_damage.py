@@ -88,11 +88,11 @@ DAMAGE = {
     f"{STATE} has 2999 bytes, but 3000 were written": damage_short,
     f"{STATE} is not a plain file": damage_link,
     "manifest.json cannot be read: not a plain file": damage_pipe,
-    "manifest.json is missing": damage_no_manifest,
+    "not written by Holdfast, or damaged: manifest.json is missing": damage_no_manifest,
     "manifest.json cannot be read: Too many levels of symbolic links": damage_linked_manifest,
     "manifest.json is truncated or damaged: it does not end with its checksum": damage_empty,
     "manifest.json has step 1": damage_step,
-    "manifest.json cannot be read: Not a directory": damage_file,
+    "not written by Holdfast, or damaged: it is not a directory": damage_file,
 }
 
 

@@ -610,9 +610,59 @@ def test_more_objects_than_one_answer_holds_are_all_listed(
 ) -> None:
     save(storage, 7)
     for number in range(1500):
-        server.put(f"{PREFIX}/a/{number:05d}", b"")
+        server.put(f"{PREFIX}/step-00000005/a/{number:05d}", b"")
     assert steps(storage) == {7: 1}
-    assert len(storage._listing()["a"]) == 1500
+    assert len(storage._listing()["step-00000005"]) == 1500
+
+
+def test_only_the_objects_of_each_writer_are_limited(
+    server: ObjectServer, storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job keeps several checkpoints, and what dead writers have left must be listed to be removed."""
+    monkeypatch.setattr(object_storage, "MOST", 5)
+    server.ages_s = 10 * DEBRIS_AGE_S
+    for number in range(20):
+        server.put(f"{PREFIX}/step-00000001/e1-g1-{number:016x}/{STATE}/00000", b"left")
+        server.put(f"{PREFIX}/other/{number}", b"x")
+    server.ages_s = 0.0
+    for step in range(2, 9):
+        newest = save(storage, step, epoch=2)
+    assert len(steps(storage)) == 7
+    assert len(retain(storage, Retention(3, epoch=2), frozenset({newest}))) == 4
+    assert not any("step-00000001" in key for key in server.stored())
+    for number in range(6):
+        server.put(f"{PREFIX}/step-00000009/mine/{number}", b"x")
+    with pytest.raises(ObjectStoreError, match="more than 5 objects in step-00000009/mine"):
+        steps(storage)
+
+
+def test_a_manifest_of_another_program_is_neither_replaced_nor_deleted(
+    server: ObjectServer, storage: ObjectStorage
+) -> None:
+    foreign = {
+        f"{PREFIX}/step-00000005/{MANIFEST}": b'{"name": "another program"}',
+        f"{PREFIX}/step-00000005/lit_model.pth": b"weights",
+    }
+    for key, content in foreign.items():
+        server.put(key, content)
+    with pytest.raises(FileExistsError, match="step-00000005 exists, and Holdfast has not written all of it"):
+        save(storage, 5, 2)
+    for step in (6, 7):
+        newest = save(storage, step)
+    retain(storage, Retention(1), frozenset({newest}))
+    assert steps(storage) == {7: 1}
+    assert {key: server.content(key) for key in foreign} == foreign
+
+
+def test_what_a_script_saves_beside_a_damaged_manifest_outlives_the_checkpoint(
+    server: ObjectServer, storage: ObjectStorage
+) -> None:
+    for name, content in ((MANIFEST, b"damaged"), (STATE, b"x"), ("lit_model.pth", b"weights")):
+        server.put(f"{PREFIX}/step-00000005/{name}", content)
+    newest = save(storage, 7)
+    retain(storage, Retention(1), frozenset({newest}))
+    left = [key for key in server.filled() if "step-00000005" in key]
+    assert left == [f"{PREFIX}/step-00000005/lit_model.pth"]
 
 
 def test_a_directory_copied_into_the_bucket_is_a_checkpoint(

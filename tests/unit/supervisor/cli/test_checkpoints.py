@@ -33,7 +33,8 @@ def test_the_newest_whole_checkpoint_is_named_and_damage_is_described(tmp_path: 
     (tmp_path / "step-00000002" / "model.safetensors").write_bytes(b"y" * 3000)
     assert listed(tmp_path, verify=True) == [
         "CHECKPOINT     GENERATION  RANKS      SIZE   WRITTEN  STATE",
-        "step-00000003           -      -         -         -  damaged: manifest.json is missing",
+        "step-00000003           -      -         -         -  not written by Holdfast, or damaged:"
+        " manifest.json is missing",
         "step-00000002           2      4  2.93 KiB  90 s ago  damaged: model.safetensors is"
         " damaged: checksum differs in bytes 0 to 2999",
         "step-00000001           2      4  2.93 KiB  90 s ago  intact, newest",

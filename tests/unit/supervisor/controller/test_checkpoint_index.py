@@ -111,7 +111,9 @@ async def test_all_checkpoints_are_listed_newest_first_with_the_reason_why_other
         "void ones must be listed too, because the lineage decides, not storage"
     )
     assert storage.stored.checkpoints[2] == Checkpoint(3, 1, 2, str(tmp_path / "step-00000003"), (2,))
-    assert notes(storage) == ["checkpoint step-00000009 is not used: manifest.json is missing"]
+    assert notes(storage) == [
+        "checkpoint step-00000009 is not used: not written by Holdfast, or damaged: manifest.json is missing"
+    ]
     assert (storage.stored.lineage, storage.stored.generation) == ((Lineage(2, 5),), 2)
 
 

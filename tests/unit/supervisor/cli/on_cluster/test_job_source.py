@@ -113,7 +113,7 @@ def test_checkpoints_are_those_that_the_pods_report(capsys: Printed, server: Api
     server.job(view=status(passed_over=[note]))
     assert printed("checkpoints --job gpt", capsys, 1).splitlines() == [
         "newest usable: step-00001200 (step 1,200)",
-        "damaged: step-00001300: manifest.json is missing",
+        "not used: step-00001300: manifest.json is missing",
         "older checkpoints are not listed, because the supervisor cannot read the job's storage",
     ]
     newest, damaged = document("checkpoints --job gpt --json", capsys, 1)
