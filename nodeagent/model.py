@@ -158,6 +158,7 @@ class HealthFinding:
     overridden: str = ""  # the source that overrode the table: "driver" or "operator"
     origins: tuple[str, ...] = ()  # the distinct origins of its evidence: see `origin_of`
     device: str = ""  # the UUID or serial number of the GPU, if it is known
+    of_events: bool = False  # about events, or a counter's growth; False: about what samples show
 
 
 @dataclass(frozen=True, slots=True)

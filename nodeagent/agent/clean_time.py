@@ -1,9 +1,10 @@
 """Measures how long a watched node has had no findings. Pure.
 
 This decides when the node may return to service. Time without a running agent is no evidence of health, so
-the count restarts after a gap, but ignores the short one while the agent restarts. Nor is time in which the
-fault could not have been seen: the count pauses while a sensor that reported the newest findings is blind,
-and while an operator has the agent release the GPUs.
+the count restarts after a gap, and pauses during the short one while the agent restarts: otherwise, an agent
+that is ended soon after each start would count hours in which nobody looked. Nor is time in which the fault
+could not have been seen: the count pauses while a sensor that reported the newest findings is blind, and
+while an operator has the agent release the GPUs.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ class CleanTime:
     paused_s: tuple[float, float] = (0.0, 0.0)
     # The sensors that each of the two needs: those of the newest unhealthy findings, and of any as well.
     needs: tuple[Names, Names] = (frozenset(), frozenset())
-    # The next two are not saved.
-    at_s: float | None = None  # of the last cycle
+    # The next three are not saved.
+    at_s: float | None = None  # of the last cycle, or of the last save before the restart
     blind: Names = frozenset()  # the sensors that could not measure at that time
+    is_resumed: bool = False  # there has been no cycle since the restart
 
     def after(
         self,
@@ -71,6 +73,8 @@ class CleanTime:
         if self.at_s is None:
             return self
         for_s, unseen = now_s - self.at_s, self.blind | blind
+        if self.is_resumed:
+            return self._paused(for_s, for_s)
         clean, quiet = (released or not unseen.isdisjoint(each) for each in self.needs)
         return self._paused(for_s if clean else 0.0, for_s if quiet else 0.0)
 
@@ -85,12 +89,13 @@ class CleanTime:
     def resumed(self, last_s: float, now_s: float, released_until_s: float = -inf) -> CleanTime:
         """Return the times saved at `last_s`, without those that a gap has invalidated.
 
-        A gap that a release of the GPUs explains invalidates nothing, and is not counted.
+        A short gap, or one that a release of the GPUs explains, invalidates nothing. The time from the save
+        to the first cycle is not counted, and after that, none before the needed sensors have looked.
         """
         explained_s = max(last_s, min(released_until_s, now_s))
         if not (last_s <= now_s and now_s - explained_s <= GAP_S):
             return replace(self, watched_s=None)
-        return self._paused(now_s - last_s, now_s - last_s) if explained_s > last_s else self
+        return replace(self, at_s=last_s, is_resumed=True)
 
     def _paused(self, clean_for_s: float, quiet_for_s: float) -> CleanTime:
         clean_s, quiet_s = self.paused_s

@@ -202,6 +202,7 @@ def finding_of(
         sources=tuple(sorted(sources)),
         lasting=worst.ends_s == inf,
         overridden=worst.by,
+        of_events=True,
     )
 
 

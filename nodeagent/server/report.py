@@ -108,6 +108,7 @@ def finding_report(each: HealthFinding) -> dict[str, Any]:
         "action": word(each.action),
         "since_s": round(each.since_s, 3),
         "last_s": round(each.last_s, 3),
+        "sign_s": round(each.last_s, 3) if each.of_events else None,
         "why": each.why,
         "evidence": list(each.evidence),
         "clears": each.clears,

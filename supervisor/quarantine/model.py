@@ -46,7 +46,9 @@ class NodeFinding:
     ] = ()  # independent origins of the evidence; empty in the report of an older agent
     device: str = ""  # the identity of the GPU (`Report.devices`), which follows it to another slot
     place_key: str = ""  # `key`, with the entity instead of the device: what an older agent reported
-    sign_s: float | None = None  # the age of an event's newest sign; None if it is measured continuously
+    # The age of the newest sign of an event or of a counter's growth; None if it is measured continuously.
+    sign_s: float | None = None
+    is_from_before_boot: bool = False  # its newest sign, or its newest bad sample, is older than the boot
     backing: tuple[str, ...] = ()  # origins of other evidence for the same remedy: see `evidence.weigh`
 
 

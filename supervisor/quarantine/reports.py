@@ -132,10 +132,11 @@ def read_report(raw: Mapping[str, Any]) -> Report:
     if raw.get("schema") != SCHEMA:
         raise BadReport(f"schema is {raw.get('schema')!r}; expected {SCHEMA}")
     at_s = _number(raw, "at_s")
+    booted_s = -math.inf if raw.get("booted_s") is None else _number(raw, "booted_s")
     gpus = [_table(each, "gpus") for each in _items(raw, "gpus")]
     same = {_word(gpu, "serial"): _device(gpu) for gpu in gpus if _word(gpu, "serial")}
     found = [
-        _finding(_word(entity, "entity"), _table(each, "findings"), at_s, same)
+        _finding(_word(entity, "entity"), _table(each, "findings"), at_s, same, booted_s)
         for entity in (_table(each, "entities") for each in _items(raw, "entities"))
         for each in _items(entity, "findings")
     ]
@@ -158,10 +159,13 @@ def read_report(raw: Mapping[str, Any]) -> Report:
     )
 
 
-def _finding(entity: str, raw: Mapping[str, Any], at_s: float, same: Mapping[str, str]) -> NodeFinding:
+def _finding(
+    entity: str, raw: Mapping[str, Any], at_s: float, same: Mapping[str, str], booted_s: float
+) -> NodeFinding:
     code = raw.get("code")
     action, device = _word(raw, "action"), _word(raw, "device")
     device = same.get(device, device)
+    sign_s = _sign_s(raw)
     name = _word(raw, "check") if code is None else f"{_word(raw, 'check')} {code}"[:MAX_WORD]
     return NodeFinding(
         f"{device or entity} {name} {action}",
@@ -176,9 +180,20 @@ def _finding(entity: str, raw: Mapping[str, Any], at_s: float, same: Mapping[str
         _words(raw, "origins"),
         device,
         f"{entity} {name} {action}",
-        # Only events have codes. A sample's newest sign is just the newest sample, not new evidence.
-        None if code is None else max(0.0, at_s - _number(raw, "last_s")),
+        None if sign_s is None else max(0.0, at_s - sign_s),
+        raw.get("last_s") is not None and _number(raw, "last_s") < booted_s,
     )
+
+
+def _sign_s(raw: Mapping[str, Any]) -> float | None:
+    """Return the time of the newest sign of an event or of a counter's growth; None for samples.
+
+    A sample's newest sign is just the newest sample, not new evidence. The agent reports which findings are
+    about events. An older agent does not, but a finding with a code is about one.
+    """
+    if "sign_s" in raw:
+        return None if raw["sign_s"] is None else _number(raw, "sign_s")
+    return None if raw.get("code") is None else _number(raw, "last_s")
 
 
 def _device(gpu: Mapping[str, Any]) -> str:

@@ -1,10 +1,10 @@
 """Decide what an operator's release of a node still covers. Pure.
 
 An operator who removes the taint knows the findings of that time. Newer evidence is not covered, even if its
-key is the same: a finding that began after the release, an event with a sign after it, and a finding that has
-outlived another boot of the node. An event that a boot has ended is still reported for some minutes, but no
-longer as lasting: it has not outlived the boot. A waiver also ends after `waiver_s`, or a node could serve
-with a fault forever.
+key is the same: a finding that began after the release, an event or a counter's growth with a sign after it,
+and a finding that has outlived another boot of the node. A finding that a boot has ended is still reported
+for some minutes, but no longer as lasting, and no sample has shown it since: it has not outlived the boot. A
+waiver also ends after `waiver_s`, or a node could serve with a fault forever.
 """
 
 from __future__ import annotations
@@ -64,8 +64,11 @@ def _was_booted_since(node: NodeView, waiver: Waiver) -> bool:
 
 
 def _is_ending(finding: NodeFinding) -> bool:
-    """True for an event whose remedy was seen, or that needs none. A sample is measured, so it is current."""
-    return finding.sign_s is not None and not finding.lasting
+    """True for a finding whose remedy was seen, or that needs none.
+
+    It is an event, or no sample has shown it since the boot. Otherwise, it is measured, so it is current.
+    """
+    return not finding.lasting and (finding.sign_s is not None or finding.is_from_before_boot)
 
 
 def _covers(waiver: Waiver, finding: NodeFinding, reported_s: float) -> bool:

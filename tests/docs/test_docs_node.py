@@ -65,7 +65,7 @@ def test_every_command_and_every_option_is_in_the_page(capsys: pytest.CaptureFix
 
 FOUND = HealthFinding(
     "gpu/0000:3b:00.0", "xid", 79, Level.UNHEALTHY, Action.REBOOT_NODE, 5.0, 6.0, "Xid 79: gone",
-    ("NVRM: Xid 79",), "a reboot", ("kmsg",), origins=("driver log",), device="GPU-1",
+    ("NVRM: Xid 79",), "a reboot", ("kmsg",), origins=("driver log",), device="GPU-1", of_events=True,
 )  # fmt: skip
 SEES = SensorStatus("sysfs", True, "", 3, 2, 0.01, False, (Omission("aer", "the firmware keeps it"),))
 PUBLISHED = Published(

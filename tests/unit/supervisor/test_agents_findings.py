@@ -1,4 +1,5 @@
-"""The shapes in which the agent reports common fatal faults: which nodes are drained, and which only tainted.
+"""The shapes in which the agent reports common fatal faults: which nodes are drained, and which only tainted,
+and what an operator's release covers of them.
 
 The real evaluator judges the observations, and the quarantine reads the report that the agent sends.
 """
@@ -6,7 +7,7 @@ The real evaluator judges the observations, and the quarantine reads the report 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import pytest
@@ -19,7 +20,18 @@ from nodeagent.server.report import health_report
 from supervisor.quarantine.decide import decide
 from supervisor.quarantine.model import Drain, Hold, NodeView, RunFault, Taint
 from supervisor.quarantine.reports import read_report
-from tests.unit.supervisor.node_views import NOW_S, POLICY, applied, asked, node_of, pool, settled
+from supervisor.quarantine.transition import released_by_operator
+from tests.unit.supervisor.node_views import (
+    NOW_S,
+    POLICY,
+    applied,
+    asked,
+    at,
+    node_of,
+    pool,
+    settled,
+    why,
+)
 
 GPU, UUID = "gpu/0000:3b:00.0", "GPU-1"
 SHIPPED = shipped()
@@ -56,13 +68,22 @@ KNOWN = [
 ]
 
 
-def reported(seen: Iterable[Observation], now_s: float = FOR_S) -> NodeView:
-    """Return the node as the quarantine knows it by the agent's report."""
+def reported(seen: Iterable[Observation], now_s: float = FOR_S, *, older: bool = False) -> NodeView:
+    """Return the node as the quarantine knows it by the agent's report.
+
+    With `older`, the agent does not say which findings are about events.
+    """
+    seen = sorted([*KNOWN, *seen])
     judged = Evaluator(SHIPPED, 500)
-    for each in sorted([*KNOWN, *seen]):
+    for each in seen:
         judged.add(each)
     published = Published(now_s, judged.verdicts(now_s), facts={GPU: {"uuid": UUID}})
-    raw = json.loads(json.dumps(health_report(published, {"boot_id": "b1", "version": "1"})))
+    boots = [each.at_s for each in seen if each.check == "boot"]
+    about = {"boot_id": f"b{len(boots) + 1}", "version": "1", "booted_s": max(boots, default=-1e6)}
+    raw = json.loads(json.dumps(health_report(published, about)))
+    for each in raw["entities"] if older else ():
+        for finding in each["findings"]:
+            del finding["sign_s"]
     return NodeView("a", read_report(raw), 10.0, busy=True, version="7")
 
 
@@ -147,3 +168,68 @@ def test_a_level_lasts_only_while_its_newest_sample_shows_the_fault(
     assert lasting([*seen, booted], FOR_S + 1.0) == [(check, not ends)], "the old samples do not show it"
     again = Observation(FOR_S + 60.0, check, entity, source, bad)
     assert lasting([*seen, booted, again], FOR_S + 60.0) == [(check, True)]
+
+
+FIRST_S, BOOT_S, AGAIN_S, LATE_S = 100.0, 4000.0, 4500.0, 4600.0  # agent time; the release is at FOR_S
+BOOT = Observation(BOOT_S, "boot", NODE, "agent", facts=(("last_s", repr(BOOT_S - 60.0)),))
+
+
+def growth(at_s: float) -> Seen:
+    """Return two readings of a counter, which by then has grown by 2 more than before."""
+    before = 0.0 if at_s == FIRST_S else 2.0
+    return [
+        Observation(at_s - 10.0, "ecc_dbe", GPU, "nvml-polling", before),
+        Observation(at_s, "ecc_dbe", GPU, "nvml-polling", before + 2.0),
+    ]
+
+
+EVENTS: dict[str, Callable[[float], Seen]] = {
+    "an Xid": lambda at_s: [Observation(at_s, "xid", GPU, "kmsg", 79.0)],
+    "a line of the kernel": lambda at_s: [Observation(at_s, "kernel_gpu_init_failed", GPU, "kmsg", 0.0)],
+    "a line of the kernel about no GPU": lambda at_s: [
+        Observation(at_s, "kernel_gpu_init_failed_unnamed", "driver", "kmsg", 0.0)
+    ],
+    "growth": growth,
+}
+STATE = samples("gpu_state", GPU, "nvml-polling", 1.0, until_s=int(BOOT_S) - 10)
+
+
+def after_a_release(seen: Seen, later: Seen, now_s: float, *, older: bool = False) -> list[str]:
+    """Return the names of the actions at `now_s` on a node that an operator released at `FOR_S`.
+
+    Without an action, return the reason of the hold.
+    """
+    out = settled(pool(reported([each for each in seen if each.at_s <= FOR_S], older=older)))
+    assert node_of(out, "a").quarantine is not None
+    freed = released_by_operator(node_of(out, "a"), NOW_S)
+    report = reported([*seen, *later], now_s, older=older).report
+    view = at(out, NOW_S + now_s - FOR_S, replace(freed, report=report))
+    return [type(each).__name__ for each in asked(view)] or [why(view, "a")]
+
+
+WAIVED = ["an operator has released it, and no other fault has been found since"]
+
+
+@pytest.mark.parametrize("event", EVENTS.values(), ids=EVENTS.keys())
+def test_an_operators_release_covers_an_event_until_its_next_sign(event: Callable[[float], Seen]) -> None:
+    seen = event(FIRST_S)
+    assert after_a_release(seen, [], LATE_S) == WAIVED
+    assert after_a_release(seen, event(AGAIN_S), LATE_S) == ["Taint"]
+
+
+@pytest.mark.parametrize("older", [False, True])
+@pytest.mark.parametrize("event", EVENTS.values(), ids=EVENTS.keys())
+def test_an_event_that_a_boot_has_ended_does_not_undo_an_operators_release(
+    event: Callable[[float], Seen], older: bool
+) -> None:
+    seen = event(FIRST_S)
+    assert after_a_release(seen, [BOOT], BOOT_S + 100.0, older=older) == WAIVED
+    assert after_a_release(seen, [BOOT, *event(AGAIN_S)], LATE_S) == ["Taint"]
+
+
+def test_an_operators_release_covers_what_samples_show_until_they_show_it_after_a_boot() -> None:
+    for older in (False, True):
+        assert after_a_release(STATE, [], BOOT_S, older=older) == WAIVED, "more samples are no new evidence"
+        assert after_a_release(STATE, [BOOT], BOOT_S + 5.0, older=older) == WAIVED, "none since the boot"
+        shown = [Observation(BOOT_S + 5.0, "gpu_state", GPU, "nvml-polling", 1.0)]
+        assert after_a_release(STATE, [BOOT, *shown], BOOT_S + 10.0, older=older) == ["Taint"]

@@ -4,6 +4,7 @@ import json
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from math import inf
 
 import pytest
 from hypothesis import given
@@ -50,9 +51,10 @@ def test_clean_time_restarts_at_the_end_of_a_finding() -> None:
     assert ages(found, 25.0) == (5.0, 5.0, 5.0)
 
 
-def test_clean_time_continues_over_a_short_restart_and_restarts_after_a_gap() -> None:
+def test_clean_time_pauses_during_a_short_restart_and_restarts_after_a_gap() -> None:
     found = CleanTime().after(0.0, standing(Level.UNHEALTHY), ready=True).after(100.0, [], ready=True)
-    assert ages(found.resumed(100.0, 100.0 + GAP_S), 300.0) == (300.0, 300.0, 300.0)
+    back = found.resumed(100.0, 100.0 + GAP_S).after(101.0 + GAP_S, [], ready=False)
+    assert ages(back, 300.0) == (300.0 - 1.0 - GAP_S, 300.0 - 1.0 - GAP_S, 300.0), "from save to first cycle"
     away = found.resumed(100.0, 101.0 + GAP_S)
     assert ages(away, 300.0) == (0.0, 0.0, 300.0)
     assert ages(away.after(400.0, [], ready=True), 410.0) == (10.0, 10.0, 410.0)
@@ -103,10 +105,34 @@ def test_a_release_of_the_gpus_neither_restarts_the_clean_time_nor_counts() -> N
 def test_a_restart_during_a_release_does_not_restart_the_clean_time() -> None:
     found = CleanTime().after(0.0, [], ready=True).after(50.0, [], ready=True)
     long = 50.0 + 10 * GAP_S
-    assert ages(found.resumed(50.0, long, released_until_s=long + 1), long) == (50.0, 50.0, None)
-    assert ages(found.resumed(50.0, long, released_until_s=long - GAP_S), long) == (50.0, 50.0, None)
-    assert ages(found.resumed(50.0, long, released_until_s=long - GAP_S - 1), long)[0] == 0.0
-    assert ages(found.resumed(50.0, long), long)[0] == 0.0
+
+    def clean_s(released_until_s: float) -> float | None:
+        resumed = found.resumed(50.0, long, released_until_s)
+        return ages(resumed.after(long, [], ready=False), long)[0]
+
+    assert clean_s(long + 1) == clean_s(long - GAP_S) == 50.0
+    assert clean_s(long - GAP_S - 1) == clean_s(-inf) == 0.0
+
+
+def test_restarts_in_a_row_without_a_look_of_the_needed_sensor_count_nothing() -> None:
+    found = CleanTime().after(0.0, standing(Level.UNHEALTHY, "kmsg"), ready=True).after(10.0, [], ready=True)
+    now_s = 10.0
+    for _ in range(22):  # each agent is ended after its first cycles, and before its next save
+        saved_s, now_s = now_s, now_s + GAP_S - 10.0
+        found = saved_and_loaded(found).resumed(saved_s, now_s)
+        for _ in range(2):
+            now_s += 0.5
+            found = found.after(now_s, [], ready=False, blind=["kmsg"])
+    assert ages(found, now_s) == (10.0, 10.0, now_s)
+    seeing = found.after(now_s + 5.0, [], ready=True).after(now_s + 15.0, [], ready=True)
+    assert ages(seeing, now_s + 15.0)[0] == 20.0, "from its first look"
+
+
+def test_a_restart_keeps_the_needed_sensors_of_a_fault_that_stands() -> None:
+    found = CleanTime().after(0.0, standing(Level.UNHEALTHY, "kmsg"), ready=True)
+    back = saved_and_loaded(found).resumed(0.0, 60.0)
+    again = back.after(60.0, standing(Level.UNHEALTHY, "nvml-polling"), ready=False)
+    assert again.needs_as_json()["clean_needs"] == ["kmsg", "nvml-polling"]
 
 
 def test_a_release_is_saved_and_what_an_earlier_version_saved_is_loaded() -> None:

@@ -89,6 +89,7 @@ def expected(
         sources=("kmsg",),
         lasting=lasting,
         overridden=overridden,
+        of_events=True,
     )
 
 
