@@ -91,8 +91,8 @@ def _put_on_path(root: Path) -> None:
 def parse_options(argv: list[str]) -> argparse.Namespace:
     given = os.environ.get
     parser = argparse.ArgumentParser("holdfast launch", description=_ABOUT)
-    parser.add_argument("--directory", default=given(environment.DIRECTORY, "/run/holdfast"))
-    parser.add_argument("--logs", default=given(environment.LOGS, "/run/holdfast/logs"))
+    parser.add_argument("--directory", default=given(environment.DIRECTORY, defaults.MEMBER_DIRECTORY))
+    parser.add_argument("--logs", default=given(environment.LOGS, defaults.MEMBER_LOGS))
     parser.add_argument("--name", default=given(environment.MEMBER, "member"))
     parser.add_argument("--nproc", type=int, default=int(given(environment.NPROC, "1")))
     strategies = defaults.WARM_STRATEGIES
