@@ -557,7 +557,7 @@ RULES: Mapping[JobPhase, tuple[DecisionRule, ...]] = MappingProxyType(
             start_first_generation,
         ),
         "running": _RUNNING,
-        "looking": _RUNNING,  # only in journals of older versions
+        "looking": _RUNNING,  # only in journals from before 0.1.0; kept until 0.2.0
         "securing": (
             stop_at_once,
             follow_unknown_generation,

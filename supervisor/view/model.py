@@ -30,7 +30,7 @@ PHASES: Mapping[str, str] = MappingProxyType(
     {
         "forming": "starting",
         "running": "running",
-        "looking": "finding out which rank hangs",  # only in journals and status files of older versions
+        "looking": "finding out which rank hangs",  # only in journals and status files from before 0.1.0
         "securing": "securing the state",
         "saving": "saving a checkpoint",
         "stopping": "stopping",
@@ -461,7 +461,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Gather evidence about a hang before stopping anything. Only in journals of older versions."""
+    """Gather evidence about a hang before stopping anything. Only in journals from before 0.1.0."""
 
     faults: tuple[Fault, ...]
     why: str
@@ -469,7 +469,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Dismiss:
-    """Drop a suspected hang that ended without intervention. Only in journals of older versions."""
+    """Drop a suspected hang that ended without intervention. Only in journals from before 0.1.0."""
 
     why: str
 
