@@ -1,4 +1,4 @@
-"""Train under both launchers in turns of one block, and record the step times and CPU times of each."""
+"""Train under both launchers in interleaved blocks, and record the step times and CPU times of each."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Inside:
 
 
 def run(plan: Plan, report: Callable[[Segment, Segment], None]) -> tuple[Segment, Segment]:
-    """Train to the end under both launchers in turns. Return the results of holdfast and torchrun.
+    """Train to the end under both launchers, interleaved. Return the results of holdfast and torchrun.
 
     Calls `report` with both after each pair of blocks. Raises `Failed` if a launcher fails.
     """

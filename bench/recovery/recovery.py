@@ -1,6 +1,6 @@
 """Measure the time from the kill of a rank to the first new optimizer step, under holdfast and torchrun.
 
-All launchers are measured in the same way, in turns. Each rank records the time right after each
+All launchers are measured in the same way, interleaved. Each rank records the time right after each
 optimizer.step(). A random rank gets SIGKILL at a random moment. The measured time is from the kill to the
 first step of the *last* rank of the restarted group. Two ranks on this machine train one small DDP model.
 Under torchrun nothing restores the state, which saves torchrun the time that loading a checkpoint would take.
@@ -154,7 +154,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = make_parser("recovery", __doc__ or "")
     add = parser.add_argument
     add("--kills", type=int, default=50, metavar="N", help="number of kills under holdfast")
-    add("--others", type=int, default=10, metavar="N", help="number of kills in each other mode")
+    add("--others", type=int, default=10, metavar="N", help="number of kills in each of the other modes")
     add("--rounds", type=int, default=5, metavar="N", help="number of interleaved turns of each mode")
     add(
         "--modes",
