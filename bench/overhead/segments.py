@@ -34,7 +34,7 @@ class Plan:
     blocks: int
     steps: int
     checkpoint_every: str
-    members: int  # of the holdfast run; the ranks are divided among them
+    members: int  # how many members the holdfast run has; the ranks are divided among them
     model: tuple[str, ...]
 
     def argv(self, name: str) -> list[str]:

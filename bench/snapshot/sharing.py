@@ -122,7 +122,7 @@ class RatedStorage(DirectoryStorage):
         moved: Callable[[], object],
         helpers: ShareHelpers | None = None,
     ) -> Iterator[StagedDirectory]:
-        large = files[REPLICATED]  # the first one; the others have a few bytes
+        large = files[REPLICATED]  # all other files have only a few bytes
         assert isinstance(large, Path)
         left = iter(range(0, large.stat().st_size, self._piece_bytes))
 

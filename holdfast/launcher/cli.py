@@ -31,8 +31,8 @@ this command in front of the training command. Without a sidecar it starts no ra
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve one member until it is stopped, and return the exit code of this process.
 
-    The exit code is 2 for bad input, and 1 if the parent process (`--parent`) has already ended. Otherwise it
-    is 0 for a member of a local run, and the job's exit code in a pod.
+    The exit code is 2 for bad input, and 1 if the parent process (`--parent`) has already exited. Otherwise
+    it is 0 for a member of a local run, and the job's exit code in a pod.
     """
     return serve(parse_options(list(sys.argv[1:] if argv is None else argv)))
 

@@ -179,7 +179,8 @@ class TrainingStep:
     def after_write(self, *_: Any) -> None:
         """Mark the end of an optimizer's writes in its stream. The commit may be in another stream.
 
-        On a host, the writes are done at this point, and the rest of the step does not wait for other ranks.
+        On a host, the writes are complete at this point, and the rest of the step does not wait for other
+        ranks.
         """
         if self._device.queues:
             self._gate.end_some_writes()
@@ -242,7 +243,9 @@ class TrainingStep:
         judged = self._numbers.judged
         shown = numbers if judged is None else judged
         norm = math.nan if shown.norm is None or not math.isfinite(shown.norm) else shown.norm
-        if self._host_is_ahead:  # a kernel launch may block on a full queue until the previous step is done
+        if (
+            self._host_is_ahead
+        ):  # a kernel launch may block on a full queue until the previous step is complete
             self._page.disown()
         self.in_tail = True
         self._page.commit(self.done, shown.loss, norm, samples, tokens, flops, 0, position, Phase.TAIL)

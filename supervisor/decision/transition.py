@@ -363,7 +363,7 @@ def _decided(view: View, action: Start, policy: Policy) -> OpenIncident:
     reached = max(incident.reached, reports.furthest_step(view))
     lost_steps = max(0, reached - resumed.step)
     known = reached == 0 or not reports.script_keeps_own_state(view)
-    if reached < 0 and view.memory.settled:  # no process is left that knows how many steps were done
+    if reached < 0 and view.memory.settled:  # no process is left that knows how many steps were completed
         known = False
     return replace(
         incident,

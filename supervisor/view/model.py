@@ -343,10 +343,10 @@ class LateRank:
     at: str = ""  # its innermost function, without the line number
     works: tuple[str, ...] = ()  # the kinds of work seen so far
     begun: bool = True  # see `RankStall`; if False, Holdfast may never see a step of this rank
-    looks: int = 0  # how many inspections this supervisor has seen; two show whether the rank has moved
+    looks: int = 0  # how many inspections this supervisor has seen; it takes two to show movement
     # The newest inspection shows that it does not wait for another rank (`evidence.waits_for_no_rank`).
     apart: bool = False
-    apart_ns: int = 0  # when an inspection last showed that; 0: never
+    apart_ns: int = 0  # when an inspection last showed this; 0: never
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,7 +370,7 @@ class PendingException:
     """An exception that may be about to end its rank."""
 
     rank: int
-    failed_ns: int  # when it was raised, on the clock of the rank's host; identifies the exception
+    failed_ns: int  # when it was raised, on the clock of the rank's host; this identifies the exception
     since_ns: int  # when the supervisor first received it
 
 
@@ -495,7 +495,7 @@ class Secure:
     """Freeze the group and secure the survivors' state."""
 
     faults: tuple[Fault, ...]
-    just_in_time: bool  # not used (`MemberOrder.just_in_time` is); kept because journals contain it
+    just_in_time: bool  # replaced by `MemberOrder.just_in_time`; kept because journals contain it
     why: str
     end: End | None = None  # how the run ends once the secured state is on storage
 

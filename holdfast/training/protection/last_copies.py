@@ -151,8 +151,8 @@ class LastCopies:
 
         Another rank of the member may be writing the same snapshot, before a pause or at the end of its loop.
         Or a checkpoint may be in progress that reads the slot to be written next. This waits for both, as
-        long as a copy may take. A reader that is not done by then keeps its slot, and the newer snapshot is
-        overwritten instead.
+        long as a copy may take. A reader that has not finished by then keeps its slot, and the newer snapshot
+        is overwritten instead.
         """
         snapshots = self._snapshots
         give_up_at = time.monotonic() + copy_limit_s(snapshots.writer.expected_bytes())

@@ -111,7 +111,7 @@ class WriteGate:
                 self._forget_completed()
 
     def keep_pace(self) -> None:
-        """Wait until the device has done the step before the one that is being queued.
+        """Wait until the device has completed the step before the one that is being queued.
 
         This keeps the host at most one step ahead: enough to keep the device busy, and a limit on what the
         host must keep for queued steps (unjudged numbers, private state).
@@ -131,7 +131,7 @@ class WriteGate:
         return self._is_frozen
 
     def freeze(self, limit_s: float) -> bool:
-        """Block the writes of further steps. The device still does the queued work. Idempotent.
+        """Block the writes of further steps. The device still completes the queued work. Idempotent.
 
         Returns False if the script remains inside `begin_writes` for longer than the limit, for example
         because the device's queue is full.
