@@ -15,6 +15,7 @@ from typing import TypeAlias
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 
+from holdfast.fileio import folder_rights
 from holdfast.launcher import sidecar_server
 from holdfast.process import event_loop
 from holdfast.process.clock import seconds_to_next_tick
@@ -37,7 +38,8 @@ CONNECT_S = 3.0  # the limit for connecting to the supervisor
 class LauncherClient:
     """Receives the launcher's state and sends it orders.
 
-    `state` is the newest state, or None while there is no connection.
+    `state` is the newest state, or None while there is no connection. `unreachable` says why there is none,
+    for any reason other than that the launcher has not been started; it is "" while there is one.
     """
 
     def __init__(self, path: Path, changed: Callable[[], None]) -> None:
@@ -46,6 +48,7 @@ class LauncherClient:
         self._writer: asyncio.StreamWriter | None = None
         self.state: LauncherState | None = None
         self.heard_s = 0.0  # when the launcher's last message arrived, by CLOCK_MONOTONIC; 0 if not connected
+        self.unreachable = ""
         self._refused = ""  # why the last state was refused; "" if it was accepted
 
     async def run(self) -> None:
@@ -55,8 +58,10 @@ class LauncherClient:
                 await self._connect()
             except ValueError:  # raised by `readline` if a line exceeds the limit
                 self._refuse(f"a state of more than {codec.MAX_MESSAGE_BYTES:,} bytes")
-            except OSError:  # the launcher does not listen yet, or has ended
-                pass
+            except FileNotFoundError:  # the launcher does not listen yet, or has ended
+                self.unreachable = ""
+            except OSError as error:
+                self._note_unreachable(self._why(error))
             if self.state is not None:
                 self.state = None
                 self._changed()
@@ -64,7 +69,7 @@ class LauncherClient:
 
     async def _connect(self) -> None:
         reader, writer = await asyncio.open_unix_connection(str(self._path), limit=codec.MAX_MESSAGE_BYTES)
-        self._writer, self.heard_s = writer, time.monotonic()
+        self._writer, self.heard_s, self.unreachable = writer, time.monotonic(), ""
         try:
             await self._listen(reader)
         finally:
@@ -83,6 +88,17 @@ class LauncherClient:
                 return
             self._refused = ""
             self._changed()
+
+    def _note_unreachable(self, why: str) -> None:
+        if why != self.unreachable:
+            self.unreachable = why
+            self._changed()
+
+    def _why(self, error: OSError) -> str:
+        if isinstance(error, ConnectionRefusedError):
+            return f"no process listens on {self._path}: its launcher was killed, or is not running any more"
+        why = f"the sidecar cannot connect to {self._path}: {error.strerror or error}"
+        return f"{why} ({folder_rights.denial(self._path)})" if isinstance(error, PermissionError) else why
 
     def _refuse(self, why: str) -> None:
         """Log each reason for a refusal only once, because the client reconnects many times a second."""
@@ -127,6 +143,9 @@ class SupervisorClient:
     """Sends a report to the supervisor after each change, and passes the supervisor's orders to `obey`.
 
     Set `dirty` to request a report. If nothing changes, it still sends one every `interval_s`.
+
+    `alone_since_s` is since when no supervisor has given orders, by CLOCK_MONOTONIC. `obey` sets it to None
+    when it accepts an order, because a connection alone does not prove that the supervisor leads.
     """
 
     def __init__(
@@ -152,6 +171,7 @@ class SupervisorClient:
         self._obey = obey
         self._interval_s = interval_s
         self.dirty = asyncio.Event()
+        self.alone_since_s: float | None = time.monotonic()
 
     async def run(self) -> None:
         """Stay connected until cancelled. Losing the connection does not affect the ranks."""
@@ -178,6 +198,8 @@ class SupervisorClient:
                     try:
                         await self._talk(socket)
                     finally:
+                        if self.alone_since_s is None:
+                            self.alone_since_s = time.monotonic()
                         await socket.close()
                 except (aiohttp.ClientError, OSError, asyncio.TimeoutError):
                     pass

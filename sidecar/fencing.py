@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from holdfast.fileio import durable
 from holdfast.protocol import codec
 from holdfast.protocol.lineage import Lineage
-from holdfast.protocol.member_messages import KnownHistory, MemberOrder
+from holdfast.protocol.member_messages import MAX_SKIPPED, KnownHistory, MemberOrder
 from holdfast.snapshot import member_directory
 
 log = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ class OrderFence:
         if order.generation < known.generation:
             return known.lineage
         skip = order.launch.skip if order.launch is not None else known.skip
-        history = KnownHistory(order.generation, order.lineage, skip)
+        history = KnownHistory(order.generation, order.lineage, skip[-MAX_SKIPPED:])
         if history != known:
             self.history = history
             self._keep(member_directory.TOLD, history)

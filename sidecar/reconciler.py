@@ -24,9 +24,10 @@ from holdfast.checkpoint.retention import Retention
 from holdfast.checkpoint.storage import CheckpointStorage
 from holdfast.process import clock, event_loop
 from holdfast.process.clock import seconds_to_next_tick
-from holdfast.protocol import foreign_text
+from holdfast.protocol import defaults, foreign_text
 from holdfast.protocol.launcher_messages import LauncherOrder, LauncherState
 from holdfast.protocol.member_messages import (
+    MAX_UNUSABLE,
     PROTOCOL,
     HeldSnapshot,
     MemberAction,
@@ -37,6 +38,7 @@ from holdfast.snapshot import member_directory
 from sidecar.clients import LauncherClient, SupervisorClient
 from sidecar.config import Config
 from sidecar.fencing import CompletedDrills, OrderFence, OrderVersion, unreadable_start
+from sidecar.lone_member import LoneMember
 from sidecar.securing import StateSecurer
 from sidecar.state import memory_limits
 from sidecar.state.checkpointing import CheckpointSaver, CheckpointSchedule
@@ -126,6 +128,7 @@ class Sidecar:
         self._wake = asyncio.Event()
         self._busy: dict[str, asyncio.Task[None]] = {}
         self._drilled = CompletedDrills(config.directory)
+        self._lone = LoneMember(self._send_order)
 
     # -- reporting
 
@@ -177,6 +180,7 @@ class Sidecar:
             told=self.fence.history,
             storage=self.storage_lister.listing if self.storage_lister is not None else None,
             notes=(self.refused,) if self.refused else (),
+            launcher_unreachable=self.observed.unreachable,
         )
 
     def _changed(self) -> None:
@@ -214,6 +218,7 @@ class Sidecar:
             self._refuse(why)
             return
         self.fence.accept(asked)
+        self.supervisor.alone_since_s = None
         if self.pieces is not None:  # first, because the ranks may need the slot that it has pinned
             self.pieces.note_order(order)
         if order.generation != self.order.generation:
@@ -265,7 +270,7 @@ class Sidecar:
 
     def _start_ranks(self, order: MemberOrder, state: LauncherState | None) -> None:
         """Prepare and start the order's ranks. While they run, have the launcher inspect late ranks."""
-        if order.launch is None or state is None:
+        if order.launch is None or state is None or state.stopped:  # a launcher that ends starts no ranks
             return
         if state.generation < order.generation:
             if not self._failure.error:
@@ -341,7 +346,7 @@ class Sidecar:
             launch, ranks = await self.restorer.prepare(order, free_a_slot)
         except StateUnavailable as error:
             if error.slot is not None:
-                self.unusable = (*self.unusable, error.slot)
+                self.unusable = (*self.unusable, error.slot)[-MAX_UNUSABLE:]
             if self.order.generation == order.generation:
                 is_refused = isinstance(error, VolumeRefused)
                 is_occupied = is_refused or isinstance(error, NoFreeSlot | StorageFailed)
@@ -402,7 +407,12 @@ class Sidecar:
     def _poll(self, now_s: float, lateness_s: float) -> None:
         if self.order.do != "stop":  # a launcher that is ending can be silent
             self.observed.poll_launcher(now_s, lateness_s)
+            self.observed.poll_connection(now_s)
         self.observed.poll_ranks(self.order, lateness_s)
+        if self.config.is_pod:  # on a single machine, the keeper restarts the supervisor
+            launch, state = self.order.launch, self.launcher.state
+            grace_s = launch.grace_s if launch is not None else defaults.GRACE_S
+            self._lone.poll(state, self.supervisor.alone_since_s, grace_s, now_s, lateness_s)
         self._forget_void()
         state = self.launcher.state
         if state is not None and self.order.do == "run":

@@ -41,6 +41,8 @@ def main(argv: Sequence[str]) -> int:
     except BrokenPipeError:
         _discard_output()
         return exit_codes.UNREAD
+    except KeyboardInterrupt:  # the user knows; a traceback would look like a defect
+        return exit_codes.INTERRUPTED
 
 
 def obey(command: commands.Command) -> int:

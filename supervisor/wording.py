@@ -188,6 +188,11 @@ def percent(share: float) -> str:
     return f"{rounded} %"
 
 
+def ettr(share: float | None) -> str:
+    """Return an ETTR, as every display shows it; "unknown" if an unknown number of steps was repeated."""
+    return "unknown" if share is None else percent(float(share))
+
+
 def part(share: float) -> str:
     """Return a share with one decimal, for a table."""
     return "< 0.1 %" if 0 < share < 0.0005 else f"{share * 100:.1f} %"

@@ -23,6 +23,7 @@ class Case:
     out_s: float | None = None
     how: str = ""  # how it was resolved: "taint", "already out", "cordoned" or "passed"
     held: str = ""  # why the node was not taken out when the fault was confirmed
+    last_hold: str = ""  # the reason for the newest hold, which is in force until the next decision
     alerted_s: float | None = None  # when an operator was alerted, because the node was not taken out
     ended_s: float | None = None  # when the agent reported that the fault was over
 
@@ -74,6 +75,8 @@ class Tally:
         if isinstance(action, Taint) and action.effect == NO_NEW_WORK:
             for case in self.open.pop(node.name, []):
                 case.out_s, case.how = now_s, "taint"
+                if now_s >= case.due_s and case.last_hold and UNCONFIRMED not in case.last_hold:
+                    case.held = case.last_hold
             self._since_s.setdefault(node.name, now_s)
             self._was_bad[node.name] = self._was_bad.get(node.name, False) or node.is_bad
         if isinstance(action, Release):
@@ -113,6 +116,7 @@ class Tally:
         """Note which faults are held for a reason other than a missing confirmation."""
         for each in holds:
             for case in self.open.get(each.node, ()):
+                case.last_hold = each.why
                 if now_s >= case.due_s and UNCONFIRMED not in each.why:
                     case.held = each.why
                 if each.alert and case.alerted_s is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import secrets
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -26,8 +27,9 @@ from holdfast.protocol.lineage import Lineage
 
 MANIFEST = "manifest.json"
 LATEST = "latest"  # written for people and scripts; Holdfast never reads it
-ASIDE = ".old"  # the suffix of a checkpoint while it is replaced in two renames
-_NAME = re.compile(r"step-(\d{8,19})(\.old)?")
+REMOVED = ".removed"  # the name of the manifest while the rest of its checkpoint is being removed
+_ASIDE = ".old"  # the suffix of a checkpoint while it is replaced
+_NAME = re.compile(r"step-(\d{8,19})(\.old(-[0-9a-f]{16})?)?")
 
 
 class Unreadable(InvalidCheckpoint):
@@ -51,8 +53,10 @@ class StoredCheckpoint:
     objects: ObjectLayout | None = None  # None in a directory
 
 
-def load(path: Path | str) -> StoredCheckpoint:
+def load(path: Path | str, at: Path | None = None) -> StoredCheckpoint:
     """Return the checkpoint in the directory `path`, without verifying the content of its files.
+
+    If `at` is given, it is used instead to access the directory.
 
     Raises:
         NewerFormat: A later version of holdfast wrote the checkpoint.
@@ -60,7 +64,10 @@ def load(path: Path | str) -> StoredCheckpoint:
         InvalidCheckpoint: The directory is not a valid checkpoint. The message gives the reason in one line.
     """
     path = Path(path)
-    return described(path, lambda: _read_manifest(path / MANIFEST), lambda _, entry: _size_fault(path, entry))
+    folder = at or path
+    return described(
+        path, lambda: _read_manifest(folder / MANIFEST), lambda _, entry: _size_fault(folder, entry)
+    )
 
 
 def described(
@@ -103,6 +110,32 @@ def described(
     )
 
 
+def load_or_defect(path: Path, at: Path | None = None) -> StoredCheckpoint | InvalidCheckpoint:
+    """Return what `load` returns, or the `InvalidCheckpoint` that it raises."""
+    try:
+        return load(path, at)
+    except InvalidCheckpoint as error:
+        return error
+
+
+def is_same(one: StoredCheckpoint | InvalidCheckpoint, other: StoredCheckpoint | InvalidCheckpoint) -> bool:
+    """Return whether both are the same checkpoint, or have the same defect."""
+    if isinstance(one, StoredCheckpoint) or isinstance(other, StoredCheckpoint):
+        return one == other
+    return type(one) is type(other) and str(one) == str(other)
+
+
+def is_removed(path: Path) -> bool:
+    """Return whether the directory `path` is gone, or no checkpoint any more because it is being removed."""
+    try:
+        names = {each.name for each in path.iterdir()}
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return not names or (REMOVED in names and MANIFEST not in names)
+
+
 def name_of(step: int) -> str:
     """Return the name of the checkpoint of `step`."""
     return f"step-{step:08d}"
@@ -112,6 +145,16 @@ def step_in(name: str) -> int | None:
     """Return the step in a checkpoint's name; None if `name` is not the name of a checkpoint."""
     match = _NAME.fullmatch(name)
     return int(match[1]) if match is not None else None
+
+
+def name_aside(name: str) -> str:
+    """Return another name for the checkpoint `name`. Readers know it, and no other writer uses it."""
+    return f"{name}{_ASIDE}-{secrets.token_hex(8)}"
+
+
+def is_aside(name: str) -> bool:
+    """Return whether a checkpoint's name is one that it has only while it is replaced."""
+    return _ASIDE in name
 
 
 def verify(found: StoredCheckpoint) -> str | None:
@@ -135,7 +178,10 @@ def content_fault(found: StoredCheckpoint) -> str | None:
 
 
 def each_checkpoint(root: Path) -> Iterator[tuple[Path, StoredCheckpoint | InvalidCheckpoint]]:
-    """Yield each directory named like a checkpoint, newest first, with its checkpoint or its defect."""
+    """Yield each directory named like a checkpoint, newest first, with its checkpoint or its defect.
+
+    What is left of a checkpoint that is being removed is not yielded.
+    """
     try:
         names = [path.name for path in root.iterdir()]
     except (FileNotFoundError, NotADirectoryError):
@@ -143,14 +189,9 @@ def each_checkpoint(root: Path) -> Iterator[tuple[Path, StoredCheckpoint | Inval
     steps = [(int(match[1]), name) for name in names if (match := _NAME.fullmatch(name))]
     steps.sort(key=lambda item: (-item[0], item[1]))
     for _, name in steps:
-        yield root / name, _load_or_why(root / name)
-
-
-def _load_or_why(path: Path) -> StoredCheckpoint | InvalidCheckpoint:
-    try:
-        return load(path)
-    except InvalidCheckpoint as error:
-        return error
+        found = load_or_defect(root / name)
+        if isinstance(found, StoredCheckpoint) or not is_removed(root / name):
+            yield root / name, found
 
 
 def _open_regular(path: Path) -> int:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from holdfast.checkpoint import catalog
-from holdfast.checkpoint.catalog import ASIDE, LATEST, MANIFEST, StoredCheckpoint
+from holdfast.checkpoint import catalog, removal
+from holdfast.checkpoint.catalog import LATEST, MANIFEST, StoredCheckpoint
 from holdfast.checkpoint.manifest import REPLICATED, InvalidCheckpoint
 from holdfast.checkpoint.sharing import (
     PIECE_BYTES,
@@ -36,7 +36,7 @@ from holdfast.fileio.range_writer import RangeWriter
 
 THREADS = 2  # of a writer that shares a file: one computes checksums while the other writes
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)
+_NOT_FREE = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR)
 
 
 class DirectoryStorage:
@@ -174,12 +174,13 @@ class DirectoryStorage:
                 out.write(read(at, min(at + CHUNK_BYTES, piece.end)), at)
             out.sync()
 
-    def remove(self, path: Path, what: StoredCheckpoint | InvalidCheckpoint) -> None:
-        durable.remove_directory(path)
+    def remove(self, path: Path, what: StoredCheckpoint | InvalidCheckpoint) -> bool:
+        return removal.remove(path, what)
 
     def remove_leftovers(self, epoch: int) -> None:
         if self._root.is_dir():
             durable.remove_debris(self._root)
+            removal.finish(self._root)
 
 
 class StagedDirectory:
@@ -197,6 +198,7 @@ class StagedDirectory:
     ) -> None:
         self._batch, self._temporary, self.path, self._hint = batch, temporary, final, hint
         self.entries = entries
+        self._occupant: StoredCheckpoint | InvalidCheckpoint | None = None  # what `publish` found
 
     def seal(self, manifest: bytes) -> None:
         self._batch.write(self._temporary / MANIFEST, manifest)
@@ -205,25 +207,43 @@ class StagedDirectory:
         self._batch.sync()
 
     def publish(self) -> bool:
-        try:
-            self._temporary.rename(self.path)
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                raise
-            return False
-        return True
+        if _rename_if_free(self._temporary, self.path):
+            return True
+        self._occupant = catalog.load_or_defect(self.path)
+        return False
 
     def replace(self) -> bool:
-        """Move the checkpoint to its final name. On return, the checkpoint that it replaced is deleted."""
+        """Move the checkpoint to its final name. On return, the checkpoint that it replaced is deleted.
+
+        The replaced one first gets another name that readers know, and is then compared with the one that
+        `publish` found: another writer may have replaced it at any moment. If it is a different one, it gets
+        its old name back. If the process is killed, it is still listed under the other name.
+        """
+        aside = self.path.with_name(catalog.name_aside(self.path.name))
         try:
-            durable.exchange(self._temporary, self.path)
-            durable.sync_directory(self.path.parent)  # before the caller deletes the replaced checkpoint
-        except OSError as error:
-            if error.errno not in _NO_EXCHANGE:
-                raise
-            aside = self.path.with_name(self.path.name + ASIDE)
-            durable.replace_in_two(self._temporary, self.path, aside)
+            self.path.rename(aside)
+        except FileNotFoundError:
+            return False
+        replaced = catalog.load_or_defect(self.path, aside)
+        if self._occupant is None or not catalog.is_same(replaced, self._occupant):
+            _rename_if_free(aside, self.path)  # if it is not free, retention deletes one of the two
+            return False
+        if not _rename_if_free(self._temporary, self.path):
+            return False
+        durable.sync_directory(self.path.parent)  # before the replaced checkpoint is deleted
+        removal.remove(aside, catalog.load_or_defect(aside))
         return True
+
+
+def _rename_if_free(source: Path, target: Path) -> bool:
+    """Rename a directory. Return False, and change nothing, if `target` has content."""
+    try:
+        source.rename(target)
+    except OSError as error:
+        if error.errno not in _NOT_FREE:
+            raise
+        return False
+    return True
 
 
 def _write_mapped(source: int, piece: SharedPiece, out: RangeWriter, moved: Callable[[], object]) -> None:

@@ -12,7 +12,12 @@ from holdfast.checkpoint.directory import DirectoryStorage
 from holdfast.checkpoint.manifest import MAX_NUMBER, InvalidCheckpoint
 from holdfast.checkpoint.storage import CheckpointStorage
 from holdfast.protocol.lineage import Lineage, merged
-from holdfast.protocol.member_messages import ListedCheckpoint, RefusedCheckpoint, StorageListing
+from holdfast.protocol.member_messages import (
+    MAX_SKIPPED,
+    ListedCheckpoint,
+    RefusedCheckpoint,
+    StorageListing,
+)
 
 PATIENCE = 5  # a checkpoint counts as damaged once this many reads of it, over all listings, have failed
 
@@ -72,7 +77,7 @@ def step_of(name: str) -> int:
 def _listed(found: catalog.StoredCheckpoint) -> ListedCheckpoint:
     skip = found.meta.get("skip")
     numbers = skip if isinstance(skip, list) else []
-    steps = tuple(each for each in numbers if type(each) is int and 0 <= each <= MAX_NUMBER)
+    steps = sorted(each for each in numbers if type(each) is int and 0 <= each <= MAX_NUMBER)[-MAX_SKIPPED:]
     return ListedCheckpoint(
-        found.path.name, found.step, found.generation, found.world_size, found.created, steps
+        found.path.name, found.step, found.generation, found.world_size, found.created, tuple(steps)
     )

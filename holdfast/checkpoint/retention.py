@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from holdfast.checkpoint.catalog import ASIDE, StoredCheckpoint, Unreadable
+from holdfast.checkpoint import catalog
+from holdfast.checkpoint.catalog import StoredCheckpoint, Unreadable
 from holdfast.checkpoint.directory import DirectoryStorage
 from holdfast.checkpoint.manifest import InvalidCheckpoint, NewerFormat
 from holdfast.checkpoint.storage import CheckpointStorage
@@ -49,18 +50,38 @@ class Leftover:
     written_s: float
 
 
-def is_abandoned(left: Leftover, epoch: int, newest_epoch: int, newest_s: float) -> bool:
+@dataclass(frozen=True, slots=True)
+class NewestCheckpoint:
+    """The highest epoch of all checkpoints in object storage, and when the newest one was published.
+
+    `written_s` is by the clock of the storage. Both are 0 if there is no checkpoint.
+    """
+
+    epoch: int
+    written_s: float
+
+
+def is_abandoned(left: Leftover, epoch: int, newest: NewestCheckpoint) -> bool:
     """Return whether a member that obeys `epoch` may delete `left`.
 
-    `newest_epoch` is the highest epoch of all checkpoints, and `newest_s` is when the newest checkpoint was
-    published. Only data that was written before that time may be deleted, and not by a member that obeys a
-    lower epoch than the writer or a checkpoint. A writer that obeys an epoch below `newest_epoch` may no
-    longer publish. Any other writer counts as dead if it has written nothing for an hour, because a live
+    Only data that was written before the newest checkpoint may be deleted, and not by a member that obeys a
+    lower epoch than the writer or a checkpoint. A writer that obeys an epoch below that of a checkpoint may
+    no longer publish. Any other writer counts as dead if it has written nothing for an hour, because a live
     writer writes continuously.
     """
-    if newest_epoch > epoch or left.epoch > epoch or left.written_s >= newest_s:
+    if newest.epoch > epoch or left.epoch > epoch or left.written_s >= newest.written_s:
         return False
-    return left.epoch < newest_epoch or newest_s - left.written_s > DEBRIS_AGE_S
+    return left.epoch < newest.epoch or newest.written_s - left.written_s > DEBRIS_AGE_S
+
+
+def is_settled(removed_s: float, epoch: int, newest: NewestCheckpoint) -> bool:
+    """Return whether a member that obeys `epoch` may delete the empty manifest of a removed checkpoint.
+
+    The checkpoint was removed at `removed_s`, and is older than all others. A group resumes from a checkpoint
+    that exists, and saves only later steps. So it can save the step of the removed one only if it resumed
+    before the removal and has saved nothing since, for which an hour is long enough, or from scratch.
+    """
+    return newest.epoch <= epoch and newest.written_s - removed_s > DEBRIS_AGE_S
 
 
 def retain(
@@ -77,6 +98,18 @@ def retain(
     Void checkpoints do not count towards `wanted.keep`. Checkpoints of a newer format are never deleted. A
     retry is safe.
 
+    This process may be stopped at any point, for any time, while another member takes over the run and
+    publishes checkpoints of the same steps:
+
+    - Only the very checkpoints that were listed are deleted, never others that have since received their
+      names. Both kinds of storage ensure this for any order of events.
+    - The checkpoints are listed again before each deletion, and nothing more is deleted if any has changed.
+      So once a later supervisor or generation has published, at most the deletion in progress completes.
+    - That deletion, and any before the later generation's first checkpoint, can include the checkpoint that
+      the generation resumed from. To lose work this way, three things must coincide: the supervisor passed
+      over newer intact checkpoints, `wanted.proven` does not keep the one it used, and all members lose
+      their copies in memory before the next checkpoint, which a group writes as soon as it trains again.
+
     Args:
         root: The directory of the checkpoints, or another storage.
         wanted: Which checkpoints to keep.
@@ -90,7 +123,7 @@ def retain(
         raise ValueError(f"{wanted.keep} checkpoints to keep, expected 1 or more")
     storage = DirectoryStorage(Path(root)) if isinstance(root, str | Path) else root
     storage.remove_leftovers(wanted.epoch)
-    found = tuple(each for each in storage.each_checkpoint() if not isinstance(each[1], NewerFormat))
+    found = _listed(storage)
     if any(isinstance(what, StoredCheckpoint) and what.epoch > wanted.epoch for _, what in found):
         return ()
     lineages = [what.lineage for _, what in found if isinstance(what, StoredCheckpoint)]
@@ -106,11 +139,37 @@ def retain(
     deletable = _deletable(valid, wanted.keep, intact, wanted.proven)
     if deletable is None:
         return ()
-    removed = (*void, *deletable)
+    return _removed(storage, found, (*void, *deletable))
+
+
+def _listed(storage: CheckpointStorage) -> tuple[_Found, ...]:
+    return tuple(each for each in storage.each_checkpoint() if not isinstance(each[1], NewerFormat))
+
+
+def _removed(
+    storage: CheckpointStorage, found: tuple[_Found, ...], deletable: tuple[Path, ...]
+) -> tuple[Path, ...]:
+    """Remove checkpoints, the last of `deletable` first, while all others are as in `found`.
+
+    Returns the removed ones, in the order of `deletable`.
+    """
     seen = dict(found)
-    for path in reversed(removed):
-        storage.remove(path, seen[path])
+    removed: tuple[Path, ...] = ()
+    for path in reversed(deletable):
+        if not _is_unchanged(seen, dict(_listed(storage))):
+            break
+        what = seen[path]
+        if storage.remove(path, what):
+            removed = (path, *removed)
+            del seen[path]
     return removed
+
+
+def _is_unchanged(
+    before: Mapping[Path, StoredCheckpoint | InvalidCheckpoint],
+    now: Mapping[Path, StoredCheckpoint | InvalidCheckpoint],
+) -> bool:
+    return before.keys() == now.keys() and all(catalog.is_same(before[path], now[path]) for path in before)
 
 
 def _void(found: tuple[_Found, ...], known: tuple[Lineage, ...]) -> tuple[Path, ...]:
@@ -132,7 +191,7 @@ def _deletable(
     safe = False
     older: list[_Found] = []
     for path, what in found:
-        if safe and (len(kept) >= count or path.name.endswith(ASIDE)):
+        if safe and (len(kept) >= count or catalog.is_aside(path.name)):
             older.append((path, what))
         elif isinstance(what, StoredCheckpoint):
             kept.append(what.step)

@@ -108,11 +108,11 @@ class CheckpointStorage(Protocol):
         beside it. Raises `ShareRefused` if this storage does not have that place, and what `read` raises.
         """
 
-    def remove(self, path: Path, what: StoredCheckpoint | InvalidCheckpoint) -> None:
+    def remove(self, path: Path, what: StoredCheckpoint | InvalidCheckpoint) -> bool:
         """Remove a checkpoint that `each_checkpoint` has yielded. No reader ever sees a part of it.
 
-        If storage allows several writers of one step, and another writer has replaced the checkpoint in the
-        meantime, the replacement is kept.
+        If another writer has replaced it, even during this call, the replacement is kept and stays intact.
+        Return False if the checkpoint was not there any more, or could not be read.
         """
 
     def remove_leftovers(self, epoch: int) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import fcntl
 import itertools
 import os
@@ -11,14 +9,12 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from holdfast.fileio.bulk_copy import FileBatch
 
-_AT_FDCWD = -100
-_RENAME_EXCHANGE = 2
 _DEBRIS = re.compile(r"\.tmp-(?P<host>[A-Za-z0-9_]+)-(?P<pid>\d+)-\d+-[A-Za-z0-9.-]+")
 _HOST = re.sub(r"[^A-Za-z0-9]", "_", socket.gethostname()) or "_"
 _numbers = itertools.count()
@@ -55,31 +51,6 @@ def replacement(target: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def exchange(one: Path, other: Path) -> None:
-    """Atomically exchange two names on the same file system. Raises OSError."""
-    renameat2: Callable[..., int] | None = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if renameat2 is None:
-        raise OSError(errno.ENOSYS, "the C library has no renameat2")
-    paths = os.fsencode(one), os.fsencode(other)
-    if renameat2(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], _RENAME_EXCHANGE) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), os.fspath(one), None, os.fspath(other))
-
-
-def replace_in_two(new: Path, target: Path, aside: Path) -> None:
-    """Replace a directory in two renames, on a file system that cannot exchange names. Raises OSError.
-
-    Between the two renames `target` does not exist, so readers must also look for `aside`. It is removed at
-    the end.
-    """
-    if aside.exists():
-        remove_directory(aside)
-    target.rename(aside)
-    new.rename(target)
-    sync_directory(target.parent)
-    remove_directory(aside)
-
-
 def temporary_path(root: Path, name: str) -> Path:
     """Return a path in `root` that identifies this writer. No other writer uses it."""
     return root / f".tmp-{_HOST}-{os.getpid()}-{next(_numbers)}-{name}"
@@ -112,19 +83,21 @@ def temporary_directory(root: Path, name: str) -> Iterator[Path]:
             os.close(descriptor)
 
 
-def remove_directory(path: Path) -> None:
-    """Remove a directory; no reader ever sees it partly removed. Raises OSError."""
-    hidden = temporary_path(path.parent, "removed")
-    path.rename(hidden)
-    _remove_tree(hidden)
-
-
 def remove_debris(root: Path) -> None:
-    """Remove the files that dead writers have left in `root`. Raises OSError."""
+    """Remove the files that dead writers have left in `root`. Raises OSError.
+
+    They are renamed first. A writer that is not dead, but was stopped for that long, then cannot publish
+    them while they are being removed: either its rename succeeds, or this one.
+    """
     for path in tuple(root.iterdir()):
         match = _DEBRIS.fullmatch(path.name)
         if match is not None and _is_abandoned(path, match["host"], int(match["pid"])):
-            _remove_tree(path)
+            hidden = temporary_path(root, "removed")
+            try:
+                path.rename(hidden)
+            except FileNotFoundError:  # published, or removed by another process
+                continue
+            _remove_tree(hidden)
 
 
 def _remove_tree(path: Path) -> None:

@@ -36,7 +36,7 @@ class MemoryGroup:
         if ended.signal != signal.SIGKILL or ended.ours or self._kills <= before:
             return ended
         limit_bytes = (cgroup.read_number(self._limit) if self._limit is not None else None) or 0
-        of = f" of {limit_bytes / (1 << 30):.1f} GiB" if 0 < limit_bytes < cgroup.UNLIMITED_BYTES else ""
+        of = f" of {_size(limit_bytes)}" if 0 < limit_bytes < cgroup.UNLIMITED_BYTES else ""
         why = f"{OUT_OF_MEMORY}: the kernel killed it at the memory limit{of} of its cgroup"
         return replace(ended, message=f"{why}\n{ended.message}")
 
@@ -49,6 +49,12 @@ class MemoryGroup:
             return 0
         words = (line.split() for line in lines)
         return next((int(w[1]) for w in words if len(w) == 2 and w[0] == "oom_kill" and w[1].isdigit()), 0)
+
+
+def _size(limit_bytes: int) -> str:
+    if limit_bytes < 1 << 30:
+        return f"{limit_bytes / (1 << 20):.0f} MiB"
+    return f"{limit_bytes / (1 << 30):.1f} GiB"
 
 
 def _files(membership: Path, mount: Path) -> tuple[Path | None, Path | None]:

@@ -21,7 +21,7 @@ from holdfast.inspection import blocked_ranks, process_stats, python_stacks, thr
 from holdfast.inspection.process_stats import ProcessTree, Sample
 from holdfast.inspection.python_stacks import Thread
 from holdfast.protocol import environment, foreign_text, progress
-from holdfast.protocol.launcher_messages import RankInspection
+from holdfast.protocol.launcher_messages import MAX_CALLS, RankInspection
 
 # Long enough to distinguish a process that works, and so uses a core or reads and writes, from one that
 # waits.
@@ -173,7 +173,13 @@ def _calls(pid: int, found: tuple[Thread, ...], ours: frozenset[int]) -> tuple[s
         if tid not in known and not name.startswith(_LOOPS)
     }
     more = {thread_waits.UNKNOWN} if len(names) >= process_stats.MAX_THREADS else set()
-    return tuple(dict.fromkeys((*calls, *sorted(native | more))))  # without duplicates
+    return listed((*calls, *sorted(native | more)))
+
+
+def listed(calls: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the waits without duplicates; of more than a report lists, the first ones and "unknown"."""
+    found = tuple(dict.fromkeys(calls))
+    return found if len(found) <= MAX_CALLS else (*found[: MAX_CALLS - 1], thread_waits.UNKNOWN)
 
 
 def dump(command: str, pid: int) -> tuple[tuple[Thread, ...], frozenset[int], str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from holdfast import exit_codes, parts
 from holdfast.errors import BadInput
+from holdfast.fileio import folder_rights
 from holdfast.launcher.launcher import Launcher
 from holdfast.launcher.output_forwarder import forwarder_of
 from holdfast.launcher.workers.warm_pool import MemberSettings
@@ -47,7 +48,7 @@ def serve(
             linux.end_with_parent(options.parent, signal.SIGTERM)
         sources = sources or _load_sources(options)
         directory = Path(options.directory)
-        (directory / member_directory.ARENA).mkdir(parents=True, exist_ok=True)
+        folder_rights.make_folder(directory / member_directory.ARENA)
         root = parts.import_root(directory / member_directory.IMPORT)
     except linux.ParentGone:
         member_directory.leave_member(Path(options.directory), options.parent)

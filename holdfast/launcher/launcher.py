@@ -8,6 +8,7 @@ ranks keep running, and the new one receives the complete state.
 
 from __future__ import annotations
 
+import math
 import os
 import selectors
 import signal
@@ -72,11 +73,16 @@ class Launcher:
         self.selector = selectors.DefaultSelector()
         self.group = WorkerGroup(settings)
         self.watch = ProcessWatch(self.selector, self.on_message, self.on_process_end)
-        self.pool = WarmPool(sources, settings, self.selector, self.watch, self.after, strategy, zygote)
-        socket_path = settings.directory / member_directory.LAUNCHER_SOCKET
-        self.sidecar = SidecarServer(socket_path, self.selector, self.obey)
-        self.rendezvous = _listen_tcp()
         self.memory = MemoryGroup()
+        explain = self.memory.take_reason
+        self.pool = WarmPool(
+            sources, settings, self.selector, self.watch, self.after, strategy, zygote, explain=explain
+        )
+        socket_path = settings.directory / member_directory.LAUNCHER_SOCKET
+        # Only pods have the limit: the keeper of a local run watches the sidecars itself.
+        first_s = float(os.environ.get(environment.FIRST_STEP_S) or math.inf)
+        self.sidecar = SidecarServer(socket_path, self.selector, self.obey, first_s)
+        self.rendezvous = _listen_tcp()
         self.stopping = False
         self.exit_code = 0  # the exit code in the newest order to stop
         # True while the launcher, after a signal to end, waits for the supervisor's order to stop.
@@ -130,6 +136,9 @@ class Launcher:
     def _beat(self) -> None:
         self.sidecar.keep_socket()
         self.sidecar.beat()
+        if not self.stopping and self.sidecar.is_given_up(time.monotonic()):
+            self.exit_code = exit_codes.CANNOT_START
+            self.stop(0.0)
         self.group.look_for_stops(time.monotonic())
         self._changes.check(time.monotonic())
         self.after(seconds_to_next_tick(HEARTBEAT_S), self._beat)
@@ -163,8 +172,8 @@ class Launcher:
         """Carry out `order`, unless the launcher is in a newer generation. A repeated order does no harm.
 
         Raises:
-            OrderRefused: The order comes from a replaced supervisor, or a newer sidecar has sent
-                an order that this version does not know.
+            OrderRefused: The order comes from a supervisor that has been replaced, or a newer sidecar has
+                sent an order that this version does not know.
         """
         if order.epoch < self.epoch:
             newest = f"a supervisor of epoch {self.epoch} has taken over the run"
@@ -342,19 +351,19 @@ class Launcher:
     def on_process_end(self, process: WorkerProcess) -> None:
         """Reap a process and record how it ended. If it belonged to the pool, the pool replaces it."""
         self.orphans.parent_ended(process.pid)
-        ended = self.memory.take_reason(worker_process.reap(process))
+        ended = worker_process.reap(process)
         if self.pool.processes.get(process.local_rank) is process:
             del self.pool.processes[process.local_rank]
             if not self.stopping:
                 self._warm_process_failed(process, ended)
         else:
-            self.group.process_ended(process, ended)
+            self.group.process_ended(process, self.memory.take_reason(ended))
 
     def _warm_process_failed(self, process: WorkerProcess, ended: Ending) -> None:
         printed = logs.tail(process.log, UNJOINED_BYTES)
         took_s = 0.0 if process.parked else time.monotonic() - process.made_s
         refused = nested_scripts.was_refused(self.group.settings.directory, process.local_rank)
-        ending = warm_pool.unjoined_ending(ended, printed, refused=refused)
+        ending = self.memory.take_reason(warm_pool.unjoined_ending(ended, printed, refused=refused))
         changed = self._changes.look_at_once()
         if changed:
             lines = (ending.message.rstrip(), *(f"holdfast: {each}" for each in changed))

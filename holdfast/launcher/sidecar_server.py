@@ -10,6 +10,8 @@ cut off.
 
 from __future__ import annotations
 
+import math
+import os
 import select
 import selectors
 import socket
@@ -19,6 +21,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from holdfast.fileio import folder_rights
+from holdfast.launcher.sidecar_contact import SidecarContact
 from holdfast.protocol import codec
 from holdfast.protocol.launcher_messages import LauncherOrder, LauncherState
 
@@ -44,9 +48,16 @@ class SidecarServer:
     """Serves all open connections: usually one, and briefly two while a new sidecar replaces an old one."""
 
     def __init__(
-        self, path: Path, selector: selectors.BaseSelector, obey: Callable[[LauncherOrder], None]
+        self,
+        path: Path,
+        selector: selectors.BaseSelector,
+        obey: Callable[[LauncherOrder], None],
+        first_s: float = math.inf,
     ) -> None:
-        """`obey` may raise `OrderRefused`; its message is printed."""
+        """`obey` may raise `OrderRefused`; its message is printed.
+
+        `first_s` limits the wait for the first sidecar. If it is not infinite, absences are printed as well.
+        """
         self._path = path
         self._selector = selector
         self._obey = obey
@@ -54,6 +65,7 @@ class SidecarServer:
         self._inode = 0  # the inode of the socket's file
         self._peers: dict[socket.socket, _Peer] = {}
         self._newest = b""  # the line of the last state sent
+        self._contact = SidecarContact(first_s, time.monotonic())
 
     @property
     def is_connected(self) -> bool:
@@ -66,7 +78,7 @@ class SidecarServer:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             listener.bind(str(self._path))
-            self._path.chmod(0o600)
+            self._path.chmod(folder_rights.file_mode(self._path.parent))
             listener.listen(4)
             self._inode = self._path.stat().st_ino
         except BaseException:
@@ -123,6 +135,16 @@ class SidecarServer:
     def beat(self) -> None:
         """Send a heartbeat to all connections. Never waits."""
         self._send(HEARTBEAT)
+
+    def is_given_up(self, now_s: float) -> bool:
+        """Return True if the first sidecar has had time to connect. Print each longer absence once."""
+        if math.isinf(self._contact.limit_s):
+            return False
+        self._contact, said = self._contact.later(self.is_connected, now_s)
+        if said:
+            own = f"this is user {os.geteuid()}, the socket is {self._path}"
+            print(f"holdfast launch: {said} ({own})", flush=True)
+        return self._contact.is_over(now_s)
 
     def _send(self, line: bytes) -> None:
         for peer, known in list(self._peers.items()):

@@ -18,7 +18,9 @@ from itertools import repeat
 from typing import Any, TypeVar
 
 MAX_MESSAGE_BYTES = 4 << 20
-MAX_ITEMS = 16_384  # a report lists about 30 private states for each rank of its member
+# The limit on each list whose field has no lower one (`at_most`). A report lists up to 30 private states for
+# each rank of its member.
+MAX_ITEMS = 16_384
 # The maximum number of ranks on one member. Even with this many, the member's report stays within both limits
 # above, because its texts are bounded too (`holdfast.protocol.foreign_text`).
 MAX_RANKS = 512
@@ -30,6 +32,16 @@ MAX_SECONDS = 1e10
 
 T = TypeVar("T")
 _NOTHING: Mapping[str, Any] = types.MappingProxyType({})
+_AT_MOST = "at_most"  # the key of a field's metadata for the maximum length of its list
+
+
+def at_most(items: int) -> Mapping[str, int]:
+    """Return the metadata of a field that contains a list, to limit its length to `items`.
+
+    A list of small numbers takes ten times as much memory as its text. A receiver that keeps messages of
+    untrusted senders therefore needs a limit on each list within a list.
+    """
+    return types.MappingProxyType({_AT_MOST: items})
 
 
 class InvalidMessage(ValueError):
@@ -146,8 +158,8 @@ _Reader: typing.TypeAlias = "Callable[[Any, bool], Any]"
 def _object_reader(kind: Any) -> Callable[..., Any]:
     fields = _fields(kind)
     plan = tuple(
-        (name, _read_seconds if is_seconds(name, hint) else _reader(hint), required)
-        for name, (hint, required) in fields.items()
+        (name, _read_seconds if is_seconds(name, hint) else _reader(hint, most_items), required)
+        for name, (hint, required, most_items) in fields.items()
     )
     all_of = tuple((name, read_field) for name, read_field, _ in plan)
 
@@ -188,17 +200,22 @@ def is_seconds(name: str, hint: Any) -> bool:
 
 
 @lru_cache(maxsize=256)
-def _fields(kind: Any) -> dict[str, tuple[Any, bool]]:
+def _fields(kind: Any) -> dict[str, tuple[Any, bool, int]]:
+    """Return the type of each field, whether it is required, and how many items its list may have."""
     hints = typing.get_type_hints(kind)
     missing = dataclasses.MISSING
     return {
-        f.name: (hints[f.name], f.default is missing and f.default_factory is missing)
+        f.name: (
+            hints[f.name],
+            f.default is missing and f.default_factory is missing,
+            f.metadata.get(_AT_MOST, MAX_ITEMS),
+        )
         for f in dataclasses.fields(kind)
     }
 
 
 @lru_cache(maxsize=1024)
-def _reader(hint: Any) -> _Reader:
+def _reader(hint: Any, most_items: int = MAX_ITEMS) -> _Reader:
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
         [given] = [each for each in typing.get_args(hint) if each is not type(None)]
@@ -206,7 +223,7 @@ def _reader(hint: Any) -> _Reader:
     if origin is typing.Literal:  # accept any text: a newer peer may send a word that this version lacks
         return _read_text
     if origin is tuple:
-        return _tuple_reader(typing.get_args(hint))
+        return _tuple_reader(typing.get_args(hint), most_items)
     if origin is not None and issubclass(origin, Mapping):
         return _mapping_reader(_reader(typing.get_args(hint)[1]))
     if dataclasses.is_dataclass(hint):
@@ -218,13 +235,13 @@ def _optional_reader(read_given: _Reader) -> _Reader:
     return lambda value, lenient: None if value is None else read_given(value, lenient)
 
 
-def _tuple_reader(kinds: tuple[Any, ...]) -> _Reader:
+def _tuple_reader(kinds: tuple[Any, ...], most_items: int) -> _Reader:
     readers = tuple(_reader(kind) for kind in kinds if kind is not Ellipsis)
     repeats = kinds[-1] is Ellipsis
 
     def read(value: Any, lenient: bool) -> Any:
-        if not isinstance(value, list) or len(value) > MAX_ITEMS:
-            raise _Misfit(f"{_short(value)} is not a list of at most {MAX_ITEMS}")
+        if not isinstance(value, list) or len(value) > most_items:
+            raise _Misfit(f"{_short(value)} is not a list of at most {most_items}")
         if not value and repeats:
             return ()
         if not repeats and len(readers) != len(value):

@@ -157,8 +157,8 @@ HANG_FLOOR_S = _variable(
 FIRST_STEP_S = _variable(
     "HOLDFAST_FIRST_STEP_S",
     set_by="the backend, from --first-step-timeout",
-    read_by="the sidecar",
-    meaning="the time limit, in seconds, for a rank's first step",
+    read_by="the sidecar; in a pod also the launcher",
+    meaning="the time limit, in seconds, for a rank's first step, and for a pod's sidecar to connect",
 )
 PAUSE_S = _variable(
     "HOLDFAST_PAUSE_S",

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
 from holdfast.protocol import defaults
+from holdfast.protocol.codec import MAX_RANKS, at_most
 from holdfast.protocol.drills import DrillName
 
 # The orders that a launcher carries out (`LauncherOrder.do`), and the first signals to ranks that it stops.
@@ -26,6 +27,8 @@ JUMP: Final = "jump"
 OUT_OF_MEMORY = "out of memory"
 COLLECTIVE = "collective"  # the activity of a rank that waits for its peers
 UNFLUSHED = "unflushed"  # the failure of a rank whose script succeeded but could not write all of its output
+MAX_CALLS = 64  # different waits of the threads of one rank that an inspection lists
+MAX_CHANGED = 8  # changed files that are reported: a change of a whole source tree would be noise
 NO_ROOM = "no slot is free"  # why a rank could not copy the whole state: other processes hold the slots
 
 
@@ -135,11 +138,9 @@ class RankInspection:
     traced: bool = False  # whether a debugger is attached
     moved: bool = False  # whether other functions were running at the end of the window than at its beginning
     io_bytes: int = 0  # the bytes that the process and its descendants read and wrote
-    calls: tuple[
-        str, ...
-        # How the threads wait, without duplicates. The main thread's wait comes first, followed by those of
-        # the other Python threads and the native threads.
-    ] = ()
+    # How the threads wait, without duplicates. The main thread's wait comes first, followed by those of the
+    # other Python threads and the native threads.
+    calls: tuple[str, ...] = field(default=(), metadata=at_most(MAX_CALLS))
     children: int = 0  # the number of descendants that compute, read, write, or wait with a timeout
     children_cpu_s: float = 0.0
     at: str = ""  # the innermost function, such as "wait (threading.py:331)"
@@ -164,11 +165,12 @@ class LauncherState:
 
     pid: int
     generation: int  # the newest generation that the launcher was ordered to run
-    ranks: tuple[RankState, ...]
-    parked: tuple[int, ...]  # the local ranks that have a waiting warm process
+    ranks: tuple[RankState, ...] = field(metadata=at_most(MAX_RANKS))
+    # the local ranks that have a waiting warm process
+    parked: tuple[int, ...] = field(metadata=at_most(MAX_RANKS))
     port: int  # the port that a listening socket reserves for the next rendezvous
     secure_asked: int = 0  # the generation of the newest order "secure" that it has carried out
-    secured: tuple[SecureAnswer, ...] = ()
+    secured: tuple[SecureAnswer, ...] = field(default=(), metadata=at_most(MAX_RANKS))
     warm_failures: int = 0  # the number of consecutive warm processes that died before they were parked
     warm_ending: Ending | None = None
     warm_tries: int = 0  # the number of such failures since the generation began
@@ -176,10 +178,12 @@ class LauncherState:
     # Whether the script calls `holdfast.join`. If so, it can declare pauses, which are not hangs.
     joins: bool = True
     stopped: bool = False
-    looks: tuple[RankInspection, ...] = ()  # the newest inspection of each rank of the generation
+    # the newest inspection of each rank of the generation
+    looks: tuple[RankInspection, ...] = field(default=(), metadata=at_most(MAX_RANKS))
     looked: int = 0  # the number of the newest complete inspection
     epoch: int = 0  # the highest epoch of any order it has received
-    changed: tuple[str, ...] = ()  # messages about the script's files that have changed since the run began
+    # messages about the script's files that have changed since the run began
+    changed: tuple[str, ...] = field(default=(), metadata=at_most(MAX_CHANGED))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,12 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from holdfast.protocol import defaults
+from holdfast.protocol.codec import MAX_RANKS, at_most
 from holdfast.protocol.drills import DrillName
 from holdfast.protocol.launcher_messages import FirstSignal, Launch, LauncherState, RankInspection, RankStart
+from holdfast.protocol.lineage import MOST as MAX_LINEAGE
 from holdfast.protocol.lineage import Lineage
+from holdfast.protocol.progress import MAX_AMENDED, MAX_VOID
 
 PROTOCOL = 2  # 2: a `StateSource` can be for several ranks
 MEMBER_PATH = "/v1/member"  # where a sidecar opens its WebSocket to the supervisor
@@ -25,6 +28,14 @@ PING_S = 5.0  # between the WebSocket pings of either side, which detect a half-
 # The same on a cluster, where one event loop serves the members of all jobs. An answer may take half of the
 # interval. If the loop is late and all members therefore connect again, their TLS handshakes make it later.
 CLUSTER_PING_S = 10.0
+
+# The maximum length of the lists in a report. The sender keeps to each of them.
+MAX_SNAPSHOTS = 8  # a member has two
+MAX_SEALS = 8
+MAX_UNUSABLE = 64
+MAX_NOTES = 8
+MAX_LISTED = 64  # checkpoints, the newest ones, and as many damaged ones
+MAX_SKIPPED = 512  # the highest of the skipped steps: no run goes back by more
 
 MemberAction: TypeAlias = Literal["idle", "run", "secure", "stop"]  # see `MemberOrder`
 
@@ -68,9 +79,9 @@ class RankProgress:
     tail_usual_s: float = 0.0  # the median duration of such work
     pause_left_s: float = 0.0  # the time that remains of the current pause's declared limit
     # The latest steps whose state changed after the commit, if no copy contains the change.
-    late: tuple[int, ...] = ()
+    late: tuple[int, ...] = field(default=(), metadata=at_most(MAX_VOID))
     # The latest steps whose state changed after the commit, if this rank's copies contain the change.
-    amended: tuple[int, ...] = ()
+    amended: tuple[int, ...] = field(default=(), metadata=at_most(MAX_AMENDED))
     early: UncommittedWork | None = None
     tail_declared: bool = False  # whether the work after the commit is in a declared pause that is still open
 
@@ -147,7 +158,7 @@ class ListedCheckpoint:
     generation: int
     world_size: int
     created: float  # seconds since 1970, on the clock of the writer's host
-    skip: tuple[int, ...] = ()
+    skip: tuple[int, ...] = field(default=(), metadata=at_most(MAX_SKIPPED))
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,9 +180,9 @@ class StorageListing:
     """
 
     number: int = 0
-    checkpoints: tuple[ListedCheckpoint, ...] = ()
-    refused: tuple[RefusedCheckpoint, ...] = ()
-    lineage: tuple[Lineage, ...] = ()
+    checkpoints: tuple[ListedCheckpoint, ...] = field(default=(), metadata=at_most(MAX_LISTED))
+    refused: tuple[RefusedCheckpoint, ...] = field(default=(), metadata=at_most(MAX_LISTED))
+    lineage: tuple[Lineage, ...] = field(default=(), metadata=at_most(MAX_LINEAGE))
     generation: int = 0
     epoch: int = 0
     error: str = ""
@@ -196,8 +207,8 @@ class KnownHistory:
     """The run's history up to a member's last order, for a supervisor that has no journal of it."""
 
     generation: int = 0  # the generation of that order; 0 if there was none
-    lineage: tuple[Lineage, ...] = ()
-    skip: tuple[int, ...] = ()
+    lineage: tuple[Lineage, ...] = field(default=(), metadata=at_most(MAX_LINEAGE))
+    skip: tuple[int, ...] = field(default=(), metadata=at_most(MAX_SKIPPED))
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,16 +224,20 @@ class MemberReport:
     nproc: int
     launcher: LauncherState | None  # None if the sidecar has lost its launcher
     peer_url: str
-    progress: tuple[RankProgress, ...] = ()
-    stalls: tuple[RankStall, ...] = ()
-    looks: tuple[RankInspection, ...] = ()  # the newest inspections, while a rank is late
+    progress: tuple[RankProgress, ...] = field(default=(), metadata=at_most(MAX_RANKS))
+    stalls: tuple[RankStall, ...] = field(default=(), metadata=at_most(MAX_RANKS))
+    # the newest inspections, while a rank is late
+    looks: tuple[RankInspection, ...] = field(default=(), metadata=at_most(MAX_RANKS))
     looked_for: int = 0  # the generation of the ranks in `looks`
     look: int = 0  # the number of the newest inspection
-    slots: tuple[HeldSnapshot, ...] = ()  # the snapshots in the member's arena
-    seals: tuple[HeldChecksum, ...] = ()  # the last checksums of the current generation
+    # the snapshots in the member's arena
+    slots: tuple[HeldSnapshot, ...] = field(default=(), metadata=at_most(MAX_SNAPSHOTS))
+    # the last checksums of the current generation
+    seals: tuple[HeldChecksum, ...] = field(default=(), metadata=at_most(MAX_SEALS))
     privates: tuple[HeldPrivateState, ...] = ()
     secured_for: int = 0  # the newest generation whose state is secured on this member and listed here
-    unusable: tuple[HeldSnapshot, ...] = ()  # snapshots that a restore read and whose checksum was wrong
+    # the last snapshots that a restore read and whose checksum was wrong
+    unusable: tuple[HeldSnapshot, ...] = field(default=(), metadata=at_most(MAX_UNUSABLE))
     prepare_error: str = ""
     prepare_generation: int = 0  # the generation whose start `prepare_error` prevented
     # Whether the cause was a lack of a free slot or of room. The state itself may be intact.
@@ -236,7 +251,7 @@ class MemberReport:
     reading_s: float = field(default=-1.0, metadata={"in_journal": False})
     # The step of the current generation whose state the member would write as a checkpoint; -1 if none.
     publishing: int = -1
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default=(), metadata=at_most(MAX_NOTES))
     room: MemoryUse = field(default_factory=MemoryUse)
     lag_s: float = 0.0  # the longest time in the last minute that its event loop did not poll
     lag_p99_s: float = 0.0
@@ -245,6 +260,9 @@ class MemberReport:
     clock: str = ""  # the identity of the clock of `now_ns` (`holdfast.process.clock`)
     drilled: int = 0  # the number of the newest drill that this sidecar or its predecessor has carried out
     told: KnownHistory = field(default_factory=KnownHistory)
+    # Why the member has not been able to connect to its launcher; "" if it is connected, or if the launcher
+    # has not been started yet. Only for display.
+    launcher_unreachable: str = field(default="", metadata={"in_journal": False})
     # None if the supervisor reads the storage itself. Not in the journal, because decisions use the
     # supervisor's index of checkpoints.
     storage: StorageListing | None = field(default=None, metadata={"in_journal": False})

@@ -147,6 +147,7 @@ AMENDED = struct.Struct("<8q")  # see `Progress`; each is a step + 1, newest fir
 # amends every step, and would otherwise displace them.
 VOID_AT = AMENDED_AT + AMENDED.size
 VOID = struct.Struct("<64q")
+MAX_AMENDED, MAX_VOID = AMENDED.size // 8, VOID.size // 8
 WRITTEN_AT = VOID_AT + VOID.size
 WRITTEN = struct.Struct("<qq")  # written_ns, and the step that was the last committed one at that time
 COPYING_AT = WRITTEN_AT + WRITTEN.size

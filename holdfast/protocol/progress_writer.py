@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
+from holdfast.fileio import folder_rights
 from holdfast.protocol import kept_steps
 from holdfast.protocol import progress as layout
 from holdfast.protocol.progress import Phase, PhaseKind
@@ -489,6 +490,7 @@ def make(path: Path) -> None:
     partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         partial.write_bytes(content)
+        folder_rights.share(partial)
         os.replace(partial, path)
     except OSError:
         partial.unlink(missing_ok=True)

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
-from holdfast.fileio import checksum
+from holdfast.fileio import checksum, folder_rights
 from holdfast.fileio.checksum import CHUNK_BYTES, THREADS, combine, file_crcs
 from holdfast.fileio.safetensors import Layout, parse
 from holdfast.protocol.defaults import SNAPSHOT_SLOTS
@@ -48,7 +48,7 @@ class Arena:
     def __init__(self, directory: Path | str) -> None:
         """Open the arena, creating missing files. Raises OSError."""
         self.directory = Path(directory)
-        self.directory.mkdir(parents=True, exist_ok=True)
+        folder_rights.make_folder(self.directory)
         self._page = CommitRecords(self.directory)
         self._slots = tuple(Slot(path) for path in self._page.paths)
 

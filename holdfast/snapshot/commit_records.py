@@ -14,6 +14,7 @@ import zlib
 from pathlib import Path
 from typing import NamedTuple
 
+from holdfast.fileio import folder_rights
 from holdfast.protocol.defaults import SNAPSHOT_SLOTS
 from holdfast.snapshot import member_directory
 
@@ -52,8 +53,7 @@ class CommitRecords:
     def __init__(self, directory: Path) -> None:
         """Map the page, creating it if it is missing. Raises OSError, for example if there is no room."""
         self._paths = tuple(directory / member_directory.slot_name(slot) for slot in range(SNAPSHOT_SLOTS))
-        path = directory / member_directory.RECORDS
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = folder_rights.open_file(directory / member_directory.RECORDS)
         try:
             os.posix_fallocate(descriptor, 0, PAGE_BYTES)
             self._page = mmap.mmap(descriptor, PAGE_BYTES)

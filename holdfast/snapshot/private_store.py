@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.fileio import folder_rights
 from holdfast.protocol import kept_steps
 
 HEADER_BYTES = 4096
@@ -286,6 +287,7 @@ class PrivateStore(PrivateReader):
         temporary = self.path.with_name(f".{self.path.name}.new")
         try:
             with open(temporary, "w+b") as file:
+                folder_rights.share(temporary)
                 os.posix_fallocate(file.fileno(), 0, shape.file_bytes)
                 file.write(shape.pack())
             fresh = PrivateStore.__new__(PrivateStore)

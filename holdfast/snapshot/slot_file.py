@@ -20,6 +20,7 @@ import threading
 import weakref
 from pathlib import Path
 
+from holdfast.fileio import folder_rights
 from holdfast.snapshot.tensor_copy import address_of, populate
 
 BLOCK_BYTES = 512  # the unit of st_blocks
@@ -179,8 +180,7 @@ class Slot:
         if self._is_open() and self._is_reachable():
             return
         self.close()
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        self._descriptor = os.open(self._path, flags, 0o600)
+        self._descriptor = folder_rights.open_file(self._path)
         self._opened_by = os.getpid()
 
     def _is_reachable(self) -> bool:

@@ -22,13 +22,13 @@ from types import CodeType, ModuleType
 
 from holdfast.fileio.storage_thread import StorageThread
 from holdfast.protocol import codec, foreign_text
+from holdfast.protocol.launcher_messages import MAX_CHANGED
 from holdfast.worker.program import MAX_SOURCE_BYTES, Program
 
 # The time between two checks. A change is reported only if two consecutive checks find it, because an editor
 # may be saving the file.
 LOOK_S = 1.0
 AT_ONCE_S = 0.5  # the time limit for a check while the caller waits
-_MAX_TOLD = 8  # the maximum number of files that are reported: a change of a whole source tree would be noise
 _MAX_TEXT_BYTES = 500
 
 
@@ -203,7 +203,7 @@ class SourceChanges:
             what = found.get(file.path)
             if what is None or what != self._before.get(file.path) or file.path in self._known:
                 continue
-            if len(self.told) < _MAX_TOLD:
+            if len(self.told) < MAX_CHANGED:
                 self._known.add(file.path)
                 self.told += (change_message(file, what, self.sources.program, self._here),)
         self._before = found

@@ -248,7 +248,7 @@ class Agent:
         self._pending += [changes.change_as_json(each) for each in found]
         released = self._take_release(now_s)
         self.state.clean_time = self.state.clean_time.after(
-            now_s, findings, self.published.ready, released=released
+            now_s, findings, self.published.ready, released=released, blind=self._blind()
         )
         since_s = time.monotonic() - self._saved
         if last or since_s >= SAVE_AT_REST_S or (self._pending and since_s >= SAVE_S):
@@ -268,6 +268,10 @@ class Agent:
             for each in self.watched:
                 each.nudge()
         return released or before
+
+    def _blind(self) -> list[str]:
+        """Return the sensors that cannot measure now, whatever the reason."""
+        return [each.sensor.name for each in self.watched if not each.status().sees]
 
     def _follow_policy(self) -> None:
         """Use the policy that is in force now, and write a change or a rejected file to the log."""

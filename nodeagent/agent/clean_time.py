@@ -1,18 +1,21 @@
 """Measures how long a watched node has had no findings. Pure.
 
 This decides when the node may return to service. Time without a running agent is no evidence of health, so
-the count restarts after a gap, but ignores the short one while the agent restarts. While an operator has the
-agent release the GPUs, the count pauses.
+the count restarts after a gap, but ignores the short one while the agent restarts. Nor is time in which the
+fault could not have been seen: the count pauses while a sensor that reported the newest findings is blind,
+and while an operator has the agent release the GPUs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
 from nodeagent.model import HealthFinding, Level
+
+Names = frozenset[str]
 
 GAP_S = 180.0  # the state is saved every minute, and an upgrade of the agent takes about a minute
 
@@ -24,32 +27,60 @@ class CleanTime:
     watched_s: float | None = None  # the time since which all sensors have been watching
     unhealthy_s: float | None = None  # the last time that anything was unhealthy
     found_s: float | None = None  # the last time that there was any finding
-    # How much of the time without unhealthy findings, and without any, the GPUs were released.
-    released_s: tuple[float, float] = (0.0, 0.0)
-    at_s: float | None = None  # of the last cycle; not saved
+    # For how long the time without unhealthy findings, and that without any, was not counted.
+    paused_s: tuple[float, float] = (0.0, 0.0)
+    # The sensors that each of the two needs: those of the newest unhealthy findings, and of any as well.
+    needs: tuple[Names, Names] = (frozenset(), frozenset())
+    # The next two are not saved.
+    at_s: float | None = None  # of the last cycle
+    blind: Names = frozenset()  # the sensors that could not measure at that time
 
     def after(
-        self, now_s: float, findings: Iterable[HealthFinding], ready: bool, *, released: bool = False
+        self,
+        now_s: float,
+        findings: Iterable[HealthFinding],
+        ready: bool,
+        *,
+        released: bool = False,
+        blind: Collection[str] = (),
     ) -> CleanTime:
         """Return the times after a cycle.
 
         Args:
             ready: True once every sensor has been tried.
             released: True if the GPUs were released at some time since the last cycle.
+            blind: The sensors that cannot measure now.
         """
-        level = max((each.level for each in findings), default=Level.HEALTHY)
-        watched = self._paused(now_s - self.at_s) if released and self.at_s is not None else self
-        clean_s, quiet_s = watched.released_s if watched.watched_s is not None else (0.0, 0.0)
+        found = [each for each in findings if each.level is not Level.HEALTHY]
+        unhealthy = [each for each in found if each.level is Level.UNHEALTHY]
+        watched = self._after_a_cycle(now_s, released, frozenset(blind))
+        clean_s, quiet_s = watched.paused_s if watched.watched_s is not None else (0.0, 0.0)
+        needs = self._needed(0, unhealthy, self.unhealthy_s)
         return CleanTime(
             now_s if self.watched_s is None and ready else self.watched_s,
-            now_s if level is Level.UNHEALTHY else self.unhealthy_s,
-            now_s if level is not Level.HEALTHY else self.found_s,
-            (
-                0.0 if level is Level.UNHEALTHY else clean_s,
-                0.0 if level is not Level.HEALTHY else quiet_s,
-            ),
+            now_s if unhealthy else self.unhealthy_s,
+            now_s if found else self.found_s,
+            (0.0 if unhealthy else clean_s, 0.0 if found else quiet_s),
+            (needs, needs | self._needed(1, found, self.found_s)),
             now_s,
+            frozenset(blind),
         )
+
+    def _after_a_cycle(self, now_s: float, released: bool, blind: Names) -> CleanTime:
+        """Return the times with the time since the last cycle as a pause, if it was one."""
+        if self.at_s is None:
+            return self
+        for_s, unseen = now_s - self.at_s, self.blind | blind
+        clean, quiet = (released or not unseen.isdisjoint(each) for each in self.needs)
+        return self._paused(for_s if clean else 0.0, for_s if quiet else 0.0)
+
+    def _needed(self, at: int, found: Sequence[HealthFinding], last_s: float | None) -> Names:
+        """Return the sensors of the newest findings: all that reported one since there was none."""
+        if not found:
+            return self.needs[at]
+        sources = frozenset(source for each in found for source in each.sources)
+        is_first = self.at_s is not None and last_s != self.at_s
+        return sources if is_first else sources | self.needs[at]
 
     def resumed(self, last_s: float, now_s: float, released_until_s: float = -inf) -> CleanTime:
         """Return the times saved at `last_s`, without those that a gap has invalidated.
@@ -59,21 +90,26 @@ class CleanTime:
         explained_s = max(last_s, min(released_until_s, now_s))
         if not (last_s <= now_s and now_s - explained_s <= GAP_S):
             return replace(self, watched_s=None)
-        return self._paused(now_s - last_s) if explained_s > last_s else self
+        return self._paused(now_s - last_s, now_s - last_s) if explained_s > last_s else self
 
-    def _paused(self, for_s: float) -> CleanTime:
-        clean_s, quiet_s = self.released_s
-        return replace(self, released_s=(clean_s + for_s, quiet_s + for_s))
+    def _paused(self, clean_for_s: float, quiet_for_s: float) -> CleanTime:
+        clean_s, quiet_s = self.paused_s
+        return replace(self, paused_s=(clean_s + clean_for_s, quiet_s + quiet_for_s))
 
     def as_json(self, now_s: float) -> dict[str, float | None]:
         """Return the times without unhealthy findings, without findings, and since the last unhealthy one."""
         ended_s = self.unhealthy_s
-        clean_s, quiet_s = self.released_s
+        clean_s, quiet_s = self.paused_s
         return {
             "clean_s": self._since(now_s - clean_s, self.unhealthy_s),
             "quiet_s": self._since(now_s - quiet_s, self.found_s),
             "calmed_s": None if ended_s is None else round(max(0.0, now_s - ended_s), 3),
         }
+
+    def needs_as_json(self) -> dict[str, list[str]]:
+        """Return the sensors without which each of the two times pauses, sorted."""
+        clean, quiet = self.needs
+        return {"clean_needs": sorted(clean), "quiet_needs": sorted(quiet)}
 
     def _since(self, now_s: float, bad_s: float | None) -> float:
         if self.watched_s is None:
@@ -86,8 +122,9 @@ class CleanTime:
         return [self.watched_s, self.unhealthy_s, self.found_s]
 
 
-def load_clean_time(raw: Any, released_s: Any = (0.0, 0.0)) -> CleanTime:
+def load_clean_time(raw: Any, paused_s: Any = (0.0, 0.0), needs: Any = ((), ())) -> CleanTime:
     """Restore the dumped times. Raises ValueError or TypeError if they are malformed."""
     watched_s, unhealthy_s, found_s = (None if each is None else float(each) for each in raw)
-    clean_s, quiet_s = (float(each) for each in released_s)
-    return CleanTime(watched_s, unhealthy_s, found_s, (clean_s, quiet_s))
+    clean_s, quiet_s = (float(each) for each in paused_s)
+    clean, quiet = (frozenset(map(str, each)) for each in needs)
+    return CleanTime(watched_s, unhealthy_s, found_s, (clean_s, quiet_s), (clean, quiet))

@@ -190,7 +190,10 @@ def _as_json(state: SavedState) -> dict[str, Any]:
         "history": state.history,
         "next_seq": state.next_seq,
         "calm": state.clean_time.dump(),
-        "calm_released_s": list(state.clean_time.released_s),
+        "calm_released_s": list(
+            state.clean_time.paused_s
+        ),  # the name dates from when only a release paused it
+        "calm_needs": [sorted(each) for each in state.clean_time.needs],
         "evidence": state.evidence,
         "positions": state.positions,
     }
@@ -209,7 +212,9 @@ def _from_json(raw: Mapping[str, Any]) -> SavedState:
         history=[dict(each) for each in raw["history"][-MAX_HISTORY:]],
         next_seq=int(raw["next_seq"]),
         clean_time=clean_time.load_clean_time(
-            raw.get("calm", (None, None, None)), raw.get("calm_released_s", (0.0, 0.0))
+            raw.get("calm", (None, None, None)),
+            raw.get("calm_released_s", (0.0, 0.0)),
+            raw.get("calm_needs", ((), ())),
         ),
         evidence=dict(raw["evidence"]),
         positions=dict(raw["positions"]),

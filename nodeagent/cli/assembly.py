@@ -72,6 +72,7 @@ class AgentParts:
         return {
             **self.identity,
             "boot_id": self.clock.anchor.boot_id,
+            "booted_s": round(self.clock.anchor.offset_s, 3),
             "version": __version__,
             "policy": (self.policy_file.current if self.policy_file else self).policy.version,
             "test": self.test,

@@ -13,6 +13,7 @@ from typing import Any
 
 from nodeagent.evaluation import growth, memory, samples
 from nodeagent.evaluation.bursts import EventBursts
+from nodeagent.evaluation.devices import INVENTORY
 from nodeagent.evaluation.evidence import MARKS, Evidence, time_off
 from nodeagent.evaluation.judging import Judge
 from nodeagent.evaluation.retention import EvidenceRetention
@@ -57,8 +58,9 @@ class Evaluator:
     def dropped(self) -> int:
         """How much was lost because of a limit.
 
-        It counts observations that were refused, series given up while in use, and variants of an event that
-        made room although their recurrence is counted.
+        It counts observations that were refused, what made room for a graver observation although it stood,
+        series given up while in use, and events or variants that made room although their recurrence is
+        counted.
         """
         return self._retention.dropped
 
@@ -101,9 +103,7 @@ class Evaluator:
             return False
 
     def _add(self, seen: Observation) -> bool:
-        if self._evidence.see_device(seen):
-            self._judge.revise()
-        if self._evidence.see_model(seen):
+        if seen.check == INVENTORY and self._evidence.see_gpu(seen):
             self._judge.revise()
         if self.policy.is_event(seen.check):
             return self._add_event(seen)
@@ -114,9 +114,9 @@ class Evaluator:
     def _add_sample(self, seen: Observation) -> bool:
         evidence, rule = self._evidence, self.policy.rules[seen.check]
         place = (seen.entity, seen.check)
-        if place not in evidence.series and not self._retention.make_room_for_series(place, seen.at_s):
-            return False
         if evidence.is_of_gone(seen.entity, seen.at_s):
+            return False
+        if place not in evidence.series and not self._retention.make_room_for_series(seen, rule):
             return False
         held = evidence.series_for(seen.entity, rule)
         sample = (seen.at_s, seen.value)
@@ -138,9 +138,7 @@ class Evaluator:
 
     def _add_event(self, seen: Observation) -> bool:
         evidence, event = self._evidence, (seen.entity, seen.check, int(seen.value))
-        if event not in evidence.events and not self._retention.make_room_for_event(
-            event, seen.at_s, self._asked_s
-        ):
+        if event not in evidence.events and not self._retention.make_room_for_event(seen, self._asked_s):
             return False
         variants = evidence.events.setdefault(event, {})
         if seen.variant not in variants:

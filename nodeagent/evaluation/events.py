@@ -25,6 +25,7 @@ AFTER_S = 10.0  # the verdict follows its code immediately, so a later one conce
 SENSORS_APART_S = 10.0  # two sensors report the same event at most this far apart
 SILENT_S = 3600.0  # how long the signs of one fault may be apart: an agent is restarted within minutes
 EPSILON_S = 1e-6
+_ORDER = {each: n for n, each in enumerate(Clears)}  # the cheapest condition first
 
 
 def driver_verdict(
@@ -94,7 +95,7 @@ class Judgement:
 
 def gravity(found: Judgement | Meaning) -> tuple[Level, Action, int]:
     """Return what orders judgements and meanings: the gravest has the greatest."""
-    return found.level, found.action, list(Clears).index(found.clears)
+    return found.level, found.action, _ORDER[found.clears]
 
 
 Step = tuple[Burst, Meaning]  # a burst, and its meaning
@@ -129,7 +130,8 @@ def event_finding(
 
     def meant(name: str, burst: Burst) -> Meaning:
         own = (policy,) if policies_at is None else policies_at(burst)
-        return max((each.meaning(check, code, name, branch) for each in own), key=gravity)
+        meanings = [each.meaning(check, code, name, branch) for each in own]
+        return meanings[0] if len(meanings) == 1 else max(meanings, key=gravity)
 
     is_verdict = (check, code) == ("xid", VERDICT_XID)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from nodeagent.evaluation.bursts import Burst, EventBursts
-from nodeagent.evaluation.devices import INVENTORY, DeviceSlots, Era, GpuModels, Model
+from nodeagent.evaluation.devices import DeviceSlots, Era, GpuModels, Model
 from nodeagent.evaluation.events import EndMarks
 from nodeagent.evaluation.samples import SampleSeries
 from nodeagent.model import DRIVER, NODE, VERDICT_XID, HealthFinding, Observation, kind_of
@@ -42,6 +42,11 @@ def time_off(boot: Observation) -> Burst | None:
     """Return the time before a boot for which no agent ran, if the observation of the boot states it."""
     last_s = dict(boot.facts).get(LAST_SEEN)
     return None if last_s is None or float(last_s) >= boot.at_s else (float(last_s), boot.at_s)
+
+
+def ends_others(event: Event) -> bool:
+    """Return True for what may end findings about other events; without it they would return."""
+    return event[1] in MARKS or event[1:] == ("xid", VERDICT_XID)
 
 
 class Evidence:
@@ -127,8 +132,16 @@ class Evidence:
 
     # -- the GPUs in the slots
 
-    def see_device(self, seen: Observation) -> bool:
-        """Note which GPU is in a slot. Return True if that changes what the evidence is about."""
+    def see_gpu(self, seen: Observation) -> bool:
+        """Note what the inventory reports: which GPU is in a slot, its name and its MIG mode.
+
+        Returns:
+            True if that changes what the evidence is about, or what codes may mean.
+        """
+        moved = self._see_device(seen)
+        return self.models.see(self.devices.names(seen.entity)[0], seen) or moved
+
+    def _see_device(self, seen: Observation) -> bool:
         before = self.devices.device(seen.entity)
         changed = self.devices.see(seen, self.boots())
         if self.devices.device(seen.entity) == before and not changed:
@@ -139,12 +152,6 @@ class Evidence:
         for entity, seen_s in changed.items():
             self._end_series(entity, seen_s)
         return True
-
-    def see_model(self, seen: Observation) -> bool:
-        """Note a GPU's name and MIG mode. Return True if that changes what its codes may mean."""
-        if seen.check != INVENTORY:
-            return False
-        return self.models.see(self.devices.names(seen.entity)[0], seen)
 
     def model_of(self, entity: str) -> Model:
         """Return the model of the GPU in a slot as it was last seen."""

@@ -5,17 +5,17 @@ The results are kept until evidence or time changes them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from math import inf
 
 from nodeagent.evaluation import events, growth, quotas, samples
 from nodeagent.evaluation.bursts import Burst, EventBursts, union_bursts
 from nodeagent.evaluation.devices import UNKNOWN_MODEL, Model
-from nodeagent.evaluation.evidence import MARKS, Event, Evidence, HeldSeries, Place
+from nodeagent.evaluation.evidence import MARKS, Event, Evidence, HeldSeries, Place, ends_others
 from nodeagent.model import VERDICT_XID, Action, HealthFinding, Level, kind_of, origin_of
 from nodeagent.policy.nvlink import NEW_LAYOUT
-from nodeagent.policy.rules import CLEARED_BY, Clears, HealthPolicy
+from nodeagent.policy.rules import CLEARED_BY, Clears, HealthPolicy, Meaning
 
 BEFORE_STANDING_S = 600.0  # the samples of a finding began at most this long before it stood
 RECOVERY = "recovery_action"
@@ -33,6 +33,7 @@ class Judge:
         self._evidence = evidence
         # by entity: the finding, and when it clears
         self._judged: dict[str, dict[Event, tuple[HealthFinding | None, float]]] = {}
+        self._marks: dict[str, events.EndMarks] = {}  # by entity, as long as its events are judged
         self._policies: dict[Model, HealthPolicy] = {}
 
     def use(self, policy: HealthPolicy) -> None:
@@ -56,22 +57,72 @@ class Judge:
 
     def kind_of_variant(self, event: Event, name: str, bursts: EventBursts) -> quotas.VariantKind:
         """Return what a variant of an event amounts to."""
-        entity, check, code = event
-        branch, policy = self._evidence.branch, self.policy_of(entity)
-        branches = (None, NEW_LAYOUT - 1, NEW_LAYOUT) if branch is None else (branch,)
-        meanings = tuple(policy.meaning(check, code, name, each) for each in branches)
-        marks = self._evidence.marks(entity)
+        meanings = self._meanings(event, name, [self.policy_of(event[0])])
+        marks = self._evidence.marks(event[0])
         recurred = any(events.has_recurred(each, bursts.spans, marks) for each in meanings)
         return quotas.VariantKind(max(map(events.gravity, meanings)), meanings, recurred)
+
+    def _meanings(self, event: Event, name: str, policies: Iterable[HealthPolicy]) -> tuple[Meaning, ...]:
+        """Return what a variant of an event may mean: more than one thing while the branch is unknown."""
+        _, check, code = event
+        branch = self._evidence.branch
+        branches = (None, NEW_LAYOUT - 1, NEW_LAYOUT) if branch is None else (branch,)
+        return tuple(policy.meaning(check, code, name, each) for policy in policies for each in branches)
+
+    def level_of_new(self, event: Event, name: str) -> Level:
+        """Return the level that the first burst of an event has; the worst while the model is unknown."""
+        if ends_others(event):
+            return Level.UNHEALTHY
+        try:
+            meanings = self._meanings(event, name, self._possible_policies(event[0]))
+        except Exception as error:  # as in `of_event`
+            self.set_aside(event[:2], error)
+            return Level.UNHEALTHY
+        level = max(each.level for each in meanings)
+        limited = self._may_be_users(event[0]) and not any(each.overridden for each in meanings)
+        return min(level, Level.DEGRADED) if limited else level
+
+    def level_of(self, event: Event, now_s: float) -> Level | None:
+        """Return the worst level of the findings that depend on an event; None if there are none."""
+        if ends_others(event):
+            return Level.UNHEALTHY  # without it, what it has ended would stand again
+        owned = [(owner, *event[1:]) for owner in self._evidence.owners_of(event[0])]
+        found = [self._limited(self.of_event(each, now_s)) for each in owned]
+        levels = [each.level for each in found if each is not None]
+        differs = event[1] == "xid" and any(each.code == event[2] for each in self.policy.models)
+        if differs and not levels and any(self.may_stand(each, now_s) for each in owned):
+            return Level.UNHEALTHY
+        return max(levels, default=None)
+
+    def recurrence(self, event: Event, now_s: float) -> Level | None:
+        """Return the level that bursts of an event may still help to raise; None if they no longer count."""
+        policy, branch = self.policy_of(event[0]), self._evidence.branch
+        try:
+            said = [
+                (policy.meaning(*event[1:], name, branch).recurs, bursts.last_s)
+                for name, bursts in self._evidence.events[event].items()
+            ]
+        except Exception as error:  # as in `of_event`
+            self.set_aside(event[:2], error)
+            return Level.UNHEALTHY
+        counted = [each.level for each, last_s in said if each and last_s >= now_s - each.within_s]
+        return max(counted, default=None)
 
     def revise(self) -> None:
         """Judge all events again."""
         self._judged.clear()
+        self._marks.clear()
 
     def revise_events_of(self, entity: str) -> None:
         """Judge the events again that depend on the evidence of an entity."""
         for owner in self._evidence.owners_of(entity):
             self._judged.pop(owner, None)
+            self._marks.pop(owner, None)
+
+    def _marks_of(self, entity: str) -> events.EndMarks:
+        if entity not in self._marks:
+            self._marks[entity] = self._evidence.marks(entity)
+        return self._marks[entity]
 
     @property
     def until_s(self) -> float:
@@ -118,10 +169,13 @@ class Judge:
         """Limit a finding about a block device unless it is the node's own: it may be a user's volume."""
         if finding is None or finding.overridden == "operator":
             return finding
-        if kind_of(finding.entity) != DISK or self._is_nodes_own(finding.entity):
+        if not self._may_be_users(finding.entity):
             return finding
         level = min(finding.level, Level.DEGRADED)
         return replace(finding, level=level, action=min(finding.action, Action.RESTART_APP))
+
+    def _may_be_users(self, entity: str) -> bool:
+        return kind_of(entity) == DISK and not self._is_nodes_own(entity)
 
     def _is_nodes_own(self, device: str) -> bool:
         """Return True if the newest reading of this boot says so: a boot may give the name to another one."""
@@ -185,12 +239,17 @@ class Judge:
 
     def may_stand(self, event: Event, now_s: float) -> bool:
         """Return True if an event stands, or would on a GPU of another model while it is unknown."""
-        entity = event[0]
-        if kind_of(entity) != "gpu" or self._evidence.model_of(entity) != UNKNOWN_MODEL:
+        policies = self._possible_policies(event[0])
+        if len(policies) == 1:
             return self.judge_event(event, now_s)[0] is not None
-        models = {UNKNOWN_MODEL, *((each.model, False) for each in self.policy.models)}
-        policies = [self._policy_for(each) for each in models]
         return self.judge_event(event, now_s, lambda _: policies)[0] is not None
+
+    def _possible_policies(self, entity: str) -> list[HealthPolicy]:
+        """Return the policy for an entity; for a GPU whose model is unknown, those for all models."""
+        if kind_of(entity) != "gpu" or self._evidence.model_of(entity) != UNKNOWN_MODEL:
+            return [self.policy_of(entity)]
+        models = {UNKNOWN_MODEL, *((each.model, False) for each in self.policy.models)}
+        return [self._policy_for(each) for each in models]
 
     def judge_event(
         self, event: Event, now_s: float, policies_at: events.PoliciesAt | None = None
@@ -206,7 +265,7 @@ class Judge:
         variants = self._evidence.bursts_of(event)
         if not variants or self._is_settled(event):
             return None, inf
-        verdicts, marks = self._evidence.drivers_verdicts(entity), self._evidence.marks(entity)
+        verdicts, marks = self._evidence.drivers_verdicts(entity), self._marks_of(entity)
         policy = self.policy_of(entity)
         return events.event_finding(
             entity, check, code, variants, verdicts, marks, policy, self._evidence.branch, now_s,
@@ -225,9 +284,7 @@ class Judge:
             for code in codes
         }
         contained = self.policy_of(entity).meaning("xid", growth.CONTAINED_XID, "", self._evidence.branch)
-        return growth.growth_finding(
-            entity, rule, grown, contained, xids, self._evidence.marks(entity), now_s
-        )
+        return growth.growth_finding(entity, rule, grown, contained, xids, self._marks_of(entity), now_s)
 
     def _is_settled(self, event: Event) -> bool:
         """Return True for a driver's verdict that concerns only codes that the operator has overridden."""

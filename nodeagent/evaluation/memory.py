@@ -39,6 +39,11 @@ def dump(evidence: Evidence) -> dict[str, Any]:
             for place, held in evidence.series.items()
             if any(unseen_s := [each.unseen_s for each in held.series.base])
         ],
+        "shown": [
+            [*place, *shown]
+            for place, held in evidence.series.items()
+            if set(shown := [each.shown for each in held.series.base]) != {None}
+        ],
         "inherited": [
             [*event, name, [list(span) for span in each.inherited]]
             for event, variants in evidence.events.items()
@@ -83,6 +88,13 @@ def load(evidence: Evidence, policy: HealthPolicy, raw: Any) -> None:
         if (known := evidence.series.get((entity, check))) is not None:
             low, high = (
                 replace(each, unseen_s=float(s)) for each, s in zip(known.series.base, unseen_s, strict=True)
+            )
+            known.series.base = (low, high)
+    for entity, check, *values in raw.get("shown", ()):
+        if (known := evidence.series.get((entity, check))) is not None:
+            low, high = (
+                replace(each, shown=None if value is None or not each.active else float(value))
+                for each, value in zip(known.series.base, values, strict=True)
             )
             known.series.base = (low, high)
     for store, rows in ((evidence.events, raw["events"]), (evidence.grown, raw.get("grown", ()))):

@@ -2,7 +2,8 @@
 
 Each kind has its own limits, so the disks of a thousand pods never take a GPU's place. The hardware bounds
 the number of GPUs and switches, so their limits are out of reach; they only matter if a broken driver makes
-up more. Evidence of a current finding is never given up, and refusals are counted.
+up more. What stands makes room only for what is graver, and nothing takes the place of an unhealthy finding's
+evidence. Refusals and losses are counted.
 """
 
 from __future__ import annotations
@@ -24,6 +25,13 @@ MAX_OWN = 16384  # the same for the node's own hardware: 64 GPUs with 256 codes 
 MAX_VARIANTS = 16
 GONE_S = 900.0  # after this long without a sample, the entity is gone: all periods are shorter
 Key = TypeVar("Key", bound=tuple[Any, ...])
+EvidenceRank = tuple[int, Level]  # how grave it is to give up a piece of evidence
+FREE: EvidenceRank = (0, Level.HEALTHY)  # it has ended, and no longer counts
+COUNTS = 1  # it has ended, and counts towards a recurrence that raises the level
+STANDS = 2  # it is behind a finding
+Ranked = tuple[EvidenceRank, float, Key]  # with the time when it was last seen
+FREED_SHARE = 16  # what is free makes room for this share of the limit at once
+LOST_SHARE = 256  # and what is missed for this share: a search costs some 30 ms
 SEARCH_EVERY_S = 1.0  # for something to give up, once nothing was found
 OWN = ("gpu", NODE, DRIVER, "nvswitch", "sensor")
 
@@ -36,17 +44,23 @@ def event_limit(kind: str) -> int:
     return MAX_OWN if kind in OWN else MAX_EVENTS
 
 
-def full_pool(stored: Collection[Key], entity: str, limit_of: Callable[[str], int]) -> tuple[int, list[Key]]:
-    """Return how much to give up before another can be stored, 0 if there is room, and the candidates.
-
-    A part of the limit is freed at once, to spare a flood the search for each observation.
-    """
-    kind = kind_of(entity)
-    limit = limit_of(kind)
-    if len(stored) < limit:
-        return 0, []
+def full_pool(stored: Collection[Key], kind: str, limit: int) -> list[Key]:
+    """Return everything of a kind of entity if no more can be stored; nothing if there is room."""
     pool = [each for each in stored if kind_of(each[0]) == kind]
-    return (max(1, limit // 16), pool) if len(pool) >= limit else (0, [])
+    return pool if len(pool) >= limit else []
+
+
+def to_give_up(ranked: list[Ranked[Key]], limit: int) -> list[Ranked[Key]]:
+    """Return what makes room: of the lowest rank, and of that the longest unseen.
+
+    More than one is given up at once, to spare a flood the search for each observation; but few of what is
+    missed.
+    """
+    if not ranked:
+        return []
+    lowest = min(rank for rank, _, _ in ranked)
+    most = limit // (FREED_SHARE if lowest == FREE else LOST_SHARE)
+    return sorted(each for each in ranked if each[0] == lowest)[: max(1, most)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,60 +4,103 @@ from __future__ import annotations
 
 from math import inf, isfinite
 
-from nodeagent.evaluation import quotas
-from nodeagent.evaluation.evidence import MARKS, Event, Evidence, Place, Variants
+from nodeagent.evaluation import quotas, samples
+from nodeagent.evaluation.evidence import MARKS, Event, Evidence, Place, Variants, ends_others
 from nodeagent.evaluation.judging import Judge
-from nodeagent.model import VERDICT_XID, kind_of
+from nodeagent.evaluation.quotas import FREE, EvidenceRank
+from nodeagent.model import Level, Observation, kind_of
 from nodeagent.policy.meanings import LONGEST_S
+from nodeagent.policy.rules import Rule
 
 FORGET_S = LONGEST_S  # the longest recurrence window
 DEPARTED_S = 400 * 86400.0  # how long the evidence about a GPU that is no longer in the node is kept
+_Refusal = tuple[str | Level, ...]  # the kinds of evidence and of entity, and how grave what was refused is
 
 
 class EvidenceRetention:
-    """Makes room for new evidence, and forgets what has ended, but never a current finding's evidence."""
+    """Makes room for new evidence, and forgets what has ended, but never an unhealthy finding's evidence."""
 
     def __init__(self, evidence: Evidence, judge: Judge) -> None:
         self.dropped = 0  # what was lost because of a limit: see `Evaluator.dropped`
         self._evidence = evidence
         self._judge = judge
-        self._full_until_s: dict[tuple[str, str], float] = {}  # by kind of evidence and of entity
+        self._full_until_s: dict[_Refusal, float] = {}
 
-    def make_room_for_series(self, place: Place, now_s: float) -> bool:
-        """Make room for another series, if there is a limit; return False if all of its kind stand."""
-        if self._refuses_for_now("series", place[0], now_s):
-            return False
-        surplus, pool = quotas.full_pool(self._evidence.series, place[0], quotas.series_limit)
-        if not surplus:
+    def make_room_for_series(self, seen: Observation, rule: Rule) -> bool:
+        """Make room for another series, if there is a limit; return False if there is nothing to give up.
+
+        Series without a finding make room, or else those whose finding is milder than what this sample shows,
+        or whose check finds nothing as grave as this one may.
+        """
+        kind, now_s = kind_of(seen.entity), seen.at_s
+        stored, limit = self._evidence.series, quotas.series_limit(kind)
+        if len(stored) < limit:
             return True
-        stored = self._evidence.series
-        idle = sorted((stored[each].last_s, each) for each in pool if self._judge.of_series(each) is None)
-        for last_s, each in idle[:surplus]:
-            self.dropped += last_s > now_s - quotas.GONE_S  # it may still be in use
-            del stored[each]
-        self._evidence.drop_unused({each[0] for _, each in idle[:surplus]})
-        return bool(idle) or self._refuse("series", place[0], now_s)
+        shows, may_show = samples.worst_shown(rule, (now_s, seen.value)), samples.worst_reachable(rule)
+        refusal = ("series", kind, shows, may_show)
+        if self._refuses_for_now(refusal, now_s):
+            return False
+        pool = quotas.full_pool(stored, kind, limit)
+        if not pool:
+            return True
+        ranks = [(self._rank_of_series(each, shows, may_show), each) for each in pool]
+        ranked = [(rank, stored[each].last_s, each) for rank, each in ranks if rank and each in stored]
+        given_up = quotas.to_give_up(ranked, limit)
+        for rank, last_s, place in given_up:
+            self.dropped += rank != FREE or last_s > now_s - quotas.GONE_S  # it may still be in use
+            del stored[place]
+        self._evidence.drop_unused({place[0] for *_, place in given_up})
+        return bool(given_up) or self._refuse(refusal, now_s)
 
-    def make_room_for_event(self, event: Event, now_s: float, asked_s: float) -> bool:
-        """Make room for another event, if there is a limit; return False if all of its kind are needed.
+    def _rank_of_series(self, place: Place, shows: Level, may_show: Level) -> EvidenceRank | None:
+        """Return how grave it is to give up a series; None if it may not make room."""
+        found = self._judge.of_series(place)
+        if found is None:
+            return FREE
+        finds = samples.worst_reachable(self._judge.policy.rules[place[1]])
+        is_milder = found.level is not Level.UNHEALTHY and (found.level < shows or finds < may_show)
+        return (quotas.STANDS, found.level) if is_milder else None
+
+    def make_room_for_event(self, seen: Observation, asked_s: float) -> bool:
+        """Make room for another event, if there is a limit; return False if there is nothing to give up.
+
+        Events without a finding make room, or else those whose finding is milder than this one's. What may
+        end the findings about an entity is never refused.
 
         Args:
-            asked_s: The newest time of a query, which may be later than `now_s`; infinity if there was none.
+            asked_s: The newest time of a query, which may be later than the event's; infinity if there was
+                none.
         """
-        if self._refuses_for_now("events", event[0], now_s):
-            return False
-        surplus, pool = quotas.full_pool(self._evidence.events, event[0], quotas.event_limit)
-        if not surplus:
+        event, kind = (seen.entity, seen.check, int(seen.value)), kind_of(seen.entity)
+        stored, limit = self._evidence.events, quotas.event_limit(kind)
+        if len(stored) < limit:
             return True
-        now_s = max(now_s, asked_s) if isfinite(asked_s) else now_s
-        idle = sorted(
-            (_last_s(self._evidence.events[each]), each) for each in pool if not self._is_needed(each, now_s)
-        )
-        for _, each in idle[:surplus]:
-            del self._evidence.events[each]
+        level = self._judge.level_of_new(event, seen.variant)
+        is_remedy = ends_others(event) and seen.entity in self._evidence.entities
+        refusal = ("events", kind, level)
+        if not is_remedy and self._refuses_for_now(refusal, seen.at_s):
+            return False
+        pool = quotas.full_pool(stored, kind, limit)
+        if not pool:
+            return True
+        now_s = max(seen.at_s, asked_s) if isfinite(asked_s) else seen.at_s
+        ranks = [(self._rank_of_event(each, level, now_s), each) for each in pool]
+        ranked = [(rank, _last_s(stored[each]), each) for rank, each in ranks if rank]
+        given_up = quotas.to_give_up(ranked, limit)
+        for rank, _, each in given_up:
+            self.dropped += rank != FREE
+            del stored[each]
             self._judge.revise_events_of(each[0])
-        self._evidence.drop_unused({each[0] for _, each in idle[:surplus]})
-        return bool(idle) or self._refuse("events", event[0], now_s)
+        self._evidence.drop_unused({each[0] for *_, each in given_up})
+        return bool(given_up) or is_remedy or self._refuse(refusal, seen.at_s)
+
+    def _rank_of_event(self, event: Event, level: Level, now_s: float) -> EvidenceRank | None:
+        """Return how grave it is to give up an event for one of `level`; None if it may not make room."""
+        stands = self._judge.level_of(event, now_s)
+        if stands is not None:
+            return (quotas.STANDS, stands) if stands < level else None
+        recurrence = self._judge.recurrence(event, now_s)
+        return FREE if recurrence is None else (quotas.COUNTS, recurrence)
 
     def make_room_for_variant(self, event: Event, at_s: float) -> None:
         """Have another variant of an event make room, if there is a limit. Count what is lost of it."""
@@ -68,25 +111,18 @@ class EvidenceRetention:
             variants, lambda name: self._judge.kind_of_variant(event, name, variants[name]), at_s
         )
 
-    def _refuse(self, what: str, entity: str, now_s: float) -> bool:
-        """Count a refusal, and refuse more of the kind for a moment: each search costs milliseconds."""
+    def _refuse(self, refusal: _Refusal, now_s: float) -> bool:
+        """Count a refusal, and refuse more like it for a moment: each search costs milliseconds."""
         self.dropped += 1
-        self._full_until_s[what, kind_of(entity)] = now_s + quotas.SEARCH_EVERY_S
+        self._full_until_s[refusal] = now_s + quotas.SEARCH_EVERY_S
         return False
 
-    def _refuses_for_now(self, what: str, entity: str, now_s: float) -> bool:
-        """Return True, and count a refusal, within a moment of the last one of this kind."""
-        until_s = self._full_until_s.get((what, kind_of(entity)), -inf)
+    def _refuses_for_now(self, refusal: _Refusal, now_s: float) -> bool:
+        """Return True, and count a refusal, within a moment of the last one like it."""
+        until_s = self._full_until_s.get(refusal, -inf)
         is_full = until_s - quotas.SEARCH_EVERY_S <= now_s < until_s
         self.dropped += is_full
         return is_full
-
-    def _is_needed(self, event: Event, now_s: float) -> bool:
-        """Return True for a current finding, and for what ends findings: without it, they would return."""
-        if _ends_others(event):
-            return True
-        owners = self._evidence.owners_of(event[0])
-        return any(self._judge.of_event((owner, *event[1:]), now_s) for owner in owners)
 
     def forget(self, before_s: float) -> None:
         """Forget what ended before `before_s` and was not seen since, such as a disk that was removed.
@@ -103,7 +139,7 @@ class EvidenceRetention:
         limit_s = min(before_s, oldest_s)
         stored = self._evidence.events
         for event, variants in stored.items():
-            if _ends_others(event):
+            if ends_others(event):
                 ended += [(stored, event, name) for name, each in variants.items() if each.last_s < limit_s]
         for store, event, name in ended:
             del store[event][name]
@@ -126,14 +162,9 @@ class EvidenceRetention:
                 for name, each in variants.items():
                     if stands or each.last_s >= limit_s:
                         oldest_s = min(oldest_s, each.first_s)
-                    elif not _ends_others(event):
+                    elif not ends_others(event):
                         ended.append((store, event, name))
         return ended, oldest_s
-
-
-def _ends_others(event: Event) -> bool:
-    """Return True for what may end findings about other events; without it they would return."""
-    return event[1] in MARKS or event[1:] == ("xid", VERDICT_XID)
 
 
 def _last_s(variants: Variants) -> float:

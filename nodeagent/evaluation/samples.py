@@ -43,6 +43,7 @@ class LevelState:
     since_s: float = 0.0
     unclean_s: float = -inf
     unseen_s: float = 0.0  # how much of the time since `unclean_s` no sample covers
+    shown: float | None = None  # of a state: the newest value of exactly this level
 
 
 NEVER = LevelState()
@@ -186,16 +187,24 @@ def _step(before: LevelState, rule: Rule, level: Level, samples: list[TimedValue
     now_s = samples[at][0]
     if reached(rule, level, samples, at):
         since = before.since_s if before.active else now_s
-        return LevelState(True, since, now_s)
+        return LevelState(True, since, now_s, shown=_shown(before, rule, level, samples[at]))
     if not _clean(rule, level, samples, at):
-        return LevelState(before.active, before.since_s, now_s)
+        shown = _shown(before, rule, level, samples[at]) if before.active else None
+        return LevelState(before.active, before.since_s, now_s, shown=shown)
     if not before.active:
         return before
     gap_s = now_s - (samples[at - 1][0] if at else before.unclean_s)
     unseen_s = before.unseen_s + max(0.0, gap_s - _longest_gap_s(rule))
     if now_s - before.unclean_s - unseen_s >= rule.clear_s:
-        return replace(before, active=False, unseen_s=0.0)
+        return replace(before, active=False, unseen_s=0.0, shown=None)
     return replace(before, unseen_s=unseen_s)
+
+
+def _shown(before: LevelState, rule: Rule, level: Level, sample: TimedValue) -> float | None:
+    """Return the newest value of exactly this level: an unknown one after it does not replace it."""
+    if rule.kind is RuleKind.STATE and _state_level(rule, sample) is level:
+        return sample[1]
+    return before.shown if before.active else None
 
 
 def reachable(rule: Rule, level: Level) -> bool:
@@ -203,6 +212,17 @@ def reachable(rule: Rule, level: Level) -> bool:
     if rule.kind is RuleKind.STATE:
         return any(state.level >= level for state in rule.states.values())
     return rule.unhealthy is not None or (level is Level.DEGRADED and rule.degraded is not None)
+
+
+def worst_shown(rule: Rule, sample: TimedValue) -> Level:
+    """Return the level that a single sample reaches."""
+    low, high = SampleSeries([sample]).levels(rule)
+    return Level.UNHEALTHY if high.active else Level.DEGRADED if low.active else Level.HEALTHY
+
+
+def worst_reachable(rule: Rule) -> Level:
+    """Return the worst level that samples of a check can reach."""
+    return max((each for each in LEVELS if reachable(rule, each)), default=Level.HEALTHY)
 
 
 def reached(rule: Rule, level: Level, samples: list[TimedValue], at: int) -> bool:
@@ -313,18 +333,18 @@ def _oldest_needed(rule: Rule, samples: list[TimedValue], cut_s: float) -> int:
     because `_lasted` subtracts what no sample covers. A counter needs its window before each of them, and
     one more reading, from which the first increment is computed.
     """
-    settled = bisect_right(samples, (cut_s, inf))
-    if not settled:
+    by_time = bisect_left(samples, (cut_s - KEPT_S, -inf)) - 1
+    if by_time <= 0:
         return 0
-    waits = [each.for_s for each in _bounds(rule)] + [state.for_s for state in rule.states.values()]
+    settled = bisect_right(samples, (cut_s, inf), by_time)
     oldest, covered_s, most_s = settled - 1, 0.0, _longest_gap_s(rule)
-    while oldest > 0 and covered_s < max(waits, default=0.0):
+    while oldest > 0 and covered_s < rule.longest_s:
         oldest -= 1
         covered_s += min(samples[oldest + 1][0] - samples[oldest][0], most_s)
-    oldest = max(0, min(oldest, settled - max([1, *(each.of for each in _bounds(rule))])))
+    oldest = max(0, min(oldest, settled - rule.most_samples))
     if rule.kind is RuleKind.RATE:
         oldest = bisect_left(samples, (samples[oldest][0] - rule.window_s, -inf)) - 1
-    return max(0, min(oldest, bisect_left(samples, (cut_s - KEPT_S, -inf)) - 1))
+    return max(0, min(oldest, by_time))
 
 
 def sample_finding(
@@ -370,10 +390,22 @@ def _lasts(rule: Rule, series: SampleSeries, level: Level) -> bool:
 
 
 def _action(rule: Rule, series: SampleSeries, level: Level) -> Action:
+    """Return the action of a finding: for states, the costliest of those that it has shown.
+
+    Of those that are folded, the newest counts. Neither an unknown value nor one of a lower level replaces
+    it, so the action stands as long as the finding.
+    """
     if rule.kind is not RuleKind.STATE:
         return rule.action if level is Level.UNHEALTHY else rule.degraded_action
-    worst = [rule.states[int(v)] for _, v in series.samples if int(v) in rule.states]
-    return max((state.action for state in worst if state.level == level), default=Action.NONE)
+    n = LEVELS.index(level)
+    current, base = series.levels(rule)[n], series.base[n]
+    shown = [value for at_s, value in series.samples if at_s >= current.since_s]
+    if base.shown is not None and (base.active, base.since_s) == (True, current.since_s):
+        shown.append(base.shown)
+    actions = [rule.states[int(value)].action for value in shown if _state_level(rule, (0.0, value)) is level]
+    # Of a series that an earlier agent has stored, only the level may be known.
+    possible = [state.action for state in rule.states.values() if state.level is level]
+    return max(actions or possible, default=Action.NONE)
 
 
 def _why(rule: Rule, series: SampleSeries, level: Level) -> str:
@@ -383,7 +415,9 @@ def _why(rule: Rule, series: SampleSeries, level: Level) -> str:
         state = rule.states.get(int(value))
         if state is not None and state.level >= level:
             return f"{rule.what} is {state.word}" + (f": {state.why}" if state.why else "")
-        return f"{rule.what} was bad until recently and is now {state.word if state else value}"
+        if state is None:
+            return f"{rule.what} was bad and is now unknown: {value:g}"
+        return f"{rule.what} was bad until recently and is now {state.word}"
     bound = rule.unhealthy if level is Level.UNHEALTHY else (rule.degraded or rule.unhealthy)
     assert bound is not None  # a level without a bound is never reached
     unit = f" {rule.unit}" if rule.unit else ""

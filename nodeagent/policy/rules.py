@@ -124,6 +124,16 @@ class Rule:
     # that is no fault, because links count while they come up.
     restarts_at_boot: bool = False
     meaning: Meaning | None = None  # for an event check with only one code
+    # Derived once, because it is needed for each sample: the longest time that a bound or a state must last,
+    # and the most samples that a bound counts.
+    longest_s: float = field(init=False, compare=False, repr=False)
+    most_samples: int = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        bounds = [each for each in (self.degraded, self.unhealthy) if each]
+        waits = [each.for_s for each in bounds] + [state.for_s for state in self.states.values()]
+        object.__setattr__(self, "longest_s", max(waits, default=0.0))
+        object.__setattr__(self, "most_samples", max([1, *(each.of for each in bounds)]))
 
 
 @dataclass(frozen=True, slots=True)

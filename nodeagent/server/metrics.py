@@ -35,7 +35,8 @@ class NodeMetrics(Collector):
         yield wanted
         yield from self._entities(now)
         yield from self._sensors(now)
-        yield _count("dropped", "Observations lost because the agent's queues were full.", now.dropped)
+        lost = "Observations and evidence lost because a queue was full or there was no room for more."
+        yield _count("dropped", lost, now.dropped)
         last = now.events[-1]["seq"] if now.events else 0
         yield _count(
             "changes", "Changes of findings (raised, worse, better, cleared) since the first start.", last

@@ -25,6 +25,7 @@ def health_report(published: Published, about: Mapping[str, Any]) -> dict[str, A
         "level": word(level),
         "action": word(action),
         **published.clean_time.as_json(published.at_s),
+        **published.clean_time.needs_as_json(),
         "released": _released(published.released),
         "driver": dict(published.facts.get(DRIVER, {})),
         "gpus": [{"entity": e, **f} for e, f in sorted(published.facts.items()) if e != DRIVER],

@@ -13,6 +13,7 @@ from holdfast.checkpoint import retention, writer
 from holdfast.checkpoint.manifest import REPLICATED, private_name
 from holdfast.checkpoint.retention import Retention
 from holdfast.checkpoint.storage import CheckpointStorage
+from holdfast.fileio import folder_rights
 from holdfast.process import event_loop
 from holdfast.protocol.lineage import valid
 from holdfast.protocol.member_messages import CheckpointReport, MemberOrder, StateSource
@@ -239,10 +240,11 @@ class CheckpointSaver:
             path = await self._write_shared(record, sources, privates, meta)
             self._refuse_void(record)
         except (OSError, ValueError, SnapshotGone, FetchFailed) as error:
-            log.warning("checkpoint failed", extra={"step": record.step, "error": str(error)})
+            why = _explained(error)
+            log.warning("checkpoint failed", extra={"step": record.step, "error": why})
             last = self.durable
             self.durable = CheckpointReport(
-                last.step, last.generation, last.path, 0.0, str(error), max(asked, last.asked)
+                last.step, last.generation, last.path, 0.0, why, max(asked, last.asked)
             )
             return
         took_s = time.monotonic() - began
@@ -346,6 +348,15 @@ class CheckpointSaver:
             log.warning("old checkpoints not removed", extra={"error": str(error)})
             return written
         return None if written in removed else written
+
+
+def _explained(error: Exception) -> str:
+    """Return the message of `error`. If storage denies access, it names the users and what to change."""
+    if not isinstance(error, PermissionError) or not isinstance(error.filename, str):
+        return str(error)
+    target = Path(error.filename)
+    remedy = "let this user write there, or set securityContext.fsGroup or runAsUser in the pod"
+    return f"{error.strerror}: {folder_rights.denial(target.parent)}; {remedy}"
 
 
 def _sources_of_ranks(sources: Iterable[StateSource], world_size: int) -> Mapping[int, list[StateSource]]:

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from holdfast.fileio import folder_rights
 from holdfast.protocol.member_messages import HeldPrivateState, HeldSnapshot
 from holdfast.snapshot import member_directory
 from holdfast.snapshot.arena import Arena, SnapshotGone
@@ -99,9 +100,12 @@ class Holdings:
         with self._restoring:
             if _has(path, data):
                 return path
-            self._restored.mkdir(exist_ok=True)
+            folder_rights.make_folder(self._restored)
             try:
-                partial.write_bytes(data)
+                partial.unlink(missing_ok=True)
+                with partial.open("xb") as file:  # a new file, and never one that a link leads to
+                    file.write(data)
+                folder_rights.share(partial)
                 os.replace(partial, path)
             except OSError as error:
                 with contextlib.suppress(OSError):

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 
 from holdfast.process.clock import seconds_to_next_tick
-from holdfast.protocol.member_messages import HeldChecksum
+from holdfast.protocol.member_messages import MAX_SEALS, HeldChecksum
 from holdfast.snapshot.arena import Arena, SnapshotGone
 from holdfast.snapshot.commit_records import CommitRecord
 from sidecar.state import background
@@ -24,7 +24,6 @@ log = logging.getLogger(__name__)
 LOOK_S = 0.25  # between two checks for a snapshot to seal; damage before the seal is not detected
 SHARE = 0.003  # the share of a core that sealing may use
 LINGER_S = 2.0  # a snapshot that has been the newest for this long is sealed regardless of its step
-KEPT = 8  # seals that are reported
 MOST = 1 << 20  # steps between two seals
 
 
@@ -66,7 +65,9 @@ class SnapshotSealer:
             log.debug("not sealed", extra={"step": record.step, "error": str(error)})
             return
         same = [each for each in self.seals if each.generation == record.generation]
-        self.seals = (*same, HeldChecksum(record.generation, record.step, record.total_bytes, crc))[-KEPT:]
+        self.seals = (*same, HeldChecksum(record.generation, record.step, record.total_bytes, crc))[
+            -MAX_SEALS:
+        ]
 
     def _due(self, records: tuple[CommitRecord, ...], now_s: float) -> CommitRecord | None:
         open_ones = [each for each in records if not self._arena.sealed(each) and self._final(each)]

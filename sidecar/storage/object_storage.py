@@ -1,7 +1,8 @@
 """Store checkpoints in object storage.
 
 ```text
-PREFIX/step-00000042/manifest.json                         completes the checkpoint; a conditional write
+PREFIX/step-00000042/manifest.json                         completes the checkpoint; a conditional write;
+                                                           empty if the checkpoint was removed
 PREFIX/step-00000042/e3-g7-9f2c61d0/FILE/00000 ...         the files, in a folder that only this writer uses
 PREFIX/conditional-put                                     tests whether the storage obeys conditions
 ```
@@ -9,6 +10,12 @@ PREFIX/conditional-put                                     tests whether the sto
 A writer creates the manifest only if there is none. It replaces an existing manifest only after finding that
 very version unusable. So if several writers save the same step, only one publishes it, and no writer
 overwrites a manifest that it has not read.
+
+To remove a checkpoint, a member replaces its manifest with an empty one, on the same condition, and then
+deletes its folder, which no other checkpoint uses. It does not delete the manifest, because that request has
+no condition: a member that is stopped just before it would later delete what another writer has published
+under the same name. Writers replace an empty manifest like an unusable one. It is deleted much later, when no
+group can save its step any more.
 """
 
 from __future__ import annotations
@@ -39,7 +46,7 @@ from holdfast.checkpoint.manifest import (
     unpack,
 )
 from holdfast.checkpoint.object_location import ObjectLocation
-from holdfast.checkpoint.retention import Leftover, is_abandoned
+from holdfast.checkpoint.retention import Leftover, NewestCheckpoint, is_abandoned, is_settled
 from holdfast.checkpoint.sharing import (
     TOKEN,
     TOKEN_BYTES,
@@ -60,6 +67,7 @@ log = logging.getLogger(__name__)
 
 MOST = 1_000_000  # objects of one job; more are refused
 PROBE = "conditional-put"
+NO_VERSION = ObjectVersion('"none"', "0")  # no object has this one
 # Between attempts to write the manifest, because retrying is cheaper than uploading the checkpoint again.
 PUBLISH_PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
 _FOLDER = re.compile(r"e(\d{1,19})-g\d{1,19}-[0-9a-f]{16}")
@@ -104,12 +112,15 @@ class ObjectStorage:
             self._manifests = {key: raw for key, raw in self._manifests.items() if key in kept}
         steps = [(step, name) for name in found if (step := catalog.step_in(name)) is not None]
         for _, name in sorted(steps, key=lambda each: (-each[0], each[1])):
-            if MANIFEST not in found[name]:
-                continue  # not published yet, or left by a dead writer
-            try:
-                yield Path(name), self._described(name, found[name])
-            except InvalidCheckpoint as error:
-                yield Path(name), error
+            if not _is_published(found[name]):
+                continue  # not published yet, left by a dead writer, or removed
+            described = self._load_or_defect(name, found[name])
+            if isinstance(described, InvalidCheckpoint):  # it may have been replaced or removed meanwhile
+                again = self._listing(name).get(name, {})
+                if not _is_published(again):
+                    continue
+                described = self._load_or_defect(name, again)
+            yield Path(name), described
 
     def load(self, name: str) -> StoredCheckpoint:
         return self._described(name, self._listing(name).get(name, {}))
@@ -141,6 +152,8 @@ class ObjectStorage:
         stored = objects.get(MANIFEST)
         if stored is None:
             raise InvalidCheckpoint("is missing")
+        if not stored.bytes:
+            raise InvalidCheckpoint("is empty: the checkpoint was removed")
         known = self._manifests.get((name, stored.version))
         if known is not None:
             return known
@@ -211,16 +224,18 @@ class ObjectStorage:
         """Raise `OSError` if the storage ignores write conditions.
 
         Without them, two writers could overwrite each other's manifests. All members create the same probe
-        object. Once it exists, this check costs one request.
+        object. Once it exists, this check costs two requests.
         """
         if self._obeys_conditions:
             return
-        for _ in range(2):
-            if not self._client.create(self._key(PROBE), b""):
-                self._obeys_conditions = True
-                return
+        key = self._key(PROBE)
+        created_again = self._client.create(key, b"") and self._client.create(key, b"")
+        if not created_again and not self._client.replace(key, b"", NO_VERSION):
+            self._obeys_conditions = True
+            return
+        ignored = "If-None-Match" if created_again else "If-Match"
         raise ObjectStoreError(
-            f"{self._location}: the storage ignores If-None-Match, so checkpoints in it would not be safe"
+            f"{self._location}: the storage ignores {ignored}, so checkpoints in it would not be safe"
         )
 
     def check_room(self, files: Mapping[str, Path | bytes]) -> None:
@@ -312,21 +327,29 @@ class ObjectStorage:
 
     # -- deleting
 
-    def remove(self, path: Path, what: StoredCheckpoint | InvalidCheckpoint) -> None:
-        """Remove the checkpoint unless its manifest has changed: first the manifest, then its files."""
+    def remove(self, path: Path, what: StoredCheckpoint | InvalidCheckpoint) -> bool:
+        """Remove the checkpoint unless its manifest has changed: empty the manifest, then delete its files.
+
+        If this is interrupted, or the response is lost, `remove_leftovers` deletes the files later.
+        """
         name = path.name
+        key = f"{self._key(name)}/{MANIFEST}"
+        version = self._client.version(key)  # before the manifest is compared, so that no change is missed
         objects = self._listing(name).get(name, {})
-        try:
-            same = self._described(name, objects) == what
-        except NewerFormat:
-            return
-        except InvalidCheckpoint:
-            same = isinstance(what, InvalidCheckpoint)
-        if not same or MANIFEST not in objects:
-            return
+        found = self._load_or_defect(name, objects)
+        if version is None or isinstance(found, NewerFormat) or not catalog.is_same(found, what):
+            return False
         folder = _folder(self._read(name, objects))
-        self._client.delete([objects[MANIFEST].key])
+        if not self._client.replace(key, b"", version):
+            return False
         self._client.delete([each.key for key, each in objects.items() if _is_below(key, folder)])
+        return True
+
+    def _load_or_defect(self, name: str, objects: Objects) -> StoredCheckpoint | InvalidCheckpoint:
+        try:
+            return self._described(name, objects)
+        except InvalidCheckpoint as error:
+            return error
 
     def _read(self, name: str, objects: Objects) -> Manifest | None:
         try:
@@ -338,11 +361,11 @@ class ObjectStorage:
         found = {
             name: objects for name, objects in self._listing().items() if catalog.step_in(name) is not None
         }
-        manifests = {
-            name: self._read(name, objects) for name, objects in found.items() if MANIFEST in objects
-        }
-        newest_epoch = max((each.epoch for each in manifests.values() if each is not None), default=0)
-        newest_s = max((found[name][MANIFEST].written_s for name in manifests), default=0.0)
+        manifests = {name: self._read(name, each) for name, each in found.items() if _is_published(each)}
+        newest = NewestCheckpoint(
+            max((each.epoch for each in manifests.values() if each is not None), default=0),
+            max((found[name][MANIFEST].written_s for name in manifests), default=0.0),
+        )
         for name, objects in found.items():
             if name in manifests and manifests[name] is None:
                 continue  # the manifest is unreadable, so any of the folders may be in use
@@ -351,9 +374,19 @@ class ObjectStorage:
                 match = _FOLDER.fullmatch(folder)
                 if match is None or folder == used:
                     continue
-                if is_abandoned(Leftover(int(match[1]), written_s), epoch, newest_epoch, newest_s):
+                if is_abandoned(Leftover(int(match[1]), written_s), epoch, newest):
                     log.info("leftover removed", extra={"checkpoint": name, "folder": folder})
                     self._discard(f"{self._key(name)}/{folder}")
+        oldest_step = min(map(_step, manifests), default=0)
+        settled = [
+            objects[MANIFEST].key
+            for name, objects in found.items()
+            if name not in manifests
+            and objects.keys() == {MANIFEST}
+            and _step(name) < oldest_step
+            and is_settled(objects[MANIFEST].written_s, epoch, newest)
+        ]
+        self._client.delete(settled)
 
 
 class StagedObjects:
@@ -369,11 +402,16 @@ class StagedObjects:
         self.may_be_published = False
 
     def seal(self, manifest: bytes) -> None:
-        """Set the manifest to publish. Raises `OSError` if an object is missing.
-
-        Another member removes the objects of a writer that it considers dead.
-        """
+        """Set the manifest to publish. Raises `OSError` if an object is missing."""
         self._manifest = manifest
+        self._check_objects()
+
+    def _check_objects(self) -> None:
+        """Raise `OSError` if an object is missing.
+
+        Another member removes the objects of a writer that it considers dead. They are looked for again once
+        the checkpoint is published, because this process may have been stopped for an hour before that.
+        """
         folder = f"{self._base}/{self._layout.folder}"
         there = {each.key[len(self._base) + 1 :]: each for each in self._client.objects(folder, MOST)}
         for entry in self.entries:
@@ -384,6 +422,7 @@ class StagedObjects:
     def publish(self) -> bool:
         key = f"{self._base}/{MANIFEST}"
         if self._attempt(lambda: self._client.create(key, self._manifest)):
+            self._check_objects()
             return True
         self._occupied = self._client.version(key)
         return False
@@ -393,7 +432,10 @@ class StagedObjects:
         if version is None:
             return False  # the other manifest was removed before its version could be read
         key = f"{self._base}/{MANIFEST}"
-        return self._attempt(lambda: self._client.replace(key, self._manifest, version))
+        if not self._attempt(lambda: self._client.replace(key, self._manifest, version)):
+            return False
+        self._check_objects()
+        return True
 
     def _attempt(self, put: Callable[[], bool]) -> bool:
         """Return whether this writer's manifest is published, perhaps by an attempt whose response was lost.
@@ -429,6 +471,16 @@ def _size_fault(
         if stored.bytes != end - begin:
             return f"{entry.name} has {stored.bytes} bytes from byte {begin}, but {end - begin} were written"
     return None
+
+
+def _is_published(objects: Objects) -> bool:
+    return MANIFEST in objects and objects[MANIFEST].bytes > 0
+
+
+def _step(name: str) -> int:
+    step = catalog.step_in(name)
+    assert step is not None
+    return step
 
 
 def _folder(manifest: Manifest | None) -> str:

@@ -32,7 +32,7 @@ class MemberWatch:
     """How one member's launcher and ranks were doing at the last poll.
 
     `stalls` contains the late ranks. `silent` says why the launcher counts as unresponsive; it is "" while
-    the launcher responds.
+    the launcher responds. `unreachable` says why, for `liveness.LIMIT_S`, there has been no connection to it.
     """
 
     def __init__(self, config: Config, launcher: LauncherClient, changed: Callable[[], None]) -> None:
@@ -45,7 +45,8 @@ class MemberWatch:
         self.pages = ProgressMonitor(config.directory, config.nproc, policy, sees_processes=not config.is_pod)
         self._sees_processes = not config.is_pod
         self.stalls: tuple[RankStall, ...] = ()
-        self.silent = ""
+        self.silent = self.unreachable = ""
+        self._unreached_since_s: float | None = None
         self._launcher, self._changed = launcher, changed
         self._stalled_ns = 0  # when `stalls` was set
         # The steps whose state was changed, after the commit, by a rank of this member.
@@ -67,6 +68,17 @@ class MemberWatch:
         if bool(why) != bool(self.silent):
             log.warning("launcher silent" if why else "launcher speaks again", extra={"why": why})
             self.silent = why
+            self._changed()
+
+    def poll_connection(self, now_s: float) -> None:
+        """Determine whether the launcher has been out of reach for too long. It may be starting or ending."""
+        why = self._launcher.unreachable
+        since_s = self._unreached_since_s = (self._unreached_since_s or now_s) if why else None
+        if since_s is not None and now_s - since_s < liveness.LIMIT_S:
+            why = ""
+        if why != self.unreachable:
+            log.warning("launcher out of reach" if why else "launcher in reach again", extra={"why": why})
+            self.unreachable = why
             self._changed()
 
     def poll_ranks(self, order: MemberOrder, lateness_s: float) -> None:

@@ -168,6 +168,15 @@ class _Injection:
         if command is not None:
             self._set_command(command)
         self._add(added, command)
+        path = self.settings.checkpoints.path
+        if path and not self.settings.checkpoints.claim and user.get("runAsUser") != 0:
+            who = (
+                f"user {user['runAsUser']}" if "runAsUser" in user else "the sidecar's user, who is not root,"
+            )
+            self.notes += (
+                f"the kubelet creates {path} as root, and {who} can then write no checkpoint to it: create it"
+                " on the node beforehand, writable by the training user",
+            )
         if not self.settings.checkpoints.is_durable and self.settings.checkpoint_every_s:
             self.notes += (
                 f"checkpoints are lost with the pod: to keep them, set {pod_layout.CHECKPOINTS} to pvc://CLAIM"
@@ -243,24 +252,24 @@ class _Injection:
                     raise _Unfit(f"the training container has a mount at {path}, a path that Holdfast needs")
 
     def _user(self) -> dict[str, Any]:
-        """Return the security context fields that make Holdfast's containers run as the training user.
+        """Return the security context fields that determine the user of Holdfast's containers.
 
-        The sidecar and the ranks share files in memory that only their user can read. If the pod sets no
-        user, the image determines it. The image is unknown here, so assume 0, which most training images use.
+        They run as the training user, who can write to the storage of the checkpoints. If the pod sets no
+        user, the training image determines it, and that image is not known here. They then run as root
+        without capabilities, like most training images, or, in a pod that must not run as root, as the user
+        of their own image. Any two users can share the memory volume (`holdfast.fileio.folder_rights`).
         """
         own = pod_parts.mapping(self.training, "securityContext")
         of_pod = pod_parts.mapping(self.spec, "securityContext")
         effective = {**of_pod, **{key: value for key, value in own.items() if value is not None}}
         uid = effective.get("runAsUser")
-        if uid is None and effective.get("runAsNonRoot"):
-            raise _Unfit(
-                "the pod must not run as root, but its user is not known: set securityContext.runAsUser"
-            )
-        found: dict[str, Any] = {"runAsUser": uid or 0}
+        if uid is None and not effective.get("runAsNonRoot"):
+            uid = 0
+        found: dict[str, Any] = {"runAsUser": uid} if uid is not None else {}
         if effective.get("runAsGroup") is not None:
             found["runAsGroup"] = effective["runAsGroup"]
-        if uid or of_pod.get("runAsNonRoot"):
-            found["runAsNonRoot"] = bool(uid)
+        if uid != 0 or of_pod.get("runAsNonRoot"):
+            found["runAsNonRoot"] = uid != 0
         if own.get("seLinuxOptions"):  # the pod's own options apply to all containers
             found["seLinuxOptions"] = copy.deepcopy(own["seLinuxOptions"])
         return found

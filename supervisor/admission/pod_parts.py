@@ -108,7 +108,7 @@ def additions(
         (setup, sidecar),
         _volumes(asked, volume_bytes),
         ({**code}, {**memory}, {**checkpoints}),
-        _training_variables(nproc, leave_s),
+        _training_variables(asked, nproc, leave_s),
     )
 
 
@@ -159,8 +159,9 @@ def leave_s(spec: Mapping[str, Any]) -> int:
     return max(0, grace_s - END_S)
 
 
-def _training_variables(nproc: int, leave_s: int) -> tuple[PodObject, ...]:
+def _training_variables(asked: PodSettings, nproc: int, leave_s: int) -> tuple[PodObject, ...]:
     return (
+        {"name": environment.FIRST_STEP_S, "value": str(asked.first_step_timeout_s)},
         {"name": environment.LEAVE_S, "value": str(leave_s)},
         {"name": environment.DIRECTORY, "value": pod_layout.MEMORY},
         {"name": environment.LOGS, "value": pod_layout.LOGS},

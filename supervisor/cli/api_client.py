@@ -13,12 +13,14 @@ from pathlib import PurePath
 from typing import Any, Protocol
 
 from supervisor.store.run_directory import RunDir
+from supervisor.wording import seconds
 
 TIMEOUT_S = 2.0  # a supervisor responds within milliseconds, or not at all while it is being restarted
 _MAX_BYTES = 64 << 20
 # Up to this age, a cluster job's status counts as current. It is written every 5 to 15 s, and clocks
 # differ.
 CURRENT_S = 30.0
+AGED_S = 10.0  # from this age on, the age of a cluster job's status is shown
 
 
 class RunRecords(Protocol):
@@ -118,6 +120,31 @@ def api_of(run: RunDir) -> ApiClient | None:
         return None
 
 
+def age_of(status: Mapping[str, Any] | None, now_s: float) -> float | None:
+    """Return the age of a status at `now_s`, in seconds since the epoch; None if it has no time."""
+    updated = (status or {}).get("updated")
+    return max(0.0, now_s - updated) if isinstance(updated, int | float) else None
+
+
+def is_current(status: Mapping[str, Any] | None, now_s: float) -> bool | None:
+    """True unless a cluster job's status is older than it is while a supervisor runs; None if unknown.
+
+    The status of a job that has ended is its last one.
+    """
+    if (status or {}).get("phase") == "ended":
+        return True
+    age_s = age_of(status, now_s)
+    return None if age_s is None else age_s < CURRENT_S
+
+
+def outdated(what: str, age_s: float) -> str:
+    """Return the warning that the status of `what` is older than it is while a supervisor runs."""
+    return (
+        f"the status of {what} is {seconds(age_s)} old, so the supervisor may not be running or may fail to"
+        " write it: see `holdfast doctor`"
+    )
+
+
 def newest_status(run: RunRecords) -> tuple[dict[str, Any] | None, bool, bool]:
     """Return a run's newest status, whether the run is alive, and whether the status is current.
 
@@ -127,8 +154,7 @@ def newest_status(run: RunRecords) -> tuple[dict[str, Any] | None, bool, bool]:
     alive = run.check_in_use()
     if not isinstance(run, RunDir):
         found = run.status()
-        age_s = time.time() - float((found or {}).get("updated") or 0.0)
-        return found, alive, alive and age_s < CURRENT_S
+        return found, alive, alive and is_current(found, time.time()) is True
     api = api_of(run) if alive else None
     if api is not None:
         try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -34,20 +36,35 @@ def stop(run: RunDir, command: commands.Stop) -> int:
     return follow_end(run, run.path.name, command)
 
 
-def follow_end(run: RunRecords, name: str, command: commands.Stop) -> int:
-    """Wait for a stopping run to end, show how it ended, and return the command's exit code."""
-    if not command.json:
-        say(f"stopping {title(run)}")
-    ended = _wait_for_end(run, (lambda _: None) if command.json else say)
+def follow_end(
+    run: RunRecords, name: str, command: commands.Stop, more: Mapping[str, object] | None = None
+) -> int:
+    """Wait for a stopping run to end, show how it ended, and return the command's exit code.
+
+    `more` are further fields of the output with `--json`. After Ctrl-C, this says that the run is still
+    stopping, and raises `KeyboardInterrupt`.
+    """
+    try:
+        if not command.json:
+            say(f"stopping {title(run)}")
+        ended = _wait_for_end(run, (lambda _: None) if command.json else say)
+    except KeyboardInterrupt:
+        where = f"--job {shlex.quote(name)}" if command.job else f"--run-dir {shlex.quote(str(run.path))}"
+        shows = f"`holdfast status {where}` shows whether it has ended"
+        sys.stderr.write(f"holdfast: {title(run)} continues to stop: {shows}\n")
+        raise
     status = run.status() or {}
+    message = str(status.get("message") or "").strip().partition("\n")[0]
     if command.json:
         keys = ("exit_code", "message", "step", "checkpoint")
-        say_json({"schema": SCHEMA, "run": name, "ended": ended, **{key: status.get(key) for key in keys}})
+        shown = {key: status.get(key) for key in (*keys, *(("unended",) if command.job else ()))}
+        say_json({"schema": SCHEMA, "run": name, "ended": ended, **shown, **(more or {})})
     elif ended:
-        message = str(status.get("message") or "").strip()
-        say(f"ended: {message.splitlines()[0] if message else 'the run is over'}")
+        say(f"ended: {message or 'the run is over'}")
     else:
         say(f"the run has not ended after {STOP_S:.0f} s: use `holdfast stop --now` to stop it immediately")
+        if status.get("unended"):
+            say(f"message: {message}")
     return 0 if ended else 1
 
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 import difflib
 import re
 import sys
+import time
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
 from holdfast.errors import BadInput
+from holdfast.inspection.tracebacks import HEADER
 from holdfast.protocol.foreign_text import harmless
 from supervisor.cli import commands
-from supervisor.cli.api_client import RunRecords, newest_status
+from supervisor.cli.api_client import RunRecords, age_of, is_current, newest_status, outdated, title
 from supervisor.display.ansi import BOLD, CYAN, DIM, Style
 from supervisor.display.screen import say_all, say_json, style_of
 from supervisor.observability.incident_record import SCHEMA
+from supervisor.store.run_directory import RunDir
 from supervisor.wording import is_cost_unknown, lost_in_words, outcome, place, seconds, table, what
 
 _RIGHT = frozenset({2, 3, 4, 5, 6})
@@ -26,11 +29,13 @@ _SOURCES = {
     "checkpoint": "a checkpoint on storage",
     "none": "the beginning, because no usable state was left",
 }
+_ENDS_OF_LOG = ("crash", "victim", "hang")  # kinds of faults whose message is the end of the rank's log
 _MEANING = {
     "fault": "the fault",
     "noticed": "noticed",
     "looked": "stacks and process states gathered",
     "secured": "the survivors' state secured",
+    "manned": "enough members ready",
     "decided": "decided",
     "started": "processes released",
     "joined": "group formed",
@@ -63,6 +68,9 @@ def _known(run: RunRecords) -> list[dict[str, Any]]:
     """Return all incidents, including an open one."""
     found = {str(each["id"]): {**_ADDED_FIELDS, **each} for each in run.incidents()}
     status, alive, _ = newest_status(run)
+    age_s = None if isinstance(run, RunDir) else age_of(status, time.time())
+    if alive and age_s is not None and is_current(status, time.time()) is False:
+        sys.stderr.write(f"holdfast: {outdated(title(run), age_s)}\n")
     opened = (status or {}).get("open_incident")
     if alive and isinstance(opened, dict) and opened.get("id"):
         found.setdefault(str(opened["id"]), opened)
@@ -136,7 +144,7 @@ def explanation(incident: Mapping[str, Any], style: Style) -> list[str]:
         _section("What was decided", _decided(incident), style),
         _section("From the fault to the first new step", _timeline(incident, style), style),
         *_stacks(incident, style),
-        _section("Message of the rank", _message(incident), style),
+        _section(_title_of_message(incident), _message(incident), style),
     ]
     lines = [line for part in parts if part for line in ("", *part)]
     return [harmless(line, colour=style.colour) for line in lines[1:]]
@@ -254,6 +262,13 @@ def _stacks(incident: Mapping[str, Any], style: Style) -> list[list[str]]:
         )
         sections.append(_section(title, stack, style))
     return sections
+
+
+def _title_of_message(incident: Mapping[str, Any]) -> str:
+    """Return what the message is: the rank's own error, or only the end of what it printed."""
+    is_end_of_log = incident.get("kind") in _ENDS_OF_LOG
+    is_error = HEADER in str(incident.get("message") or "")
+    return "Last output of the rank" if is_end_of_log and not is_error else "Message of the rank"
 
 
 def _message(incident: Mapping[str, Any]) -> list[str]:

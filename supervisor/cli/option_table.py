@@ -116,7 +116,12 @@ _CHECKPOINTS_ABOUT = """\
 Lists the newest first. The exit code is 1 if any checkpoint is damaged."""
 
 _STOP_ABOUT = """\
-Waits until the run has ended. The exit code is 1 if this takes too long."""
+Waits until the run has ended. The exit code is 1 if this takes too long. Ctrl-C ends only the wait.
+
+On a cluster, this ends the training, but not the owner of the pods, which may create new ones until
+its own limits are used up. Holdfast ends these pods too, until you remove the request. The command
+prints what the owner does next, and the kubectl commands that delete, suspend or resume it. Without
+holdfast.dev/checkpoints, no checkpoint is saved, and the state is lost with the pods."""
 
 
 def _in_two_columns(rows: Mapping[str, str]) -> str:

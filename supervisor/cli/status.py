@@ -9,14 +9,22 @@ from typing import Any
 
 from holdfast.protocol.progress import words_of
 from supervisor.cli import commands
-from supervisor.cli.api_client import RunRecords, newest_status, title
+from supervisor.cli.api_client import (
+    AGED_S,
+    RunRecords,
+    age_of,
+    is_current,
+    newest_status,
+    outdated,
+    title,
+)
 from supervisor.display import frame
 from supervisor.display.frame import phase
 from supervisor.display.screen import say, say_all, say_json
 from supervisor.observability.incident_record import SCHEMA
 from supervisor.store import journal
 from supervisor.store.run_directory import RunDir
-from supervisor.wording import number, part, percent, seconds, sentence, slowness, table, what
+from supervisor.wording import ettr, part, percent, seconds, sentence, slowness, table, what
 
 MAX_SLOW = 5  # slow ranks that are listed one by one
 LEDGER_WORDS = {
@@ -40,7 +48,9 @@ def show(run: RunRecords, command: commands.Status) -> int:
     found, alive, live = newest_status(run)
     unreadable = found is None and run.has_status()
     if command.json:
-        say_json({"schema": SCHEMA, **(found or {}), "alive": alive})
+        now_s = time.time()
+        age = {"age_s": age_of(found, now_s), "current": is_current(found, now_s)} if command.job else {}
+        say_json({"schema": SCHEMA, **(found or {}), "alive": alive, **age})
         return 1 if unreadable else 0
     if found is None:
         say(f"{title(run)} {_without_status(run, alive)}")
@@ -61,7 +71,7 @@ def lines(
     found: Mapping[str, Any], *, alive: bool, live: bool, now_s: float, path: PurePath | None, name: str
 ) -> list[str]:
     """Return the output of `holdfast status` for the run or job `name`; `path` is None for a job."""
-    shown = [f"{name}: {_state(found, alive, live, now_s)}", ""]
+    shown = [f"{name}: {_state(found, alive, live, now_s, is_job=path is None)}", ""]
     rows = [
         ("progress", _progress(found)),
         ("state", _safety(found)),
@@ -70,6 +80,7 @@ def lines(
         *(("slow", text) for text in _slow(found)),
         *(("warning", " ".join(str(text).split())) for text in found.get("warnings") or []),
         *(("warning", each["note"]) for each in found.get("ranks") or [] if each.get("note")),
+        ("warning", _outdated(found, alive, now_s) if path is None else ""),
         ("warning", _journal(found)),
         ("warning", " ".join(str(found.get("volume_error") or "").split())),
         ("message", " ".join(str(found.get("message") or "").split())),
@@ -90,11 +101,17 @@ def _journal(found: Mapping[str, Any]) -> str:
     return f"decisions cannot be written to the journal: {error}; {again}" if error else ""
 
 
-def _state(found: Mapping[str, Any], alive: bool, live: bool, now_s: float) -> str:
+def _outdated(found: Mapping[str, Any], alive: bool, now_s: float) -> str:
+    age_s = age_of(found, now_s)
+    is_old = alive and age_s is not None and is_current(found, now_s) is False
+    return outdated("this job", age_s or 0.0) if is_old else ""
+
+
+def _state(found: Mapping[str, Any], alive: bool, live: bool, now_s: float, *, is_job: bool) -> str:
     name = phase(found)
-    age_s = max(0.0, now_s - float(found.get("updated") or now_s))
+    age_s = age_of(found, now_s) or 0.0
     if live or (alive and age_s < 2.0):
-        return name
+        return f"{name}, {seconds(age_s)} ago" if is_job and age_s >= AGED_S else name
     if alive:
         return f"{name}, {seconds(age_s)} ago; its supervisor does not respond"
     if found.get("phase") == "ended" or found.get("exit_code") is not None:
@@ -140,7 +157,7 @@ def _ettr(found: Mapping[str, Any]) -> str:
             else "all processes that knew the step count were lost"
         )
         return f"unknown ({why})"
-    whole = percent(float(found.get("ettr") or 0.0))
+    whole = ettr(found.get("ettr") or 0.0)
     hour = percent(float(found.get("ettr_hour") or 0.0))
     return f"{whole} of {seconds(float(found['total_s']))}; {hour} of the last hour"
 
@@ -176,7 +193,7 @@ def _ranks(found: Mapping[str, Any]) -> list[str]:
             str(each.get("member") or "-"),
             str(each.get("pid") or "-"),
             str(each.get("state") or "-"),
-            number(each["step"], 1) if each.get("step") is not None else "-",
+            f"{each['step']:,}" if each.get("step") is not None else "-",
             seconds(float(each["step_s"])) if each.get("step_s") else "-",
             seconds(float(each["p99_s"])) if each.get("p99_s") else "-",
             seconds(float(each["own_s"])) if each.get("own_s") else "-",

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from typing import NamedTuple, TypeVar
 
 from supervisor.admission import pod_layout
-from supervisor.cluster.adoption import job_membership, owner_size, uninjected
+from supervisor.cluster.adoption import job_membership, owner_size, pod_facts, uninjected
 from supervisor.cluster.adoption.job_membership import JobKey, NotAdopted, OwnerChain
 from supervisor.cluster.pod_groups import (
     NOT_SUPERVISED,
@@ -45,6 +46,9 @@ REACH_S = 1.0  # how long a count of the connected members is reused; each job a
 GATHER_S = 0.05  # how long to collect changes, because a job's pods are created one after another
 REMIND_S = 3000.0  # until an event with the same reason is repeated; the API server keeps events for an hour
 MAX_NOTICES = 20_000
+# Of one namespace at a time, without those that have ended. A job takes 120 KiB and a task, and a supervisor
+# is designed for 250 of them.
+MAX_JOBS = 1_000
 SLICE = 50  # pods or jobs that a round considers before other work may run: about 1 ms
 SCAN_S = 60.0  # between two searches for pods that are not injected
 
@@ -64,15 +68,16 @@ class _Notices:
 
     def __init__(self, events: EventRecorder, now_s: Callable[[], float]) -> None:
         self._events, self._now_s = events, now_s
-        self._given: dict[tuple[str, str], tuple[str, float]] = {}
+        # the hash of each reason, which can be long, and when it was recorded
+        self._given: dict[tuple[str, str], tuple[int, float]] = {}
 
     def record(self, pod: KubernetesObject, reason: str, why: str) -> None:
         key = (pod["metadata"]["uid"], reason)
-        why_before, since_s = self._given.pop(key, ("", 0.0))
-        if why_before != why or self._now_s() - since_s >= REMIND_S:
+        before, since_s = self._given.pop(key, (None, 0.0))
+        if before != hash(why) or self._now_s() - since_s >= REMIND_S:
             since_s = self._now_s()
             self._events.record(ObjectReference.of(pod), reason, why, "Warning")
-        self._given[key] = (why, since_s)
+        self._given[key] = (hash(why), since_s)
         if len(self._given) > MAX_NOTICES:
             del self._given[next(iter(self._given))]
 
@@ -94,7 +99,9 @@ class ClusterJobs:
         self._events, self._make = events, make
         self.changed = asyncio.Event()
         now_s = asyncio.get_running_loop().time
-        self._owners = ObjectCache(server, now_s, lambda: self.changed.set(), owner_size.kept)
+        self._owners = ObjectCache(
+            server, now_s, lambda: self.changed.set(), owner_size.kept, pod_facts.characters
+        )
         self._notices = _Notices(events, now_s)
         self.leads: Callable[[], bool] = lambda: True  # True if this process certainly holds the Lease
         self._by_uid: dict[str, SupervisedJob] = {}
@@ -160,11 +167,17 @@ class ClusterJobs:
         """
         groups = await self._groups()
         self._at_rest &= groups.keys()
+        running = Counter(key.namespace for key in self.jobs)
         async for group in _in_slices(groups.values()):
             job = self.jobs.get(group.key)
             if job is None and group.key in self._at_rest and all(pod.has_ended for pod in group.pods):
                 continue
             if job is None:
+                namespace = group.key.namespace
+                if running[namespace] >= MAX_JOBS:
+                    self._refuse_job(group)
+                    continue
+                running[namespace] += 1
                 self._at_rest.discard(group.key)
                 job = self.jobs[group.key] = self._make(group)
                 job.start()
@@ -187,6 +200,14 @@ class ClusterJobs:
                 job.update_spec(found.get("spec"), found["metadata"].get("uid"))
         self._by_uid = {uid: job for job in self.jobs.values() for uid in job.backend.pods}
         self._ongoing = {key: group for key, group in self._ongoing.items() if key not in self.jobs}
+
+    def _refuse_job(self, group: PodGroup) -> None:
+        """Record an event about the first pod of a job that is not supervised."""
+        why = f"the namespace has {MAX_JOBS} supervised jobs, which is the limit: wait until one has ended"
+        for pod in group.pods[:1]:
+            found = self._pods.objects.get(ObjectName(group.key.namespace, pod.name))
+            if found is not None:
+                self._record(Refusal(found, NOT_SUPERVISED, why))
 
     def _is_over(self, job: SupervisedJob, found: KubernetesObject | None) -> bool:
         """Return True if this supervisor has nothing left to do for the job, which can then be closed.

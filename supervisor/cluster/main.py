@@ -33,6 +33,8 @@ from supervisor.cluster.pods import PodGroup, PodMember
 from supervisor.cluster.supervised_job import ClusterContext, SupervisedJob
 from supervisor.cluster.supervision import contents
 from supervisor.cluster.supervision.contents import SUPERVISIONS
+from supervisor.controller.limits.incoming import MeteredConnection
+from supervisor.controller.limits.shared import SharedLimits
 from supervisor.kubernetes import certificates
 from supervisor.kubernetes.certificates import AuthoritySecret
 from supervisor.kubernetes.client import PODS, ApiServer, KubernetesObject, connect
@@ -72,6 +74,7 @@ class ClusterSupervisor:
         self._term: Leadership | None = None  # None unless this process leads
         self._deleting: set[asyncio.Task[None]] = set()
         self._authorities = AuthoritySecret(server, me.namespace)
+        self.limits = SharedLimits()
 
     # -- leading
 
@@ -98,6 +101,7 @@ class ClusterSupervisor:
             self._evict,
             lambda namespace: self._jobs is not None and self._jobs.is_cut_off(namespace),
             lambda: len(self._jobs.jobs) if self._jobs is not None else 1,
+            self.limits,
         )
         changed = asyncio.Event()
         keeping = KeptPods()
@@ -237,6 +241,7 @@ async def serve(measured: event_loop.Lag) -> None:
                 certificate.run(),
                 door.accept(listener, _protocol(members), certificate.context),
                 door.watch(),
+                supervisor.limits.incoming.watch(),
                 collect_garbage(),
                 supervisor.lead(replicas),
                 stop.wait(),
@@ -294,7 +299,9 @@ def _protocol(runner: web.AppRunner) -> Callable[[], asyncio.Protocol]:
     """Return what makes the protocol of a connection to the application."""
     server = runner.server
     assert server is not None  # `setup` has set it
-    return server
+    loop = asyncio.get_running_loop()
+    # None for no log, as for the runner
+    return lambda: MeteredConnection(server, loop=loop, access_log=None)  # type: ignore[arg-type]
 
 
 async def _listen_for_probes(supervisor: ClusterSupervisor) -> web.AppRunner:

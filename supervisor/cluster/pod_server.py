@@ -11,7 +11,9 @@ from dataclasses import replace
 
 from holdfast.protocol.member_messages import CLUSTER_PING_S, MemberOrder, MemberReport
 from supervisor.cluster.adoption.job_membership import JobKey
-from supervisor.controller.member_server import DecodingTurns, MemberConnection, MemberServer
+from supervisor.controller.limits.owner import UNSHARED, ReportOwner
+from supervisor.controller.limits.shared import SharedLimits
+from supervisor.controller.member_server import MemberConnection, MemberServer
 from supervisor.controller.routine_reports import is_routine
 
 COME_S = 30.0  # how long members may take to connect to a new supervisor
@@ -30,11 +32,16 @@ class PodServer(MemberServer):
         changed: Callable[[], None],
         secret: str,
         is_calm: Callable[[], bool] = lambda: False,
-        turns: DecodingTurns | None = None,
+        limits: SharedLimits | None = None,
+        reports_of: ReportOwner = UNSHARED,
+        refused: Callable[[str], None] = lambda why: None,
     ) -> None:
-        """While `is_calm` returns True, `changed` is not called for routine reports."""
-        super().__init__(time.monotonic_ns, changed, turns=turns)
-        self._secret, self._is_calm = secret, is_calm
+        """While `is_calm` returns True, `changed` is not called for routine reports.
+
+        `refused` is called with each new cause for which a report is refused.
+        """
+        super().__init__(time.monotonic_ns, changed, limits=limits, reports_of=reports_of)
+        self._secret, self._is_calm, self._report_refused = secret, is_calm, refused
         self._given: dict[str, MemberOrder] = {}  # by member with a connection: the order without the secret
         self._open_ns = time.monotonic_ns() + int(COME_S * 1e9)
 
@@ -53,6 +60,9 @@ class PodServer(MemberServer):
     def keep(self, members: Container[str]) -> None:
         super().keep(members)
         self._given = {name: order for name, order in self._given.items() if name in self.connections}
+
+    def tell_refusal(self, why: str) -> None:
+        self._report_refused(why)
 
     def is_news(self, before: MemberReport | None, report: MemberReport) -> bool:
         return not (self._is_calm() and is_routine(before, report))

@@ -207,7 +207,7 @@ def pod_policy(annotations: Mapping[str, Any], members: int, nproc: int) -> Poli
     if f"{pod_layout.PREFIX}member-timeout" not in annotations:
         policy = replace(policy, member_timeout_s=MEMBER_TIMEOUT_S)
     if not settings.checkpoints.is_durable:  # each pod would store its checkpoints separately
-        policy = replace(policy, checkpoint_every_s=0.0)
+        policy = replace(policy, checkpoint_every_s=0.0, has_storage=False)
     return replace(policy, members_created_externally=True)  # the owner creates the pods
 
 

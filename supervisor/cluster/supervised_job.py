@@ -40,8 +40,11 @@ from supervisor.cluster.supervision.resource import (
     ensure_resource,
     run_has_ended,
 )
+from supervisor.cluster.supervision.status_events import StatusEvents
 from supervisor.controller.job import Job
-from supervisor.controller.member_server import DecodingTurns, largest_report
+from supervisor.controller.limits.owner import ReportOwner
+from supervisor.controller.limits.shared import SharedLimits
+from supervisor.controller.member_server import largest_report
 from supervisor.controller.reported_storage import ReportedStorage
 from supervisor.controller.routine_reports import is_calm
 from supervisor.decision import orders
@@ -84,7 +87,7 @@ class ClusterContext:
     evict: Callable[[str, PodMember], None]  # evicts a pod of the given namespace
     is_cut_off: Callable[[str], bool] = lambda _: False  # True if this leader may not reach the namespace
     jobs: Callable[[], int] = lambda: 1  # the number of all jobs
-    turns: DecodingTurns = field(default_factory=DecodingTurns)  # of the event loop, which all jobs share
+    limits: SharedLimits = field(default_factory=SharedLimits)  # of the event loop, which all jobs share
 
 
 class SupervisedJob:
@@ -97,7 +100,14 @@ class SupervisedJob:
         self.is_at_rest = False  # the job's last run has ended, and its end is recorded
         self.has_ended = False  # the supervision has ended, because another supervisor has taken over the job
         secret = job_secret(context.secret, group.key)
-        self._server = PodServer(self._wake, secret, self._is_calm, context.turns)
+        self._server = PodServer(
+            self._wake,
+            secret,
+            self._is_calm,
+            context.limits,
+            ReportOwner(group.key.namespace, _name(group.key)),
+            self._report_refusal,
+        )
         self.backend = PodBackend(
             self._evict,
             self._dismiss,
@@ -115,6 +125,7 @@ class SupervisedJob:
         self._spec: Mapping[str, Any] = {}
         self._records: SupervisionRecords | None = None  # of the current run
         self._summary: JobSummary | None = None  # of the current run
+        self._status_events = StatusEvents()
         self._seen_uid: object = None  # the resource's uid, as last seen
         self._problem = ""  # the last problem that was recorded as an event
         self._blocked = ""  # why no pod may be evicted, as last reported
@@ -163,16 +174,23 @@ class SupervisedJob:
         self.was_seen = True
         self._seen_uid = uid
         self._spec = spec if isinstance(spec, Mapping) else {}
-        stop = self._spec.get("stop")
         if self._stop_removed_s is not None:
-            if stop and time.monotonic() < self._stop_removed_s + REMOVAL_S:
-                stop = None
-            else:
+            is_shown_late = time.monotonic() < self._stop_removed_s + REMOVAL_S
+            if not (self._spec.get("stop") and is_shown_late):
                 self._stop_removed_s = None
-        if stop in ("graceful", "now") and self.backend.user_stop != stop:
-            self.backend.user_stop = "now" if stop == "now" else "graceful"
+        stop = self._stop_in_spec
+        if stop and self.backend.user_stop != stop:
+            self.backend.user_stop = stop
             self._wake()
+        elif not stop and self.is_at_rest:  # the user has removed the request, so the next pods may train
+            self.backend.user_stop = ""
         self._drill(self._spec.get("drill"))
+
+    @property
+    def _stop_in_spec(self) -> StopRequest:
+        """The request to stop in the resource, which is in force until a user removes it; "" for none."""
+        stop = self._spec.get("stop") if self._stop_removed_s is None else None
+        return "now" if stop == "now" else "graceful" if stop == "graceful" else ""
 
     @property
     def is_unneeded(self) -> bool:
@@ -206,6 +224,7 @@ class SupervisedJob:
         finally:  # even if the caller is cancelled meanwhile, because the members would report to nobody
             # This must be last: a running job would take it for the loss of all members.
             self.backend.update(())
+            self._server.close()
 
     async def serve(self, request: web.Request, uid: str) -> web.StreamResponse:
         """Serve the connection of the pod `uid`, under the name of its member."""
@@ -325,7 +344,9 @@ class SupervisedJob:
         """
         assert self._resource is not None
         records = SupervisionRecords(
-            self._resource, found, lambda changed: ReportedStorage(self._server.reports, changed)
+            self._resource,
+            found,
+            lambda changed: ReportedStorage(self._server.reports, changed, is_durable=policy.has_storage),
         )
         self._records = records
         publisher = StatusPublisher(
@@ -337,6 +358,8 @@ class SupervisedJob:
             published=self._note_published,
         )
         self.backend.ended = None
+        if not self.was_seen:  # otherwise the mirror is newer
+            self._spec = found.spec
         job = self.job = Job(
             policy,
             publisher,
@@ -348,6 +371,9 @@ class SupervisedJob:
             lambda: CALM_S if self._is_calm() else BUSY_S,
         )
         summary = self._summary = JobSummary(job, records, self._context.jobs)
+        if found.is_over and not fresh:  # nothing is left to decide, and the last status is recorded
+            self._end_members(job)
+            return True
         if fresh:
             await summary.announce()
         self._event("Supervised", f"supervised with {_size(policy)}")
@@ -402,7 +428,8 @@ class SupervisedJob:
         ended = self.backend.ended
         if ended is not None:
             self._event("Finished", f"{ended.why} (exit code {ended.exit_code})", bad=ended.exit_code != 0)
-        self._over = frozenset({*job.memory.placement, *job.memory.lost, *job.existed})
+        memory = job.memory
+        self._over = frozenset({*memory.placement, *memory.bystanders, *memory.lost, *job.existed})
         for member in self._over:
             self._server.order(
                 member,
@@ -413,8 +440,9 @@ class SupervisedJob:
         """Wait for pods that did not belong to the run that has ended. Return True once they form a new run.
 
         After a failure, such pods are the owner's next attempt. After a success, they are restarted
-        containers that had already finished, so they are ordered to end. Pods without an owner form a new run
-        if no pod of the previous run is left.
+        containers that had already finished, so they are ordered to end. While the request to stop is in the
+        resource, the owner's next pods are ordered to end too, and the status remains that of the stopped
+        run. Pods without an owner form a new run if no pod of the previous run is left.
         """
         job = self.job
         assert job is not None
@@ -424,7 +452,8 @@ class SupervisedJob:
             new = set(self.backend.members) - self._over
             if not new:
                 continue
-            if job.memory.exit_code or (not self.key.uid and succession.are_gone(self._over, self._pods)):
+            is_next_attempt = job.memory.exit_code and not self._stop_in_spec
+            if is_next_attempt or (not self.key.uid and succession.are_gone(self._over, self._pods)):
                 self.is_at_rest = False
                 return True
             self._over |= new
@@ -433,7 +462,10 @@ class SupervisedJob:
                 self._server.order(member, replace(order, epoch=job.lead.epoch))
 
     def _note_published(self) -> None:
+        assert self.job is not None
         assert self._summary is not None  # because the run has published a status
+        for reason, message in self._status_events.of(self.job.publisher.published):
+            self._event(reason, message, bad=True)
         if self._summary.note_published():
             self._compare_sizes()
 
@@ -445,6 +477,9 @@ class SupervisedJob:
         name = resource.name if resource is not None else key.name
         reference = ObjectReference(contents.SUPERVISIONS.api_version, contents.KIND, key.namespace, name, "")
         self._context.events.record(reference, reason, message, "Warning" if bad else "Normal")
+
+    def _report_refusal(self, why: str) -> None:
+        self._event("ReportRefused", f"a member's connection was ended: {why}", bad=True)
 
     # -- requests
 

@@ -324,10 +324,7 @@ class Job:
         now_ns = time.monotonic_ns()
         present = self.backend.members
         names = (*present, *self.memory.placement, *self._known_members())
-        members = tuple(
-            self._member(name, name in present and name not in self.memory.lost, now_ns)
-            for name in dict.fromkeys(names)
-        )
+        members = tuple(self._member(name, name in present, now_ns) for name in dict.fromkeys(names))
         view = View(now_ns, time.time(), self.memory, members, self.checkpoints.stored)
         return replace(view, memory=with_durable_facts(view), watch=observation.update(self.watch, view))
 
@@ -344,11 +341,12 @@ class Job:
         """The members that existed when the run ended, except those that were already lost."""
         return self._existed
 
-    def _member(self, name: str, exists: bool, now_ns: int) -> MemberView:
+    def _member(self, name: str, is_listed: bool, now_ns: int) -> MemberView:
         line = self.member_server.connection(name)
+        exists = is_listed and name not in self.memory.lost
         silent_s = (now_ns - line.heard_ns) / 1e9
         heard = (line.report, line.first_ns, line.well_ns)
-        return MemberView(name, exists, line.connected, round(silent_s, 3), *heard)
+        return MemberView(name, exists, line.connected, round(silent_s, 3), *heard, is_listed)
 
     def _take_stop(self) -> None:
         for requested in (self.backend.stop, self._stop_request):

@@ -2,7 +2,8 @@
 
 Decoding a report blocks the process for up to 0.1 s per megabyte. A member may have proven its identity, but
 the other jobs that this process supervises still do not trust it. So each member has only one connection, and
-the size and rate of its reports are limited before any is decoded.
+the size and rate of its reports are limited before any is decoded. The members of all jobs share further
+limits, on the memory that reports take and on the time that they may be decoded (`SharedLimits`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import re
 import time
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
+from functools import partial
 
 from aiohttp import WSCloseCode, WSMsgType, web
 
@@ -20,6 +22,11 @@ from holdfast.process import clock as hostclock
 from holdfast.protocol import codec
 from holdfast.protocol.launcher_messages import LauncherState
 from holdfast.protocol.member_messages import PING_S, PROTOCOL, MemberOrder, MemberReport
+from supervisor.controller.limits import report_memory
+from supervisor.controller.limits.incoming import MemberBuffer, MeteredConnection
+from supervisor.controller.limits.owner import UNSHARED, ReportOwner
+from supervisor.controller.limits.report_memory import MemoryHolder
+from supervisor.controller.limits.shared import SharedLimits
 from supervisor.controller.report_decoder import ReportDecoder
 from supervisor.view import member_clocks
 from supervisor.view.member_clocks import ClockOffset
@@ -36,7 +43,6 @@ REPORT_BYTES = 2 << 20
 RANK_BYTES = 4 << 10
 RATE_BYTES = 2_000_000  # how much a member may send per second, on average
 BURST_BYTES = 4_000_000
-TURN_S = 0.02  # of decoding, before other work may run
 LEAST_BYTES = 256  # a smaller message counts as this much, because it takes time too
 
 
@@ -60,36 +66,12 @@ class ByteBudget:
         return max(0.0, -self.left_bytes / RATE_BYTES)
 
 
-class DecodingTurns:
-    """Limits how long reports are decoded before other work gets a turn.
-
-    After a fault, all members of a job, or of many jobs, report at once. asyncio would serve all of their
-    sockets before looking for other events: with 1,000 members, for more than a second.
-    """
-
-    def __init__(self) -> None:
-        self._spent_s = 0.0  # in the current iteration of the event loop
-
-    async def wait(self) -> None:
-        """Return once this iteration of the event loop has time left for a report."""
-        while self._spent_s >= TURN_S:  # noqa: ASYNC110  the event is the next iteration of the event loop
-            await asyncio.sleep(0)
-
-    def spend(self, took_s: float) -> None:
-        """Count the time that a report has taken."""
-        if not self._spent_s:
-            asyncio.get_running_loop().call_soon(self._begin)  # in the next iteration
-        self._spent_s += max(took_s, 1e-9)
-
-    def _begin(self) -> None:
-        self._spent_s = 0.0
-
-
 @dataclass(slots=True)
 class MemberConnection:
     """The connection of one member. While it is broken, it keeps its last values."""
 
     member: str
+    memory: MemoryHolder  # how much is reserved for this member
     report: MemberReport | None = None  # the newest report
     connected: bool = False
     heard_ns: int = 0  # when the last report arrived
@@ -117,24 +99,27 @@ class MemberServer:
         now_ns: Callable[[], int],
         changed: Callable[[], None],
         clock: str | None = None,
-        turns: DecodingTurns | None = None,
+        limits: SharedLimits | None = None,
+        reports_of: ReportOwner = UNSHARED,
     ) -> None:
         """`changed` is called after each report that is news, and after each disconnection.
 
         `clock` identifies the clock of `now_ns`. The default is the clock of this host. Servers on one event
-        loop share `turns`.
+        loop share `limits`, and `reports_of` says whose reports this one receives.
         """
         self._now_ns = now_ns
         self._clock = hostclock.identity() if clock is None else clock
         self._changed = changed
         self.connections: dict[str, MemberConnection] = {}
         self.has_heard = False  # whether any member has reported
-        self._turns = turns or DecodingTurns()
+        self._limits, self._reports_of = limits or SharedLimits(), reports_of
+        self._is_closed = False
         self._refused: set[str] = set()  # the causes of refusals that were logged
 
     def connection(self, member: str) -> MemberConnection:
         if member not in self.connections:
-            self.connections[member] = MemberConnection(member, heard_ns=self._now_ns())
+            memory = MemoryHolder(self._reports_of.namespace, partial(self._give_up, member))
+            self.connections[member] = MemberConnection(member, memory, heard_ns=self._now_ns())
         return self.connections[member]
 
     def discount_own_pause(self, late_ns: int) -> None:
@@ -151,9 +136,16 @@ class MemberServer:
 
     def keep(self, members: Container[str]) -> None:
         """Forget all members that are neither in `members` nor connected."""
-        self.connections = {
-            name: line for name, line in self.connections.items() if name in members or line.connected
-        }
+        for name, line in tuple(self.connections.items()):
+            if name not in members and not line.connected:
+                self._limits.memory.release(line.memory)
+                del self.connections[name]
+
+    def close(self) -> None:
+        """Accept no more reports, and let others have the memory of this server's members."""
+        self._is_closed = True
+        for line in self.connections.values():
+            self._limits.memory.release(line.memory)
 
     async def serve(
         self,
@@ -164,11 +156,16 @@ class MemberServer:
         """Serve one member until its connection ends. A second connection of a member replaces the first.
 
         If the member's identity is proven, `name` returns its name, which replaces the name in its reports.
-        The connection ends if that name changes or becomes None, or if a report has more than `max_bytes`.
-        Reports that exceed the member's `ByteBudget` are read later.
+        The connection ends if that name changes or becomes None, if a report has more than `max_bytes`, or if
+        there is no memory for it. Reports that exceed the member's `ByteBudget` are read later.
         """
+        # A text that is not ASCII could take four times its size while it waits.
         socket = web.WebSocketResponse(
-            heartbeat=self.heartbeat_s, max_msg_size=max_bytes, compress=False, autoping=False
+            heartbeat=self.heartbeat_s,
+            max_msg_size=max_bytes,
+            compress=False,
+            autoping=False,
+            decode_text=False,
         )
         await socket.prepare(request)
         line: MemberConnection | None = None
@@ -177,26 +174,36 @@ class MemberServer:
         known = name() if name is not None else None
         if known is not None:
             line = self._take_over(known, socket, request)
+        buffer = self._metered(request, max_bytes)
         try:
             async for message in socket:
                 if message.type not in _READ:
                     if getattr(message.data, "code", 0) == WSCloseCode.MESSAGE_TOO_BIG:
                         self._refuse(f"a report of more than {max_bytes} bytes")
                     break
-                await self._turns.wait()
-                if name is not None and not await self._is_admitted(line, name, len(message.data)):
+                size = len(message.data)
+                if buffer is not None:
+                    buffer.has_whole_message = True
+                if name is not None and not await self._is_admitted(line, name, size):
                     break
-                if line is not None and line.owner is not socket:
+                expected_s = await self._limits.turns.wait(self._reports_of, size)
+                if line is not None and (line.owner is not socket or (name and name() != line.member)):
                     break
                 if message.type is WSMsgType.PING:
                     await socket.pong(message.data)
-                if message.type is not WSMsgType.TEXT:
-                    continue
-                began_s = time.perf_counter()
-                report = self._read(decoder, message.data)
-                self._turns.spend(time.perf_counter() - began_s)
+                report, is_text = None, message.type is WSMsgType.TEXT
+                if is_text:
+                    began_s = time.perf_counter()
+                    report = self._read_for(line, decoder, message.data)
+                    took_s = time.perf_counter() - began_s
+                    self._limits.turns.spend(self._reports_of, took_s, expected_s)
+                del message  # before the next one arrives
+                if buffer is not None:
+                    buffer.passed_on(size)
                 if report is None:
-                    break
+                    if is_text:
+                        break
+                    continue
                 if name is None and line is None:
                     line = self._take_over(report.member, socket, request)
                 assert line is not None  # if there is a `name`, this was checked above
@@ -209,17 +216,28 @@ class MemberServer:
         finally:
             if sender is not None:
                 sender.cancel()
+            if buffer is not None:
+                buffer.close()
             if line is not None and line.owner is socket:
                 line.connected, line.transport = False, None
                 self._changed()
         return socket
+
+    def _metered(self, request: web.Request, max_bytes: int) -> MemberBuffer | None:
+        """Begin to count what the connection of `request` receives, if the server can."""
+        connection = request.protocol
+        if not isinstance(connection, MeteredConnection):
+            return None
+        buffer = MemberBuffer(self._limits.incoming, self._reports_of.namespace, max_bytes, connection)
+        connection.buffer = buffer
+        return buffer
 
     async def _is_admitted(
         self, line: MemberConnection | None, name: Callable[[], str | None], size: int
     ) -> bool:
         """Wait until the member's budget allows a message of `size` bytes.
 
-        Return whether `name` still gives the name under which the connection began.
+        Return whether `name` still returns the name under which the connection began.
         """
         if line is None:
             return False
@@ -237,6 +255,16 @@ class MemberServer:
             line.transport.abort()
         line.owner, line.transport, line.sent = socket, request.transport, None
         return line
+
+    def _give_up(self, member: str) -> None:
+        """End a member's connection and forget its report, whose memory other namespaces need."""
+        line = self.connections[member]
+        if line.transport is not None:
+            line.transport.abort()
+        line.report = line.launcher = line.received = line.owner = line.transport = None
+        line.connected = False
+        self._refuse("other namespaces need the memory that the reports of this one take")
+        self._changed()
 
     def is_news(self, before: MemberReport | None, report: MemberReport) -> bool:
         """True if `changed` must be called for `report`. `before` is the previous report, if any."""
@@ -266,6 +294,29 @@ class MemberServer:
             line.well_ns = now_ns
         return report
 
+    def _read_for(
+        self, line: MemberConnection | None, decoder: ReportDecoder, data: bytes
+    ) -> MemberReport | None:
+        """Decode a report, and reserve memory for it.
+
+        `line` is None for the first report of a member whose identity is not proven.
+        """
+        if self._is_closed:
+            return None
+        try:
+            text = data.decode("ascii")
+        except UnicodeDecodeError:  # `codec.encode` writes only ASCII
+            self._refuse("a report with characters outside of ASCII")
+            return None
+        report = self._read(decoder, text)
+        if report is None or line is None:
+            return report
+        size = report_memory.member_bytes(decoder.retained_bytes)
+        why = self._limits.memory.reserve(line.memory, size)
+        if why:
+            self._refuse(why)
+        return None if why else report
+
     def _read(self, decoder: ReportDecoder, data: str) -> MemberReport | None:
         try:
             report = decoder.decode(data)
@@ -283,6 +334,10 @@ class MemberServer:
         if cause not in self._refused:
             self._refused = {*self._refused, cause} if len(self._refused) < MAX_CAUSES else {cause}
             log.warning("report refused", extra={"error": why})
+            self.tell_refusal(why)
+
+    def tell_refusal(self, why: str) -> None:
+        """Tell the user that reports are refused, once for each cause. The log has this already."""
 
     async def _send(self, socket: web.WebSocketResponse, line: MemberConnection) -> None:
         while True:

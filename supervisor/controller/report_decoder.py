@@ -8,10 +8,12 @@ supervisor of 2,000 members would otherwise spend most of its time decoding.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
+from hashlib import sha256
+from typing import Any, TypeAlias
 
 from holdfast.protocol import codec
 from holdfast.protocol.member_messages import MemberReport
+from supervisor.controller.limits.retained_size import most_bytes, retained_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +35,35 @@ _MARKS = tuple((f',"{each.first}":', f',"{each.end}":' if each.end else "") for 
 _NAMES = tuple(each.names for each in PARTS)
 
 
+KEPT_CHARS = 16_384  # of a longer part, only a hash is kept
+_Mark: TypeAlias = "str | bytes"
+
+
+def _mark(part: str) -> _Mark:
+    """Return what identifies a part's text: the text itself or, to save memory, its hash."""
+    return part if len(part) <= KEPT_CHARS else sha256(part.encode()).digest()
+
+
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A part of the last report, as text and as the values decoded from it."""
+    """A part of the last report: its length, what identifies its text, and the values decoded from it."""
 
-    text: str
+    length: int
+    mark: _Mark
     values: dict[str, Any]
+    retained_bytes: int
+
+    def matches(self, text: str, begin: int, end: int) -> bool:
+        if self.length != end - begin:
+            return False
+        mark = self.mark
+        return text.startswith(mark, begin) if isinstance(mark, str) else _mark(text[begin:end]) == mark
+
+
+def _known(text: str, values: dict[str, Any]) -> _Known:
+    copied = retained_bytes(values.get("launcher"), texts=False)  # the server converts its times
+    retained = sum(map(retained_bytes, values.values())) + copied + min(len(text), KEPT_CHARS)
+    return _Known(len(text), _mark(text), values, retained)
 
 
 class ReportDecoder:
@@ -46,18 +71,20 @@ class ReportDecoder:
 
     def __init__(self) -> None:
         self._known: tuple[_Known, ...] = ()
+        # A bound on the memory that the last report takes, including what the decoder keeps of it.
+        self.retained_bytes = 0
 
     def decode(self, text: str) -> MemberReport:
         """Return exactly what `codec.decode` returns. Raises `InvalidMessage`."""
         spans = _spans(text) if len(text) <= codec.MAX_MESSAGE_BYTES else ()
         if not spans:
-            self._known = ()
+            self._known, self.retained_bytes = (), 2 * most_bytes(text)
             return codec.decode(MemberReport, text)
         repeated: dict[str, Any] = {}
         left: list[str] = []
         at = 0
         for (begin, end), known in zip(spans, self._known, strict=False):
-            if len(known.text) == end - begin and text.startswith(known.text, begin):
+            if known.matches(text, begin, end):
                 left.append(text[at:begin])
                 at = end
                 repeated.update(known.values)
@@ -70,13 +97,21 @@ class ReportDecoder:
             raise
         if len(repeated) < _ALL:
             self._known = tuple(
-                _Known(text[begin:end], {name: getattr(report, name) for name in names})
+                _known(text[begin:end], {name: getattr(report, name) for name in names})
                 for (begin, end), names in zip(spans, _NAMES, strict=True)
             )
+        between = left if len(repeated) == _ALL else _between(text, spans)
+        self.retained_bytes = most_bytes("".join(between)) + sum(each.retained_bytes for each in self._known)
         return report
 
 
 _ALL = sum(map(len, _NAMES))
+
+
+def _between(text: str, spans: tuple[tuple[int, int], ...]) -> list[str]:
+    """Return the pieces of `text` that are in none of `spans`."""
+    edges = (0, *(edge for span in spans for edge in span), len(text))
+    return [text[begin:end] for begin, end in zip(edges[::2], edges[1::2], strict=True)]
 
 
 def _spans(text: str) -> tuple[tuple[int, int], ...]:

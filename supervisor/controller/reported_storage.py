@@ -25,8 +25,19 @@ class ReportedStorage:
     in advance, because members verify the checkpoint that they restore.
     """
 
-    def __init__(self, reports: Callable[[], Iterable[MemberReport]], changed: Callable[[], object]) -> None:
-        """`reports` returns the newest report of each connected member."""
+    def __init__(
+        self,
+        reports: Callable[[], Iterable[MemberReport]],
+        changed: Callable[[], object],
+        *,
+        is_durable: bool = True,
+    ) -> None:
+        """`reports` returns the newest report of each connected member.
+
+        If not `is_durable`, each pod would keep its checkpoints in its own volume, which no other pod can
+        read and which is lost with the pod, so none of them counts.
+        """
+        self._is_durable = is_durable
         self._reports = reports
         self._changed = changed
         self._listing: StorageListing | None = None
@@ -72,8 +83,12 @@ class ReportedStorage:
             return False
         self._listing = newest
         self.stored = StorageContents(
-            tuple(_checkpoint(each) for each in newest.checkpoints),
-            tuple(UnusableCheckpoint(each.name, each.step, each.why) for each in newest.refused),
+            tuple(_checkpoint(each) for each in newest.checkpoints if self._is_durable),
+            tuple(
+                UnusableCheckpoint(each.name, each.step, each.why)
+                for each in newest.refused
+                if self._is_durable
+            ),
             newest.lineage,
             newest.generation,
             looked_ns=time.monotonic_ns(),

@@ -22,6 +22,7 @@ from supervisor.view.model import (
     JobState,
     MemberView,
     Policy,
+    ResumePoint,
     Save,
     View,
     Wait,
@@ -33,6 +34,7 @@ _QUIET = 0.6
 _DONE = name_of(Phase.DONE)
 IDLE_S = 60.0  # the time until the next decision if there is no deadline
 _SLACK_S = 10.0  # the keeper kills members that outlive their grace period by this time
+_NAMED = 3  # members that a sentence names
 _AS_REQUESTED = "stopped as requested"  # `why` of a completed stop
 _STOPPED = "stopped"  # `why` of a stop whose checkpoint is missing
 
@@ -205,8 +207,10 @@ def _names_missed(memory: JobState) -> bool:
 # -- requested stops, and other ends
 
 
-def save_and_end(view: View, found: tuple[Fault, ...]) -> Save | Wait | End:
+def save_and_end(view: View, found: tuple[Fault, ...], *, has_storage: bool = True) -> Save | Wait | End:
     """Return the action that writes the secured state to storage, or the end if storage already has it.
+
+    Without storage, the run ends at once, and the end says where its state was.
 
     If the stop cuts off work after a commit, the saved state precedes that work, and the next run repeats it,
     as after a fault. The end names a checkpoint only if a scan that began after the request to stop found it
@@ -218,6 +222,8 @@ def save_and_end(view: View, found: tuple[Fault, ...]) -> Save | Wait | End:
     cuts = (*cuts, *cut_off_work.lost_changes(view, resumed))
     if failed_start.is_from_scratch(memory, resumed.step):
         return _stop(memory, _AS_REQUESTED, ", before the first step", ())
+    if not has_storage and not reports.script_keeps_own_state(view):
+        return _stop(memory, _AS_REQUESTED, _without_storage(resumed), cuts)
     if resumed.source == "slot":
         why = "stop requested: saving a checkpoint of the secured state"
         return Save(resumed.holders[0], resumed, why, cuts)
@@ -234,6 +240,14 @@ def save_and_end(view: View, found: tuple[Fault, ...]) -> Save | Wait | End:
     if reports.script_keeps_own_state(view):
         return _stop(memory, _AS_REQUESTED, "; the script keeps its own state", cuts)
     return _stop(memory, _AS_REQUESTED, "; no member holds a state to save", cuts)
+
+
+def _without_storage(resumed: ResumePoint) -> str:
+    """Return what becomes of the state of a job without storage for checkpoints."""
+    none = ", without a checkpoint: the job has no storage for checkpoints"
+    if resumed.source != "slot":
+        return f"{none}, and no member holds a state"
+    return f"{none}, so the state of step {resumed.step} is only in its pods' memory and is lost with them"
 
 
 def first_signal(view: View, action: End) -> FirstSignal:
@@ -376,14 +390,37 @@ def _confirm_finished(view: View, durable: CheckpointReport, deadline: int) -> W
 
 def stopping(view: View, policy: Policy) -> Done | Wait:
     """Return the next action in the phase `stopping`."""
-    there = [m for m in view.members if m.exists and not members.unresponsive_launcher(m)]
+    there = unended(view, policy)
     if not there:
         return Done("no member is left")
     _, kill_s = stop_delays_s(policy.grace_s, view.memory.first)
     deadline = view.memory.since_ns + int((kill_s + _SLACK_S) * SECOND_NS)
     if view.now_ns >= deadline:
+        # Nothing kills the members of a cluster. After an end that no user requested, the owner's next pods
+        # must not wait for a pod that may be on a lost node.
+        if policy.members_created_externally and view.memory.stop in ("graceful", "now"):
+            return Wait(view.now_ns + int(IDLE_S * SECOND_NS), unended_in_words(there))
         return Done(f"{len(there)} members did not stop before the deadline")
     return Wait(deadline, f"{len(there)} members are stopping")
+
+
+def unended(view: View, policy: Policy) -> tuple[str, ...]:
+    """Return the members that were ordered to end and have not ended.
+
+    The keeper of a local run kills a member whose launcher does not respond. On a cluster, nothing does, and
+    a member that counts as lost may still run. The owner's next pods do not belong to the run.
+    """
+    if not policy.members_created_externally:
+        return tuple(m.name for m in view.members if m.exists and not members.unresponsive_launcher(m))
+    ordered = {*view.memory.placement, *view.memory.bystanders}
+    return tuple(m.name for m in view.members if (m.exists or m.is_listed) and m.name in ordered)
+
+
+def unended_in_words(names: tuple[str, ...]) -> str:
+    """Return a clause about members that were ordered to end and have not ended."""
+    named = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
+    were, have = ("was", "has") if len(names) == 1 else ("were", "have")
+    return f"{wording.count(len(names), 'member')} that {were} ordered to end {have} not ended: {named}"
 
 
 def ended(view: View, policy: Policy) -> Wait:

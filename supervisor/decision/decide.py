@@ -368,7 +368,7 @@ def save_without_fault(case: _Case) -> Save | Wait | End | None:
     memory = case.view.memory
     if case.faults or not (memory.stop or memory.end):
         return None
-    return closing.save_and_end(case.view, ())
+    return closing.save_and_end(case.view, (), has_storage=case.policy.has_storage)
 
 
 def restart_unexplained(case: _Case) -> Secure | None:
@@ -395,7 +395,7 @@ def save_after_fault(case: _Case) -> Save | Wait | End | None:
     memory = case.view.memory
     if not (memory.stop or memory.end):
         return None
-    return closing.save_and_end(case.view, case.faults)
+    return closing.save_and_end(case.view, case.faults, has_storage=case.policy.has_storage)
 
 
 def preserve(case: _Case) -> Preserve | None:

@@ -5,7 +5,8 @@ storage has one, the group has reached a step, the replicas matched, or members 
 line of the journal records these facts. If the supervisor dies before writing that line, members and storage
 report the facts to its successor. If the members die too, the last status still has the step that the group
 had reached. When a member holds a state for the first time, `supervisor.controller.job` writes a line for
-this fact alone.
+this fact alone. The time at which all survivors of a fault have secured their state is only for the
+incident's timeline, and no journal has it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 from holdfast.protocol.lineage import merged, valid
 from holdfast.protocol.member_messages import MemberReport
 from supervisor.view import replica_divergence, reports, unknown_generation
-from supervisor.view.model import JobState, View, VoidStep
+from supervisor.view.model import JobState, OpenIncident, View, VoidStep
 
 _GENERATION = attrgetter("generation")
 # The number of newest void steps to keep. An older one is kept only while a state of its step exists.
@@ -34,6 +35,7 @@ def with_durable_facts(view: View) -> JobState:
     newest = max((view.stored.generation, *(_generation(m.report) for m in view.members if m.report)))
     if reported is not None:
         newest = max(newest, *(each.generation for each in reported.lineage))
+    incident = _with_secured_time(view)
     after = replace(
         memory,
         lineage=lineage,
@@ -44,8 +46,9 @@ def with_durable_facts(view: View) -> JobState:
         skip=tuple(sorted({*memory.skip, *reported.skip})) if reported is not None else memory.skip,
         equal=replica_divergence.equal_steps(view),
         void=_void(view),
+        incident=incident,
     )
-    return memory if after == memory else after
+    return memory if after == memory and incident is memory.incident else after
 
 
 def with_last_status(memory: JobState, status: Mapping[str, Any] | None) -> JobState:
@@ -99,6 +102,19 @@ def _held(view: View) -> int:
         return -1
     steps, snapshot = [each.step for each in progress], max(each.snapshot_step for each in progress)
     return snapshot if min(steps) > snapshot else -1
+
+
+def _with_secured_time(view: View) -> OpenIncident | None:
+    """Return the open incident, with the present time once all survivors have secured their state.
+
+    The decision that follows can be much later, if the group has to wait for another member.
+    """
+    memory, incident = view.memory, view.memory.incident
+    if incident is None or incident.survived_ns or memory.phase != "securing":
+        return incident
+    survivors = [m for m in view.members if m.name in memory.seats and m.exists and m.connected]
+    is_secured = all(m.report is not None and m.report.secured_for >= memory.generation for m in survivors)
+    return replace(incident, survived_ns=view.now_ns) if is_secured else incident
 
 
 def _void(view: View) -> tuple[VoidStep, ...]:

@@ -187,8 +187,11 @@ def _lost(view: View, names: tuple[str, ...]) -> tuple[str, ...]:
     return (*old, *known[-LOST:])
 
 
-def _done(view: View, _action: Done, _: Policy) -> JobState:
-    return replace(view.memory, since_ns=view.now_ns)
+def _done(view: View, _action: Done, policy: Policy) -> JobState:
+    """Return the state of a run that is over. Its last sentence names members of a cluster that still run."""
+    left = closing.unended(view, policy) if policy.members_created_externally else ()
+    why = f"{view.memory.why}; {closing.unended_in_words(left)}" if left else view.memory.why
+    return replace(view.memory, since_ns=view.now_ns, why=why)
 
 
 def _unchanged(view: View, _action: Look | Dismiss, _: Policy) -> JobState:
@@ -333,7 +336,7 @@ def _start(view: View, action: Start, policy: Policy) -> JobState:
             tuple(fault for fault in found if fault.kind == "exception"),
             from_scratch=action.cause is None and policy.from_scratch,
         ),
-        **_emergency(memory, action),
+        **(_emergency(memory, action) if policy.has_storage else {}),
     )
 
 
@@ -369,6 +372,7 @@ def _decided(view: View, action: Start, policy: Policy) -> OpenIncident:
         incident,
         faults=faults.of_incident(view, policy),
         secured_ns=view.now_ns,
+        manned_ns=view.now_ns if _has_joined_since(view, action, incident) else 0,
         decided_ns=view.now_ns,
         cause=action.cause,
         remedy=action.remedy,
@@ -381,6 +385,12 @@ def _decided(view: View, action: Start, policy: Policy) -> OpenIncident:
         at_least=known and reached > 0 and not reports.is_furthest_step_reported(view),
         cut=action.cut,
     )
+
+
+def _has_joined_since(view: View, action: Start, incident: OpenIncident) -> bool:
+    """Return True if a member that gets ranks has connected since the fault was noticed."""
+    placed = frozenset(action.placement)
+    return any(m.name in placed and m.heard_ns > incident.noticed_ns for m in view.members)
 
 
 def _members_to_end(view: View, action: Start, policy: Policy) -> tuple[str, ...]:
@@ -474,7 +484,14 @@ def _end(view: View, action: End, policy: Policy) -> JobState:
         message=action.message,
         incident=incident,
         incidents=_count(memory, incident),
+        bystanders=_bystanders(view) if policy.members_created_externally else (),
     )
+
+
+def _bystanders(view: View) -> tuple[str, ...]:
+    """Return the members that are there and have no ranks."""
+    seats = view.memory.seats
+    return tuple(m.name for m in view.members if (m.exists or m.is_listed) and m.name not in seats)
 
 
 def _not_resumed(view: View, incident: OpenIncident, back: int | None) -> OpenIncident:

@@ -7,9 +7,9 @@ from typing import Any
 
 from supervisor.display.ansi import BOLD, CYAN, DIM, GREEN, RED, YELLOW, Style, clip, join, width_of
 from supervisor.view.model import ENDING_PHASES, PHASES
-from supervisor.wording import count, number, outcome, percent, seconds, what
+from supervisor.wording import count, ettr, number, outcome, seconds, what
 
-RECOVERING = frozenset({"starting", "restarting", PHASES["looking"], PHASES["securing"]})
+RECOVERING = frozenset({PHASES["forming"], "starting", "restarting", PHASES["looking"], PHASES["securing"]})
 STILL_S = 2.0  # shorter times without a step are not shown
 SILENT_S = 3.0  # the age of a status is shown beyond this age
 MAX_WIDTH = 120  # a wider frame would be harder to read and show no more
@@ -71,7 +71,7 @@ def is_ettr_unknown(status: StatusDocument) -> bool:
 
 
 def _ettr(status: StatusDocument) -> str:
-    return f"ETTR {'unknown' if is_ettr_unknown(status) else percent(float(status.get('ettr') or 0.0))}"
+    return f"ETTR {ettr(None if is_ettr_unknown(status) else status.get('ettr') or 0.0)}"
 
 
 def _step(status: StatusDocument) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -24,6 +25,8 @@ RETRY_S = 5.0  # after a failure; doubled for each further failure, up to `FRESH
 UNUSED_S = 60.0  # an object that was not looked up for this long is dropped
 PER_KIND = 4  # concurrent requests per kind, so that a kind whose API hangs does not delay the others
 MAX_OBJECTS = 10_000
+NAMESPACE_OBJECTS = 2_500  # so that one namespace leaves room for others
+NAMESPACE_SIZE = 16 << 20  # of all objects of one namespace, as `weigh` measures them
 
 
 class ObjectIdentity(Protocol):
@@ -41,9 +44,14 @@ class ObjectIdentity(Protocol):
     def uid(self) -> str: ...
 
 
+class _NoRoom(Exception):
+    """The objects of a namespace take too much memory."""
+
+
 @dataclass(slots=True)
 class _Entry:
     content: KubernetesObject | None = None  # as last read
+    size: int = 0  # of `content`
     refusal: str = ""  # why the API server refused the last read; "" if it did not
     failures: int = 0  # in a row
     due_s: float = 0.0
@@ -70,12 +78,16 @@ class ObjectCache:
         now_s: Callable[[], float],
         changed: Callable[[], None] = lambda: None,
         prune: Callable[[KubernetesObject], KubernetesObject] = lambda found: found,
+        weigh: Callable[[KubernetesObject], int] = lambda found: 0,
     ) -> None:
         """`changed` is called when a lookup or `refusal` returns something new.
 
-        The cache keeps each object as `prune` returns it, with the same uid.
+        The cache keeps each object as `prune` returns it, with the same uid. `weigh` returns its size, which
+        is limited for each namespace.
         """
-        self._server, self._now_s, self._changed, self._prune = server, now_s, changed, prune
+        self._server, self._now_s, self._changed = server, now_s, changed
+        self._prune, self._weigh = prune, weigh
+        self._numbers: Counter[str] = Counter()  # of the entries, by namespace
         self._entries: dict[ObjectIdentity, _Entry] = {}
         self._kinds: dict[tuple[str, str], _Kind] = {}  # by API group and kind, for all versions
         self._tasks: set[asyncio.Task[None]] = set()
@@ -95,6 +107,9 @@ class ObjectCache:
                 self._is_full = True
                 return None
             self._is_full = False
+            if self._numbers[identity.namespace] >= NAMESPACE_OBJECTS:
+                return None
+            self._numbers[identity.namespace] += 1
             entry = self._entries[identity] = _Entry()
         entry.used_s = now_s
         if now_s >= entry.due_s and not entry.is_reading:
@@ -104,14 +119,17 @@ class ObjectCache:
         return entry.content
 
     def refusal(self, identity: ObjectIdentity) -> str:
-        """Return why the API server refused the last read of the object; "" if it did not."""
+        """Return why the object is not read, if the API server or a limit refuses it; "" if neither does."""
         entry = self._entries.get(identity)
+        if entry is None and self._numbers[identity.namespace] >= NAMESPACE_OBJECTS:
+            return f"the pods of its namespace have more than {NAMESPACE_OBJECTS} owners"
         return entry.refusal if entry is not None else ""
 
     def forget_unused(self) -> None:
         """Drop the objects that were not looked up for `UNUSED_S`."""
         least_s = self._now_s() - UNUSED_S
         self._entries = {key: each for key, each in self._entries.items() if each.used_s >= least_s}
+        self._numbers = Counter(key.namespace for key in self._entries)
 
     async def close(self) -> None:
         """Cancel all requests, and wait until they have ended."""
@@ -143,6 +161,12 @@ class ObjectCache:
         resource = ResourceKind(group, version, f"{identity.kind.lower()}s")
         try:
             found = self._prune(await self._server.get(resource, identity.name, identity.namespace))
+            size = self._weigh(found)
+            self._check_room(identity, size)
+        except _NoRoom as error:
+            kind.failures = 0
+            self._failed(entry, identity, str(error))
+            entry.refusal = str(error)
         except ApiError as error:
             kind.failures = 0
             self._failed(entry, identity, str(error))
@@ -157,13 +181,23 @@ class ObjectCache:
             entry.due_s = self._now_s() + FRESH_S
             entry.refusal = ""
             if _uid(found) == identity.uid or entry.content is None or _uid(entry.content) != identity.uid:
-                entry.content = found
+                entry.content, entry.size = found, size
         finally:
             entry.is_reading = False
             kind.reading -= 1
         self._begin(kind)
         if before != (entry.content, entry.refusal):
             self._changed()
+
+    def _check_room(self, identity: ObjectIdentity, size: int) -> None:
+        """Raise `_NoRoom` if the objects of the namespace would be too large with this one."""
+        others = (
+            each.size
+            for key, each in self._entries.items()
+            if key.namespace == identity.namespace and key != identity
+        )
+        if size and size + sum(others) > NAMESPACE_SIZE:
+            raise _NoRoom(f"the owners of its namespace take more than {NAMESPACE_SIZE >> 20} MiB")
 
     def _failed(self, entry: _Entry, identity: ObjectIdentity, why: str) -> None:
         if not entry.failures:

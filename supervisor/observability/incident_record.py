@@ -117,7 +117,8 @@ def _timeline(incident: OpenIncident, marks: StartTimes | None) -> list[dict[str
         ("fault", incident.fault_ns),
         ("noticed", incident.noticed_ns),
         ("looked", incident.looked_ns),
-        ("secured", incident.secured_ns),
+        ("secured", incident.survived_ns or incident.secured_ns),
+        ("manned", incident.manned_ns),
         ("decided", incident.decided_ns),
     ]
     if marks is not None:

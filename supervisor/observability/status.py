@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ from supervisor.observability.ledger import Ledger
 from supervisor.view import reports
 from supervisor.view.model import ENDING_PHASES, UNREAD, Checkpoint, Fault, JobState, MemberView, Policy, View
 from supervisor.view.slow_ranks import SlowRank
+from supervisor.wording import count
 
 STALLED_STEPS = 3.0  # no rate is shown after this many usual step times without a step
 
@@ -59,9 +60,10 @@ def build(view: View, accounts: Bookkeeping, context: StatusContext) -> dict[str
         **_incidents(view.memory, context.last_incident),
         **_saved_state(view),
         "exit_code": view.memory.exit_code,
-        "message": view.memory.why or _awaited(view, context.policy),
+        "message": _message(view, context.policy),
         "traceback": view.memory.message,
         **({"finished": True} if closing.completion_of(view.memory) is not None else {}),
+        "unended": len(_unended(view, context.policy)),
         "updated": round(context.updated_s, 3),
         "supervisor_pid": context.supervisor_pid,
         "warm_ready": warm_pool.is_ready(view),
@@ -177,6 +179,20 @@ def _lags(view: View, own: tuple[float, float]) -> dict[str, dict[str, float]]:
     return {name: {"max_s": round(most, 6), "p99_s": round(p99, 6)} for name, (most, p99) in found.items()}
 
 
+def _message(view: View, policy: Policy) -> str:
+    """Return why the run ends or has ended, or what it waits for."""
+    left = _unended(view, policy)
+    if left and view.memory.phase == "stopping":
+        return f"{view.memory.why}; {closing.unended_in_words(left)}"
+    return view.memory.why or _awaited(view, policy)
+
+
+def _unended(view: View, policy: Policy) -> tuple[str, ...]:
+    """Return the members of a cluster that were ordered to end and have not ended."""
+    is_ending = view.memory.phase in ("stopping", "ended")
+    return closing.unended(view, policy) if is_ending and policy.members_created_externally else ()
+
+
 def _awaited(view: View, policy: Policy) -> str:
     """Return what the group is waiting for while it forms; "" once it has formed."""
     memory = view.memory
@@ -198,6 +214,9 @@ def _awaited_at_start(view: View) -> str:
     if not any(each is not None and each.parked for each in launchers):
         if len(launchers) < needed:
             return f"{len(launchers)} of {needed} members are running"
+        absent = [m for m in view.members if m.exists and (m.report is None or m.report.launcher is None)]
+        if absent:
+            return _awaited_launcher(absent)
         return "importing modules and running the script up to holdfast.join()"
     return f"{min(ready, needed)} of {needed} members ready"
 
@@ -205,6 +224,15 @@ def _awaited_at_start(view: View) -> str:
 def _awaited_after_fault(view: View) -> str:
     running, needed = sum(m.exists for m in view.members), view.memory.world_size // view.memory.nproc
     return f"{running} of {needed} members are running" if running < needed else ""
+
+
+def _awaited_launcher(absent: Sequence[MemberView]) -> str:
+    """Return why the launchers of these members, at least one, have not reported yet."""
+    for member in absent:
+        if member.report is not None and member.report.launcher_unreachable:
+            return f"member {member.name} cannot start ranks: {member.report.launcher_unreachable}"
+    others = f" and {count(len(absent) - 1, 'other member')}" if len(absent) > 1 else ""
+    return f"waiting for the launcher of {absent[0].name}{others} to be started by the training command"
 
 
 def _goal(view: View) -> int | None:
@@ -268,6 +296,7 @@ def _member(member: MemberView, view: View) -> dict[str, Any]:
         "role": role,
         "connected": member.connected,
         "parked": len(launcher.parked) if launcher else 0,
+        "launcher_error": report.launcher_unreachable if report else "",
         "warm_error": problem.sentence if problem is not None else "",
         **({"warm_awaited": True} if problem is not None and problem.awaited else {}),
         "ranks": list(range(first, first + view.memory.nproc)) if active else [],

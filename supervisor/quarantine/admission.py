@@ -63,7 +63,7 @@ def _worst_first(wanted: Sequence[Wanted]) -> list[Wanted]:
 
 
 def trades(
-    wanted: Sequence[Wanted], crowd: frozenset[str], proving: Sequence[NodeView], room: int
+    wanted: Sequence[Wanted], crowd: frozenset[str], proving: Sequence[NodeView], room: int, now_s: float
 ) -> list[Release]:
     """Return early releases of nodes that prove their health, to make room for nodes with sure faults.
 
@@ -75,17 +75,19 @@ def trades(
     places = min(sure, room + len(proving)) - max(room, 0)
     if places <= 0:
         return []
-    best = sorted(proving, key=lambda each: (-_clean_s(each), each.name))
+    best = sorted(proving, key=lambda each: (-_proof_s(each, now_s), each.name))
     return [
         Release(
             node.name,
-            f"healthy for {_clean_s(node):.0f} s, and the breaker has no room for a node with a sure fault",
+            f"healthy for {_proof_s(node, now_s):.0f} s,"
+            " and the breaker has no room for a node with a sure fault",
             node.version,
         )
         for node in best[: places + max(-room, 0)]
     ]
 
 
-def _clean_s(node: NodeView) -> float:
+def _proof_s(node: NodeView, now_s: float) -> float:
     assert node.report is not None, "a node without a report does not prove its health"
-    return node.report.clean_s
+    assert node.quarantine is not None, "a node in service has nothing to prove"
+    return release.proof_s(node.report, node.quarantine, now_s)

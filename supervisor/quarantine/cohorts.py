@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from supervisor.quarantine import evidence
+from supervisor.quarantine import evidence, waivers
 from supervisor.quarantine.breaker import is_out
 from supervisor.quarantine.model import NodePolicy, NodeView, PoolView
 
@@ -37,7 +37,7 @@ class Reason(NamedTuple):
 
 def suspects(pool: PoolView, bad: Sequence[NodeView], policy: NodePolicy) -> dict[str, Reason]:
     """Return the unhealthy nodes whose agents have a version that is not trusted."""
-    unhealthy = Counter(_version(node) for node in bad if _counts(node, policy))
+    unhealthy = Counter(_version(node) for node in bad if _counts(node, pool.now_s, policy))
     if not unhealthy:
         return {}
     stale_s = policy.stale_s
@@ -58,7 +58,7 @@ def suspects(pool: PoolView, bad: Sequence[NodeView], policy: NodePolicy) -> dic
             continue
         if reporting[version] >= policy.cohort_nodes:
             found[node.name] = Reason(math.inf, distrusted[version], alert=True)
-        elif (left_s := policy.cohort_s - _age_s(node)) > 0:
+        elif (left_s := policy.cohort_s - _age_s(node, pool.now_s, policy)) > 0:
             found[node.name] = Reason(pool.now_s + left_s, distrusted[version])
     return found
 
@@ -81,15 +81,14 @@ def _version(node: NodeView) -> str:
     return node.report.agent if node.report is not None else ""
 
 
-def _age_s(node: NodeView) -> float:
-    assert node.report is not None, "a node without a report is not unhealthy"
-    return evidence.age_s(node, evidence.unhealthy(node.report))
+def _age_s(node: NodeView, now_s: float, policy: NodePolicy) -> float:
+    return evidence.age_s(node, waivers.counted_or_all(node, now_s, policy))
 
 
-def _counts(node: NodeView, policy: NodePolicy) -> bool:
+def _counts(node: NodeView, now_s: float, policy: NodePolicy) -> bool:
     """True if the node's report counts for or against its agent's version.
 
     The report of a node that has long been out with the same fault does not count, whatever else it has found
     since.
     """
-    return not is_out(node) or _age_s(node) < policy.cohort_s
+    return not is_out(node) or _age_s(node, now_s, policy) < policy.cohort_s

@@ -9,9 +9,10 @@
 - A node is drained only if two witnesses report its fault, the fault does not end without a remedy, and the
   remedy requires an empty node.
 - A node is released when the sensors that found it unhealthy have reported it as healthy for long enough
-  (`release`). If the breaker is full, a node that is only proving its health may return early, to make room
-  for one with a sure fault.
+  (`release`). Time in which one of them could not measure does not count. If the breaker is full, a node that
+  is only proving its health may return early, to make room for one with a sure fault.
 - Nothing is buried: each hold has an end, or it is an alert.
+- What is stored on a node is corrected first, even if its agent is silent (`transition.after`).
 
 One action can enable another: a node can be drained only after it was tainted, and a release makes room for
 another taint. The pool reaches the same final state whether the actions are carried out together or one by
@@ -41,6 +42,7 @@ from supervisor.quarantine.model import (
     PoolView,
     Quarantine,
     QuarantineAction,
+    Refresh,
     Release,
     Report,
     Taint,
@@ -57,7 +59,7 @@ def decide(pool: PoolView, policy: NodePolicy) -> tuple[QuarantineAction, ...]:
     for node in candidates:
         action = node_action(node, pool.now_s, storm, policy)
         if isinstance(action, Taint) and not _is_free(node, action):
-            wanted.append((node, counted(node, pool.now_s, policy), action))
+            wanted.append((node, waivers.counted(node, pool.now_s, policy), action))
         elif action is not None:
             actions.append(action)
     crowd = storm.crowd
@@ -69,7 +71,9 @@ def decide(pool: PoolView, policy: NodePolicy) -> tuple[QuarantineAction, ...]:
         releases = [each for each in actions if isinstance(each, Release)]
         later = breaker.assess(len(pool.nodes), _after(pool, tainted, releases, policy), policy)
         proving = [node for node in tainted if _may_be_traded(node, pool.now_s, policy)]
-        traded = {each.node: each for each in admission.trades(wanted, crowd, proving, later.balance)}
+        traded = {
+            each.node: each for each in admission.trades(wanted, crowd, proving, later.balance, pool.now_s)
+        }
         actions = [traded.pop(each.node, each) for each in actions]
     actions += admission.admitted(wanted, waiting, crowd, state, pool.now_s, policy)
     if storm.everywhere is not None:
@@ -94,6 +98,8 @@ def _after(
 
 
 def _may_be_traded(node: NodeView, now_s: float, policy: NodePolicy) -> bool:
+    if _refresh(node, now_s, policy) is not None:
+        return False
     return is_tainted(node) and not is_unknown(node, policy) and release.may_be_traded(node, now_s, policy)
 
 
@@ -112,6 +118,7 @@ def _candidates(pool: PoolView, policy: NodePolicy) -> list[NodeView]:
         or not node.ready
         or node.waiver is not None
         or node.refused
+        or any(each > pool.now_s for each in transition.times(node))
     ]
 
 
@@ -124,6 +131,9 @@ def node_action(
     node: NodeView, now_s: float, storm: StormState, policy: NodePolicy
 ) -> QuarantineAction | None:
     """Return the action for one node if the breaker has room; None if the node needs no action."""
+    refresh = _refresh(node, now_s, policy)
+    if refresh is not None:
+        return refresh
     report = node.report
     if report is None or is_unknown(node, policy):
         return _hold_unknown(node, now_s, policy)
@@ -132,29 +142,39 @@ def node_action(
     if held is not None and held.effect == NO_NEW_WORK:
         if not bad:
             return release.release_quarantined(node, report, held, now_s, policy)
-        weighed = evidence.weigh(node, bad, now_s)
+        weighed = evidence.weigh(node, evidence.most(bad), now_s)
         update = _updated_taint(node, report, weighed, held, storm, policy)
         return update or _drain_or_hold(node, weighed, held, now_s, storm, policy)
     if bad:
         return _taint_or_hold(node, report, bad, now_s, storm, policy)
     if held is not None:
-        return release.release_avoided(node, report, now_s, policy)
+        return release.release_avoided(node, report, held, now_s, policy)
     return _forget_or_avoid(node, report, now_s, storm, policy)
 
 
-def counted(node: NodeView, now_s: float, policy: NodePolicy) -> tuple[NodeFinding, ...]:
-    """Return the unhealthy findings that no waiver covers, weighed with each other."""
-    if node.report is None:
-        return ()
-    findings = waivers.not_waived(node, evidence.unhealthy(node.report), now_s, policy)
-    return evidence.weigh(node, findings, now_s)
+def _refresh(node: NodeView, now_s: float, policy: NodePolicy) -> Refresh | None:
+    """Return the correction of what is stored on the node; None if it is correct."""
+    if any(each > now_s for each in transition.times(node)):
+        why = "it has a stored time that is later than now: the clock was ahead"
+        return Refresh(node.name, why, node.version)
+    held, report = node.quarantine, node.report
+    if held is None or report is None or is_unknown(node, policy):
+        return None
+    after = release.with_blind_time(held, report, node.silent_s, now_s)
+    if after is held:
+        return None
+    if after.blind_at_s is not None:
+        why = f"{', '.join(release.blind_sensors(report, held))} cannot measure"
+    else:
+        why = "its sensors can measure again" if after.blind_s else "its time of health has restarted"
+    return Refresh(node.name, f"the proof of its health changes: {why}", node.version)
 
 
 def is_waiting(node: NodeView, now_s: float, policy: NodePolicy) -> bool:
     """True if the node is unhealthy and in service, and neither a cordon nor a waiver protects it."""
     if node.cordoned or is_tainted(node):
         return False
-    return bool(counted(node, now_s, policy))
+    return bool(waivers.counted(node, now_s, policy))
 
 
 def _hold_unknown(node: NodeView, now_s: float, policy: NodePolicy) -> Hold:
@@ -185,7 +205,7 @@ def _taint_or_hold(
     storm: StormState,
     policy: NodePolicy,
 ) -> QuarantineAction:
-    findings = counted(node, now_s, policy)
+    findings = waivers.counted(node, now_s, policy)
     if not findings:
         assert node.waiver is not None, "only a waiver covers findings"
         why = "an operator has released it, and no other fault has been found since"
@@ -199,8 +219,10 @@ def _taint_or_hold(
     reason = storm.reason_for(node.name)
     if reason is not None:
         return _hold_for(node, reason, findings, policy)
-    # The taint ends the waiver, so its evidence must include every confirmed finding, even a waived one.
-    confirmed = evidence.confirmed(evidence.weigh(node, bad, now_s), policy)
+    # The taint ends the waiver, so its evidence includes the waived findings too, as far as there is room.
+    new = {each.key for each in findings}
+    all_found = tuple(sorted(bad, key=lambda each: each.key not in new))
+    confirmed = evidence.confirmed(evidence.weigh(node, evidence.most(all_found), now_s), policy)
     return _taint(node, report, confirmed, NO_NEW_WORK)
 
 
@@ -314,14 +336,16 @@ def _drain_or_hold(
 def _forget_or_avoid(
     node: NodeView, report: Report, now_s: float, storm: StormState, policy: NodePolicy
 ) -> QuarantineAction | None:
-    if node.waiver is not None and report.clean_s >= release.required_health_s(node, now_s, policy):
+    is_over = waivers.not_waived(node, report.findings, now_s, policy) == report.findings
+    proven = report.clean_s >= release.required_health_s(node, now_s, policy)
+    if node.waiver is not None and is_over and proven:
         return Forget(node.name, "healthy for long enough: the waived findings are over", node.version)
     if node.waiver is not None and waivers.has_expired(node.waiver, now_s, policy):
         return Forget(node.name, "the operator's release has expired", node.version)
     if not policy.prefer_away or node.cordoned:
         return None
-    degraded = tuple(each for each in report.findings if each.level == DEGRADED)[:MAX_EVIDENCE]
-    found = waivers.not_waived(node, degraded, now_s, policy)
+    degraded = tuple(each for each in report.findings if each.level == DEGRADED)
+    found = evidence.most(waivers.not_waived(node, degraded, now_s, policy))
     if not found:
         return None
     left_s = policy.confirm_alone_s - max(each.held_s for each in found)

@@ -28,8 +28,13 @@ WHOLE_NODE = ("node", "driver", "sensor")
 
 
 def unhealthy(report: Report) -> tuple[NodeFinding, ...]:
-    """Return the unhealthy findings, but no more than a node's annotations can hold."""
-    return tuple(each for each in report.findings if each.level == UNHEALTHY)[:MAX_EVIDENCE]
+    """Return all unhealthy findings, worst first. Only `most` may cut them, once no filter is left."""
+    return tuple(each for each in report.findings if each.level == UNHEALTHY)
+
+
+def most(findings: tuple[NodeFinding, ...]) -> tuple[NodeFinding, ...]:
+    """Return as many of the first findings as are weighed, and as a node's annotations can hold."""
+    return findings[:MAX_EVIDENCE]
 
 
 def weigh(node: NodeView, findings: tuple[NodeFinding, ...], now_s: float) -> tuple[NodeFinding, ...]:

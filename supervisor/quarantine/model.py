@@ -5,7 +5,8 @@ can therefore die at any time, and its successor misses nothing.
 
 The times in a report (`_s`) are ages at the time of the report, on the node's own clock, so a wrong clock
 cannot condemn a node. Names that end in `_at_s` are seconds since the epoch on the clock of the deciding
-process, because data stored on a node outlives hosts and boots.
+process, because data stored on a node outlives hosts and boots. That clock may have been ahead:
+a stored time that is later than now is replaced by now (`transition.after`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ ACTIONS = ("none", "restart_app", "reset_gpu", "reboot_node", "replace", "contac
 NO_NEW_WORK, PREFER_NOT = "NoSchedule", "PreferNoSchedule"
 
 MAX_HISTORY = 16  # incidents kept per node; older ones no longer affect how long the node stays out
-MAX_EVIDENCE = 32  # keys kept per node, to bound the size of the annotation
+# Findings weighed and keys kept per node, to bound the size of the annotation. A real node has fewer: each of
+# 8 GPUs would need 16 different faults.
+MAX_EVIDENCE = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,9 @@ class Report:
     agent: str = ""  # the version of the agent's code; the operator's policy is no part of it
     blind: tuple[str, ...] = ()  # sensors that currently cannot measure
     devices: tuple[str, ...] = ()  # the UUID of each GPU that is present, or its serial number
+    # The sensors without which `clean_s` and `quiet_s` pause. An older agent names none, and does not pause.
+    clean_needs: tuple[str, ...] = ()
+    quiet_needs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +80,10 @@ class Quarantine:
     drain_at_s: float | None = None
     replace: tuple[str, ...] = ()  # GPUs that have to be replaced, sorted
     gpus: int = 0  # the node's number of GPUs, with those to be replaced; 0 if `replace` is empty
+    # Since when a sensor of the evidence has been blind, and for how long one was before, within the healthy
+    # time that the agent reports: only if that did not pause (`release.with_blind_time`).
+    blind_at_s: float | None = None
+    blind_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +187,15 @@ class Forget:
 
 
 @dataclass(frozen=True, slots=True)
+class Refresh:
+    """Correct what is stored on a node (`transition.after`). Its taint and its waiver remain."""
+
+    node: str
+    why: str
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Hold:
     """Postpone action on a node, or on all nodes if `node` is "", and decide again at `until_s`.
 
@@ -189,7 +208,7 @@ class Hold:
     alert: bool = False
 
 
-QuarantineAction: TypeAlias = "Taint | Drain | Release | Forget | Hold"
+QuarantineAction: TypeAlias = "Taint | Drain | Release | Forget | Refresh | Hold"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,9 @@ A few nodes cause many of the failures (Meta, arXiv 2410.21680). A node that has
 to fail again, and each failure costs a job more than doing without the node. So the lemon score counts a
 node's incidents, and each one doubles how long the node must be healthy.
 
+Time in which a sensor that found the fault could not measure proves nothing. The agent does not count it. For
+an agent of an older version, which does, the quarantine stores on the node when its sensors are blind.
+
 If a GPU must be replaced, the node returns only once that GPU is gone and another one is in its place:
 neither a boot nor time repairs it. An operator who knows better can remove the taint.
 """
@@ -12,9 +15,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from supervisor.quarantine import evidence
 from supervisor.quarantine.model import (
+    NO_NEW_WORK,
     Hold,
     NodePolicy,
     NodeView,
@@ -41,11 +46,9 @@ def release_quarantined(
 ) -> QuarantineAction:
     """Return a release if the node has been healthy for long enough since it was taken out; else a hold."""
     needed_s = required_health_s(node, now_s, policy)
-    clean_s = _clean_s(report, held, now_s)
-    blind = _blind(report, held)
-    if blind:
-        why = f"its agent reports no fault, but {', '.join(blind)} cannot measure"
-        return waiting(node, why, now_s - held.at_s, policy.alert_s, now_s)
+    clean_s = proof_s(report, held, now_s)
+    if blind := blind_sensors(report, held):
+        return _hold_blind(node, blind, held, now_s, policy)
     if held.replace and not is_remedied(node):
         why = f"{', '.join(held.replace)} must be replaced, and no other GPU has been seen in its place"
         return Hold(node.name, f"{why}: replace it, or remove the taint", alert=True)
@@ -66,22 +69,59 @@ def may_be_traded(node: NodeView, now_s: float, policy: NodePolicy) -> bool:
     if report is None or held is None or node.cordoned or not node.ready or evidence.unhealthy(report):
         return False
     return (
-        not _blind(report, held)
+        not blind_sensors(report, held)
         and is_remedied(node)
-        and policy.clean_s <= _clean_s(report, held, now_s) < required_health_s(node, now_s, policy)
+        and policy.clean_s <= proof_s(report, held, now_s) < required_health_s(node, now_s, policy)
     )
 
 
-def _clean_s(report: Report, held: Quarantine, now_s: float) -> float:
-    return min(report.clean_s, max(0.0, now_s - held.at_s))
+def proof_s(report: Report, held: Quarantine, now_s: float) -> float:
+    """Return for how long the node has proven its health since it was tainted."""
+    blind_s = held.blind_s + (0.0 if held.blind_at_s is None else now_s - held.blind_at_s)
+    return max(0.0, min(_reported_s(report, held), now_s - held.at_s) - blind_s)
 
 
-def _blind(report: Report, held: Quarantine) -> list[str]:
+def _reported_s(report: Report, held: Quarantine) -> float:
+    return report.clean_s if held.effect == NO_NEW_WORK else report.quiet_s
+
+
+def blind_sensors(report: Report, held: Quarantine) -> list[str]:
     """Return the sensors that found the fault and cannot measure now."""
     return sorted({*report.blind} & {*held.sources})
 
 
-def release_avoided(node: NodeView, report: Report, now_s: float, policy: NodePolicy) -> QuarantineAction:
+def with_blind_time(held: Quarantine, report: Report, silent_s: float, now_s: float) -> Quarantine:
+    """Return the taint with the time in which its sensors were blind, as far as the agent does not pause.
+
+    Returns the same object if nothing has changed. `silent_s` is the age of the report.
+    """
+    is_out = held.effect == NO_NEW_WORK
+    found = evidence.unhealthy(report) if is_out else report.findings
+    if found:
+        is_noted = held.blind_at_s is not None or held.blind_s > 0
+        return replace(held, blind_at_s=None, blind_s=0.0) if is_noted else held
+    blind = {*blind_sensors(report, held)} - {*(report.clean_needs if is_out else report.quiet_needs)}
+    since_s, healthy_s = held.blind_at_s, _reported_s(report, held) + silent_s
+    if since_s is not None:
+        # If the healthy time has restarted meanwhile, what was before it counts no longer.
+        blind_s = min(held.blind_s + now_s - since_s, healthy_s)
+        return held if blind else replace(held, blind_at_s=None, blind_s=blind_s)
+    if blind:
+        return replace(held, blind_at_s=now_s)
+    # The healthy time contains the blind time, unless it has restarted. Half of it: clocks differ a bit.
+    return replace(held, blind_s=0.0) if healthy_s < held.blind_s / 2 else held
+
+
+def _hold_blind(
+    node: NodeView, blind: Sequence[str], held: Quarantine, now_s: float, policy: NodePolicy
+) -> Hold:
+    why = f"its agent reports no fault, but {', '.join(blind)} cannot measure"
+    return waiting(node, why, now_s - held.at_s, policy.alert_s, now_s)
+
+
+def release_avoided(
+    node: NodeView, report: Report, held: Quarantine, now_s: float, policy: NodePolicy
+) -> QuarantineAction:
     """Return a release if the taint, which only makes work prefer other nodes, is obsolete; else a hold."""
     if not policy.prefer_away:
         return Release(node.name, "degraded nodes are no longer avoided", node.version)
@@ -89,10 +129,13 @@ def release_avoided(node: NodeView, report: Report, now_s: float, policy: NodePo
         age_s = evidence.age_s(node, report.findings)
         why = f"avoided: {evidence.describe(report.findings)}"
         return waiting(node, why, age_s, policy.repair_s, now_s)
-    if report.quiet_s < policy.clean_s:
-        until_s = now_s + policy.clean_s - report.quiet_s
-        return Hold(node.name, f"healthy for {report.quiet_s:.0f} of {policy.clean_s:.0f} s", until_s)
-    return Release(node.name, f"healthy for {report.quiet_s:.0f} s", node.version)
+    if blind := blind_sensors(report, held):
+        return _hold_blind(node, blind, held, now_s, policy)
+    quiet_s = proof_s(report, held, now_s)
+    if quiet_s < policy.clean_s:
+        until_s = now_s + policy.clean_s - quiet_s
+        return Hold(node.name, f"healthy for {quiet_s:.0f} of {policy.clean_s:.0f} s", until_s)
+    return Release(node.name, f"healthy for {quiet_s:.0f} s", node.version)
 
 
 def lemon_score(history: Sequence[PastQuarantine], now_s: float, policy: NodePolicy) -> float:

@@ -2,8 +2,11 @@
 
 A report names its node, but two machines can use one name after a renaming, a clone or a mistake. Their
 reports are never merged. The node object knows its machine's boot, so a report of another boot is refused. So
-are two machines' reports if nothing shows which of them is the node. A refusal does not go unnoticed:
+are two machines' reports if nothing shows which of them is the node. A machine that has rebooted, or whose
+agent was replaced by one that knows the machine's id, is still one machine. A refusal does not go unnoticed:
 `NodeView.refused` makes it an alert.
+
+The times here are never stored, so their clock must be one that is never set back.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ class BadReport(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A report, as JSON of `/v1/health`, and when it arrived on the clock of the deciding process."""
+    """A report, as JSON of `/v1/health`, and when it arrived."""
 
     node: str
     raw: Mapping[str, Any]
@@ -56,9 +59,10 @@ def heard(
     mine = [each for each in mine if each.at_s >= machine.boot_seen_at_s or _is_of(each, machine)]
     known = [each for each in mine if _is_of(each, machine)]
     strangers = [each for each in mine if not _is_of(each, machine)]
-    fresh = {_sender(each) for each in known if now_s - each.at_s <= policy.stale_s}
-    if len(fresh) > 1:
-        return _refused(node, f"{len(fresh)} machines report under its name ({_list(fresh)})")
+    fresh = [each for each in known if now_s - each.at_s <= policy.stale_s]
+    machines = {_sender(each) for each in fresh if not _precedes(each, fresh[-1], now_s, policy)}
+    if len(machines) > 1:
+        return _refused(node, f"{len(machines)} machines report under its name ({_list(machines)})")
     refused = ""
     if any(now_s - each.at_s <= policy.stale_s for each in strangers):
         others = _list({_sender(each) for each in strangers})
@@ -83,6 +87,33 @@ def _is_of(received: Received, machine: Machine) -> bool:
     return (not machine.boot_id or boot_id in ("", machine.boot_id)) and (
         not machine.machine_id or machine_id in ("", machine.machine_id)
     )
+
+
+def _precedes(older: Received, newer: Received, now_s: float, policy: NodePolicy) -> bool:
+    """True if the machine of `newer` sent `older` too, in an earlier boot or with an agent that knew less.
+
+    A clone has its original's machine id. But the original still reports after the clone has booted.
+    """
+    (boot_id, machine_id), (new_boot_id, new_machine_id) = _sender(older), _sender(newer)
+    if machine_id and new_machine_id and machine_id != new_machine_id:
+        return False
+    if boot_id == new_boot_id:
+        return boot_id != "" and machine_id != new_machine_id
+    up_s = _up_s(newer)
+    if up_s is not None:
+        return older.at_s <= newer.at_s - up_s
+    missed_s = policy.stale_s / 2  # two reports, which a machine that runs would have sent
+    return machine_id == new_machine_id != "" and now_s - older.at_s > missed_s
+
+
+def _up_s(received: Received) -> float | None:
+    """Return for how long the machine had been up; None if the agent does not report it."""
+    if received.raw.get("booted_s") is None:
+        return None
+    try:
+        return _number(received.raw, "at_s") - _number(received.raw, "booted_s")
+    except BadReport:
+        return None  # a report that is malformed is refused for that
 
 
 def _sender(received: Received) -> tuple[str, str]:
@@ -111,6 +142,8 @@ def read_report(raw: Mapping[str, Any]) -> Report:
     found = [each for each in found if each.level in (DEGRADED, UNHEALTHY)]
     found.sort(key=lambda each: (each.level == UNHEALTHY, evidence.severity((each,))), reverse=True)
     sensors = [_table(each, "sensors") for each in _items(raw, "sensors")]
+    # Every agent pauses its clean time while the GPUs are released.
+    released = tuple(_word(each, "name") for each in sensors) if raw.get("released") else ()
     return Report(
         tuple(found),
         _number(raw, "clean_s", 0.0),
@@ -120,6 +153,8 @@ def read_report(raw: Mapping[str, Any]) -> Report:
         _word(raw, "version"),
         tuple(_word(each, "name") for each in sensors if each.get("sees") is False),
         tuple(sorted({_device(gpu) for gpu in gpus} - {""})),
+        (*_words(raw, "clean_needs"), *released),
+        (*_words(raw, "quiet_needs"), *released),
     )
 
 

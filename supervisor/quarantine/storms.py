@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from supervisor.quarantine import cohorts, evidence
+from supervisor.quarantine import cohorts, evidence, waivers
 from supervisor.quarantine.breaker import is_out, is_unknown
 from supervisor.quarantine.cohorts import Reason
 from supervisor.quarantine.model import NodeFinding, NodePolicy, NodeView, PoolView
@@ -95,11 +95,10 @@ def _troubles(candidates: Iterable[NodeView], now_s: float, policy: NodePolicy) 
     for node in candidates:
         if node.report is None or node.cordoned or is_unknown(node, policy):
             continue  # someone is working on a cordoned node, so trouble is expected there
-        found = evidence.unhealthy(node.report)
+        found = waivers.counted_or_all(node, now_s, policy)
         if found:
-            weighed = evidence.weigh(node, found, now_s)
             own = _signatures(
-                [each for each in weighed if _is_due(each, node.silent_s, policy) and evidence.is_sure(each)]
+                [each for each in found if _is_due(each, node.silent_s, policy) and evidence.is_sure(each)]
             )
             yield _Trouble(evidence.age_s(node, found), node, True, own, _signatures(found))
         # a node that is out may be under repair

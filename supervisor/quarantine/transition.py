@@ -1,9 +1,18 @@
-"""Compute the state of a node after an action, for one patch of the node. Pure."""
+"""Compute the state of a node after an action, for one patch of the node. Pure.
+
+A stored time can be later than now, if the clock of the deciding process was ahead when it was stored. Until
+it had passed, a release by an operator would cover faults that began after it, nothing would become an alert,
+and no proof of health would begin. Such a time is therefore replaced by now, and the correction is stored:
+if each decision only counted it as now, it would move on with each.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
+from supervisor.quarantine import release
+from supervisor.quarantine.breaker import is_unknown
 from supervisor.quarantine.model import (
     MAX_EVIDENCE,
     MAX_HISTORY,
@@ -16,6 +25,7 @@ from supervisor.quarantine.model import (
     PastQuarantine,
     Quarantine,
     QuarantineAction,
+    Refresh,
     Release,
     Taint,
     Waiver,
@@ -35,8 +45,47 @@ def after(node: NodeView, action: QuarantineAction, now_s: float, policy: NodePo
         return replace(node, quarantine=None, released_at_s=now_s) if node.quarantine else node
     if isinstance(action, Forget):
         return replace(node, waiver=None)
+    if isinstance(action, Refresh):
+        return _refreshed(node, now_s, policy)
     assert isinstance(action, Hold)
     return node
+
+
+def _refreshed(node: NodeView, now_s: float, policy: NodePolicy) -> NodeView:
+    node = _without_future(node, now_s)
+    held, report = node.quarantine, node.report
+    if held is None or report is None or is_unknown(node, policy):
+        return node
+    return replace(node, quarantine=release.with_blind_time(held, report, node.silent_s, now_s))
+
+
+def _without_future(node: NodeView, now_s: float) -> NodeView:
+    """Return the node with now in place of all stored times that are later."""
+    held, waiver, released_at_s = node.quarantine, node.waiver, node.released_at_s
+    if held is not None:
+        drain_at_s = None if held.drain_at_s is None else min(held.drain_at_s, now_s)
+        blind_at_s = None if held.blind_at_s is None else min(held.blind_at_s, now_s)
+        held = replace(held, at_s=min(held.at_s, now_s), drain_at_s=drain_at_s, blind_at_s=blind_at_s)
+    return replace(
+        node,
+        quarantine=held,
+        waiver=None if waiver is None else replace(waiver, at_s=min(waiver.at_s, now_s)),
+        history=tuple(replace(each, at_s=min(each.at_s, now_s)) for each in node.history),
+        released_at_s=None if released_at_s is None else min(released_at_s, now_s),
+    )
+
+
+def times(node: NodeView) -> Iterator[float]:
+    """Yield each time that is stored on the node."""
+    held, waiver = node.quarantine, node.waiver
+    if held is not None:
+        yield from (each for each in (held.at_s, held.drain_at_s, held.blind_at_s) if each is not None)
+    if waiver is not None:
+        yield waiver.at_s
+    if node.released_at_s is not None:
+        yield node.released_at_s
+    for each in node.history:
+        yield each.at_s
 
 
 def released_by_operator(node: NodeView, now_s: float) -> NodeView:
@@ -44,9 +93,11 @@ def released_by_operator(node: NodeView, now_s: float) -> NodeView:
     held = node.quarantine
     if held is None:
         return node
-    known = {*held.evidence, *(node.waiver.evidence if node.waiver else ())}
+    # What has just been released comes first, because the waiver must not leave it out.
+    before = [key for key in (node.waiver.evidence if node.waiver else ()) if key not in held.evidence]
+    known = (*held.evidence, *before)[:MAX_EVIDENCE]
     boot_id = node.report.boot_id if node.report is not None else ""
-    waiver = Waiver(tuple(sorted(known))[:MAX_EVIDENCE], now_s, boot_id)
+    waiver = Waiver(tuple(sorted(known)), now_s, boot_id)
     return replace(node, quarantine=None, waiver=waiver, released_at_s=now_s)
 
 
@@ -55,7 +106,9 @@ def _tainted(node: NodeView, action: Taint, now_s: float, policy: NodePolicy) ->
     record = (action.evidence, action.action, action.sources, action.boot_id)
     gpus = (action.replace, action.gpus)
     if held is not None and held.effect == action.effect:
-        updated = Quarantine(*record, held.at_s, action.effect, held.drain_at_s, *gpus)
+        updated = Quarantine(
+            *record, held.at_s, action.effect, held.drain_at_s, *gpus, held.blind_at_s, held.blind_s
+        )
         return replace(node, quarantine=updated)
     history = node.history
     if action.effect == NO_NEW_WORK:

@@ -9,7 +9,27 @@ with a fault forever.
 
 from __future__ import annotations
 
+from supervisor.quarantine import evidence
 from supervisor.quarantine.model import NodeFinding, NodePolicy, NodeView, Waiver
+
+
+def counted(node: NodeView, now_s: float, policy: NodePolicy) -> tuple[NodeFinding, ...]:
+    """Return the unhealthy findings that no waiver covers, worst first, weighed with each other."""
+    if node.report is None:
+        return ()
+    findings = not_waived(node, evidence.unhealthy(node.report), now_s, policy)
+    return evidence.weigh(node, evidence.most(findings), now_s)
+
+
+def counted_or_all(node: NodeView, now_s: float, policy: NodePolicy) -> tuple[NodeFinding, ...]:
+    """Return the findings that say when the node fell ill: the counted ones, or all if a waiver covers all.
+
+    An old finding that an operator has waived must not make the new ones look old.
+    """
+    found = counted(node, now_s, policy)
+    if found or node.report is None:
+        return found
+    return evidence.weigh(node, evidence.most(evidence.unhealthy(node.report)), now_s)
 
 
 def not_waived(

@@ -28,7 +28,7 @@ JobPhase: TypeAlias = Literal["forming", "running", "looking", "securing", "savi
 # The phases of a job and the text that users see. The journal, status and metrics contain the names.
 PHASES: Mapping[str, str] = MappingProxyType(
     {
-        "forming": "starting",
+        "forming": "forming",
         "running": "running",
         "looking": "finding out which rank hangs",  # only in journals and status files from before 0.1.0
         "securing": "securing the state",
@@ -189,7 +189,7 @@ class OpenIncident:
     evidence: tuple[str, ...] = ()
     stacks: tuple[tuple[tuple[int, ...], str], ...] = ()
     looked_ns: int = 0
-    secured_ns: int = 0
+    secured_ns: int = 0  # when the next decision used the secured state, see `survived_ns`
     decided_ns: int = 0
     cause: Fault | None = None
     remedy: str = ""
@@ -204,6 +204,10 @@ class OpenIncident:
     measure: str = field(default="", compare=False, metadata=UNRECORDED)  # the part of `why` after the cause
     # the number of the last request to save the state while the group lacks a member (`Preserve`)
     preserved: int = field(default=0, compare=False, metadata=UNRECORDED)
+    # when all survivors had reported that their state is secured, which can be long before the next decision
+    survived_ns: int = field(default=0, compare=False, metadata=UNRECORDED)
+    # when there were enough members again, if the group waited for another one to connect; 0 if it did not
+    manned_ns: int = field(default=0, compare=False, metadata=UNRECORDED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +255,9 @@ class JobState:
     unbegun: PendingStart | None = None  # set until the current generation completes a step
     finished: bool = False  # the script ran to its end, and the state to save is its last one
     end: End | None = None  # an end that no user requested, carried out once the state is saved
+    # the members without ranks that were there when the run's end was decided, and were ordered to end too;
+    # only on a cluster, where the Supervision holds them
+    bystanders: tuple[str, ...] = field(default=(), metadata=UNRECORDED)
     # `End.completion` of the end that was decided
     completion: Completion | None = field(default=None, compare=False, metadata=UNRECORDED)
 
@@ -276,6 +283,8 @@ class MemberView:
     report: MemberReport | None = None
     heard_ns: int = 0  # when this supervisor received the member's first report
     well_ns: int = 0  # when the member last reported that its launcher responds
+    # True while the backend lists the member, even if it counts as lost and therefore does not exist
+    is_listed: bool = field(default=False, metadata=UNRECORDED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -449,6 +458,8 @@ class Policy:
     from_scratch: bool = False  # begin at step 0, regardless of what is on storage
     # a controller outside Holdfast creates the members, so the replacement of a lost one can take minutes
     members_created_externally: bool = field(default=False, metadata=UNRECORDED)
+    # False: a checkpoint would be lost with the pod that wrote it, so none is written or announced
+    has_storage: bool = field(default=True, metadata=UNRECORDED)
 
 
 @dataclass(frozen=True, slots=True)

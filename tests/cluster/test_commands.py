@@ -170,8 +170,22 @@ def test_a_job_is_stopped(installed: ClusterUnderTest, namespaces: Namespaces) -
     job.trains()
     lines = holdfast("stop", "--job", f"{job.namespace}/gpt").splitlines()
     assert lines[0] == f"stopping job {job.namespace}/gpt"
-    assert lines[-1].startswith("ended: ")
-    assert job.status()["phase"] == "ended"
+    [ended] = [line for line in lines if line.startswith("ended: ")]
+    assert "without a checkpoint: the job has no storage for checkpoints" in ended
+    assert any(line.endswith(f"kubectl -n {job.namespace} delete job/gpt") for line in lines)
+    assert "reported no usable checkpoint" in holdfast("checkpoints", "--job", f"{job.namespace}/gpt")
+    before = job.status()
+    assert (before["phase"], before["exitCode"]) == ("ended", 130)
+    assert before["step"] > 0
+
+    def has_ended_again() -> bool | None:
+        """True once the Job's controller has created more pods, and all pods have ended."""
+        phases = [pod["status"]["phase"] for pod in job.pods()]
+        return True if len(phases) > 2 and set(phases) == {"Failed"} else None
+
+    job.until(has_ended_again, "the owner's next pods end too", COMMAND_S)
+    shown = ("phase", "step", "ettr", "message", "exitCode")
+    assert {name: job.status()[name] for name in shown} == {name: before[name] for name in shown}
     done = attempt("stop", "--job", f"{job.namespace}/gpt")
     assert done.returncode == 2
     assert "is not running" in done.stderr

@@ -60,7 +60,7 @@ def stored_job(
 
 def saved_steps(server: ObjectServer) -> list[int]:
     """Return the steps of the published checkpoints, in order."""
-    keys = [key for key in server.stored() if key.endswith(MANIFEST)]
+    keys = [key for key in server.filled() if key.endswith(MANIFEST)]
     return [int(key.split("/")[-2].removeprefix("step-")) for key in keys]
 
 
@@ -74,7 +74,7 @@ def test_checkpoints_are_published_and_old_ones_deleted(
         return True if len(found) == 2 and found[0] > first[0] else None
 
     stored_job.until(look, "a newer checkpoint, and the first one is deleted", SAVED_S)
-    folders = {key.split("/")[2] for key in server.stored() if "/step-" in key}
+    folders = {key.split("/")[2] for key in server.filled() if "/step-" in key}
     assert len(folders) <= 3, "the checkpoints kept and the one being written"
 
 

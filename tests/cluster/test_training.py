@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from supervisor.admission import pod_layout
 from tests.cluster.apparatus.kubernetes_cluster import EXAMPLES, ClusterUnderTest, Json
 from tests.cluster.apparatus.namespaces import Namespaces
 from tests.cluster.apparatus.training_job import (
@@ -171,6 +172,41 @@ def admitted(cluster: ClusterUnderTest, namespace: str, pod: Json) -> str:
     for name in ("uid", "creationTimestamp", "namespace"):
         found["metadata"].pop(name, None)
     return _RANDOM.sub("kube-api-access", json.dumps(found, sort_keys=True))
+
+
+@pytest.mark.parametrize("name", ["job", "pytorchjob"])
+@pytest.mark.parametrize("own", [None, {"runAsNonRoot": True}], ids=["no context", "not root"])
+def test_an_image_names_the_user_of_the_training_and_the_sidecar_is_another(
+    name: str, own: Json | None, installed: ClusterUnderTest, namespaces: Namespaces
+) -> None:
+    """Only `USER` in the image names the user. The pod trains, and recovers from snapshots of that user."""
+    if name == "pytorchjob" and not has(installed, PYTORCHJOBS):
+        refuse(f"this cluster has no {PYTORCHJOBS}: install Kubeflow's training operator 1.x")
+    objects = example(f"{name}.yaml", "--steps=1000000", "--pace=0.05")
+    for template in pods_in(objects):
+        template["spec"].pop("securityContext")
+        trainer = template["spec"]["containers"][0]
+        trainer.pop("securityContext")
+        trainer.update({"securityContext": own} if own else {})  # the operator's own container is root
+    job = TrainingJob(installed, namespaces.make("baseline"), objects)
+    job.start()
+    job.reaches(1)
+    pod = job.rank_pod(0)
+    users = [
+        installed.kubectl("exec", "-n", job.namespace, pod, "-c", container, "--", "id", "-u").strip()
+        for container in (job.container, pod_layout.SIDECAR)
+    ]
+    assert users == ["1000", "65532" if own else "0"]
+    before = job.observe()
+    job.signal_rank(0, signal.SIGKILL)
+    job.recovered(before)
+    installed.kubectl("delete", "pod", "-n", job.namespace, job.rank_pod(1), "--wait=false")
+    job.until(
+        lambda: job.observe().incidents > before.incidents + 1 or None, "a second incident", RECOVERED_S
+    )
+    job.trains(RECOVERED_S)
+    assert job.step() > 1, "the new pod has fetched the state from the other one"
+    namespaces.delete(job.namespace)
 
 
 def test_the_pods_of_the_twin_equal_its_template(trainings: Trainings) -> None:

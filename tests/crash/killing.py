@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
-from holdfast.checkpoint import directory, retention, sharing, writer
+from holdfast.checkpoint import directory, removal, retention, sharing, writer
 from holdfast.fileio import bulk_copy, durable, range_writer
 from holdfast.snapshot import arena, commit_records, private_store, slot_file
 from tests.sandbox import in_child
@@ -23,8 +23,8 @@ T = TypeVar("T")
 
 # The modules that change anything outside the process. A kill elsewhere has the same effect as one in these.
 _MODULES = (
-    *(arena, bulk_copy, commit_records, directory, durable, private_store, range_writer, retention, sharing),
-    *(shutil, slot_file, writer),
+    *(arena, bulk_copy, commit_records, directory, durable, private_store, range_writer, removal, retention),
+    *(sharing, shutil, slot_file, writer),
 )
 TRACED = {module.__file__ for module in _MODULES}
 

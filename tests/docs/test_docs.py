@@ -22,6 +22,7 @@ from supervisor.cli import checkpoints, parser
 from supervisor.cli.commands import RunOptions
 from supervisor.cli.option_table import COMMANDS
 from supervisor.cluster.adoption.pod_facts import MAX_MEMBERS
+from supervisor.cluster.adoption.workload_kinds import shipped
 from supervisor.decision.transition import TRANSITIONS, mermaid
 from supervisor.fault_kinds import FAULT_KINDS
 from supervisor.observability import incident_record
@@ -232,3 +233,14 @@ def test_the_page_on_kubernetes_lists_each_annotation_with_what_it_accepts_and_m
         expected[key] = f"{accepts} | {option.help}"
     assert found == expected
     assert f"up to {MAX_MEMBERS:,} members and up to {MAX_JOB_RANKS:,} ranks in all" in page
+
+
+def test_the_guide_says_how_to_halt_the_owners_that_the_table_of_kinds_says_can_be_halted() -> None:
+    text = (ROOT / "docs" / "kubernetes.md").read_text().partition("## Stopping a job")[2]
+    rows = [line.split("|") for line in text.splitlines() if line.startswith("| ")][1:]
+    halts = {(row.kind, row.halt.rpartition(".")[2]): row.halt for row in shipped().owners}
+    for _, kinds, _, how, _ in rows[:5]:
+        for kind in kinds.strip().split(", "):
+            halt = next(halts[kind, word] for word in ("suspend", "replicas") if (kind, word) in halts)
+            expected = {"spec.replicas": "--replicas=0"}.get(halt, halt)
+            assert expected in how.replace('"spec": {"suspend": true}', "spec.suspend"), kind

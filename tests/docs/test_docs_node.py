@@ -70,7 +70,7 @@ FOUND = HealthFinding(
 SEES = SensorStatus("sysfs", True, "", 3, 2, 0.01, False, (Omission("aer", "the firmware keeps it"),))
 PUBLISHED = Published(
     100.0, verdicts([FOUND], []), (SEES,),
-    clean_time=CleanTime(1.0, 100.0, 100.0),
+    clean_time=CleanTime(1.0, 100.0, 100.0, needs=(frozenset({"kmsg"}), frozenset({"kmsg"}))),
     facts={
         "driver": {"driver": "575"},
         "gpu/0000:3b:00.0": {
@@ -80,8 +80,8 @@ PUBLISHED = Published(
     released=Released(5.0, True),
 )  # fmt: skip
 ABOUT = {
-    "node": "vm", "machine_id": "m", "provider_id": "", "boot_id": "b", "version": "v", "policy": "p",
-    "test": False,
+    "node": "vm", "machine_id": "m", "provider_id": "", "boot_id": "b", "booted_s": 1.0,
+    "version": "v", "policy": "p", "test": False,
 }  # fmt: skip
 HEALTH = report.health_report(PUBLISHED, ABOUT)
 
@@ -195,6 +195,8 @@ def test_every_key_of_a_policy_file_is_in_the_page() -> None:
         f"codes of events, each with {quotas.MAX_VARIANTS} variants of {bursts.MAX_BURSTS} bursts; "
         f"for GPUs, NVSwitches and "
         f"the node itself up to {quotas.MAX_OWN} of each",
+        f"{quotas.MAX_OWN // quotas.LOST_SHARE} of {quotas.MAX_OWN}, "
+        f"{quotas.MAX_EVENTS // quotas.LOST_SHARE} of {quotas.MAX_EVENTS}",
         f"has left the node for {retention.DEPARTED_S / 86400:g} days",
         f"arrives more than {events.AFTER_S:g} s after the code",
         f"within {growth.TOGETHER_S:g} s of the growth",

@@ -84,7 +84,7 @@ class ObjectServer:
         self.buckets: dict[str, dict[str, _Object]] = {"checkpoints": {}}
         self.requests: list[Request] = []
         self.interfere: Interference = lambda _: None
-        self.obeys_conditions = True
+        self.ignored_conditions: frozenset[str] = frozenset()  # "If-Match", "If-None-Match"
         self.ages_s = 0.0  # the age that objects written from now on have from the start
         self.lock = threading.Lock()
         self._numbers = itertools.count()
@@ -110,6 +110,11 @@ class ObjectServer:
     def stored(self, bucket: str = "checkpoints") -> list[str]:
         with self.lock:
             return sorted(self.buckets[bucket])
+
+    def filled(self, bucket: str = "checkpoints") -> list[str]:
+        """Return the keys of the objects that are not empty, unlike manifests of removed checkpoints."""
+        with self.lock:
+            return sorted(key for key, each in self.buckets[bucket].items() if each.bytes)
 
     def content(self, key: str, bucket: str = "checkpoints") -> bytes:
         return self.buckets[bucket][key].path.read_bytes()
@@ -225,7 +230,7 @@ class _Handler(BaseHTTPRequestHandler):
         if request.method == "PUT":
             with self.store.lock:
                 present = objects.get(request.key)
-                if self.store.obeys_conditions and not _holds(request, present):
+                if not _holds(request, present, self.store.ignored_conditions):
                     status = 404 if present is None else 412
                 else:
                     self.store.store(request.bucket, request.key, *body)
@@ -316,10 +321,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
 
-def _holds(request: Request, present: _Object | None) -> bool:
-    if request.conditions.get("If-None-Match") == "*":
+def _holds(request: Request, present: _Object | None, ignored: frozenset[str]) -> bool:
+    conditions = {name: value for name, value in request.conditions.items() if name not in ignored}
+    if conditions.get("If-None-Match") == "*":
         return present is None
-    wanted = request.conditions.get("If-Match")
+    wanted = conditions.get("If-Match")
     return wanted is None or (present is not None and wanted.strip('"') == present.e_tag)
 
 

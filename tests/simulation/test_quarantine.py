@@ -19,6 +19,7 @@ from supervisor.quarantine.model import (
     PastQuarantine,
     PoolView,
     QuarantineAction,
+    Refresh,
     Release,
     Report,
     Taint,
@@ -116,7 +117,7 @@ def fresh_pool() -> PoolView:
 
 
 HISTORIES = st.lists(
-    st.tuples(changes(), st.sampled_from([0.0, 60.0, 3600.0, 2 * DAY_S]), st.booleans()),
+    st.tuples(changes(), st.sampled_from([0.0, 60.0, 3600.0, 2 * DAY_S, -DAY_S]), st.booleans()),
     min_size=1,
     max_size=6,
 )
@@ -135,6 +136,9 @@ def check(pool: PoolView, actions: list[QuarantineAction], policy: NodePolicy) -
         assert stands.total - stands.out - stands.unknown >= policy.min_serving
     for each in actions:
         node = node_of(pool, each.node)
+        if isinstance(each, Refresh):
+            assert breaker.is_out(node_of(after, each.node)) == breaker.is_out(node)
+            continue
         assert not breaker.is_unknown(node, policy), "acts on an unknown node"
         assert node.report is not None
         bad = evidence.unhealthy(node.report)

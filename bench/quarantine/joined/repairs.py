@@ -165,6 +165,8 @@ class Repairs:
                 node.false.pop(node.machine.gpus[slot].entity, None)
             self.remedied(node, "reset_gpu", slots)
             self.events.look(node)
+            if node.standing.quarantine is None:
+                node.standing = replace(node.standing, busy=not node.standing.cordoned)
         if unseen:
             self.pool.after(STARTED_S, partial(self.events.start, node))
         self._finish(node)
@@ -197,7 +199,16 @@ class Repairs:
             elif not self._persists(node, fault) and not fault.is_dormant:
                 fault.is_dormant = True
                 self.pool.tally.count("hidden_by_a_remedy")
-                self.pool.after(self._mean(self.guesses.returns_s), partial(self.events.again, node, fault))
+                self.pool.after(self._mean(self.guesses.returns_s), partial(self._show_again, node, fault))
+
+    def _show_again(self, node: JoinedNode, fault: NodeFault) -> None:
+        """Let a fault that a remedy has hidden show itself again, once the node runs."""
+        if fault not in node.faults or not fault.is_dormant:
+            return
+        if node.is_down:
+            self.pool.after(BOOT_S, partial(self._show_again, node, fault))
+        else:
+            self.events.again(node, fault)
 
     def _persists(self, node: JoinedNode, fault: NodeFault) -> bool:
         gpu = node.machine.gpus[fault.slot]
@@ -212,6 +223,8 @@ class Repairs:
             self.pool.after(self._mean(self.guesses.recurs_s), partial(self._come_again, node, fault))
 
     def _come_again(self, node: JoinedNode, fault: NodeFault) -> None:
+        if self.pool.now_s >= self.events.until_s:
+            return  # nothing begins then, or a lemon might never be repaired for good
         if node.is_down or (fault.device and all(gpu.uuid != fault.device for gpu in node.machine.gpus)):
             return
         self.events.again(node, fault)
@@ -235,6 +248,8 @@ class Repairs:
             self.pool.tally.count("repaired_after_an_alert")
             self._in_progress.add(node.name)
             self.pool.touch(node)
+            # The operator ends the work first: a GPU that is being reset does not respond, a second witness.
+            node.standing = replace(node.standing, busy=False)
             self.carry_out(node, REMEDIES[needs])
         elif node.is_ill and not node.faults:
             self.pool.tally.count("cleared_by_operators")

@@ -62,6 +62,7 @@ class WarmPool:
     `tries` counts the same, but is also reset to 0 when ranks begin to wait.
 
     `watch` watches every process that the pool makes. `after` schedules a call after a number of seconds.
+    `explain` adds the reason to the ending of a process that the kernel may have killed.
     `strategy` is "park" (fork from a zygote), "spawn" (start an interpreter for each process) or "cold" (make
     no warm processes).
     """
@@ -73,6 +74,7 @@ class WarmPool:
     after: Callable[[float, Callable[[], None]], None]
     strategy: str = "park"
     zygote: Zygote | None = None
+    explain: Callable[[Ending], Ending] = lambda ended: ended
     # The processes in the pool, by local rank.
     processes: dict[int, WorkerProcess] = field(default_factory=dict)
     failures: int = 0
@@ -337,7 +339,7 @@ class WarmPool:
         status = zygote.lost()
         printed = logs.tail(zygote.log, UNJOINED_BYTES) if zygote.log is not None else ""
         took_s = time.monotonic() - self._opened_s if not zygote.ready else 0.0
-        self.failed(zygote_ending(status, printed, time.monotonic_ns()), zygote.log, took_s)
+        self.failed(self.explain(zygote_ending(status, printed, time.monotonic_ns())), zygote.log, took_s)
 
     def _go_cold(self) -> None:
         """Stop making warm processes: a script that uses a GPU before it joins must know its rank first."""

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from holdfast.errors import BadInput
+from holdfast.process import event_loop
 from supervisor.cli.commands import ClusterOptions
 from supervisor.kubernetes.access import ClusterNotConfigured
 from supervisor.kubernetes.client import ApiServer, connect
@@ -72,10 +73,19 @@ def connected(options: ClusterOptions) -> Iterator[ClusterConnection]:
             try:
                 yield ClusterConnection(loop, server)
             finally:
+                _cancel_requests(loop)
                 loop.run_until_complete(server.close())
     finally:
+        _cancel_requests(loop)
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
+
+
+def _cancel_requests(loop: asyncio.AbstractEventLoop) -> None:
+    """End the request that Ctrl-C has interrupted. Otherwise asyncio would print that it was destroyed."""
+    requests = asyncio.all_tasks(loop)
+    if requests:
+        loop.run_until_complete(event_loop.end(requests))
 
 
 @contextmanager

@@ -6,9 +6,11 @@ import time
 
 from holdfast.errors import BadInput
 from supervisor.cli import commands, control
+from supervisor.cli.on_cluster import stopped_owner
 from supervisor.cli.on_cluster.job_source import READ_S, NamedJob
 from supervisor.cluster.supervision.status_fields import DRILL_DONE
 from supervisor.controller.drills import LIMIT_S
+from supervisor.display.screen import say_all
 from supervisor.kubernetes.errors import Conflict, NotFound, ServerUnreachable
 
 # How long the supervisor has to read the request, carry out the drill, and write the result.
@@ -17,10 +19,18 @@ DRILL_TRIES = 8  # attempts at a conditional write, which fails if the superviso
 
 
 def stop(job: NamedJob, command: commands.Stop) -> int:
-    """Stop the job, wait until it has ended, and return the exit code. Raises `BadInput`."""
+    """Stop the job, wait until it has ended, and return the exit code. Raises `BadInput`.
+
+    Then say what the owner of the pods does next, because only a user can end or suspend the owner.
+    """
     _check_running(job, "stop")
     job.change({"stop": "now" if command.now else "graceful"})
-    return control.follow_end(job, str(job.path), command)
+    follow_up = stopped_owner.follow_up(job.spec, job.namespace, job.name, command.context)
+    code = control.follow_end(job, str(job.path), command, {"owner": follow_up.as_json()})
+    has_finished = (job.status() or {}).get("exit_code") == 0  # the owner has its result
+    if not command.json and not job.is_gone and not has_finished:
+        say_all(follow_up.lines())
+    return code
 
 
 def inject(job: NamedJob, command: commands.Inject) -> int:

@@ -21,6 +21,7 @@ FindingState: TypeAlias = Literal["ok", "problem", "unknown"]
 INSTALL = "install Holdfast: `kubectl apply -k manifests/default`"
 AGAIN = "recreate the pod: an existing pod cannot be injected"
 YOUNG_S = 20.0  # a pod that has not run this long may still be connecting
+_OUT_OF_MEMORY = "OOMKilled"  # the reason of a container that the kernel has killed
 _STARTING = ("ContainerCreating", "PodInitializing")  # reasons of a container that is starting normally
 
 
@@ -160,7 +161,7 @@ def examine(pod: KubernetesObject, around: PodSurroundings) -> DoctorFinding:
     """Return the first problem that keeps a pod from being supervised, or an "ok" finding."""
     metadata = pod["metadata"]
     what = f"pod {metadata['namespace']}/{metadata['name']}"
-    problem = _not_injected(pod, around) or _not_running(pod)
+    problem = _not_injected(pod, around) or _out_of_memory(pod) or _not_running(pod)
     if problem is not None:
         return DoctorFinding("problem", what, *problem)
     phase = mapping(pod.get("status")).get("phase")
@@ -225,6 +226,24 @@ def _not_running(pod: KubernetesObject) -> tuple[str, str] | None:
     return None
 
 
+def _out_of_memory(pod: KubernetesObject) -> tuple[str, str] | None:
+    """Return which container of the pod has ended at its memory limit, and a remedy; None if none has."""
+    limits = {
+        each.get("name"): mapping(mapping(each.get("resources")).get("limits")).get("memory")
+        for each in mapping(pod.get("spec")).get("containers") or ()
+    }
+    for each in mapping(pod.get("status")).get("containerStatuses") or ():
+        state = mapping(each.get("state"))
+        if "running" in state:
+            continue
+        ended = mapping(state.get("terminated")) or mapping(mapping(each.get("lastState")).get("terminated"))
+        if ended.get("reason") == _OUT_OF_MEMORY:
+            limit = limits.get(each.get("name"))
+            text = f"its container {each.get('name')} was killed at its memory limit"
+            return f"{text} of {limit}" if limit else text, "raise resources.limits.memory of this container"
+    return None
+
+
 def _not_supervised(pod: KubernetesObject, around: PodSurroundings) -> tuple[str, str] | None:
     """Return why a running, injected pod is not supervised, and a remedy; None if it is supervised."""
     name, member = _job_of(pod, around.jobs)
@@ -232,7 +251,7 @@ def _not_supervised(pod: KubernetesObject, around: PodSurroundings) -> tuple[str
     reach = f"a NetworkPolicy may block its connection to {pod_layout.SUPERVISOR_URL}"
     if member is not None:
         if member.get("connected"):
-            return None
+            return _without_launcher(pod, member)
         return f"its sidecar is not connected to the supervisor of job {name}", f"{reach}; {see}"
     if refused := _refusals(around):
         return (
@@ -258,6 +277,17 @@ def _running_since_s(pod: KubernetesObject) -> float:
         for each in mapping(pod.get("status")).get(key) or ()
     )
     return max((seconds_of(each.get("startedAt")) or 0.0 for each in states), default=0.0)
+
+
+def _without_launcher(pod: KubernetesObject, member: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return why the pod's sidecar cannot reach its launcher, and a remedy; None if it can."""
+    why = member.get("launcher_error")
+    if not why:
+        return None
+    return (
+        f"Holdfast can start no ranks in it: {_one_line(why)}",
+        f"see `kubectl logs {pod['metadata']['name']}`",
+    )
 
 
 def _job_of(pod: KubernetesObject, jobs: Sequence[KubernetesObject]) -> tuple[str, Mapping[str, Any] | None]:

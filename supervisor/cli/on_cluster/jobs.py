@@ -9,6 +9,7 @@ from typing import Any
 
 from holdfast.errors import BadInput
 from supervisor.cli import commands
+from supervisor.cli.api_client import AGED_S, age_of, is_current, outdated
 from supervisor.cli.on_cluster.connection import NOT_INSTALLED, ClusterConnection
 from supervisor.cli.on_cluster.resource import mapping, recent_of, view_of
 from supervisor.cluster.supervision.contents import SUPERVISIONS
@@ -17,7 +18,7 @@ from supervisor.display.screen import say, say_all, say_json
 from supervisor.kubernetes.client import KubernetesObject
 from supervisor.kubernetes.errors import NotFound
 from supervisor.observability.incident_record import SCHEMA
-from supervisor.wording import number, percent, seconds, table, what
+from supervisor.wording import count, ettr, seconds, table, what
 
 _RIGHT = frozenset({3, 4, 5, 6})
 
@@ -30,10 +31,11 @@ def show(connection: ClusterConnection, command: commands.Jobs) -> int:
     except NotFound:
         raise BadInput(NOT_INSTALLED) from None
     rows = sorted((each["row"] for each in found.objects), key=lambda row: (row["namespace"], row["name"]))
+    now_s = time.time()
     if command.json:
-        say_json(rows)
+        say_json([_with_age(each, now_s) for each in rows])
     elif rows:
-        say_all(lines(rows, time.time(), with_namespace=command.all_namespaces))
+        say_all(lines(rows, now_s, with_namespace=command.all_namespaces))
     elif namespace:
         say(f"no jobs in namespace {namespace!r}: `holdfast jobs -A` lists the jobs of all namespaces")
     else:
@@ -67,7 +69,12 @@ def row_of(found: KubernetesObject) -> dict[str, Any]:
         "last_incident": f"{last.get('id')}: {what(last)}" if last else None,
         "exit_code": view.get("exit_code"),
         "created": seconds_of(metadata.get("creationTimestamp")),
+        "updated": view.get("updated"),
     }
+
+
+def _with_age(row: Mapping[str, Any], now_s: float) -> dict[str, Any]:
+    return {**row, "age_s": age_of(row, now_s), "current": is_current(row, now_s)}
 
 
 def seconds_of(timestamp: object) -> float | None:
@@ -87,17 +94,21 @@ def lines(rows: Sequence[Mapping[str, Any]], now_s: float, *, with_namespace: bo
             str(row["name"]),
             str(row["kind"] or "-"),
             _ranks(row),
-            number(row["step"], 1) if row["step"] is not None else "-",
-            percent(row["ettr"]) if isinstance(row["ettr"], float) else "-",
+            f"{row['step']:,}" if isinstance(row["step"], int) else "-",
+            _ettr(row),
             seconds(max(0.0, now_s - row["created"])) if row["created"] is not None else "-",
-            _phase(row),
+            _phase(row, now_s),
             _last(row),
         )
         for row in rows
     ]
+    old = [age_of(row, now_s) or 0.0 for row in rows if is_current(row, now_s) is False]
+    of_jobs = count(len(old), "job") if len(old) < len(rows) else "all jobs"
+    warning = [f"warning: {outdated(of_jobs, min(old))}"] if old else []
     if with_namespace:
-        return table(head, cells, _RIGHT)
-    return table(head[1:], [each[1:] for each in cells], frozenset(each - 1 for each in _RIGHT))
+        return [*table(head, cells, _RIGHT), *warning]
+    right = frozenset(each - 1 for each in _RIGHT)
+    return [*table(head[1:], [each[1:] for each in cells], right), *warning]
 
 
 def _ranks(row: Mapping[str, Any]) -> str:
@@ -105,11 +116,19 @@ def _ranks(row: Mapping[str, Any]) -> str:
     return f"{counts[0]} x {counts[1]}" if all(isinstance(each, int) for each in counts) else "-"
 
 
-def _phase(row: Mapping[str, Any]) -> str:
+def _ettr(row: Mapping[str, Any]) -> str:
+    if row["updated"] is None:  # there is no status
+        return "-"
+    return ettr(row["ettr"])
+
+
+def _phase(row: Mapping[str, Any], now_s: float) -> str:
     if row["phase"] is None:
         return "not taken over yet"
-    ended = row["phase"] == "ended" and row["exit_code"] is not None
-    return f"ended with exit code {row['exit_code']}" if ended else frame.phase({**row, "step": 0})
+    if row["phase"] == "ended" and row["exit_code"] is not None:
+        return f"ended with exit code {row['exit_code']}"
+    name, age_s = frame.phase({**row, "step": 0}), age_of(row, now_s) or 0.0
+    return f"{name}, {seconds(age_s)} ago" if age_s >= AGED_S and row["phase"] != "ended" else name
 
 
 def _last(row: Mapping[str, Any]) -> str:

@@ -15,8 +15,10 @@ else:
 
 FILE = "workload_kinds.toml"
 PLACES = ("label", "annotation", "env", "name")
-_TEXTS = ("kind", "failure", "success", "source", "below", "parts", "part_name", "instance")
-_NEEDED = ("kind", "groups", "failure", "success", "source")
+_TEXTS = (
+    "kind", "failure", "success", "source", "below", "parts", "part_name", "instance", "after_stop", "halt"
+)  # fmt: skip
+_NEEDED = ("kind", "groups", "failure", "success", "source", "after_stop")
 
 
 class PodSource(NamedTuple):
@@ -39,6 +41,8 @@ class WorkloadKind:
     failure: str
     success: str
     source: str
+    after_stop: str
+    halt: str = ""
     versions: tuple[str, ...] = ()
     below: str = ""
     parts: str = ""

@@ -69,6 +69,7 @@ def encode(memory: JobState, ledger: Any, now: Instant) -> str:
         "memory": recorded(_without_sources(_shortened(memory))),
         "sources": _rows(memory.sources),
         "peers": _rows(memory.peers),
+        "bystanders": list(memory.bystanders),  # no journal has them
         "ledger": ledger,
     }
     resumed = _resumed(memory)
@@ -97,6 +98,7 @@ def decode(text: str, now: Instant) -> HeldState:
     memory = moved(memory, by_ns)
     if found["format"] == FORMAT:
         memory = _with_sources(memory, found)
+    memory = replace(memory, bystanders=_names(found.get("bystanders")))
     return HeldState(memory, _moved_ledger(found.get("ledger"), by_ns))
 
 
@@ -158,6 +160,11 @@ def _set(
         point = replace(incident.resume, sources=resumed, holders=holders)
         incident = replace(incident, resume=point)
     return replace(memory, sources=sources, peers=peers, incident=incident)
+
+
+def _names(found: Any) -> tuple[str, ...]:
+    """Return the names in a list, which an older version did not write."""
+    return tuple(each for each in found if isinstance(each, str)) if isinstance(found, list) else ()
 
 
 def _rows(sources: tuple[StateSource, ...]) -> list[list[Any]]:

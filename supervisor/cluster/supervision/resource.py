@@ -41,6 +41,7 @@ class Takeover:
     view: Mapping[str, Any] | None  # the last published status
     recent: tuple[Mapping[str, Any], ...]  # the last incidents
     spec: Mapping[str, Any] = field(default_factory=dict, compare=False)  # describes the run in `state`
+    is_over: bool = False  # the run in `state` has ended, and its end was also recorded for users
 
 
 class OwnerGone(OSError):
@@ -77,7 +78,8 @@ class SupervisionResource:
                 continue
             self.uid = found["metadata"].get("uid")
             view = short_status.decode(status.get("view"))
-            return Takeover(epoch, held_state_of(status), view, recent_of(status), mapping(found.get("spec")))
+            state, spec = held_state_of(status), mapping(found.get("spec"))
+            return Takeover(epoch, state, view, recent_of(status), spec, _is_over(state, status))
         raise AssertionError("unreachable")
 
     async def describe(
@@ -204,9 +206,12 @@ async def run_has_ended(server: ApiServer, key: JobKey) -> bool:
             continue
         if belongs_to(found, key):
             status = mapping(found.get("status"))
-            held = held_state_of(status)
-            return held is not None and held.memory.phase == "ended" and type(status.get("exitCode")) is int
+            return _is_over(held_state_of(status), status)
     return False
+
+
+def _is_over(held: HeldState | None, status: Mapping[str, Any]) -> bool:
+    return held is not None and held.memory.phase == "ended" and type(status.get("exitCode")) is int
 
 
 def described(size: RunSize, settings: Mapping[str, str]) -> dict[str, Any]:

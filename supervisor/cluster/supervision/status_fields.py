@@ -11,6 +11,7 @@ from supervisor.cluster.supervision import held_state
 from supervisor.cluster.supervision.contents import here
 from supervisor.observability import short_status
 from supervisor.view.model import Done, JobState
+from supervisor.wording import ettr
 
 MAX_RECENT = 10  # incidents in the resource
 MAX_INCIDENT_BYTES = 3 << 10
@@ -44,7 +45,8 @@ def summary(published: Mapping[str, Any], incidents: Sequence[Mapping[str, Any]]
     last = published.get("last_incident") or (incidents[-1] if incidents else None)
     values = {
         "step": published.get("step"),
-        "ettr": _percent(published.get("ettr")),
+        # "unknown" replaces an earlier number, which would no longer be true
+        "ettr": ettr(published["ettr"]) if "ettr" in published else None,
         "lastIncident": _line(last) if isinstance(last, Mapping) else "",
         "message": str(published.get("message") or "")[:MAX_INCIDENT_BYTES],
         "exitCode": published.get("exit_code"),
@@ -84,11 +86,9 @@ def _shortened(value: Any, most_bytes: int) -> Any:
 def _line(incident: Mapping[str, Any]) -> str:
     rank = incident.get("rank")
     where = f" of rank {rank}" if type(rank) is int and rank >= 0 else ""
-    return f"{incident.get('id')}: {incident.get('kind')}{where} at step {incident.get('step')}"
-
-
-def _percent(ettr: object) -> str | None:
-    return f"{ettr:.1%}" if isinstance(ettr, float) else None
+    step = incident.get("step")
+    at = f" at step {step}" if type(step) is int and step >= 0 else ""  # -1 means unknown
+    return f"{incident.get('id')}: {incident.get('kind')}{where}{at}"
 
 
 def _size(value: object) -> int:

@@ -66,7 +66,7 @@ def restricted_violations(pod: Object) -> list[str]:
     of_pod = spec.get("securityContext", {})
     found = [name for name in ("hostNetwork", "hostPID", "hostIPC") if spec.get(name)]
     found += [f"volume {each['name']}" for each in spec.get("volumes", []) if "hostPath" in each]
-    if of_pod.get("runAsNonRoot") is not True or of_pod.get("runAsUser") in (None, 0):
+    if of_pod.get("runAsNonRoot") is not True or of_pod.get("runAsUser") == 0:
         found.append("may run as root")
     if of_pod.get("seccompProfile", {}).get("type") != "RuntimeDefault":
         found.append("no seccomp profile")

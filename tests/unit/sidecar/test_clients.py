@@ -266,6 +266,27 @@ async def test_a_broken_connection_is_made_again_and_receives_the_whole_state(
             assert (await there.report()).sequence == 4
 
 
+async def test_a_member_is_alone_until_an_order_is_accepted_and_again_when_the_connection_ends() -> None:
+    """A connection alone is no supervisor: this one refuses the report, because it has another version."""
+    there = Supervisor()
+    async with there.listening() as port:
+        speaker = Speaker(port)
+        begun_s = speaker.link.alone_since_s
+        async with running(speaker.link):
+            line = await there.line()
+            await there.report()
+            await line.close()
+            line = await there.line()
+            assert speaker.link.alone_since_s == begun_s is not None
+            speaker.link.alone_since_s = None  # as `Sidecar.obey` does
+            await there.report()
+            assert speaker.link.alone_since_s is None
+            await line.close()
+            await there.line()
+            assert speaker.link.alone_since_s is not None
+            assert speaker.link.alone_since_s > begun_s
+
+
 async def test_a_restarted_supervisor_reaches_the_member_again() -> None:
     there, again = Supervisor(), Supervisor()
     async with there.listening() as port:

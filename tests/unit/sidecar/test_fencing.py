@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.protocol import codec
 from holdfast.protocol.launcher_messages import Launch
 from holdfast.protocol.lineage import MOST, Lineage
-from holdfast.protocol.member_messages import KnownHistory, MemberOrder
+from holdfast.protocol.member_messages import MAX_SKIPPED, KnownHistory, MemberOrder
 from holdfast.snapshot.member_directory import OBEYED, TOLD
 from sidecar.fencing import OrderFence, OrderVersion
 
@@ -64,3 +65,12 @@ def test_the_longest_possible_history_is_read_back(tmp_path: Path) -> None:
     assert OrderFence(tmp_path).history.lineage == longest
     (tmp_path / TOLD).write_text("{")
     assert OrderFence(tmp_path).history == KnownHistory()
+
+
+def test_a_history_has_no_more_skipped_steps_than_a_report_may_list(tmp_path: Path) -> None:
+    skip = tuple(range(2 * MAX_SKIPPED))
+    launch = Launch(4, 1, 1, "127.0.0.1", 1, -1, 0.01, skip)
+    OrderFence(tmp_path).learn(MemberOrder("run", 4, launch))
+    history = OrderFence(tmp_path).history
+    assert history.skip == skip[MAX_SKIPPED:]
+    assert codec.decode(KnownHistory, codec.encode(history)) == history

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -15,15 +17,18 @@ from aiohttp import ClientSession
 from aiohttp.test_utils import TestServer
 
 from holdfast.checkpoint.sharing import ShareRefused
+from holdfast.inspection import liveness
 from holdfast.process import event_loop
 from holdfast.process.network import Door
 from holdfast.protocol import codec
+from holdfast.protocol.launcher_messages import Ending, Launch, LauncherOrder, RankStart
 from holdfast.protocol.member_messages import MemberAction, MemberOrder, MemberReport, StateSource
 from holdfast.snapshot.arena import Arena
 from sidecar.config import Config
 from sidecar.reconciler import Sidecar
 from sidecar.state import peers, piece_writer
 from sidecar.state.piece_writer import PieceRequest, WrittenPiece
+from sidecar.watch.unsupervised import LIMIT_S
 from tests.samples.checkpoints import save
 from tests.unit.sidecar.memory import member, private
 from tests.unit.sidecar.sharing.group import (
@@ -36,8 +41,10 @@ from tests.unit.sidecar.sharing.group import (
     small_states_pay,
     unhurried,
 )
+from tests.unit.supervisor.job_views import launcher, rank
+from tests.unit.users import Identity, kubelet_volume, needs_root
 
-LIMIT_S = 20.0
+ANSWER_S = 20.0
 IDLE = MemberOrder("idle", 1, epoch=2, secret="of the job")
 
 
@@ -118,7 +125,7 @@ async def test_a_pod_lists_the_storage_in_its_reports(here: Path) -> None:
         assert before is not None
         assert (before.number, before.error) == (0, "it has not been read yet")
         running = asyncio.create_task(made.list_storage())
-        await asyncio.wait_for(made.supervisor.dirty.wait(), LIMIT_S)
+        await asyncio.wait_for(made.supervisor.dirty.wait(), ANSWER_S)
         report = codec.decode(MemberReport, codec.encode(made.report()))
         assert report.storage is not None
         assert [each.step for each in report.storage.checkpoints] == [5]
@@ -224,3 +231,133 @@ async def test_a_sidecar_that_has_restarted_helps_nobody_before_its_first_order(
         await made.obey(replace(IDLE, do="run", generation=GENERATION, epoch=NEWEST.epoch))
         assert (await made.pieces.write(GENERATION, STEP, request, lambda: False)).crc32 == request.crc32
         await made.pieces.close()
+
+
+# -- without a supervisor
+
+
+class Member:
+    """A sidecar in a pod whose launcher is a list of the orders that it receives."""
+
+    def __init__(self, made: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sidecar, self.orders = made, list[LauncherOrder]()
+        monkeypatch.setattr(made.launcher, "send", self.orders.append)
+
+    def poll(self, now_s: float, lateness_s: float = 0.0) -> list[str]:
+        """Poll at a time, and return the actions of the orders that this sent."""
+        self.orders.clear()
+        self.sidecar._poll(now_s, lateness_s)
+        return [each.do for each in self.orders]
+
+
+CRASHED = launcher(rank(0, Ending(5, signal=9)))
+
+
+async def test_a_pod_whose_rank_failed_without_a_supervisor_ends_with_its_code_at_the_limit(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Holdfast may have been uninstalled, and then the owner's own restart policy must act."""
+    async with sidecar(here) as made:
+        there = Member(made, monkeypatch)
+        made.launcher.state = launcher(rank(0))
+        begun_s = time.monotonic()
+        assert there.poll(begun_s + 10 * LIMIT_S) == [], "ranks that train are left alone"
+        made.launcher.state = CRASHED
+        assert there.poll(begun_s) == []
+        assert "wait for orders" in capsys.readouterr().err
+        assert there.poll(begun_s + LIMIT_S - 0.01) == []
+        assert there.poll(begun_s + LIMIT_S) == ["stop"]
+        (order,) = there.orders
+        assert (order.exit_code, order.ending_only) == (137, True)
+        assert there.poll(begun_s + LIMIT_S + 1) == ["stop"], "until the launcher reports that it ends"
+        made.launcher.state = replace(CRASHED, stopped=True)
+        assert there.poll(begun_s + LIMIT_S + 2) == []
+        assert capsys.readouterr().err.count("the training container ends") == 1
+
+
+async def test_a_supervisor_that_comes_back_just_before_the_limit_is_obeyed(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with sidecar(here) as made:
+        there = Member(made, monkeypatch)
+        made.launcher.state = CRASHED
+        begun_s = time.monotonic()
+        there.poll(begun_s)
+        await made.obey(MemberOrder("secure", 1, epoch=2))
+        assert there.poll(begun_s + LIMIT_S) == []
+        assert "wait for a supervisor is over" in capsys.readouterr().err
+
+
+async def test_an_order_of_a_supervisor_that_was_replaced_is_no_sign_of_a_supervisor(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with sidecar(here) as made:
+        there = Member(made, monkeypatch)
+        await made.obey(MemberOrder("idle", 1, epoch=5))
+        made.supervisor.alone_since_s = 1.0
+        made.launcher.state = CRASHED
+        begun_s = time.monotonic()
+        there.poll(begun_s)
+        await made.obey(MemberOrder("idle", 1, epoch=4))
+        assert there.poll(begun_s + LIMIT_S) == ["stop"]
+        assert there.orders[0].epoch == 5, "the launcher refuses a lower one"
+
+
+async def test_a_supervisor_that_comes_too_late_starts_no_ranks_in_a_launcher_that_ends(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with sidecar(here) as made:
+        there = Member(made, monkeypatch)
+        made.launcher.state = replace(CRASHED, stopped=True)
+        launch = Launch(2, 1, 1, "", 0, 0, 0.0)
+        await made.obey(MemberOrder("run", 2, launch, (RankStart(0, 0),), epoch=2))
+        made._pursue()
+        assert (made._busy, there.orders) == ({}, [])
+
+
+async def test_a_member_whose_ranks_cannot_start_without_a_supervisor_waits_and_says_so_once(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with sidecar(here) as made:
+        there = Member(made, monkeypatch)
+        made.launcher.state = launcher()
+        alone_s = made.supervisor.alone_since_s
+        assert alone_s is not None
+        assert there.poll(alone_s + LIMIT_S - 1) == []
+        assert "no rank can start" not in capsys.readouterr().err
+        for more_s in (0.0, 1.0, 1000.0):
+            assert there.poll(alone_s + LIMIT_S + more_s) == []
+        assert capsys.readouterr().err.count("no rank can start") == 1
+
+
+async def test_a_member_on_a_single_machine_leaves_the_supervisor_to_the_keeper(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with sidecar(here, address="") as made:
+        there = Member(made, monkeypatch)
+        made.launcher.state = CRASHED
+        begun_s = time.monotonic()
+        there.poll(begun_s)
+        assert there.poll(begun_s + LIMIT_S) == []
+
+
+@needs_root
+async def test_a_sidecar_that_may_not_connect_to_its_launcher_reports_both_users() -> None:
+    with kubelet_volume() as volume, socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(volume / "launcher.sock"))
+        listener.listen()
+        (volume / "launcher.sock").chmod(0o600)
+        with Identity(65532, 65532).effective():
+            async with sidecar(volume) as made:
+                connecting = asyncio.create_task(made.launcher.run())
+                while not made.launcher.unreachable:
+                    await asyncio.wait_for(made.supervisor.dirty.wait(), ANSWER_S)
+                    made.supervisor.dirty.clear()
+                made._poll(100.0, 0.0)
+                assert made.report().launcher_unreachable == "", "it may be starting"
+                made._poll(100.0 + liveness.LIMIT_S, 0.0)
+                said = made.report().launcher_unreachable
+                await event_loop.end([connecting])
+    assert said.startswith(f"the sidecar cannot connect to {volume / 'launcher.sock'}: Permission denied")
+    assert "this process is user 65532" in said
+    assert "belongs to user 0 and group 0, with mode 0600" in said

@@ -25,6 +25,7 @@ from holdfast.protocol.launcher_messages import (
     Restore,
 )
 from holdfast.protocol.member_messages import (
+    MAX_UNUSABLE,
     DrillOrder,
     HeldSnapshot,
     MemberAction,
@@ -246,6 +247,18 @@ async def test_a_failed_preparation_is_reported_with_its_generation_and_forgotte
         await place.sidecar.obey(run(3))
         assert place.sidecar.report().prepare_error == ""
         assert (await place.heard()).generation == 3
+
+
+async def test_a_report_lists_only_the_last_unusable_snapshots(here: Path) -> None:
+    record = snapshot(here, 1, 5)
+    holdings(here).arena.seal(record)
+    flip(record)
+    async with at_work(here) as place:
+        earlier = tuple(HeldSnapshot(1, step, 1) for step in range(MAX_UNUSABLE))
+        place.sidecar.unusable = earlier
+        await place.sidecar.obey(run(2, Restore(5, 1, "slot")))
+        told = await place.until(lambda report: report.prepare_error)
+        assert told.unusable == (*earlier[1:], HeldSnapshot(1, 5, record.total_bytes))
 
 
 async def test_while_a_rank_is_late_the_launcher_inspects_repeatedly_and_the_results_are_reported(

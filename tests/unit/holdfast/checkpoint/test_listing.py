@@ -15,7 +15,7 @@ from holdfast.checkpoint.catalog import MANIFEST
 from holdfast.checkpoint.listing import PATIENCE, ListingReader, step_of
 from holdfast.protocol import codec
 from holdfast.protocol.lineage import Lineage
-from holdfast.protocol.member_messages import ListedCheckpoint, StorageListing
+from holdfast.protocol.member_messages import MAX_SKIPPED, ListedCheckpoint, StorageListing
 from tests.samples.checkpoints import STATE, save
 from tests.sandbox import flip, memory_directory
 
@@ -105,6 +105,13 @@ def test_steps_to_skip_are_numbers_that_a_report_may_contain(
     with_meta(save(tmp_path, 5), {"skip": skip})
     found = read(tmp_path)
     assert found.checkpoints[0].skip == expected
+    assert codec.decode(StorageListing, codec.encode(found)) == found
+
+
+def test_only_the_highest_steps_to_skip_are_listed(tmp_path: Path) -> None:
+    with_meta(save(tmp_path, 5), {"skip": list(range(2 * MAX_SKIPPED))})
+    found = read(tmp_path)
+    assert found.checkpoints[0].skip == tuple(range(MAX_SKIPPED, 2 * MAX_SKIPPED))
     assert codec.decode(StorageListing, codec.encode(found)) == found
 
 

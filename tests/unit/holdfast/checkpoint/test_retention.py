@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.checkpoint.retention import Leftover, Retention, is_abandoned, retain
+from holdfast.checkpoint.retention import Leftover, NewestCheckpoint, Retention, is_abandoned, retain
 from holdfast.protocol.lineage import Lineage
 from tests.samples.checkpoints import STATE, save, scan, steps
 from tests.sandbox import flip
@@ -136,7 +136,7 @@ def test_with_one_replica_keep_1_keeps_one(memory: Path) -> None:
 def test_a_leftover_is_deleted_only_if_its_writer_cannot_publish_any_more(
     left: int, ours: int, newest: int, age_s: int
 ) -> None:
-    if is_abandoned(Leftover(left, 10_000.0 - age_s), ours, newest, 10_000.0):
+    if is_abandoned(Leftover(left, 10_000.0 - age_s), ours, NewestCheckpoint(newest, 10_000.0)):
         assert age_s > 0, "older than all checkpoints"
         assert newest <= ours, "a later supervisor may know more"
         assert left < newest or (left <= ours and age_s > 3600.0)

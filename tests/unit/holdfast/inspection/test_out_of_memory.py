@@ -66,6 +66,13 @@ def test_a_kill_at_the_limit_is_reported_with_the_limit(groups: Groups) -> None:
     assert found.message.endswith("the end of its log")
 
 
+def test_a_small_limit_is_named_exactly(groups: Groups) -> None:
+    groups.limit(150 << 20)
+    group = groups.open()
+    groups.kills(1)
+    assert "at the memory limit of 150 MiB of its cgroup" in group.take_reason(KILLED).message
+
+
 def test_a_group_without_a_limit_is_reported_without_one(groups: Groups) -> None:
     groups.limit("max" if groups.version == 2 else "9223372036854771712")
     group = groups.open()

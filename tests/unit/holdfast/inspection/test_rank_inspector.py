@@ -13,7 +13,7 @@ from holdfast.inspection import process_stats, rank_inspector, thread_waits
 from holdfast.inspection.rank_inspector import InspectedRank
 from holdfast.process import linux
 from holdfast.protocol import environment
-from holdfast.protocol.launcher_messages import RankInspection
+from holdfast.protocol.launcher_messages import MAX_CALLS, RankInspection
 from holdfast.protocol.progress_writer import Page
 from supervisor.hangs import evidence
 
@@ -164,3 +164,9 @@ def test_without_a_process_or_py_spy_an_inspection_contains_what_is_known(
     monkeypatch.setattr(rank_inspector, "_py_spy", lambda: "")
     blind = look_at(pids["lock"])
     assert (blind.process_state, blind.stack) == ("S", "no stack: py-spy is not installed")
+
+
+def test_waits_beyond_what_a_report_lists_count_as_unknown() -> None:
+    waits = tuple(f"wait {n}" for n in range(MAX_CALLS))
+    assert rank_inspector.listed((*waits, *waits)) == waits
+    assert rank_inspector.listed((*waits, "one more")) == (*waits[:-1], thread_waits.UNKNOWN)

@@ -12,7 +12,7 @@ import pytest
 
 from holdfast import exit_codes
 from holdfast.launcher import cli
-from holdfast.protocol import codec
+from holdfast.protocol import codec, environment
 from holdfast.protocol.launcher_messages import LauncherOrder
 from holdfast.snapshot import member_directory
 
@@ -49,6 +49,19 @@ def test_a_pods_launcher_ends_with_the_code_of_the_job(memory: Path, code: int) 
     with started(memory) as launcher:
         order(memory, launcher, LauncherOrder("stop", exit_code=code))
         assert launcher.wait(LIMIT_S) == code
+
+
+def test_a_pods_launcher_that_no_sidecar_reaches_says_so_and_ends(
+    memory: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Otherwise it would wait for ever, with the pod's GPUs, and nobody would learn of it."""
+    monkeypatch.setenv(environment.FIRST_STEP_S, "0.5")
+    with started(memory) as launcher:
+        assert launcher.wait(LIMIT_S) == exit_codes.CANNOT_START
+    path = memory / member_directory.LAUNCHER_SOCKET
+    said = capfd.readouterr().out
+    assert "no sidecar has connected for" in said
+    assert f"this is user {os.geteuid()}, the socket is {path}" in said
 
 
 def test_under_a_keeper_the_code_is_0_because_the_keeper_knows_how_the_run_ended(memory: Path) -> None:

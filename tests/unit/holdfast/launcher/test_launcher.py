@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import selectors
 import shutil
+import signal
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -14,13 +16,22 @@ from typing import Any, cast, get_args
 
 import pytest
 
+from holdfast.inspection.out_of_memory import MemoryGroup
 from holdfast.launcher.launcher import Launcher
 from holdfast.launcher.sidecar_server import OrderRefused
 from holdfast.launcher.workers.warm_pool import MemberSettings
 from holdfast.launcher.workers.worker_group import WorkerGroup
 from holdfast.launcher.workers.worker_process import Worker, WorkerProcess
+from holdfast.launcher.workers.zygote_handle import Zygote
 from holdfast.protocol import rank_channel
-from holdfast.protocol.launcher_messages import Ending, Launch, LauncherAction, LauncherOrder, RankStart
+from holdfast.protocol.launcher_messages import (
+    OUT_OF_MEMORY,
+    Ending,
+    Launch,
+    LauncherAction,
+    LauncherOrder,
+    RankStart,
+)
 from holdfast.protocol.rank_channel import WorkerMessage, WorkerOrder
 from holdfast.worker import program
 from holdfast.worker.script_source import ProgramSources
@@ -141,3 +152,63 @@ def test_a_rank_whose_finally_block_exits_with_0_has_not_failed(launcher: Launch
 
 def test_a_rank_whose_exception_unwound_has_failed_with_its_exit_code(launcher: Launcher) -> None:
     assert ended_rank(launcher, 3, UNWINDING) == replace(UNWINDING, code=3, unwinding=False, overdue=False)
+
+
+@pytest.mark.parametrize("printed", ["", "importing torch\n"])
+def test_a_warm_process_that_the_kernel_kills_at_the_memory_limit_is_explained(
+    launcher: Launcher, printed: str
+) -> None:
+    """Whatever it has printed before: otherwise the run would end with a mere SIGKILL."""
+    group = CountedKills(launcher)
+    ours, theirs = rank_channel.pair()
+    process = WorkerProcess(0, ours, launcher.pool.settings.logs / "log")
+    process.log.write_text(printed)
+    launcher.pool.processes[0] = process
+    launcher.watch.add(process)
+    launcher.watch.born(process, killed_child())
+    theirs.close()
+    group.kills(1)
+    launcher.watch.ended(process)
+    ended = launcher.pool.last_ending
+    assert ended is not None
+    assert ended.message == f"{CountedKills.WHY}\n{printed}"
+
+
+def test_a_zygote_that_the_kernel_kills_at_the_memory_limit_is_explained(launcher: Launcher) -> None:
+    """It imports torch, so it is the first to reach a low limit."""
+    group = CountedKills(launcher)
+    ours, theirs = rank_channel.pair()
+    launcher.pool.zygote = Zygote(killed_child(), ours)
+    launcher.selector.register(ours, selectors.EVENT_READ)
+    theirs.close()
+    group.kills(1)
+    launcher.pool._on_zygote()
+    ended = launcher.pool.last_ending
+    assert ended is not None
+    assert ended.message.startswith(f"{CountedKills.WHY}\nthe process that imports the script's modules was")
+
+
+class CountedKills:
+    """The memory cgroup of a launcher, in a folder."""
+
+    WHY = f"{OUT_OF_MEMORY}: the kernel killed it at the memory limit of 150 MiB of its cgroup"
+
+    def __init__(self, launcher: Launcher) -> None:
+        self._folder = launcher.pool.settings.directory / "cgroup"
+        self._folder.mkdir()
+        (self._folder / "membership").write_text("0::/\n")
+        (self._folder / "memory.max").write_text(f"{150 << 20}\n")
+        self.kills(0)
+        vars(launcher.memory).update(vars(MemoryGroup(self._folder / "membership", self._folder)))
+
+    def kills(self, count: int) -> None:
+        (self._folder / "memory.events").write_text(f"oom_kill {count}\n")
+
+
+def killed_child() -> int:
+    """Return the pid of a child that SIGKILL has ended, and that nobody has reaped."""
+    child = os.fork()
+    if child == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    return child

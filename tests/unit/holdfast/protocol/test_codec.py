@@ -21,6 +21,7 @@ from holdfast.protocol.member_messages import (
     RankProgress,
     StateSource,
 )
+from holdfast.protocol.progress import MAX_AMENDED, MAX_VOID
 
 KINDS: dict[str, type[Any]] = {
     name: kind
@@ -259,3 +260,37 @@ def test_a_line_beyond_the_limit_is_cut_and_the_next_one_is_whole() -> None:
     assert not buffer.is_overlong
     with pytest.raises(codec.InvalidMessage, match="the limit is"):
         codec.decode(BadNumber, cut)
+
+
+def _parts(kind: Any) -> set[Any]:
+    """Return `kind` and all dataclasses within it."""
+    found, pending = set(), [kind]
+    while pending:
+        hint = pending.pop()
+        if dataclasses.is_dataclass(hint) and hint not in found:
+            found.add(hint)
+            pending += typing.get_type_hints(hint).values()
+        pending += typing.get_args(hint)
+    return found
+
+
+def test_every_list_in_a_report_has_its_own_limit() -> None:
+    """A list of small numbers takes ten times the memory of its text, and reports have lists within lists."""
+    unlimited = {
+        (kind.__name__, each.name)
+        for kind in _parts(MemberReport)
+        for each in dataclasses.fields(kind)
+        if typing.get_origin(typing.get_type_hints(kind)[each.name]) is tuple
+        if each.metadata.keys().isdisjoint(codec.at_most(1))
+    }
+    assert unlimited == {("MemberReport", "privates")}
+
+
+@pytest.mark.parametrize(("name", "most"), [("late", MAX_VOID), ("amended", MAX_AMENDED)])
+def test_a_list_that_is_longer_than_its_limit_is_refused(name: str, most: int) -> None:
+    progress = RankProgress(0, 5, "data", "", "1.0", "1.0", 0, 0, 0.0, 0.1, 0.2, 4)
+    value = json.loads(codec.encode(progress))
+    longest = codec.from_json(RankProgress, {**value, name: list(range(most))})
+    assert getattr(longest, name) == tuple(range(most))
+    with pytest.raises(codec.InvalidMessage, match=rf"\.{name}: .* is not a list of at most {most}"):
+        codec.from_json(RankProgress, {**value, name: list(range(most + 1))})

@@ -1,21 +1,34 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
+from collections.abc import Iterable, Iterator
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.agent import clean_time
+from nodeagent.agent import clean_time, sensor_threads
+from nodeagent.agent.agent import Agent
 from nodeagent.agent.clean_time import GAP_S, CleanTime
-from nodeagent.model import Action, HealthFinding, Level
+from nodeagent.agent.saved_state import SavedState
+from nodeagent.agent.sensor_threads import FittedSensor
+from nodeagent.model import Action, HealthFinding, Level, Observation
+from nodeagent.policy.loading import shipped
+from nodeagent.sensing.sensor import Unavailable
+from nodeagent.server.report import health_report
+from tests.unit.nodeagent.evaluation.world import GPU
+from tests.unit.nodeagent.ticking import Ticking
 
 LEVELS = (Level.DEGRADED, Level.UNHEALTHY)
 
 
-def standing(level: Level) -> list[HealthFinding]:
+def standing(level: Level, *sources: str) -> list[HealthFinding]:
     if level is Level.HEALTHY:
         return []
-    return [HealthFinding("node", "x", None, level, Action.NONE, 0.0, 0.0, "it", (), "", ("test",))]
+    by = sources or ("test",)
+    return [HealthFinding("node", "x", None, level, Action.NONE, 0.0, 0.0, "it", (), "", by)]
 
 
 def ages(found: CleanTime, now_s: float) -> tuple[float | None, ...]:
@@ -46,18 +59,27 @@ def test_clean_time_continues_over_a_short_restart_and_restarts_after_a_gap() ->
 
 
 @given(
-    st.lists(st.tuples(st.floats(0.0, 500.0), st.sampled_from(Level), st.booleans()), max_size=20),
+    st.lists(
+        st.tuples(
+            st.floats(0.0, 500.0),
+            st.sampled_from(Level),
+            st.booleans(),
+            st.sampled_from(["kmsg", "sysfs"]),
+            st.sets(st.sampled_from(["kmsg", "sysfs"])),
+        ),
+        max_size=20,
+    ),
     st.floats(0.0, 9.0),
+    st.booleans(),
 )
 def test_clean_time_never_exceeds_the_watched_time_nor_the_time_since_the_last_fault(
-    looks: list[tuple[float, Level, bool]], later_s: float
+    looks: list[tuple[float, Level, bool, str, set[str]]], later_s: float, restarts: bool
 ) -> None:
     found, now_s, began_s, bad_s = CleanTime(), 0.0, None, float("-inf")
-    for step_s, level, ready in looks:
+    for step_s, level, ready, source, blind in looks:
         now_s += step_s
-        found = clean_time.load_clean_time(
-            json.loads(json.dumps(found.after(now_s, standing(level), ready).dump()))
-        )
+        found = found.after(now_s, standing(level, source), ready, blind=blind)
+        found = saved_and_loaded(found) if restarts else found
         began_s = now_s if began_s is None and ready else began_s
         bad_s = now_s if level is Level.UNHEALTHY else bad_s
     at_s = now_s + later_s
@@ -89,8 +111,111 @@ def test_a_restart_during_a_release_does_not_restart_the_clean_time() -> None:
 
 def test_a_release_is_saved_and_what_an_earlier_version_saved_is_loaded() -> None:
     found = CleanTime().after(0.0, [], ready=True).after(10.0, [], ready=True, released=True)
-    again = clean_time.load_clean_time(
-        json.loads(json.dumps(found.dump())), json.loads(json.dumps(found.released_s))
-    )
-    assert ages(again, 30.0) == (20.0, 20.0, None)
+    assert ages(saved_and_loaded(found), 30.0) == (20.0, 20.0, None)
+    assert ages(clean_time.load_clean_time(found.dump()), 30.0) == (30.0, 30.0, None)
     assert len(found.dump()) == 3, "an earlier version reads three values"
+
+
+def saved_and_loaded(found: CleanTime) -> CleanTime:
+    needs = [sorted(each) for each in found.needs]
+    return clean_time.load_clean_time(*json.loads(json.dumps([found.dump(), found.paused_s, needs])))
+
+
+def test_time_in_which_a_sensor_of_the_newest_findings_is_blind_does_not_count() -> None:
+    found = CleanTime().after(0.0, standing(Level.UNHEALTHY, "kmsg"), ready=True)
+    found = found.after(10.0, standing(Level.UNHEALTHY, "nvml-polling"), ready=True)
+    assert found.needs_as_json()["clean_needs"] == ["kmsg", "nvml-polling"]
+    for now_s in (20.0, 30.0):
+        found = found.after(now_s, [], ready=True, blind=["sysfs"])
+    assert ages(found, 30.0) == (20.0, 20.0, 20.0), "the sensor of no finding"
+    for now_s in (40.0, 3000.0):
+        found = found.after(now_s, [], ready=True, blind=["kmsg"])
+        assert ages(found, now_s) == (20.0, 20.0, now_s - 10.0)
+    found = found.after(3010.0, [], ready=True)
+    assert ages(found, 3010.0)[0] == 20.0, "it was blind for a part of the time since the last cycle"
+    found = (
+        saved_and_loaded(found).after(3010.0, [], ready=True).after(3020.0, [], ready=True, blind=["kmsg"])
+    )
+    assert ages(found, 3020.0)[0] == 20.0, "the need is saved"
+
+
+def test_only_the_sensors_of_the_newest_findings_are_needed() -> None:
+    found = CleanTime().after(0.0, standing(Level.UNHEALTHY, "kmsg"), ready=True).after(10.0, [], ready=True)
+    found = found.after(20.0, standing(Level.DEGRADED, "sysfs"), ready=True).after(30.0, [], ready=True)
+    assert found.needs_as_json() == {"clean_needs": ["kmsg"], "quiet_needs": ["kmsg", "sysfs"]}
+    found = found.after(40.0, [], ready=True, blind=["sysfs"])
+    assert ages(found, 40.0) == (40.0, 10.0, 40.0)
+    found = found.after(50.0, standing(Level.UNHEALTHY, "nvml-polling"), ready=True)
+    assert found.needs_as_json()["clean_needs"] == ["nvml-polling"]
+    assert found.needs_as_json()["quiet_needs"] == ["nvml-polling"]
+
+
+PATIENCE_S = 20.0
+
+
+class Log:
+    """A sensor that can be made blind."""
+
+    name, period_s = "kmsg", 0.01
+
+    def __init__(self) -> None:
+        self.is_gone = threading.Event()
+
+    def open(self) -> None:
+        if self.is_gone.is_set():
+            raise Unavailable("no such file")
+
+    def close(self) -> None: ...
+
+    def read(self) -> Iterable[Observation]:
+        self.open()
+        return ()
+
+
+class World:
+    """An agent with one sensor, on a clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.clock, self.log = Ticking(), Log()
+        self.agent = Agent(shipped(), self.clock, SavedState(), None, lambda _: None)
+
+    def after(self, seconds: float) -> dict[str, object]:
+        self.clock.at_s += seconds
+        return health_report(self.agent.run_cycle(), {})
+
+    def until(self, sees: bool) -> None:
+        """Wait for the sensor, which reports a change to the inbox."""
+        deadline = time.monotonic() + PATIENCE_S
+        while self.agent.watched[0].status().sees is not sees:
+            assert time.monotonic() < deadline, f"the sensor does not become {sees=}"
+            self.agent.inbox.wait(PATIENCE_S)
+            self.agent.run_cycle()
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    monkeypatch.setattr(sensor_threads, "RETRY_S", 0.01)
+    monkeypatch.setattr(sensor_threads, "WAIT_S", 0.01)
+    made = World()
+    made.agent.watch([FittedSensor(made.log)])
+    made.until(sees=True)
+    yield made
+    made.agent.close()
+
+
+def test_an_hour_of_blindness_is_no_hour_of_health(world: World) -> None:
+    world.agent.inbox.put([Observation(world.clock.at_s, "xid", GPU, "kmsg", 95.0)])
+    assert world.after(1.0)["level"] == "unhealthy"
+    world.agent.inbox.put([Observation(world.clock.at_s, "cleared", GPU, "operator")])
+    assert world.after(1.0)["clean_needs"] == ["kmsg"]
+    before_s = world.after(10.0)["clean_s"]
+    assert isinstance(before_s, float)
+    assert before_s >= 10.0
+    world.log.is_gone.set()
+    world.until(sees=False)
+    for _ in range(3):
+        assert world.after(1200.0)["clean_s"] == before_s
+    world.log.is_gone.clear()
+    world.until(sees=True)
+    assert world.after(0.0)["clean_s"] == before_s
+    assert world.after(20.0)["clean_s"] == before_s + 20.0

@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import json
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ def full() -> SavedState:
         Anchor("boot", 12.5),
         99.0,
         {("gpu/a", "xid", 79): ReportedFinding(Level.UNHEALTHY, Action.REPLACE, 3.0)},
-        clean_time=CleanTime(1.0, None, 3.0),
+        clean_time=CleanTime(1.0, None, 3.0, (4.0, 5.0), (frozenset({"kmsg"}), frozenset({"kmsg", "host"}))),
         evidence={"series": [], "events": []},
         positions={"kmsg": ["boot", 7]},
     )
@@ -160,7 +161,7 @@ def test_the_state_of_an_agent_that_did_not_measure_clean_time_is_used(tmp_path:
     content = (tmp_path / NAME).read_bytes().partition(b"\n")[2].replace(b'"calm":[1.0,null,3.0],', b"")
     (tmp_path / NAME).write_bytes(b"%08x %d\n" % (zlib.crc32(content), len(content)) + content)
     found, problems = saved_state.load(tmp_path)
-    assert (found.reported, found.clean_time, problems) == (full().reported, CleanTime(), ())
+    assert (found.reported, found.clean_time.watched_s, problems) == (full().reported, None, ())
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP])
@@ -178,10 +179,11 @@ def test_the_previous_version_is_kept_on_a_file_system_without_hard_links(
     assert saved_state.load(tmp_path)[0].last_s == 2.0
 
 
-def test_a_file_of_a_version_without_releases_is_loaded(tmp_path: Path) -> None:
+def test_a_file_of_a_version_that_did_not_pause_the_clean_time_is_loaded(tmp_path: Path) -> None:
     _, _, raw = saved_state.encode(full()).partition(b"\n")
     found = json.loads(raw)
-    del found["calm_released_s"]
+    del found["calm_released_s"], found["calm_needs"]
     raw = json.dumps(found).encode()
     (tmp_path / NAME).write_bytes(b"%08x %d\n" % (zlib.crc32(raw), len(raw)) + raw)
-    assert saved_state.load(tmp_path) == (full(), ())
+    unpaused = replace(full(), clean_time=CleanTime(1.0, None, 3.0))
+    assert saved_state.load(tmp_path) == (unpaused, ())

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, ClassVar
@@ -119,3 +120,11 @@ def test_the_name_of_the_node_is_an_option_or_the_variable_of_the_pod(
     assert (about["node"], about["machine_id"], about["provider_id"]) == ("node-7", "5f0a31c2", "aws:///i-1")
     named = assembly.assemble(options.parse([*words, "--node-name", "node-8"]), keeps=False).about()
     assert named["node"] == "node-8"
+
+
+def test_a_report_says_when_the_machine_has_booted(tmp_path: Path) -> None:
+    words = ["check", "--state-dir", str(tmp_path)]
+    parts = assembly.assemble(options.parse(words), keeps=False)
+    before_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    up_s = parts.clock.now_s() - parts.about()["booted_s"]
+    assert before_s - 0.01 <= up_s <= time.clock_gettime(time.CLOCK_BOOTTIME) + 0.01

@@ -246,6 +246,7 @@ def test_all_evidence_is_stored_as_json_and_restored_unchanged() -> None:
             ["node", "boot", 0, "", [["test", 0.5]]],
         ],
         "unseen": [],
+        "shown": [],
         "inherited": [],
         "ended": [],
         "gone": [],

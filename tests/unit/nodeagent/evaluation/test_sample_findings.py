@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from nodeagent.evaluation.samples import (
+    NEVER,
     LevelState,
     SampleSeries,
     TimedValue,
@@ -104,7 +105,7 @@ def series(rule: Rule, seen: list[TimedValue]) -> SampleSeries:
          "verdict was bad until recently and is now slow",
          "none or slow or idle or lost or hung for 20 s", False),
         (VERDICT, [(0, 1), (10, 99)], UNHEALTHY, Action.RESET_GPU, 0, 10,
-         "verdict was bad until recently and is now 99",
+         "verdict was bad and is now unknown: 99",
          "none or slow or idle or lost or hung for 20 s", False),
     ],
 )  # fmt: skip
@@ -226,8 +227,30 @@ def test_samples_that_may_still_become_a_fault_are_undecided_with_a_reason(
     assert why_undecided(rule, seen) == why
 
 
-def test_a_state_whose_bad_samples_were_dropped_has_no_action() -> None:
+def test_a_state_of_which_an_earlier_agent_stored_only_the_level_has_the_costliest_action_of_that_level() -> (
+    None
+):
     bad = LevelState(True, 50.0, 400.0)
-    found = sample_finding("gpu/0", VERDICT, SampleSeries([(400.0, 99)], 100.0, (bad, bad)), [], "")
+    found = sample_finding("gpu/0", VERDICT, SampleSeries([(400.0, 99)], 100.0, (bad, NEVER)), [], "")
     assert found is not None
-    assert (found.level, found.action, found.since_s, found.last_s) == (UNHEALTHY, Action.NONE, 50.0, 400.0)
+    assert (found.level, found.action, found.since_s, found.last_s) == (DEGRADED, Action.REPLACE, 50.0, 400.0)
+
+
+def test_an_action_outlives_the_samples_that_asked_for_it_until_another_state_has_superseded_it() -> None:
+    def action(*seen: TimedValue) -> Action:
+        made = SampleSeries([])
+        for each in seen:
+            made.add(VERDICT, each)
+            made.fold(VERDICT)
+        found = sample_finding("gpu/0", VERDICT, made, [], "")
+        assert found is not None
+        return found.action
+
+    lost: list[TimedValue] = [(10.0 * n, 4) for n in range(7)]
+    unknown: list[TimedValue] = [(10.0 * n, 99) for n in range(7, 400)]
+    assert action(*lost, *unknown) is Action.REPLACE
+    slow: list[TimedValue] = [(4000.0 + 10.0 * n, 2) for n in range(60)]
+    assert action(*lost, *unknown, *slow[:10]) is Action.REPLACE
+    assert action(*lost, *unknown, *slow) is Action.RESTART_APP
+    ended: list[TimedValue] = [(4000.0, 0), (4020.0, 0)]
+    assert action(*lost, *unknown, *ended, (4030.0, 2)) is Action.RESTART_APP, "another finding"

@@ -67,12 +67,12 @@ def series(rule: Rule, seen: list[TimedValue]) -> SampleSeries:
         (QUIET, [(0, 0), (10, 51), (65, 62), (70, 62)], LevelState(True, 10, 70), NEVER),
         (QUIET, [(0, 0), (10, 51), (65, 61), (70, 61)], LevelState(True, 10, 65), NEVER),
         (STATE, [(0, 1), (29, 1)], LevelState(False, 0.0, 29), NEVER),
-        (STATE, [(0, 1), (30, 1)], LevelState(True, 30, 30), NEVER),
+        (STATE, [(0, 1), (30, 1)], LevelState(True, 30, 30, shown=1), NEVER),
         (STATE, [(0, 1), (20, 0), (40, 1)], LevelState(False, 0.0, 40), NEVER),
-        (STATE, [(5, 2), (15, 0)], LevelState(True, 5, 5), LevelState(True, 5, 5)),
+        (STATE, [(5, 2), (15, 0)], LevelState(True, 5, 5), LevelState(True, 5, 5, shown=2)),
         (STATE, [(5, 2), (25, 0)], LevelState(False, 5, 5), LevelState(False, 5, 5)),
-        (STATE, [(5, 2), (25, 1)], LevelState(True, 5, 25), LevelState(False, 5, 5)),
-        (STATE, [(5, 2), (25, 7)], LevelState(True, 5, 25), LevelState(True, 5, 25)),
+        (STATE, [(5, 2), (25, 1)], LevelState(True, 5, 25, shown=1), LevelState(False, 5, 5)),
+        (STATE, [(5, 2), (25, 7)], LevelState(True, 5, 25), LevelState(True, 5, 25, shown=2)),
     ],
 )
 def test_a_level_rises_with_the_sample_that_reaches_it_and_falls_after_clean_samples(

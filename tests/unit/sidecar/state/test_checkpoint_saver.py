@@ -21,6 +21,7 @@ from sidecar.state.snapshot_fetch import FetchFailed
 from tests.samples.checkpoints import newest_whole, scan
 from tests.unit.sidecar.fake_peer import fetching, serving
 from tests.unit.sidecar.memory import flip, holdings, member, private, snapshot
+from tests.unit.users import Identity, kubelet_volume, needs_root
 
 DEFAULT = Retention()
 
@@ -322,3 +323,12 @@ async def test_the_private_states_of_other_members_are_fetched_at_the_same_time(
     found, _ = newest_whole(tmp_path)
     assert found is not None
     assert [(found.path / f"rank-0000{rank}.bin").read_bytes() for rank in (0, 1)] == [b"of 0", b"of 1"]
+
+
+@needs_root
+async def test_a_checkpoint_that_the_sidecar_may_not_write_names_both_users() -> None:
+    """A kubelet creates the directory of `hostpath` as root, whoever the sidecar is."""
+    with kubelet_volume() as volume, kubelet_volume(0o755) as root, Identity(1000, 1000).effective():
+        error = (await saved(volume, root, ready(volume))).durable.error
+    owner = f"but {root} belongs to user 0 and group 0, with mode 0755"
+    assert error.startswith(f"Permission denied: this process is user 1000, {owner}; let this user write")

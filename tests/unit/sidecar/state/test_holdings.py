@@ -166,3 +166,15 @@ def test_an_overwritten_snapshot_is_not_intact(here: Path) -> None:
     assert [slot.step for slot in held.slots()] == [6]
     held.arena.forget(record)  # nothing of it is left
     assert [slot.step for slot in held.slots()] == [6]
+
+
+def test_a_state_to_start_from_is_not_written_through_a_link(here: Path, tmp_path: Path) -> None:
+    """A pod's script may create any link there, and the sidecar may have rights that the script lacks."""
+    (tmp_path / "checkpoint").write_bytes(b"intact")
+    held = holdings(here)
+    kept = held.keep_restored(0, 1, 5, b"state")
+    kept.unlink()
+    partial = kept.with_name(f".{kept.name.rpartition('-')[0]}.tmp")
+    partial.symlink_to(tmp_path / "checkpoint")
+    assert held.keep_restored(0, 1, 5, b"state").read_bytes() == b"state"
+    assert (tmp_path / "checkpoint").read_bytes() == b"intact"

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.fileio.checksum import CHUNK_BYTES
+from holdfast.protocol.member_messages import MAX_SEALS
 from holdfast.snapshot.arena import Arena
-from sidecar.state.sealing import KEPT, LINGER_S, SHARE, SnapshotSealer
+from sidecar.state.sealing import LINGER_S, SHARE, SnapshotSealer
 from tests.unit.sidecar.memory import flip, holdings, member, snapshot
 
 
@@ -101,10 +102,10 @@ def test_members_of_any_speed_seal_common_steps(arena: Arena) -> None:
 
 async def test_the_last_seals_of_the_newest_generation_are_reported(here: Path, arena: Arena) -> None:
     sealing = SnapshotSealer(arena, lambda: (0, 0.0))
-    for step in range(1, KEPT + 3):
+    for step in range(1, MAX_SEALS + 3):
         snapshot(here, 1, step)
         await sealing.seal_due(0.0)
-    assert [seal.step for seal in sealing.seals] == list(range(3, KEPT + 3))
+    assert [seal.step for seal in sealing.seals] == list(range(3, MAX_SEALS + 3))
     snapshot(here, 2, 4)
     await sealing.seal_due(0.0)
     assert [(seal.generation, seal.step) for seal in sealing.seals] == [(2, 4)]

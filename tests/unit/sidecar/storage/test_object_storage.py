@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import shutil
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,16 @@ from sidecar.storage import object_storage, transfers
 from sidecar.storage.object_client import ObjectStoreError
 from sidecar.storage.object_storage import ObjectStorage
 from tests.s3server.server import Cut, Fault, ObjectServer, Refusal, Request
-from tests.unit.sidecar.storage.checkpoints import PREFIX, PRIVATE, STATE, defects, folder, save, state, steps
+from tests.unit.sidecar.storage.checkpoints import (
+    PREFIX,
+    PRIVATE,
+    STATE,
+    defects,
+    folder,
+    save,
+    state,
+    steps,
+)
 from tests.unit.sidecar.storage.conftest import storage_at
 
 MANIFEST = "manifest.json"
@@ -92,13 +102,20 @@ def test_a_newer_generation_replaces_an_older_one_and_never_the_reverse(any_url:
     assert copied(storage, 7)[1] is None
 
 
-def test_deleted_checkpoints_leave_nothing(any_url: str, tmp_path: Path) -> None:
+def test_deleted_checkpoints_leave_only_empty_manifests(any_url: str, tmp_path: Path) -> None:
     storage = storage_at(any_url, tmp_path / "copies")
     newest = [save(storage, step) for step in (1, 2, 3)][-1]
     removed = retain(storage, Retention(1), frozenset({newest}))
     assert [path.name for path in removed] == ["step-00000002", "step-00000001"]
-    assert steps(storage) == {3: 1}
-    assert set(storage._listing()) == {"step-00000003"}
+    assert (steps(storage), defects(storage)) == ({3: 1}, [])
+    for path in removed:
+        objects = storage._listing(path.name)[path.name]
+        assert {key: each.bytes for key, each in objects.items()} == {MANIFEST: 0}
+        with pytest.raises(InvalidCheckpoint, match="is empty: the checkpoint was removed"):
+            storage.load(path.name)
+    save(storage, 2, 2)
+    assert steps(storage) == {3: 1, 2: 2}
+    assert copied(storage, 2)[1] is None
 
 
 def test_a_file_of_many_parts_is_read_back_unchanged(any_url: str, tmp_path: Path) -> None:
@@ -140,11 +157,12 @@ def refusing(
     return interfere
 
 
-def test_a_storage_that_ignores_conditions_is_refused_before_anything_is_written(
-    server: ObjectServer, storage: ObjectStorage
+@pytest.mark.parametrize("ignored", ["If-Match", "If-None-Match"])
+def test_a_storage_that_ignores_a_condition_is_refused_before_anything_is_written(
+    server: ObjectServer, storage: ObjectStorage, ignored: str
 ) -> None:
-    server.obeys_conditions = False
-    with pytest.raises(OSError, match="ignores If-None-Match"):
+    server.ignored_conditions = frozenset({ignored})
+    with pytest.raises(OSError, match=f"ignores {ignored}, so checkpoints"):
         save(storage, 7)
     assert server.stored() == [f"{PREFIX}/conditional-put"]
 
@@ -358,14 +376,142 @@ def test_a_deletion_that_is_interrupted_leaves_no_damaged_checkpoint(
     for step in (1, 2):
         save(storage, step)
 
-    def interfere(request: Request) -> Fault | None:
-        deletes = [each for each in server.requests if "delete" in each.query]
-        return Refusal(403, "AccessDenied") if "delete" in request.query and len(deletes) > 1 else None
-
-    server.interfere = interfere
+    server.interfere = lambda each: Refusal(403, "AccessDenied") if "delete" in each.query else None
     with pytest.raises(OSError, match="delete"):
         retain(storage, Retention(1))
     assert (steps(storage), defects(storage)) == ({2: 1}, [])
+    assert any("step-00000001" in key for key in server.filled())
+    server.interfere = lambda _: None
+    newest = save(storage, 3, 2, epoch=1)
+    retain(storage, Retention(1, epoch=1), frozenset({newest}))
+    assert all("step-00000003" in key for key in server.filled())
+
+
+def at_each_request(
+    server: ObjectServer,
+    act: Callable[[], object],
+    meanwhile: Callable[[], object],
+    before: Callable[[], object],
+    check: Callable[[], object],
+) -> int:
+    """Run `act`, and `meanwhile` before one of its requests is carried out: each in turn, on an empty bucket.
+
+    Return the number of requests.
+    """
+    for number in itertools.count(1):
+        server.buckets["checkpoints"].clear()
+        before()
+        requests = itertools.count(1)
+
+        def interfere(_: Request, requests: Iterator[int] = requests, number: int = number) -> None:
+            if next(requests) == number:
+                server.interfere = lambda _: None
+                meanwhile()
+
+        server.interfere = interfere
+        act()
+        if server.interfere is interfere:
+            server.interfere = lambda _: None
+            return number - 1
+        check()
+    raise AssertionError("unreachable")
+
+
+KNOWN = (Lineage(2, 5),)  # generation 2 has resumed from step 5, so step 7 of generation 1 is void
+
+
+@pytest.mark.parametrize(("epoch", "lineage"), [(9, ()), (0, KNOWN)])
+def test_a_checkpoint_published_at_any_request_of_a_retention_stays_whole(
+    server: ObjectServer, storage: ObjectStorage, tmp_path: Path, lineage: tuple[Lineage, ...], epoch: int
+) -> None:
+    other = storage_at(server.url, tmp_path / "other")
+
+    def before() -> None:
+        for step in (5, 7) if lineage else (5, 7, 9):
+            save(storage, step)
+
+    def check() -> None:
+        assert steps(other)[7] == 2
+        assert defects(other) == []
+        assert other.content_fault(other.load("step-00000007")) is None
+        newest = save(other, 8, 3, epoch=10, known=(*KNOWN, Lineage(3, 7)))
+        retain(other, Retention(1, epoch=10), frozenset({newest}))
+        assert {key.split("/")[2] for key in server.filled()} == {newest.name}
+
+    count = at_each_request(
+        server,
+        lambda: retain(storage, Retention(1, lineage)),
+        lambda: save(other, 7, 2, epoch=epoch, known=KNOWN),
+        before,
+        check,
+    )
+    assert count >= 8
+
+
+def test_a_deletion_at_any_request_of_a_replacement_leaves_the_new_checkpoint_whole(
+    server: ObjectServer, storage: ObjectStorage, tmp_path: Path
+) -> None:
+    other = storage_at(server.url, tmp_path / "other")
+    listed: list[tuple[Path, StoredCheckpoint | InvalidCheckpoint]] = []
+
+    def before() -> None:
+        save(other, 7)
+        listed[:] = other.each_checkpoint()
+
+    def check() -> None:
+        assert (steps(storage), defects(storage)) == ({7: 2}, [])
+        assert storage.content_fault(storage.load("step-00000007")) is None
+
+    count = at_each_request(
+        server,
+        lambda: save(storage, 7, 2, epoch=9, known=KNOWN),
+        lambda: [other.remove(*each) for each in listed],
+        before,
+        check,
+    )
+    assert count >= 10
+
+
+@pytest.mark.parametrize(
+    ("step", "age_s", "epoch", "stays"),
+    [
+        (5, DEBRIS_AGE_S + 60.0, 2, False),
+        (5, DEBRIS_AGE_S - 60.0, 2, True),  # a writer of this step may still be at work
+        (5, DEBRIS_AGE_S + 60.0, 1, True),  # this member may be cut off
+        (8, DEBRIS_AGE_S + 60.0, 2, True),  # a group that resumes from step 7 will save this step
+    ],
+)
+def test_an_empty_manifest_is_deleted_once_no_writer_can_replace_it(
+    server: ObjectServer, storage: ObjectStorage, step: int, age_s: float, epoch: int, stays: bool
+) -> None:
+    key = f"{PREFIX}/step-{step:08d}/{MANIFEST}"
+    server.ages_s = age_s
+    server.put(key, b"")
+    server.ages_s = 0.0
+    newest = [save(storage, each, epoch=2) for each in (7, 9)][-1]
+    retain(storage, Retention(2, epoch=epoch), frozenset({newest}))
+    assert (key in server.stored()) == stays
+    assert steps(storage) == {9: 1, 7: 1}
+
+
+def test_a_writer_whose_parts_were_deleted_before_it_published_reports_an_error(
+    server: ObjectServer, storage: ObjectStorage
+) -> None:
+    """It was stopped for so long that it counted as dead."""
+
+    def interfere(request: Request) -> Fault | None:
+        if request.method == "PUT" and request.key.endswith(MANIFEST):
+            server.interfere = lambda _: None
+            for key in server.stored():
+                if STATE in key:
+                    server.drop(key)
+        return None
+
+    server.interfere = interfere
+    with pytest.raises(OSError, match="another member has removed or replaced the object"):
+        save(storage, 7)
+    save(storage, 7)
+    assert copied(storage, 7)[1] is None
 
 
 @pytest.mark.parametrize(
@@ -437,6 +583,28 @@ def test_a_checkpoint_without_one_of_its_objects_is_refused(
     assert defects(storage) == [f"{MANIFEST} is truncated or damaged: it does not end with its checksum"]
 
 
+@pytest.mark.parametrize("removed", [False, True])
+def test_a_checkpoint_that_is_replaced_or_removed_during_a_listing_does_not_look_damaged(
+    server: ObjectServer, storage: ObjectStorage, tmp_path: Path, removed: bool
+) -> None:
+    save(storage, 7)
+    other = storage_at(server.url, tmp_path / "other")
+    [(path, what)] = other.each_checkpoint()
+
+    def interfere(request: Request) -> None:
+        if request.method == "GET" and request.key.endswith(MANIFEST):
+            server.interfere = lambda _: None
+            if removed:
+                other.remove(path, what)
+            else:
+                save(other, 7, 2)
+
+    server.interfere = interfere
+    found = [what for _, what in storage.each_checkpoint()]
+    assert [what.generation for what in found if isinstance(what, StoredCheckpoint)] == [2][removed:]
+    assert len(found) == 1 - removed
+
+
 def test_more_objects_than_one_answer_holds_are_all_listed(
     server: ObjectServer, storage: ObjectStorage
 ) -> None:
@@ -471,7 +639,7 @@ def test_a_directory_copied_into_the_bucket_is_a_checkpoint(
     save(storage, 9)
     retain(storage, Retention(1))
     assert steps(storage) == {9: 1}
-    assert not any("step-00000007" in key for key in server.stored())
+    assert not any("step-00000007" in key for key in server.filled())
 
 
 # -- copies

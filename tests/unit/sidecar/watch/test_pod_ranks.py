@@ -100,6 +100,26 @@ def test_a_launcher_of_another_container_has_all_the_time_of_one_that_waits_for_
     assert observed.silent == ""
 
 
+def test_a_launcher_out_of_reach_is_reported_after_a_few_seconds_and_until_it_is_reached(here: Path) -> None:
+    observed, line = watch(here, "10.0.0.7", NOBODY)
+    told: list[str] = []
+    observed._changed = lambda: told.append(observed.unreachable)
+    steps = (
+        (0.0, ""),
+        (100.0, "denied"),
+        (100.0 + liveness.LIMIT_S - 0.1, "denied"),
+        (100.0 + liveness.LIMIT_S, "denied"),
+        (120.0, "denied"),
+        (121.0, ""),
+        (122.0, "refused"),  # briefly: the launcher is being replaced
+        (122.0 + liveness.LIMIT_S - 0.1, "refused"),
+        (128.0, ""),
+    )
+    for now_s, line.unreachable in steps:
+        observed.poll_connection(now_s)
+    assert told == ["denied", ""]
+
+
 def test_a_rank_that_its_launcher_reports_as_stopped_or_ended_does_no_work(
     here: Path,
 ) -> None:

@@ -119,6 +119,7 @@ def test_the_training_container_gets_the_variables_of_the_launcher() -> None:
     assert found["env"][0] == {"name": "A", "value": "b"}
     assert variables(found) == {
         "A": "b",
+        environment.FIRST_STEP_S: "600.0",
         environment.LEAVE_S: "25",
         environment.DIRECTORY: "/run/holdfast",
         environment.LOGS: "/run/holdfast/logs",
@@ -273,6 +274,12 @@ def test_a_job_without_checkpoints_gets_no_note_about_storage() -> None:
          {"runAsUser": 7, "runAsGroup": 2, "runAsNonRoot": True}),
         ({"runAsNonRoot": True, "runAsUser": 5}, {"runAsUser": None},
          {"runAsUser": 5, "runAsNonRoot": True}),
+        ({}, {"runAsGroup": 3}, {"runAsUser": 0, "runAsGroup": 3}),
+        ({"fsGroup": 4, "supplementalGroups": [5]}, {}, {"runAsUser": 0}),
+        # Only the image names the user: Holdfast's containers run as the user of their own image.
+        ({"runAsNonRoot": True}, {}, {"runAsNonRoot": True}),
+        ({}, {"runAsNonRoot": True}, {"runAsNonRoot": True}),
+        ({"runAsNonRoot": True}, {"runAsNonRoot": False}, {"runAsUser": 0, "runAsNonRoot": False}),
         ({"runAsNonRoot": True}, {"runAsUser": 0, "runAsNonRoot": False},
          {"runAsUser": 0, "runAsNonRoot": False}),
         ({"seLinuxOptions": {"level": "a"}}, {"seLinuxOptions": {"level": "b"}},
@@ -293,11 +300,22 @@ def test_holdfasts_containers_run_as_the_training_containers_user(
         }
 
 
-@pytest.mark.parametrize("own", [{}, {"runAsNonRoot": True}])
-def test_an_image_user_is_not_guessed_where_root_is_forbidden(own: Pod) -> None:
-    of_pod = {} if own else {"runAsNonRoot": True}
-    why = refusal(pod(container(securityContext=own), securityContext=of_pod))
-    assert why == "the pod must not run as root, but its user is not known: set securityContext.runAsUser"
+@pytest.mark.parametrize(
+    ("of_pod", "who"),
+    [
+        ({"runAsUser": 1000}, "user 1000"),
+        ({"runAsNonRoot": True}, "the sidecar's user, who is not root,"),
+        ({}, None),
+    ],
+)
+def test_a_directory_of_the_node_that_only_root_can_write_is_noted(of_pod: Pod, who: str | None) -> None:
+    asked = {"checkpoints": "hostpath:///mnt/x"}
+    notes = injected(pod(securityContext=of_pod, annotations=asked)).notes
+    found = [each for each in notes if "creates /mnt/x as root" in each]
+    assert len(found) == (who is not None)
+    assert all(str(who) in each for each in found)
+    of_claim = pod(securityContext=of_pod, annotations={"checkpoints": "pvc://data/x"})
+    assert not [each for each in injected(of_claim).notes if "as root" in each]
 
 
 def test_a_guaranteed_pod_stays_guaranteed_and_the_note_states_what_that_requests() -> None:

@@ -193,6 +193,28 @@ def test_nothing_of_the_users_is_lost(before: Pod) -> None:
 
 
 @given(pods())
+def test_holdfasts_containers_are_admitted_wherever_the_training_container_is(before: Pod) -> None:
+    """They run as its user if the pod states one, and never as root in a pod that must not."""
+    found = result(before)
+    if isinstance(found, Refused):
+        return
+    spec = before["spec"]
+    (own,) = [each for each in spec["containers"] if each["name"] == found.record.container]
+    asked = {**spec.get("securityContext", {}), **own.get("securityContext", {})}
+    ours = [each for each in found.pod["spec"]["initContainers"] if each["name"] in pod_layout.CONTAINERS]
+    assert len(ours) == len(pod_layout.CONTAINERS)
+    for each in ours:
+        has = {**spec.get("securityContext", {}), **each["securityContext"]}
+        user = each["securityContext"].get("runAsUser")
+        assert user == asked.get("runAsUser", None if asked.get("runAsNonRoot") else 0)
+        assert has.get("runAsGroup") == asked.get("runAsGroup")
+        assert not (has.get("runAsNonRoot") and user == 0), "the kubelet would not start it"
+        assert has.get("runAsNonRoot") or not asked.get("runAsNonRoot") or asked.get("runAsUser") == 0
+        assert has["capabilities"] == {"drop": ["ALL"]}
+        assert has["allowPrivilegeEscalation"] is False
+
+
+@given(pods())
 def test_only_tolerations_of_the_cluster_itself_are_changed(before: Pod) -> None:
     own = before["spec"].get("tolerations", [])
     after = result(before).pod["spec"].get("tolerations", [])

@@ -29,6 +29,7 @@ def test_the_newest_whole_checkpoint_is_named_and_damage_is_described(tmp_path: 
     for step in (1, 2):
         write(tmp_path, step)
     (tmp_path / "step-00000003").mkdir()
+    (tmp_path / "step-00000003" / "rank-0").touch()
     (tmp_path / "step-00000002" / "model.safetensors").write_bytes(b"y" * 3000)
     assert listed(tmp_path, verify=True) == [
         "CHECKPOINT     GENERATION  RANKS      SIZE   WRITTEN  STATE",
@@ -67,6 +68,7 @@ def test_a_missing_directory_has_no_checkpoints(tmp_path: Path) -> None:
 
 def test_if_no_checkpoint_is_whole_the_output_says_so(tmp_path: Path) -> None:
     (tmp_path / "step-00000003").mkdir()
+    (tmp_path / "step-00000003" / "rank-0").touch()
     assert listed(tmp_path, verify=True)[-1] == "no checkpoint is intact"
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -111,8 +112,9 @@ def test_checkpoints_are_listed_and_verified_on_request(run: RunDir, capsys: Pri
     assert "step-00000002" in shown(capsys, commands.Checkpoints())
     assert "intact, newest" in shown(capsys, commands.Checkpoints(verify=True))
     (run.checkpoints / "step-00000003").mkdir()
+    (run.checkpoints / "step-00000003" / "rank-0").touch()
     assert "damaged" in shown(capsys, commands.Checkpoints(), code=1)
-    (run.checkpoints / "step-00000003").rmdir()
+    shutil.rmtree(run.checkpoints / "step-00000003")
     damaged = run.checkpoints / "step-00000002" / "model.safetensors"
     damaged.write_bytes(b"x" * 99 + b"y")
     assert "complete, newest" in shown(capsys, commands.Checkpoints())

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 from supervisor.cli.incidents import explanation
 from supervisor.display.ansi import Style
 from tests.unit.supervisor.status_samples import incident, opened
@@ -11,6 +13,34 @@ def section(lines: list[str], title: str) -> list[str]:
     begin = lines.index(title) + 1
     end = lines.index("", begin) if "" in lines[begin:] else len(lines)
     return [line.strip() for line in lines[begin:end]]
+
+
+def test_the_end_of_the_log_of_a_rank_that_was_killed_is_not_called_its_message() -> None:
+    """Its last line may be about anything, such as the last checkpoint."""
+    killed = explanation(incident(kind="crash", message="INFO saved step 5"), PLAIN)
+    assert section(killed, "Last output of the rank") == ["INFO saved step 5"]
+    assert "Message of the rank" not in killed
+    raised = "Traceback (most recent call last):\nValueError: no"
+    for kind in ("crash", "exception"):
+        found = explanation(incident(kind=kind, message=raised), PLAIN)
+        assert section(found, "Message of the rank")[-1] == "ValueError: no"
+
+
+def test_waiting_for_a_member_is_not_called_securing() -> None:
+    timeline = [
+        {"what": "fault", "at_s": 0.0},
+        {"what": "secured", "at_s": 0.05},
+        {"what": "manned", "at_s": 6.3},
+        {"what": "decided", "at_s": 6.3},
+    ]
+    lines = section(explanation(incident(timeline=timeline), PLAIN), "From the fault to the first new step")
+    rows = [re.split(r"  +", line.strip())[:2] for line in lines]
+    assert rows == [
+        ["the fault", "0.0 ms"],
+        ["the survivors' state secured", "50.0 ms"],
+        ["enough members ready", "6,300.0 ms"],
+        ["decided", "6,300.0 ms"],
+    ]
 
 
 def test_an_incident_is_explained_from_evidence_to_the_first_new_step() -> None:

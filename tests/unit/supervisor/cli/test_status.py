@@ -90,7 +90,7 @@ def test_a_run_that_has_just_started_has_a_short_page() -> None:
     found = {"phase": "forming", "message": "1 of 2 members are ready", "members": [member("m", [])]}
     shown = lines(found, alive=True, live=True, now_s=0.0, path=HERE, name="run a")
     assert shown[:5] == [
-        "run a: starting",
+        "run a: forming",
         "",
         "  incidents   0",
         "  message     1 of 2 members are ready",

@@ -28,6 +28,7 @@ class SimulatedPod:
         self.connected = 0  # how often
         self.storage: StorageListing | None = StorageListing(1)
         self.step = 0
+        self.unreachable = ""  # why it cannot connect to its launcher, which it then does not report
         self._name = name
         self._state = LauncherState(9, 0, (), (0,), 4000)
         self._secured = self._epoch = 0
@@ -150,6 +151,8 @@ class SimulatedPod:
         made = report(self._name, replace(self._state, epoch=self._epoch), now_ns=time.monotonic_ns())
         return replace(
             made,
+            launcher=None if self.unreachable else made.launcher,
+            launcher_unreachable=self.unreachable,
             clock="this one",
             storage=self.storage,
             progress=tuple(progress(number, self.step) for number in ranks),

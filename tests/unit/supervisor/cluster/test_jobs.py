@@ -599,3 +599,26 @@ async def test_a_registry_is_cut_off_while_most_jobs_have_lost_members_that_had_
         assert there.jobs.is_cut_off("team")
         lines[0].connected = True
         assert not there.jobs.is_cut_off("team"), "half of the jobs are reached"
+
+
+async def test_jobs_beyond_the_limit_of_their_namespace_wait_and_are_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "MAX_JOBS", 1)
+    async with place(tmp_path) as there:
+        owners = [there.served.put("jobs", owner(name, 1)) for name in ("llama", "qwen")]
+        there.add(member(0, owners[0]))
+        await there.until(lambda: there.jobs.jobs)
+        there.add(member(0, owners[1]))
+        await there.served.until(lambda: there.about_pods())
+        [(reason, name, why)] = there.about_pods()
+        assert (reason, name) == ("NotSupervised", "qwen-0")
+        assert "1 supervised jobs" in why
+        assert [key.name for key in there.jobs.jobs] == ["llama"]
+        elsewhere = member(0, there.served.put("jobs", owner("mistral", 1, namespace="another")))
+        elsewhere["metadata"]["namespace"] = "another"
+        there.add(elsewhere)
+        await there.until(lambda: len(there.jobs.jobs) == 2)
+        for plural, name in (("pods", "llama-0"), ("jobs", "llama"), ("supervisions", "llama")):
+            there.served.remove(plural, "team", name)
+        await there.until(lambda: any(key.name == "qwen" for key in there.jobs.jobs))

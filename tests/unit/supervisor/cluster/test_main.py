@@ -31,6 +31,7 @@ from supervisor.admission import pod_layout
 from supervisor.cluster import jobs, main, pods, supervised_job
 from supervisor.cluster.main import ClusterSupervisor
 from supervisor.cluster.pods import PodMember
+from supervisor.controller.limits.incoming import MeteredConnection
 from supervisor.kubernetes import certificates
 from supervisor.kubernetes.identity import ReviewUnavailable, TokenRefused
 from supervisor.kubernetes.lease import Leadership, LeaseLock
@@ -532,6 +533,26 @@ async def test_a_members_connection_is_kept(monkeypatch: pytest.MonkeyPatch, tmp
             door.sweep(1e12)
             await pod.until_settled()
             assert pod.connected == connected
+        await event_loop.end([leading])
+
+
+async def test_what_members_send_is_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(jobs, "GATHER_S", 0.001)
+    async with place() as there, port_of(there, monkeypatch) as (port, _):
+        leading = await there.lead()
+        await there.job_of_one_pod()
+        pod = SimulatedPod("w-0")
+        async with pod.connecting(URL(f"http://127.0.0.1:{port}/v1/member"), TOKEN):
+            await pod.until(lambda: pod.orders)
+            assert there.supervisor._jobs is not None
+            [job] = there.supervisor._jobs.jobs.values()
+            [line] = job._server.connections.values()
+            assert line.transport is not None
+            connection = line.transport.get_protocol()
+            assert isinstance(connection, MeteredConnection)
+            assert connection.buffer is not None
+            assert connection.buffer.namespace == "team"
         await event_loop.end([leading])
 
 

@@ -16,6 +16,7 @@ from supervisor.cluster.pods import (
     PodBackend,
     PodMember,
     first_start,
+    held_policy,
     member_name,
     read_pod,
 )
@@ -360,3 +361,9 @@ def test_the_first_start_of_a_members_pod_follows_from_its_name(pod: str, uid: s
     first = member_name(pod, uid, 0)
     for later in (first, member_name(pod, uid, 7), f"{first}-2", f"{member_name(pod, uid, 12)}-3"):
         assert first_start(later) == first
+
+
+def test_a_job_has_storage_only_if_its_pods_name_a_place_that_outlives_them() -> None:
+    assert not held_policy({}, 2, 1).has_storage
+    assert not held_policy({"grace": "9s"}, 2, 1).has_storage
+    assert held_policy({"checkpoints": "pvc://claim"}, 2, 1).has_storage

@@ -15,6 +15,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from holdfast.fileio.storage_thread import StorageThread
+from holdfast.process import event_loop
 from holdfast.protocol.member_messages import MemberOrder, StorageListing
 from supervisor.cluster import job_summary, pods, supervised_job
 from supervisor.cluster.adoption.job_membership import JobKey
@@ -25,10 +26,12 @@ from supervisor.cluster.supervised_job import ClusterContext, SupervisedJob
 from supervisor.cluster.supervision import fenced_records
 from supervisor.cluster.supervision.contents import RunSize
 from supervisor.cluster.supervision.resource import SupervisionResource, ensure_resource, run_has_ended
+from supervisor.controller.limits import report_memory
+from supervisor.decision import closing
 from supervisor.kubernetes.client import ApiServer
 from supervisor.kubernetes.errors import InvalidObject
 from supervisor.kubernetes.events import EventRecorder
-from supervisor.view.model import Policy
+from supervisor.view.model import Policy, Wait
 from tests.unit.supervisor.cluster.api_server import ServedObjects, accept_the_rest
 from tests.unit.supervisor.cluster.simulated_member import SimulatedPod
 
@@ -182,6 +185,24 @@ async def test_a_job_with_pending_pods_shows_that_it_is_forming_and_what_it_wait
         await there.until(phase="forming", message="0 of 2 members are running", exitCode=None)
         await there.add(0)
         await there.until(phase="forming", message="1 of 2 members ready")
+
+
+async def test_a_member_that_cannot_reach_its_launcher_is_shown_and_becomes_an_event(tmp_path: Path) -> None:
+    """Otherwise the job would seem to start for ever."""
+    async with place(tmp_path) as there:
+        there.begin()
+        events = asyncio.create_task(there.context.events.run())
+        for number in range(2):
+            (await there.add(number)).unreachable = "denied"
+        await there.until(phase="forming")
+        problem = "cannot start ranks: denied"
+        await there.served.until(lambda: problem in there.status.get("message", ""))
+        await there.served.until(
+            lambda: "LauncherUnreachable" in {each["reason"] for each in there.served.events}
+        )
+        found = [each for each in there.served.events if each["reason"] == "LauncherUnreachable"]
+        assert all(each["message"].endswith(problem) and each["type"] == "Warning" for each in found)
+        await event_loop.end([events])
 
 
 async def test_a_new_phase_is_published_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -505,6 +526,83 @@ async def test_what_a_user_writes_into_the_resource_stops_the_job(tmp_path: Path
         await there.until(phase="ended")
 
 
+NO_STORAGE = replace(POLICY, has_storage=False)
+SHOWN = ("phase", "step", "ettr", "message", "why", "exitCode", "view", "generation")
+
+
+async def stopped(there: Place) -> dict[str, Any]:
+    """Stop a job that trains, end its pods, and return what users see."""
+    members = await there.form()
+    await there.until(step=3, phase="running")
+    there.served.change(spec={"stop": "graceful"})
+    there.look()
+    for each in members:
+        await each.until_stopped()
+    there.end_pods()
+    await there.until(phase="ended", exitCode=130)
+    await there.served.until(lambda: there.status["why"] == there.status["message"])  # the last write
+    return {name: there.status.get(name) for name in SHOWN}
+
+
+def events_of(there: Place, reason: str) -> list[Any]:
+    return [key for key in there.context.events._series if reason in str(key)]
+
+
+@pytest.mark.parametrize("leader", ["the same", "another"])
+async def test_the_next_pods_of_a_stopped_job_end_and_its_status_remains(tmp_path: Path, leader: str) -> None:
+    """A Job's controller replaces pods that end with 130. The step and ETTR of the stopped run remain."""
+    async with place(tmp_path, NO_STORAGE) as there:
+        before = await stopped(there)
+        assert before["step"] == 3
+        if leader == "another":
+            await there.job.close()
+            there.begin(epoch=5)
+            there.look()
+        late = await there.add(7)
+        await late.until_stopped()
+        assert (late.order.exit_code, late.generation) == (130, 0)
+        there.end_pods()
+        await turns()
+        assert {name: there.status.get(name) for name in SHOWN} == before
+        if leader == "another":
+            assert not events_of(there, "Finished"), "the earlier leader has recorded the event"
+
+
+async def test_once_the_request_is_removed_the_next_pods_of_a_stopped_job_train(tmp_path: Path) -> None:
+    async with place(tmp_path, NO_STORAGE) as there:
+        await stopped(there)
+        there.served.change(spec={"stop": ""})
+        there.look()
+        for each in [await there.add(number) for number in (7, 8)]:
+            await each.until_formed(2)
+            assert all(order.do != "stop" for order in each.orders)
+
+
+async def test_a_stopped_job_ends_only_after_the_members_that_were_ordered_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(closing, "_SLACK_S", 0.0)
+    policy = replace(POLICY, grace_s=0.05, members_created_externally=True)
+    async with place(tmp_path, policy) as there:
+        for each in await there.form():
+            there.served.change(spec={"stop": "now"})
+            there.look()
+            await each.until_stopped()
+        names = ", ".join(pod.member for pod in there.pods.values())
+        await there.until(
+            phase="stopping",
+            message="stopped immediately, as requested; 2 members that were ordered to end have not ended: "
+            + names,
+        )
+        await there.served.until(lambda: json.loads(there.status["view"])["unended"] == 2)
+        job = there.job.job
+        assert job is not None
+        waits = closing.stopping(replace(job.view(), now_ns=job.view().now_ns + 3_600_000_000_000), policy)
+        assert isinstance(waits, Wait), "the grace period has passed"
+        there.end_pods()
+        await there.until(phase="ended", exitCode=130, message="stopped immediately, as requested")
+
+
 async def test_a_stop_over_the_api_is_recorded_for_the_next_supervisor(tmp_path: Path) -> None:
     async with place(tmp_path) as there:
         await there.form()
@@ -550,6 +648,23 @@ async def test_members_leave_a_closed_job(tmp_path: Path) -> None:
         before = [each.connected for each in members]
         for each, count in zip(members, before, strict=True):
             await each.until_connected(count)
+
+
+async def test_a_member_without_room_for_its_report_gets_an_event_and_a_closed_job_takes_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with place(tmp_path) as there:
+        members = await there.form()
+        memory = there.context.limits.memory
+        assert memory.reserved_bytes > 2 * report_memory.CONNECTION_BYTES
+        monkeypatch.setattr(report_memory, "CONNECTION_BYTES", report_memory.NAMESPACE_BYTES)
+        before = members[0].connected
+        await members[0].until_connected(before)
+        events = [each for each in there.context.events._series.values() if each.reason == "ReportRefused"]
+        assert [each.reference.kind for each in events] == ["Supervision"]
+        assert "namespace team" in events[0].message
+        await there.job.close()
+        assert memory.reserved_bytes == 0
 
 
 async def test_a_failure_within_the_supervision_of_one_job_is_survived(

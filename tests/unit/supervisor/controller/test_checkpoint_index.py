@@ -105,6 +105,7 @@ async def test_all_checkpoints_are_listed_newest_first_with_the_reason_why_other
     write(tmp_path, 7, generation=2, known=(Lineage(2, 5),))
     write(tmp_path, 6)
     (tmp_path / "step-00000009").mkdir()
+    (tmp_path / "step-00000009" / "rank-0").touch()
     await storage.rescan()
     assert steps(storage) == [7, 6, 3], (
         "void ones must be listed too, because the lineage decides, not storage"

@@ -18,6 +18,10 @@ from holdfast.protocol import codec, foreign_text
 from holdfast.protocol.launcher_messages import Ending
 from holdfast.protocol.member_messages import HeldPrivateState, MemberOrder
 from supervisor.controller import member_server as lines_of
+from supervisor.controller.limits.decoding_turns import TURN_S
+from supervisor.controller.limits.owner import ReportOwner
+from supervisor.controller.limits.report_memory import ReportMemory, member_bytes
+from supervisor.controller.limits.shared import SharedLimits
 from supervisor.controller.member_server import MemberServer, largest_report
 from supervisor.controller.report_decoder import ReportDecoder
 from tests.unit.supervisor.job_views import launcher, progress, rank, report
@@ -277,7 +281,7 @@ async def test_other_work_runs_between_the_reports_of_many_members(monkeypatch: 
         lines = [await session.ws_connect(server.make_url("/v1/member")) for _ in range(members)]
         await asyncio.gather(*(line.send_str(says(f"m{n}")) for n, line in enumerate(lines)))
         await asyncio.wait_for(watch(), LIMIT_S)
-        assert 0 < most <= 1 + lines_of.TURN_S / 0.005
+        assert 0 < most <= 1 + TURN_S / 0.005
         for line in lines:
             await line.close()
 
@@ -305,3 +309,119 @@ async def test_members_that_are_gone_are_forgotten_unless_they_are_connected() -
         await socket.receive_str(timeout=LIMIT_S)
         made.keep({"kept"})
         assert set(made.connections) == {"kept", "m7"}
+
+
+# -- memory for reports
+
+
+def shared(total_bytes: int) -> SharedLimits:
+    return SharedLimits(memory=ReportMemory(total_bytes, total_bytes))
+
+
+class Telling(MemberServer):
+    """A server that keeps what it tells the user."""
+
+    def __init__(self, limits: SharedLimits, namespace: str) -> None:
+        self.changes = asyncio.Event()
+        super().__init__(lambda: 0, self.changes.set, limits=limits, reports_of=ReportOwner(namespace, "job"))
+        self.told: asyncio.Queue[str] = asyncio.Queue()
+
+    def tell_refusal(self, why: str) -> None:
+        self.told.put_nowait(why)
+
+
+def large(name: str, size: int) -> str:
+    return codec.encode(report(name, launcher(rank(0)), prepare_error="x" * size)).decode()
+
+
+def reserved(text: str) -> int:
+    decoder = ReportDecoder()
+    decoder.decode(text)
+    return member_bytes(decoder.retained_bytes)
+
+
+async def test_a_member_whose_report_has_no_room_is_told_so_and_keeps_its_last_one() -> None:
+    greedy, modest = (Telling(limits, name) for limits in (shared(400_000),) for name in ("greedy", "modest"))
+    async with (
+        proven(greedy, lambda: "m7") as one,
+        proven(modest, lambda: "m0") as another,
+        one.ws_connect("/v1/member") as line,
+        another.ws_connect("/v1/member") as other,
+    ):
+        greedy.order("m7", RUN)
+        modest.order("m0", RUN)
+        await line.send_str(says("m7"))
+        assert codec.decode(MemberOrder, await line.receive_str(timeout=LIMIT_S)) == RUN
+        before = greedy.connection("m7").report
+        await line.send_str(large("m7", 500_000))
+        why = await asyncio.wait_for(greedy.told.get(), LIMIT_S)
+        assert "namespace greedy" in why
+        assert "MiB" in why
+        assert (await line.receive(timeout=LIMIT_S)).type in (WSMsgType.CLOSE, WSMsgType.CLOSED)
+        assert greedy.connection("m7").report is before
+        await other.send_str(says("m0"))
+        assert codec.decode(MemberOrder, await other.receive_str(timeout=LIMIT_S)) == RUN
+        assert modest.told.empty()
+
+
+async def test_the_largest_report_of_a_greedy_namespace_gives_way_to_that_of_another() -> None:
+    much, little, more = (large(name, size) for name, size in (("m7", 230_000), ("m0", 10), ("m0", 50_000)))
+    limits = shared(reserved(much) + reserved(little))
+    greedy, modest = Telling(limits, "greedy"), Telling(limits, "modest")
+    greedy.order("m7", RUN)
+    modest.order("m0", RUN)
+    async with (
+        proven(greedy, lambda: "m7") as one,
+        proven(modest, lambda: "m0") as another,
+        one.ws_connect("/v1/member") as line,
+        another.ws_connect("/v1/member") as other,
+    ):
+        await line.send_str(much)
+        assert codec.decode(MemberOrder, await line.receive_str(timeout=LIMIT_S)) == RUN
+        await other.send_str(little)
+        assert codec.decode(MemberOrder, await other.receive_str(timeout=LIMIT_S)) == RUN
+        greedy.changes.clear()
+        await other.send_str(more)
+        assert "other namespaces" in await asyncio.wait_for(greedy.told.get(), LIMIT_S)
+        await asyncio.wait_for(greedy.changes.wait(), LIMIT_S)
+        assert (await line.receive(timeout=LIMIT_S)).type is not WSMsgType.TEXT
+        gone = greedy.connection("m7")
+        assert (gone.report, gone.launcher, gone.connected) == (None, None, False)
+
+
+async def test_the_memory_of_members_that_are_forgotten_is_free_again() -> None:
+    limits = shared(1_000_000)
+    made = Telling(limits, "n")
+    async with proven(made, lambda: "m7") as client, client.ws_connect("/v1/member") as line:
+        made.order("m7", RUN)
+        await line.send_str(says("m7"))
+        await line.receive_str(timeout=LIMIT_S)
+        assert limits.memory.reserved_bytes > 0
+        made.keep(())
+        assert limits.memory.reserved_bytes > 0, "the member is connected"
+        made.changes.clear()
+        await line.close()
+        await asyncio.wait_for(made.changes.wait(), LIMIT_S)
+        made.keep(())
+        assert limits.memory.reserved_bytes == 0
+
+
+async def test_a_closed_server_takes_no_memory_for_late_reports() -> None:
+    limits = shared(1_000_000)
+    made = Telling(limits, "n")
+    async with proven(made, lambda: "m7") as client, client.ws_connect("/v1/member") as line:
+        made.order("m7", RUN)
+        await line.send_str(says("m7"))
+        await line.receive_str(timeout=LIMIT_S)
+        made.close()
+        await line.send_str(says("m7", 1))
+        assert (await line.receive(timeout=LIMIT_S)).type in (WSMsgType.CLOSE, WSMsgType.CLOSED)
+        assert limits.memory.reserved_bytes == 0
+
+
+async def test_a_report_that_is_not_ascii_is_refused() -> None:
+    made = Telling(shared(1_000_000), "n")
+    async with proven(made, lambda: "m7") as client, client.ws_connect("/v1/member") as line:
+        await line.send_str(says("m7").replace("m7", "\u00fc"))
+        assert "ASCII" in await asyncio.wait_for(made.told.get(), LIMIT_S)
+    assert not made.has_heard

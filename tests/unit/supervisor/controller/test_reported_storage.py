@@ -52,6 +52,13 @@ class Members:
         return [each.step for each in self.storage.stored.checkpoints]
 
 
+def test_checkpoints_in_the_pods_own_volumes_do_not_count() -> None:
+    said = replace(listing(3), refused=(RefusedCheckpoint("step-00000001", 1, "torn"),))
+    storage = ReportedStorage(lambda: [report("m0", None, storage=said)], lambda: None, is_durable=False)
+    assert storage._update()
+    assert (storage.stored.checkpoints, storage.stored.unusable, storage.stored.error) == ((), (), "")
+
+
 def test_storage_that_no_member_has_listed_counts_as_unread() -> None:
     members = Members()
     for said in ((), (None,), (StorageListing(error=UNREAD),), (StorageListing(),)):

@@ -47,6 +47,16 @@ def test_a_secured_state_is_saved_by_a_member_that_holds_it() -> None:
     assert (action.member, action.resume.step) == ("m0", 9)
 
 
+def test_a_stop_without_storage_says_where_the_state_was_and_announces_no_checkpoint() -> None:
+    """Each pod would write it into its own volume, which nobody can read and which is lost with the pod."""
+    away = "stopped as requested, without a checkpoint: the job has no storage for checkpoints"
+    with_state = closing.save_and_end(view(*HELD), (), has_storage=False)
+    kept = "so the state of step 9 is only in its pods' memory and is lost with them"
+    assert with_state == End(exit_codes.INTERRUPTED, f"{away}, {kept}")
+    without = closing.save_and_end(view(), (), has_storage=False)
+    assert without == End(exit_codes.INTERRUPTED, f"{away}, and no member holds a state")
+
+
 def test_a_bad_state_is_not_saved() -> None:
     action = closing.save_and_end(view(*HELD), (fault("nan", step=8),))
     assert isinstance(action, Save)
@@ -214,6 +224,42 @@ def test_members_are_waited_for_until_they_are_gone_or_their_time_is_up() -> Non
     assert isinstance(closing.stopping(view(*HELD, now_s=15.0), POLICY), Done)
     gone = [replace(each, exists=False) for each in HELD]
     assert closing.stopping(view(*gone), POLICY) == Done("no member is left")
+
+
+CLUSTER = replace(POLICY, members_created_externally=True)
+
+
+def test_a_stopped_run_of_a_cluster_has_not_ended_while_a_member_that_was_ordered_to_end_has_not() -> None:
+    """Nothing kills it: its launcher may be out of reach, or its member may count as lost."""
+    silent = replace(HELD[0], report=report("m0", None, launcher_silent="no sign of life"))
+    lost = replace(HELD[1], name="lost", exists=False, is_listed=True)
+    later = replace(HELD[1], name="the owner's next pod")
+    given: dict[str, Any] = {"phase": "stopping", "stop": "graceful", "placement": ("m0",)}
+    left = view(silent, lost, later, now_s=900.0, bystanders=("lost",), **given)
+    action = closing.stopping(left, CLUSTER)
+    assert isinstance(action, Wait)
+    assert action.why == "2 members that were ordered to end have not ended: m0, lost"
+    assert closing.stopping(view(later, now_s=900.0, **given), CLUSTER) == Done("no member is left")
+
+
+@pytest.mark.parametrize("stop", ["", "terminate"])
+def test_a_pod_that_does_not_end_delays_the_owners_next_pods_only_briefly_and_is_named(
+    stop: str,
+) -> None:
+    left = view(*HELD, now_s=15.0, phase="stopping", stop=stop, why="failed")
+    action = closing.stopping(left, CLUSTER)
+    assert isinstance(action, Done)
+    after = transition.after(left, action, CLUSTER)
+    assert after.why == "failed; 2 members that were ordered to end have not ended: m0, m1"
+    assert after.phase == "ended"
+
+
+def test_the_members_without_ranks_that_are_ordered_to_end_are_remembered() -> None:
+    standby, lost = replace(HELD[1], name="s"), replace(HELD[1], name="l", exists=False, is_listed=True)
+    gone = replace(HELD[1], name="g", exists=False)
+    seen = view(*HELD, standby, lost, gone)
+    assert transition.after(seen, End(1, "no"), CLUSTER).bystanders == ("s", "l")
+    assert transition.after(seen, End(1, "no"), POLICY).bystanders == ()
 
 
 # -- work after a commit that a stop cuts off

@@ -14,8 +14,8 @@ from holdfast.protocol.member_messages import (
     KnownHistory,
 )
 from supervisor.decision.durable_facts import VOIDS, with_durable_facts, with_last_status
-from supervisor.view.model import Checkpoint, JobState, MemberView, StorageContents, VoidStep
-from tests.unit.supervisor.job_views import launcher, member, memory, progress, report, view
+from supervisor.view.model import Checkpoint, JobState, MemberView, OpenIncident, StorageContents, VoidStep
+from tests.unit.supervisor.job_views import S, launcher, member, memory, progress, report, view
 
 
 def taught(*members: MemberView, stored: StorageContents | None = None, **given: Any) -> JobState:
@@ -203,3 +203,24 @@ def test_a_status_describes_the_group_only_if_no_later_progress_is_known() -> No
     unsettled = with_last_status(memory(held=4), status(147, 146))
     assert (unsettled.reached, unsettled.held) == (147, 4)
     assert with_last_status(memory(settled=True, held=4), status(147, 129)).held == 128
+
+
+def test_the_time_at_which_all_survivors_have_secured_their_state_is_recorded_once() -> None:
+    """The next decision can be much later, because the group may wait for another pod."""
+    incident = OpenIncident(1, 1, 90 * S, 91 * S, 0.0)
+
+    def survived_ns(*ready: int, phase: str = "securing", known_ns: int = 0) -> int:
+        members = [
+            member(f"m{n}", report(f"m{n}", launcher(), secured_for=generation))
+            for n, generation in enumerate(ready)
+        ]
+        gone = replace(member("m2"), exists=False)
+        given = {"placement": ("m0", "m1", "m2"), "incident": replace(incident, survived_ns=known_ns)}
+        after = with_durable_facts(view(*members, gone, phase=phase, now_s=100.0, **given))
+        assert after.incident is not None
+        return after.incident.survived_ns
+
+    assert survived_ns(1, 0) == 0
+    assert survived_ns(1, 1) == 100 * S
+    assert survived_ns(1, 1, known_ns=95 * S) == 95 * S
+    assert survived_ns(1, 1, phase="running") == 0

@@ -31,7 +31,7 @@ def test_without_unicode_and_colour_the_frame_is_plain_ascii() -> None:
 
 def test_before_the_first_status_the_frame_says_that_the_run_starts() -> None:
     lines = rendering.frame({}, 79, PLAIN)
-    assert lines[1:] == ["◐ starting", "  no members yet", "  no incidents"]
+    assert lines[1:] == ["◐ forming", "  no members yet", "  no incidents"]
 
 
 @pytest.mark.parametrize(
@@ -134,13 +134,13 @@ def test_no_line_is_wider_than_the_terminal(width: int, colour: bool, unicode: b
 def test_a_log_line_has_the_essential_figures() -> None:
     assert rendering.progress(status()) == "step 1,234  loss 2.413  14.2 steps/s  generation 3  ETTR 99.21 %"
     bare = json.loads('{"step": null, "phase": "forming"}')
-    assert rendering.progress(bare) == "starting  generation 0  ETTR 0.0 %"
+    assert rendering.progress(bare) == "forming  generation 0  ETTR 0.0 %"
 
 
 def test_a_change_of_phase_is_a_line() -> None:
     assert rendering.station(status()) == "generation 3 runs: 2 ranks on 2 members"
     assert rendering.station({"phase": "forming", "message": "1 of 2 members\nare ready"}) == (
-        "starting: 1 of 2 members are ready"
+        "forming: 1 of 2 members are ready"
     )
 
 

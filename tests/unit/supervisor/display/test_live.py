@@ -295,7 +295,7 @@ def test_a_log_gets_a_line_per_change_and_one_every_ten_seconds() -> None:
     for second in range(2, 23):
         plain.update(status(step=second, last_incident=None, generation=1), float(second))
     assert screen.shown() == [
-        "holdfast: starting: 0 of 2 members are ready",
+        "holdfast: forming: 0 of 2 members are ready",
         "holdfast: generation 1 runs: 2 ranks on 2 members",
         "holdfast: step 12  loss 2.413  14.2 steps/s  generation 1  ETTR 99.21 %",
         "holdfast: step 22  loss 2.413  14.2 steps/s  generation 1  ETTR 99.21 %",

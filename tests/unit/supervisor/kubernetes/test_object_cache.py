@@ -66,12 +66,16 @@ class Answers(ApiServer):
         await asyncio.wait_for(wait(), LIMIT_S)
 
 
+def _size(found: KubernetesObject) -> int:
+    return int(found.get("bytes", 0))
+
+
 class Place:
     def __init__(self) -> None:
         self.now_s = 100.0
         self.news = 0
         self.server = Answers()
-        self.cache = ObjectCache(self.server, lambda: self.now_s, self._tell)
+        self.cache = ObjectCache(self.server, lambda: self.now_s, self._tell, weigh=_size)
 
     def _tell(self) -> None:
         self.news += 1
@@ -180,3 +184,36 @@ async def test_an_object_that_nobody_looks_up_is_forgotten(monkeypatch: pytest.M
         there.size(job("b"))
         await there.server.answer("jobs b", content(3))
         assert there.size(job("b")) == 3
+
+
+def of_namespace(namespace: str, name: str) -> Reference:
+    return Reference("batch/v1", "Job", namespace, name, "u")
+
+
+async def test_one_namespace_leaves_room_for_the_objects_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(object_cache, "NAMESPACE_OBJECTS", 1)
+    async with place() as there:
+        there.cache.find(of_namespace("greedy", "a"))
+        assert there.cache.find(of_namespace("greedy", "b")) is None
+        assert "more than 1 owners" in there.cache.refusal(of_namespace("greedy", "b"))
+        there.cache.find(of_namespace("modest", "c"))
+        await there.server.answer("jobs a", content(1))
+        await there.server.answer("jobs c", content(2))
+        assert there.server.asked == ["jobs a", "jobs c"]
+        there.now_s += object_cache.UNUSED_S + 1
+        there.cache.forget_unused()
+        there.cache.find(of_namespace("greedy", "b"))
+        await there.server.answer("jobs b", content(3))
+        assert there.cache.find(of_namespace("greedy", "b")) == content(3)
+
+
+async def test_the_objects_of_one_namespace_have_a_limited_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(object_cache, "NAMESPACE_SIZE", 100)
+    async with place() as there:
+        for namespace, name in (("greedy", "a"), ("greedy", "b"), ("modest", "c")):
+            there.cache.find(of_namespace(namespace, name))
+            await there.server.answer(f"jobs {name}", {**content(1), "bytes": 60})
+        assert there.cache.find(of_namespace("greedy", "a")) is not None
+        assert there.cache.find(of_namespace("greedy", "b")) is None
+        assert "take more than" in there.cache.refusal(of_namespace("greedy", "b"))
+        assert there.cache.find(of_namespace("modest", "c")) is not None

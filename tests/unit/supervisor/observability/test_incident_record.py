@@ -95,3 +95,13 @@ def test_the_parts_of_sentences_are_recorded_if_they_are_known() -> None:
     assert found["faults"][0]["hung"] == "it is stopped"
     nobody = replace(hung, faults=(replace(hung.faults[0], rank=-1),))
     assert "hung" not in incident_record.record(nobody, None)["faults"][0]
+
+
+def test_the_timeline_has_the_time_when_the_survivors_were_secured_and_not_that_of_the_next_decision() -> (
+    None
+):
+    waited = replace(DECIDED, survived_ns=DECIDED.noticed_ns, manned_ns=DECIDED.decided_ns)
+    at_s = {each["what"]: each["at_s"] for each in incident_record.record(waited, None)["timeline"]}
+    assert at_s["secured"] == at_s["noticed"] < at_s["manned"] == at_s["decided"]
+    older = incident_record.record(DECIDED, None)["timeline"]
+    assert "manned" not in {each["what"] for each in older}

@@ -51,6 +51,7 @@ def of_job(members: int, nproc: int) -> dict[str, Any]:
             "role": "active",
             "connected": True,
             "parked": nproc,
+            "launcher_error": "",
             "warm_error": "",
             "ranks": [*range(number * nproc, (number + 1) * nproc)],
             "launcher_pid": some.randrange(1 << 22),

@@ -152,21 +152,31 @@ def test_a_member_whose_ranks_wait_for_warm_processes_is_marked(tmp_path: Path) 
 
 
 def test_a_start_shows_what_it_waits_for(tmp_path: Path) -> None:
-    def starting(*parked: int | None) -> str:
-        members = [
-            member(
-                f"m{n}",
-                report(f"m{n}", None if p is None else launcher(parked=tuple(range(p)), generation=0)),
-            )
+    def starting(*parked: int | None, unreachable: str = "") -> str:
+        reports = [
+            report(f"m{n}", None if p is None else launcher(parked=tuple(range(p)), generation=0))
             for n, p in enumerate(parked)
         ]
+        reports[-1] = replace(reports[-1], launcher_unreachable=unreachable)
+        members = [member(f"m{n}", each) for n, each in enumerate(reports)]
         now = replace(view(*members), memory=memory(phase="forming", generation=0, placement=()))
         return str(told_by(StatusPublisher(RunDir(tmp_path)), now)["message"])
 
-    assert starting(None, None).startswith("importing modules")
-    assert starting(0, None).startswith("importing modules")
+    not_started = "to be started by the training command"
+    assert starting(None, None) == f"waiting for the launcher of m0 and 1 other member {not_started}"
+    assert starting(0, None) == f"waiting for the launcher of m1 {not_started}"
+    assert starting(0, None, unreachable="denied") == "member m1 cannot start ranks: denied"
+    assert starting(None, None, unreachable="denied") == "member m1 cannot start ranks: denied"
+    assert starting(0, 0).startswith("importing modules")
     assert starting(1, 0) == "1 of 2 members ready"
     assert starting(1, 1, 1) == "2 of 2 members ready"
+
+
+def test_a_member_shows_why_its_launcher_is_out_of_reach(tmp_path: Path) -> None:
+    for error in ("", "denied"):
+        said = replace(report("m0", None), launcher_unreachable=error)
+        found = told_by(StatusPublisher(RunDir(tmp_path)), view(member("m0", said)))
+        assert found["members"][0]["launcher_error"] == error
 
 
 def test_the_status_shows_since_when_there_is_no_progress_and_the_reason(tmp_path: Path) -> None:

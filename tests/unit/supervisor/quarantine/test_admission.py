@@ -61,7 +61,9 @@ def test_a_sure_fault_changes_places_with_a_node_that_only_proves_its_health(siz
         proving(ready=False),
         proving(silent_s=121.0),
         proving(report=recovered(well("p"), 9000.0, boot_id="b1").report),  # not rebooted
-        proving(report=recovered(well("p"), 9000.0, boot_id="b2", blind=("kmsg",)).report),
+        proving(
+            report=recovered(well("p"), 9000.0, boot_id="b2", blind=("kmsg",), clean_needs=("kmsg",)).report
+        ),
         bad("p", finding(held_s=5 * DAY_S), quarantine=HELD, busy=False),
     ],
     ids=["clean briefly", "cordoned", "not ready", "silent", "not remedied", "blind", "bad"],

@@ -4,7 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from supervisor.quarantine.model import NO_NEW_WORK, PREFER_NOT, Drain, Forget, NodePolicy, Release, Taint
+from supervisor.quarantine.model import (
+    MAX_EVIDENCE,
+    NO_NEW_WORK,
+    PREFER_NOT,
+    Drain,
+    Forget,
+    NodePolicy,
+    Release,
+    Taint,
+)
 from supervisor.quarantine.transition import released_by_operator
 from tests.unit.supervisor.node_views import (
     DAY_S,
@@ -214,7 +223,7 @@ def test_later_findings_are_recorded() -> None:
 def test_thousands_of_findings_are_recorded_once() -> None:
     many = tuple(finding(f"gpu/{at} xid 79") for at in range(1000))
     seen = settled(pool(bad("a", *many)))
-    assert len(node_of(seen, "a").quarantine.evidence) == 32  # type: ignore[union-attr]
+    assert len(node_of(seen, "a").quarantine.evidence) == MAX_EVIDENCE  # type: ignore[union-attr]
     other = tuple(finding(f"gpu/{at} xid 95") for at in range(1000))
     settled(at(seen, NOW_S + 60, replace(node_of(seen, "a"), report=report(*other))))
 

@@ -10,6 +10,7 @@ import pytest
 from supervisor.quarantine import decide, evidence
 from supervisor.quarantine.cohorts import Reason
 from supervisor.quarantine.model import (
+    MAX_EVIDENCE,
     NO_NEW_WORK,
     PREFER_NOT,
     Drain,
@@ -21,6 +22,7 @@ from supervisor.quarantine.model import (
     PastQuarantine,
     Quarantine,
     QuarantineAction,
+    Refresh,
     Release,
     Taint,
     Waiver,
@@ -218,13 +220,26 @@ NO_POLICY_OR_STORM: dict[str, tuple[NodeView, QuarantineAction | None]] = {
     ),
     "out, by a clock that was ahead": (
         recovered(out(quarantine=replace(HELD, at_s=NOW_S + 100.0)), DAY_S, boot_id="b2"),
-        hold("healthy for 0 of 3600 s", 3600.0),
+        Refresh("a", "it has a stored time that is later than now: the clock was ahead", "7"),
+    ),
+    "out, and a sensor cannot measure although its agent counts the time": (
+        recovered(out(), DAY_S, blind=("kmsg",)),
+        Refresh("a", "the proof of its health changes: kmsg cannot measure", "7"),
+    ),
+    "out, and its sensors can measure again": (
+        recovered(out(quarantine=replace(HELD, blind_at_s=NOW_S - 60.0)), DAY_S),
+        Refresh("a", "the proof of its health changes: its sensors can measure again", "7"),
+    ),
+    "out, and its health has restarted": (
+        recovered(out(quarantine=replace(HELD, blind_s=60.0)), 5.0),
+        Refresh("a", "the proof of its health changes: its time of health has restarted", "7"),
     ),
     "out, and its sensors cannot measure": (
         recovered(
             out(quarantine=replace(HELD, sources=("kmsg", "sysfs"))),
             *(DAY_S,),
             blind=("sysfs", "ecc", "kmsg"),
+            clean_needs=("kmsg", "sysfs"),
         ),
         alert("its agent reports no fault, but kmsg, sysfs cannot measure; for 24 h"),
     ),
@@ -346,12 +361,12 @@ def test_a_storm_is_a_hold_of_the_whole_pool_until_it_has_calmed_down() -> None:
 
 
 def test_the_evidence_of_a_node_is_bounded_and_old_findings_are_dropped_first() -> None:
-    old = tuple(f"old {at:02d}" for at in range(32))
+    old = tuple(f"old {at:03d}" for at in range(MAX_EVIDENCE))
     new = tuple(finding(f"new {at}") for at in range(3))
     node = out(*new, quarantine=replace(HELD, evidence=old))
     found = decide.node_action(node, NOW_S, CALM, POLICY)
     assert isinstance(found, Taint)
-    assert found.evidence == ("new 0", "new 1", "new 2", *old[:29])
+    assert found.evidence == ("new 0", "new 1", "new 2", *old[:-3])
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from supervisor.quarantine import release
 from supervisor.quarantine.decide import decide
-from supervisor.quarantine.model import Hold, NodeFinding, NodeView, PastQuarantine, Release
+from supervisor.quarantine.model import Hold, NodeFinding, NodeView, PastQuarantine, PoolView, Release
 from supervisor.quarantine.release import is_remedied
 from supervisor.quarantine.transition import released_by_operator
 from tests.unit.supervisor.node_views import (
@@ -64,13 +65,90 @@ def test_a_degraded_node_returns_if_others_of_its_kind_serve() -> None:
 
 
 def test_a_blind_sensor_does_not_prove_health() -> None:
-    blind = recovered(NODE, DAY_S, boot_id="b2", blind=("kmsg",))
+    blind = recovered(NODE, DAY_S, boot_id="b2", blind=("kmsg",), clean_needs=("kmsg",))
     assert asked(at(OUT, NOW_S + DAY_S, blind)) == []
     held = "its agent reports no fault, but kmsg cannot measure"
     assert why(at(OUT, NOW_S + 9999, blind), "a") == held
     assert why(at(OUT, NOW_S + DAY_S, blind), "a") == f"{held}; for 24 h"
     other = recovered(NODE, DAY_S, boot_id="b2", blind=("sysfs",))
     assert len(asked(at(OUT, NOW_S + DAY_S, other))) == 1, "a check without findings need not be able to see"
+
+
+def test_time_in_which_a_sensor_was_blind_does_not_count_if_the_agent_counts_it() -> None:
+    """The agent of an older version reports an hour of health, but was blind for most of it."""
+    seen = at(OUT, NOW_S + 600.0, seeing(600.0))
+    for elapsed_s, node in ((610.0, blind(610.0)), (3600.0, blind(3600.0)), (3700.0, seeing(3700.0))):
+        seen = settled(at(seen, NOW_S + elapsed_s, carried(seen, node)))
+        assert node_of(seen, "a").quarantine is not None
+    assert why(seen, "a") == "healthy for 610 of 3600 s"
+    assert settled(at(seen, NOW_S + 6600.0, carried(seen, seeing(6600.0)))) != seen
+    early = at(seen, NOW_S + 6680.0, carried(seen, seeing(6680.0)))
+    assert asked(early) == []
+    [found] = asked(at(seen, NOW_S + 6690.0, carried(seen, seeing(6690.0))))
+    assert isinstance(found, Release)
+    assert found.why.startswith("healthy for 3600 s")
+
+
+def test_an_agent_that_pauses_itself_is_not_paused_twice() -> None:
+    seen = at(OUT, NOW_S + 100.0, blind(100.0, clean_needs=("kmsg",)))
+    assert asked(seen) == []
+    later = carried(seen, seeing(3600.0, clean_needs=("kmsg",)))
+    assert len(asked(at(seen, NOW_S + 4000.0, later))) == 1
+
+
+def test_blind_time_before_the_healthy_time_restarted_counts_no_longer() -> None:
+    seen = settled(at(OUT, NOW_S + 100.0, blind(100.0)))
+    restarted = settled(at(seen, NOW_S + 9100.0, carried(seen, seeing(50.0))))
+    assert why(restarted, "a") == "healthy for 0 of 3600 s", "it was blind for all of this time"
+    seen = settled(at(seen, NOW_S + 9100.0, carried(seen, seeing(9000.0))))
+    assert node_of(seen, "a").quarantine.blind_s == 9000.0  # type: ignore[union-attr]
+    again = settled(at(seen, NOW_S + 9200.0, carried(seen, seeing(30.0))))
+    assert why(again, "a") == "healthy for 30 of 3600 s", "the agent was restarted"
+    ill = settled(at(seen, NOW_S + 9200.0, replace(carried(seen, seeing(0.0)), report=report(alone()))))
+    assert node_of(ill, "a").quarantine.blind_s == 0.0  # type: ignore[union-attr]
+
+
+def test_an_avoided_node_returns_only_after_its_sensors_have_seen_it_healthy() -> None:
+    careful = replace(POLICY, prefer_away=True)
+    avoided = settled(pool(bad("a", alone(level="degraded"))), careful)
+    unseen = recovered(node_of(avoided, "a"), DAY_S, blind=("sysfs",))
+    held = settled(at(avoided, NOW_S + DAY_S, unseen), careful)
+    assert "sysfs cannot measure" in why(held, "a", careful)
+    seen = settled(at(held, NOW_S + DAY_S + 60.0, recovered(node_of(held, "a"), DAY_S)), careful)
+    node = node_of(seen, "a")
+    assert node.quarantine is None, "nothing shows that it was blind before"
+    early = settled(
+        at(avoided, NOW_S + 60.0, recovered(node_of(avoided, "a"), 30.0, blind=("sysfs",))), careful
+    )
+    later = at(early, NOW_S + 3700.0, recovered(node_of(early, "a"), 3670.0))
+    assert node_of(settled(later, careful), "a").quarantine is not None
+
+
+def test_a_node_that_has_been_blind_is_not_traded_for_another() -> None:
+    """Two incidents: it must be healthy for two hours, and after one it could make room."""
+    twice = replace(NODE, history=NODE.history * 2)
+    one = replace(POLICY, max_share=0.025)
+    sure = bad("z", finding("gpu/1 xid 79"))
+    proving = recovered(twice, 4000.0, boot_id="b2")
+    assert [each.node for each in asked(at(pool(twice, sure), NOW_S + 4000.0, proving), one)] == ["a"]
+    unseen = at(pool(twice, sure), NOW_S + 300.0, recovered(twice, 300.0, boot_id="b2", blind=("kmsg",)))
+    seen = settled(unseen, one)
+    later = at(seen, NOW_S + 4000.0, recovered(node_of(seen, "a"), 4000.0, boot_id="b2"))
+    assert not any(isinstance(each, Release) for each in asked(later, one))
+    assert node_of(settled(later, one), "a").quarantine is not None
+
+
+def seeing(clean_s: float, **given: Any) -> NodeView:
+    return recovered(NODE, clean_s, boot_id="b2", **given)
+
+
+def blind(clean_s: float, **given: Any) -> NodeView:
+    return seeing(clean_s, blind=("kmsg",), **given)
+
+
+def carried(view: PoolView, node: NodeView) -> NodeView:
+    """Return the node with what the view has stored on it."""
+    return replace(node, quarantine=node_of(view, node.name).quarantine)
 
 
 def test_a_hold_contains_the_time_of_the_next_check() -> None:

@@ -72,6 +72,13 @@ def test_the_policy_is_no_part_of_the_agents_version() -> None:
     assert read_report(raw(policy="other")).agent == read_report(raw()).agent == "0.1.0"
 
 
+def test_the_sensors_that_pause_the_clean_time_are_read_and_each_sensor_does_during_a_release() -> None:
+    seen = read_report(raw(clean_needs=["kmsg"], quiet_needs=["kmsg", "host"], released=None))
+    assert (seen.clean_needs, seen.quiet_needs) == (("kmsg",), ("kmsg", "host"))
+    released = read_report(raw(released={"until_s": 5.0, "closed": True}))
+    assert released.clean_needs == released.quiet_needs == ("sysfs", "kmsg")
+
+
 def test_a_healthy_finding_and_unknown_fields_are_left_out() -> None:
     assert read_report(raw({**XID, "level": "healthy"}, new={"x": 1})).findings[0].signature == "ib_port"
     assert read_report(raw(calmed_s=5, clean_s=7)).clean_s == 7.0
@@ -87,6 +94,7 @@ def test_a_healthy_finding_and_unknown_fields_are_left_out() -> None:
         ({"clean_s": True}, "clean_s is True; expected a number"),
         ({"entities": 5}, "entities is 5; expected a list of at most 10000 items"),
         ({"entities": [3]}, "an item of entities is 3; expected an object"),
+        ({"clean_needs": "kmsg"}, "clean_needs is 'kmsg'; expected a list"),
         ({"boot_id": 7}, "boot_id is 7; expected a text"),
         (
             {"entities": [{"entity": "a", "findings": [{**XID, "since_s": None}]}]},
@@ -109,8 +117,11 @@ NODE = NodeView("a")
 KNOWN = Machine("b1", "m1", NOW_S - 300.0)
 
 
-def of(boot_id: str, age_s: float = 5.0, machine_id: str = "", node: str = "a") -> Received:
-    return Received(node, raw(XID, boot_id=boot_id, machine_id=machine_id), NOW_S - age_s)
+def of(
+    boot_id: str, age_s: float = 5.0, machine_id: str = "", node: str = "a", up_s: float | None = None
+) -> Received:
+    booted_s = {} if up_s is None else {"booted_s": 1100.0 - up_s}
+    return Received(node, raw(XID, boot_id=boot_id, machine_id=machine_id, **booted_s), NOW_S - age_s)
 
 
 def test_the_newest_report_of_the_node_is_used_and_others_names_are_ignored() -> None:
@@ -132,6 +143,50 @@ def test_two_machines_under_one_name_are_refused_and_reported() -> None:
     assert (later.refused, later.silent_s) == ("", 5.0), "the other one is silent"
     twins = [of("b1", machine_id="m1"), of("b1", machine_id="m2")]
     assert "2 machines" in heard(NODE, Machine(), twins, NOW_S, POLICY).refused
+
+
+@pytest.mark.parametrize(
+    "received",
+    [
+        (of("b1", 40.0, "m1"), of("b2", 5.0, "m1", up_s=20.0)),
+        (of("b1", 40.0), of("b2", 5.0, up_s=20.0)),
+        (of("b1", 61.0, "m1"), of("b2", 5.0, "m1")),
+        (of("b1", 100.0, "m1"), of("b1", 65.0, "m1"), of("b2", 5.0, "m1")),
+        (of("b1", 35.0), of("b1", 5.0, "m1")),
+    ],
+    ids=["reboot", "reboot, no machine id", "reboot, older agent", "several reports", "upgrade of the agent"],
+)
+def test_a_reboot_or_an_upgrade_of_the_agent_makes_no_second_machine(received: tuple[Received, ...]) -> None:
+    seen = heard(NODE, Machine(), received, NOW_S, POLICY)
+    assert (seen.refused, seen.silent_s) == ("", 5.0)
+    assert seen.report is not None
+    assert seen.report.boot_id == received[-1].raw["boot_id"]
+
+
+@pytest.mark.parametrize(
+    "received",
+    [
+        (of("b1", 20.0, "m1"), of("b2", 5.0, "m1", up_s=20.0)),
+        (of("b1", 59.0, "m1"), of("b2", 5.0, "m1")),
+        (of("b1", 61.0), of("b2", 5.0)),
+        (of("b1", 40.0, "m1"), of("b2", 5.0, "m2", up_s=20.0)),
+        (of("", 35.0), of("b1", 5.0, "m1")),
+    ],
+    ids=["reports after its clone has booted", "clone, older agent", "no ids", "other machine", "no boot id"],
+)
+def test_what_a_reboot_does_not_explain_is_another_machine(received: tuple[Received, ...]) -> None:
+    assert "2 machines" in heard(NODE, Machine(), received, NOW_S, POLICY).refused
+
+
+def test_an_upgrade_of_the_agent_makes_no_second_machine_beside_the_node_object() -> None:
+    seen = heard(NODE, KNOWN, [of("b1", 35.0), of("b1", 5.0, "m1")], NOW_S, POLICY)
+    assert (seen.refused, seen.silent_s) == ("", 5.0)
+
+
+@pytest.mark.parametrize("booted_s", ["soon", math.nan, True])
+def test_a_malformed_time_of_the_boot_explains_nothing(booted_s: object) -> None:
+    new = Received("a", {**of("b2").raw, "booted_s": booted_s}, NOW_S)
+    assert "2 machines" in heard(NODE, Machine(), [of("b1"), new], NOW_S, POLICY).refused
 
 
 def test_a_report_of_another_boot_than_the_node_objects_is_refused_and_reported() -> None:

@@ -30,7 +30,7 @@ def test_the_data_of_an_older_version_is_read() -> None:
 
 
 def test_all_that_is_stored_is_read_again() -> None:
-    held = Quarantine(("k",), "replace", ("kmsg",), "b1", 5.0, PREFER_NOT, 6.0, ("GPU-1",), 8)
+    held = Quarantine(("k",), "replace", ("kmsg",), "b1", 5.0, PREFER_NOT, 6.0, ("GPU-1",), 8, 7.0, 9.5)
     for node in (
         NodeView("a", quarantine=held, waiver=Waiver(("x",), 4.0, "b0"), released_at_s=3.0),
         NodeView("a", history=(PastQuarantine(1.0, "none", True),)),

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from supervisor.quarantine.model import (
+    MAX_EVIDENCE,
     NO_NEW_WORK,
     PREFER_NOT,
     Drain,
@@ -10,19 +14,20 @@ from supervisor.quarantine.model import (
     Hold,
     PastQuarantine,
     Quarantine,
+    Refresh,
     Release,
     Taint,
     Waiver,
 )
 from supervisor.quarantine.transition import after, released_by_operator
-from tests.unit.supervisor.node_views import DAY_S, NOW_S, POLICY, well
+from tests.unit.supervisor.node_views import DAY_S, NOW_S, POLICY, applied, asked, pool, well
 
 TAINT = Taint("a", NO_NEW_WORK, ("k",), "replace", ("kmsg",), "b1", "why")
 
 
 def test_every_action_is_idempotent() -> None:
     node = well("a", waiver=Waiver(("x",), 0.0))
-    for action in (Forget("a", ""), TAINT, Drain("a", ""), Hold("a", ""), Release("a", "")):
+    for action in (Forget("a", ""), TAINT, Drain("a", ""), Refresh("a", ""), Hold("a", ""), Release("a", "")):
         node = after(node, action, NOW_S, POLICY)
         assert after(node, action, NOW_S, POLICY) == node
 
@@ -59,6 +64,55 @@ def test_a_weak_taint_leaves_a_waiver_and_adds_no_incident() -> None:
     assert released_by_operator(node, NOW_S).waiver == Waiver(("d", "x"), NOW_S, "b1")
 
 
+AHEAD_S = NOW_S + 30 * DAY_S
+
+
+def test_each_stored_time_that_is_later_than_now_becomes_now_and_the_others_remain() -> None:
+    held = Quarantine(
+        ("k",), "replace", ("kmsg",), "b1", AHEAD_S, drain_at_s=AHEAD_S + 1.0, blind_at_s=AHEAD_S
+    )
+    past = PastQuarantine(1.0, "none", relapse=True)
+    node = well(
+        "a",
+        report=None,
+        quarantine=held,
+        waiver=Waiver(("x",), AHEAD_S, "b1"),
+        history=(past, PastQuarantine(AHEAD_S, "replace")),
+        released_at_s=AHEAD_S,
+    )
+    expected = replace(
+        node,
+        quarantine=replace(held, at_s=NOW_S, drain_at_s=NOW_S, blind_at_s=NOW_S),
+        waiver=Waiver(("x",), NOW_S, "b1"),
+        history=(past, PastQuarantine(NOW_S, "replace")),
+        released_at_s=NOW_S,
+    )
+    assert after(node, Refresh("a", ""), NOW_S, POLICY) == expected
+    assert after(expected, Refresh("a", ""), NOW_S, POLICY) == expected
+    assert after(node, Refresh("a", ""), AHEAD_S + 1.0, POLICY) == node
+
+
+@pytest.mark.parametrize("silent_s", [10.0, 10 * DAY_S])
+@pytest.mark.parametrize(
+    "stored",
+    [
+        {"quarantine": Quarantine(("k",), "replace", ("kmsg",), "b1", AHEAD_S)},
+        {"quarantine": Quarantine(("k",), "replace", ("kmsg",), "b1", NOW_S, drain_at_s=AHEAD_S)},
+        {"quarantine": Quarantine(("k",), "replace", ("kmsg",), "b1", NOW_S, blind_at_s=AHEAD_S)},
+        {"waiver": Waiver(("x",), AHEAD_S)},
+        {"history": (PastQuarantine(AHEAD_S, "none"), PastQuarantine(1.0, "none"))},
+        {"released_at_s": AHEAD_S},
+    ],
+)
+def test_a_stored_time_that_is_later_than_now_is_corrected_first(
+    stored: dict[str, Any], silent_s: float
+) -> None:
+    seen = pool(well("a", silent_s=silent_s, **stored))
+    [found] = asked(seen)
+    assert isinstance(found, Refresh)
+    assert not any(isinstance(each, Refresh) for each in asked(applied(seen, [found])))
+
+
 def test_each_action_changes_exactly_these_fields_of_a_node() -> None:
     waiver = Waiver(("x",), 0.0)
     node = well("a", waiver=waiver, released_at_s=NOW_S - 86400.0, history=(PastQuarantine(1.0, "none"),))
@@ -68,6 +122,10 @@ def test_each_action_changes_exactly_these_fields_of_a_node() -> None:
     assert after(node, TAINT, NOW_S, POLICY) == out
     soon = (PastQuarantine(1.0, "none"), PastQuarantine(NOW_S - 1.0, "replace", relapse=True))
     assert after(node, TAINT, NOW_S - 1.0, POLICY).history == soon
+    blind = replace(out, quarantine=replace(held, blind_at_s=NOW_S, blind_s=7.0))
+    assert after(blind, replace(TAINT, evidence=("k", "l")), NOW_S + 9.0, POLICY) == replace(
+        blind, quarantine=replace(held, evidence=("k", "l"), blind_at_s=NOW_S, blind_s=7.0)
+    )
     drained = replace(out, quarantine=replace(held, drain_at_s=NOW_S + 5.0))
     assert after(out, Drain("a", ""), NOW_S + 5.0, POLICY) == drained
     assert after(node, Drain("a", ""), NOW_S, POLICY) == node
@@ -91,10 +149,20 @@ def test_a_weak_taint_that_becomes_a_strong_one_counts_from_then_on() -> None:
 
 
 def test_a_waiver_has_a_bounded_number_of_findings_in_order() -> None:
-    keys = tuple(f"k{at:02d}" for at in range(30))
-    node = well("a", waiver=Waiver(("z", "a", "k00", "b"), 0.0))
+    keys = tuple(f"k{at:03d}" for at in range(MAX_EVIDENCE - 2))
+    node = well("a", waiver=Waiver(("a", "k000", "b", "z"), 0.0))
     node = replace(node, quarantine=Quarantine(keys, "replace", ("kmsg",), "b1", 0.0))
     expected = replace(
         node, quarantine=None, waiver=Waiver(("a", "b", *keys), NOW_S, "b1"), released_at_s=NOW_S
     )
     assert released_by_operator(node, NOW_S) == expected
+
+
+def test_a_full_waiver_does_not_leave_out_what_the_operator_has_just_released() -> None:
+    full = Waiver(tuple(f"k{at:03d}" for at in range(MAX_EVIDENCE)), 0.0)
+    node = replace(
+        well("a", waiver=full), quarantine=Quarantine(("z",), "none", ("kmsg",), "b1", 0.0, PREFER_NOT)
+    )
+    waiver = released_by_operator(node, NOW_S).waiver
+    assert waiver is not None
+    assert waiver.evidence == (*full.evidence[:-1], "z")

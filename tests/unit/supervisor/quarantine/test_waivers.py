@@ -4,9 +4,25 @@ from dataclasses import replace
 
 import pytest
 
-from supervisor.quarantine.model import Forget, NodeFinding, NodeView, Taint, Waiver
+from supervisor.quarantine.model import MAX_EVIDENCE, Forget, NodeFinding, NodeView, Taint, Waiver
+from supervisor.quarantine.transition import released_by_operator
 from supervisor.quarantine.waivers import not_waived
-from tests.unit.supervisor.node_views import DAY_S, NOW_S, POLICY, alone, asked, bad, finding, pool, well, why
+from tests.unit.supervisor.node_views import (
+    DAY_S,
+    NOW_S,
+    POLICY,
+    alone,
+    asked,
+    at,
+    bad,
+    finding,
+    node_of,
+    pool,
+    report,
+    settled,
+    well,
+    why,
+)
 
 KEY = "GPU-1 xid 79"
 OLD = finding(KEY, held_s=2 * DAY_S)
@@ -50,6 +66,22 @@ def test_an_event_that_the_boot_has_ended_is_not_new_while_it_is_still_reported(
     assert counts(replace(event, sign_s=None), booted), "it is measured now"
 
 
+def test_a_release_by_a_clock_that_was_ahead_covers_no_fault_that_begins_after_the_correction() -> None:
+    ahead_s = NOW_S + 30 * DAY_S
+    old = finding(KEY, held_s=2 * DAY_S, sign_s=DAY_S)
+    out = settled(pool(bad("a", old), now_s=ahead_s))
+    seen = at(out, NOW_S, released_by_operator(node_of(out, "a"), ahead_s + 60.0))
+    seen = settled(seen)
+    waiver = node_of(seen, "a").waiver
+    assert waiver is not None
+    assert waiver.at_s == NOW_S
+    assert "an operator has released it" in why(seen, "a")
+    for days in (0.1, 3.0, 6.9):
+        again = replace(old, held_s=(2 + days) * DAY_S, sign_s=30.0)
+        later = at(seen, NOW_S + days * DAY_S, replace(node_of(seen, "a"), report=report(again)))
+        assert [type(each) for each in asked(later)] == [Taint]
+
+
 def test_a_waiver_expires_after_a_week_even_if_the_node_was_never_healthy() -> None:
     aged = Waiver((KEY,), NOW_S - 7 * DAY_S + 1.0, "b1")
     found = replace(OLD, held_s=100 * DAY_S)
@@ -57,6 +89,50 @@ def test_a_waiver_expires_after_a_week_even_if_the_node_was_never_healthy() -> N
     assert "an operator has released it" in why(pool(bad("a", found, waiver=aged)), "a")
     [taint] = asked(pool(bad("a", found, waiver=replace(aged, at_s=NOW_S - 7 * DAY_S))))
     assert isinstance(taint, Taint)
+
+
+MANY = tuple(finding(f"GPU-{at} xid 79", 2 * DAY_S) for at in range(MAX_EVIDENCE))
+ALL_WAIVED = replace(WAIVER, evidence=tuple(each.key for each in MANY))
+
+
+def test_a_new_fault_counts_no_matter_how_many_older_and_worse_ones_are_waived() -> None:
+    new = alone("disk/0 read-only", 3000.0)
+    assert asked(pool(bad("a", *MANY, waiver=ALL_WAIVED))) == []
+    [taint] = asked(pool(bad("a", *MANY, new, waiver=ALL_WAIVED)))
+    assert isinstance(taint, Taint)
+    assert new.key in taint.evidence
+    assert len(taint.evidence) == MAX_EVIDENCE
+
+
+def test_a_new_degraded_finding_is_avoided_no_matter_how_many_older_ones_are_waived() -> None:
+    mild = tuple(replace(each, level="degraded") for each in MANY)
+    new = alone("disk/0 slow", 3000.0, level="degraded")
+    careful = replace(POLICY, prefer_away=True)
+    assert asked(pool(bad("a", *mild, waiver=ALL_WAIVED)), careful) == []
+    [taint] = asked(pool(bad("a", *mild, new, waiver=ALL_WAIVED)), careful)
+    assert isinstance(taint, Taint)
+    assert taint.evidence == (new.key,)
+
+
+def test_a_node_that_an_operator_no_longer_wants_avoided_is_not_avoided_again_for_the_same_finding() -> None:
+    careful = replace(POLICY, prefer_away=True)
+    mild = replace(OLD, level="degraded")
+    avoided = settled(pool(bad("a", mild)), careful)
+    freed = released_by_operator(node_of(avoided, "a"), NOW_S)
+    aged = replace(mild, held_s=mild.held_s + DAY_S, sign_s=None)
+    later = replace(freed, report=report(aged))
+    assert asked(at(avoided, NOW_S + DAY_S, later), careful) == []
+    assert len(asked(at(avoided, NOW_S + DAY_S, replace(later, report=report())), careful)) == 1, "it is over"
+
+
+def test_an_old_waived_finding_does_not_make_a_new_one_look_old() -> None:
+    """Six nodes that fail together are a storm, even if each has had a waived fault for days."""
+    nodes = [bad(f"a{at}", OLD, finding(held_s=90.0 + at), waiver=WAIVER) for at in range(6)]
+    assert asked(pool(*nodes, size=100)) == []
+    assert "a storm" in why(pool(*nodes, size=100), "a0")
+    canary = bad("a", OLD, finding(), waiver=WAIVER)
+    canary = replace(canary, report=report(OLD, finding(), agent="2"))
+    assert "1 of 1 agents of version 2" in why(pool(canary), "a")
 
 
 def test_an_expired_waiver_is_removed_from_a_node_that_is_not_unhealthy() -> None:

@@ -131,5 +131,5 @@ def test_ranks_end_well_if_their_processes_are_gone_and_did_all_their_work() -> 
     )
 
 
-def test_the_journal_omits_the_fields_that_only_displays_need() -> None:
-    assert [each.name for each in fields(JobState) if not is_recorded(each)] == ["completion"]
+def test_the_journal_omits_the_fields_that_only_displays_or_clusters_need() -> None:
+    assert [each.name for each in fields(JobState) if not is_recorded(each)] == ["bystanders", "completion"]

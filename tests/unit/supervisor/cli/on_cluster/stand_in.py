@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -143,7 +144,7 @@ def supervision(**changed: Any) -> dict[str, Any]:
         "ettr": "99.2%",
         "incidents": 1,
         "recent": [incident()],
-        "view": status(run="c879433c"),
+        "view": status(run="c879433c", updated=time.time()),
         **changed,
     }
     spec |= values.pop("spec", {})

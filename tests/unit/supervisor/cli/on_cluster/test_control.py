@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from supervisor.cli import control as local
-from supervisor.cli.on_cluster import control, job_source
+from supervisor.cli.on_cluster import control, job_source, stopped_owner
 from tests.unit.supervisor.cli.on_cluster.stand_in import ApiStandIn
 from tests.unit.supervisor.cli.on_cluster.test_connection import Printed, refused
 from tests.unit.supervisor.cli.on_cluster.test_job_source import document, printed
@@ -51,13 +51,38 @@ def test_stop_writes_to_the_spec_and_waits_until_the_job_has_ended(
         found["status"]["phase"] = phase
 
     server.read = read
-    assert printed(line, capsys).splitlines() == [
+    shown = printed(line, capsys).splitlines()
+    assert shown[:4] == [
         "stopping job research/gpt",
         "saving a checkpoint",
         "stopping",
         "ended: stopped, as requested",
     ]
+    assert shown[4:] == stopped_owner.follow_up(job["spec"], "research", "gpt").lines()
     assert job["spec"]["stop"] == how
+
+
+def test_after_a_run_that_finished_before_it_was_stopped_the_owner_has_its_result(
+    capsys: Printed, server: ApiStandIn
+) -> None:
+    server.job()
+    view = status(phase="ended", exit_code=0, message="all ranks have finished", updated=1.0)
+    server.changed = lambda found: found["status"].update(phase="ended", view=json.dumps(view))
+    assert printed("stop --job gpt", capsys).splitlines()[-1] == "ended: all ranks have finished"
+
+
+def test_the_members_that_have_not_ended_are_named_and_so_are_the_next_steps(
+    capsys: Printed, server: ApiStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "STOP_S", 0.05)
+    left = "stopped as requested; 2 members that were ordered to end have not ended: gpt-0, gpt-1"
+    server.job(phase="stopping", view=status(phase="stopping", message=left, unended=2))
+    shown = printed("stop --job gpt", capsys, 1).splitlines()
+    assert f"message: {left}" in shown
+    assert any("kubectl -n research delete" in line for line in shown)
+    found = document("stop --job gpt --json", capsys, 1)
+    assert (found["ended"], found["unended"]) == (False, 2)
+    assert found["owner"]["delete"].startswith("kubectl -n research delete ")
 
 
 def test_a_job_that_is_deleted_while_stopping_has_ended(capsys: Printed, server: ApiStandIn) -> None:

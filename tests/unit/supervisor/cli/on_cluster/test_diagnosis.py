@@ -109,6 +109,42 @@ def test_a_pod_that_has_just_started_may_still_be_connecting(started: str, state
     assert diagnosis.examine(found, refused).state == "problem"
 
 
+def test_a_sidecar_that_cannot_reach_its_launcher_is_a_problem() -> None:
+    lonely = member("gpt-0.01234567", [], launcher_error="permission\ndenied")
+    examined = diagnosis.examine(pod(ASKS | INJECTED), PodSurroundings((job(lonely),), now_s=NOW_S))
+    assert (examined.state, examined.text) == (
+        "problem",
+        "Holdfast can start no ranks in it: permission denied",
+    )
+    assert examined.remedy == "see `kubectl logs gpt-0`"
+
+
+@pytest.mark.parametrize("phase", ["Running", "Failed"])
+@pytest.mark.parametrize("limits", [{}, {"memory": "150Mi"}])
+def test_a_container_that_ended_at_its_memory_limit_is_a_problem(phase: str, limits: dict[str, str]) -> None:
+    killed = {"terminated": {"reason": "OOMKilled", "exitCode": 137}}
+    state = {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": killed}
+    of_main = {"name": "main", **(state if phase == "Running" else {"state": killed})}
+    found = pod(
+        ASKS | INJECTED, phase, containerStatuses=[{"name": "web", "state": {"running": {}}}, of_main]
+    )
+    found["spec"] = {"containers": [{"name": "web"}, {"name": "main", "resources": {"limits": limits}}]}
+    examined = diagnosis.examine(found, PodSurroundings())
+    of = " of 150Mi" if limits else ""
+    assert (examined.state, examined.text) == (
+        "problem",
+        f"its container main was killed at its memory limit{of}",
+    )
+    assert "resources.limits.memory" in examined.remedy
+
+
+def test_a_container_that_runs_again_after_it_ended_at_its_memory_limit_is_not_a_problem() -> None:
+    again = {"name": "main", "state": {"running": {}}, "lastState": {"terminated": {"reason": "OOMKilled"}}}
+    found = pod(ASKS | INJECTED, containerStatuses=[again])
+    supervised = PodSurroundings((job(member("gpt-0.01234567", [0])),))
+    assert diagnosis.examine(found, supervised).state == "ok"
+
+
 def test_a_job_of_the_same_owner_that_does_not_list_the_pod_is_named() -> None:
     found = pod(ASKS | INJECTED, metadata={"ownerReferences": [{"uid": "job-1"}]})
     examined = diagnosis.examine(found, PodSurroundings((job(), job(owner="job-1")), now_s=NOW_S))

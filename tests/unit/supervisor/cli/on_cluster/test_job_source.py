@@ -88,7 +88,11 @@ def test_an_unknown_job_is_named_with_the_most_similar_one(capsys: Printed, serv
 
 
 def test_incidents_are_those_in_the_resource_and_the_open_one(capsys: Printed, server: ApiStandIn) -> None:
-    server.job(incidents=12, recent=[incident(10), incident(11)], view=status(open_incident=opened(12)))
+    server.job(
+        incidents=12,
+        recent=[incident(10), incident(11)],
+        view=status(open_incident=opened(12), updated=time.time()),
+    )
     found = document("incidents --job gpt --json", capsys)
     assert [each["id"] for each in found] == ["i-0010", "i-0011", "i-0012"]
     assert program.main(["incidents", "--job", "gpt"]) == 0
@@ -129,3 +133,21 @@ def test_missing_checkpoints_and_failing_storage_are_reported(capsys: Printed, s
 def test_the_content_of_checkpoints_cannot_be_verified_remotely(capsys: Printed, server: ApiStandIn) -> None:
     assert refused("checkpoints --verify --job gpt", capsys).startswith("--verify needs --run-dir DIR")
     assert server.requests == []
+
+
+def test_an_incident_of_a_job_whose_status_is_old_is_explained_with_a_warning(
+    capsys: Printed, server: ApiStandIn
+) -> None:
+    server.job(view=status(updated=time.time() - 300))
+    for line in ("explain last --job gpt", "explain last --job gpt --json", "incidents --job gpt"):
+        assert program.main(line.split()) == 0
+        assert "holdfast: the status of job research/gpt is 5 min" in capsys.readouterr().err
+    server.job()
+    assert program.main(["explain", "last", "--job", "gpt"]) == 0
+    assert capsys.readouterr().err == ""
+    old = server.job(view=status(updated=time.time() - 300))
+    assert "the supervisor may not be running" in printed("status --job gpt", capsys)
+    found = document("status --job gpt --json", capsys)
+    assert (found["current"], found["age_s"] >= 300) == (False, True)
+    old["status"]["view"] = json.dumps(status(updated=time.time() - 15))
+    assert printed("status --job gpt", capsys).startswith("job research/gpt: running, 1")

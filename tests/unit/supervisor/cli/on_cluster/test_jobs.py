@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from supervisor.cli.on_cluster import jobs
@@ -10,7 +12,7 @@ from tests.unit.supervisor.status_samples import incident, status
 
 FIELDS = {
     "schema", "namespace", "name", "kind", "members", "nproc_per_node", "phase", "generation", "step", "ettr",
-    "incidents", "last_incident", "exit_code", "created",
+    "incidents", "last_incident", "exit_code", "created", "updated", "age_s", "current",
 }  # fmt: skip
 
 
@@ -56,3 +58,42 @@ def test_a_new_job_has_a_line_of_dashes() -> None:
         "gpt",
         *["-", "2", "x", "1", "-", "-", "-", "not", "taken", "over", "yet", "-"],
     ]
+
+
+def test_a_status_that_is_older_than_it_should_be_has_its_age_and_a_warning(
+    capsys: Printed, server: ApiStandIn
+) -> None:
+    """Without a supervisor, nothing else distinguishes the last status from a new one."""
+    now_s = time.time()
+    server.job("fresh")
+    assert "ago" not in printed("jobs", capsys)
+    server.job("late", view=status(updated=now_s - 20))
+    server.job("old", view=status(updated=now_s - 300))
+    server.job("over", phase="ended", view=status(phase="ended", exit_code=0, updated=now_s - 9000))
+    _, fresh, late, old, over, warning = printed("jobs", capsys).splitlines()
+    assert "running  " in fresh
+    assert "running, 2" in late
+    assert "running, 5 min" in old
+    assert "ended with exit code 0" in over
+    assert warning.startswith("warning: the status of 1 job is 5 min")
+    found = {each["name"]: each for each in document("jobs --json", capsys)}
+    assert {name: each["current"] for name, each in found.items()} == {
+        "fresh": True, "late": True, "old": False, "over": True
+    }  # fmt: skip
+    assert 300 <= found["old"]["age_s"] < 400
+
+
+def test_a_step_is_a_whole_number_and_an_unknown_ettr_is_called_so(
+    capsys: Printed, server: ApiStandIn
+) -> None:
+    server.job(step=0, view=status(step=0, ettr=None, updated=time.time()))
+    _, row = printed("jobs", capsys).splitlines()
+    assert row.split()[5:7] == ["0", "unknown"]
+    server.job(step=12_345_678)
+    assert " 12,345,678 " in printed("jobs", capsys)
+
+
+def test_a_phase_has_the_same_name_everywhere(capsys: Printed, server: ApiStandIn) -> None:
+    server.job(phase="forming", step=0, view=status(phase="forming", step=None, updated=time.time()))
+    assert " forming " in printed("jobs", capsys)
+    assert printed("status --job gpt", capsys).startswith("job research/gpt: forming\n")

@@ -14,7 +14,9 @@ from supervisor.cluster.adoption.workload_kinds import (
 
 KINDS = shipped()
 ROWS = (*KINDS.owners, *KINDS.pods)
-ROW = '[[kind]]\nkind = "X"\ngroups = ["x.org"]\nfailure = "f"\nsuccess = "s"\nsource = "o"\n'
+ROW = (
+    '[[kind]]\nkind = "X"\ngroups = ["x.org"]\nfailure = "f"\nsuccess = "s"\nsource = "o"\nafter_stop = "a"\n'
+)
 
 
 def name(row: WorkloadKind) -> str:
@@ -25,6 +27,8 @@ def name(row: WorkloadKind) -> str:
 def test_every_row_states_what_the_owner_counts_and_names_its_source(row: WorkloadKind) -> None:
     assert row.failure.endswith(".")
     assert row.success.endswith(".")
+    assert row.after_stop.endswith(".")
+    assert row.halt.rpartition(".")[2] in ("", "suspend", "replicas")
     assert row.source
 
 
@@ -53,7 +57,7 @@ def test_the_rank_that_a_controller_sets_is_never_an_index(row: WorkloadKind) ->
 @pytest.mark.parametrize("row", ROWS, ids=name)
 def test_paths_are_fields_joined_by_dots(row: WorkloadKind) -> None:
     pairs = [path for pair in row.agree for path in pair]
-    for path in (row.parts, row.part_name, *row.size, *pairs, *row.templates):
+    for path in (row.parts, row.part_name, row.halt, *row.size, *pairs, *row.templates):
         assert re.fullmatch(r"[A-Za-z]*(\.[A-Za-z]+)*", path)
 
 
@@ -97,7 +101,7 @@ def test_a_source_names_its_place() -> None:
     ("text", "told"),
     [
         ("kind = [", "workload_kinds.toml"),
-        ('[[kind]]\nkind = "X"', "missing: ['groups', 'failure', 'success', 'source']"),
+        ('[[kind]]\nkind = "X"', "missing: ['groups', 'failure', 'success', 'source', 'after_stop']"),
         (ROW + "sise = []", "unknown: ['sise']"),
         (ROW + 'size = "spec.n"', "X.size: 'spec.n': expected list"),
         (ROW + "size = [1]", "X.size: 1: expected str"),

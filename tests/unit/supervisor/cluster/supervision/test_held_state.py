@@ -301,3 +301,12 @@ def test_text_that_unpacks_to_too_much_or_is_truncated_is_unreadable() -> None:
     for text in ("zlib:" + bomb, "zlib:" + base64.b64encode(packed[:-9]).decode(), whole[:-5]):
         with pytest.raises(UnreadableState):
             held_state.decode(text, HERE)
+
+
+def test_the_members_that_were_ordered_to_end_are_known_to_the_next_leader() -> None:
+    state = JobState(2, 1, phase="stopping", bystanders=("w-0.1", "w-1.2"))
+    text = held_state.encode(state, None, HERE)
+    assert held_state.decode(text, HERE).memory.bystanders == ("w-0.1", "w-1.2")
+    older = json.loads(text)
+    del older["bystanders"]
+    assert held_state.decode(json.dumps(older), HERE).memory.bystanders == ()

@@ -505,12 +505,23 @@ async def test_every_failure_of_a_request_is_one_that_callers_expect() -> None:
 # -- the summary
 
 
+def test_an_ettr_that_is_no_longer_known_replaces_the_last_number() -> None:
+    assert status_fields.summary({"ettr": None}, [])["ettr"] == "unknown"
+    assert status_fields.summary({"ettr": 0.99996}, [])["ettr"] == "99.99 %", "as `holdfast status` shows it"
+    assert "ettr" not in status_fields.summary({}, []), "there is no status yet"
+
+
+def test_an_incident_at_an_unknown_step_names_no_step() -> None:
+    found = status_fields.summary({}, [{"id": "i-0001", "kind": "lost_track", "rank": None, "step": -1}])
+    assert found["lastIncident"] == "i-0001: lost_track"
+
+
 def test_the_summary_contains_the_fields_for_people() -> None:
     published = {"step": 12, "ettr": 0.9731, "message": "all is well", "exit_code": 0}
     incidents = [{"id": "i-0001", "kind": "crash", "rank": 3, "step": 7}]
     found = status_fields.summary(published, incidents)
     assert found["lastIncident"] == "i-0001: crash of rank 3 at step 7"
-    assert (found["step"], found["ettr"], found["exitCode"]) == (12, "97.3%", 0)
+    assert (found["step"], found["ettr"], found["exitCode"]) == (12, "97.3 %", 0)
     assert found["message"] == "all is well"
     assert found["recent"] == incidents
 

@@ -315,6 +315,11 @@ def test_a_member_that_no_launcher_can_end_is_ended(away: dict[str, Any], lost: 
     assert transition.after(now, begun(), POLICY).lost == ("x",), "it keeps its ranks"
 
 
+def test_after_a_fault_a_job_without_storage_requests_no_checkpoint() -> None:
+    after = transition.after(seen("securing", save=3), begun(), replace(POLICY, has_storage=False))
+    assert (after.save, after.save_member) == (3, "")
+
+
 def test_the_state_is_also_written_to_storage_by_a_member_that_holds_it() -> None:
     def saving(**given: Any) -> tuple[int, str]:
         found = transition.after(seen("securing", save=3), begun(**given), POLICY)
@@ -325,6 +330,17 @@ def test_the_state_is_also_written_to_storage_by_a_member_that_holds_it() -> Non
     assert saving(placement=("m2", "m3")) == (3, "")
     assert saving(cause=None) == (3, "")
     assert saving(resume=replace(FROM_FIVE, source="checkpoint")) == (3, "")
+
+
+def test_the_wait_for_a_member_that_joined_after_the_fault_has_its_own_place_in_the_timeline() -> None:
+    now = seen("securing", incident=replace(OPENED, survived_ns=95 * S))
+    found = transition.after(now, begun(), POLICY).incident
+    assert found is not None
+    assert (found.survived_ns, found.manned_ns, found.decided_ns) == (95 * S, 0, 100 * S)
+    late = replace(now, members=(HELD[0], replace(HELD[1], heard_ns=OPENED.noticed_ns + 1), *now.members[2:]))
+    found = transition.after(late, begun(), POLICY).incident
+    assert found is not None
+    assert (found.survived_ns, found.manned_ns, found.decided_ns) == (95 * S, 100 * S, 100 * S)
 
 
 def test_the_first_start_changes_exactly_these_fields() -> None:

@@ -1,0 +1,1 @@
+"""Limit what the members of one tenant may cost the others: memory, and time on the event loop."""

@@ -1,0 +1,191 @@
+"""Limit the memory of messages that are being received, or that wait to be decoded.
+
+aiohttp collects a message in memory until it is complete. Without a limit, each of thousands of members could
+send most of a large message, and then nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Protocol
+
+from aiohttp import web
+
+SMALL_BYTES = 64 << 10  # each connection may hold this much; more needs a place
+PLACES = 24  # of at most `codec.MAX_MESSAGE_BYTES` each, and what one more read adds
+NAMESPACE_PLACES = 3
+PLACE_S = 5.0  # how long a message may take to arrive while other connections wait for its place
+READ_BYTES = 64  # what a read takes in addition to its bytes
+
+
+class MessageBuffer(Protocol):
+    """A connection that may need a place."""
+
+    namespace: str
+    has_whole_message: bool  # a message has arrived, and waits to be decoded
+
+    def go_on(self) -> None:
+        """Receive the rest of the message, because there is a place now."""
+
+    def abort(self) -> None:
+        """End the connection."""
+
+
+class IncomingMessages:
+    """The places for large messages, shared by all connections of one process."""
+
+    def __init__(self) -> None:
+        self._held: dict[MessageBuffer, float] = {}  # when each place was taken, the oldest first
+        self._by_namespace: Counter[str] = Counter()
+        self._waiting: dict[MessageBuffer, None] = {}
+
+    def ask(self, buffer: MessageBuffer, now_s: float) -> bool:
+        """Return whether `buffer` has a place now. Otherwise, `go_on` is called once it has one."""
+        if self._has_room(buffer):
+            self._take(buffer, now_s)
+            return True
+        self._waiting[buffer] = None
+        return False
+
+    def leave(self, buffer: MessageBuffer, now_s: float) -> None:
+        """Give up the place of `buffer`, or its wait for one. Safe to repeat."""
+        self._waiting.pop(buffer, None)
+        if self._held.pop(buffer, None) is None:
+            return
+        self._by_namespace[buffer.namespace] -= 1
+        if not self._by_namespace[buffer.namespace]:
+            del self._by_namespace[buffer.namespace]
+        ready = [each for each in self._waiting if self._has_room(each)]
+        if ready:  # of the namespace with the fewest places, and of these the one that has waited longest
+            following = min(ready, key=lambda each: self._by_namespace[each.namespace])
+            del self._waiting[following]
+            self._take(following, now_s)
+            following.go_on()
+
+    def end_slow(self, now_s: float) -> None:
+        """End the connections that keep others waiting, and that take too long to send a message."""
+        if not self._waiting:
+            return
+        for buffer, since_s in tuple(self._held.items()):
+            if now_s - since_s > PLACE_S and not buffer.has_whole_message:
+                buffer.abort()
+
+    async def watch(self) -> None:
+        """Call `end_slow` regularly. Never returns."""
+        while True:
+            await asyncio.sleep(1.0)
+            self.end_slow(asyncio.get_running_loop().time())
+
+    def _has_room(self, buffer: MessageBuffer) -> bool:
+        return len(self._held) < PLACES and self._by_namespace[buffer.namespace] < NAMESPACE_PLACES
+
+    def _take(self, buffer: MessageBuffer, now_s: float) -> None:
+        self._held[buffer] = now_s
+        self._by_namespace[buffer.namespace] += 1
+
+
+class MemberBuffer:
+    """What one connection has received, and not yet passed on. Implements `MessageBuffer`."""
+
+    def __init__(
+        self, incoming: IncomingMessages, namespace: str, max_bytes: int, connection: MeteredConnection
+    ) -> None:
+        """A whole message has at most `max_bytes`."""
+        self.namespace = namespace
+        self.has_whole_message = False
+        self.is_paused = False
+        self._incoming, self._max_bytes, self._connection = incoming, max_bytes, connection
+        self._received_bytes = 0
+        self._reads = 0  # since nothing was held
+        self._has_place = self._is_waiting = False
+
+    @property
+    def held_bytes(self) -> int:
+        return self._received_bytes + self._reads * READ_BYTES
+
+    def received(self, size: int) -> None:
+        """Count a read. Pause if there is no place for it, or if more than a message is held."""
+        self._received_bytes += size
+        self._reads += 1
+        self._consider()
+
+    def passed_on(self, size: int) -> None:
+        """Count a message of `size` bytes that is not held any more, and let others have the place."""
+        self.has_whole_message = False
+        self._received_bytes = max(0, self._received_bytes - _frame_bytes(size))
+        if not self._received_bytes:
+            self._reads = 0
+        if self._has_place:
+            self._give_up()
+        self._consider()
+
+    def go_on(self) -> None:
+        self._has_place, self._is_waiting = True, False
+        self._pause(self._is_full)
+
+    def abort(self) -> None:
+        self._connection.end()
+
+    def close(self) -> None:
+        """Count nothing any more. What arrives before the connection has ended must take no place."""
+        self._connection.buffer = None
+        self._give_up()
+
+    @property
+    def _is_full(self) -> bool:
+        """True if more than one message is held, so the connection cannot be waiting for the rest of one."""
+        return self.held_bytes > self._max_bytes + SMALL_BYTES
+
+    def _give_up(self) -> None:
+        if self._has_place or self._is_waiting:
+            self._has_place = self._is_waiting = False
+            self._incoming.leave(self, _now_s())
+
+    def _consider(self) -> None:
+        if self.held_bytes <= SMALL_BYTES:
+            self._give_up()
+            self._pause(False)
+            return
+        if not self._has_place and not self._is_waiting:
+            self._has_place = self._incoming.ask(self, _now_s())
+            self._is_waiting = not self._has_place
+        self._pause(self._is_waiting or self._is_full)
+
+    def _pause(self, pauses: bool) -> None:
+        if pauses != self.is_paused:
+            self.is_paused = pauses
+            if pauses:
+                self._connection.pause_reading()
+            else:
+                self._connection.resume_reading()
+
+
+class MeteredConnection(web.RequestHandler):
+    """aiohttp's connection of a client. While `buffer` is set, it counts what was received."""
+
+    buffer: MemberBuffer | None = None
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.buffer is not None:
+            self.buffer.received(len(data))
+
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        """Continue to read, unless the buffer is full. aiohttp calls this whenever its own queue has room."""
+        if self.buffer is None or not self.buffer.is_paused:
+            super().resume_reading(resume_parser)
+
+    def end(self) -> None:
+        """End the connection at once."""
+        if self.transport is not None:
+            self.transport.abort()
+
+
+def _frame_bytes(size: int) -> int:
+    """Return the size of a client's frame that contains a whole message of `size` bytes."""
+    return size + 6 + (0 if size < 126 else 2 if size < 1 << 16 else 8)
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,16 @@
+"""Name whose reports a limit counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ReportOwner:
+    """A job and its namespace: the namespaces share what is limited, and then the jobs of each namespace."""
+
+    namespace: str
+    job: str
+
+
+UNSHARED = ReportOwner("", "")  # a run on one machine, which has one user and one job

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import random
+
+from bench.quarantine.joined import faults
+from bench.quarantine.joined.events import Events
+from bench.quarantine.joined.guesses import HOUR_S, Guesses
+from bench.quarantine.joined.node import JoinedNode
+from bench.quarantine.joined.repairs import Repairs
+from bench.quarantine.simulated_pool import Pool
+from supervisor.quarantine.model import NodePolicy
+
+
+def world(guesses: Guesses) -> tuple[Pool, JoinedNode, Events, Repairs, faults.NodeFault]:
+    """Return a pool of one node with a memory error that only a new GPU, or nothing but a reset, ends."""
+    policy = NodePolicy()
+    node = JoinedNode("a", "r1", 0.0, False, policy)
+    pool = Pool([node], policy, 0)
+    events = Events(pool, [node], guesses, 0, 0.0)
+    repairs = Repairs(events)
+    fault = faults.make(faults.KINDS["gpu_hbm3"], node.machine, random.Random(0), guesses)
+    events.again(node, fault)
+    return pool, node, events, repairs, fault
+
+
+def test_a_hidden_fault_whose_time_comes_while_the_node_is_down_shows_itself_after_the_boot() -> None:
+    pool, node, events, repairs, fault = world(Guesses(worn=1.0, returns_s=60.0))
+    repairs.remedied(node, "reset_gpu", [fault.slot])
+    assert fault.is_dormant
+    events.lose(node, 5 * HOUR_S)
+    pool.run(4 * HOUR_S)
+    assert fault.is_dormant
+    pool.run(6 * HOUR_S)
+    assert fault.shows > 1
+
+
+def test_an_operator_ends_the_work_before_a_reset_and_lets_it_begin_again_after_it() -> None:
+    pool, node, _, _, fault = world(Guesses(worn=0.0, answer_s=1.0, recurs=0.0))
+    pool.alerted(node)
+    pool.run(30.0)
+    assert pool.tally.counts["repaired_after_an_alert"] == 1
+    assert fault in node.faults
+    assert not node.standing.busy
+    pool.run(HOUR_S)
+    assert fault not in node.faults
+    assert node.standing.busy
