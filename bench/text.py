@@ -62,7 +62,7 @@ def size_of(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Statistics of a sample; all NaN for an empty one. `p90` (nearest rank) is a value of the sample."""
+    """Statistics of a sample; if it is empty, all are NaN. `p90` (nearest rank) is a value of the sample."""
 
     count: int
     median: float

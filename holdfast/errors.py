@@ -23,7 +23,7 @@ class NumericFault(HoldfastError, FloatingPointError):
 
 
 class Fenced(HoldfastError):
-    """This process belongs to an older generation or has no rank, so it must end."""
+    """This process belongs to an older generation or has no rank, so it must exit."""
 
 
 class PeerLost(HoldfastError, ConnectionError):

@@ -21,7 +21,7 @@ from holdfast.process import event_loop
 from holdfast.process.clock import seconds_to_next_tick
 from holdfast.protocol import codec
 from holdfast.protocol.launcher_messages import LauncherOrder, LauncherState
-from holdfast.protocol.member_messages import CLUSTER_PING_S, PING_S, MemberOrder, MemberReport
+from holdfast.protocol.member_messages import CLUSTER_PING_S, MEMBER_PATH, PING_S, MemberOrder, MemberReport
 
 log = logging.getLogger(__name__)
 
@@ -187,7 +187,7 @@ class SupervisorClient:
                 begun_s = None
                 try:
                     connecting = session.ws_connect(
-                        f"{self._url}/v1/member",
+                        self._url + MEMBER_PATH,
                         headers={"Authorization": f"Bearer {self._token()}"},
                         heartbeat=PING_S if self._tls is None else CLUSTER_PING_S,
                         max_msg_size=codec.MAX_MESSAGE_BYTES,

@@ -43,7 +43,7 @@ CONTAINER = "pytorch"  # the operator requires this name
 JOB_LABEL = "training.kubeflow.org/job-name"
 
 # Kills the rank of this container once it trains. Prints the seconds until the first step of its successor,
-# the last step before the kill, and the first one after; "- - -" if there is none within the limit.
+# the last step before the kill, and the first step after it. Prints "- - -" if none follows in time.
 _KILL = """
 import os, struct, sys, time
 size, path, limit_ns = 32, "/tmp/ticks", float(sys.argv[1]) * 1e9
@@ -120,7 +120,7 @@ class ClusterBench:
         return PodRecovery(mode, float(seconds), lost)
 
     def _training_pods(self, mode: str) -> list[str]:
-        """Return the pods of a job once each has done a step.
+        """Return the pods of a job once each has completed a step.
 
         Raises `BadInput` if a node lacks an image, and `TimeoutError`.
         """
@@ -277,7 +277,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         type=float,
         default=60.0,
         metavar="S",
-        help="limit of one recovery; torchrun's later ones count as this long",
+        help="time limit of one recovery; if torchrun takes longer, the recovery counts as this long",
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the choice of pods and moments")
     parser.add_argument("--strict", action="store_true", help="exit with code 1 if a target is missed")

@@ -39,7 +39,7 @@ class Training:
         self, folder: Path, width: int = 64, layers: int = 2, every: int = 0, wrap: Any = None
     ) -> None:
         control = socket.socket()
-        control.close()  # as if the launcher had ended
+        control.close()  # as if the launcher had exited
         folder.mkdir(exist_ok=True)
         session = Session(
             replace(LAUNCH, snapshot_every=every), RankStart(0, 0), LauncherChannel(control, folder, 0, 1)
@@ -52,7 +52,8 @@ class Training:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
         self.width, self.folder = width, folder
         self.state: State = session.protect(model=self.model, optimizer=self.optimizer)
-        self.loop: Iterator[int] = iter(())  # of `run`; kept, because a step ends when its loop is discarded
+        # The loop of `run`. It is kept because a step ends when its loop is discarded.
+        self.loop: Iterator[int] = iter(())
 
     def steps(self, count: int) -> Iterator[int]:
         """Queue steps without waiting for the device; yield after each commit."""

@@ -21,7 +21,7 @@ from holdfast.snapshot import member_directory
 from supervisor.local.volume import memory_volume
 from supervisor.store.run_directory import RunDir
 
-STOP_S = 15.0  # how long a launcher may take to end after SIGTERM before it is killed
+STOP_S = 15.0  # how long a launcher may take to exit after SIGTERM before it is killed
 SWEEPS = 50
 TAIL_BYTES = 3000
 

@@ -1,4 +1,4 @@
-"""Measure several calls in turns: changes in the machine's speed then affect all of them alike."""
+"""Measure several calls, interleaved, so that changes in the machine's speed affect all of them alike."""
 
 from __future__ import annotations
 

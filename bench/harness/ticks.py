@@ -73,7 +73,7 @@ class TickFile:
 
 @dataclass(frozen=True, slots=True)
 class Regained:
-    """The first generation after a kill in which every rank has done a step."""
+    """The first generation after a kill in which every rank has completed a step."""
 
     generation: int
     first_ns: int  # when the first rank ended its first step
@@ -95,7 +95,7 @@ def newest(ticks: Iterable[Tick]) -> dict[int, Tick]:
 
 
 def regained(ticks: Iterable[Tick], after: int, world_size: int) -> Regained | None:
-    """Return the first generation after `after` whose ranks have all done a step; None if there is none."""
+    """Return the first generation after `after` whose ranks have all completed a step, or None."""
     first: dict[int, dict[int, Tick]] = {}
     for tick in ticks:
         if tick.generation > after:

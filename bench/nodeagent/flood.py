@@ -144,7 +144,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         type=float,
         default=1.0,
         metavar="S",
-        help="seconds over which the lines are written; 0: as fast as possible",
+        help="seconds over which the lines are written; 0 means as fast as possible",
     )
     add("--strict", action="store_true", help="exit with code 1 if a target is missed")
     options = parser.parse_args(argv)

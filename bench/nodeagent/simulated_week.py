@@ -26,7 +26,8 @@ ENTITIES = {
     "device": [f"device/0000:{n:02x}:00.0" for n in range(4)],
     "net": ["net/eth0"],
 }
-GROWTH_MB = 2.0  # from the end of the first day to the end of the last; less may be noise of the allocator
+# From the end of the first day to the end of the last day. Less growth than this may come from the allocator.
+GROWTH_MB = 2.0
 
 
 def measure(days: float, say: Callable[[str], None]) -> dict[str, Any]:

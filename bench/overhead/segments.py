@@ -1,4 +1,4 @@
-"""Train under both launchers in turns of one block, and record the step times and CPU times of each."""
+"""Train under both launchers in interleaved blocks, and record the step times and CPU times of each."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Plan:
     blocks: int
     steps: int
     checkpoint_every: str
-    members: int  # of the holdfast run; the ranks are divided among them
+    members: int  # how many members the holdfast run has; the ranks are divided among them
     model: tuple[str, ...]
 
     def argv(self, name: str) -> list[str]:
@@ -84,7 +84,7 @@ class Inside:
 
 
 def run(plan: Plan, report: Callable[[Segment, Segment], None]) -> tuple[Segment, Segment]:
-    """Train to the end under both launchers in turns. Return the results of holdfast and torchrun.
+    """Train to the end under both launchers, interleaved. Return the results of holdfast and torchrun.
 
     Calls `report` with both after each pair of blocks. Raises `Failed` if a launcher fails.
     """

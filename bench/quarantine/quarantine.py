@@ -110,7 +110,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--joined", action="store_true", help="give each node a real agent on a simulated machine")
-    add("--no-sweep", action="store_true", help="with --joined: do not halve and double each guess")
+    sweep = "with --joined: skip the sensitivity sweep, which halves and doubles each assumption"
+    add("--no-sweep", action="store_true", help=sweep)
     add("--nodes", type=int, metavar="N",
         help=f"number of nodes in the pool; default {NODES}, with --joined {joined.NODES}")  # fmt: skip
     add("--days", type=float, default=365.0, metavar="D", help="number of days with faults")

@@ -107,7 +107,7 @@ class Tally:
         self._since_s[node.name] = now_s
 
     def out(self, out: int, by_us: bool) -> None:
-        """Note how many nodes are out; `by_us` if a taint took out the last of them."""
+        """Note how many nodes are out. `by_us` is True if a taint took out the last of them."""
         self.most_out = max(self.most_out, out)
         if by_us:
             self.most_by_us = max(self.most_by_us, out)

@@ -38,7 +38,7 @@ class Manner:
 def turn(mode: Mode, count: int, manner: Manner, said: Callable[[Kill], None]) -> Turn:
     """Start `mode`, kill `count` of its ranks one after another, and stop it.
 
-    The turn ends early if the group does not train again in time or if the launcher ends; the outcome of the
+    The turn ends early if the group does not train again in time or if the launcher exits; the outcome of the
     last kill shows which. Raises `Failed` if the launcher does not start training.
     """
     running = launch(mode.name, mode.argv, mode.environment)

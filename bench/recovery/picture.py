@@ -90,7 +90,7 @@ def _first_step_ns(ticks: Iterable[Tick]) -> int:
 
 
 def _kill(running: RunningLauncher, start_ns: int, at_s: float, name: str) -> Recovery:
-    """Kill the victim `at_s` seconds after the first step, and wait until all ranks have done a new step."""
+    """Kill the victim `at_s` seconds after the first step. Wait until all ranks have completed a new step."""
     _sleep_until(start_ns, at_s)
     victim = newest(running.ticks.follow())[VICTIM]
     killed_ns = time.monotonic_ns()
@@ -115,7 +115,7 @@ def _sleep_until(start_ns: int, at_s: float) -> None:
 def progress(
     ticks: Iterable[Tick], start_ns: int, seconds: float
 ) -> tuple[tuple[tuple[float, int], ...], ...]:
-    """Return, for each generation, when all ranks had done each step. Ends `seconds` after the start."""
+    """Return, for each generation, when all ranks had completed each step. Ends `seconds` after the start."""
     done: dict[int, dict[int, list[int]]] = {}
     for tick in ticks:
         done.setdefault(tick.generation, {}).setdefault(tick.step, []).append(tick.at_ns)
@@ -131,7 +131,7 @@ def progress(
 WIDTH, HEIGHT = 880, 430
 LEFT, RIGHT, TOP, BOTTOM = 70, 24, 74, 52
 NOTE_WIDTH = 210  # the maximum width of the text beside a recovery
-EVERY = 10  # only every tenth point of a generation is drawn, and the last one
+EVERY = 10  # of a generation, every tenth point and the last point are drawn
 COLOURS = {"holdfast": "#1a7f37", "torchrun": "#cf222e"}
 FONT = "font-family=\"-apple-system, 'Segoe UI', Helvetica, Arial, sans-serif\""
 

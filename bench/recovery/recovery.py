@@ -1,17 +1,18 @@
 """Measure the time from the kill of a rank to the first new optimizer step, under holdfast and torchrun.
 
-All launchers are measured in the same way, in turns. Each rank records the time right after each
+All launchers are measured in the same way, interleaved. Each rank records the time right after each
 optimizer.step(). A random rank gets SIGKILL at a random moment. The measured time is from the kill to the
 first step of the *last* rank of the restarted group. Two ranks on this machine train one small DDP model.
 Under torchrun nothing restores the state, which saves torchrun the time that loading a checkpoint would take.
 
-The bench kills a rank only after every rank has done 20 steps. Under holdfast it also waits until no incident
-is open and the warm spares are ready (unless --back-to-back is given). Then it waits for another 0 to 0.5 s
-at random. If no step follows a kill within --patience, the group counts as hung, and the bench kills the
-launcher and starts the next one.
+The bench kills a rank only after every rank has completed 20 steps. Under holdfast it also waits until no
+incident is open and the warm spares are ready (unless --back-to-back is given). Then it waits for another 0
+to 0.5 s at random. If no step follows a kill within --patience, the group counts as hung, and the bench kills
+the launcher and starts the next one.
 
-The results are for the given --state and --members; by default, 0.4 M parameters in one member. With the
-defaults, the bench takes about ten minutes, and one more for each time that torchrun hangs.
+The results hold for the given --state and --members. By default, the model has 0.4 M parameters, and the
+group has one member. With the defaults, the bench takes about ten minutes, and another minute for each time
+that torchrun hangs.
 """
 
 from __future__ import annotations
@@ -154,7 +155,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = make_parser("recovery", __doc__ or "")
     add = parser.add_argument
     add("--kills", type=int, default=50, metavar="N", help="number of kills under holdfast")
-    add("--others", type=int, default=10, metavar="N", help="number of kills in each other mode")
+    add("--others", type=int, default=10, metavar="N", help="number of kills in each of the other modes")
     add("--rounds", type=int, default=5, metavar="N", help="number of interleaved turns of each mode")
     add(
         "--modes",
@@ -167,7 +168,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     add(
         "--back-to-back",
         action="store_true",
-        help=f"kill again as soon as {SETTLED_STEPS} steps are done, even if spares are not warm yet",
+        help=f"kill again as soon as {SETTLED_STEPS} steps are completed, even if spares are not warm yet",
     )
     add(
         "--state",

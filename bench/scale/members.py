@@ -24,7 +24,7 @@ from bench.scale import cluster_objects
 from bench.scale.simulated_job import START_S, STEP_S, JobProgress, ReportText, SimulatedMember
 from holdfast.process import event_loop
 from holdfast.protocol import codec
-from holdfast.protocol.member_messages import CLUSTER_PING_S, MemberOrder
+from holdfast.protocol.member_messages import CLUSTER_PING_S, MEMBER_PATH, MemberOrder
 from sidecar.clients import BACKOFF_S
 
 CONNECT_S = 10.0
@@ -98,7 +98,7 @@ class MemberFleet:
         while True:
             try:
                 async with session.ws_connect(
-                    f"{url}/v1/member",
+                    url + MEMBER_PATH,
                     headers=headers,
                     heartbeat=CLUSTER_PING_S,
                     max_msg_size=codec.MAX_MESSAGE_BYTES,

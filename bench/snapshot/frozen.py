@@ -1,9 +1,9 @@
 """Measure what frozen parameters cost: snapshots of a small model, without and with frozen parameters.
 
-First, one process takes snapshots in turns: of the small model alone; with the frozen parameters, while the
-kernel reports which pages were written; with the frozen parameters but without that report, so that they are
-compared in full; and snapshots that copy everything, as the first two of a generation do. Before each
-snapshot, the bench writes to other memory, as training does.
+First, one process takes four kinds of snapshots, interleaved: of the small model alone; with the frozen
+parameters, while the kernel reports which pages were written; with the frozen parameters but without such a
+report, which means that they are compared in full; and with everything copied, as in the first two snapshots
+of a generation. Before each snapshot, the bench writes to other memory, as training does.
 
 Then the two ranks of one member train the small model in a run with steps of fixed length, first without and
 then with the frozen parameters. The bench shows the times between steps, the times of the copies (for each

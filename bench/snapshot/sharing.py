@@ -4,7 +4,7 @@ On a cluster, the network of a node limits how fast a member writes to storage. 
 directory of this machine, and each of them pauses so that it stays at its rate. They are one process with
 separate servers, connections and threads, and have the same snapshot in memory. With one member, the
 checkpoint is written as a single member writes it, at the same rate. Checkpoints of different numbers of
-members take turns.
+members are interleaved.
 
 A time ends when the checkpoint is durable. Members share the cores and the disk of this machine, which has to
 be several times as fast as the rate of one member.
@@ -122,7 +122,7 @@ class RatedStorage(DirectoryStorage):
         moved: Callable[[], object],
         helpers: ShareHelpers | None = None,
     ) -> Iterator[StagedDirectory]:
-        large = files[REPLICATED]  # the first one; the others have a few bytes
+        large = files[REPLICATED]  # all other files have only a few bytes
         assert isinstance(large, Path)
         left = iter(range(0, large.stat().st_size, self._piece_bytes))
 
@@ -287,7 +287,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     add = parser.add_argument
     add("--state", default="1G", metavar="SIZE", help="size of the snapshot; at least 256M for four members")
     add("--rate", default="100M", metavar="SIZE", help="bytes that each member writes per second")
-    add("--rounds", type=int, default=3, metavar="N", help="number of checkpoints of each kind, in turns")
+    add("--rounds", type=int, default=3, metavar="N", help="number of checkpoints of each kind, interleaved")
     add("--directory", type=Path, default=None, metavar="DIR", help="directory on the storage to write to")
     add("--strict", action="store_true", help="exit with code 1 if a target is missed")
     options = parser.parse_args(argv)

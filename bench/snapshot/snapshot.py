@@ -14,7 +14,7 @@ not do so for pieces of the size of most tensors.)
 The checkpoint is everything that a sidecar does: write, checksum, fsync, manifest, rename. It is compared
 with a plain write and one fsync.
 
-All of them take turns within one process, with as many threads as a rank has (--threads).
+All of these measurements are interleaved within one process, with as many threads as a rank has (--threads).
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         type=Path,
         default=None,
         metavar="DIR",
-        help="directory on the storage to measure; None stands for the directory of temporary files",
+        help="directory on the storage to measure; by default, the directory of temporary files",
     )
     add("--strict", action="store_true", help="exit with code 1 if a target is missed")
     return parser.parse_args(argv)

@@ -7,7 +7,7 @@ has if it has had ranks. The time ends when the checksums have been compared and
 The plain copy uses one connection over loopback, sendfile of the same file, and recv_into a fresh file in
 shared memory, without checking the received bytes. It is measured with the system's congestion control (BBR
 paces the connection with timers that take longer than the copy) and without pacing, as members of one host
-send. All copies take turns. Sender and receiver share the cores of this machine, unlike two hosts.
+send. All copies are interleaved. Sender and receiver share the cores of this machine, unlike two hosts.
 
 Lag is the longest time that an event loop on either side did not process its events.
 """
@@ -210,7 +210,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = make_parser("transfer", __doc__ or "")
     add = parser.add_argument
     add("--state", default="1.5G", metavar="SIZE", help="size of the snapshot")
-    add("--rounds", type=int, default=5, metavar="N", help="number of copies of each kind, in turns")
+    add("--rounds", type=int, default=5, metavar="N", help="number of copies of each kind, interleaved")
     add("--holders", type=int, default=1, metavar="N", help="number of members that hold the snapshot")
     add("--strict", action="store_true", help="exit with code 1 if a target is missed")
     options = parser.parse_args(argv)

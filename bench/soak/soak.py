@@ -199,7 +199,13 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--minutes", type=float, default=10.0, help="approximately how long to inject faults")
-    add("--steps", type=int, default=0, metavar="N", help="optimizer steps; 0: as many as fit into --minutes")
+    add(
+        "--steps",
+        type=int,
+        default=0,
+        metavar="N",
+        help="number of optimizer steps; 0 means as many as fit into --minutes",
+    )
     add("--trainer", choices=("gpt", "vision"), default="gpt", help="trainer to run, with --tiny")
     add("--model", type=shlex.split, default=[], metavar="ARGS", help="additional arguments for the trainer")
     add("--members", type=int, default=2, metavar="M", help="number of members, with one rank each")

@@ -1,4 +1,4 @@
-"""Kill the supervisor and the sidecars of a run in turns, and measure how soon each is replaced."""
+"""Kill the supervisor and the sidecars of a run alternately, and measure how soon each is replaced."""
 
 from __future__ import annotations
 

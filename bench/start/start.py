@@ -1,12 +1,13 @@
 """Measure how long a start takes, and how soon a killed supervisor or sidecar is replaced.
 
-Starts: the time from the launcher's start to the first optimizer step of the last rank. holdfast (two members
-and a standby; and two ranks in one member) and torchrun run the same script in turns (A B C, C B A, ...).
+Starts: the time from the launcher's start to the first optimizer step of the last rank. Three launches of the
+same script are interleaved (A B C, C B A, ...): holdfast with two members and a standby, holdfast with two
+ranks in one member, and torchrun.
 
-Parts: while a run is training, its supervisor and a sidecar get SIGKILL in turns. The time is from the kill
-until the next supervisor answers or the next sidecar is connected. At first, replacements are forked from
-their template. Then the bench kills the template, and each replacement starts in a new interpreter, which
-repeats the imports.
+Parts: while a run is training, its supervisor and a sidecar get SIGKILL alternately. The time is from the
+kill until the next supervisor answers or the next sidecar is connected. At first, replacements are forked
+from their template. Then the bench kills the template, and each replacement starts in a new interpreter,
+which repeats the imports.
 """
 
 from __future__ import annotations

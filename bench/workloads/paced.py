@@ -77,7 +77,7 @@ def _save(model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int) 
 
 
 def _resume(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Load the checkpoint if there is one, and return how many steps were done when it was saved."""
+    """Load the checkpoint if there is one, and return how many steps were complete when it was saved."""
     if not _CHECKPOINT.exists():
         return 0
     saved = torch.load(_CHECKPOINT)

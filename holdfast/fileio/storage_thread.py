@@ -92,8 +92,8 @@ class StorageThread:
         """Return the result of `call`, or raise its exception.
 
         Raises:
-            Unresponsive: The call took longer than `limit_s`; raised immediately if earlier work has already
-            taken longer.
+            Unresponsive: The call took longer than `limit_s`. This is raised immediately if earlier work has
+            already taken longer.
         """
         if self.busy_s > limit_s:
             raise Unresponsive(limit_s)

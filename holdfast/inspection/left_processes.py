@@ -64,9 +64,9 @@ def is_left(orphan: Origin, present: Mapping[int, int], past: Mapping[int, int],
     """Return True only if ranks of earlier generations certainly left this process behind.
 
     Args:
-        orphan: A process whose parent has ended.
+        orphan: A process whose parent has exited.
         present: The start times, by pid, of processes that are ranks of `generation` or may become one.
-        past: The start times, by pid, of processes that have ended or are about to end.
+        past: The start times, by pid, of processes that have exited or are about to exit.
         generation: The running generation.
     """
     if orphan.session in present:

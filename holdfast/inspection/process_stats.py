@@ -1,6 +1,6 @@
 """Read /proc for a process and its descendants: states, CPU time, I/O, and where its threads wait.
 
-If a process has ended or cannot be read, no function raises; the result is then empty or partial.
+If a process has exited or cannot be read, no function raises; the result is then empty or partial.
 """
 
 from __future__ import annotations

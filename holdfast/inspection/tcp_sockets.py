@@ -45,11 +45,12 @@ class Connection:
     state: int
     local: str
     remote: str
-    # The number of bytes that its process has not read; for a listener, of connections that are not accepted.
+    # The number of bytes that its process has not read yet. For a listener, this is the number of connections
+    # that its process has not accepted yet.
     unread: int
     unsent: int  # the number of bytes that its process has written and its peer has not acknowledged
-    received: int  # the total number of bytes so far; the same applies to the next field
-    acknowledged: int
+    received: int  # the total number of bytes received so far
+    acknowledged: int  # the total number of bytes that the peer has acknowledged so far
 
     @property
     def on_one_host(self) -> bool:

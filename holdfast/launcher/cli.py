@@ -32,8 +32,8 @@ this command in front of the training command. Without a sidecar it starts no ra
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve one member until it is stopped, and return the exit code of this process.
 
-    The exit code is 2 for bad input, and 1 if the parent process (`--parent`) has already ended. Otherwise it
-    is 0 for a member of a local run, and the job's exit code in a pod.
+    The exit code is 2 for bad input, and 1 if the parent process (`--parent`) has already exited. Otherwise
+    it is 0 for a member of a local run, and the job's exit code in a pod.
     """
     return serve(parse_options(list(sys.argv[1:] if argv is None else argv)))
 
@@ -92,8 +92,8 @@ def _put_on_path(root: Path) -> None:
 def parse_options(argv: list[str]) -> argparse.Namespace:
     given = os.environ.get
     parser = argparse.ArgumentParser("holdfast launch", description=_ABOUT)
-    parser.add_argument("--directory", default=given(environment.DIRECTORY, "/run/holdfast"))
-    parser.add_argument("--logs", default=given(environment.LOGS, "/run/holdfast/logs"))
+    parser.add_argument("--directory", default=given(environment.DIRECTORY, defaults.MEMBER_DIRECTORY))
+    parser.add_argument("--logs", default=given(environment.LOGS, defaults.MEMBER_LOGS))
     parser.add_argument("--name", default=given(environment.MEMBER, "member"))
     parser.add_argument("--nproc", type=int, default=int(given(environment.NPROC, "1")))
     strategies = defaults.WARM_STRATEGIES

@@ -28,7 +28,7 @@ BOOT = boot_code("holdfast.launcher.member_template")
 
 
 def main() -> None:
-    """Fork members on the keeper's orders, until the keeper ends."""
+    """Fork members on the keeper's orders, until the keeper exits."""
     given = json.loads(os.environ.pop(environment.WARM))
     program = codec.from_json(Program, given["program"])
     linux.end_with_parent(given["parent"])

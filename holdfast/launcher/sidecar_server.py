@@ -27,7 +27,7 @@ from holdfast.protocol import codec
 from holdfast.protocol.launcher_messages import LauncherOrder, LauncherState
 
 HEARTBEAT = b"\n"
-# The time limit for sending the last state when the launcher ends. A live sidecar reads it immediately.
+# The time limit for sending the last state when the launcher exits. A live sidecar reads it immediately.
 FINAL_STATE_S = 1.0
 
 
@@ -108,7 +108,7 @@ class SidecarServer:
     def close(self) -> None:
         """Stop accepting connections, and wait at most `FINAL_STATE_S` until the last state has been sent.
 
-        The open connections are closed when the process ends.
+        The open connections are closed when the process exits.
         """
         if self._socket is not None:
             self._socket.close()

@@ -180,8 +180,8 @@ def ready(selector: selectors.BaseSelector, limit_s: float) -> Iterator[selector
     """Wait up to `limit_s` for events, and yield the ready keys that are still registered.
 
     The kernel reports several descriptors together, but the handler of one event may close another
-    descriptor. This happens, for example, when a process ends while its channel still has a last message. The
-    number of the closed descriptor may even be in use again.
+    descriptor. This happens, for example, when a process exits while its channel still has a last message.
+    The number of the closed descriptor may even be in use again.
     """
     for key, _ in selector.select(limit_s):
         if is_there(selector, key):

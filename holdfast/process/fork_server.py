@@ -102,10 +102,10 @@ def redirect(log: int) -> None:
 
 
 def serve(argv: list[str]) -> list[str]:
-    """Carry out orders for parts until the keeper ends. `argv` is `parent control module...`.
+    """Carry out orders for parts until the keeper exits. `argv` is `parent control module...`.
 
     In a fork, this returns the name and arguments of the part that the fork must run. In the server, it
-    returns an empty list when the keeper has ended.
+    returns an empty list when the keeper has exited.
     """
     parent, control, *modules = argv
     try:

@@ -2,7 +2,7 @@
 
 A process sees only the GPUs that its environment lists when it first calls CUDA, so a warm process makes no
 CUDA call while it waits. It receives its GPUs along with its rank, no matter which member had the rank
-before, and uses them only after the previous process has ended and freed their memory.
+before, and uses them only after the previous process has exited and freed their memory.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _sign(pid: int) -> bytes:
 
 
 def _ended(sign: bytes, limit_s: float) -> bool:
-    """Wait until the process with this identity has ended and released its memory and devices."""
+    """Wait until the process with this identity has exited and released its memory and devices."""
     pid = sign.partition(b" ")[0]
     if not pid.isdigit() or int(pid) == os.getpid():
         return True

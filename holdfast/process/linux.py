@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 LOWEST_PRIORITY = 19  # the nice value
-PAUSE_S = 0.002  # the time between two checks of whether a killed process has ended
+PAUSE_S = 0.002  # the time between two checks of whether a killed process has exited
 
 _PR_SET_PDEATHSIG = 1  # include/uapi/linux/prctl.h
 _PR_SET_NAME = 15
@@ -80,7 +80,7 @@ def children() -> list[int]:
 
 
 def collected(pid: int) -> int | None:
-    """Reap `pid`, a child that has ended, and return its wait status. Never waits.
+    """Reap `pid`, a child that has exited, and return its wait status. Never waits.
 
     Returns None if `pid` has not ended or is not a child. If a debugger traces the child, the kernel reports
     the end to the debugger first. The status is then returned, but the child must be reaped later.
@@ -93,14 +93,14 @@ def collected(pid: int) -> int | None:
 
 
 def collect_killed(pid: int, limit_s: float) -> None:
-    """Reap a killed child, waiting up to `limit_s` for it to end."""
+    """Reap a killed child, waiting up to `limit_s` for it to exit."""
     give_up_at = time.monotonic() + limit_s
     while collected(pid) is None and state_of(pid)[0] != "X" and time.monotonic() < give_up_at:
         time.sleep(PAUSE_S)
 
 
 def status_of_dead(pid: int) -> int | None:
-    """Return the wait status of a process that has ended but has not been reaped; otherwise None."""
+    """Return the wait status of a process that has exited but has not been reaped; otherwise None."""
     fields = _stat(pid)
     return int(fields[_EXIT_CODE]) if fields[:1] == ["Z"] and len(fields) > _EXIT_CODE else None
 

@@ -1,1 +1,1 @@
-"""What processes exchange: messages, progress pages and environment variables; and the rules about steps."""
+"""What processes exchange (messages, progress pages and environment variables), and the rules about steps."""

@@ -6,6 +6,8 @@ because an older version's journal may lack a newer setting.
 
 from __future__ import annotations
 
+MEMBER_DIRECTORY = "/run/holdfast"  # the member's folder in a pod, and of a launcher that is given none
+MEMBER_LOGS = MEMBER_DIRECTORY + "/logs"
 WARM_STRATEGIES = ("auto", "park", "spawn", "cold")  # the values of --warm; the first one is its default
 AUTOMATIC = -1  # the value of `SNAPSHOT_EVERY` for snapshots as often as the budget allows
 SNAPSHOT_EVERY = AUTOMATIC  # in steps; 0 means only the first snapshot

@@ -59,7 +59,7 @@ class Ending:
 
     @property
     def is_good(self) -> bool:
-        """True if the script has done all its work, which leaves nothing for a restart."""
+        """True if the script has completed all its work, which leaves nothing for a restart."""
         return self.signal is None and (self.code == 0 or self.fail == UNFLUSHED)
 
 
@@ -79,7 +79,7 @@ class BadNumber:
 class StartTimes:
     """When a rank passed the stages of its start, on CLOCK_MONOTONIC; 0 for stages that are still to come.
 
-    `goal` is how many steps are done when its loop ends, or 0 if it is not known yet.
+    `goal` is how many steps are completed when its loop ends, or 0 if it is not known yet.
     """
 
     started_ns: int = 0
@@ -198,7 +198,7 @@ class RankStart:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Where a generation restores its state from. `step` is the number of steps done in it."""
+    """Where a generation restores its state from. `step` is the number of steps completed in it."""
 
     step: int
     generation: int

@@ -23,6 +23,7 @@ from holdfast.protocol.lineage import Lineage
 from holdfast.protocol.progress import MAX_AMENDED, MAX_VOID
 
 PROTOCOL = 2  # 2: a `StateSource` can be for several ranks
+MEMBER_PATH = "/v1/member"  # where a sidecar opens its WebSocket to the supervisor
 PING_S = 5.0  # between the WebSocket pings of either side, which detect a half-open connection
 # The same on a cluster, where one event loop serves the members of all jobs. An answer may take half of the
 # interval. If the loop is late and all members therefore connect again, their TLS handshakes make it later.

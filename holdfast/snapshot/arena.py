@@ -72,12 +72,13 @@ class Arena:
         step: int,
         world_size: int,
         keep: frozenset[tuple[int, int]] | None = None,
+        over: CommitRecord | None = None,
     ) -> SlotWriter | None:
-        """Return a writer for the free slot, or None.
+        """Return a writer for an empty slot or for the slot of the snapshot to be overwritten, or None.
 
-        The result is None if no slot is free: readers or a writer hold it, or its snapshot must be kept. It
-        is also None if the other slot already holds this state. If the layout is the same as for the slot's
-        previous snapshot, this takes only a few system calls.
+        The result is None if that slot is locked by readers or a writer, or if no snapshot may be
+        overwritten. It is also None if the other slot already holds this state. If the layout is the same as
+        for the slot's previous snapshot, this takes only a few system calls.
 
         Args:
             layout: The layout of the new snapshot.
@@ -86,13 +87,15 @@ class Arena:
             world_size: The number of ranks in the group that the state belongs to.
             keep: The (generation, step) pairs of snapshots that must not be overwritten. If this is None, or
                 if no slot holds one of these snapshots, the newest complete snapshot is kept.
+            over: The snapshot to overwrite instead of the one that follows from `keep`. If this is None, or
+                if the snapshot no longer exists, `keep` applies.
 
         Raises:
             OSError: There is no room (ENOSPC). The other slot is unchanged.
             ValueError: A number is too large for a record. Nothing has changed.
         """
         _check(generation, step, world_size)
-        claimed = self._claim(keep, (generation, step))
+        claimed = self._claim(keep, over, (generation, step))
         if claimed is None:
             return None
         slot, before = claimed
@@ -104,6 +107,13 @@ class Arena:
         except BaseException:
             self._slots[slot].release()
             raise
+
+    def next_overwritten(self, keep: frozenset[tuple[int, int]] | None = None) -> CommitRecord | None:
+        """Return the snapshot that `begin` overwrites with this `keep`.
+
+        The result is None if a slot is empty, or if both snapshots must be kept.
+        """
+        return _next_overwritten(self.records(), keep)
 
     @contextmanager
     def pin(self, record: CommitRecord) -> Iterator[Path]:
@@ -202,27 +212,26 @@ class Arena:
             raise
 
     def being_read(self) -> CommitRecord | None:
-        """Return the older of two snapshots if readers hold its slot; otherwise None.
+        """Return the snapshot that would be overwritten next if readers hold its slot; otherwise None.
 
         A reader may hold the slot for as long as it takes to write a checkpoint to storage. The snapshot
         stays intact during this time.
         """
-        records = self.records()
-        older = records[-1] if len(records) == SNAPSHOT_SLOTS else None
-        if older is None:
+        record = self.next_overwritten()
+        if record is None:
             return None
-        slot = self._slots[older.slot]
+        slot = self._slots[record.slot]
         if slot.acquire():
             slot.release()
             return None
         try:
-            descriptor = lock_shared(older.path)
+            descriptor = lock_shared(record.path)
         except FileNotFoundError:
             return None
         if descriptor is None:
             return None
         try:
-            return older if self._page.read(older.slot) == older else None
+            return record if self._page.read(record.slot) == record else None
         finally:
             unlock(descriptor)
 
@@ -282,16 +291,19 @@ class Arena:
         return None
 
     def _claim(
-        self, keep: frozenset[tuple[int, int]] | None, new: tuple[int, int] | None = None
+        self,
+        keep: frozenset[tuple[int, int]] | None,
+        over: CommitRecord | None = None,
+        new: tuple[int, int] | None = None,
     ) -> tuple[int, CommitRecord | None] | None:
-        """Lock the free slot and invalidate its record; return the slot and its previous snapshot.
+        """Lock the slot to write to and invalidate its record; return the slot and its previous snapshot.
 
-        The result is None if no slot is free. It is also None if the other slot already holds the state
-        `new`: all ranks of a member may try to write the same state, and one copy is enough.
+        The result is None if there is no such slot or it is locked. It is also None if the other slot already
+        holds the state `new`: all ranks of a member may try to write the same state, and one copy is enough.
         """
         before = self._page.raw()
         records = self.records()
-        slot = _free(records, keep)
+        slot = _slot_to_write(records, keep, over)
         if slot is None or not self._slots[slot].acquire():
             return None
         held = any(_age(record) == new for record in records if record.slot != slot)
@@ -316,15 +328,27 @@ class Arena:
         raise SnapshotGone(f"{_title(record)} was overwritten or is being overwritten")
 
 
-def _free(records: tuple[CommitRecord, ...], keep: frozenset[tuple[int, int]] | None) -> int | None:
-    """Return the slot to write to: an empty one, otherwise the oldest one that need not be kept, or None."""
+def _slot_to_write(
+    records: tuple[CommitRecord, ...], keep: frozenset[tuple[int, int]] | None, over: CommitRecord | None
+) -> int | None:
+    """Return an empty slot, otherwise the slot of the snapshot to overwrite; None if all must be kept."""
     if len(records) < SNAPSHOT_SLOTS:
-        taken = {record.slot for record in records}
-        return next(slot for slot in range(SNAPSHOT_SLOTS) if slot not in taken)
+        occupied = {record.slot for record in records}
+        return next(slot for slot in range(SNAPSHOT_SLOTS) if slot not in occupied)
+    overwritten = over if over in records else _next_overwritten(records, keep)
+    return None if overwritten is None else overwritten.slot
+
+
+def _next_overwritten(
+    records: tuple[CommitRecord, ...], keep: frozenset[tuple[int, int]] | None
+) -> CommitRecord | None:
+    """Return the oldest snapshot that need not be kept; None if there is none, or if a slot is empty."""
+    if len(records) < SNAPSHOT_SLOTS:
+        return None
     # If both slots hold the same state, it is enough to keep one of them.
     by_age = {_age(record): record.slot for record in records if keep and _age(record) in keep}
     kept = set(by_age.values()) or {records[0].slot}
-    return next((record.slot for record in reversed(records) if record.slot not in kept), None)
+    return next((record for record in reversed(records) if record.slot not in kept), None)
 
 
 def _check(generation: int, step: int, world_size: int) -> None:

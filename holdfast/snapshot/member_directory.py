@@ -24,7 +24,7 @@ RUN/                         the run's folder: one for each local run, one for e
 ```
 
 If the keeper of a local run is killed, the members remove the run's folder. Each process of a member calls
-`leave_member` when it ends; if the keeper has ended, this call removes the member's folder. The last member
+`leave_member` when it exits; if the keeper has exited, this call removes the member's folder. The last member
 finds no other member's folder, and removes the run's folder as well.
 """
 
@@ -123,9 +123,9 @@ def restored_name(rank: int, generation: int, step: int, checksum: int) -> str:
 
 
 def leave_member(member: Path, keeper: int) -> None:
-    """Remove the folders of an abandoned run if `keeper`, the original parent of this process, has ended.
+    """Remove the folders of an abandoned run if `keeper`, the original parent of this process, has exited.
 
-    When the thread that started a child ends, the kernel already signals the death of the parent to the
+    When the thread that started a child exits, the kernel already signals the death of the parent to the
     child. Until the keeper's other threads have ended, the keeper is still the parent and still holds its
     lock. So this waits up to `KEEPER_EXIT_S` for them, and then calls `remove_if_abandoned`.
     """
@@ -155,7 +155,7 @@ def remove_if_abandoned(member: Path) -> None:
 
 
 def is_abandoned(run: Path, *, without_owner: bool = False) -> bool:
-    """Return whether the run's keeper has ended, and nobody holds the lock on `OWNER`.
+    """Return whether the run's keeper has exited, and nobody holds the lock on `OWNER`.
 
     `without_owner` is the result for a folder that does not contain `OWNER`. Members use False, because such
     a folder may not belong to a run. Code that finds folders by the name pattern of runs uses True.

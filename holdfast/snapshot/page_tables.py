@@ -3,8 +3,8 @@
 A process's first write to each page of a mapped file causes a page fault, even if the page is in memory. For
 a large state, these faults take twice as long as the copy itself, and a recovery may have to wait for a new
 process's first copy. So a thread populates the page tables during the first steps. It works in small pieces,
-because other threads cannot map or unmap memory until the current piece is done. The thread neither reads nor
-changes the content of the slots.
+because other threads cannot map or unmap memory until the current piece is finished. The thread neither reads
+nor changes the content of the slots.
 """
 
 from __future__ import annotations

@@ -196,7 +196,7 @@ class PrivateStore(PrivateReader):
         another rank, is replaced.
 
         Args:
-            path: The file; its directory exists.
+            path: The file. Its directory must exist.
             rank: The rank that the states belong to.
             capacity_bytes: The size of the largest blob that fits without a larger file.
             every: If states are small, the last four steps that are multiples of this number are kept in

@@ -1,7 +1,7 @@
 """Lock, allocate and map one slot file of an arena.
 
 To access the content, a process holds the file's flock: exclusive to write, shared to read. The kernel
-releases the lock when the process ends, so a dead writer blocks nobody. The lock also keeps a file from
+releases the lock when the process exits, so a dead writer blocks nobody. The lock also keeps a file from
 shrinking while it is being read, which would cause a SIGBUS.
 
 A forked child, such as a DataLoader worker, would share its parent's open file and thus the lock, and would

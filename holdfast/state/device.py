@@ -1,8 +1,8 @@
 """Track the work that the host has queued on a rank's device, and copy tensors to the host.
 
-On a CPU, the work is done when a call returns. A GPU executes work from queues: the host queues a step within
-milliseconds, and then runs far ahead of the kernels. So code that depends on the order of work puts a mark
-into the device's queue, and later checks whether the device has reached it.
+On a CPU, the work is complete when a call returns. A GPU executes work from queues: the host queues a step
+within milliseconds, and then runs far ahead of the kernels. So code that depends on the order of work puts a
+mark into the device's queue, and later checks whether the device has reached it.
 
 Copies to the host have their own queue. It never waits for the queue of the training, which may be blocked
 forever in a collective with a dead peer.
@@ -58,7 +58,7 @@ class Device(Protocol):
     Only `wait` and `pin` may block. All methods raise `Broken` if the device has failed.
     """
 
-    queues: bool  # if False, all work is done when a call returns, so neither marks nor copies are needed
+    queues: bool  # if False, all work is complete when a call returns, so neither marks nor copies are needed
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Return whether the tensor is on this device, and its content therefore depends on the queue."""
@@ -67,7 +67,7 @@ class Device(Protocol):
         """Put a mark behind all work that the calling thread has queued so far, and return the mark."""
 
     def reached(self, mark: QueueMark) -> bool:
-        """Return whether the device has done all work before the mark."""
+        """Return whether the device has completed all work before the mark."""
 
     def wait(self, mark: QueueMark, limit_s: float | None = None) -> bool:
         """Wait until the device reaches the mark, for at most `limit_s`. Return whether it has reached it."""
@@ -104,7 +104,7 @@ class PendingNumbers(Protocol):
 
 
 class HostDevice:
-    """The CPU, where all work is done when a call returns."""
+    """The CPU, where all work is complete when a call returns."""
 
     queues = False
 

@@ -142,10 +142,10 @@ def _testable(tensor: torch.Tensor) -> torch.Tensor:
 class StepNumbers:
     """One step's loss, gradient norm and gradient probe, perhaps still on the device.
 
-    On a device, the numbers are available once the step's kernels are done. The host does not wait for that:
-    it queues a copy, and checks the numbers when it commits the next step. `waited` is True if the script
-    passed at least one of the numbers as a number on the host. To read that number, the script must have
-    waited for the device.
+    On a device, the numbers are available once the step's kernels have completed. The host does not wait for
+    that: it queues a copy, and checks the numbers when it commits the next step. `waited` is True if the
+    script passed at least one of the numbers as a number on the host. To read that number, the script must
+    have waited for the device.
     """
 
     def __init__(

@@ -114,7 +114,7 @@ class Rank:
         self._times = replace(self._times, restored_ns=time.monotonic_ns())
 
     def report_first_step(self) -> None:
-        """Report that the first step of the generation is done. Later calls do nothing."""
+        """Report that the first step of the generation is complete. Later calls do nothing."""
         if self.channel is not None and not self._times.first_step_ns:
             self._times = replace(self._times, first_step_ns=time.monotonic_ns())
             self.say(WorkerMessage("settled", marks=self._times))

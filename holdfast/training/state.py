@@ -182,7 +182,8 @@ class State:
         training, protection = self._training, self._protection
         has_consulted = training.has_consulted  # must be read before the calls below
         if protection is not None and training.done <= count:
-            # For a loop that is already done, this must not happen yet: the script may set flags after it.
+            # For a loop that is already complete, this must not happen yet: the script may set flags after
+            # it.
             self._restore_flags()
         if self._random is not None:
             self._private.restore_random(self._random)
@@ -207,7 +208,7 @@ class State:
         position: int = -1,
         **unknown: NoReturn,
     ) -> None:
-        """Declare the step done: the state now contains `step + 1` steps.
+        """Declare the step complete: the state now contains `step + 1` steps.
 
         `loss` and `grad_norm` may be tensors or numbers. This call checks that both are finite, and that the
         loss has not jumped. `position` is the index of the step's first sample, which identifies a bad batch.

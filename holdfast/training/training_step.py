@@ -9,11 +9,11 @@ each of them is a list of actions. `Protection` and `WriteGate` do the work; thi
 | `forward`,     | advance a snapshot that is being copied in pieces; send private state early if it is    |
 | `backward`     | already final                                                                           |
 | `before_write` | store and send the private state of the step being made; check the gradients, and copy  |
-|                | the state if they are bad; close the gate                                               |
+|                | the state if they are bad; begin the writes at the gate                                 |
 | (the optimizer)| the optimizer writes; from now until the commit, no state is whole                      |
 | `after_write`  | mark the end of the writes in the device's queue                                        |
 | `commit`       | judge the numbers; check the private state; count and show the step; record its         |
-|                | footprint; open the gate; take a snapshot if one is due                                 |
+|                | footprint; end the writes at the gate; take a snapshot if one is due                    |
 | `end_tail`     | the script's work after the commit is over; detect the changes that it made             |
 
 This order is crash-consistent: if a process is killed between any two of these actions, either the state of a
@@ -24,17 +24,18 @@ the state.
   this rank's private state. So the private state of step n + 1 is in two places before the optimizer writes
   the first byte of that step's replicated state. If the replicated state of a step exists on any rank, its
   private states therefore exist too.
-- *The gate closes last, just before the write.* A copy is made only while the gate knows the step whose state
-  is whole. The gate closes only after everything else that must precede the write. So if a rank is frozen at
-  the gate (`WriteGate.close` then never returns), its state of step n is whole and its private state is
-  stored. On a host, the write counter in the progress page is odd from then until the commit. The page of a
-  dead rank therefore shows whether its memory was between two steps.
+- *The gate comes last, just before the write.* A copy is made only while the gate knows the step whose state
+  is whole. A rank reaches the gate only after everything else that must precede the write. So if a rank is
+  frozen at the gate (`WriteGate.begin_writes` then never returns), its state of step n is whole and its
+  private state is stored. On a host, the write counter in the progress page is odd from then until the
+  commit. The page of a dead rank therefore shows whether its memory was between two steps.
 - *Bad numbers before the count.* A step whose numbers are bad is reported and never counted, so no snapshot
   or checkpoint of it can exist. On a device, the numbers of a step may be judged one commit later. Until
   then, a just-in-time copy checks them first (`NumberCheck.bad_before`).
-- *The footprint before the gate opens.* A copy that is made after the commit compares the state with the
-  footprint of that commit. A thread that finds the gate open also finds the footprint of the same step.
-- *The snapshot after the gate has opened.* By then the state is whole. It is copied into the slot that does
+- *The footprint before the end of the writes.* A copy that is made after the commit compares the state with
+  the footprint of that commit. If a thread finds that the writes of a step have ended, it therefore also
+  finds the footprint of that step.
+- *The snapshot after the end of the writes.* By then the state is whole. It is copied into the slot that does
   not hold the newest snapshot, so a fault during the copy costs only that copy.
 - *The tail before the next step.* The script may write protected state after a commit. Such changes are
   detected before the next step begins. The snapshot of the commit is then replaced, taken late, or made void.
@@ -145,7 +146,7 @@ class TrainingStep:
     # -- the optimizer writes
 
     def before_write(self) -> None:
-        """Prepare for an optimizer's writes, and close the gate before the first write of a step.
+        """Prepare for an optimizer's writes, and pass the gate before the first write of a step.
 
         Raises:
             BadInput: the step has already been committed.
@@ -161,7 +162,7 @@ class TrainingStep:
         self._secure_private_state()
         if self._numbers.probe_gradients() and self.protection is not None:
             self.protection.last_copies.before_write()  # so that only the bad step is lost
-        self._close_gate()
+        self._begin_writes()
         if self._page is not None and not self._device.queues:  # the host cannot see when a device writes
             self._page.writing(True)
         self.show_phase(Phase.OPTIMIZER)
@@ -173,15 +174,16 @@ class TrainingStep:
         if self._device.queues:
             if self.protection is not None:
                 self.protection.snapshots.delay_writes()
-            self._gate.before_more()
+            self._gate.begin_more_writes()
 
     def after_write(self, *_: Any) -> None:
         """Mark the end of an optimizer's writes in its stream. The commit may be in another stream.
 
-        On a host, the writes are done at this point, and the rest of the step does not wait for other ranks.
+        On a host, the writes are complete at this point, and the rest of the step does not wait for other
+        ranks.
         """
         if self._device.queues:
-            self._gate.after_some()
+            self._gate.end_some_writes()
         elif self._page is not None:
             self._page.written()
 
@@ -198,7 +200,7 @@ class TrainingStep:
         self._count()
         self._show_commit(numbers, samples, tokens, flops, position)
         self._record_footprint()
-        self._gate.open()
+        self._gate.end_writes()
         self._rank.report_first_step()
         self._take_due_snapshot()
         self._begin_tail()
@@ -213,10 +215,10 @@ class TrainingStep:
         self._checks.check(self.done)
 
     def _pass_through_gate(self) -> None:
-        """Close the gate for a step without writes, for example because a scaler skipped it."""
+        """Pass the gate in a step without writes, for example because a scaler skipped it."""
         if self._prepared <= self.done:
             self._secure_private_state(skipped=True)
-        self._close_gate()
+        self._begin_writes()
         self._checks.watch_gradients()
 
     def _check_private_state(self) -> None:
@@ -241,7 +243,9 @@ class TrainingStep:
         judged = self._numbers.judged
         shown = numbers if judged is None else judged
         norm = math.nan if shown.norm is None or not math.isfinite(shown.norm) else shown.norm
-        if self._host_is_ahead:  # a kernel launch may block on a full queue until the previous step is done
+        if (
+            self._host_is_ahead
+        ):  # a kernel launch may block on a full queue until the previous step is complete
             self._page.disown()
         self.in_tail = True
         self._page.commit(self.done, shown.loss, norm, samples, tokens, flops, 0, position, Phase.TAIL)
@@ -281,12 +285,12 @@ class TrainingStep:
         checked after the step is counted.
         """
         self._secure_private_state()
-        self._close_gate()
+        self._begin_writes()
         self.done += 1
         if self._page is not None:
             self._page.skip(self.done)
         self._record_footprint()
-        self._gate.open()
+        self._gate.end_writes()
         if self.protection is not None:
             self.protection.backup.check(self.done)
         self._take_due_snapshot()
@@ -308,13 +312,13 @@ class TrainingStep:
         if self.protection is not None:
             self.protection.before_optimizer(self.done + 1, skipped=skipped)
 
-    def _close_gate(self) -> None:
-        """Close the gate. Never returns once the gate is frozen."""
+    def _begin_writes(self) -> None:
+        """Begin the step's writes at the gate. Never returns once the gate is frozen."""
         keep = None
         if self._device.queues and self.protection is not None:
             self.protection.snapshots.advance(must=True)
             keep = self.protection.snapshots.keep_host_part
-        self._gate.close(self.done, keep)
+        self._gate.begin_writes(self.done, keep)
 
     def show_phase(self, phase: Phase) -> None:
         """Write what the script is doing now to the progress page."""

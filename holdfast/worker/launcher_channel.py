@@ -47,7 +47,7 @@ class LauncherChannel:
     def say(self, message: WorkerMessage) -> None:
         """Send `message` to the launcher; do nothing in a process that the script has forked.
 
-        It is not an error if the launcher has ended, because this process is about to be ended too.
+        It is not an error if the launcher has exited, because this process is about to be terminated too.
         """
         if not self.is_ours:
             return

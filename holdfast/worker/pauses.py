@@ -71,7 +71,7 @@ def mark_left_pause(error: BaseException, step: int) -> None:
 
 
 def step_of_left_pause(error: BaseException) -> int:
-    """Return the number of steps done when `error` or one of its causes last left a pause; -1 if none did."""
+    """Return the step count when `error` or one of its causes last left a pause; -1 if none did."""
     found, chain = -1, [error]
     for each in chain:
         found = max(found, vars(each).get(_MARK, -1))

@@ -115,7 +115,7 @@ def _exit_cleanly(
     """Do what an interpreter does at exit, except destroy the process group; return `code` without a group.
 
     If a DDP object is alive, torch's own teardown can hang: the thread that destroys the group holds the GIL
-    and joins threads that wait for the GIL. If the script has formed a group, the process therefore ends
+    and joins threads that wait for the GIL. If the script has formed a group, the process therefore exits
     here. `last` is the exit handler that flushes the output. Without a group, the interpreter calls it.
     """
     distributed = sys.modules.get("torch.distributed")
@@ -166,7 +166,7 @@ def _limit_teardown(code: int, runtime: LauncherChannel) -> None:
 
 
 def _flush_last(runtime: LauncherChannel) -> bool:
-    """Flush the script's output right before the process ends. If this fails, report it and return False."""
+    """Flush the script's output right before the process exits. If this fails, report it and return False."""
     why = _flush()
     if why:
         runtime.say(WorkerMessage("failing", os.getpid(), ending=_unflushed(why)))

@@ -53,8 +53,8 @@ class CollectorState:
 def tear_down(before: CollectorState, report: _Tell, *, finalize: bool = True) -> None:
     """Call the script's finalizers if `finalize` is True; then write and close the files that it left open.
 
-    Call this after the exit handlers, right before the process ends. Exceptions of finalizers are printed, as
-    at any exit. For each file that could not be written, `report` is called with a line about it; the
+    Call this after the exit handlers, right before the process exits. Exceptions of finalizers are printed,
+    as at any exit. For each file that could not be written, `report` is called with a line about it; the
     interpreter would report nothing.
     """
     # In an interpreter, daemon threads would have ended by now. Here they may fail because this function has

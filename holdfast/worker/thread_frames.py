@@ -109,7 +109,7 @@ class BackgroundThreads:
     """Warns about a rank's background threads at work. A restart or stop would cut off their work for good.
 
     Threads that existed at the first commit do not count, because they load data or do similar work. Nor do
-    daemon threads, which are cut off whenever a process ends, or threads that only wait for their next task.
+    daemon threads, which are cut off whenever a process exits, or threads that only wait for their next task.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:

@@ -51,7 +51,7 @@ def zygote_spec(program: Program, **more: Any) -> str:
 
 
 def main() -> None:
-    """Run as a zygote, and serve forks until the launcher ends. With `single`, run as one warm process."""
+    """Run as a zygote, and serve forks until the launcher exits. With `single`, run as one warm process."""
     given = json.loads(os.environ.pop(environment.WARM))
     program = codec.from_json(Program, given["program"])
     linux.end_with_parent(given["parent"])
@@ -79,7 +79,7 @@ def run_cold() -> None:
 
 
 def serve(program: Program, source: bytes | None, given: dict[str, Any], control: socket.socket) -> None:
-    """Fork a warm process for each order on `control`, until the launcher ends."""
+    """Fork a warm process for each order on `control`, until the launcher exits."""
     for order, line, log, _ in fork_server.forks(control, "fork", given["parent"]):
         sys.exit(_run_as_worker(program, source, given, order.local_rank, line, log))
 

@@ -12,8 +12,8 @@ first one, it cannot know whether any will come: the script may run inference, o
 training processes. Such a rank is late after half of the limit for a first step; it is then inspected, and a
 warning appears. It never counts as hung, even beyond the whole limit.
 
-With the defaults, a late rank is noticed at most 3 x p99 + 0.6 s after its last progress. This leaves 0.4 s
-of the promised second for the inspection.
+By default, Holdfast promises to notice a hang at most `factor * p99` plus one second after the rank's last
+progress. `floor_s` takes a part of that second, and leaves the rest for the inspection.
 """
 
 from __future__ import annotations

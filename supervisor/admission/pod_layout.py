@@ -20,6 +20,8 @@ volumes
 
 from __future__ import annotations
 
+from holdfast.protocol import defaults
+
 PREFIX = "holdfast.dev/"
 
 # Annotations that the user sets. `supervisor.admission.settings` has the ones for options of `holdfast run`.
@@ -73,8 +75,8 @@ VOLUMES = (CODE_VOLUME, MEMORY_VOLUME, IDENTITY_VOLUME, CHECKPOINT_VOLUME)
 CODE = "/opt/holdfast"
 LIBRARY = CODE + "/lib"  # the only directory that is added to the Python path of the training
 PY_SPY = CODE + "/bin/py-spy"
-MEMORY = "/run/holdfast"
-LOGS = MEMORY + "/logs"
+MEMORY = defaults.MEMBER_DIRECTORY
+LOGS = defaults.MEMBER_LOGS
 CHECKPOINT_DIRECTORY = "/var/lib/holdfast/checkpoints"
 IDENTITY = "/var/run/secrets/holdfast.dev"
 TOKEN = "token"  # the name of the token's file in `IDENTITY`

@@ -25,6 +25,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from holdfast.fileio.storage_thread import StorageThread
 from holdfast.process import event_loop, logs
 from holdfast.process.network import Door, bearer_token, listen_everywhere
+from holdfast.protocol.member_messages import MEMBER_PATH
 from supervisor.admission import pod_layout
 from supervisor.cluster.adoption.pod_facts import KeptPods
 from supervisor.cluster.jobs import MEMBERS, ClusterJobs
@@ -287,7 +288,7 @@ def _guard(door: Door) -> Any:
 async def _member_app(supervisor: ClusterSupervisor, door: Door) -> web.AppRunner:
     """Return the application on the members' port; `door` accepts the connections."""
     app = web.Application(middlewares=[_guard(door)], client_max_size=1024)
-    app.router.add_get("/v1/member", supervisor.member)
+    app.router.add_get(MEMBER_PATH, supervisor.member)
     app.router.add_get(PATH, supervisor.leader)
     runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_S)
     await runner.setup()

@@ -12,6 +12,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from holdfast.process import event_loop
 from holdfast.process.network import Door, has_token
 from holdfast.protocol.drills import DRILLS
+from holdfast.protocol.member_messages import MEMBER_PATH
 from supervisor.controller.job import Job
 from supervisor.controller.member_server import MemberServer
 
@@ -32,7 +33,7 @@ def application(
     app.router.add_get("/v1/incidents", api.incidents)
     app.router.add_post("/v1/stop", api.stop)
     app.router.add_post("/v1/inject", api.inject)
-    app.router.add_get("/v1/member", connections.serve)
+    app.router.add_get(MEMBER_PATH, connections.serve)
     app.router.add_get("/healthz", api.healthz)
     app.router.add_get("/readyz", api.healthz)
     app.router.add_get("/metrics", api.metrics)

@@ -43,7 +43,7 @@ def finished(view: View, policy: Policy) -> Save | Wait | End:
     """Return the next action for a run whose ranks have all finished.
 
     The run first writes its last state to storage, so a second run of the same command has nothing left to
-    do. The exit code is 0 only if all of the script's work was done.
+    do. The exit code is 0 only if all of the script's work was completed.
     """
     missed = view.memory.missed
     if not missed:
@@ -332,7 +332,10 @@ def _may_hold_it(view: View, policy: Policy) -> bool:
 
 
 def _moved_ns(view: View, member: MemberView | None) -> int:
-    """Return when storage last accepted a part of the last checkpoint; if never, when it was requested."""
+    """Return when storage last accepted a part of the last checkpoint.
+
+    If it has not accepted any part yet, return when the checkpoint was requested.
+    """
     report = member.report if member is not None else None
     if member is None or report is None or report.unmoved_s < 0:
         return view.memory.since_ns

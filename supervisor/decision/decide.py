@@ -16,7 +16,7 @@ from typing import TypeAlias
 from holdfast import exit_codes
 from holdfast.inspection import liveness
 from holdfast.protocol import progress
-from supervisor.decision import closing, memory_needed, orders, refusal, remedy, resume_point
+from supervisor.decision import closing, memory_needed, orders, placement, refusal, remedy, resume_point
 from supervisor.hangs import detection, sentences
 from supervisor.hangs.verdict import StallVerdict
 from supervisor.view import cut_off_work, failed_start, faults, members, reports, unknown_generation
@@ -118,7 +118,7 @@ def follow_unknown_generation(case: _Case) -> Wait | Secure | None:
     return Secure((fault,), True, fault.detail)
 
 
-def replace_standby(case: _Case) -> Replace | None:
+def replace_lost_standby(case: _Case) -> Replace | None:
     """Request a replacement for a lost member without ranks, to give the group a standby again."""
     view = case.view
     for member in view.members:
@@ -202,7 +202,7 @@ def _forming_deadline_ns(view: View, policy: Policy) -> int:
 
 def await_first_members(case: _Case) -> Wait | End | None:
     view, policy = case.view, case.policy
-    ready = members.eligible_members(view, policy)
+    ready = placement.choose_members(view, policy)
     if len(ready) >= policy.members:
         return None
     deadline_ns = _forming_deadline_ns(view, policy)
@@ -406,7 +406,7 @@ def preserve(case: _Case) -> Preserve | None:
     view, policy, memory = case.view, case.policy, case.view.memory
     if not policy.members_created_externally or policy.checkpoint_every_s <= 0 or memory.incident is None:
         return None
-    if len(members.eligible_members(view, policy)) >= policy.members:
+    if len(placement.choose_members(view, policy)) >= policy.members:
         return None
     resumed = case.resumed
     if resumed.source != "slot" or failed_start.is_from_scratch(memory, resumed.step):
@@ -423,7 +423,7 @@ def preserve(case: _Case) -> Preserve | None:
 def await_members(case: _Case) -> Replace | Secure | End | Wait | None:
     """Replace lost members until the group has enough of them, and wait for the new ones."""
     view, policy, memory = case.view, case.policy, case.view.memory
-    able = members.eligible_members(view, policy)
+    able = placement.choose_members(view, policy)
     if len(able) >= policy.members:
         return None
     away = [name for name in memory.placement if name not in able]
@@ -432,7 +432,7 @@ def await_members(case: _Case) -> Replace | Secure | End | Wait | None:
     for name in away:
         if name not in memory.lost and name not in hoped:
             return Replace(name, f"member {name} is lost and no standby is left")
-    replacement = replace_standby(case)
+    replacement = replace_lost_standby(case)
     if replacement is not None:
         return replacement
     end = remedy.startup_failure(view)
@@ -539,7 +539,7 @@ _RUNNING: tuple[DecisionRule, ...] = (
     secure_before_stop,
     learn_from_stall,
     await_first_step,
-    replace_standby,
+    replace_lost_standby,
     await_next_event,
 )
 # The rules of each phase, the most urgent first. The last rule always returns an action.
@@ -550,14 +550,14 @@ RULES: Mapping[JobPhase, tuple[DecisionRule, ...]] = MappingProxyType(
             follow_unknown_generation,
             stop_before_the_start,
             end_script_that_cannot_start,
-            replace_standby,
+            replace_lost_standby,
             refuse_to_start_over,
             await_first_members,
             await_first_state,
             start_first_generation,
         ),
         "running": _RUNNING,
-        "looking": _RUNNING,  # only in journals of older versions
+        "looking": _RUNNING,  # only in journals from before 0.1.0; kept until 0.2.0
         "securing": (
             stop_at_once,
             follow_unknown_generation,

@@ -8,9 +8,9 @@ from dataclasses import replace
 from holdfast import exit_codes
 from holdfast.inspection.victims import mismatch
 from holdfast.protocol.launcher_messages import OUT_OF_MEMORY, LauncherState
-from supervisor.decision import refusal, resume_point
+from supervisor.decision import placement, refusal, resume_point
 from supervisor.fault_kinds import kind_of
-from supervisor.view import cut_off_work, endings, failed_start, faults, members, reports
+from supervisor.view import cut_off_work, endings, failed_start, faults, reports
 from supervisor.view.model import (
     SECOND_NS,
     Checkpoint,
@@ -208,7 +208,7 @@ def start_generation(
     """Return the `Start` of the next generation from the newest usable state; an `End` if there is none.
 
     `found` contains all known faults, and `resumed` is the result of `next_resume_point` if it is known. The
-    caller ensures that there are enough eligible members.
+    caller ensures that `placement.choose_members` finds enough members.
     """
     resumed = resumed or next_resume_point(view, policy, cause, found)
     changes = cut_off_work.lost_changes(view, resumed) if cause is not None else ()
@@ -220,13 +220,13 @@ def start_generation(
     )
     if end is not None:
         return end
-    placement = members.eligible_members(view, policy)
-    moved = [name for name in placement if name not in view.memory.seats]
-    master_addr, master_port = _rendezvous(view, placement[0])
+    chosen = placement.choose_members(view, policy)
+    moved = [name for name in chosen if name not in view.memory.seats]
+    master_addr, master_port = _rendezvous(view, chosen[0])
     skip, skipped = _skipped(view, policy, cause, resumed)
     measure = _measure(view, policy, cause, resumed, moved)
     return Start(
-        placement=placement,
+        placement=chosen,
         resume=resumed,
         skip=skip,
         master_addr=master_addr,

@@ -93,7 +93,7 @@ TRANSITIONS: Mapping[JobPhase, Mapping[type[Any], JobPhase]] = MappingProxyType(
         "ended": {},
     }
 )
-_OLDER_PHASES, _OLDER_ACTIONS = frozenset({"looking"}), frozenset({Look, Dismiss})  # only in older journals
+_OLDER_PHASES, _OLDER_ACTIONS = frozenset({"looking"}), frozenset({Look, Dismiss})  # kept until 0.2.0
 
 
 class IllegalTransition(ValueError):
@@ -366,7 +366,7 @@ def _decided(view: View, action: Start, policy: Policy) -> OpenIncident:
     reached = max(incident.reached, reports.furthest_step(view))
     lost_steps = max(0, reached - resumed.step)
     known = reached == 0 or not reports.script_keeps_own_state(view)
-    if reached < 0 and view.memory.settled:  # no process is left that knows how many steps were done
+    if reached < 0 and view.memory.settled:  # no process is left that knows how many steps were completed
         known = False
     return replace(
         incident,
@@ -571,7 +571,7 @@ def taken_over(memory: JobState, now_ns: int) -> JobState:
     Its predecessor may have been stuck since the phase began. During that time, members may have been unable
     to report or to receive orders, so all time limits for them start again now.
     """
-    if memory.phase == "looking":  # an older version was inspecting late ranks
+    if memory.phase == "looking":  # a version before 0.1.0 was inspecting late ranks
         memory = replace(memory, phase="running", incident=None)
     return replace(memory, since_ns=now_ns)
 

@@ -62,7 +62,7 @@ def exceeded(view: View, over: list[RankStall]) -> StallVerdict:
     subject = f"rank {named.rank}" if named.rank >= 0 else "the group"
     activity = sentences.name_activity(view, stall.rank, stall.phase_name)
     lasted = f"it has been in {activity} for {stall.stalled_s:.1f} s"
-    hung = f"{lasted}, and its limit is {stall.limit_s:g} s"
+    hung = f"{lasted} (limit for this activity: {stall.limit_s:g} s)"
     detail = f"{subject} hangs: {hung}"
     fault = replace(hang_fault(view, named, detail, f"hang in {activity}", ""), hung=hung)
     place = group_reports.place(view, named)

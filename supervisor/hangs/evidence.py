@@ -12,7 +12,7 @@ from supervisor.hangs import hung_rank
 # Roles
 STOPPED = "stopped"  # a signal has stopped the rank, which does nothing until it receives SIGCONT
 TRACED = "traced"  # a debugger is attached
-GONE = "gone"  # the process of the rank has ended
+GONE = "gone"  # the process of the rank has exited
 WAITS = "waits"  # the rank waits for other ranks in a collective
 LOCKED = "locked"  # all threads wait for locks that no other process can release
 WORKS = "works"  # the rank or one of its child processes makes progress

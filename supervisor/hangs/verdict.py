@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from supervisor.hangs import group_reports
 from supervisor.view.model import Fault, LateRank, View
 
-# Replaces a position in the script, to warn the user only once, wherever the position.
+# Replaces the position in the script, so that the user is warned only once, not at each position.
 APART = "no rank waits for another"
 UNBEGUN = "before the first step"
 

@@ -2,8 +2,8 @@
 
 Clients verify Holdfast's servers against a bundle of authorities. A pod receives the bundle when it is
 created, and keeps it for its whole life. So an authority is valid for years. Its successor joins the bundle
-`JOIN_DAYS` before it expires, but signs certificates only in its last `SIGN_DAYS`. A pod that lives for less
-than the time between the two never meets a certificate that its bundle does not cover.
+`JOIN_DAYS` before it expires, but signs certificates only in its last `SIGN_DAYS`. If a pod lives for less
+than `JOIN_DAYS` minus `SIGN_DAYS`, its bundle therefore covers every certificate that it is shown.
 
 The Secret's `ca.crt` contains the certificates and its `ca.key` the private keys, with the oldest authority
 first. To replace a leaked key, delete the Secret: the next check creates a new authority. Existing pods keep

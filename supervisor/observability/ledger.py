@@ -29,9 +29,10 @@ HOUR_NS, DAY_NS = 3600 * SECOND_NS, 86_400 * SECOND_NS
 
 
 class Bucket(str, Enum):
-    PRODUCTIVE = "productive"  # training whose steps are secured; as an activity, all training
-    LOST = "lost"  # trained and then rolled back; never an activity
-    UNKNOWN = "unknown"  # trained before the restart of a script that keeps its own state; never an activity
+    PRODUCTIVE = "productive"  # training whose steps are secured; the activity of this name is all training
+    LOST = "lost"  # training that was rolled back later; this is never an activity
+    # Training before the restart of a script that keeps its own state. This is never an activity.
+    UNKNOWN = "unknown"
     CHECKPOINT = "checkpoint"  # a save blocked the training
     DETECT = "detect"  # a fault had occurred but was not noticed yet
     DECIDE = "decide"

@@ -1,4 +1,4 @@
-"""Classify members: which ones report, can be controlled, may come back, or can take ranks. Pure."""
+"""Classify members: which ones report, can be controlled, are usable, or may come back. Pure."""
 
 from __future__ import annotations
 
@@ -73,40 +73,11 @@ def is_ready(member: MemberView, nproc: int) -> bool:
     return launcher.strategy == "cold" or len(launcher.parked) >= nproc
 
 
-def eligible_members(view: View, policy: Policy) -> tuple[str, ...]:
-    """Return the members for the next generation; fewer than requested if not enough are usable.
-
-    A member with ranks keeps them. A standby that is ready replaces a member that cannot be used or whose
-    ranks keep failing.
-    """
-    memory = view.memory
-    usable = {m.name: m for m in view.members if _is_usable(view, m, policy)}
-    standbys = [name for name, m in usable.items() if name not in memory.seats and is_ready(m, memory.nproc)]
-    if not memory.placement:
-        return tuple(standbys[: policy.members])
-    chosen: list[str] = []
-    for name in memory.placement:
-        if name in usable and not (standbys and _keeps_failing(view, name)):
-            chosen.append(name)
-        elif standbys:
-            chosen.append(standbys.pop(0))
-    return tuple(chosen)
-
-
-def _is_usable(view: View, member: MemberView, policy: Policy) -> bool:
+def is_usable(view: View, member: MemberView, policy: Policy) -> bool:
+    """True if a member can be controlled, and its launcher has reported."""
     if not is_controllable(member) or is_lost(view, member, policy):
         return False
     return member.report is not None and member.report.launcher is not None
-
-
-def _keeps_failing(view: View, name: str) -> bool:
-    """True if this member's ranks crashed twice in a row, and the group completed no step in between."""
-    memory = view.memory
-    cause = memory.incident.faults[0] if memory.incident and memory.incident.faults else None
-    last = memory.history[-1] if memory.history else None
-    if cause is None or last is None or cause.kind != "crash" or last.kind != "crash":
-        return False
-    return cause.member == last.member == name and cause.step <= last.step
 
 
 def recoverable_members(view: View, policy: Policy, patience_s: float) -> dict[str, int]:
@@ -120,7 +91,7 @@ def recoverable_members(view: View, policy: Policy, patience_s: float) -> dict[s
         member.name: max(view.memory.since_ns, member.heard_ns, member.well_ns) + int(patience_s * SECOND_NS)
         for member in view.members
         if member.name in view.memory.seats
-        and not _is_usable(view, member, policy)
+        and not is_usable(view, member, policy)
         and not is_lost(view, member, policy)
         and not unresponsive_launcher(member)
     }

@@ -30,7 +30,7 @@ PHASES: Mapping[str, str] = MappingProxyType(
     {
         "forming": "forming",
         "running": "running",
-        "looking": "finding out which rank hangs",  # only in journals and status files of older versions
+        "looking": "finding out which rank hangs",  # only in journals and status files from before 0.1.0
         "securing": "securing the state",
         "saving": "saving a checkpoint",
         "stopping": "stopping",
@@ -352,10 +352,10 @@ class LateRank:
     at: str = ""  # its innermost function, without the line number
     works: tuple[str, ...] = ()  # the kinds of work seen so far
     begun: bool = True  # see `RankStall`; if False, Holdfast may never see a step of this rank
-    looks: int = 0  # how many inspections this supervisor has seen; two show whether the rank has moved
+    looks: int = 0  # how many inspections this supervisor has seen; it takes two to show movement
     # The newest inspection shows that it does not wait for another rank (`evidence.waits_for_no_rank`).
     apart: bool = False
-    apart_ns: int = 0  # when an inspection last showed that; 0: never
+    apart_ns: int = 0  # when an inspection last showed this; 0: never
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,7 +379,7 @@ class PendingException:
     """An exception that may be about to end its rank."""
 
     rank: int
-    failed_ns: int  # when it was raised, on the clock of the rank's host; identifies the exception
+    failed_ns: int  # when it was raised, on the clock of the rank's host; this identifies the exception
     since_ns: int  # when the supervisor first received it
 
 
@@ -472,7 +472,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Gather evidence about a hang before stopping anything. Only in journals of older versions."""
+    """Gather evidence about a hang before stopping anything. Only in journals from before 0.1.0."""
 
     faults: tuple[Fault, ...]
     why: str
@@ -480,7 +480,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Dismiss:
-    """Drop a suspected hang that ended without intervention. Only in journals of older versions."""
+    """Drop a suspected hang that ended without intervention. Only in journals from before 0.1.0."""
 
     why: str
 
@@ -506,7 +506,7 @@ class Secure:
     """Freeze the group and secure the survivors' state."""
 
     faults: tuple[Fault, ...]
-    just_in_time: bool  # not used (`MemberOrder.just_in_time` is); kept because journals contain it
+    just_in_time: bool  # replaced by `MemberOrder.just_in_time`; kept because journals contain it
     why: str
     end: End | None = None  # how the run ends once the secured state is on storage
 

@@ -6,9 +6,10 @@ exceeds `FACTOR` times that median by enough to matter. It stays slow until its 
 `END_FACTOR` times the median. While the times of a rank or of its peers are unknown, nothing changes.
 
 False alarms are rare. With two ranks whose step times are distributed evenly between 1x and 5x, about one
-window in 10^11 raises one. If one step in five takes 5x and all others take 1x, about one in 30,000 does. The
-more the step times of a rank vary, the slower the rank must be to be found in its first window: 2.5 times as
-slow as its peers in the first of these cases, and 1.5 times if all steps take equally long.
+window in 10^11 raises a false alarm. If one step in five takes 5x and all others take 1x, about one window in
+30,000 does. The more the step times of a rank vary, the slower the rank must be to be found in its first
+window. With step times that are distributed evenly between 1x and 5x, it must take 2.5 times as long as its
+peers; if all steps take equally long, 1.5 times as long.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class Kind:
     on: str
     show: Callable[[Stage, NodeFault], None]
     hide: Callable[[SimulatedMachine, NodeFault], None] = lambda _machine, _fault: None
-    remedy: str = ""  # the cheapest one that ends it; "": it passes
+    remedy: str = ""  # the cheapest remedy that ends the fault; "" if the fault ends without one
     witnesses: int = 1
     unhealthy_s: float = 5.0  # how long it must last until the agent's rule calls it unhealthy
     degraded: bool = False  # never a reason to take the node out

@@ -42,7 +42,7 @@ class SimulatedGpu:
         return (("uuid", self.uuid), ("name", NAME), ("persistence", "on"))
 
     def readings(self) -> dict[ReadingPlace, float]:
-        """Return what NVML answers; about a GPU that is lost, only that."""
+        """Return what NVML answers. About a lost GPU, it answers only that the GPU is lost."""
         found = {(self.entity, "gpu_state"): float(self.state)}
         if self.state in ABSENT:
             return found

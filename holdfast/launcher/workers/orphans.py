@@ -15,7 +15,7 @@ from holdfast.inspection import left_processes, process_stats
 from holdfast.inspection.left_processes import BackgroundProcesses
 from holdfast.process import linux
 
-# How long to wait for killed processes to end. The kernel takes more than a second to free gigabytes.
+# How long to wait for killed processes to exit. The kernel takes more than a second to free gigabytes.
 END_S = 5.0
 
 
@@ -23,13 +23,13 @@ class Orphans:
     """Kills the orphans of dead ranks while the member runs, and ends all others after the last rank."""
 
     def __init__(self) -> None:
-        self._past_starts: dict[int, int] = {}  # start times, in ticks, of processes that have ended, by pid
+        self._past_starts: dict[int, int] = {}  # start times, in ticks, of processes that have exited, by pid
         self._end_s = 0.0  # when all remaining orphans are left to `kill_all`
         self._asked_to_end: set[int] = set()  # orphans that have been sent SIGTERM
         self._background: BackgroundProcesses | None = None  # orphans that may finish their work
 
     def parent_ended(self, pid: int) -> None:
-        """Record that a process of a rank has ended. Call this before the process is reaped."""
+        """Record that a process of a rank has exited. Call this before the process is reaped."""
         self._past_starts |= _start_ticks([pid])
 
     def sweep(

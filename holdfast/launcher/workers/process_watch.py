@@ -50,7 +50,7 @@ class ProcessWatch:
         self.selector.register(process.pidfd, selectors.EVENT_READ, lambda: self.ended(process))
 
     def ended(self, process: WorkerProcess) -> None:
-        """Receive the last messages of a process that has ended, call `on_end`, and remove the process.
+        """Receive the last messages of a process that has exited, call `on_end`, and remove the process.
 
         The kernel may report the end of a process before it delivers the last messages.
         """

@@ -28,7 +28,7 @@ from holdfast.worker.program import Program
 from holdfast.worker.script_source import ProgramSources
 from holdfast.worker.zygote import BOOT_CODE, COLD_BOOT_CODE, zygote_spec
 
-UNJOINED_BYTES = 16_000  # how much output is kept of a process that ended before it joined
+UNJOINED_BYTES = 16_000  # how much output is kept of a process that exited before it joined
 # After this many consecutive failures to make a warm process, the pool pauses before each further attempt.
 MAX_FAILURES = 3
 # The limit on these pauses. A file that the script needs before it joins may reappear at any time.
@@ -138,7 +138,7 @@ class WarmPool:
         self.tries, self._pauses, self._pause, self._ranks_wait = 0, 0, None, True
 
     def failed(self, ending: Ending, log: Path | None = None, took_s: float = 0.0) -> None:
-        """Record how a process ended before it became warm, and replace it, perhaps after a pause.
+        """Record how a process exited before it became warm, and replace it, perhaps after a pause.
 
         Only the logs of the first `MAX_LOGS` consecutive failures are kept, because attempts may continue for
         days.
@@ -381,7 +381,7 @@ def unjoined_ending(ended: Ending, printed: str, *, refused: bool) -> Ending:
     """Return how a process that had not joined ended.
 
     `refused` is True if a descendant called `join` and was refused. Nothing was trained then, so the process
-    has failed, whatever its exit code.
+    has failed, no matter which exit code it has.
     """
     if refused and ended.signal is None:
         has_reason = nested_scripts.LAUNCHED_INDIRECTLY in printed

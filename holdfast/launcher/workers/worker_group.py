@@ -209,7 +209,7 @@ class WorkerGroup:
                 each.ending = foreign_text.each(replace(each.ending, raised=raised), most * 3 // 4)
 
     def process_ended(self, process: WorkerProcess, ended: Ending) -> None:
-        """Record that `process` has ended and been reaped; `ended` is the result of `reap`."""
+        """Record that `process` has exited and been reaped; `ended` is the result of `reap`."""
         self.dying.discard(process)
         for worker in self.workers:
             if worker.process is process:
@@ -257,7 +257,7 @@ class WorkerGroup:
         return any(worker.process is process for worker in self.workers)
 
     def pids(self) -> set[int]:
-        """Return the pids of this generation's processes, including those that have ended."""
+        """Return the pids of this generation's processes, including those that have exited."""
         return {worker.process.pid for worker in self.workers if worker.process}
 
     def end(self, signum: int) -> None:

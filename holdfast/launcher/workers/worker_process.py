@@ -73,7 +73,7 @@ class Worker:
 
 
 def live_workers(workers: tuple[Worker, ...]) -> list[tuple[Worker, WorkerProcess]]:
-    """Return the workers whose process has not ended, each with its process."""
+    """Return the workers whose process has not exited, each with its process."""
     return [
         (each, each.process)
         for each in workers
@@ -139,7 +139,7 @@ def final_ending(reported: Ending | None, ended: Ending) -> Ending:
 def _end_orphans(pid: int) -> None:
     """If the rank failed, kill the rest of its process group.
 
-    Data loader workers would take up to 5 s to notice that their parent has ended. The pid cannot belong to
+    Data loader workers would take up to 5 s to notice that their parent has exited. The pid cannot belong to
     another process yet, because the rank has not been reaped. If the rank succeeded, its processes may still
     have work to do, such as an upload, and may run until the member ends.
     """

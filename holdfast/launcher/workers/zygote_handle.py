@@ -16,9 +16,9 @@ from holdfast.protocol.rank_channel import WorkerOrder
 from holdfast.worker import zygote
 from holdfast.worker.script_source import ProgramSources
 
-# A zygote's connection closes when its process ends. This is how long the process may remain after that.
+# A zygote's connection closes when its process exits. This is how long the process may remain after that.
 ENDING_S = 0.5
-END_S = 2.0  # how long a zygote may take to end after SIGKILL; if it takes longer, a sweep reaps it later
+END_S = 2.0  # how long a zygote may take to exit after SIGKILL; if it takes longer, a sweep reaps it later
 
 
 @dataclass(slots=True, eq=False)
@@ -32,7 +32,7 @@ class Zygote:
     killed: bool = False  # whether this process has killed it
 
     def fork(self, local_rank: int, control: int, log: int) -> bool:
-        """Request a process with these descriptors; return False if the zygote has ended."""
+        """Request a process with these descriptors; return False if the zygote has exited."""
         try:
             rank_channel.send(self.line, WorkerOrder("fork", local_rank=local_rank), (control, log))
         except rank_channel.Closed:

@@ -26,12 +26,12 @@ class LoopHistory:
     """Records this process's loops at each line: the counts that they requested, and how many trained."""
 
     def __init__(self, resumed: int, say: Callable[[str], None]) -> None:
-        self._resumed = resumed  # the number of steps that were done before this process started
+        self._resumed = resumed  # the number of steps completed before this process started
         self._say = say
         # The count of the last loop, if it was complete before this process started.
         self._passed: int | None = None
         self._asked: dict[SourceLine, set[int]] = {}
-        self._trained: dict[SourceLine, int] = {}  # by line: how many loops have done at least one step
+        self._trained: dict[SourceLine, int] = {}  # by line: how many loops have completed at least one step
         self._warned = False
 
     def begin(self, count: int, step: int, line: SourceLine) -> None:

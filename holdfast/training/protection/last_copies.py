@@ -105,7 +105,7 @@ class LastCopies:
         If the copy fails, the answer gives the reason.
         """
         try:
-            while (whole := self._gate.whole(give_up_at - time.monotonic())) is not None:
+            while (whole := self._gate.wait_for_whole_state(give_up_at - time.monotonic())) is not None:
                 if (bad := self._numbers.bad_before(whole.step)) is not None:
                     self._numbers.report_unjudged(bad)
                     return self._refusal(whole.step, bad.spoilt())
@@ -138,7 +138,9 @@ class LastCopies:
                 self._rank.generation,
                 step,
                 whole.part,
-                lambda: self._gate.still(whole) and (since is None or committed.changed(since) is None),
+                lambda: (
+                    self._gate.is_still_whole(whole) and (since is None or committed.changed(since) is None)
+                ),
             )
             if cost_s is None and not snapshots.held(step):
                 return self._refusal(step, NO_ROOM)
@@ -149,8 +151,8 @@ class LastCopies:
 
         Another rank of the member may be writing the same snapshot, before a pause or at the end of its loop.
         Or a checkpoint may be in progress that reads the slot to be written next. This waits for both, as
-        long as a copy may take. A reader that is not done by then keeps its slot, and the newer snapshot is
-        overwritten instead.
+        long as a copy may take. A reader that has not finished by then keeps its slot, and the newer snapshot
+        is overwritten instead.
         """
         snapshots = self._snapshots
         give_up_at = time.monotonic() + copy_limit_s(snapshots.writer.expected_bytes())

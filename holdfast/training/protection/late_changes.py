@@ -65,7 +65,7 @@ class LateChanges:
         """Record the state at the start of the loop as the state of `step`; copy it if necessary.
 
         A copy is necessary if the script has changed the state, or if the state was not restored from a slot.
-        `has_consulted` means that the script may have read the number of steps done, and its work since
+        `has_consulted` means that the script may have read the number of completed steps, and its work since
         `protect` may depend on that number.
         """
         first, self._loops = not self._loops, self._loops + 1
@@ -115,7 +115,7 @@ class LateChanges:
     # -- after a commit
 
     def after_commit(self) -> None:
-        """Record the start of the tail. Call this when all work of the commit is done."""
+        """Record the start of the tail. Call this when all work of the commit is complete."""
         self._committed_s = time.monotonic()  # excludes the time of the copy, which is not the script's
 
     def after_tail(self) -> None:

@@ -69,7 +69,7 @@ class PrivateBackup:
     # -- in the order of a step
 
     def begin_loop(self, step: int) -> None:
-        """Store and exchange the private state at the start of the loop, as that of `step`. Collective."""
+        """At the loop's start, store and exchange the current private state as that of `step`. Collective."""
         if self._sent > step:  # the script left the previous loop in the middle of a step
             self._receive()
         self._core = self._private.core()

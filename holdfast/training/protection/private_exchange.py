@@ -306,7 +306,11 @@ def _to_be_closed(received: Mapping[socket.socket, bytes], secret: bytes) -> lis
 
 
 class LocalPrivateState:
-    """One rank's end of the exchange in a group of one member. It reads `path`, the store of `source`."""
+    """One rank's end of the exchange in a group of one member.
+
+    Nothing is sent. This rank only waits until rank `source` has put its state into its own store, the file
+    `path`.
+    """
 
     def __init__(self, path: Path, source: int, generation: int, limit_s: float = LIMIT_S) -> None:
         self._limit_s = limit_s

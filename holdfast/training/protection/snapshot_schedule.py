@@ -335,10 +335,10 @@ class SnapshotSchedule:
         """On a device, end a copy that is complete, and begin a copy that is due.
 
         Without `must`, the host does not wait. `must` means that the optimizer's writes are about to be
-        queued. The host then waits until the device has done the previous step, and begins a copy that is
-        due. The writes are delayed until the copy has ended. A copy is never queued before the previous step
-        is done, because it would hold the lock of its slot while it waits for work that a dead peer may
-        block.
+        queued. The host then waits until the device has completed the previous step, and begins a copy that
+        is due. The writes are delayed until the copy has ended. A copy is never queued before the previous
+        step is complete, because it would hold the lock of its slot while it waits for work that a dead peer
+        may block.
         """
         if self._gate.frozen:
             return

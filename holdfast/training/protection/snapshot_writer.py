@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from holdfast.fileio.safetensors import Layout
     from holdfast.snapshot.arena import SlotWriter
+    from holdfast.snapshot.commit_records import CommitRecord
 
 
 MIN_SAMPLES = 8  # this many steps are measured before the automatic interval is chosen
@@ -121,16 +122,19 @@ class SnapshotWriter:
         self,
         generation: int,
         step: int,
-        keep: frozenset[tuple[int, int]] | None = None,
         host_part: HostPart | None = None,
         is_unchanged: Callable[[], bool] = lambda: True,
+        over: CommitRecord | None = None,
     ) -> float | None:
-        """Copy the current state, as the state of `step`, into the free slot or into a slot not in `keep`.
+        """Copy the current state, as the state of `step`, into an empty slot or over the oldest snapshot.
+
+        A snapshot that must be kept is not overwritten (see `_kept`). If `over` is given and still exists,
+        that snapshot is overwritten instead of the oldest.
 
         On a device, the host's objects may already belong to a later step. `host_part` is then the copy of
         the host's part kept at `step`.
 
-        Returns how many seconds the copy took, or None if no slot was free because a checkpoint was being
+        Returns how many seconds the copy took, or None if the slot was locked because a checkpoint was being
         written from it.
 
         Raises:
@@ -140,10 +144,10 @@ class SnapshotWriter:
         """
         began = time.perf_counter()
         if self._device.queues:
-            transfer = self.begin(generation, step, keep, host_part)
+            transfer = self.begin(generation, step, host_part, over)
             return None if transfer is None else self.finish(transfer, is_unchanged)
         tensors, document = self._collector.collect()
-        draft = self._draft(tensors, document, generation, step, keep)
+        draft = self._draft(tensors, document, generation, step, over)
         if draft is None:
             return None
         with draft:
@@ -191,16 +195,16 @@ class SnapshotWriter:
         self,
         generation: int,
         step: int,
-        keep: frozenset[tuple[int, int]] | None = None,
         host_part: HostPart | None = None,
+        over: CommitRecord | None = None,
     ) -> PendingSnapshot | None:
         """Start copying the whole state from the device. On return, the host's part has been copied.
 
-        For the arguments, see `write`. The result is None if no slot was free. The copy waits for no other
+        For the arguments, see `write`. The result is None if the slot was locked. The copy waits for no other
         work, so it completes if the device works.
         """
         division, text = self._divided() if host_part is None else (host_part.division, host_part.text)
-        draft = self._draft(division.of, text, generation, step, keep)
+        draft = self._draft(division.of, text, generation, step, over)
         if draft is None:
             return None
         try:
@@ -251,14 +255,14 @@ class SnapshotWriter:
         document: str,
         generation: int,
         step: int,
-        keep: frozenset[tuple[int, int]] | None,
+        over: CommitRecord | None,
     ) -> SlotWriter | None:
-        """Return a writer for the free slot, filled except for the tensors; None if no slot is free."""
+        """Return a writer for the slot, filled except for the tensors; None if the slot is locked."""
         text = capture.padded(document, self._json_bytes)
         self._json_bytes = len(text)
         layout = self._layout_of(tensors, len(text))
-        kept = keep or self._kept(generation)
-        draft = self.arena.begin(layout, generation, step, self._world_size, kept)
+        kept = self._kept(generation)
+        draft = self.arena.begin(layout, generation, step, self._world_size, kept, over)
         if draft is not None:
             entry = draft.layout[JSON_ENTRY]
             draft.data[entry.begin : entry.end] = text
@@ -318,38 +322,40 @@ class SnapshotWriter:
     ) -> float | None:
         """Write as `write` does, but without waiting for anything that a dead peer could block.
 
-        If the free slot is locked because a checkpoint is being written from it, its snapshot is kept and the
-        newer snapshot is overwritten. If the newer snapshot must be kept too, this waits up to `PATIENCE_S`
-        for the slot.
+        If a checkpoint is being written from the snapshot to be overwritten, the other snapshot is
+        overwritten instead. If the other one must be kept, this waits up to `PATIENCE_S` for the reader.
         """
         self._peers_failed = True
         give_up_at = time.monotonic() + PATIENCE_S
-        cost_s = self.write(generation, step, None, host_part, is_unchanged)
+        cost_s = self.write(generation, step, host_part, is_unchanged)
         while cost_s is None and not self.held(generation, step):
-            if (stays := self._first_to_go(generation)) is not None:
-                cost_s = self.write(generation, step, frozenset({stays}), host_part, is_unchanged)
+            if (other := self._second_choice(generation)) is not None:
+                cost_s = self.write(generation, step, host_part, is_unchanged, over=other)
             if cost_s is not None or time.monotonic() > give_up_at:
                 break
             time.sleep(PAUSE_S)
-            cost_s = self.write(generation, step, None, host_part, is_unchanged)
+            cost_s = self.write(generation, step, host_part, is_unchanged)
         return cost_s
 
     def write_over(self, generation: int, step: int) -> float | None:
-        """Write as `write` does, but over the newer snapshot, because the older one is being read."""
-        stays = self._first_to_go(generation)
-        return self.write(generation, step, None if stays is None else frozenset({stays}))
+        """Write as `write` does, but over the other snapshot, because the first choice is being read."""
+        return self.write(generation, step, over=self._second_choice(generation))
 
-    def _first_to_go(self, generation: int) -> tuple[int, int] | None:
-        """Return the snapshot that `write` would overwrite.
+    def _second_choice(self, generation: int) -> CommitRecord | None:
+        """Return the snapshot to overwrite if the one that `write` would overwrite is being read.
 
         The result is None unless there are two snapshots and the group could resume from both.
         """
-        ages = [(record.generation, record.step) for record in self.arena.records()]
+        records = self.arena.records()
         good = (self._base, self._second_base)
-        if len(ages) < SNAPSHOT_SLOTS or any(age[0] != generation and age not in good for age in ages):
+        if any(
+            each.generation != generation and (each.generation, each.step) not in good for each in records
+        ):
             return None
-        kept = self._kept(generation) or frozenset()
-        return next((age for age in reversed(ages) if age not in kept), None)
+        first_choice = self.arena.next_overwritten(self._kept(generation))
+        if first_choice is None:
+            return None
+        return next((each for each in records if each.slot != first_choice.slot), None)
 
     def _targets_of(self, tensors: Tensors, draft: SlotWriter) -> _Targets:
         """Return the target of each tensor. Recompute the targets if the mapping or layout has changed."""

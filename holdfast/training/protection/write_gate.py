@@ -1,9 +1,9 @@
 """Determine which step's state is whole at this instant, and block further writes while it is copied.
 
-An optimizer's writes are between two marks in the device's queue. Until the device reaches the first mark,
-the state before the writes is whole. Once it has reached the second mark, the state after the writes is
-whole. Between the two marks, no state is whole. The host may be anywhere: in `optimizer.step()`, waiting for
-a loss, or a step ahead.
+An optimizer's writes are between two marks in the device's queue. (In CUDA's terms, a mark is an event, and a
+queue is a stream.) Until the device reaches the first mark, the state before the writes is whole. Once it has
+reached the second mark, the state after the writes is whole. In between, no state is whole. The host may be
+anywhere: in `optimizer.step()`, waiting for a loss, or a step ahead.
 
 On a CPU, the device is always where the host is.
 """
@@ -69,7 +69,7 @@ class WriteGate:
             self._queued.clear()
             self._step = step
 
-    def close(self, step: int, keep: Callable[[], Any] | None = None) -> None:
+    def begin_writes(self, step: int, keep: Callable[[], Any] | None = None) -> None:
         """Mark the start of the writes that turn `step` into `step + 1`. Never returns if the gate is frozen.
 
         `keep` returns a copy of the host's part of the state of `step`, or None if it cannot be kept. With
@@ -83,20 +83,20 @@ class WriteGate:
                 self._queued.append(_QueuedWrites(step, [mark], part))
                 self.writing = True
 
-    def before_more(self) -> None:
+    def begin_more_writes(self) -> None:
         """Mark the start of another optimizer's writes in this step, possibly in another stream."""
         mark = self._device.mark()
         with self._looking:
             self._queued[-1].before.append(mark)
 
-    def after_some(self) -> None:
+    def end_some_writes(self) -> None:
         """Mark that an optimizer's writes have been queued in the current stream."""
         mark = self._device.mark()
         with self._looking:
             if self.writing:
                 self._queued[-1].after.append(mark)
 
-    def open(self) -> None:
+    def end_writes(self) -> None:
         """Mark the end of the step's writes.
 
         At this point, all writes are queued, and the host's objects belong to the next step.
@@ -108,10 +108,10 @@ class WriteGate:
             last.queued = True
             self.writing = False
             if not self._device.queues:
-                self._advance()
+                self._forget_completed()
 
     def keep_pace(self) -> None:
-        """Wait until the device has done the step before the one that is being queued.
+        """Wait until the device has completed the step before the one that is being queued.
 
         This keeps the host at most one step ahead: enough to keep the device busy, and a limit on what the
         host must keep for queued steps (unjudged numbers, private state).
@@ -121,7 +121,7 @@ class WriteGate:
         for mark in before:
             self._device.wait(mark)
         with self._looking:
-            self._advance()
+            self._forget_completed()
 
     # -- for threads that copy
 
@@ -131,10 +131,10 @@ class WriteGate:
         return self._is_frozen
 
     def freeze(self, limit_s: float) -> bool:
-        """Block the writes of further steps. The device still does the queued work. Idempotent.
+        """Block the writes of further steps. The device still completes the queued work. Idempotent.
 
-        Returns False if the script remains inside `close` for longer than the limit, for example because the
-        device's queue is full.
+        Returns False if the script remains inside `begin_writes` for longer than the limit, for example
+        because the device's queue is full.
         """
         with self._freezing:
             if not self._is_frozen:
@@ -144,10 +144,14 @@ class WriteGate:
     def whole_state(self) -> WholeState | None:
         """Return the state that is whole at this instant; None if no state is whole."""
         with self._looking:
-            self._advance()
-            if not self._queued:
-                return WholeState(self._step, None, None, self._count)
-            first = self._queued[0]
+            step, first = self._step, None
+            for writes in self._queued:
+                if not self._completed(writes):
+                    first = writes
+                    break
+                step = writes.step + 1
+            if first is None:
+                return WholeState(step, None, None, self._count)
             # On a host, the optimizer may already be writing the objects. On a device, the state is usable
             # only with a copy of the host's part.
             known = self._device.queues and first.part is not None
@@ -155,14 +159,14 @@ class WriteGate:
                 return WholeState(first.step, first.part, first, self._count)
             return None
 
-    def whole(self, limit_s: float) -> WholeState | None:
+    def wait_for_whole_state(self, limit_s: float) -> WholeState | None:
         """Return the state that is whole, after waiting up to `limit_s` for one; None if there is none."""
         give_up_at = time.monotonic() + limit_s
         while (found := self.whole_state()) is None and time.monotonic() < give_up_at:
             time.sleep(POLL_S)
         return found
 
-    def still(self, found: WholeState) -> bool:
+    def is_still_whole(self, found: WholeState) -> bool:
         """Return True if this state has remained whole until now.
 
         Call this after a copy of the state has ended. If the first write began before the copy ended, the
@@ -178,11 +182,11 @@ class WriteGate:
         """Return True if the device may have begun any of the writes."""
         return any(map(self._device.reached, writes.before))
 
-    def _advance(self) -> None:
-        """Forget the writes that the device has completed."""
-        while self._queued:
-            first = self._queued[0]
-            if not first.queued or not all(map(self._device.reached, first.after)):
-                return
-            self._step = first.step + 1
-            self._queued.popleft()
+    def _completed(self, writes: _QueuedWrites) -> bool:
+        """Return True if all of the step's writes are in the queue, and the device has completed them."""
+        return writes.queued and all(map(self._device.reached, writes.after))
+
+    def _forget_completed(self) -> None:
+        """Remove the steps from the queue whose writes the device has completed."""
+        while self._queued and self._completed(self._queued[0]):
+            self._step = self._queued.popleft().step + 1

@@ -225,10 +225,9 @@ def test_each_slot_gets_all_writes_since_its_own_snapshot(
     for step in range(6):
         snapshots.write(1, step)
     objects["model"].base.weight.data[100] += 1
-    kept = frozenset({(1, 4)})
     monkeypatch.setattr(FrozenTensors, "distrust", lambda self: None)  # each slot must be updated
     for step in (6, 7, 8):
-        snapshots.write(1, step, kept)
+        snapshots.write(1, step, over=snapshots.arena.records()[0])
     assert {record.step for record in snapshots.arena.records()} == {4, 8}
     snapshots.write(1, 9)
     assert {record.step for record in snapshots.arena.records()} == {9, 8}

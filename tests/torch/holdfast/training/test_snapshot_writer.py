@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from holdfast.fileio.safetensors import map_file
+from holdfast.snapshot.arena import Arena
 from holdfast.training.protection.snapshot_writer import MAX_INTERVAL, SnapshotWriter, snapshot_interval
+from tests.samples.snapshots import take_in
 from tests.torch.holdfast.state.changes.test_cached_capture import CHANGES, group
 
 
@@ -34,6 +36,13 @@ def test_the_interval_is_the_least_power_of_two_within_the_budget(
     assert 1 <= every <= MAX_INTERVAL
     assert suits(every) or every == MAX_INTERVAL
     assert every == 1 or not suits(every // 2)
+
+
+def receive_again(arena: Arena) -> None:
+    """Receive the newest snapshot a second time, into the other slot."""
+    [record, *_] = arena.records()
+    content, seal = record.path.read_bytes(), arena.seal(record)
+    take_in(arena, record.generation, record.step, [content], len(content), seal)
 
 
 def held(snapshots: SnapshotWriter) -> list[tuple[int, int]]:
@@ -199,6 +208,48 @@ def test_a_copy_just_in_time_waits_for_a_reader_if_the_other_slot_is_the_base(me
         assert after.write_just_in_time(2, 5) is not None
     reader.join()
     assert held(after) == [(2, 5), (1, 4)]
+
+
+@pytest.mark.parametrize("slot", [0, 1])
+def test_a_copy_just_in_time_overwrites_the_other_of_two_equal_snapshots_while_one_is_being_read(
+    memory: Path, slot: int
+) -> None:
+    """A member that receives a state from a peer may hold it twice. One copy is enough to resume from."""
+    model = {"model": nn.Linear(3, 2)}
+    before = SnapshotWriter(memory, model, 1)
+    before.write(1, 4)
+    receive_again(before.arena)
+    after = SnapshotWriter(memory, model, 1, base=(1, 4))
+    assert held(after) == [(1, 4), (1, 4)]
+    with before.arena.pin(after.arena.records()[slot]):
+        assert after.write_just_in_time(2, 5) is not None
+    assert held(after) == [(2, 5), (1, 4)]
+
+
+@pytest.mark.parametrize("base", [(1, 4), (1, 9)])
+@pytest.mark.parametrize("extra", [None, (1, 9), (2, 9)])
+@pytest.mark.parametrize("generation", [1, 2])
+def test_a_copy_over_the_other_snapshot_never_overwrites_what_an_ordinary_copy_would(
+    tmp_path_factory: pytest.TempPathFactory,
+    base: tuple[int, int],
+    extra: tuple[int, int] | None,
+    generation: int,
+) -> None:
+    def overwritten(write: Callable[[SnapshotWriter], Callable[[int, int], float | None]]) -> set[Any]:
+        snapshots = SnapshotWriter(
+            tmp_path_factory.mktemp("arena"), {"model": nn.Linear(3, 2)}, 1, base=base, second_base=(1, 9)
+        )
+        for step in (4, 9):
+            assert snapshots.write(1, step) is not None
+        snapshots.overwrite_first = extra
+        before = set(held(snapshots))
+        assert write(snapshots)(generation, 12) is not None
+        return before - set(held(snapshots))
+
+    usual, other = overwritten(lambda each: each.write), overwritten(lambda each: each.write_over)
+    both_resumable = generation == 1 or base == (1, 4)
+    assert (usual != other) == both_resumable
+    assert len(usual) == len(other) == 1
 
 
 def test_a_model_that_grows_gets_a_new_layout(memory: Path) -> None:

@@ -141,7 +141,7 @@ def test_bad_batches_are_skipped_without_running_the_loop() -> None:
     assert script.state.step == 5
 
 
-def test_the_gate_is_closed_from_the_optimizers_first_write_to_the_commit() -> None:
+def test_no_state_is_whole_from_the_optimizers_first_write_to_the_commit() -> None:
     script = Script(alone())
     for _ in script.state.steps(2):
         assert not script.state._training.is_writing

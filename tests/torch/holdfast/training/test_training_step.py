@@ -26,22 +26,22 @@ from tests.torch.holdfast.training.test_state import Script, supervised
 torch.set_num_threads(1)
 
 BEFORE_WRITE = ["private state has two homes", "gradients are read"]
-WRITES = ["gate closes", "page: writing", "optimizer writes"]
-COMMIT = ["numbers are judged", "private state is checked", "page: committed", "footprint", "gate opens"]
+WRITES = ["writes begin", "page: writing", "optimizer writes"]
+COMMIT = ["numbers are judged", "private state is checked", "page: committed", "footprint", "writes end"]
 AFTER = ["snapshot if due", "page: tail"]
 TAIL = ["page: tail is over", "tail's changes are found"]
 MOMENTS: list[tuple[type, str, str]] = [
     (PrivateBackup, "before_optimizer", BEFORE_WRITE[0]),
     (GradientProbe, "finite", BEFORE_WRITE[1]),
     (LastCopies, "before_write", "the state is copied"),
-    (WriteGate, "close", WRITES[0]),
+    (WriteGate, "begin_writes", WRITES[0]),
     (Page, "writing", WRITES[1]),
     (NumberCheck, "receive", COMMIT[0]),
     (PrivateBackup, "check", COMMIT[1]),
     (Page, "commit", COMMIT[2]),
     (Page, "skip", "page: skipped"),
     (CommittedState, "record", COMMIT[3]),
-    (WriteGate, "open", COMMIT[4]),
+    (WriteGate, "end_writes", COMMIT[4]),
     (SnapshotSchedule, "after_commit", AFTER[0]),
     (Page, "tail_begins", AFTER[1]),
     (Page, "tail_is_over", TAIL[0]),

@@ -5,10 +5,12 @@ import threading
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from holdfast.snapshot.arena import Arena, SnapshotGone
-from tests.samples.snapshots import ages, assert_whole, layout, snapshot
-from tests.sandbox import in_child
+from tests.samples.snapshots import ages, assert_whole, layout, snapshot, take_in
+from tests.sandbox import in_child, memory_directory
 
 
 def test_a_committed_snapshot_is_a_safetensors_file_and_other_processes_find_it(memory: Path) -> None:
@@ -58,6 +60,56 @@ def test_protecting_a_missing_snapshot_still_protects_the_newest(memory: Path) -
 
     assert draft is not None
     assert ages(arena) == [(1, 2)]
+
+
+ALL_AGES = [(1, 1), (1, 2), (2, 1)]
+
+
+@given(
+    held=st.lists(st.sampled_from(ALL_AGES), max_size=2),
+    keep=st.none() | st.frozensets(st.sampled_from([*ALL_AGES, (9, 9)])),
+    over=st.none() | st.integers(0, 1),
+)
+def test_the_snapshot_that_is_said_to_be_overwritten_next_is_the_one_that_a_writer_overwrites(
+    held: list[tuple[int, int]], keep: frozenset[tuple[int, int]] | None, over: int | None
+) -> None:
+    with memory_directory() as memory:
+        arena = Arena(memory / "arena")
+        source = Arena(memory / "source")
+        record = snapshot(source, 1, 1)
+        content, seal = record.path.read_bytes(), source.seal(record)
+        for generation, step in held:  # as a peer's: a writer refuses to write a state twice
+            take_in(arena, generation, step, [content], len(content), seal)
+        records = arena.records()
+        requested = records[over] if over is not None and over < len(records) else None
+        usual = arena.next_overwritten(keep)
+
+        draft = arena.begin(layout(), 3, 3, 2, keep, requested)
+
+        if len(records) < 2:
+            assert (usual, draft is None) == (None, False)
+        elif requested is not None:
+            assert draft is not None
+            assert draft.before == requested
+        else:
+            assert (draft and draft.before) == usual
+        assert usual is None or usual in records
+        if draft is not None:
+            draft.abandon()
+        arena.close()
+        source.close()
+
+
+def test_without_the_snapshot_to_be_overwritten_the_usual_one_is(memory: Path) -> None:
+    arena = Arena(memory)
+    gone = snapshot(arena, 1, 1)
+    for step in (2, 3):
+        snapshot(arena, 1, step)
+
+    draft = arena.begin(layout(), 1, 4, 2, over=gone)
+
+    assert draft is not None
+    assert ages(arena) == [(1, 3)]
 
 
 def test_an_abandoned_draft_leaves_no_snapshot_and_no_lock(memory: Path) -> None:

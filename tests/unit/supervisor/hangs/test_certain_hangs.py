@@ -45,7 +45,7 @@ def stopped(number: int, since_s: float, where: str = "", place: str = "") -> Fa
 
 
 def exceeded(number: int, activity: str, lasted_s: float, limit: str, place: str = "") -> Fault:
-    why = f"it has been in {activity} for {lasted_s:.1f} s, and its limit is {limit} s"
+    why = f"it has been in {activity} for {lasted_s:.1f} s (limit for this activity: {limit} s)"
     subject = f"rank {number}" if number >= 0 else "the group"
     detail = f"{subject} hangs: {why}"
     return hang(number, f"hang in {activity}", detail, 100.0 - lasted_s, place=place, hung=why)

@@ -261,7 +261,7 @@ def test_the_label_is_shown_in_every_sentence_about_the_pause(here: Path) -> Non
     found = detection.judge(group.seen[-1], POLICY)
     assert found is not None
     assert found.fault is not None
-    assert found.why == "rank 0 hangs: it has been in validation for 41.0 s, and its limit is 30 s"
+    assert found.why == "rank 0 hangs: it has been in validation for 41.0 s (limit for this activity: 30 s)"
     assert found.fault.signature == "hang in validation"
 
 
@@ -273,4 +273,4 @@ def test_without_a_label_the_phase_is_shown(here: Path) -> None:
     found = detection.judge(group.look(40.0), POLICY)
     group.close()
     assert found is not None
-    assert found.why == "rank 0 hangs: it has been in after commit for 40.0 s, and its limit is 30 s"
+    assert found.why == "rank 0 hangs: it has been in after commit for 40.0 s (limit for this activity: 30 s)"

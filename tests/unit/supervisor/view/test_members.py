@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from holdfast.protocol.member_messages import RankStall
-from supervisor.decision import closing, resume_point, transition
+from supervisor.decision import closing, placement, resume_point, transition
 from supervisor.decision.decide import decide
 from supervisor.hangs import observation
 from supervisor.view import members
@@ -113,7 +113,7 @@ def test_an_uncontrollable_standby_is_replaced_and_never_chosen() -> None:
     assert action == Replace("m2", f"member m2 is lost: {WHY}")
     assert not members.is_ready(deaf(STANDBY), 1)
     gone = view(member("m0", exists=False), here("m1", 1), deaf(STANDBY))
-    assert members.eligible_members(gone, POLICY) == ("m1",)
+    assert placement.choose_members(gone, POLICY) == ("m1",)
 
 
 def test_an_uncontrollable_member_is_not_expected_to_return() -> None:
@@ -198,4 +198,42 @@ def test_a_member_whose_launcher_is_also_gone_or_silent_is_given_up() -> None:
 
 def test_a_standby_takes_the_place_of_a_member_whose_launcher_is_silent() -> None:
     seen = view(here("m0", 0), here("m1", 1, launcher=None), STANDBY, **SECURING)
-    assert members.eligible_members(seen, POLICY) == ("m0", "m2")
+    assert placement.choose_members(seen, POLICY) == ("m0", "m2")
+
+
+def warm(name: str, **given: Any) -> MemberView:
+    return member(name, report(name, launcher()), **given)
+
+
+def cold(name: str) -> MemberView:
+    return member(name, report(name, launcher(parked=())))
+
+
+def test_a_member_is_ready_when_each_of_its_ranks_has_a_process_waiting() -> None:
+    assert members.is_ready(warm("m0"), 1)
+    assert not members.is_ready(warm("m0"), 2)
+    assert not members.is_ready(cold("m0"), 1)
+    assert members.is_ready(member("m0", report("m0", launcher(parked=(), strategy="cold"))), 4)
+    assert not members.is_ready(member("m0", report("m0", None)), 1)
+
+
+def test_missing_members_are_those_with_ranks_that_may_still_return() -> None:
+    seen = view(warm("m0", connected=False), member("m1", exists=False), warm("m2", connected=False))
+    assert members.recoverable_members(seen, POLICY, 60.0) == {"m0": 60 * S}
+
+
+def test_each_missing_member_has_its_time_from_when_it_was_last_well() -> None:
+    away = [warm("m0", connected=False, well_ns=99 * S, heard_ns=1), warm("m1", connected=False, heard_ns=S)]
+    assert members.recoverable_members(view(*away), POLICY, 60.0) == {"m0": 159 * S, "m1": 61 * S}
+    assert members.recoverable_members(view(*away, since_ns=98 * S), POLICY, 60.0) == {
+        "m0": 159 * S,
+        "m1": 158 * S,
+    }
+
+
+def test_the_next_silence_to_check_is_the_one_that_ends_first() -> None:
+    seen = view(warm("m0", silent_s=1.0), warm("m1", silent_s=4.5), member("m2", exists=False))
+    assert members.next_timeout_s(seen, POLICY, 60.0) == pytest.approx(0.5)
+    assert members.next_timeout_s(view(), POLICY, 60.0) == 60.0
+    late = view(warm("m0", silent_s=4.9999))
+    assert members.next_timeout_s(late, POLICY, 60.0) == 0.01

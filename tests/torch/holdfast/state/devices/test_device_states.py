@@ -260,21 +260,26 @@ def test_a_state_is_whole_only_before_or_after_the_writes_of_all_optimizers_in_t
     gate.start(4)
     marks = [Here() for _ in range(5)]
     device.mark = iter(marks).__next__  # type: ignore[method-assign]
-    gate.close(4, lambda: "host's part")
-    gate.before_more()
+    gate.begin_writes(4, lambda: "host's part")
+    gate.begin_more_writes()
     old = gate.whole_state()
     assert old is not None
     assert (old.step, old.part) == (4, "host's part")
     marks[1].reached = True  # the second one has begun, the first has not
     assert gate.whole_state() is None
-    assert not gate.still(old)
-    gate.after_some()
-    gate.after_some()
-    gate.open()
+    assert not gate.is_still_whole(old)
+    gate.end_some_writes()
+    gate.end_some_writes()
+    gate.end_writes()
     for mark in (marks[0], marks[4], marks[2]):  # the commit's mark before the second optimizer's end
         mark.reached = True
         assert gate.whole_state() is None
     marks[3].reached = True
+    queued = list(gate._queued)
     new = gate.whole_state()
     assert new is not None
     assert (new.step, new.part) == (5, None)
+    assert list(gate._queued) == queued, "only the thread that writes changes the queue"
+    gate.keep_pace()
+    assert not gate._queued
+    assert gate.whole_state() == new

@@ -28,7 +28,7 @@ RUNNING = [
     "secure_before_stop",
     "learn_from_stall",
     "await_first_step",
-    "replace_standby",
+    "replace_lost_standby",
     "await_next_event",
 ]
 ORDER = {
@@ -37,7 +37,7 @@ ORDER = {
         "follow_unknown_generation",
         "stop_before_the_start",
         "end_script_that_cannot_start",
-        "replace_standby",
+        "replace_lost_standby",
         "refuse_to_start_over",
         "await_first_members",
         "await_first_state",

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from supervisor.view import members
-from supervisor.view.model import MemberView, OpenIncident, PastFault, Policy
-from tests.unit.supervisor.job_views import S, fault, launcher, member, rank, report, view
+from supervisor.view.model import MemberView, Policy
+from tests.unit.supervisor.job_views import S, launcher, member, rank, report, view
 
 POLICY = Policy(members=2, form_s=600.0, member_timeout_s=5.0)
 DEAF = "its launcher has sent no heartbeat for 5 s"
@@ -95,45 +95,6 @@ def test_a_member_is_ready_when_a_process_waits_for_each_of_its_ranks(state: Any
     assert members.is_ready(found, 2) is ready
     assert not members.is_ready(replace(found, silent_s=2.0), 2)
     assert not members.is_ready(member("m9"), 2)
-
-
-CRASH = PastFault("crash", 1, "m1", 5, "exit 1", 0, 1)
-
-
-@pytest.mark.parametrize(
-    ("cause", "last", "fails"),
-    [
-        (fault("crash", 1, 5), CRASH, True),
-        (fault("crash", 1, 4), CRASH, True),
-        (fault("crash", 1, 6), CRASH, False),
-        (fault("exception", 1, 5), CRASH, False),
-        (fault("crash", 1, 5), replace(CRASH, kind="exception"), False),
-        (fault("crash", 1, 5), replace(CRASH, member="m0"), False),
-        (fault("crash", 0, 5), CRASH, False),
-        (fault("crash", 1, 5), None, False),
-        (None, CRASH, False),
-    ],
-)
-def test_a_standby_takes_the_place_of_a_member_whose_ranks_keep_failing(
-    cause: Any, last: PastFault | None, fails: bool
-) -> None:
-    opened = OpenIncident(1, 1, 90 * S, 91 * S, 0.0, (cause,) if cause else ())
-    older = replace(CRASH, member="m0")
-    given: dict[str, Any] = {"history": (older, last) if last else (), "incident": opened}
-    standby = member("m2", report("m2", launcher(parked=(0,))))
-    now = view(well("m0"), well("m1"), standby, **given)
-    assert members.eligible_members(now, POLICY) == (("m0", "m2") if fails else ("m0", "m1"))
-    assert members.eligible_members(view(well("m0"), well("m1"), **given), POLICY) == ("m0", "m1")
-
-
-def test_the_first_members_are_the_first_that_are_ready() -> None:
-    def ready(name: str, **given: Any) -> MemberView:
-        return member(name, report(name, launcher(parked=(0,))), **given)
-
-    there = (ready("a", silent_s=5.0), member("b"), ready("c"), ready("d"), ready("e"))
-    assert members.eligible_members(view(*there, placement=()), POLICY) == ("c", "d")
-    assert members.eligible_members(view(*there, placement=("c", "x", "a")), POLICY) == ("c", "d", "e")
-    assert members.eligible_members(view(*there, placement=("x", "y", "z", "q")), POLICY) == ("c", "d", "e")
 
 
 def test_members_that_may_return_have_their_time_from_when_they_were_last_well() -> None:
