@@ -55,12 +55,17 @@ class Judge:
         """Return the policies for the GPU in a slot in the MIG modes that it had during a burst."""
         return [self._policy_for(each) for each in self._evidence.models_during(entity, burst)]
 
-    def kind_of_variant(self, event: Event, name: str, bursts: EventBursts) -> quotas.VariantKind:
+    def kind_of_variant(self, event: Event, name: str) -> quotas.VariantKind:
         """Return what a variant of an event amounts to."""
         meanings = self._meanings(event, name, [self.policy_of(event[0])])
-        marks = self._evidence.marks(event[0])
-        recurred = any(events.has_recurred(each, bursts.spans, marks) for each in meanings)
-        return quotas.VariantKind(max(map(events.gravity, meanings)), meanings, recurred)
+        return quotas.VariantKind(max(map(events.gravity, meanings)), meanings)
+
+    def recurring(self, event: Event, name: str, bursts: EventBursts) -> list[Burst]:
+        """Return the bursts of a variant at which it had recurred, or that followed while that stood."""
+        marks = self._marks_of(event[0])
+        meanings = dict.fromkeys(self._meanings(event, name, [self.policy_of(event[0])]))
+        found = [events.recurring(each, bursts.spans, marks) for each in meanings]
+        return [burst for burst in bursts.spans if any(burst in each for each in found)]
 
     def _meanings(self, event: Event, name: str, policies: Iterable[HealthPolicy]) -> tuple[Meaning, ...]:
         """Return what a variant of an event may mean: more than one thing while the branch is unknown."""
