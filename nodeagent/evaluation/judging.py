@@ -204,8 +204,10 @@ class Judge:
         if not held.known:
             held.finding, held.known = self._judged_series(place, held), True
         found = held.finding
-        if found is not None and found.level is Level.UNHEALTHY and (*place, 0) in self._evidence.grown:
-            return None  # the finding about the counter's growth takes its place
+        if found is not None and found.level is Level.UNHEALTHY:
+            grown = self._evidence.grown.get((*place, 0), {})
+            if growth.counted(self.policy.rules[place[1]], grown):
+                return None  # the finding about the counter's growth takes its place
         return found
 
     def _judged_series(self, place: Place, held: HeldSeries) -> HealthFinding | None:
@@ -280,8 +282,8 @@ class Judge:
     def _judge_growth(self, event: Event, now_s: float) -> tuple[HealthFinding | None, float]:
         entity, check, _ = event
         rule = self.policy.rules[check]
-        grown = self._evidence.growth_of(event)
-        if not grown or not rule.lasts or rule.unhealthy is None:
+        grown = growth.counted(rule, self._evidence.growth_of(event))
+        if not grown:
             return None, inf
         codes = (growth.CONTAINED_XID, *growth.UNCONTAINED_XIDS)
         xids = {

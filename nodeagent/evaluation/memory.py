@@ -101,6 +101,8 @@ def load(evidence: Evidence, policy: HealthPolicy, raw: Any) -> None:
             event = (str(entity), str(check), int(code))
             if policy.is_event(event[1]) is (store is evidence.events) and policy.has_check(event[1]):
                 key = (*event, str(variant))
+                if store is evidence.grown and variant:
+                    float(variant)  # the amount; if it is malformed, better now than at each judgement
                 rest = inherited.get(key, ()), recurring.get(key, ())
                 made = EventBursts.load(bursts, heard.get(key, ()), *rest)
                 store.setdefault(event, {})[str(variant)] = made
