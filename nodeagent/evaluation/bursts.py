@@ -29,18 +29,23 @@ class EventBursts:
     texts: list[tuple[float, str]] = field(default_factory=list)  # newest last
     heard: dict[str, float] = field(default_factory=dict)  # by sensor: when it last reported the event
     inherited: list[Burst] = field(default_factory=list)  # of variants with this meaning that made room
+    recurring: list[Burst] = field(
+        default_factory=list
+    )  # of these, the bursts whose own variant had recurred
 
     @property
     def all_spans(self) -> list[Burst]:
-        return union_bursts([self.spans, self.inherited]) if self.inherited else self.spans
+        if not (self.inherited or self.recurring):
+            return self.spans
+        return union_bursts([self.spans, self.inherited, self.recurring])
 
     @property
     def first_s(self) -> float:
-        return min(first for first, _ in (*self.spans[:1], *self.inherited[:1]))
+        return min(first for first, _ in (*self.spans[:1], *self.inherited[:1], *self.recurring[:1]))
 
     @property
     def last_s(self) -> float:
-        return max(last for _, last in (*self.spans[-1:], *self.inherited[-1:]))
+        return max(last for _, last in (*self.spans[-1:], *self.inherited[-1:], *self.recurring[-1:]))
 
     def add(self, seen: Observation) -> bool:
         """Add an event. Return False if it changes nothing."""
@@ -54,14 +59,24 @@ class EventBursts:
         self.spans = union_bursts([self.spans, other.spans])
         self._join_the_rest(other)
 
-    def inherit(self, other: EventBursts) -> None:
-        """Add all that a variant of the same meaning has seen, apart from the bursts of this variant."""
-        self.inherited = union_bursts([self.inherited, other.spans])
+    def inherit(self, other: EventBursts, recurring: Sequence[Burst] = ()) -> None:
+        """Add all that a variant of the same meaning has seen, apart from the bursts of this variant.
+
+        Args:
+            recurring: Those of its bursts at which it had recurred. They could not be told from the bursts of
+                several variants, which do not amount to a recurrence, so they are kept apart.
+        """
+        self.inherited = union_bursts(
+            [self.inherited, [each for each in other.spans if each not in recurring]]
+        )
+        self.recurring = union_bursts([self.recurring, recurring])
         self._join_the_rest(other)
 
     def _join_the_rest(self, other: EventBursts) -> None:
         if other.inherited:
             self.inherited = union_bursts([self.inherited, other.inherited])
+        if other.recurring:
+            self.recurring = union_bursts([self.recurring, other.recurring])
         texts = {text: at_s for at_s, text in self.texts}
         for at_s, text in other.texts:
             texts[text] = max(at_s, texts.get(text, at_s))
@@ -79,6 +94,7 @@ class EventBursts:
             # A sensor that has reported the event since may have reported it then, too.
             {source: min(at_s, until_s) for source, at_s in self.heard.items() if at_s >= from_s},
             _clipped(self.inherited, from_s, until_s),
+            _clipped(self.recurring, from_s, until_s),
         )
 
     def dump(self) -> list[Any]:
@@ -86,19 +102,21 @@ class EventBursts:
         return [[list(span) for span in self.spans], [list(each) for each in self.texts], sorted(self.heard)]
 
     @classmethod
-    def load(cls, raw: Any, heard: Any = (), inherited: Any = ()) -> EventBursts:
+    def load(cls, raw: Any, heard: Any = (), inherited: Any = (), recurring: Any = ()) -> EventBursts:
         """Restore the dumped bursts. Raises ValueError or TypeError if they are malformed.
 
         Args:
             heard: Pairs of a sensor and a time. A sensor without a time, which an older agent has stored,
                 counts as one that has seen the newest burst.
             inherited: The bursts of variants that have made room.
+            recurring: Those of them at which the variant had recurred.
         """
         spans, texts, sources = raw
         made = cls(
-            [(float(first), float(last)) for first, last in spans[:MAX_BURSTS]],
+            _loaded(spans),
             [(float(at_s), str(text)) for at_s, text in texts[:MAX_TEXTS]],
-            inherited=[(float(first), float(last)) for first, last in tuple(inherited)[:MAX_BURSTS]],
+            inherited=_loaded(inherited),
+            recurring=_loaded(recurring),
         )
         if not made.spans:
             raise ValueError("an event without bursts")
@@ -127,6 +145,10 @@ def union_bursts(all_spans: Iterable[Sequence[Burst]]) -> list[Burst]:
     if surplus <= 0:
         return merged
     return [(merged[0][0], merged[surplus][1]), *merged[surplus + 1 :]]
+
+
+def _loaded(spans: Any) -> list[Burst]:
+    return [(float(first), float(last)) for first, last in tuple(spans)[:MAX_BURSTS]]
 
 
 def _clipped(spans: Iterable[Burst], from_s: float, until_s: float) -> list[Burst]:

@@ -125,9 +125,13 @@ class Evaluator:
         evidence.series[place] = held
         evidence.note_boots(held, rule)
         evidence.entities.add(seen.entity)
-        if growth.has_grown(rule, held.series, bisect_left(held.series.samples, sample)):
-            grown = evidence.grown.setdefault((*place, 0), {})
-            grown.setdefault("", EventBursts()).add(seen)
+        for at_s, name in growth.shown(rule, held.series, bisect_left(held.series.samples, sample)):
+            is_new = at_s == seen.at_s
+            texts = [(at_s, seen.text)] if is_new and seen.text else []
+            heard = dict.fromkeys([seen.source] if is_new else held.heard, at_s)
+            growth.note(
+                evidence.grown.setdefault((*place, 0), {}), name, EventBursts([(at_s, at_s)], texts, heard)
+            )
             self._judge.revise_events_of(seen.entity)
         held.series.fold(rule)
         held.known = False

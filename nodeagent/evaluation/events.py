@@ -146,12 +146,17 @@ def event_finding(
         for name, each in seen.items()
         if each.inherited
     ]
+    recurring = [
+        [(span, meant(name, span)) for span in each.recurring]
+        for name, each in seen.items()
+        if each.recurring
+    ]
     if is_verdict:  # each verdict replaces the earlier ones, no matter what they recommended
         newest = max(seen, key=lambda name: (seen[name].last_s, name))
         steps = [(span, name) for name, each in seen.items() for span in each.all_spans]
         chains = [[(span, meant(name, span)) for span, name in sorted(steps, key=lambda s: (s[0][1], s[1]))]]
-        mixed, seen = [], {newest: seen[newest]}
-    stands, until_s = standing(chains, marks, now_s, drivers_word, superseding=is_verdict, mixed=mixed)
+        mixed, recurring, seen = [], [], {newest: seen[newest]}
+    stands, until_s = standing(chains, marks, now_s, drivers_word, is_verdict, mixed, recurring)
     if stands is None:
         return None, until_s
     label = f"Xid {code}" if check == "xid" else f"SXid {code}" if check == "sxid" else ""
@@ -213,6 +218,7 @@ def standing(
     drivers_word: DriversWord = lambda _meaning, _burst: None,
     superseding: bool = False,
     mixed: Sequence[Sequence[Step]] = (),
+    recurring: Sequence[Sequence[Step]] = (),
 ) -> tuple[Standing | None, float]:
     """Return what stands at `now_s` (None: nothing), and when that changes without new evidence.
 
@@ -220,18 +226,21 @@ def standing(
         chains: The bursts of each variant, oldest first, with their meanings.
         superseding: True if each step of a chain replaces the earlier ones, even graver ones.
         mixed: The bursts of several variants, where a step replaces none that may be of another variant.
+        recurring: As `mixed`, of bursts at which their variant had recurred.
     """
-    floor_s = _last_word_s((*chains, *mixed), marks)
+    floor_s = _last_word_s((*chains, *mixed, *recurring), marks)
     chains = list(_since(floor_s, chains))
     count = len(chains)
     chains += _since(floor_s, mixed)
+    unrecurred = len(chains)
+    chains += _since(floor_s, recurring)
     spans = union_bursts([burst for burst, _ in steps] for steps in chains)
     segments: list[tuple[Level, Burst]] = []
     live: list[Judgement] = []
     for n, steps in enumerate(chains):
         own = [burst for burst, _ in steps]
         judged = [
-            _judged(meaning, drivers_word(meaning, burst), burst, own, spans, marks)
+            _judged(meaning, drivers_word(meaning, burst), burst, own, spans, marks, n >= unrecurred)
             for burst, meaning in steps
         ]
         stood = list(_stood(own, judged, marks, superseding, drivers_word_replaces=n < count))
@@ -239,7 +248,9 @@ def standing(
         live += [each for each in stood[-1][1] if now_s < each.ends_s]
     if not live:
         return None, inf
-    worst = max(live, key=lambda each: (*each.gravity, each.again, each.why))
+    worst = max(
+        live, key=lambda each: (*each.gravity, each.ends_s, each.again, each.why, each.by, each.hold_s)
+    )
     since_s = _unbroken_since_s([burst for level, burst in segments if level >= worst.level])
     return Standing(worst, since_s, spans[-1][1]), min(each.ends_s for each in live)
 
@@ -260,11 +271,13 @@ def _since(floor_s: float, chains: Sequence[Sequence[Step]]) -> Iterator[list[St
             yield kept
 
 
-def has_recurred(meaning: Meaning, own: Sequence[Burst], marks: EndMarks) -> bool:
-    """Return True if the bursts of one variant alone make it mean more than a single burst does."""
+def recurring(meaning: Meaning, own: Sequence[Burst], marks: EndMarks) -> list[Burst]:
+    """Return the bursts of one variant during which it stood that they alone mean more than a single one."""
     if meaning.recurs is None or not meaning.recurs.same_variant:
-        return False
-    return any(_recurred(meaning, burst, own, own, marks) for burst in own)
+        return []
+    judged = [_judged(meaning, None, burst, own, own, marks) for burst in own]
+    stood = _stood(own, judged, marks, superseding=False, drivers_word_replaces=True)
+    return [burst for burst, (_, after) in zip(own, stood, strict=True) if any(each.again for each in after)]
 
 
 def _judged(
@@ -274,8 +287,9 @@ def _judged(
     own: Sequence[Burst],
     all_spans: Sequence[Burst],
     marks: EndMarks,
+    has_recurred: bool = False,
 ) -> Judgement:
-    """Return what one burst means, given the bursts before it."""
+    """Return what one burst means, given the bursts before it; with those that are no longer known, if so."""
     says = meaning
     why, by = meaning.name, ""
     if meaning.overridden:
@@ -285,6 +299,8 @@ def _judged(
         why = f"{why}; the driver recommends {word(verdict.action)}"
     found = Judgement(says.level, says.action, says.clears, says.hold_s, why, by)
     recurs, again = meaning.recurs, _recurred(meaning, burst, own, all_spans, marks)
+    if recurs is not None and has_recurred:
+        again = max(again, recurs.bursts)
     if recurs is not None and again and (recurs.level, recurs.action) > (found.level, found.action):
         clears = CLEARED_BY.get(recurs.action, found.clears)
         found = Judgement(

@@ -201,7 +201,7 @@ class Evidence:
         for era in eras:
             for name, each in store.get((era.entity, check, code), {}).items():
                 part = each.within(era.from_s, era.until_s)
-                if part.spans or part.inherited:
+                if part.all_spans:
                     found.setdefault(name, EventBursts()).join(part)
         return found
 

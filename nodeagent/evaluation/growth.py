@@ -6,7 +6,7 @@ same as the Xid, unless the driver reports an uncontained error (48, 95) with it
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from nodeagent.evaluation import samples
@@ -14,20 +14,62 @@ from nodeagent.evaluation.bursts import Burst, EventBursts, near
 from nodeagent.evaluation.events import EndMarks, finding_of, standing
 from nodeagent.evaluation.samples import SampleSeries
 from nodeagent.model import HealthFinding, Level
-from nodeagent.policy.rules import CLEARED_BY, Clears, Meaning, Rule
+from nodeagent.policy.rules import CLEARED_BY, Bound, Clears, Meaning, Rule
 
 CONTAINED_XID, UNCONTAINED_XIDS = 94, (48, 95)
+BY_ITS_BOUND = (
+    ""  # the name of growth that the rule of its time called unhealthy, and of what older agents store
+)
+MAX_AMOUNTS = 16
 TOGETHER_S = 30.0  # the counter is read every 10 s, and the two may come in either order
 
 
-def has_grown(rule: Rule, series: SampleSeries, at: int) -> bool:
-    """Return True if the sample at index `at` shows growth that the rule calls unhealthy."""
-    if not rule.lasts or rule.unhealthy is None or at == 0:
-        return False
-    since_last_s = series.samples[at][0] - series.samples[at - 1][0]
-    return samples.grown(series.samples, at, since_last_s) > 0 and samples.reached(
-        rule, Level.UNHEALTHY, series.samples, at
-    )
+def shown(rule: Rule, series: SampleSeries, at: int) -> Iterator[tuple[float, str]]:
+    """Yield when a counter has grown, and the name to store that under, now that the sample at `at` is known.
+
+    The name is the growth within the rule's window, so that each policy can judge it, also a later one. A
+    late sample shows the growth at those after it, too: it may be the first reading. A bound that wants more
+    than one sample cannot be judged by the growth alone: what it finds is stored as `BY_ITS_BOUND`.
+    """
+    found = series.samples
+    for n in range(max(1, at), len(found)) if rule.lasts else ():
+        since_last_s = found[n][0] - found[n - 1][0]
+        if n > at + 1 and found[n][0] - found[at][0] > rule.window_s:
+            return
+        if samples.grown(found, n, since_last_s) <= 0:
+            continue
+        if rule.unhealthy is None or _is_told_by_growth(rule.unhealthy):
+            yield found[n][0], repr(samples.grown(found, n, rule.window_s))
+        elif samples.reached(rule, Level.UNHEALTHY, found, n):
+            yield found[n][0], BY_ITS_BOUND
+
+
+def _is_told_by_growth(bound: Bound) -> bool:
+    return bound.need <= 1 and bound.for_s <= 0
+
+
+def note(grown: dict[str, EventBursts], name: str, seen: EventBursts) -> None:
+    """Add growth to what is stored of a counter. Beyond `MAX_AMOUNTS`, an amount counts as a greater one."""
+    if name not in grown and len(grown) >= MAX_AMOUNTS:
+        known = sorted((each for each in (*grown, name) if each != BY_ITS_BOUND), key=float)
+        if name == known[-1]:
+            grown[name] = grown.pop(known[-2])
+        elif name != BY_ITS_BOUND:
+            name = known[known.index(name) + 1]
+    grown.setdefault(name, EventBursts()).join(seen)
+
+
+def counted(rule: Rule, grown: Mapping[str, EventBursts]) -> dict[str, EventBursts]:
+    """Return the growth that a rule calls unhealthy and that lasts, whichever rule applied at its time."""
+    bound = rule.unhealthy
+    if not rule.lasts or bound is None:
+        return {}
+    told = _is_told_by_growth(bound)
+    return {
+        name: each
+        for name, each in grown.items()
+        if name == BY_ITS_BOUND or (told and float(name) > bound.at)
+    }
 
 
 def growth_finding(
@@ -42,6 +84,7 @@ def growth_finding(
     """Return the finding about a counter's growth, and when it changes without new evidence.
 
     Args:
+        grown: What `counted` has returned.
         contained: The meaning of Xid 94.
         xids: The bursts of `CONTAINED_XID` and `UNCONTAINED_XIDS`.
     """

@@ -55,12 +55,17 @@ class Judge:
         """Return the policies for the GPU in a slot in the MIG modes that it had during a burst."""
         return [self._policy_for(each) for each in self._evidence.models_during(entity, burst)]
 
-    def kind_of_variant(self, event: Event, name: str, bursts: EventBursts) -> quotas.VariantKind:
+    def kind_of_variant(self, event: Event, name: str) -> quotas.VariantKind:
         """Return what a variant of an event amounts to."""
         meanings = self._meanings(event, name, [self.policy_of(event[0])])
-        marks = self._evidence.marks(event[0])
-        recurred = any(events.has_recurred(each, bursts.spans, marks) for each in meanings)
-        return quotas.VariantKind(max(map(events.gravity, meanings)), meanings, recurred)
+        return quotas.VariantKind(max(map(events.gravity, meanings)), meanings)
+
+    def recurring(self, event: Event, name: str, bursts: EventBursts) -> list[Burst]:
+        """Return the bursts of a variant at which it had recurred, or that followed while that stood."""
+        marks = self._marks_of(event[0])
+        meanings = dict.fromkeys(self._meanings(event, name, [self.policy_of(event[0])]))
+        found = [events.recurring(each, bursts.spans, marks) for each in meanings]
+        return [burst for burst in bursts.spans if any(burst in each for each in found)]
 
     def _meanings(self, event: Event, name: str, policies: Iterable[HealthPolicy]) -> tuple[Meaning, ...]:
         """Return what a variant of an event may mean: more than one thing while the branch is unknown."""
@@ -199,8 +204,10 @@ class Judge:
         if not held.known:
             held.finding, held.known = self._judged_series(place, held), True
         found = held.finding
-        if found is not None and found.level is Level.UNHEALTHY and (*place, 0) in self._evidence.grown:
-            return None  # the finding about the counter's growth takes its place
+        if found is not None and found.level is Level.UNHEALTHY:
+            grown = self._evidence.grown.get((*place, 0), {})
+            if growth.counted(self.policy.rules[place[1]], grown):
+                return None  # the finding about the counter's growth takes its place
         return found
 
     def _judged_series(self, place: Place, held: HeldSeries) -> HealthFinding | None:
@@ -275,8 +282,8 @@ class Judge:
     def _judge_growth(self, event: Event, now_s: float) -> tuple[HealthFinding | None, float]:
         entity, check, _ = event
         rule = self.policy.rules[check]
-        grown = self._evidence.growth_of(event)
-        if not grown or not rule.lasts or rule.unhealthy is None:
+        grown = growth.counted(rule, self._evidence.growth_of(event))
+        if not grown:
             return None, inf
         codes = (growth.CONTAINED_XID, *growth.UNCONTAINED_XIDS)
         xids = {

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from math import inf
 from typing import Any
 
-from nodeagent.evaluation.bursts import EventBursts
+from nodeagent.evaluation.bursts import Burst, EventBursts
 from nodeagent.evaluation.evidence import Event, Evidence, HeldSeries, Variants
 from nodeagent.evaluation.samples import SampleSeries
 from nodeagent.policy.rules import HealthPolicy
@@ -44,12 +44,8 @@ def dump(evidence: Evidence) -> dict[str, Any]:
             for place, held in evidence.series.items()
             if set(shown := [each.shown for each in held.series.base]) != {None}
         ],
-        "inherited": [
-            [*event, name, [list(span) for span in each.inherited]]
-            for event, variants in evidence.events.items()
-            for name, each in variants.items()
-            if each.inherited
-        ],
+        "inherited": _spans_rows(evidence.events, lambda each: each.inherited),
+        "recurring": _spans_rows(evidence.events, lambda each: each.recurring),
         "ended": [
             [*place, held.series.ended_s]
             for place, held in evidence.series.items()
@@ -72,10 +68,13 @@ def load(evidence: Evidence, policy: HealthPolicy, raw: Any) -> None:
         (str(entity), str(check), None if code is None else int(code), str(variant)): times
         for entity, check, code, variant, times in raw.get("heard", ())
     }
-    inherited = {
-        (str(entity), str(check), int(code), str(variant)): spans
-        for entity, check, code, variant, spans in raw.get("inherited", ())
-    }
+    inherited, recurring = (
+        {
+            (str(entity), str(check), int(code), str(variant)): spans
+            for entity, check, code, variant, spans in raw.get(each, ())
+        }
+        for each in ("inherited", "recurring")
+    )
     for entity, check, series, sources, text in raw["series"]:
         if str(check) in policy.rules:
             held = HeldSeries(SampleSeries.load(series), text=str(text))
@@ -102,7 +101,10 @@ def load(evidence: Evidence, policy: HealthPolicy, raw: Any) -> None:
             event = (str(entity), str(check), int(code))
             if policy.is_event(event[1]) is (store is evidence.events) and policy.has_check(event[1]):
                 key = (*event, str(variant))
-                made = EventBursts.load(bursts, heard.get(key, ()), inherited.get(key, ()))
+                if store is evidence.grown and variant:
+                    float(variant)  # the amount; if it is malformed, better now than at each judgement
+                rest = inherited.get(key, ()), recurring.get(key, ())
+                made = EventBursts.load(bursts, heard.get(key, ()), *rest)
                 store.setdefault(event, {})[str(variant)] = made
                 evidence.entities.add(event[0])
     if "grown" not in raw:
@@ -133,6 +135,17 @@ def _note_standing_growth(evidence: Evidence, policy: HealthPolicy) -> None:
 
 def _times(heard: Mapping[str, float]) -> list[list[Any]]:
     return [[source, at_s] for source, at_s in sorted(heard.items())]
+
+
+def _spans_rows(
+    store: Mapping[Event, Variants], spans_of: Callable[[EventBursts], Iterable[Burst]]
+) -> list[list[Any]]:
+    return [
+        [*event, name, spans]
+        for event, variants in store.items()
+        for name, each in variants.items()
+        if (spans := [list(span) for span in spans_of(each)])
+    ]
 
 
 def _rows(store: Mapping[Event, Variants]) -> list[list[Any]]:

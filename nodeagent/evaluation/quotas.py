@@ -9,11 +9,11 @@ evidence. Refusals and losses are counted.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from nodeagent.evaluation.bursts import EventBursts
+from nodeagent.evaluation.bursts import Burst, EventBursts
 from nodeagent.model import DRIVER, NODE, Action, Level, kind_of
 from nodeagent.policy.rules import Meaning
 
@@ -69,16 +69,28 @@ class VariantKind:
 
     gravity: tuple[Level, Action, int]
     meanings: tuple[Meaning, ...]  # more than one while a driver's branch is unknown
-    has_recurred: bool = False  # the bursts of this variant alone make it mean more than its table says
+
+    @property
+    def within_s(self) -> float:
+        """For how long a burst counts towards the recurrence of its own variant; 0 if it never does."""
+        each_s = [each.recurs.within_s for each in self.meanings if each.recurs and each.recurs.same_variant]
+        return max(each_s, default=0.0)
 
 
 def drop_variant(
-    variants: dict[str, EventBursts], kind_of_variant: Callable[[str], VariantKind], now_s: float
+    variants: dict[str, EventBursts],
+    kind_of_variant: Callable[[str], VariantKind],
+    recurring: Callable[[str], Sequence[Burst]],
+    now_s: float,
 ) -> bool:
     """Have a variant make room: of those that share their kind the mildest, and of these the longest unseen.
 
-    Another variant of its kind inherits its bursts, so the finding keeps its level and its age. If each is
-    the only one of its kind, all stay: there are no more kinds than the policy has meanings.
+    One that has recurred stays, if it may, as long as its bursts count. Another variant of its kind inherits
+    the bursts, so the finding keeps its level, its action and its age. If each is the only one of its kind,
+    all stay: there are no more kinds than the policy has meanings.
+
+    Args:
+        recurring: Returns a variant's bursts at which it had recurred, or that followed while that stood.
 
     Returns:
         True if bursts are lost that would have counted towards the recurrence of that variant.
@@ -88,13 +100,18 @@ def drop_variant(
     candidates = [name for name, kind in kinds.items() if shared[kind] > 1]
     if not candidates:
         return False
-    victim = min(candidates, key=lambda name: (kinds[name].gravity, variants[name].last_s, name))
-    kind, dropped = kinds[victim], variants.pop(victim)
+
+    def counts(name: str) -> bool:
+        return kinds[name].within_s > 0.0 and variants[name].spans[-1][1] >= now_s - kinds[name].within_s
+
+    def rank(name: str) -> tuple[tuple[Level, Action, int], bool, float, str]:
+        stays = counts(name) and bool(recurring(name))
+        return kinds[name].gravity, stays, variants[name].last_s, name
+
+    victim = min(candidates, key=rank)
+    is_lost, kind, recurred = counts(victim), kinds[victim], recurring(victim)
+    dropped = variants.pop(victim)
     heirs = [name for name in candidates if name != victim and kinds[name] == kind]
     heir = variants[max(heirs, key=lambda name: (variants[name].last_s, name))]
-    if kind.has_recurred:
-        heir.join(dropped)
-        return False
-    heir.inherit(dropped)
-    counted = [each.recurs for each in kind.meanings if each.recurs and each.recurs.same_variant]
-    return any(dropped.last_s >= now_s - each.within_s for each in counted)
+    heir.inherit(dropped, recurred)
+    return is_lost

@@ -108,7 +108,10 @@ class EvidenceRetention:
         if len(variants) < quotas.MAX_VARIANTS:
             return
         self.dropped += quotas.drop_variant(
-            variants, lambda name: self._judge.kind_of_variant(event, name, variants[name]), at_s
+            variants,
+            lambda name: self._judge.kind_of_variant(event, name),
+            lambda name: self._judge.recurring(event, name, variants[name]),
+            at_s,
         )
 
     def _refuse(self, refusal: _Refusal, now_s: float) -> bool:

@@ -147,8 +147,9 @@ def _may_hang(mount: Mount) -> bool:
     return mount.kind not in LOCAL and mount.kind not in PSEUDO
 
 
-def _rank(mount: Mount) -> tuple[bool, bool, int, str]:
-    return mount.root != "/", mount.is_volume, len(mount.point), mount.point
+def _rank(mount: Mount) -> tuple[bool, bool, bool, int, str]:
+    """Return what orders mounts: the node's own before volumes, no matter how many, and its root first."""
+    return mount.is_volume, mount.point != "/", mount.root != "/", len(mount.point), mount.point
 
 
 def _bounded(others: list[Omission]) -> tuple[Omission, ...]:

@@ -248,6 +248,7 @@ def test_all_evidence_is_stored_as_json_and_restored_unchanged() -> None:
         "unseen": [],
         "shown": [],
         "inherited": [],
+        "recurring": [],
         "ended": [],
         "gone": [],
         "devices": [],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import permutations
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from nodeagent.evaluation.evaluator import Evaluator
 from nodeagent.evaluation.samples import LATE_S
 from nodeagent.model import Level, Observation
+from nodeagent.policy.loading import shipped
 from tests.unit.nodeagent.evaluation.world import DAY_S, POLICY, evaluator, mark, sample, standing, xid
 
 
@@ -51,6 +53,17 @@ def test_any_order_and_repetition_gives_the_same_findings(
     other = [*seen, *seen[::2]]
     chance.shuffle(other)  # type: ignore[attr-defined]
     assert standing(other, now_s) == standing(seen, now_s)
+
+
+def test_whether_a_finding_lasts_does_not_depend_on_the_order_of_two_equal_faults() -> None:
+    link_a, link_b = (f"NETIR_LINK_EVT Fatal {0x00100011 | n << 11:#010x} {n:#010x}" for n in (1, 2))
+    seen = [xid(149, 0.0, link_a), mark("gpu_reset", 500.0), xid(149, 700.0, link_b), xid(149, 0.0)]
+    for order in permutations(seen):
+        made = Evaluator(shipped(), 580)
+        for each in order:
+            made.add(each)
+        for now_s in (800.0, 1050.0, 1150.0, 1500.0):
+            assert [each.lasting for each in made.findings(now_s)] == [True], "link B's remedy is missing"
 
 
 @given(ANY, st.lists(st.tuples(st.integers(0, 40), st.floats(0, 5 * DAY_S)), max_size=30))

@@ -138,3 +138,26 @@ def test_no_bytes_make_the_parser_of_mountinfo_raise(raw: bytes) -> None:
         assert mount.point.startswith("/")
         assert "\0" not in mount.point
         mount.entity.encode()
+
+
+def test_the_nodes_own_subvolumes_are_checked_however_many_volumes_and_file_systems_there_are() -> None:
+    own = [line("/", "btrfs", "0:30", "/@"), line("/var/lib/kubelet", "btrfs", "0:31", "/@kubelet")]
+    pods = "/var/lib/kubelet/pods"
+    volumes = [
+        line(f"{pods}/u{n}/volumes/kubernetes.io~csi/p/mount", "ext4", f"8:{n}") for n in range(MAX_LOCAL)
+    ]
+    found = select(parse(b"".join([*volumes, *own])))
+    assert [each.point for each in found.local[:2]] == ["/", "/var/lib/kubelet"]
+    assert len(found.local) == MAX_LOCAL
+    assert all("/volumes/" in each.what for each in found.left_out)
+    others = [line(f"/d{n}", "ext4", f"8:{n}") for n in range(MAX_LOCAL)]
+    assert local(*others, *own)[0] == "/"
+
+
+def test_a_file_system_that_the_node_also_mounts_in_part_is_not_a_volume() -> None:
+    volume = line("/var/lib/kubelet/pods/u/volumes/kubernetes.io~local-volume/p", "xfs")
+    assert [each.is_volume for each in select(parse(volume)).local] == [True]
+    for order in ((0, 1), (1, 0)):
+        lines = volume, line("/var/log", "xfs", root="/log")
+        [found] = select(parse(b"".join(lines[n] for n in order))).local
+        assert (found.point, found.is_volume) == ("/var/log", False)

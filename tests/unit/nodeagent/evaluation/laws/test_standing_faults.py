@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from itertools import permutations
+
 import pytest
 
+from nodeagent.evaluation import growth
 from nodeagent.evaluation.evaluator import Evaluator
 from nodeagent.evaluation.retention import FORGET_S
 from nodeagent.model import Action, HealthFinding, Level, Observation
@@ -15,6 +19,7 @@ RESET = (Level.UNHEALTHY, Action.RESET_GPU)
 REBOOT = (Level.UNHEALTHY, Action.REBOOT_NODE)
 HEALTHY = (Level.HEALTHY, Action.NONE)
 HOUR_S = 3600.0
+SHIPPED = shipped()
 
 
 def shown(*seen: Observation, now_s: float, made: Evaluator | None = None) -> list[HealthFinding]:
@@ -160,6 +165,64 @@ def test_an_uncorrectable_error_that_only_the_counter_shows_lasts_until_a_reset(
     assert said(*seen, mark("gpu_reset", 4000.0), now_s=4601.0) == HEALTHY
 
 
+@pytest.mark.parametrize("readings", [
+    [(0.0, 0), (1.0, 4), (11.0, 4)],
+    [(0.0, 0), (10.0, 1), (20.0, 1), (30.0, 3)],
+    [(0.0, 2), (10.0, 2), (15.0, 5), (20.0, 5)],
+])  # fmt: skip
+@pytest.mark.parametrize("at", [0, 1, 2, 3])
+def test_a_counters_growth_is_the_same_in_whatever_order_its_readings_arrive(
+    readings: list[tuple[float, float]], at: int
+) -> None:
+    policy = load(f"[checks.ecc_dbe]\nunhealthy = {{ at = {at} }}")
+    seen = [dbe(*each) for each in readings]
+    grows = readings[-1][1] - readings[0][1] > at
+    expected = None
+    for order in permutations(seen):
+        for later in (100.0, DAY_S):
+            found = shown(*order, now_s=later, made=Evaluator(policy, 575))
+            now = [(each.level, each.action, each.since_s, each.lasting) for each in found]
+            expected = now if expected is None else expected
+            assert now == expected
+    assert [each[:2] for each in expected or []] == ([RESET] if grows else [])
+
+
+@pytest.mark.parametrize("before", [
+    "unhealthy = false\ndegraded = { at = 0 }", "unhealthy = { at = 100 }", "unhealthy = { at = 1 }",
+])  # fmt: skip
+@pytest.mark.parametrize("is_restarted", [True, False])
+def test_a_counters_growth_is_judged_by_the_present_policy_not_by_that_of_its_time(
+    before: str, is_restarted: bool
+) -> None:
+    milder = load(f"[checks.ecc_dbe]\n{before}")
+    seen = [dbe(0.0, 0), dbe(10.0, 1), *(dbe(10.0 * n, 1) for n in range(2, 150))]
+    for first, then in ((milder, SHIPPED), (SHIPPED, milder)):
+        made = Evaluator(first, 575)
+        shown(*seen, now_s=2000.0, made=made)
+        if is_restarted:
+            raw = json.loads(json.dumps(made.dump()))
+            made = Evaluator(then, 575)
+            made.load(raw)
+        else:
+            made.use(then)
+        throughout = shown(*seen, now_s=2000.0, made=Evaluator(then, 575))
+        assert made.findings(2000.0) == tuple(throughout)
+        assert [(each.level, each.since_s) for each in throughout] == (
+            [(Level.UNHEALTHY, 10.0)] if then is SHIPPED else []
+        )
+
+
+def test_a_counter_with_many_amounts_of_growth_keeps_few_and_none_becomes_milder() -> None:
+    made, value = Evaluator(SHIPPED, 575), 0.0
+    for n in range(100):
+        value += n * 37 % 101  # of the time between two readings, the window's share counts: at most 60
+        made.add(dbe(1000.0 * n, value))
+    assert len(made.dump()["grown"]) <= growth.MAX_AMOUNTS
+    for at in (0, 59, 61):
+        made.use(load(f"[checks.ecc_dbe]\nunhealthy = {{ at = {at} }}"))
+        assert any(each.lasting for each in made.findings(99500.0)) is (at < 60)
+
+
 @pytest.mark.parametrize(("code", "at_s", "level"), [
     (94, 95.0, Level.DEGRADED), (94, 125.0, Level.DEGRADED), (94, 60.0, Level.UNHEALTHY),
 ])  # fmt: skip
@@ -167,11 +230,11 @@ def test_an_error_that_an_xid_94_contains_is_no_worse_than_the_xid(
     code: int, at_s: float, level: Level
 ) -> None:
     seen = [dbe(90.0, 0), dbe(100.0, 1), xid(code, at_s)]
-    [growth] = [each for each in shown(*seen, now_s=126.0) if each.check == "ecc_dbe"]
-    assert growth.level is level
+    [found] = [each for each in shown(*seen, now_s=126.0) if each.check == "ecc_dbe"]
+    assert found.level is level
     with_another = [*seen, xid(95, 101.0)]
-    [growth] = [each for each in shown(*with_another, now_s=126.0) if each.check == "ecc_dbe"]
-    assert growth.level is Level.UNHEALTHY
+    [found] = [each for each in shown(*with_another, now_s=126.0) if each.check == "ecc_dbe"]
+    assert found.level is Level.UNHEALTHY
 
 
 def test_the_documented_override_of_xid_94_also_covers_the_counter() -> None:
