@@ -166,6 +166,17 @@ class Launcher:
             changed=self._changes.told,
         )
 
+    @property
+    def unjoined_output(self) -> str:
+        """What the last process printed that failed before it joined, for the log of the member.
+
+        "" if a process has become warm since, or if the ranks have ended well without another process.
+        """
+        ending, has_succeeded = self.pool.last_ending, not self.exit_code and self.group.launch is not None
+        if ending is None or not self.pool.failures or has_succeeded:
+            return ""
+        return ending.message
+
     # -- orders
 
     def obey(self, order: LauncherOrder) -> None:
