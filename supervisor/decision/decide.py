@@ -175,6 +175,11 @@ def stop_before_the_start(case: _Case) -> End | None:
     return End(exit_codes.INTERRUPTED, "stopped before the first step")
 
 
+def end_without_members(case: _Case) -> End | None:
+    """End a run all of whose pods have ended, which only the supervisor's backend can see."""
+    return case.view.memory.end
+
+
 def end_script_that_cannot_start(case: _Case) -> End | None:
     return remedy.startup_failure(case.view)
 
@@ -549,6 +554,7 @@ RULES: Mapping[JobPhase, tuple[DecisionRule, ...]] = MappingProxyType(
             stop_at_once,
             follow_unknown_generation,
             stop_before_the_start,
+            end_without_members,
             end_script_that_cannot_start,
             replace_standby,
             refuse_to_start_over,

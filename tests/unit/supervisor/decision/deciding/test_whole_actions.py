@@ -186,6 +186,10 @@ ACTIONS: dict[str, tuple[View, RunAction]] = {
         forming(ready(0), ready(1), stop="graceful"),
         End(130, "stopped before the first step"),
     ),
+    "all pods have ended before the start": (
+        forming(ready(0), end=End(2, "pod w-0 ended with exit code 2")),
+        End(2, "pod w-0 ended with exit code 2"),
+    ),
     "the first start waits for storage": (
         forming(ready(0), ready(1), stored=StorageContents(error="it is away", failed_ns=95 * S)),
         Wait(155 * S, "storage cannot be read: it is away"),
