@@ -140,6 +140,8 @@ def _unread(view: View, policy: Policy, resumed: ResumePoint) -> Wait | End | No
     memory = view.memory
     if resumed.source == "slot" or (policy.from_scratch and memory.phase == "forming"):
         return None
+    if not policy.has_storage:  # what a pod lists is its own volume, none of which counts
+        return None
     if view.stored.error:
         deadline = max(memory.since_ns, view.stored.failed_ns) + int(policy.storage_s * SECOND_NS)
         if view.now_ns < deadline:

@@ -403,6 +403,15 @@ def test_each_situation_has_exactly_its_action(name: str) -> None:
     assert asdict(action) == asdict(expected)
 
 
+def test_a_job_without_storage_does_not_wait_for_it_nor_end_because_of_it() -> None:
+    """What its pods list is their own volume."""
+    policy = replace(POLICY, has_storage=False)
+    away = StorageContents(error="it is away", failed_ns=0)
+    for since_ns in (0, 99 * S):
+        action = decide(forming(ready(0), ready(1), since_ns=since_ns, stored=away), policy)
+        assert isinstance(action, Start)
+
+
 # -- a group without progress
 
 
