@@ -20,6 +20,7 @@ from holdfast.launcher.workers.warm_pool import MemberSettings
 from holdfast.launcher.workers.zygote_handle import Zygote
 from holdfast.process import linux
 from holdfast.protocol import defaults, environment
+from holdfast.protocol.launcher_messages import Ending
 from holdfast.snapshot import member_directory
 from holdfast.worker import program, script_source
 from holdfast.worker.script_source import ProgramSources
@@ -71,19 +72,20 @@ def serve(
         member_directory.leave_member(directory, options.parent)
         # `holdfast run` knows how the run ended, and treats any other exit code as a crash of the launcher.
         return 0
-    _report_unjoined(launcher.unjoined_output, launcher.exit_code)
+    if launcher.unjoined_ending is not None:
+        _report_unjoined(launcher.unjoined_ending, launcher.exit_code)
     return launcher.exit_code
 
 
-def _report_unjoined(printed: str, exit_code: int) -> None:
+def _report_unjoined(ending: Ending, exit_code: int) -> None:
     """Print the output of a process that failed before it joined, which no rank's log contains."""
-    lines = [line for line in printed.splitlines() if line.strip()]
+    lines = [line for line in ending.message.splitlines() if line.strip()]
     if not lines:
         return
     with suppress(OSError):  # the output is closed
-        print(printed.rstrip("\n"), flush=True)
+        print(ending.message.rstrip("\n"), flush=True)
     if exit_code:
-        termination.leave_message(lines[-1])
+        termination.leave_message(ending.raised or lines[-1])
 
 
 def _load_sources(options: argparse.Namespace) -> ProgramSources:

@@ -167,15 +167,13 @@ class Launcher:
         )
 
     @property
-    def unjoined_output(self) -> str:
-        """What the last process printed that failed before it joined, for the log of the member.
+    def unjoined_ending(self) -> Ending | None:
+        """How the last process ended that failed before it joined; its message is what the process printed.
 
-        "" if a process has become warm since, or if the ranks have ended well without another process.
+        None if a process has become warm since, or if the ranks have ended well without another process.
         """
-        ending, has_succeeded = self.pool.last_ending, not self.exit_code and self.group.launch is not None
-        if ending is None or not self.pool.failures or has_succeeded:
-            return ""
-        return ending.message
+        has_succeeded = not self.exit_code and self.group.launch is not None
+        return self.pool.last_ending if self.pool.failures and not has_succeeded else None
 
     # -- orders
 

@@ -18,7 +18,13 @@ from holdfast.protocol.launcher_messages import LauncherOrder, LauncherState
 from holdfast.snapshot import member_directory
 
 LIMIT_S = 30.0
-_MAIN = "from holdfast.launcher import cli; raise SystemExit(cli.main())"
+_MAIN = """\
+import os
+from pathlib import Path
+from holdfast.launcher import cli, termination
+termination.FILE = Path(os.environ.get("TERMINATION_LOG", termination.FILE))
+raise SystemExit(cli.main())
+"""
 
 
 def started(
@@ -93,9 +99,18 @@ holdfast.join()
     ],
 )
 def test_the_output_of_a_script_that_never_joins_is_in_the_pods_log_once(
-    memory: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], warm: str, ending: str, code: int
+    memory: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    warm: str,
+    ending: str,
+    code: int,
 ) -> None:
     """No rank's log contains it, and the next attempt prints the same."""
+    left = tmp_path / "termination-log"
+    left.touch()
+    monkeypatch.setenv("TERMINATION_LOG", str(left))
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.format(ending=ending))
     with started(memory, "--warm", warm, command=(sys.executable, str(script))) as launcher:
@@ -107,6 +122,12 @@ def test_the_output_of_a_script_that_never_joins_is_in_the_pods_log_once(
     last = {1: "nosuchmodule'", 2: "no such corpus", 0: "nothing to do"}.get(code, "hello before join")
     assert said.count("hello before join") == 1, errors
     assert last in said
+    assert left.read_text() == {
+        0: "",
+        1: "ModuleNotFoundError: No module named 'nosuchmodule'",
+        2: f"no such corpus ({script}, line 3)",
+        3: "hello before join",
+    }.get(code)
 
 
 def test_nothing_is_added_to_the_log_of_a_pod_that_ends_before_a_process_fails(
