@@ -7,17 +7,20 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from holdfast import exit_codes, parts
 from holdfast.errors import BadInput
 from holdfast.fileio import folder_rights
+from holdfast.launcher import termination
 from holdfast.launcher.launcher import Launcher
 from holdfast.launcher.output_forwarder import forwarder_of
 from holdfast.launcher.workers.warm_pool import MemberSettings
 from holdfast.launcher.workers.zygote_handle import Zygote
 from holdfast.process import linux
 from holdfast.protocol import defaults, environment
+from holdfast.protocol.launcher_messages import Ending
 from holdfast.snapshot import member_directory
 from holdfast.worker import program, script_source
 from holdfast.worker.script_source import ProgramSources
@@ -55,6 +58,8 @@ def serve(
         return 1
     except (BadInput, OSError) as error:
         print(f"holdfast launch: {error}", file=sys.stderr)
+        if not options.parent:
+            termination.leave_message(str(error))
         return exit_codes.BAD_INPUT
     _put_on_path(root)
     settings = MemberSettings(directory, Path(options.logs), options.name, options.nproc, root, os.getppid())
@@ -67,7 +72,20 @@ def serve(
         member_directory.leave_member(directory, options.parent)
         # `holdfast run` knows how the run ended, and treats any other exit code as a crash of the launcher.
         return 0
+    if launcher.unjoined_ending is not None:
+        _report_unjoined(launcher.unjoined_ending, launcher.exit_code)
     return launcher.exit_code
+
+
+def _report_unjoined(ending: Ending, exit_code: int) -> None:
+    """Print the output of a process that failed before it joined, which no rank's log contains."""
+    lines = [line for line in ending.message.splitlines() if line.strip()]
+    if not lines:
+        return
+    with suppress(OSError):  # the output is closed
+        print(ending.message.rstrip("\n"), flush=True)
+    if exit_code:
+        termination.leave_message(ending.raised or lines[-1])
 
 
 def _load_sources(options: argparse.Namespace) -> ProgramSources:

@@ -166,6 +166,15 @@ class Launcher:
             changed=self._changes.told,
         )
 
+    @property
+    def unjoined_ending(self) -> Ending | None:
+        """How the last process ended that failed before it joined; its message is what the process printed.
+
+        None if a process has become warm since, or if the ranks have ended well without another process.
+        """
+        has_succeeded = not self.exit_code and self.group.launch is not None
+        return self.pool.last_ending if self.pool.failures and not has_succeeded else None
+
     # -- orders
 
     def obey(self, order: LauncherOrder) -> None:

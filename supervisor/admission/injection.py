@@ -179,8 +179,8 @@ class _Injection:
             )
         if not self.settings.checkpoints.is_durable and self.settings.checkpoint_every_s:
             self.notes += (
-                f"checkpoints are lost with the pod: to keep them, set {pod_layout.CHECKPOINTS} to pvc://CLAIM"
-                " or s3://BUCKET/PREFIX",
+                "no checkpoints are written, and the state is lost with the pods: to keep it, set"
+                f" {pod_layout.CHECKPOINTS} to pvc://CLAIM or s3://BUCKET/PREFIX",
             )
         record = InjectionRecord(self.context.version, str(self.training.get("name", "")), nproc, members)
         record = replace(record, digest=_digest(record.text(), self.training["command"], asdict(added)))

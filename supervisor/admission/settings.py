@@ -49,7 +49,7 @@ class DurableStorage:
 
     @property
     def is_durable(self) -> bool:
-        """False if checkpoints are lost with the pod."""
+        """False if no checkpoints are written, because they would be lost with the pod."""
         return bool(self.claim or self.path or self.objects)
 
 
@@ -134,7 +134,8 @@ POD_ANNOTATIONS = (
     Option((pod_layout.GROUP,), "group", _named(_SUBDOMAIN, _NAME), "NAME", "",
            "name of the job, for pods without an owner", "not given"),
     Option((pod_layout.CHECKPOINTS,), "checkpoints", _STORAGE, "PLACE", "",
-           "durable storage for checkpoints", "none: checkpoints are lost with the pod"),
+           "durable storage for checkpoints",
+           "none: no checkpoints are written, and the state is lost with the pods"),
     Option((pod_layout.CHECKPOINTS_SECRET,), "checkpoints_secret", _named(_SUBDOMAIN, _NAME), "NAME", "",
            "Secret whose keys are the sidecar's variables with the credentials for object storage",
            "the credentials of the pod's service account or node"),

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
+from holdfast.protocol import foreign_text
 from holdfast.protocol.progress import words_of
 from supervisor.cli import commands
 from supervisor.cli.api_client import (
@@ -26,6 +27,8 @@ from supervisor.store import journal
 from supervisor.store.run_directory import RunDir
 from supervisor.wording import ettr, part, percent, seconds, sentence, slowness, table, what
 
+LAST_OUTPUT = "Last output of the process that failed"
+MAX_OUTPUT_LINES = 60  # of that output, which is at most 32 kB
 MAX_SLOW = 5  # slow ranks that are listed one by one
 LEDGER_WORDS = {
     "productive": "training",
@@ -89,10 +92,17 @@ def lines(
     shown += [f"  {label:10}  {text}" for label, text in rows if text]
     ranks = _ranks(found)
     ledger = _ledger(found)
-    for heading, section in (("Ranks", ranks), ("Where the time went", ledger)):
+    sections = (("Ranks", ranks), ("Where the time went", ledger), (LAST_OUTPUT, _last_output(found)))
+    for heading, section in sections:
         if section:
             shown += ["", heading, *(f"  {line}" for line in section)]
     return shown
+
+
+def _last_output(found: Mapping[str, Any]) -> list[str]:
+    """Return the end of the output or traceback that explains why the run ended."""
+    text = str(found.get("traceback") or "").strip("\n")
+    return foreign_text.lines(text, colour=False)[-MAX_OUTPUT_LINES:] if text else []
 
 
 def _journal(found: Mapping[str, Any]) -> str:

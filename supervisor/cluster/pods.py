@@ -17,6 +17,7 @@ from typing import Any
 
 from supervisor.admission import pod_layout
 from supervisor.admission import settings as pod_settings
+from supervisor.cluster.adoption import pod_facts
 from supervisor.cluster.adoption.job_membership import JobKey
 from supervisor.cluster.adoption.pod_facts import ENDED_PHASES
 from supervisor.cluster.supervision.contents import RunSize
@@ -49,6 +50,8 @@ class PodMember:
     is_leaving: bool = False  # True if the pod is being deleted; its ranks run until they are ordered to end
     has_ended: bool = False
     first_name: str = ""  # the member's name before the pod became another member without a restart
+    exit_code: int | None = None  # of a pod that has ended; not 0 if it has failed
+    last_words: str = ""  # what its training container left for the kubelet when it ended
     order: tuple[int, ...] = ()  # sorts a job's pods as their controller numbers them
 
 
@@ -244,7 +247,17 @@ def read_pod(pod: Mapping[str, Any], container: str) -> PodMember:
         is_running="running" in state and not has_ended,
         is_leaving=metadata.get("deletionTimestamp") is not None,
         has_ended=has_ended,
+        exit_code=_exit_code(status.get("phase"), state) if has_ended else None,
+        last_words=pod_facts.termination_message(state.get("terminated") or {}) if has_ended else "",
     )
+
+
+def _exit_code(phase: object, state: Mapping[str, Any]) -> int:
+    """Return the exit code of a pod that has ended: its training container's, unless that is not to blame."""
+    if phase != "Failed":
+        return 0
+    code = (state.get("terminated") or {}).get("exitCode")
+    return code if type(code) is int and code else 1
 
 
 def first_start(member: str) -> str:

@@ -7,7 +7,11 @@ from collections.abc import Collection, Iterable, Set
 from supervisor.cluster.adoption.job_membership import JobKey
 from supervisor.cluster.pods import PodMember, first_start, member_name
 from supervisor.view import unknown_generation
-from supervisor.view.model import ENDING_PHASES, JobState, View
+from supervisor.view.model import ENDING_PHASES, End, JobState, View
+
+# How long an owner may take to create the pods that a run lacks after all others have failed. An owner that
+# creates none has failed.
+OWNER_S = 30.0
 
 
 def is_new_run(memory: JobState, key: JobKey, pods: Collection[PodMember]) -> bool:
@@ -35,6 +39,34 @@ def may_change_size(view: View, pods: Collection[PodMember]) -> bool:
         return _has_no_pod(memory, pods)
     unheard = [each for each in view.members if each.exists and each.report is None]
     return memory.phase == "forming" and not unheard and not unknown_generation.newest(view)
+
+
+def end_before_start(
+    ended: Collection[PodMember], others: Collection[PodMember], members: int, lasts_s: float
+) -> End | None:
+    """Return how a run ends whose ranks were never started; None while it may still begin.
+
+    If the run ends with another exit code than 0, its owner's next pods form a new run. So nothing is lost
+    if the owner creates some. After exit code 0, they would be ordered to end, so all pods must have ended.
+
+    Args:
+        ended: The pods of this run that have ended, without being deleted. They may be gone by now.
+        others: The run's other pods.
+        members: The number of members of the run.
+        lasts_s: How long all of the run's pods have ended or been gone.
+    """
+    if not ended or any(not pod.has_ended for pod in others):
+        return None
+    is_complete = len(ended) >= members
+    failed = [pod for pod in ended if pod.exit_code]
+    if not failed:
+        why = "all pods of the job ended with exit code 0 before its ranks were started"
+        return End(0, why) if is_complete else None
+    if not is_complete and lasts_s < OWNER_S:
+        return None
+    first = min(failed, key=lambda pod: (not pod.last_words, pod.order, pod.name))
+    why = f"pod {first.name} ended with exit code {first.exit_code} before its ranks were started"
+    return End(first.exit_code or 1, f"{why}: {first.last_words}" if first.last_words else why)
 
 
 def are_gone(members: Set[str], pods: Collection[PodMember]) -> bool:

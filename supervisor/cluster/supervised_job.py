@@ -122,6 +122,7 @@ class SupervisedJob:
         self._resource: SupervisionResource | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._over: frozenset[str] = frozenset()  # the members of the run that has ended
+        self._earlier: frozenset[str] = frozenset()  # the pods that had ended when the run began
         self._spec: Mapping[str, Any] = {}
         self._records: SupervisionRecords | None = None  # of the current run
         self._summary: JobSummary | None = None  # of the current run
@@ -385,6 +386,7 @@ class SupervisedJob:
             summary.publish_changes(),
             summary.write_regularly(),
             self._await_new_size(job),
+            self._watch_for_end_before_start(job),
         )
         if not job.ended.is_set():
             return False
@@ -418,6 +420,25 @@ class SupervisedJob:
                     "size of the job changed", extra={"before": str(_size(job.policy)), "now": str(stated)}
                 )
                 return
+
+    async def _watch_for_end_before_start(self, job: Job) -> None:
+        """End the run if all of its pods end before its ranks were started. Never returns.
+
+        For example, the launchers refuse a script that does not exist.
+        """
+        ended: dict[str, PodMember] = {}  # the run's pods that have ended, even if they are gone
+        since_s = time.monotonic()  # when a pod that had not ended was last there
+        while True:
+            if job.memory.phase == "forming":
+                pods = [pod for uid, pod in self.backend.pods.items() if uid not in self._earlier]
+                ended |= {pod.uid: pod for pod in pods if pod.has_ended and not pod.is_leaving}
+                now_s = time.monotonic()
+                if any(not pod.has_ended for pod in pods):
+                    since_s = now_s
+                found = succession.end_before_start(ended.values(), pods, job.policy.members, now_s - since_s)
+                if found is not None:
+                    job.end_before_start(found)
+            await asyncio.sleep(POLL_S)
 
     def _end_members(self, job: Job) -> None:
         """Order all members of the run to end, including members that connect later.
@@ -455,6 +476,7 @@ class SupervisedJob:
             is_next_attempt = job.memory.exit_code and not self._stop_in_spec
             if is_next_attempt or (not self.key.uid and succession.are_gone(self._over, self._pods)):
                 self.is_at_rest = False
+                self._earlier = frozenset(pod.uid for pod in self._pods if pod.has_ended)
                 return True
             self._over |= new
             for member in new:

@@ -100,6 +100,7 @@ class Job:
         self._existed: tuple[str, ...] = ()  # members that the backend has ever reported, except lost ones
         self.drills = Drills()
         self._stop_request: StopRequest = ""  # the request to stop that arrived through the API
+        self._unstarted_end: End | None = None  # how the run ends if its ranks were never started
         self._deadline_ns = 0
         self._step_s = 0.0
         self._room_bytes = 0  # the size of the snapshot for which a standby reserves memory
@@ -352,8 +353,15 @@ class Job:
         for requested in (self.backend.stop, self._stop_request):
             if requested and self.memory.stop != requested:
                 self.memory = transition.with_stop_request(self.memory, requested)
+        if self._unstarted_end is not None and self.memory.phase == "forming":
+            self.memory = replace(self.memory, end=self._unstarted_end)
 
     # -- requests from outside
+
+    def end_before_start(self, end: End) -> None:
+        """End the run because all of its members have ended. Does nothing once its ranks were started."""
+        self._unstarted_end = end
+        self.wake.set()
 
     def stop(self, now: bool) -> None:
         """Request the end of the run. If `now`, skip the last checkpoint.

@@ -140,6 +140,8 @@ def _unread(view: View, policy: Policy, resumed: ResumePoint) -> Wait | End | No
     memory = view.memory
     if resumed.source == "slot" or (policy.from_scratch and memory.phase == "forming"):
         return None
+    if not policy.has_storage:  # what a pod lists is its own volume, none of which counts
+        return None
     if view.stored.error:
         deadline = max(memory.since_ns, view.stored.failed_ns) + int(policy.storage_s * SECOND_NS)
         if view.now_ns < deadline:
@@ -173,6 +175,11 @@ def stop_before_the_start(case: _Case) -> End | None:
     if not case.view.memory.stop:
         return None
     return End(exit_codes.INTERRUPTED, "stopped before the first step")
+
+
+def end_without_members(case: _Case) -> End | None:
+    """End a run all of whose pods have ended, which only the supervisor's backend can see."""
+    return case.view.memory.end
 
 
 def end_script_that_cannot_start(case: _Case) -> End | None:
@@ -549,6 +556,7 @@ RULES: Mapping[JobPhase, tuple[DecisionRule, ...]] = MappingProxyType(
             stop_at_once,
             follow_unknown_generation,
             stop_before_the_start,
+            end_without_members,
             end_script_that_cannot_start,
             replace_lost_standby,
             refuse_to_start_over,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from holdfast import exit_codes
 from holdfast.inspection.victims import mismatch
-from holdfast.protocol.launcher_messages import OUT_OF_MEMORY, LauncherState
+from holdfast.protocol.launcher_messages import OUT_OF_MEMORY, Ending, LauncherState
 from supervisor.decision import placement, refusal, resume_point
 from supervisor.fault_kinds import kind_of
 from supervisor.view import cut_off_work, endings, failed_start, faults, reports
@@ -54,15 +54,21 @@ def startup_failure(view: View) -> End | None:
             return End(code, "the script ended before it joined", ending.message)
         for_good = ending.fail in ("system_exit", "bad_input") or _SYNTAX.search(ending.message)
         if for_good and forming:
-            return End(code, "the script cannot start", ending.message)
+            return End(code, _with_last_words("the script cannot start", ending), ending.message)
         if not needs_processes(view, launcher):
             continue
         tries = launcher.warm_tries if has_worked(view) else launcher.warm_failures
         over = not has_worked(view) or view.now_ns >= view.memory.since_ns + int(GIVE_UP_S * SECOND_NS)
         if tries >= MAX_WARM_FAILURES and over:
-            killed = f": it {endings.describe(ending)}" if ending.signal is not None else ""
-            return End(code or 1, f"the script failed {tries} times before it joined{killed}", ending.message)
+            why = f"the script failed {tries} times before it joined"
+            return End(code or 1, _with_last_words(why, ending), ending.message)
     return None
+
+
+def _with_last_words(why: str, ending: Ending) -> str:
+    """Add the reason to `why`, because events and the lists of jobs show no traceback."""
+    said = endings.last_words(ending)
+    return f"{why}: {said}" if said else why
 
 
 def has_worked(view: View) -> bool:

@@ -198,12 +198,22 @@ def _awaited(view: View, policy: Policy) -> str:
     memory = view.memory
     if memory.phase not in ("forming", "securing"):
         return ""
-    if view.stored.error and (view.stored.looked_ns or view.stored.error != UNREAD):
+    if policy.has_storage and _is_unreadable(view, policy):
         return f"storage cannot be read, still trying: {view.stored.error}"
     doubted = remedy.checkpoint_to_verify(view, policy)
     if doubted is not None:
         return f"verifying the checkpoint of step {doubted.step} before it is used"
     return _awaited_at_start(view) if memory.phase == "forming" else _awaited_after_fault(view)
+
+
+def _is_unreadable(view: View, policy: Policy) -> bool:
+    """True if reading storage has failed, rather than not begun.
+
+    On a cluster, the members read it, so storage is unread again whenever no member reports.
+    """
+    if view.stored.error == UNREAD:
+        return bool(view.stored.looked_ns) and not policy.members_created_externally
+    return bool(view.stored.error)
 
 
 def _awaited_at_start(view: View) -> str:

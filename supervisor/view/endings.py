@@ -19,6 +19,7 @@ from supervisor.fault_kinds import FaultName
 SYSTEM_EXIT, DISTRIBUTED = "system_exit", "distributed"
 SIGABRT = 6  # raised by a C++ program that does not catch an exception
 
+_LAST_WORDS_CHARS = 300  # how much is quoted of the line that names an exception
 _EXIT_MESSAGE_BYTES = 1000  # how much of the text passed to `sys.exit` is quoted
 _NAMES = (  # signal(7), on x86 and ARM
     "HUP INT QUIT ILL TRAP ABRT BUS FPE KILL USR1 SEGV USR2 PIPE ALRM TERM STKFLT CHLD CONT"
@@ -79,6 +80,29 @@ def describe(ending: Ending) -> str:
         last = ending.message.strip().splitlines()[-1:] or ["an exception"]
         return f"raised {ending.raised or last[0][:200]}"
     return f"exited with code {ending.code}"
+
+
+def last_words(ending: Ending) -> str:
+    """Return in one line why a process ended, such as "ValueError: no"; "" if neither it nor its log says so.
+
+    An exception counts even if the log continues after its traceback.
+    """
+    if ending.signal is not None:
+        return f"it {describe(ending)}"
+    if ending.fail == SYSTEM_EXIT:
+        return f"it exited with code {ending.code}"
+    text = ending.raised or _exception_line(ending.message)
+    if not text and ending.fail == "bad_input":
+        text = next((line for line in reversed(ending.message.splitlines()) if line.strip()), "")
+    return foreign_text.harmless(text.strip(), colour=False)[:_LAST_WORDS_CHARS]
+
+
+def _exception_line(message: str) -> str:
+    """Return the line that names the exception of the last traceback; "" if there is no traceback."""
+    text = _last_traceback(message)
+    frames = list(tracebacks.FRAME.finditer(text))
+    raised = _RAISED.search(text, frames[-1].end()) if frames else None
+    return text[raised.start() :].partition("\n")[0] if raised is not None else ""
 
 
 def is_out_of_memory(message: str) -> bool:

@@ -254,7 +254,9 @@ class JobState:
     void: tuple[VoidStep, ...] = ()  # oldest first
     unbegun: PendingStart | None = None  # set until the current generation completes a step
     finished: bool = False  # the script ran to its end, and the state to save is its last one
-    end: End | None = None  # an end that no user requested, carried out once the state is saved
+    end: End | None = (
+        None  # an end that no user requested, carried out once the state is saved, if there is one
+    )
     # the members without ranks that were there when the run's end was decided, and were ordered to end too;
     # only on a cluster, where the Supervision holds them
     bystanders: tuple[str, ...] = field(default=(), metadata=UNRECORDED)

@@ -387,4 +387,6 @@ def unjoined_ending(ended: Ending, printed: str, *, refused: bool) -> Ending:
         has_reason = nested_scripts.LAUNCHED_INDIRECTLY in printed
         message = printed if has_reason else f"{printed}{nested_scripts.REFUSED_BELOW}"
         return replace(ended, code=exit_codes.BAD_INPUT, fail="bad_input", message=message)
+    if ended.fail == "bad_input" and ended.message not in printed:  # the process itself does not print this
+        return replace(ended, message="\n".join(filter(None, (printed.rstrip("\n"), ended.message))))
     return replace(ended, message=printed or ended.message)  # no rank's log contains this output

@@ -85,6 +85,10 @@ def _result(job: NamedJob, number: int) -> str:
             return "" if result == DRILL_DONE else result
         if type(drilled) is int and drilled > number:
             raise BadInput(f"inject: another drill of job {job.path} has replaced this one{_doubt()}")
+        if job.summary.get("phase") == "ended":  # the supervisor reads no more requests to this run
+            began = drilled == number
+            missed = f"the result was reported{_doubt()}" if began else "the fault was injected"
+            raise BadInput(f"inject: job {job.path} has ended before {missed}")
         if time.monotonic() >= deadline:
             seen = "has not reported the result" if drilled == number else "has not read the request"
             raise BadInput(f"inject: the supervisor of job {job.path} {seen} within {DRILL_S:g} s{_doubt()}")

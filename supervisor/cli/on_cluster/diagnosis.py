@@ -10,6 +10,7 @@ from holdfast import exit_codes
 from supervisor.admission import pod_layout, settings
 from supervisor.cli.on_cluster.jobs import seconds_of
 from supervisor.cli.on_cluster.resource import mapping, view_of
+from supervisor.cluster.adoption import pod_facts
 from supervisor.cluster.adoption.pod_facts import ENDED_PHASES
 from supervisor.cluster.pods import member_name
 from supervisor.kubernetes.client import KubernetesObject
@@ -22,6 +23,7 @@ INSTALL = "install Holdfast: `kubectl apply -k manifests/default`"
 AGAIN = "recreate the pod: an existing pod cannot be injected"
 YOUNG_S = 20.0  # a pod that has not run this long may still be connecting
 _OUT_OF_MEMORY = "OOMKilled"  # the reason of a container that the kernel has killed
+_WELL = (0, None, exit_codes.INTERRUPTED, exit_codes.TERMINATED)  # of a job that finished, or was stopped
 _STARTING = ("ContainerCreating", "PodInitializing")  # reasons of a container that is starting normally
 
 
@@ -129,9 +131,13 @@ def job(found: KubernetesObject) -> Iterator[DoctorFinding]:
         yield DoctorFinding(
             "problem", what, text, f'give its pods the annotation {pod_layout.STATE_SIZE}: "{least}"'
         )
-    if view.get("phase") == "ended" and view.get("exit_code") == exit_codes.BAD_INPUT:
+    code = view.get("exit_code")
+    if view.get("phase") == "ended" and code not in _WELL:
         message = str(view.get("message") or "").strip().partition("\n")[0]
-        yield DoctorFinding("problem", what, f"it was refused: {message}")
+        how = "it was refused" if code == exit_codes.BAD_INPUT else f"it ended with exit code {code}"
+        text = f"{how}: {message}" if message else how
+        see = f"see `holdfast status --job {metadata['name']} -n {metadata['namespace']}`"
+        yield DoctorFinding("problem", what, text, see)
 
 
 # -- a pod
@@ -164,6 +170,8 @@ def examine(pod: KubernetesObject, around: PodSurroundings) -> DoctorFinding:
     problem = _not_injected(pod, around) or _out_of_memory(pod) or _not_running(pod)
     if problem is not None:
         return DoctorFinding("problem", what, *problem)
+    if (failure := _failed(pod)) is not None:
+        return DoctorFinding("problem", what, *failure)
     phase = mapping(pod.get("status")).get("phase")
     if phase in ENDED_PHASES or metadata.get("deletionTimestamp"):
         return DoctorFinding(
@@ -242,6 +250,27 @@ def _out_of_memory(pod: KubernetesObject) -> tuple[str, str] | None:
             text = f"its container {each.get('name')} was killed at its memory limit"
             return f"{text} of {limit}" if limit else text, "raise resources.limits.memory of this container"
     return None
+
+
+def _failed(pod: KubernetesObject) -> tuple[str, str] | None:
+    """Return how a pod failed, and a remedy; None if it has not failed, or was told to end."""
+    status, metadata = mapping(pod.get("status")), pod["metadata"]
+    if status.get("phase") != "Failed" or metadata.get("deletionTimestamp"):
+        return None
+    trains = pod_facts.training_container(pod)
+    states = sorted(status.get("containerStatuses") or (), key=lambda each: each.get("name") != trains)
+    endings = [
+        (str(each.get("name")), mapping(mapping(each.get("state")).get("terminated"))) for each in states
+    ]
+    found = ((name, ended) for name, ended in endings if ended.get("exitCode") not in _WELL)
+    name, ended = next(found, ("", {}))
+    why = _one_line(ended.get("message") or status.get("message") or status.get("reason"))
+    if not name and not why:
+        return None
+    other = f"its container {name} " if name and name != trains else ""
+    how = f"{other}ended with exit code {ended['exitCode']}" if name else "it failed"
+    see = f"see `kubectl logs {metadata['name']} -n {metadata['namespace']} -c {name or trains}`"
+    return f"{how}: {why}" if why else how, see
 
 
 def _not_supervised(pod: KubernetesObject, around: PodSurroundings) -> tuple[str, str] | None:

@@ -33,6 +33,7 @@ MAX_MEMBERS = 4_096  # pods of one job
 MAX_CONTAINERS = 128
 MAX_REFERENCES = 64  # ownerReferences of one object
 MAX_VARIABLES = 2_048  # of one container
+MAX_MESSAGE = 300  # characters of the message that a container leaves when it ends
 MAX_KEPT = 24_576  # characters of all labels, annotations, variables and owners of a pod that are kept
 # Of the pods of one namespace, as `_weight` estimates it. 16,384 members of one job take 45 MiB.
 NAMESPACE_BYTES = 64 << 20
@@ -282,7 +283,20 @@ def _outline(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 def _state(status: Mapping[str, Any]) -> dict[str, Any]:
     found = {key: _short(status.get(key)) for key in ("name", "containerID", "restartCount")}
-    return {**found, "state": _RUNNING if "running" in _part(status, "state") else _NOT_RUNNING}
+    state = _part(status, "state")
+    if "running" in state:
+        return {**found, "state": _RUNNING}
+    ended = _part(state, "terminated")
+    code = ended.get("exitCode")
+    if type(code) is not int:
+        return {**found, "state": _NOT_RUNNING}
+    return {**found, "state": {"terminated": {"exitCode": code, "message": termination_message(ended)}}}
+
+
+def termination_message(ended: Mapping[str, Any]) -> str:
+    """Return in one line what a container left for the kubelet when it ended, shortened."""
+    text = ended.get("message")
+    return " ".join(text[:MAX_MESSAGE].split()) if isinstance(text, str) else ""
 
 
 _IDENTITY = ("namespace", "name", "uid", "resourceVersion", "deletionTimestamp")

@@ -237,7 +237,7 @@ def test_checkpoints_are_stored_where_the_annotation_says(
     assert volume == {"name": pod_layout.CHECKPOINT_VOLUME, **source}
     for each in (found.pod["spec"]["containers"][0], sidecar(found.pod)):
         assert named(each["volumeMounts"], pod_layout.CHECKPOINT_VOLUME).get("subPath") == subpath
-    assert any("checkpoints are lost with the pod" in note for note in found.notes) == (storage is None)
+    assert any("no checkpoints are written" in note for note in found.notes) == (storage is None)
 
 
 def test_only_the_sidecar_gets_the_place_in_object_storage_and_the_credentials() -> None:

@@ -37,7 +37,8 @@ ROWS = TABLE["manifest"]
 NAMES = [row["file"] for row in ROWS]
 LAUNCH = ("-c", launch_commands.START, pod_layout.LIBRARY, "--warm", "auto", "--")
 LICENCES = ("(Apache-2.0)", "(MIT)", "(MIT-0)", "(BSD-3-Clause)")
-ABOUT_STORAGE = ("checkpoints are lost with the pod", "the sidecar requests")  # the note for most of them
+# the note for most of them
+ABOUT_STORAGE = ("no checkpoints are written, and the state is lost with the pods", "the sidecar requests")
 ASKS = 'holdfast.dev/inject: "true"'
 
 

@@ -17,6 +17,22 @@ def page(*, alive: bool = True, live: bool = True, age_s: float = 0.0, **changed
     return lines(found, alive=alive, live=live, now_s=1_000_000.0 + age_s, path=HERE, name="run a-run")
 
 
+def test_the_output_that_explains_the_end_follows_the_status() -> None:
+    said = 'hello\nTraceback (most recent call last):\n  File "a.py", line 2\nNameError: \x1b[2Jx\n'
+    shown = page(alive=False, phase="ended", exit_code=1, traceback=said)
+    assert shown[shown.index("Last output of the process that failed") :] == [
+        "Last output of the process that failed",
+        "  hello",
+        "  Traceback (most recent call last):",
+        '    File "a.py", line 2',
+        "  NameError: x",
+    ]
+    long = page(phase="ended", traceback="\n".join(map(str, range(5_000))))
+    assert long[-1] == "  4999"
+    assert len(long) < 100
+    assert "Last output of the process that failed" not in page(traceback="")
+
+
 def test_nothing_is_safe_in_memory_after_the_end() -> None:
     lines = page(alive=False, phase="ended", checkpoint=None)
     assert not any("secured" in line or "snapshot" in line for line in lines)

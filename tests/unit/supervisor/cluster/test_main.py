@@ -238,6 +238,29 @@ def impatient(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(pods, "RESTART_S", 0.5)
 
 
+async def test_a_pod_whose_launcher_refuses_the_script_ends_the_run_with_what_it_left(
+    impatient: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No sidecar needs to have reached the launcher: the kubelet copies the reason into the pod's status."""
+    monkeypatch.setattr(supervised_job, "POLL_S", 0.02)
+    async with place() as there:
+        leading = await there.lead()
+        await there.job_of_one_pod()
+        [(place_of, found)] = [each for each in there.served.objects.items() if each[0][0] == "pods"]
+        ended = {"terminated": {"exitCode": 2, "message": "script 'trian.py' not found in /app\n"}}
+        states = [{"name": "train", "state": ended, "restartCount": 0}]
+        there.served.put("pods", {**found, "status": {"phase": "Failed", "containerStatuses": states}})
+
+        def status() -> dict[str, Any]:
+            known: dict[str, Any] = there.served.objects["supervisions", "team", "llama"].get("status", {})
+            return known
+
+        await there.served.until(lambda: status().get("exitCode") == 2 and status()["phase"] == "ended")
+        said = "before its ranks were started: script 'trian.py' not found in /app"
+        assert status()["message"] == f"pod {place_of[2]} ended with exit code 2 {said}"
+        await event_loop.end([leading])
+
+
 async def test_pods_that_never_connect_do_not_stop_the_evictions_of_other_users(impatient: None) -> None:
     """A NetworkPolicy keeps them away, or a user has written a member's annotations onto any pods."""
     async with place() as there, AsyncExitStack() as stack:

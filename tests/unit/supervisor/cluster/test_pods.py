@@ -99,6 +99,24 @@ def test_a_pod_that_has_ended_runs_nothing(phase: str) -> None:
     assert (read.has_ended, read.is_running) == (True, False)
 
 
+@pytest.mark.parametrize(
+    ("phase", "state", "code", "said"),
+    [
+        ("Failed", {"terminated": {"exitCode": 2, "message": "no such\nscript\n"}}, 2, "no such script"),
+        ("Failed", {"terminated": {"exitCode": 0}}, 1, ""),
+        ("Failed", None, 1, ""),
+        ("Succeeded", {"terminated": {"exitCode": 0, "message": "x" * 4_000}}, 0, "x" * 300),
+        ("Running", {"terminated": {"exitCode": 2, "message": "no"}}, None, ""),
+    ],
+)
+def test_a_pod_that_has_ended_has_an_exit_code(
+    phase: str, state: Json | None, code: int | None, said: str
+) -> None:
+    """A pod in which another container fails, or that is evicted, has failed too."""
+    found = read_pod(pod(state, phase=phase), "train")
+    assert (found.exit_code, found.last_words) == (code, said)
+
+
 def test_a_pod_that_is_being_deleted_is_leaving() -> None:
     found = read_pod(pod({"running": {}}, deletionTimestamp="2026-11-25T00:00:00Z"), "train")
     assert (found.is_leaving, found.is_running) == (True, True)

@@ -100,6 +100,18 @@ class Place:
             self.pods[uid] = replace(pod, is_running=False, has_ended=True)
         self.look()
 
+    def fail(self, number: int, code: int, said: str = "") -> None:
+        """End a pod, or create one that has ended, with the exit code of its training container."""
+        uid, name = f"{number:08x}-0", f"w-{number}"
+        self.pods[uid] = PodMember(
+            *(uid, name, member_name(name, uid, 0), f"n{number}", "c"),
+            is_running=False,
+            has_ended=True,
+            exit_code=code,
+            last_words=said,
+        )
+        self.look()
+
     @property
     def status(self) -> dict[str, Any]:
         found: dict[str, Any] = self.served.supervision().get("status", {})
@@ -305,6 +317,56 @@ async def test_a_failed_rank_ends_the_job_and_the_owners_next_pods_get_a_new_run
         await there.until(phase="running", generation=2, incidents=1)
         assert there.status["epoch"] == epoch + 1
         assert all(order.do != "stop" for each in members for order in each.orders)
+
+
+async def test_pods_that_end_before_their_ranks_start_end_the_run_with_their_code_and_reason(
+    tmp_path: Path,
+) -> None:
+    """The launchers refuse a script that does not exist. The owner's next pods may have another one."""
+    async with place(tmp_path, replace(POLICY, has_storage=False)) as there:
+        there.begin()
+        events = asyncio.create_task(there.context.events.run())
+        for number in (0, 1):
+            there.fail(number, 2, "script '/src/trian.py' not found in /app")
+        said = "before its ranks were started: script '/src/trian.py' not found in /app"
+        why = f"pod w-0 ended with exit code 2 {said}"
+        await there.until(phase="ended", exitCode=2, message=why)
+        message = f"{why} (exit code 2)"
+        await there.served.until(lambda: message in {each["message"] for each in there.served.events})
+        members = [await there.add(2), await there.add(3)]
+        for each in members:
+            await each.until_formed(1)
+            await each.train(1)
+        await there.until(phase="running", exitCode=None)
+        await event_loop.end([events])
+
+
+async def test_a_failed_pod_of_an_earlier_attempt_does_not_end_the_next_run(tmp_path: Path) -> None:
+    """The run has one failed pod of its own, and the owner creates its other pod a little later."""
+    async with place(tmp_path) as there:
+        there.begin()
+        there.fail(0, 2)
+        there.fail(1, 2)
+        await there.until(phase="ended", exitCode=2)
+        await there.add(2)
+        await there.until(phase="forming", exitCode=None)
+        there.fail(2, 1)
+        members = [await there.add(3), await there.add(4)]
+        for each in members:
+            await each.until_formed(1)
+        assert all(order.do != "stop" for each in members for order in each.orders)
+
+
+async def test_pods_that_end_while_others_are_pending_do_not_end_the_run(tmp_path: Path) -> None:
+    async with place(tmp_path) as there:
+        there.begin()
+        there.fail(0, 1)
+        there.pods["pending"] = PodMember("pending", "w-1", "w-1.pending", "", "", is_running=False)
+        there.look()
+        second = await there.add(2)
+        await second.until(lambda: second.orders)
+        assert second.order.do == "idle"
+        assert there.status["phase"] == "forming"
 
 
 async def test_pods_that_arrive_after_the_job_has_finished_end_with_its_code(tmp_path: Path) -> None:

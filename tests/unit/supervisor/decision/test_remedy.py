@@ -81,6 +81,46 @@ def test_other_failures_are_retried_and_end_the_run_at_the_third() -> None:
     )
 
 
+MISSING = """\
+hello before join
+Traceback (most recent call last):
+  File "/src/train.py", line 2, in <module>
+    import nosuchmodule
+ModuleNotFoundError: No module named 'nosuchmodule'
+"""
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        Ending(
+            0,
+            1,
+            fail="exception",
+            message=MISSING,
+            raised="ModuleNotFoundError: No module named 'nosuchmodule'",
+        ),
+        Ending(0, 1, message=MISSING),
+        Ending(0, 1, message=f"{MISSING}the process that imports the script's modules exited with code 1"),
+        Ending(0, 1, message=MISSING.replace("'nosuch", "\x1b[2J'nosuch")),
+    ],
+)
+def test_the_reason_why_a_script_never_joins_is_in_the_message(ending: Ending) -> None:
+    """Events and the lists of jobs show no traceback."""
+    ended = warm(ending, 3)
+    assert ended is not None
+    assert ended.why == (
+        "the script failed 3 times before it joined: ModuleNotFoundError: No module named 'nosuchmodule'"
+    )
+    assert ended.message == ending.message
+
+
+def test_a_script_that_cannot_be_compiled_is_named_by_its_error() -> None:
+    ended = warm(Ending(0, 1, message='  File "a.py", line 1\n    (\n    ^\nSyntaxError: invalid syntax\n'))
+    assert ended is not None
+    assert ended.why == "the script cannot start: SyntaxError: invalid syntax"
+
+
 def test_training_ranks_continue_if_no_other_process_can_be_created() -> None:
     """The script was edited and is now broken."""
     broken = Ending(0, 1, message="SyntaxError: invalid syntax")

@@ -206,6 +206,22 @@ def test_a_group_that_waits_for_storage_shows_that(tmp_path: Path) -> None:
     assert waiting(unread) == "verifying the checkpoint of step 9 before it is used"
 
 
+def test_a_job_without_storage_or_members_does_not_wait_for_storage(tmp_path: Path) -> None:
+    """On a cluster, only members read storage, so it is unread again once the last pod is gone."""
+
+    def waiting(error: str, **policy: Any) -> str:
+        stored = StorageContents(error=error, looked_ns=1)
+        now = replace(view(), memory=memory(phase="forming"), stored=stored)
+        accounts = Bookkeeping(0, None)
+        records = StatusPublisher(RunDir(tmp_path), policy=Policy(members_created_externally=True, **policy))
+        records.publish(now, accounts)
+        return str(records.published["message"])
+
+    assert waiting(UNREAD) == "0 of 2 members are running"
+    assert waiting("no such directory", has_storage=False) == "0 of 2 members are running"
+    assert waiting("no such directory") == "storage cannot be read, still trying: no such directory"
+
+
 def test_for_a_script_that_keeps_its_own_state_nothing_is_secured_and_a_restart_makes_its_ratio_unknown(
     tmp_path: Path,
 ) -> None:

@@ -155,6 +155,19 @@ def test_an_unresponsive_supervisor_is_waited_for_only_for_a_limited_time(
     assert "has not reported the result within 0.05 s" in said
 
 
+@pytest.mark.parametrize(
+    ("drilled", "missed"), [(0, "the fault was injected"), (1, f"the result was reported; {DOUBT}")]
+)
+def test_a_run_that_ends_before_the_drill_is_not_waited_for(
+    capsys: Printed, server: ApiStandIn, monkeypatch: pytest.MonkeyPatch, drilled: int, missed: str
+) -> None:
+    monkeypatch.setattr(control, "DRILL_S", 3600.0)
+    server.job()
+    server.changed = lambda found: found["status"].update(phase="ended", drilled=drilled, drillResult="")
+    said = refused("inject kill --job gpt", capsys)
+    assert said == f"inject: job research/gpt has ended before {missed}"
+
+
 def test_another_drill_or_the_end_of_the_resource_leaves_the_outcome_unknown(
     capsys: Printed, server: ApiStandIn
 ) -> None:

@@ -85,6 +85,48 @@ def test_a_pod_that_does_not_exist_yet_or_any_more_is_not_a_problem(found: dict[
     assert diagnosis.examine(found, PodSurroundings()) == DoctorFinding("ok", "pod team/gpt-0", said)
 
 
+def ended(name: str, code: int, **found: Any) -> dict[str, Any]:
+    return {"name": name, "state": {"terminated": {"exitCode": code, **found}}}
+
+
+MAIN = {"holdfast.dev/inject": "true", "holdfast.dev/injected": '{"container": "main"}'}
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (
+            pod(
+                MAIN, "Failed", containerStatuses=[ended("web", 1), ended("main", 2, message="no\nscript\n")]
+            ),
+            "ended with exit code 2: no script",
+        ),
+        (pod(MAIN, "Failed", containerStatuses=[ended("main", 1)]), "ended with exit code 1"),
+        (
+            pod(MAIN, "Failed", containerStatuses=[ended("web", 4), ended("main", 0)]),
+            "its container web ended with exit code 4",
+        ),
+        (pod(MAIN, "Failed", reason="Evicted", message="low on memory"), "it failed: low on memory"),
+        (
+            pod(MAIN, "Failed", reason="Evicted", containerStatuses=[ended("main", 143)]),
+            "it failed: Evicted",
+        ),
+    ],
+)
+def test_a_pod_that_has_failed_is_a_problem(found: dict[str, Any], said: str) -> None:
+    examined = diagnosis.examine(found, PodSurroundings())
+    assert (examined.state, examined.text) == ("problem", said)
+    assert examined.remedy.startswith("see `kubectl logs gpt-0 -n team -c ")
+
+
+@pytest.mark.parametrize("code", [0, 130, 143])
+def test_a_pod_that_was_told_to_end_is_no_problem(code: int) -> None:
+    found = pod(MAIN, "Failed", containerStatuses=[ended("main", code)])
+    assert diagnosis.examine(found, PodSurroundings()).state == "ok"
+    deleted = pod(MAIN, "Failed", containerStatuses=[ended("main", 1)], metadata={"deletionTimestamp": "now"})
+    assert diagnosis.examine(deleted, PodSurroundings()).state == "ok"
+
+
 @pytest.mark.parametrize("name", ["gpt-0.01234567", "gpt-0.01234567.2"])
 def test_a_member_of_a_job_is_supervised_if_its_sidecar_is_connected(name: str) -> None:
     found = pod(ASKS | INJECTED)
@@ -219,4 +261,15 @@ def test_a_memory_volume_that_is_too_small_is_reported_with_the_annotation_that_
 def test_a_refused_job_is_explained() -> None:
     [found] = diagnosis.job(job(phase="ended", exit_code=2, message="not enough memory: a state\nmore"))
     assert found.text == "it was refused: not enough memory: a state"
-    assert list(diagnosis.job(job(phase="ended", exit_code=1))) == []
+
+
+def test_a_job_that_has_failed_is_a_problem_with_its_reason() -> None:
+    why = "the script failed 3 times before it joined: ModuleNotFoundError: No module named 'nosuchmodule'"
+    [found] = diagnosis.job(job(phase="ended", exit_code=1, message=f"{why}\nmore"))
+    assert (found.state, found.text) == ("problem", f"it ended with exit code 1: {why}")
+    assert found.remedy == "see `holdfast status --job gpt -n team`"
+
+
+@pytest.mark.parametrize("code", [0, 130, 143, None])
+def test_a_job_that_finished_or_was_stopped_is_no_problem(code: int | None) -> None:
+    assert list(diagnosis.job(job(phase="ended", exit_code=code))) == []

@@ -130,6 +130,17 @@ def test_everything_that_reads_pods_reads_the_same_from_what_is_kept(ended: Json
     assert kept(stored) == stored
 
 
+@pytest.mark.parametrize("ended", [{}, {"exitCode": 2, "message": "no " * 2_000}, {"exitCode": "2"}])
+def test_how_a_container_ended_is_kept_and_its_message_is_short(ended: Json) -> None:
+    whole = running()
+    whole["status"] |= {"phase": "Failed"}
+    whole["status"]["containerStatuses"][1]["state"] = {"terminated": {**ended, "containerID": "x" * 9_000}}
+    stored = kept(whole)
+    assert len(json.dumps(stored)) < 2_000
+    assert read_pod(stored, "train") == read_pod(whole, "train")
+    assert kept(stored) == stored
+
+
 BULK = "x" * 1_200_000
 
 

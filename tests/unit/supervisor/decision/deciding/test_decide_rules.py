@@ -36,6 +36,7 @@ ORDER = {
         "stop_at_once",
         "follow_unknown_generation",
         "stop_before_the_start",
+        "end_without_members",
         "end_script_that_cannot_start",
         "replace_lost_standby",
         "refuse_to_start_over",

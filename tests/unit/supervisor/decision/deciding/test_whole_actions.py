@@ -186,6 +186,10 @@ ACTIONS: dict[str, tuple[View, RunAction]] = {
         forming(ready(0), ready(1), stop="graceful"),
         End(130, "stopped before the first step"),
     ),
+    "all pods have ended before the start": (
+        forming(ready(0), end=End(2, "pod w-0 ended with exit code 2")),
+        End(2, "pod w-0 ended with exit code 2"),
+    ),
     "the first start waits for storage": (
         forming(ready(0), ready(1), stored=StorageContents(error="it is away", failed_ns=95 * S)),
         Wait(155 * S, "storage cannot be read: it is away"),
@@ -397,6 +401,15 @@ def test_each_situation_has_exactly_its_action(name: str) -> None:
     action = decide(now, POLICY)
     assert type(action) is type(expected)
     assert asdict(action) == asdict(expected)
+
+
+def test_a_job_without_storage_does_not_wait_for_it_nor_end_because_of_it() -> None:
+    """What its pods list is their own volume."""
+    policy = replace(POLICY, has_storage=False)
+    away = StorageContents(error="it is away", failed_ns=0)
+    for since_ns in (0, 99 * S):
+        action = decide(forming(ready(0), ready(1), since_ns=since_ns, stored=away), policy)
+        assert isinstance(action, Start)
 
 
 # -- a group without progress

@@ -265,9 +265,18 @@ FAILED = Ending(1, 6, fail="exception", message="text")
             Tried(Ending(1, 3, fail="unflushed", message="text")),
             End(3, "the script ended before it joined", "text"),
         ),
-        (Tried(Ending(1, 3, fail="system_exit", message="text")), End(3, "the script cannot start", "text")),
-        (Tried(Ending(1, 2, fail="bad_input", message="text")), End(2, "the script cannot start", "text")),
-        (Tried(Ending(1, 1, message=SYNTAX)), End(1, "the script cannot start", SYNTAX)),
+        (
+            Tried(Ending(1, 3, fail="system_exit", message="text")),
+            End(3, "the script cannot start: it exited with code 3", "text"),
+        ),
+        (
+            Tried(Ending(1, 2, fail="bad_input", message="text")),
+            End(2, "the script cannot start: text", "text"),
+        ),
+        (
+            Tried(Ending(1, 1, message=SYNTAX)),
+            End(1, "the script cannot start: SyntaxError: invalid syntax", SYNTAX),
+        ),
         (Tried(FAILED, 2), None),
         (Tried(FAILED, 3), End(6, "the script failed 3 times before it joined", "text")),
         (
