@@ -333,7 +333,7 @@ class WarmPool:
         assert self.zygote is not None
         zygote, self.zygote = self.zygote, None
         self.selector.unregister(zygote.line)
-        if not self._forkable:
+        if not self._forkable or self._closed:  # this pool has ended it, which is no failure
             zygote.end()
             return
         status = zygote.lost()

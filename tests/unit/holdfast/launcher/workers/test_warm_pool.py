@@ -130,6 +130,23 @@ def test_failing_warm_processes_are_retried_without_end_at_growing_pauses(
     assert (warm.failures, warm.tries) == (22, 22)
 
 
+def test_a_zygote_that_the_pool_ends_at_its_close_does_not_hide_why_the_script_failed(
+    tried: tuple[Tried, list[tuple[float, Callable[[], None]]]],
+) -> None:
+    warm, _ = tried
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    warm.zygote = Zygote(child.pid, ours)
+    warm.selector.register(ours, selectors.EVENT_READ, warm._on_zygote)
+    warm.failed(FAILED)
+    warm.close()
+    theirs.close()  # as the kernel does at the end of the process
+    ((key, _),) = warm.selector.select()
+    key.data()
+    assert (warm.last_ending, warm.failures, warm.zygote) == (FAILED, 1, None)
+    child.returncode = 0  # the pool has reaped it
+
+
 def test_a_slow_attempt_is_followed_by_a_longer_pause_unless_ranks_wait(
     tried: tuple[Tried, list[tuple[float, Callable[[], None]]]],
 ) -> None:
