@@ -23,6 +23,7 @@ from supervisor.kubernetes.client import KubernetesObject
 from supervisor.view.model import Policy
 
 NOT_SUPERVISED = "NotSupervised"  # a reason of events
+SIZE_KEPT = "SizeKept"  # the reason of events about a job that was resized while a run trains
 CHANGE_IGNORED = "ChangeIgnored"  # the reason of events about invalid changes to a running job's pods
 _KEPT = "the job keeps its pods, size and settings"
 
@@ -108,12 +109,21 @@ def _kept_group(before: PodGroup, found: Sequence[OwnedPod]) -> tuple[PodGroup, 
             members.append(_member(each.pod, member.order))
             is_unclear = each.owners.unread is not None or has_ended(each.pod)
             if isinstance(result, NotAdopted) and not is_unclear:
-                refusals.append(Refusal(each.pod, CHANGE_IGNORED, f"{result.why}; {_KEPT}"))
+                refusals.append(_kept(each, before, result))
         elif isinstance(result, NotAdopted):
             refusals.append(Refusal(each.pod, NOT_SUPERVISED, result.why))
         else:
             members.append(_member(each.pod, result.order))
     return replace(before, pods=tuple(sorted(members, key=lambda each: each.order))), refusals
+
+
+def _kept(each: OwnedPod, group: PodGroup, result: NotAdopted) -> Refusal:
+    """Return the event about a member that is no longer valid. Its owner may have another size now."""
+    now = job_membership.owners_members(each.pod, each.owners)
+    if now in (0, group.members) or job_membership.stated_in_command(each.pod) != str(group.members):
+        return Refusal(each.pod, CHANGE_IGNORED, f"{result.why}; {_KEPT}")
+    why = f"the job is for {now} members now, but the run that trains keeps {group.members} until it ends"
+    return Refusal(each.pod, SIZE_KEPT, why)
 
 
 def _alone(each: OwnedPod, group: PodGroup) -> Adopted | NotAdopted:

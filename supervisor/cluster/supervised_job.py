@@ -25,7 +25,7 @@ from holdfast.protocol.member_messages import MemberOrder
 from supervisor.cluster import succession
 from supervisor.cluster.adoption.job_membership import JobKey
 from supervisor.cluster.job_summary import RETRY_S, JobSummary
-from supervisor.cluster.pod_groups import NOT_SUPERVISED
+from supervisor.cluster.pod_groups import NOT_SUPERVISED, SIZE_KEPT
 from supervisor.cluster.pod_server import PodServer, job_secret
 from supervisor.cluster.pods import PodBackend, PodGroup, PodMember, held_policy
 from supervisor.cluster.reach import Reach
@@ -402,7 +402,7 @@ class SupervisedJob:
         size = _size(job.policy)
         if stated != size and stated != self._stated:
             why = f"the job is for {stated} now, but the run that trains keeps {size} until it ends"
-            self._event("SizeKept", why, bad=True)
+            self._event(SIZE_KEPT, why, bad=True)
         self._stated = stated
 
     async def _await_new_size(self, job: Job) -> None:

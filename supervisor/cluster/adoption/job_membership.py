@@ -383,8 +383,22 @@ def _number(annotated: str, pod: PodFacts, owners: OwnerChain, said: GroupFacts,
         return min(max(size or said.pods, int(low)), int(high))
     if size and stated and size != int(low):
         owner = f"{owners.workloads[0][0].reference} has" if owners.workloads else "its group has"
-        refuse(f"the pod's command is for {low} pods, but {owner} {size} that train: set {MEMBERS}")
+        mismatch = f"the pod's command is for {low} pods, but {owner} {size} that train"
+        refuse(f"{mismatch}: correct it, or set {MEMBERS}")
     return size or int(low)
+
+
+def owners_members(pod: object, owners: OwnerChain) -> int:
+    """Return how many pods a valid pod's owner wants to train; 0 if the owner does not state it clearly."""
+    try:
+        return _size(owners, _replica_type(pod_facts.read(pod), owners))
+    except UnfitObject:
+        return 0
+
+
+def stated_in_command(pod: object) -> str:
+    """Return the number of members that the webhook read from a valid pod's command, or ""."""
+    return pod_facts.stated_members(pod_facts.read(pod))
 
 
 def states_members(pod: object, owners: OwnerChain) -> bool:

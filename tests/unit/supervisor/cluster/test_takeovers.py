@@ -303,6 +303,8 @@ async def test_a_controller_that_tells_new_pods_the_size_of_the_scaled_owner_can
         there.scale(3)
         there.remove(1)
         await there.served.until(lambda: there.status.get("message") == "1 of 2 members are running")
+        await there.served.until(lambda: "SizeKept" in there.reasons())
+        assert "ChangeIgnored" not in there.reasons()
         again = await there.create(1)
         await again.until_formed(2)
         await next_term()

@@ -156,10 +156,8 @@ def test_the_members_of_the_command_count_if_nothing_else_gives_a_number() -> No
 def test_a_command_for_another_number_of_pods_than_the_owner_has_is_refused() -> None:
     job = made("batch/v1", "Job", "llama", {"parallelism": 4})
     why = refused(pod("a", job, members=2), job)
-    assert (
-        why
-        == "the pod's command is for 2 pods, but Job team/llama has 4 that train: set holdfast.dev/members"
-    )
+    mismatch = "the pod's command is for 2 pods, but Job team/llama has 4 that train"
+    assert why == f"{mismatch}: correct it, or set holdfast.dev/members"
 
 
 def test_pods_that_give_different_numbers_of_members_are_refused() -> None:
