@@ -54,21 +54,25 @@ def startup_failure(view: View) -> End | None:
             return End(code, "the script ended before it joined", ending.message)
         for_good = ending.fail in ("system_exit", "bad_input") or _SYNTAX.search(ending.message)
         if for_good and forming:
-            return End(code, _with_last_words("the script cannot start", ending), ending.message)
+            return _end(code, "the script cannot start", ending)
         if not needs_processes(view, launcher):
             continue
         tries = launcher.warm_tries if has_worked(view) else launcher.warm_failures
         over = not has_worked(view) or view.now_ns >= view.memory.since_ns + int(GIVE_UP_S * SECOND_NS)
         if tries >= MAX_WARM_FAILURES and over:
             why = f"the script failed {tries} times before it joined"
-            return End(code or 1, _with_last_words(why, ending), ending.message)
+            return _end(code or 1, why, ending)
     return None
 
 
-def _with_last_words(why: str, ending: Ending) -> str:
-    """Add the reason to `why`, because events and the lists of jobs show no traceback."""
+def _end(code: int, why: str, ending: Ending) -> End:
+    """Return an `End` for `why`, with the reason, because events and the lists of jobs show no traceback.
+
+    The output of the process is omitted if the reason is all of it.
+    """
     said = endings.last_words(ending)
-    return f"{why}: {said}" if said else why
+    output = "" if ending.fail == "bad_input" and ending.message.strip() == said else ending.message
+    return End(code, f"{why}: {said}" if said else why, output)
 
 
 def has_worked(view: View) -> bool:

@@ -295,7 +295,7 @@ def test_the_mig_mode_in_the_facts_of_a_gpu_decides_what_its_codes_mean() -> Non
         found = room.agent.evaluator.findings(room.clock.now_s())
         return next((each.action.name for each in found if each.code == 95), None)
 
-    for mode, expected in (("off", "REBOOT_NODE"), ("on", "RESET_GPU")):
+    for mode, expected in (("on", "RESET_GPU"), ("off", "REBOOT_NODE")):
         facts = (("uuid", "GPU-1"), ("name", "NVIDIA A100-SXM4-80GB"), ("mig", mode))
         sensor.give(Observation(room.clock.now_s(), "gpu_state", GPU, "test", 0.0, facts=facts))
         sensor.give(xid(95, room.clock.now_s()))

@@ -160,6 +160,7 @@ def test_invalid_checkpoints_are_skipped(start: Start, tmp_path: Path) -> None:
         shutil.copytree(whole, bad)
         (bad / name).write_bytes(content)
     (folder / "step-99000000").mkdir()
+    (folder / "step-99000000" / "rank-0").touch()
     again = start("--nproc-per-node 1 --checkpoint-every 0", "steady.py", ENDLESS)
     resumed = again.wait(lambda s: s["step"] is not None and s["generation"] > 1, "a step")
     assert int(whole.name[5:]) <= resumed["step"] < 90_000_000

@@ -59,17 +59,22 @@ def test_a_script_that_ends_well_before_joining_is_finished() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ending", "code"),
+    ("ending", "code", "output"),
     [
-        (Ending(0, 3, fail="system_exit"), 3),
-        (Ending(0, 2, fail="bad_input", message="no"), 2),
-        (Ending(0, 1, message='  File "a.py", line 1\nSyntaxError: invalid syntax\n'), 1),
+        (Ending(0, 3, fail="system_exit"), 3, ""),
+        (Ending(0, 2, fail="bad_input", message="no"), 2, ""),  # the reason says it all
+        (Ending(0, 2, fail="bad_input", message="epoch 1\nno"), 2, "epoch 1\nno"),
+        (
+            Ending(0, 1, message='  File "a.py", line 1\nSyntaxError: no\n'),
+            1,
+            '  File "a.py", line 1\nSyntaxError: no\n',
+        ),
     ],
 )
-def test_a_script_that_cannot_start_ends_the_run_at_once(ending: Ending, code: int) -> None:
+def test_a_script_that_cannot_start_ends_the_run_at_once(ending: Ending, code: int, output: str) -> None:
     ended = warm(ending)
     assert ended is not None
-    assert (ended.exit_code, ended.message) == (code, ending.message)
+    assert (ended.exit_code, ended.message) == (code, output)
 
 
 def test_other_failures_are_retried_and_end_the_run_at_the_third() -> None:

@@ -271,7 +271,7 @@ FAILED = Ending(1, 6, fail="exception", message="text")
         ),
         (
             Tried(Ending(1, 2, fail="bad_input", message="text")),
-            End(2, "the script cannot start: text", "text"),
+            End(2, "the script cannot start: text"),
         ),
         (
             Tried(Ending(1, 1, message=SYNTAX)),
