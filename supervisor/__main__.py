@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
     except BrokenPipeError:
         _discard_output()
         return exit_codes.UNREAD
-    except KeyboardInterrupt:  # the user knows; a traceback would look like a defect
+    except KeyboardInterrupt:  # the user pressed Ctrl-C, so a traceback would look like a defect
         return exit_codes.INTERRUPTED
 
 

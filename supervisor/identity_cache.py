@@ -33,7 +33,7 @@ def by_identity(most: int) -> Callable[[Callable[_Given, _Result]], Callable[_Gi
                 if all(map(is_, known, given)):
                     return result
             found = compute(*given, **named)
-            kept = ((given, found), *kept[: most - 1])  # one assignment: no thread sees a part of it
+            kept = ((given, found), *kept[: most - 1])  # one assignment, so no thread sees a partial update
             return found
 
         return call

@@ -119,7 +119,7 @@ _STOP_ABOUT = """\
 Waits until the run has ended. The exit code is 1 if this takes too long. Ctrl-C ends only the wait.
 
 On a cluster, this ends the training, but not the owner of the pods, which may create new ones until
-its own limits are used up. Holdfast ends these pods too, until you remove the request. The command
+its own limits are reached. Holdfast ends these pods too, until you remove the request. The command
 prints what the owner does next, and the kubectl commands that delete, suspend or resume it. Without
 holdfast.dev/checkpoints, no checkpoint is saved, and the state is lost with the pods."""
 

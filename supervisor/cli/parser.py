@@ -42,7 +42,7 @@ _MPIRUN_SPELLINGS = {
     "-np": "--nproc-per-node",
     "--nproc": "--nproc-per-node",
 }
-_CHANGES_A_RUN = ("stop", "inject")  # never suggested as a correction, because they change a run
+_CHANGES_A_RUN = ("stop", "inject")  # never suggested as a correction, because they would change a run
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ LIVE_BYTES = 512 << 10  # how much text to keep for a slow terminal: more than a
 # How much text to keep for a file or a pipe. `Screen` accepts this much on top of the text that it is
 # writing.
 PLAIN_BYTES = FULL_BYTES - 4 * BUSY_BYTES
-PIECE_BYTES = BUSY_BYTES // 4  # the size of one write; a burst is then written while it arrives
+PIECE_BYTES = BUSY_BYTES // 4  # the size of one write, so that a burst is written while it arrives
 _BEGIN, _END = (
     "\x1b[?2026h",
     "\x1b[?2026l",

@@ -151,7 +151,7 @@ def _line(incident: Mapping[str, Any], words: str) -> list[str]:
 
 
 def _traceback(incident: Mapping[str, Any]) -> list[str]:
-    """Return the last lines of a rank that lost its peers although none failed. No log has them."""
+    """Return the last lines of a rank that lost its peers although none failed. No log contains them."""
     if incident.get("kind") != "victim" or incident.get("remedy") == "stop":  # printed at the end of the run
         return []
     return str(incident.get("message") or "").strip("\n").splitlines()[-_TRACEBACK_LINES:]

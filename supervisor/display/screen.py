@@ -26,8 +26,8 @@ from holdfast.protocol import foreign_text
 from supervisor.display.ansi import Style, style_for
 from supervisor.wording import count
 
-BUSY_BYTES = 256 << 10  # if more text waits, `busy` is True and callers should not write more
-FULL_BYTES = 8 << 20  # if more text waits, new text is dropped
+BUSY_BYTES = 256 << 10  # if more text is waiting, `busy` is True and callers should not write more
+FULL_BYTES = 8 << 20  # if more text is waiting, new text is dropped
 CLOSE_S = 2.0  # the time limit for a slow reader at the end
 FLUSH_S = 0.5
 LAST_S = 0.5  # the time limit for the last lines, once there is room for them

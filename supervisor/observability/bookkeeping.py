@@ -61,7 +61,7 @@ class Bookkeeping:
             self.ledger.advance(now_ns)
 
     def _observe_queue(self, view: View) -> None:
-        """Book time as queued from now on if members are missing. Stop doing so once they exist."""
+        """Switch to booking time as queued when members are missing, and back when they exist."""
         memory, ledger = view.memory, self.ledger
         is_short = sum(each.exists for each in view.members) * memory.nproc < memory.world_size
         if is_short == (ledger.activity is Bucket.QUEUED):
@@ -112,7 +112,7 @@ class Bookkeeping:
         self.ledger.enter(Bucket.CHECKPOINT, max(at_ns, self.ledger.at_ns))
 
     def stopped(self, at_ns: int, incident: OpenIncident | None = None, *, finished: bool = False) -> None:
-        """Book the end of the run, possibly during `incident`. `finished`: the script ran to its end."""
+        """Book the end of the run, possibly during `incident`. `finished` is true if the script has."""
         self._decided(incident)
         self.ledger.enter(Bucket.STOP, max(at_ns, self.ledger.at_ns))
         if finished:

@@ -48,7 +48,7 @@ class LastEntry:
 
     memory: JobState
     ledger: Any
-    decision: Decision | None  # its author may not have carried it out completely
+    decision: Decision | None  # the supervisor that made it may not have carried it out completely
     epoch: int = 0  # the epoch of the supervisor that made the decision
 
 

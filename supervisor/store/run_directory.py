@@ -82,10 +82,9 @@ class RunDir:
         json_file.replace(self.run_file, run, sync=True)
 
     def write_incident(self, incident: Mapping[str, Any]) -> None:
-        """Replace the file of one incident atomically, and durably once it is closed. Raises `OSError`.
-
-        The journal also contains an open incident, so a durable write is not needed until then. Its two
-        fsyncs would delay the orders that follow from the decision.
+        """Replace the file of one incident atomically, and durably once the incident is closed. Raises
+        `OSError`. The journal also contains an open incident, so a durable write is not needed until then.
+        Its two fsyncs would delay the orders that follow from the decision.
         """
         path = self.path / "incidents" / f"{incident['id']}.json"
         json_file.replace(path, incident, sync=not incident.get("open"))
@@ -293,7 +292,7 @@ def _claim(run: RunDir) -> None:
 
 
 def _set_aside(path: Path) -> dict[str, Any] | None:
-    """Move the earlier run's status out of the way of this run's, and return it.
+    """Set the earlier run's status aside, and return it.
 
     The status of a run that completed a step is kept under another name until a later run completes one. If a
     run is killed before its first step, the next run therefore still receives the older status.

@@ -235,7 +235,7 @@ def _not_running(pod: KubernetesObject) -> tuple[str, str] | None:
 
 
 def _out_of_memory(pod: KubernetesObject) -> tuple[str, str] | None:
-    """Return which container of the pod has ended at its memory limit, and a remedy; None if none has."""
+    """Return which container of the pod was killed at its memory limit, and a remedy; None if none was."""
     limits = {
         each.get("name"): mapping(mapping(each.get("resources")).get("limits")).get("memory")
         for each in mapping(pod.get("spec")).get("containers") or ()
@@ -253,7 +253,7 @@ def _out_of_memory(pod: KubernetesObject) -> tuple[str, str] | None:
 
 
 def _failed(pod: KubernetesObject) -> tuple[str, str] | None:
-    """Return how a pod failed, and a remedy; None if it has not failed, or was told to end."""
+    """Return how a pod failed, and a remedy; None if it has not failed or was stopped."""
     status, metadata = mapping(pod.get("status")), pod["metadata"]
     if status.get("phase") != "Failed" or metadata.get("deletionTimestamp"):
         return None

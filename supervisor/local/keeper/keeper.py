@@ -127,7 +127,7 @@ class LocalKeeper:
     def _closing(self) -> bool:
         return self.finished is not None
 
-    # -- requests of the supervisor, and their answer
+    # -- requests of the supervisor, and responses
 
     def _handle(self, request: Request) -> None:
         """Carry out a request from the supervisor."""
@@ -152,7 +152,7 @@ class LocalKeeper:
         running = dict.fromkeys(self._members.running(), "running")
         self._supervisor.send(KeeperState(running, self.stop, self._volume.repair.error))
 
-    # -- starts, and the ends of processes
+    # -- starts and exits of processes
 
     def _start_again(self, part: RestartKey) -> None:
         if self._closing:

@@ -51,7 +51,7 @@ class SidecarWatch:
                 self._replace(pids[pid], "it sends no reports and uses no CPU time")
 
     def _replace(self, member: LocalMember, why: str) -> None:
-        """Kill a sidecar. The next one starts only after it has ended: a member never has two."""
+        """Kill a sidecar. The next one starts only after it has ended, so a member never has two."""
         assert member.sidecar is not None
         self.say(f"replacing {member.sidecar.name}: {why}. The ranks keep training")
         member.sidecar.process.kill()

@@ -99,7 +99,8 @@ class Installation:
     def find(self) -> bool:
         """Look for Holdfast in the cluster, and set `is_ours`.
 
-        Returns True if Holdfast is installed, but not by a demo. Raises `BadInput` if this is unclear.
+        Returns True if Holdfast is installed, but not by a demo. Raises `BadInput` if it is being deleted or
+        only partly installed.
         """
         space = self._get_namespace()
         if space is None:
@@ -158,7 +159,7 @@ class Installation:
             if time.monotonic() > deadline:
                 why = pods.waiting_for(listed) or hook.text
                 raise BadInput(
-                    f"Holdfast is not ready within {READY_S:g} s: {why}; `holdfast doctor` examines it"
+                    f"Holdfast was not ready within {READY_S:g} s: {why}; `holdfast doctor` examines it"
                 )
             self._stop.pause(LOOK_S)
 
@@ -181,7 +182,7 @@ class Installation:
     def remove(self, own_namespace: str) -> Removal:
         """Remove the installation if it belongs to the demo and nobody else uses it.
 
-        `own_namespace` is the namespace of this demo, whose use does not count.
+        `own_namespace` is the namespace of this demo, which does not count as a user.
         """
         if not self.is_ours:
             return Removal()
@@ -269,7 +270,7 @@ def _is_ready(found: KubernetesObject | None) -> bool:
 
 
 def _image(found: KubernetesObject | None) -> str:
-    assert found is not None  # because it is ready
+    assert found is not None  # a deployment that is ready exists
     image: str = found["spec"]["template"]["spec"]["containers"][0]["image"]
     return image
 
