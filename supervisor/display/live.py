@@ -59,7 +59,7 @@ class Display(Protocol):
         """Wait, for a bounded time, until everything is written."""
 
     def close(self) -> str:
-        """Draw the last state and end. Return why it could not be written; "" if it was."""
+        """Draw the last state and close the output. Return why it could not be written; "" if it was."""
 
 
 def display(

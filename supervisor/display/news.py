@@ -1,4 +1,5 @@
-"""Describe in lines what has changed between two statuses of a run. Pure except for `recall`."""
+"""Describe what has changed between two statuses of a run, with a line for each change. Pure except for
+`recall`."""
 
 from __future__ import annotations
 

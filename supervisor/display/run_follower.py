@@ -41,7 +41,7 @@ class WarningFilter:
         self._known: set[str] = set()
 
     def admit(self, text: str) -> bool:
-        """True if a line must be shown, because it is not a warning or the first one of its kind."""
+        """True if a line must be shown, because it is not a warning or is the first of its kind."""
         found = _WARNS.match(text)
         if found is None:
             return True

@@ -149,7 +149,7 @@ class Screen:
             view = view[self._write_some(view) :]
 
     def _write_pipe(self, raw: bytes) -> None:
-        """Write in non-blocking pieces; the rest of `raw` can then be dropped at the end."""
+        """Write in non-blocking pieces, so that the rest of `raw` can be dropped at the end."""
         view, whole = memoryview(raw), True
         poll = select.poll()
         poll.register(self._descriptor, select.POLLOUT)

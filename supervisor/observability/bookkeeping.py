@@ -107,12 +107,12 @@ class Bookkeeping:
         self._step = resumed + 1
 
     def saving(self, at_ns: int, incident: OpenIncident | None = None) -> None:
-        """Book the time from now on as saving: all ranks have finished, possibly during `incident`."""
+        """Book the time from now on as saving. All ranks have finished, possibly during `incident`."""
         self._decided(incident)
         self.ledger.enter(Bucket.CHECKPOINT, max(at_ns, self.ledger.at_ns))
 
     def stopped(self, at_ns: int, incident: OpenIncident | None = None, *, finished: bool = False) -> None:
-        """Book the end of the run, possibly during `incident`. `finished` is true if the script has."""
+        """Book the end of the run, possibly during `incident`. If `finished`, the script has finished."""
         self._decided(incident)
         self.ledger.enter(Bucket.STOP, max(at_ns, self.ledger.at_ns))
         if finished:
@@ -150,6 +150,6 @@ def _progress(view: View) -> tuple[list[int], set[str]]:
 
 
 def _durable(view: View, step: int) -> int:
-    """Return the newest step up to `step` that storage has. For a single member, no other copy is safe."""
+    """Return the newest step up to `step` that is on storage, which alone protects a single member."""
     found = [m.report.durable.step for m in view.members if m.report is not None]
     return min(step, max(found, default=-1))

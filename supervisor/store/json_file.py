@@ -1,4 +1,4 @@
-"""Read JSON files, and replace them as a whole: other processes can read them at any time.
+"""Read JSON files, and replace them atomically, so that other processes can read them at any time.
 
 Only the owner of a file can read it, because command lines and tracebacks may include secrets.
 """

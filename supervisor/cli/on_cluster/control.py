@@ -74,8 +74,7 @@ def _request(job: NamedJob, kind: str, rank: int) -> int:
 
 
 def _result(job: NamedJob, number: int) -> str:
-    """Wait for the result of a drill. Return "" if the drill was carried out; otherwise, return why it was
-    refused.
+    """Wait for the result of a drill. Return why it was refused; "" if it was carried out.
 
     Raises `BadInput` if there is no result within `DRILL_S`.
     """

@@ -336,7 +336,7 @@ def _path(found: KubernetesObject) -> str:
 
 
 def _when(event: Mapping[str, Any]) -> str:
-    """Return a key that sorts events by time: the text of the time, because all have the same format."""
+    """Return a key that sorts events by time. Texts suffice, because all times have the same format."""
     series = mapping(event.get("series"))
     return str(series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime") or "")
 

@@ -30,7 +30,7 @@ class FollowUp:
     train_again: str
 
     def lines(self) -> list[str]:
-        """Return the output of `holdfast stop` after the end of the run."""
+        """Return what `holdfast stop` prints once the run has ended."""
         subject = self.owner or "the pods"
         commands = {
             f"to end {subject}": self.delete,
@@ -46,7 +46,7 @@ class FollowUp:
 
 
 def follow_up(spec: Mapping[str, Any], namespace: str, name: str, context: str = "") -> FollowUp:
-    """Return what the owner of a stopped job does next. `spec` is that of the Supervision `name`."""
+    """Return what the owner of a stopped job does next. `spec` belongs to the Supervision `name`."""
     owner = mapping(spec.get("owner"))
     version, kind = str(owner.get("apiVersion") or ""), str(owner.get("kind") or "")
     kubectl = f"kubectl{f' --context {shlex.quote(context)}' if context else ''} -n {shlex.quote(namespace)}"

@@ -14,7 +14,7 @@ from supervisor.local.keeper.restarts import RestartKey
 from supervisor.local.keeper.starts import NEW_MEMBER, Starts
 from supervisor.local.volume.volume_repair import VolumeRepair
 
-FREE_S = 30.0  # the time at the end for the kernel to release the memory of lost members
+FREE_S = 30.0  # how long to wait at the end for the kernel to release the memory of lost members
 
 
 @dataclass(slots=True)
@@ -144,7 +144,7 @@ class LocalMembers:
         return True
 
     def ended(self, part: ManagedProcess, *, closing: bool) -> bool:
-        """Record the end of a launcher or sidecar. Return True if a member was given up because of it.
+        """Record that a launcher or sidecar has ended. Return True if a member was given up because of it.
 
         Unless the run is `closing`, a sidecar is started again, and a failed launcher delays new members.
         """

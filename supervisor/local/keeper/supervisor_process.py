@@ -78,12 +78,12 @@ class SupervisorProcess:
             self._connection = None
 
     def died(self) -> None:
-        """Record the end of the process."""
+        """Record that the process has ended."""
         self.process = None
         self._watchdog = self._watchdog.died()
 
     def stop_requested(self, how: StopRequest) -> None:
-        """Record that the user asked the run to stop, which the supervisor must answer in time."""
+        """Record that the user asked the run to stop. The supervisor must respond in time."""
         self._watchdog = self._watchdog.stop_requested(how, time.monotonic())
 
     def send(self, state: KeeperState) -> None:

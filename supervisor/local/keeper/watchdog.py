@@ -52,7 +52,7 @@ class Watchdog:
         )
 
     def died(self) -> Watchdog:
-        """Return the state after the end of the current supervisor."""
+        """Return the state after the current supervisor has ended."""
         return replace(self, silence=_NEVER, killed_s=0.0, crashes=self.crashes + bool(self.stop))
 
     def killed(self, now_s: float) -> Watchdog:

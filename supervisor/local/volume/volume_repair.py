@@ -300,6 +300,6 @@ def _is_folder(path: Path) -> bool:
 
 
 def _allow(path: str, status: os.stat_result, owner: int) -> None:
-    """Restore the permissions `owner` for the owner of `path`, which is this user."""
+    """Restore the permissions `owner` of this user, who owns `path`."""
     if status.st_mode & owner != owner:
         os.chmod(path, stat.S_IMODE(status.st_mode) | owner)  # noqa: PTH101

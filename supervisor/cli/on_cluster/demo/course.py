@@ -106,10 +106,10 @@ class _Performance:
         self._style: Style = style_of(sys.stdout)
 
     def play(self) -> bool:
-        """Perform every part of the demo except the removal. Return True if the job recovered and the weights
-        are equal.
+        """Perform every part of the demo except the removal.
 
-        Raises `BadInput`, `NotInTime` or `Interrupted`.
+        Returns True if the job recovered and the weights are equal. Raises `BadInput`, `NotInTime` or
+        `Interrupted`.
         """
         is_installed = self._installation.find()
         self._installation.check_rights(installs=not is_installed)

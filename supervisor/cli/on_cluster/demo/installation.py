@@ -33,7 +33,7 @@ EXAMPLES = Path("examples") / "kubernetes"
 MADE_BY = f"{GROUP}/installed-by"  # an annotation of Holdfast's namespace
 DEMO_LABEL = f"{GROUP}/demo"  # the label of a demo's namespace
 READY_S = 150.0  # the limit for both deployments, on a busy machine with two cores
-INJECTED_S = 30.0  # after both are ready; the API server and the Service normally follow within seconds
+INJECTED_S = 30.0  # from when both are ready; the API server and the Service normally follow within seconds
 GONE_S = 120.0  # pods have 30 s to end, and the namespace controller runs every few seconds
 LOOK_S = 0.3
 _PROGRAMS = (WEBHOOK, SUPERVISOR)
@@ -180,7 +180,7 @@ class Installation:
             self._stop.pause(LOOK_S)
 
     def remove(self, own_namespace: str) -> Removal:
-        """Remove the installation if it belongs to the demo and nobody else uses it.
+        """Remove the installation if it belongs to the demo and no one else uses it.
 
         `own_namespace` is the namespace of this demo, which does not count as a user.
         """
@@ -195,7 +195,7 @@ class Installation:
                 return Removal("Holdfast stays installed: its namespace is no longer marked as a demo's")
             users = list(self._users(own_namespace))
         except (ApiError, OSError) as error:
-            why = f"it is not known who uses it ({error})"
+            why = f"its users are unknown ({error})"
             return Removal(f"Holdfast is still installed, because {why}: {by_hand}", is_problem=True)
         if users:
             named = ", ".join(users[:3])
