@@ -14,7 +14,7 @@ from supervisor.display import screen
 
 
 def main(argv: Sequence[str]) -> int:
-    """Carry out one command line and return its exit code. For bad input, print one line to stderr."""
+    """Carry out one command line and return its exit code. On bad input, print one line to stderr."""
     if argv[:1] == ["serve"]:
         from supervisor.local import serve
 

@@ -153,7 +153,7 @@ class RunConsole:
         self.screen: Display = display(sys.stdout, known, plain=options.plain, quiet=options.quiet)
         self.interrupts = 0
         self.announced = False  # True if the last signal announced a SIGTERM
-        self.unshown = False  # True once the user was informed that the status cannot be displayed
+        self.unshown = False  # True once the user has been informed that the status cannot be displayed
 
     def until_end(self) -> int:
         self._take_signals()

@@ -102,7 +102,7 @@ def stalled(status: StatusDocument) -> str:
 
 
 def _held_up(status: StatusDocument) -> str:
-    """Return what the group waits for while no step ends; "" otherwise."""
+    """Return what the group is waiting for while no step ends; "" otherwise."""
     return " ".join(str(status.get("waiting_for") or "").split()) if stalled(status) else ""
 
 

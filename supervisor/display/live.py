@@ -175,7 +175,7 @@ class LiveDisplay:
     def _draw(self, now_s: float) -> None:
         """Write the waiting lines and the frame below them in one call."""
         if self._out.busy:
-            return  # the last frame is not written yet, so a later call draws a newer one
+            return  # the last frame has not been written yet, so a later call draws a newer one
         size = self._out.size()
         silent_s = max(0.0, now_s - self._fresh_s)
         frame = []

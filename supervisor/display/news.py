@@ -15,10 +15,11 @@ _MAX_MISSED = 20  # how many incidents between two statuses are shown
 
 @dataclass(frozen=True, slots=True)
 class IncidentRecords:
-    """Gives access to the records of incidents. A status contains only the newest, but several may be new.
+    """Gives access to the records of incidents.
 
-    `recall` returns the record of an incident by number; None if it cannot be read. Incidents with numbers up
-    to `before` belong to an earlier run.
+    A status contains only the newest incident, but several may be new. `recall` returns the record of an
+    incident by number; None if it cannot be read. Incidents with numbers up to `before` belong to an earlier
+    run.
     """
 
     recall: Callable[[int], Mapping[str, Any] | None] = lambda _: None

@@ -44,7 +44,7 @@ class StatusContext:
 
 
 def build(view: View, accounts: Bookkeeping, context: StatusContext) -> dict[str, Any]:
-    """Return the status as JSON. Changes nothing. Equal arguments give equal statuses."""
+    """Return the status as JSON. Changes nothing. Equal arguments produce equal statuses."""
     stall = _stall(view, context.policy)
     found = {
         "schema": incidents.SCHEMA,
@@ -188,7 +188,7 @@ def _message(view: View, policy: Policy) -> str:
 
 
 def _unended(view: View, policy: Policy) -> tuple[str, ...]:
-    """Return the members of a cluster that were ordered to end and have not ended."""
+    """Return the members of a cluster that were ordered to end and have not ended yet."""
     is_ending = view.memory.phase in ("stopping", "ended")
     return closing.unended(view, policy) if is_ending and policy.members_created_externally else ()
 

@@ -212,7 +212,7 @@ def _not_injected(pod: KubernetesObject, around: PodSurroundings) -> tuple[str, 
             f"not injected, because its namespace is excluded ({around.excluded})",
             f"fix this, then {AGAIN}",
         )
-    return "not injected: at its creation, no webhook responded or its namespace was excluded", AGAIN
+    return "not injected: when it was created, no webhook responded or its namespace was excluded", AGAIN
 
 
 def _not_running(pod: KubernetesObject) -> tuple[str, str] | None:

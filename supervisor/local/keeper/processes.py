@@ -161,7 +161,7 @@ def _collect_return_code(process: subprocess.Popen[bytes] | AdoptedProcess) -> N
         process.returncode = -signal.SIGKILL if status is None else os.waitstatus_to_exitcode(status)
 
 
-# If the imports of a fork server exceed a limit, it is killed, and each process imports the modules itself.
+# If its imports exceed a limit, a fork server is killed, and each process imports the modules itself.
 IMPORT_S = 120.0  # the time limit for the imports of a script
 PARTS_S = 20.0  # the time limit for the imports of the supervisor and the sidecars, which delay its start
 BORN_S = 2.0  # how long the keeper waits for a fork, which takes milliseconds

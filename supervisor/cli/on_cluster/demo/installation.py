@@ -164,7 +164,7 @@ class Installation:
             self._stop.pause(LOOK_S)
 
     def wait_for_injection(self, namespace: str) -> None:
-        """Wait until the API server has the webhook inject a pod, in a dry run. Raises `BadInput`.
+        """Wait until a dry run shows that the webhook injects new pods. Raises `BadInput`.
 
         The webhook can be ready a second before the API server trusts it and its Service has an address.
         """
