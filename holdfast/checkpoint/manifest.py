@@ -44,8 +44,8 @@ class NewerFormat(InvalidCheckpoint):
 class ObjectLayout:
     """Describes how object storage divides the files of a checkpoint into objects.
 
-    A file is stored as the objects `folder`/FILE/00000, 00001 and so on. Each has `part_bytes` bytes, except
-    that the last one may be shorter. An empty file is stored as one empty object.
+    A file is stored as the objects `folder`/FILE/00000, 00001 and so on. Each object has `part_bytes` bytes,
+    but the last one may be shorter. An empty file is stored as one empty object.
     """
 
     folder: str
@@ -77,7 +77,7 @@ def private_name(rank: int) -> str:
 
 
 def is_state_name(name: str) -> bool:
-    """Return whether Holdfast gives a file of a checkpoint this name."""
+    """Return whether Holdfast uses this name for a file of a checkpoint."""
     return name == REPLICATED or _PRIVATE.fullmatch(name) is not None
 
 
@@ -131,7 +131,7 @@ def unpack(raw: bytes) -> Manifest:
     """Return the manifest encoded in `raw`.
 
     Raises:
-        NewerFormat: The manifest is intact, but has a later format.
+        NewerFormat: The manifest is intact, but its format is newer.
         InvalidCheckpoint: The data is damaged, incomplete, or not a manifest.
     """
     body = _checked(raw)
