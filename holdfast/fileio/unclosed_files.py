@@ -1,4 +1,4 @@
-"""Close the files that a script leaves open in known libraries, because only closing completes them."""
+"""Close files of known libraries that a script leaves open, because only closing completes them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ WRITERS = (
     ),
     FileKind("cv2", "VideoWriter", lambda each: each.release() if each.isOpened() else None),
 )
-# The objects that delete temporary files. As at any exit, they run after all files have been written.
+# The objects that delete temporary files. As at any exit, this happens after all files have been written.
 TEMPORARY = (FileKind("tempfile", "_TemporaryFileCloser", lambda each: each.__del__(), _nothing),)
 
 
