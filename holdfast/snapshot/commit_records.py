@@ -35,7 +35,7 @@ _COST = struct.Struct("<8sQd")  # magic, bytes, seconds
 COST_MAGIC = b"HFCOST01"
 
 
-class CommitRecord(NamedTuple):  # made in each snapshot; a frozen dataclass would take five times as long
+class CommitRecord(NamedTuple):  # created for each snapshot; a frozen dataclass is five times as slow
     """Identifies one complete snapshot. No two commits to the same slot have the same `sequence`."""
 
     slot: int
