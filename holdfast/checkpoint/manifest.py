@@ -56,7 +56,7 @@ class ObjectLayout:
 class Manifest:
     """The contents of a checkpoint. `created` is in seconds since the epoch.
 
-    `lineage` is the run's lineage when the checkpoint was written. Readers derive from it which other
+    `lineage` is the run's lineage when the checkpoint was written. From it, readers can tell which other
     checkpoints are void.
     """
 
@@ -180,7 +180,7 @@ def _objects(value: object, files: tuple[FileEntry, ...]) -> ObjectLayout:
 
 
 def _lineage(value: object) -> tuple[Lineage, ...]:
-    """Return the lineage in a manifest. Early versions wrote none; the result is then empty."""
+    """Return the lineage in a manifest; it is empty if the manifest is from an early version."""
     if not isinstance(value, list) or len(value) > MOST:
         raise InvalidCheckpoint(f"has lineage {brief(value)}, expected a list of at most {MOST}")
     for each in value:

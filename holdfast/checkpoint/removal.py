@@ -2,7 +2,7 @@
 
 Another member may replace a checkpoint while this process is stopped between any two system calls. So this
 module never finds the data to delete by the checkpoint's name. It opens the directory, and compares and
-empties it through that descriptor, which refers to the same directory even if the name changes. A name is
+empties it through the descriptor, which refers to the same directory even if the name changes. A name is
 removed only if its directory is empty, which a published checkpoint never is.
 
 Only Holdfast's own files are deleted, because a script may save into a directory of the same name. A script
@@ -57,7 +57,7 @@ def remove(path: Path, what: StoredCheckpoint | InvalidCheckpoint) -> bool:
 
 
 def finish(root: Path) -> None:
-    """Remove what is left of the checkpoints in `root` whose removal was interrupted. Raises OSError."""
+    """Complete the interrupted removals of checkpoints in `root`. Raises OSError."""
     for path in tuple(root.iterdir()):
         if catalog.step_in(path.name) is None or not catalog.is_removed(path):
             continue

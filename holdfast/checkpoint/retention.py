@@ -64,10 +64,10 @@ class NewestCheckpoint:
 def is_abandoned(left: Leftover, epoch: int, newest: NewestCheckpoint) -> bool:
     """Return whether a member that obeys `epoch` may delete `left`.
 
-    Only data that was written before the newest checkpoint may be deleted, and not by a member that obeys a
-    lower epoch than the writer or a checkpoint. A writer that obeys an epoch below that of a checkpoint may
-    no longer publish. Any other writer counts as dead if it has written nothing for an hour, because a live
-    writer writes continuously.
+    Only data that was written before the newest checkpoint may be deleted, and only by a member that obeys no
+    lower epoch than the writer and all checkpoints. A writer that obeys an epoch below that of a checkpoint
+    may no longer publish. Any other writer counts as dead if it has written nothing for an hour, because a
+    live writer writes continuously.
     """
     if newest.epoch > epoch or left.epoch > epoch or left.written_s >= newest.written_s:
         return False
@@ -151,7 +151,7 @@ def _listed(storage: CheckpointStorage) -> tuple[_Found, ...]:
 def _removed(
     storage: CheckpointStorage, found: tuple[_Found, ...], deletable: tuple[Path, ...]
 ) -> tuple[Path, ...]:
-    """Remove `deletable`, the last one first, and stop if any checkpoint is no longer as in `found`.
+    """Remove `deletable`, the last one first, and stop as soon as any checkpoint differs from `found`.
 
     Returns the removed checkpoints, in the order of `deletable`.
     """

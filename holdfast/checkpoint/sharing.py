@@ -101,7 +101,7 @@ class SharedFile:
         begins = range(0, self.size, piece_bytes)
         self._pieces = tuple(SharedPiece(at, min(at + piece_bytes, self.size)) for at in begins)
         self._free = deque(self._pieces)
-        self._begun_s: dict[SharedPiece, float] = {}  # when peers began their pieces
+        self._begun_s: dict[SharedPiece, float] = {}  # when peers began the pieces that they are writing
         self._own: set[SharedPiece] = set()  # the pieces that the writer is writing
         self._crcs: dict[SharedPiece, tuple[int, ...]] = {}  # the checksums of each finished piece
         self._of_peers: list[SharedPiece] = []  # the finished pieces that only a peer has written

@@ -102,14 +102,14 @@ class CheckpointStorage(Protocol):
     def write_piece(
         self, name: str, place: StagingPlace, size: int, piece: SharedPiece, read: CheckedRead
     ) -> None:
-        """Write, durably, a piece of the checkpoint `name` that another member is staging at `place`.
+        """Durably write a piece of the checkpoint `name`, which another member is staging at `place`.
 
         This writes only to the file of `size` bytes that the writer has created. Raises `ShareRefused` if
         this storage does not have that place, and any exception of `read`.
         """
 
     def remove(self, path: Path, what: StoredCheckpoint | InvalidCheckpoint) -> bool:
-        """Remove a checkpoint that `each_checkpoint` has yielded. No reader ever sees part of it.
+        """Remove a checkpoint that `each_checkpoint` has yielded. No reader sees it half removed.
 
         If another writer has replaced it, even during this call, the replacement is kept and stays intact.
         Return False if the checkpoint was no longer there or could not be read.
