@@ -1,4 +1,4 @@
-"""Write a batch of files and make them durable together, because concurrent fsyncs are as fast as one.
+"""Write a batch of files and make them durable together, as concurrent fsyncs take about as long as one.
 
 Files are copied to storage with direct I/O, so that the disk reads the data straight from the source's pages
 in memory. Going through the page cache would copy each byte twice and fill memory that the training could
@@ -68,7 +68,7 @@ class FileBatch:
         return FileEntry(target.name, size, CHUNK_BYTES, crcs)
 
     def allocate(self, target: Path, size: int) -> None:
-        """Create the file `target` of `size` bytes, which others fill before `sync`. Raises OSError."""
+        """Create the file `target` of `size` bytes, which other code fills before `sync`. Raises OSError."""
         os.ftruncate(self._create(target), size)
 
     def write(self, target: Path, content: bytes, mode: int = 0o666) -> None:

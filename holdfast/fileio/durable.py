@@ -87,7 +87,7 @@ def remove_debris(root: Path) -> None:
     """Remove the files that dead writers have left in `root`. Raises OSError.
 
     Each file is renamed first. A writer that is not dead, but was only stopped for that long, cannot publish
-    a file while it is being removed, because either its rename succeeds or this one.
+    a file while it is being removed, because only one of the two renames succeeds.
     """
     for path in tuple(root.iterdir()):
         match = _DEBRIS.fullmatch(path.name)

@@ -1,4 +1,4 @@
-"""Write ranges of an existing file of the final size, from several threads or hosts.
+"""Write ranges of an existing file, which already has its final size, from several threads or hosts.
 
 As in `holdfast.fileio.bulk_copy`, whole blocks are written with direct I/O if the file system supports it.
 """
@@ -11,7 +11,7 @@ import stat
 
 from holdfast.fileio.bulk_copy import BLOCK_BYTES, CANNOT
 
-_FLAGS = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # never creates or blocks
+_FLAGS = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # opening never creates a file or blocks
 
 
 class RangeWriter:

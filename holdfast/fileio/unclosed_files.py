@@ -76,8 +76,8 @@ def close_unclosed(
 ) -> list[Any]:
     """Close all open files of `kinds` through `attempt`; return those left open because a thread uses them.
 
-    If the frames of a running thread refer to a file, the file is only flushed. If its kind cannot be
-    flushed, it is left as it is and returned. This function imports no module.
+    If the frames of a running thread refer to a file, the file is only flushed. A file whose kind cannot be
+    flushed is left as it is and returned. This function imports no module.
     """
     loaded = [(kind, its) for kind in kinds if (its := _class(kind)) is not None]
     if not loaded:
