@@ -125,7 +125,7 @@ def from_json(
     """Return the dataclass `kind` built from parsed JSON. Raises `InvalidMessage`.
 
     With `lenient`, fields that `kind` does not have are ignored, so that files of a later version can be
-    read. `known` has the values of fields that were decoded before. They replace the values in `value`.
+    read. `known` has the values of fields that were decoded before, and takes precedence over `value`.
     """
     try:
         found: T = _object_reader(typing.cast("Hashable", kind))(value, lenient, known)

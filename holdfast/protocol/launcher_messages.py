@@ -241,8 +241,8 @@ class Launch:
 def stop_delays_s(grace_s: float, first: FirstSignal, ending_only: bool = False) -> tuple[float, float]:
     """Return the seconds from an order to stop until ranks receive SIGTERM, and until they receive SIGKILL.
 
-    If `first` names another signal that precedes SIGTERM, the grace period applies twice: see
-    `LauncherOrder`.
+    If `first` names another signal that precedes SIGTERM, the grace period applies twice (see
+    `LauncherOrder`).
     """
     term_s = grace_s if first and not ending_only else 0.0
     return term_s, term_s + grace_s

@@ -4,8 +4,8 @@
 
 All links are level-triggered: one side sends its complete state whenever the state changes, and the other
 sends its complete order. Lost, late or repeated messages and restarted peers therefore need no special
-handling. Every message carries the generation, and a receiver refuses one that is older than the last one it
-acted on. Orders also carry the supervisor's epoch. Receivers compare it first, so no process obeys a
+handling. Every message carries the generation, and a receiver refuses a generation older than the last one
+that it acted on. Orders also carry the supervisor's epoch. Receivers compare it first, so no process obeys a
 supervisor that has been replaced.
 """
 

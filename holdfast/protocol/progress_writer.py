@@ -71,9 +71,9 @@ class Page:
 
     @classmethod
     def create(cls, path: Path, clock: NanosecondClock = time.monotonic_ns) -> Page:
-        """Create a new page at `path`. If there is one already, its readers keep the old page.
+        """Create a new page at `path`. If one already exists, its readers keep the old page.
 
-        Raises `OSError`, and then leaves `path` unchanged.
+        If this raises `OSError`, `path` is unchanged.
         """
         make(path)
         page = cls.attach(path, clock)
@@ -480,10 +480,10 @@ def _ruled(words: tuple[int, ...], places: int) -> tuple[int, ...]:
 
 
 def make(path: Path) -> None:
-    """Create a new page at `path`. If there is one already, its readers keep the old page.
+    """Create a new page at `path`. If one already exists, its readers keep the old page.
 
-    Every byte is written, because a store to a hole in a full tmpfs would cause a SIGBUS. Raises `OSError`,
-    and then leaves `path` unchanged.
+    Every byte is written, because a store to a hole in a full tmpfs would cause a SIGBUS. If this raises
+    `OSError`, `path` is unchanged.
     """
     content = bytearray(layout.PAGE_BYTES)
     layout.HEADER.pack_into(content, 0, layout.MAGIC, layout.VERSION, layout.PAGE_BYTES)
