@@ -136,8 +136,8 @@ class Arena:
     def seal(self, record: CommitRecord, threads: int = THREADS) -> int:
         """Compute, store and return the checksum of the snapshot's content. Raises SnapshotGone, OSError.
 
-        The slot is not pinned during the computation, which may be slow: a writer that needs the slot takes
-        precedence.
+        The slot is not pinned during the computation, which may be slow, because a writer that needs the slot
+        takes precedence.
         """
         with open(record.path, "rb") as file:
             found = combine(file_crcs(file.fileno(), record.total_bytes, CHUNK_BYTES, threads))
@@ -300,7 +300,8 @@ class Arena:
         """Lock the slot to write to and invalidate its record; return the slot and its previous snapshot.
 
         The result is None if there is no such slot or it is locked. It is also None if the other slot already
-        holds the state `new`: all ranks of a member may try to write the same state, and one copy is enough.
+        holds the state `new`, because all ranks of a member may try to write the same state, and one copy is
+        enough.
         """
         before = self._page.raw()
         records = self.records()

@@ -85,10 +85,11 @@ class Slot:
         return self._mapping
 
     def stretch(self, total_bytes: int) -> mmap.mmap:
-        """Return a mapping of exactly `total_bytes`. `back` must allocate its memory before it is written.
+        """Return a mapping of exactly `total_bytes`, most of which may have no memory yet.
 
-        The caller must hold the lock. A killed writer may leave a sparse file without a record. When that
-        slot is used again, `fit` allocates the missing memory.
+        Call `back` for a range before writing to that range. The caller must hold the lock. A killed writer
+        may leave a sparse file without a record. When that slot is used again, `fit` allocates the missing
+        memory.
 
         Raises:
             OSError: There is certainly not enough room (ENOSPC), or the file cannot be mapped.
