@@ -209,7 +209,7 @@ def _inner(
 
 
 def wrapped_optimizers(optimizer: torch.optim.Optimizer) -> dict[str, torch.optim.Optimizer]:
-    """Return the optimizers that `optimizer` wraps, by attribute name. SAM and Lookahead wrap optimizers.
+    """Return the optimizers that `optimizer` wraps, as SAM and Lookahead do, by attribute name.
 
     The result omits an inner optimizer that shares its state object with the outer one, because that state is
     saved with the outer optimizer.

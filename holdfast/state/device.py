@@ -64,7 +64,7 @@ class Device(Protocol):
         """Return whether the tensor is on this device, and its content therefore depends on the queue."""
 
     def mark(self) -> QueueMark:
-        """Put a mark behind all work that the calling thread has queued so far, and return the mark."""
+        """Put a mark after all work that the calling thread has queued so far, and return the mark."""
 
     def reached(self, mark: QueueMark) -> bool:
         """Return whether the device has completed all work before the mark."""
