@@ -78,7 +78,7 @@ def serve(
 
 
 def _report_unjoined(ending: Ending, exit_code: int) -> None:
-    """Print the output of a process that failed before it joined, which no rank's log contains."""
+    """Print the output of a process that failed before it joined, because no rank's log contains it."""
     lines = [line for line in ending.message.splitlines() if line.strip()]
     if not lines:
         return

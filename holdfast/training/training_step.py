@@ -222,7 +222,7 @@ class TrainingStep:
         self._checks.watch_gradients()
 
     def _check_private_state(self) -> None:
-        """Send private state again if it has changed since it was sent: the changes belong to the commit."""
+        """Send private state again if it has changed since it was sent, as part of this commit."""
         if self.protection is not None:
             self._flags.commit()
             self._checks.look_at_threads()
