@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _print(text: str) -> int:
-    """Print `text` and return 0; if the write fails, return the same exit code as the supervisor."""
+    """Print `text` and return 0, or the supervisor's exit code for a failed write."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()

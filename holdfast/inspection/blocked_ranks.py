@@ -96,7 +96,7 @@ def of(pid: int, found: tuple[Thread, ...], ours: frozenset[int]) -> CollectiveW
 
 
 def in_collective(at: str) -> bool:
-    """Return whether `at`, a rank's innermost function, is one that only waits for other ranks on gloo."""
+    """Return whether `at`, a rank's innermost function, only waits for other ranks on gloo."""
     function, _, file = at.partition(" (")
     name = function.rpartition(".")[2]
     if "torch/autograd/" in file:

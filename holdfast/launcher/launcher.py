@@ -60,7 +60,7 @@ REFILL_S = 5.0  # a generation that has not settled after this time no longer de
 
 
 class Launcher:
-    """The launcher of one member. One thread handles all events; only inspections run in another."""
+    """The launcher of one member. One thread handles all events; only inspections run in another thread."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Launcher:
         self.rendezvous = _listen_tcp()
         self.stopping = False
         self.exit_code = 0  # the exit code in the newest order to stop
-        # True while the launcher, after a signal to end, waits for the supervisor's order to stop.
+        # True while the launcher, having received a signal to end, waits for the supervisor's order to stop.
         self._is_leaving = False
         self.orphans = Orphans()
         self._is_turn_planned = False  # whether a check is scheduled for orphans that have not ended yet

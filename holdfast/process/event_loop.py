@@ -2,7 +2,7 @@
 
 For loops on a plain selector, helpers yield the ready events and wake the loop when a signal arrives.
 
-An asyncio loop's lag is the time between two polls for events. Measuring it in the selector takes no timer
+An asyncio loop's lag is the time between two polls for events. Measuring it in the selector needs no timer
 and catches delays of any length.
 """
 

@@ -1,9 +1,9 @@
 """TCP servers: a port reserved for the next rendezvous, the run's token, and a limit on idle connections.
 
-Any process that can reach a server's address can open connections. Each takes up a descriptor that the run
-may need for files or members. A connection is idle while the server is not answering a request on it. `Door`
-allows `MOST` idle connections, and closes the oldest to make room for a new one. A connection may stay idle
-only as long as a request's headers may take, unless it has presented the token once.
+Any process that can reach a server's address can open connections. Each connection takes up a descriptor that
+the run may need for files or members. A connection is idle while the server is not answering a request on it.
+`Door` allows `MOST` idle connections, and closes the oldest to make room for a new one. A connection may stay
+idle only as long as a request's headers may take, unless it has presented the token once.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class Door:
     async def accept(
         self, listener: socket.socket, make: Callable[[], P], tls: ssl.SSLContext | None
     ) -> NoReturn:
-        """Accept connections on the non-blocking `listener` until cancelled, and watch those that prove idle.
+        """Accept connections on the non-blocking `listener` until cancelled, and watch those that are idle.
 
         `make` creates the protocol of a connection. A connection whose TLS handshake is not complete has no
         transport yet, so `guarded` could not close it. The limit on idle connections also applies to

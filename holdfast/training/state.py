@@ -131,8 +131,8 @@ class State:
 
         `count` is the number of steps in the whole training, counted from its beginning, not in an epoch.
 
-        A step counts only once it is committed. If the script leaves a step by `continue` or `break` without
-        a commit, the step is yielded again. It is yielded up to three times in total.
+        A step counts only once it is committed. If the script leaves a step with `continue` or `break` and
+        without a commit, the step is yielded again. It is yielded up to three times in total.
 
         Raises:
             BadInput: `count` is not a whole number or is negative; the loop is inside another loop; or the

@@ -67,8 +67,8 @@ from holdfast.training.rank import Rank
 class TrainingStep:
     """One rank's current step. As a `torch_hooks.StepObserver`, it is called by torch's hooks.
 
-    Without a launcher, there is neither a protection nor a progress page. The order of calls and the numbers
-    are still checked, but no state is saved.
+    Without a launcher, there is no protection and no progress page. The order of calls and the numbers are
+    still checked, but no state is saved.
     """
 
     def __init__(

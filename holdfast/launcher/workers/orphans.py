@@ -71,7 +71,7 @@ class Orphans:
         """Send SIGTERM to the orphans; return True while there are orphans to wait for.
 
         If working orphans may finish, SIGTERM is sent only to idle ones, and `print_line` is called with a
-        line about each process that the script left in the background. Once the time is over, return False.
+        line about each process that the script left in the background. Once the time is up, return False.
         """
         for pid in linux.children():
             _reap(pid)

@@ -248,7 +248,7 @@ class LateChanges:
             self._snapshots.copy(step)
 
     def forward_in_pause(self) -> None:
-        """Check whether the script has swapped weights in, which happens before it calls a module."""
+        """Check whether the script swapped weights in before it called a module."""
         if not self._pauses.known and self._committed.changed() is not None:
             self._pauses.writes()
 

@@ -299,8 +299,8 @@ def _receive_some(connection: socket.socket, most: int) -> bytes:
 def _to_be_closed(received: Mapping[socket.socket, bytes], secret: bytes) -> list[socket.socket]:
     """Return the connections that must be closed.
 
-    These are the connections that sent wrong bytes. If there are too many others, they also include the
-    oldest of the others.
+    These are the connections that sent wrong bytes. If there are too many other connections, the result also
+    includes the oldest of them.
     """
     wrong = [each for each, sent in received.items() if not secret.startswith(sent)]
     slow = [each for each in received if each not in wrong]

@@ -170,7 +170,7 @@ class Protection:
     def keep_final_state(self) -> str:
         """Ensure that a snapshot has the script's final state. Return "", or the reason why none exists.
 
-        No copy is made in two cases. If the script left its loop by `break`, it would train more steps when
+        No copy is made in two cases. If the script left its loop with `break`, it would train more steps when
         it starts again. If it changed the state after the loop, training cannot continue from that state,
         because the script may have loaded other weights for another purpose.
         """
