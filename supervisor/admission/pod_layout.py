@@ -1,4 +1,4 @@
-"""Define the names, paths and keys of an injected pod and the installation. Pure.
+"""Define the names, paths and keys of an injected pod and of the installation. Pure.
 
 The injector writes them. The sidecar, the cluster's supervisor, the commands that examine a pod, and the
 documentation share these definitions.
@@ -6,8 +6,8 @@ documentation share these definitions.
 ```text
 initContainers
   ...                 the user's, and those of other injectors
-  holdfast-setup      copies Holdfast and py-spy to /opt/holdfast, then ends
-  holdfast-sidecar    runs as long as the pod (restartPolicy: Always)
+  holdfast-setup      copies Holdfast and py-spy to /opt/holdfast, then exits holdfast-sidecar    runs as long
+  as the pod (restartPolicy: Always)
 containers
   NAME                trains; its command starts the launcher, which starts the ranks
 volumes
@@ -34,8 +34,8 @@ CHECKPOINTS = PREFIX + "checkpoints"
 CHECKPOINTS_SECRET = PREFIX + "checkpoints-secret"
 STATE_SIZE = PREFIX + "state-size"
 
-# The most ranks of one job. With as many, a recovery takes more than a second of CPU time in the supervisor,
-# which all jobs share, and the job's state takes almost half of the room in its Supervision.
+# The maximum number of ranks in a job. At this size, a recovery takes more than a second of CPU time in the
+# supervisor, which all jobs share, and the job's state takes up almost half of its Supervision.
 MAX_JOB_RANKS = 32_768
 
 # Annotations that the injector sets: what it injected, as JSON, or why it injected nothing.
@@ -120,7 +120,7 @@ MEMBER = f"$({POD_NAME}).$({POD_UID})"  # the member's name; Kubernetes expands 
 STORAGE_REPORTED = "reported"  # the sidecar reports the checkpoints, because the supervisor cannot read them
 
 GPU_RESOURCE = "nvidia.com/gpu"
-ACCELERATORS = ("/gpu", "/tpu", "/neuron", "/gaudi")  # suffixes of resources for training containers only
+ACCELERATORS = ("/gpu", "/tpu", "/neuron", "/gaudi")  # suffixes of resources that only training requests
 NO_GPUS = ("NVIDIA_VISIBLE_DEVICES", "void")  # without this, NVIDIA's runtime gives a container all GPUs
 
 # How long a pod remains on a node that does not respond. The cluster's default is 300 s.
