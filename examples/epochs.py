@@ -20,7 +20,7 @@ BATCH = 32
 
 
 class Circles(Dataset):
-    """Points labelled by whether they are inside a circle. Each access adds random jitter to the point."""
+    """Points labelled by whether they lie inside a circle. Each access adds random jitter to the point."""
 
     def __init__(self, size: int, seed: int, jitter: float = 0.02) -> None:
         self.points = torch.rand(size, 2, generator=torch.Generator().manual_seed(seed)) * 2 - 1

@@ -23,7 +23,9 @@ RARELY_S = 15.0  # up to this time, half of the age at which commands stop calli
 LARGE = 64  # from this many members on, a summary is encoded in a thread
 SPREAD = 0.2  # the fraction of that time by which it varies at random
 SPACING_S = 0.5  # between two statuses while members connect one after another
-SPACING_OF_MEMBER_S = 0.002  # the same for each member of a large job, whose status takes 50 us for each
+SPACING_OF_MEMBER_S = (
+    0.002  # in addition for each member of a large job, because its status takes 50 us per member
+)
 
 
 class JobSummary:

@@ -46,8 +46,8 @@ REACH_S = 1.0  # how long a count of the connected members is reused; each job a
 GATHER_S = 0.05  # how long to collect changes, because a job's pods are created one after another
 REMIND_S = 3000.0  # until an event with the same reason is repeated; the API server keeps events for an hour
 MAX_NOTICES = 20_000
-# Of one namespace at a time, without those that have ended. A job takes 120 KiB and a task, and a supervisor
-# is designed for 250 of them.
+# Supervised at a time in one namespace, without jobs that have ended. A job takes 120 KiB and a task, and a
+# supervisor is designed for 250 of them.
 MAX_JOBS = 1_000
 SLICE = 50  # pods or jobs that a round considers before other work may run: about 1 ms
 SCAN_S = 60.0  # between two searches for pods that are not injected
@@ -111,11 +111,11 @@ class ClusterJobs:
         # second.
         self._sorted: dict[ObjectName, _SortedPod] = {}
         self._formed: dict[JobKey, FormedGroup] = {}
-        self._at_rest: set[JobKey] = set()  # jobs that have ended, and that still have pods that have ended
+        self._at_rest: set[JobKey] = set()  # ended jobs whose ended pods still exist
         self._out_of_reach = (-math.inf, OutOfReach())  # when connections were last counted, and the result
 
     def job_of(self, pod_uid: str) -> SupervisedJob | None:
-        """Return the job of a pod; None if the pod has no job, or not yet."""
+        """Return the job of a pod; None if the pod does not have a job, at least so far."""
         return self._by_uid.get(pod_uid)
 
     def is_cut_off(self, namespace: str) -> bool:
@@ -256,7 +256,7 @@ class ClusterJobs:
         return {key: each.group for key, each in self._formed.items() if each.group is not None}
 
     def _record(self, refusal: Refusal) -> None:
-        """Record an event, unless its pod has ended and nobody needs to change it any more."""
+        """Record an event, unless its pod has ended and no longer needs to be changed."""
         if not has_ended(refusal.pod):
             self._notices.record(*refusal)
 
@@ -282,8 +282,8 @@ class ClusterJobs:
         """Find the runs that earlier leaders have begun, and their pods.
 
         These pods remain with their job as under the earlier leader, even if one of them has become invalid
-        or if the owner cannot be read at present. This waits until the API server answers: before that, no
-        job can be taken over anyway.
+        or if the owner cannot be read at present. This waits until the API server answers, because no job can
+        be taken over before that anyway.
         """
         runs: list[OngoingRun] = []
 
@@ -291,7 +291,7 @@ class ClusterJobs:
             run = contents.ongoing_run(found)
             if run is not None and run.uid == _uid(self._supervision(run.key)):
                 runs.append(run)
-            return {}  # a list of whole Supervisions would need much memory
+            return {}  # a list of whole Supervisions would need a lot of memory
 
         while True:
             runs.clear()

@@ -81,7 +81,8 @@ class ClusterSupervisor:
     async def lead(self, replicas: Replicas) -> None:
         """Supervise all jobs whenever this process holds the Lease, and wait for it otherwise. Never returns.
 
-        Raises `LeaseLost`. The process must then end, and its successor starts from the cluster's state.
+        Raises `LeaseLost` when the lease is lost. The process must then end, because its successor continues
+        from the cluster's state.
         """
         me = self._me
         lock = LeaseLock(self._server, me.namespace, pod_layout.SUPERVISOR_LEASE, me.name, pod_uid=me.uid)
@@ -172,8 +173,8 @@ class ClusterSupervisor:
     async def member(self, request: web.Request) -> web.StreamResponse:
         """Serve the connection of a member, which its token identifies.
 
-        A replica that does not lead says so even before the API server reviews the token, which may not
-        respond to this replica; the member then tries another address.
+        A replica that does not lead says so before it has the token reviewed, because the API server may not
+        respond to this replica. The member then tries another address.
         """
         self._refuse_unless_leading()
         caller = await self._review(request)
@@ -296,9 +297,9 @@ async def _member_app(supervisor: ClusterSupervisor, door: Door) -> web.AppRunne
 
 
 def _protocol(runner: web.AppRunner) -> Callable[[], asyncio.Protocol]:
-    """Return what makes the protocol of a connection to the application."""
+    """Return the function that makes the protocol of each connection to the application."""
     server = runner.server
-    assert server is not None  # `setup` has set it
+    assert server is not None  # set by `setup`
     loop = asyncio.get_running_loop()
     # None for no log, as for the runner
     return lambda: MeteredConnection(server, loop=loop, access_log=None)  # type: ignore[arg-type]

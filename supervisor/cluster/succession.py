@@ -9,8 +9,8 @@ from supervisor.cluster.pods import PodMember, first_start, member_name
 from supervisor.view import unknown_generation
 from supervisor.view.model import ENDING_PHASES, End, JobState, View
 
-# How long an owner may take to create the pods that a run lacks after all others have failed. An owner that
-# creates none has failed.
+# How long an owner may take to create the pods that a run lacks after all others have failed. If the owner
+# creates none within this time, the owner itself has failed.
 OWNER_S = 30.0
 
 
@@ -44,16 +44,16 @@ def may_change_size(view: View, pods: Collection[PodMember]) -> bool:
 def end_before_start(
     ended: Collection[PodMember], others: Collection[PodMember], members: int, lasts_s: float
 ) -> End | None:
-    """Return how a run ends whose ranks were never started; None while it may still begin.
+    """Return how a run ends if its ranks were never started; None while they may still be started.
 
-    If the run ends with another exit code than 0, its owner's next pods form a new run. So nothing is lost
-    if the owner creates some. After exit code 0, they would be ordered to end, so all pods must have ended.
+    If the run ends with an exit code other than 0, any pods that its owner creates later form a new run, so
+    nothing is lost. After exit code 0, such pods would be ordered to end, so all pods must have ended.
 
     Args:
         ended: The pods of this run that have ended, without being deleted. They may be gone by now.
         others: The run's other pods.
         members: The number of members of the run.
-        lasts_s: How long all of the run's pods have ended or been gone.
+        lasts_s: The time since the last of the run's pods ended or disappeared.
     """
     if not ended or any(not pod.has_ended for pod in others):
         return None

@@ -1,4 +1,4 @@
-"""Tell routine reports from those that a job must consider immediately. Pure.
+"""Distinguish routine reports from those that a job must consider immediately. Pure.
 
 A routine report only repeats that a member trains: it differs from the previous one in times and in the
 progress of ranks that complete their steps. No decision follows from it before the job's next round, at most

@@ -33,7 +33,8 @@ log = logging.getLogger(__name__)
 LEASES = ResourceKind("coordination.k8s.io", "v1", "leases")
 MAX_EPOCH = (1 << 31) - 1  # the API's leaseTransitions has 32 bits
 # A leader whose term ended while the API server did not respond continues for this long if the server then
-# refuses its requests: a server that has just started refuses all of them until it has read its permissions.
+# refuses its requests, because a server that has just started refuses all of them until it has read its
+# permissions.
 REFUSED_S = 60.0
 UNWIND_S = 5.0  # a cancelled body that still runs after this time is logged and cancelled again
 
@@ -109,7 +110,7 @@ class LeaseLock:
         self.begin()
 
     def begin(self) -> None:
-        """Begin a term with a unique holder name: a lease from an earlier term is then not ours."""
+        """Begin a term with a unique holder name, so that an earlier term's lease is not taken for ours."""
         self._holder = f"{self._identity}_{self._pod}{uuid.uuid4().hex[:8]}"
         # The lease after the last write; None if the outcome of that write is uncertain.
         self._mine: KubernetesObject | None = None
@@ -351,7 +352,7 @@ async def _keep(lock: LeaseLock, term: Leadership, rival: Callable[[int], Awaita
     loop = asyncio.get_running_loop()
     terms = lock.terms
     delay_s = terms.retry_s
-    refused_s: float | None = None  # since when the server refuses
+    refused_s: float | None = None  # when the server began to refuse
     while True:
         await asyncio.sleep(min(delay_s, term.left_s) if term.left_s > 0 else delay_s)
         sent_s = loop.time()

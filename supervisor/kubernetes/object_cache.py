@@ -1,8 +1,8 @@
 """Cache objects that are looked up by name, and refresh them in the background.
 
-A lookup never waits. It returns the content as last read, at any age. If the object is unknown or its content
-is old, the lookup also starts a read. Failures never evict an object: an API server that has just started
-refuses all requests until it has loaded its access rules, and a single kind's API can hang.
+A lookup never waits. It returns the content as last read, however old it is. If the object is unknown or its
+content is old, the lookup also starts a read. Failures never evict an object: an API server that has just
+started refuses all requests until it has loaded its access rules, and a single kind's API can hang.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from supervisor.kubernetes.errors import ApiError
 log = logging.getLogger(__name__)
 
 FRESH_S = 30.0  # after this time, an object is read again
-RETRY_S = 5.0  # after a failure; doubled for each further failure, up to `FRESH_S`
+RETRY_S = 5.0  # after a failure; doubled for each subsequent failure, up to `FRESH_S`
 UNUSED_S = 60.0  # an object that was not looked up for this long is dropped
 PER_KIND = 4  # concurrent requests per kind, so that a kind whose API hangs does not delay the others
 MAX_OBJECTS = 10_000

@@ -64,7 +64,7 @@ class Replicas:
         return next((other for other, its in zip(others, epochs, strict=True) if its > epoch), "")
 
     async def _epoch(self, address: str) -> int:
-        """Return the epoch of the replica at `address`; 0 if it does not lead or answer."""
+        """Return the epoch of the replica at `address`; 0 if it does not lead or does not answer."""
         host = f"[{address}]" if ":" in address else address
         verify = ssl.create_default_context(cadata=self._certificate.bundle)
         limit = aiohttp.ClientTimeout(total=ASK_S)

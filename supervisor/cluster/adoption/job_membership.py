@@ -129,7 +129,7 @@ class Adopted:
 class NotAdopted:
     """A pod that is not a member of a job. `why` says why.
 
-    `unread` is an owner that could not be read. The result can change once it is read.
+    `unread` is an owner that could not be read; once it has been read, the result can change.
     """
 
     why: str
@@ -357,7 +357,7 @@ def _members(pod: PodFacts, owners: OwnerChain, said: GroupFacts, replica_type: 
     found = _number(annotated, pod, owners, said, replica_type)
     if not said.silent:
         return found
-    # Only some pods have the annotation. One of them must not change the size of the job for all of them.
+    # Only some pods have the annotation, and a single pod must not change the size of the whole job.
     try:
         otherwise = _number("", pod, owners, said, replica_type)
     except UnfitObject:  # without the annotation, the number would be unclear
@@ -432,7 +432,7 @@ def _size(owners: OwnerChain, replica_type: str) -> int:
 
 
 def _order(pod: PodFacts, owners: OwnerChain, replica_type: str) -> tuple[int, ...]:
-    """Return the pod's index numbers. If several replica types train, its type's position precedes them."""
+    """Return the pod's index numbers, after the position of its replica type if several types train."""
     kinds = [kind for _, kind in owners.workloads] if owners.workloads else shipped().pods
     kind = next((each for each in kinds if each.index), None)
     found = [pod_facts.index(pod, sources) for sources in kind.index] if kind is not None else []

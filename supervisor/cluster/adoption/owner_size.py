@@ -19,7 +19,7 @@ from supervisor.cluster.adoption.workload_kinds import WorkloadKind
 
 MAX_PARTS = 1_000  # replica types of one object
 MAX_KEPT = 65_536  # characters of an owner, apart from what `kept` leaves out
-MAX_DEPTH = 32  # of an owner; the table's paths have up to eight parts with those of a pod template
+MAX_DEPTH = 32  # of an owner's object; the table's paths, including a pod template's, have up to eight parts
 _BULK = ("status", "managedFields", "containers", "initContainers", "ephemeralContainers", "volumes")
 
 

@@ -1,4 +1,4 @@
-"""One job's records under one supervisor, which may write them until another takes over."""
+"""One job's records under one supervisor, which may write them until another supervisor takes over."""
 
 from __future__ import annotations
 
@@ -81,9 +81,9 @@ class SupervisionLead(Lead):
         """Take an epoch above `known`, which was found in a member's report or a checkpoint.
 
         The epoch `known` may belong to a successor, and only the resource shows whether it does. This
-        supervisor's epoch therefore remains unchanged until the API server has accepted the higher one. Call
-        this in a thread other than the event loop's. Safe to repeat; for `RAISE_AGAIN_S` after a failure,
-        calls do nothing.
+        supervisor's epoch therefore remains unchanged until the API server has accepted the higher epoch.
+        Call this in a thread other than the event loop's. Safe to repeat; for `RAISE_AGAIN_S` after a
+        failure, calls do nothing.
 
         Raises:
             Deposed: Another supervisor has taken over the job.
