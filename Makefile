@@ -29,7 +29,7 @@ OTHER_UNIT := $(filter-out $(UNIT) %/__init__.py %/__pycache__,$(wildcard tests/
 BROKEN_RUNS := tests/local/recovery tests/local/detection tests/local/own_parts tests/local/loops
 OTHER_RUNS := tests/crash tests/simulation tests/healthy \
     $(filter-out $(BROKEN_RUNS) %/scripts,$(patsubst %/__init__.py,%,$(wildcard tests/local/*/__init__.py)))
-# The cluster tests of the Kubernetes API need no installation of Holdfast, and mostly wait.
+# The cluster tests of the Kubernetes API do not need an installation of Holdfast, and mostly wait.
 CLUSTER_API := tests/cluster/api
 # If PYTEST_ARGS selects tests, one of the two runs may have none; pytest then exits with code 5.
 NONE_CHOSEN = $(if $(PYTEST_ARGS),|| test $$? -eq 5)

@@ -83,7 +83,7 @@ class _Unfit(Exception):
 
 
 def inject(pod: PodObject, context: InjectionContext) -> Injected | Refused | NotAsked:
-    """Return the injected pod if the pod requests Holdfast and it is certain what the pod runs.
+    """Return the injected pod if the pod requests Holdfast and Holdfast can determine what it runs.
 
     This does not modify `pod`. A pod that cannot be injected gets an annotation that says why, and runs as it
     would without Holdfast. This function never raises, for any pod.

@@ -24,7 +24,8 @@ from holdfast.protocol import defaults
 
 PREFIX = "holdfast.dev/"
 
-# Annotations that the user sets. `supervisor.admission.settings` has the ones for options of `holdfast run`.
+# Annotations that the user sets. `supervisor.admission.settings` has the annotations for options of `holdfast
+# run`.
 INJECT = PREFIX + "inject"
 CONTAINER = PREFIX + "container"
 MEMBERS = PREFIX + "members"
@@ -55,7 +56,7 @@ SUPERVISOR_SERVICE = "holdfast-supervisor"
 SUPERVISOR_PORT = 8443
 SUPERVISOR_LEASE = "holdfast-supervisor"  # the replica that holds it leads
 SUPERVISOR_URL = f"https://{SUPERVISOR_SERVICE}.{NAMESPACE}.svc:{SUPERVISOR_PORT}"
-AUDIENCE = "holdfast.dev"  # of the tokens that pods use to prove their identity to the supervisor
+AUDIENCE = "holdfast.dev"  # for tokens that prove the identity of pods to the supervisor
 
 # Containers
 SETUP = "holdfast-setup"

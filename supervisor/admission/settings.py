@@ -34,7 +34,7 @@ _FLAG = choice("true", "false")
 
 # Limits on the work for each pod, because a pod may have 256 KiB of annotations, and the supervisor reads the
 # annotations of all pods repeatedly.
-MAX_PROBLEMS = 8  # reported; each may need a comparison with all known names
+MAX_PROBLEMS = 8  # the most to report, because each may need a comparison with all known names
 MAX_VALUE = 4096  # characters, the length of the longest path
 _SHOWN = 100  # characters of an invalid name or value; valid ones are shorter
 

@@ -1,7 +1,7 @@
 """Parse the text of `sh -c` into simple commands, with the positions of their words. Pure.
 
 A command within `if`, a loop, a group or a subshell is marked, because it may run several times or not at
-all. Text with a function or a `case` is refused. Here-documents are skipped. Nothing is expanded, but a word
+all. Functions and `case` are refused. Here-documents are skipped. Nothing is expanded, but a word
 that the shell would expand is marked, to keep its text from being mistaken for its value.
 """
 
@@ -23,7 +23,7 @@ _VARIABLE = re.compile(r"[A-Za-z_]\w*|[@*#?$!\-0-9]", re.ASCII)
 
 
 class UnclearCommand(ValueError):
-    """It is not certain what a command does. The message says why."""
+    """What a command does cannot be determined. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Determine the value that a variable has when a shell's text reaches a command, if it is certain. Pure.
+"""Determine the value of a variable at a given command in a shell's text, if possible. Pure.
 
 Many guides write `export GPUS=8`, or set a variable of the container, and then use
 `torchrun --nproc-per-node=$GPUS`.

@@ -20,7 +20,7 @@ from supervisor.admission.shell_text import ShellWord, SimpleCommand, UnclearCom
 from supervisor.options.value_types import ranks
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=", re.ASCII)
-_REFERENCE = re.compile(r"\$\$|\$\(([-._A-Za-z0-9]+)\)", re.ASCII)  # in Kubernetes' `command` and `args`
+_REFERENCE = re.compile(r"\$\$|\$\(([-._A-Za-z0-9]+)\)", re.ASCII)  # in a container's `command` and `args`
 
 _NOT_TRAINING = frozenset({"pip", "venv", "ensurepip", "compileall", "site"})  # modules that never train
 _ONLY_NAME_PROGRAMS = frozenset(
@@ -141,7 +141,7 @@ class _Reader:
     def __init__(self, environment: Mapping[str, str | None], nproc: int | str | None) -> None:
         self.environment = environment
         self.nproc = nproc
-        self.around: tuple[SimpleCommand, tuple[SimpleCommand, ...]] | None = None  # in a shell's text
+        self.around: tuple[SimpleCommand, tuple[SimpleCommand, ...]] | None = None  # set in a shell's text
 
     def read(self, words: list[ShellWord]) -> TrainingCommand:
         begin = program_words.after_prefix(words)
@@ -360,7 +360,7 @@ class _Reader:
         return shell_variables.value_at(text, *self.around, self.environment)
 
     def _resolved(self, text: str) -> str | None:
-        """Return `text` with Kubernetes' references expanded; None if one has no known value."""
+        """Return `text` with Kubernetes' references expanded; None if a reference has no known value."""
         values = [self.environment.get(match[1]) for match in _REFERENCE.finditer(text) if match[1]]
         if any(_certain(value) is None for value in values):
             return None
@@ -450,7 +450,7 @@ def _in_front(words: Sequence[ShellWord]) -> str:
 def _places(command: SimpleCommand) -> tuple[int, int]:
     """Return the index of the first word after assignments, and the index of the program that is started.
 
-    If the program is not certain, the second index is the number of words.
+    If the program cannot be determined, the second index is the number of words.
     """
     words, first = command.words, 0
     while first < len(words) and _ASSIGNMENT.match(words[first].text):

@@ -2,7 +2,7 @@
 
 The webhook responds without reading from the cluster, within milliseconds. It never rejects a pod. If it
 cannot inject a pod, it admits the pod with an annotation that says why. If the webhook is unavailable, the
-API server admits pods unchanged. The supervisor finds the pods of both kinds that requested Holdfast, and
+API server admits pods unchanged. In both cases, the supervisor finds the pods that were not injected, and
 records events about them.
 
 The API server does not identify itself, so any pod of the cluster can send requests. `AdmissionExchanges`
@@ -48,10 +48,10 @@ MAX_EXCHANGES = 64  # requests that arrive or are answered at the same time
 EXCHANGE_S = 3.0  # how long the API server waits for the response: timeoutSeconds in the manifest
 # Connections without a request. Each API server keeps up to 25 connections to the webhook.
 MAX_IDLE, IDLE_S = 128, 90.0
-COLLECT_S = 1.0  # between two passes of the garbage collector
-PIECE_BYTES = 64 << 10  # of a response; an idle connection may still hold about two pieces
+COLLECT_S = 1.0  # the interval between passes of the garbage collector
+PIECE_BYTES = 64 << 10  # a piece of a response; an idle connection may still hold about two pieces
 MAX_WARNINGS, WARNING_CHARS = 3, 250  # the API server truncates longer warnings
-RETRY_S, CHECK_S = 5.0, 60.0  # until the next check of the configuration, after a failure and otherwise
+RETRY_S, CHECK_S = 5.0, 60.0  # the wait after a failed check of the configuration, and after others
 SHUTDOWN_S = 2.0
 BACKLOG = 128  # a controller may create the pods of a large job at the same time
 CONFIGURATIONS = ResourceKind(

@@ -41,16 +41,16 @@ from supervisor.kubernetes.watch import Mirror, ObjectName
 log = logging.getLogger(__name__)
 
 MEMBERS = f"{pod_layout.MEMBER_LABEL}={pod_layout.IS_MEMBER}"  # the label selector of members
-RETRY_S = 5.0  # between two rounds if nothing changes
+RETRY_S = 5.0  # the time between two rounds if nothing changes
 REACH_S = 1.0  # how long a count of the connected members is reused; each job asks several times a second
 GATHER_S = 0.05  # how long to collect changes, because a job's pods are created one after another
-REMIND_S = 3000.0  # until an event with the same reason is repeated; the API server keeps events for an hour
+REMIND_S = 3000.0  # the time before an unchanged event is repeated; the API server keeps events for an hour
 MAX_NOTICES = 20_000
 # Supervised at a time in one namespace, without jobs that have ended. A job takes 120 KiB and a task, and a
 # supervisor is designed for 250 of them.
 MAX_JOBS = 1_000
 SLICE = 50  # pods or jobs that a round considers before other work may run: about 1 ms
-SCAN_S = 60.0  # between two searches for pods that are not injected
+SCAN_S = 60.0  # the time between two searches for pods that are not injected
 
 _T = TypeVar("_T")
 
@@ -103,7 +103,7 @@ class ClusterJobs:
             server, now_s, lambda: self.changed.set(), owner_size.kept, pod_facts.characters
         )
         self._notices = _Notices(events, now_s)
-        self.leads: Callable[[], bool] = lambda: True  # True if this process certainly holds the Lease
+        self.leads: Callable[[], bool] = lambda: True  # True if this process is sure to hold the Lease
         self._by_uid: dict[str, SupervisedJob] = {}
         # The groups of runs begun by another supervisor, until a `SupervisedJob` takes up each of them.
         self._ongoing: dict[JobKey, PodGroup] = {}
@@ -214,7 +214,7 @@ class ClusterJobs:
     def _is_over(self, job: SupervisedJob, found: KubernetesObject | None) -> bool:
         """Return True if this supervisor has nothing left to do for the job, which can then be closed.
 
-        If another supervisor has taken over the job, it is over only if this process certainly leads.
+        If another supervisor has taken over the job, it is over only if this process is sure to lead.
         """
         if job.has_ended and self.leads():
             return True

@@ -3,9 +3,9 @@
 The process serves the members' connections over TLS, and supervises all jobs while it holds the Lease.
 Without the Lease, it tells members that it does not lead, and they try another address.
 
-If the API server does not respond, the leader carries on: its orders contain its epoch, and members obey the
-highest epoch that they know. Until the server is back, it evicts no pods, because no epoch protects an
-eviction.
+If the API server does not respond, the leader carries on, because its orders contain its epoch, and members
+obey the highest epoch that they know. Until the server responds again, it evicts no pods, because no epoch
+protects an eviction.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ HEALTH_PORT = 8080
 # Garbage collection is rare. Reference counting frees each report when the next one arrives, so a pass over
 # the objects of all members finds almost nothing, but blocks the event loop for up to 0.3 s, longer than a
 # decision.
-COLLECT_S = 600.0  # between two passes
+COLLECT_S = 600.0  # the time between two passes
 MAX_NEW_OBJECTS = 1_000_000  # a pass is due earlier if this many objects were created and not freed
 # Connections that have not sent a token yet. When a new leader starts, all members connect at the same time,
 # and closing a connection to make room for others costs another TLS handshake.

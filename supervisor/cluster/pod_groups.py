@@ -137,7 +137,7 @@ def _alone(each: OwnedPod, group: PodGroup) -> Adopted | NotAdopted:
     if result.nproc == group.nproc and not job_membership.states_members(each.pod, each.owners):
         return result  # its owner has another size now
     stated = f"{result.members} members of {result.nproc} ranks"
-    return NotAdopted(f"the pod is for {stated}, but its job has {group.members} of {group.nproc}")
+    return NotAdopted(f"the pod specifies {stated}, but its job has {group.members} of {group.nproc}")
 
 
 def _settings(pod: KubernetesObject, first: Adopted) -> tuple[Policy, dict[str, str]]:
@@ -163,7 +163,7 @@ def has_ended(pod: KubernetesObject) -> bool:
 
 
 def ongoing_group(run: OngoingRun, pods: Mapping[tuple[str, str], KubernetesObject]) -> PodGroup:
-    """Return the group of a run: those of its pods that still exist, with its size and settings.
+    """Return the group of a run: its pods that still exist, and its size and settings.
 
     `pods` contains all pods, by namespace and by the name of the first member that each pod was. This name
     contains the pod's name and the first digits of its uid, so it distinguishes the pod from a later pod of

@@ -35,7 +35,7 @@ class OutOfReach:
 
 
 def out_of_reach(reaches: Iterable[tuple[str, Reach]]) -> OutOfReach:
-    """Return from what the supervisor may be cut off, given the namespace and the reach of each job.
+    """Return what the supervisor may be cut off from, given the namespace and the reach of each job.
 
     Each job counts once, however large it is, and each namespace counts once, however many jobs it has.
     Therefore, neither the pods of one user nor one large job can stop the evictions of all others, or cause

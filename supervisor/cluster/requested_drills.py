@@ -54,7 +54,7 @@ class RequestedDrills:
     ) -> None:
         """Carry out a drill, and write the result into the resource.
 
-        The number is written first: if this process dies, no other process repeats the fault.
+        The number is written first, so that no other process repeats the fault if this process dies.
         """
         try:
             if not await self._claim(drill, resource, records):

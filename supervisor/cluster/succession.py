@@ -75,11 +75,11 @@ def are_gone(members: Set[str], pods: Collection[PodMember]) -> bool:
 
 
 def _has_no_pod(memory: JobState, pods: Collection[PodMember]) -> bool:
-    """Return True if no pod has ranks of the run in `memory`, nor had any."""
+    """Return True if no pod that has not ended has, or had, ranks of the run in `memory`."""
     left = _first_members(pod for pod in pods if not pod.has_ended)
     return left.isdisjoint(map(first_start, (*memory.placement, *memory.lost)))
 
 
 def _first_members(pods: Iterable[PodMember]) -> set[str]:
-    """Return the members that the pods were when their containers first started."""
+    """Return the name of each pod's first member, from when its container first started."""
     return {member_name(pod.name, pod.uid, 0) for pod in pods}

@@ -58,13 +58,13 @@ from supervisor.view.model import ENDING_PHASES, JobState, Policy, StopRequest
 
 log = logging.getLogger(__name__)
 
-MAX_RETRY_S = 30.0  # in place of `RETRY_S` if a request has failed for a long time
+MAX_RETRY_S = 30.0  # replaces `RETRY_S` once a request has failed for a long time
 REFUSED_S = 5.0  # a refusal that lasts longer than this is recorded as an event
-COLLECT_S = 60.0  # in place of `REFUSED_S` if a deleted owner's resource still has the name, usually briefly
-BUSY_S = 1.0  # between two rounds of a job, at most
-# In place of `BUSY_S` while the group trains well, or has no ranks yet. A deadline or news ends it early.
+COLLECT_S = 60.0  # replaces `REFUSED_S` while a deleted owner's resource still has the name
+BUSY_S = 1.0  # the longest time between two rounds of a job
+# Replaces `BUSY_S` while the group trains well, or has no ranks yet. A deadline or news ends it early.
 CALM_S = 4.0
-POLL_S = 1.0  # between two checks for pods of a new run
+POLL_S = 1.0  # the time between two checks for pods of a new run
 # How long the mirror may still show a removed request to stop. A request that it shows later is a new one.
 REMOVAL_S = 60.0
 _NOT_REACHED = "no pod is evicted: none of the job's members has connected to this supervisor"
@@ -76,7 +76,7 @@ _CUT_OFF = (
 
 @dataclass(frozen=True, slots=True)
 class ClusterContext:
-    """What all jobs of one leader share."""
+    """The objects and settings that all jobs of one leader share."""
 
     server: ApiServer
     events: EventRecorder
@@ -87,7 +87,7 @@ class ClusterContext:
     evict: Callable[[str, PodMember], None]  # evicts a pod of the given namespace
     is_cut_off: Callable[[str], bool] = lambda _: False  # True if this leader may not reach the namespace
     jobs: Callable[[], int] = lambda: 1  # the number of all jobs
-    limits: SharedLimits = field(default_factory=SharedLimits)  # of the event loop, which all jobs share
+    limits: SharedLimits = field(default_factory=SharedLimits)  # all jobs share the event loop
 
 
 class SupervisedJob:
@@ -223,7 +223,7 @@ class SupervisedJob:
         """
         try:
             await event_loop.end(self._tasks)
-        finally:  # even if the caller is cancelled meanwhile, because the members would report to nobody
+        finally:  # even if the caller is cancelled meanwhile, because no process would receive the reports
             # This must be last, because a running job would mistake it for the loss of all members.
             self.backend.update(())
             self._server.close()
@@ -315,7 +315,7 @@ class SupervisedJob:
     async def _policy(self, found: Takeover, fresh: bool) -> Policy:
         """Return the policy of the run being taken over or, if `fresh`, of the new one.
 
-        A run keeps its size and settings until it ends: its ranks were started with them.
+        A run keeps its size and settings until it ends, because its ranks were started with them.
         """
         group = self.group
         if fresh or found.state is None:

@@ -45,8 +45,8 @@ class Drills:
     def update(self, carried_out: Mapping[str, int], generation: int) -> None:
         """Drop the drills that were carried out, and withdraw those for ranks of earlier generations.
 
-        `carried_out` maps each member to the number of the newest drill that its sidecar, or an earlier
-        sidecar of it, has carried out.
+        `carried_out` maps each member to the number of the newest drill that its current
+        sidecar or an earlier one has carried out.
         """
         numbers = (number for number in carried_out.values() if number <= _MAX_NUMBER)
         self._newest = max(self._newest, *numbers, 0)  # the wall clock may have been set back

@@ -95,7 +95,8 @@ class Job:
             self.bookkeeping.caught_up(self.memory, time.monotonic_ns())
         self.journal = JournalWriter(records.open_log(), self.memory, self._journal_failed)
         self.ended = asyncio.Event()
-        # Set when a sidecar has connected, disconnected or been replaced, which requires a new status.
+        # Set when a sidecar has connected, disconnected or been replaced, because the status must then be
+        # updated.
         self.members_changed = asyncio.Event()
         self._sidecars: tuple[tuple[str, bool, int | None], ...] = ()
         self._existed: tuple[str, ...] = ()  # members that the backend has ever reported, except lost ones

@@ -85,8 +85,8 @@ class JournalWriter:
     ) -> None:
         """Submit a line if the log needs one although no decision is due. Does not block the event loop.
 
-        There are two such cases. When a member holds a state for the first time, the log must record this: if
-        the supervisor and the members were lost, a successor without this record would start from scratch.
+        There are two such cases. When a member holds a state for the first time, the log must record this.
+        Without the record, a successor would start from scratch if the supervisor and the members were lost.
         In addition, a failed write is retried every `journal.RETRY_S`, because the next decision may be hours
         away.
         """

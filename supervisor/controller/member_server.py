@@ -2,7 +2,7 @@
 
 Decoding a report blocks the process for up to 0.1 s per megabyte. Even a member that has proven its identity
 is not trusted by the other jobs that this process supervises. Therefore, each member has only one connection,
-and the size and rate of its reports are limited before any is decoded. The members of all jobs share further
+and the size and rate of its reports are limited before any is decoded. The members of all jobs share more
 limits, on the memory that reports take and on the time spent on decoding them (`SharedLimits`).
 """
 

@@ -35,7 +35,7 @@ _MARKS = tuple((f',"{each.first}":', f',"{each.end}":' if each.end else "") for 
 _NAMES = tuple(each.names for each in PARTS)
 
 
-KEPT_CHARS = 16_384  # of a longer part, only a hash is kept
+KEPT_CHARS = 16_384  # for a longer part, only a hash is kept
 _Mark: TypeAlias = "str | bytes"
 
 

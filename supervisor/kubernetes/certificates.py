@@ -43,8 +43,8 @@ AUTHORITY_DAYS = 3650
 JOIN_DAYS = 1825
 SIGN_DAYS = 180
 LEAF_DAYS = 14.0
-RENEW_DAYS = 7.0  # before a leaf expires, in case the API server is unreachable for up to a week
-CHECK_S = 3600.0  # between checks of the Secret, because another replica may have added an authority
+RENEW_DAYS = 7.0  # how long before its expiry a leaf is renewed, in case the API server is unreachable
+CHECK_S = 3600.0  # the time between checks of the Secret, to which another replica may add an authority
 RETRY_S = 60.0
 BACKDATED = timedelta(hours=1)  # for hosts whose clocks are behind
 _DAY = timedelta(days=1)

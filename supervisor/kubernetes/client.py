@@ -2,8 +2,8 @@
 
 Objects are raw JSON, and every wait and every response has a limit. Transport failures and refusals are
 raised as the exceptions in `supervisor.kubernetes.errors`, whose messages describe the request. After a 401,
-the client retries a request once with new credentials. It never retries otherwise: only the caller can find
-out whether a request without a response took effect.
+the client retries a request once with new credentials. It never retries otherwise, because only the caller
+can find out whether a request without a response took effect.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ PAGE_BYTES = 8 << 20
 PAGE = 100
 SLICE = 10  # objects of a page that are pruned before other work may run, because `prune` may decode them
 MAX_PAGES = 4000  # stops a list that would never end
-WATCH_S = 300  # after this time, the server ends a watch; the next watch resumes where it ended
-STALL_S = 130.0  # in a quiet watch, the server sends a bookmark every minute, so this is two missed bookmarks
+WATCH_S = 300  # after this time, the server ends a watch, and the next watch resumes there
+STALL_S = 130.0  # two missed bookmarks, because the server sends one every minute in a quiet watch
 
 
 class PatchType(enum.Enum):

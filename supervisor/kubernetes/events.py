@@ -81,7 +81,7 @@ class _Series:
     last_s: float  # on the loop's clock
 
 
-_Key: TypeAlias = tuple[str, ...]  # of one event: its namespace first
+_Key: TypeAlias = tuple[str, ...]  # identifies an event; the namespace is first
 
 
 class EventQueue:
@@ -192,10 +192,8 @@ class EventRecorder:
                     self._note(error)
                     self._waiting.postpone(key)  # this event may be the cause of the error, so try others
                     await asyncio.sleep(RETRY_S)
-                except Exception as error:  # for example, no request can contain the name of the object
-                    self._note(
-                        error
-                    )  # raising would end the recorder, and with it the process, because of one event
+                except Exception as error:  # such as an object name that no request can contain
+                    self._note(error)  # one event must not end the recorder, and with it the process
                     self._waiting.remove(key)
                     self._series.pop(key, None)
                     self.dropped += 1

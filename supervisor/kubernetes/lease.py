@@ -46,7 +46,7 @@ class LeaseLost(Exception):
 
 
 class HeldByAnother(Exception):
-    """Another process certainly holds the lease. The message is the identity of that process."""
+    """Another process is known to hold the lease. The message is the identity of that process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class LeaseLock:
         self.begin()
 
     def begin(self) -> None:
-        """Begin a term with a unique holder name, so that an earlier term's lease is not taken for ours."""
+        """Begin a term with a unique holder name, which distinguishes its lease from those of earlier terms."""
         self._holder = f"{self._identity}_{self._pod}{uuid.uuid4().hex[:8]}"
         # The lease after the last write; None if the outcome of that write is uncertain.
         self._mine: KubernetesObject | None = None
@@ -274,7 +274,7 @@ async def lead(
     body: Callable[[Leadership], Awaitable[None]],
     rival: Callable[[int], Awaitable[str]] | None = None,
 ) -> None:
-    """Wait for the lease, run `body` for as long as this process holds it, and release it at the end.
+    """Wait for the lease, run `body` while this process holds it, and then release it.
 
     `rival` returns the name of another leader whose epoch is known to be above the given one, or "". If
     `rival` is given and the API server does not respond when the term ends, the term continues without
@@ -285,7 +285,7 @@ async def lead(
     end within `UNWIND_S`.
 
     Raises:
-        LeaseLost: The term has ended, so nothing in this process may act as the leader any more.
+        LeaseLost: The term has ended, so this process must no longer act as the leader.
         Exception: Any exception that `body` raises.
     """
     whole = asyncio.ensure_future(_lead(lock, body, rival))

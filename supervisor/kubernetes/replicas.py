@@ -23,7 +23,7 @@ PATH = "/v1/leader"
 EPOCH = "epoch"  # the field of the response with the epoch of the responding replica; 0 if it does not lead
 ASK_S = 2.0  # the limit for one response
 MAX_REPLICAS = 16
-MAX_BYTES = 1024  # of a response
+MAX_BYTES = 1024  # the limit for a response
 
 
 async def addresses_of(service: str) -> Sequence[str]:

@@ -12,7 +12,7 @@ from supervisor.cluster.adoption.owner_size import owner_size
 from supervisor.cluster.adoption.untrusted_json import UnfitObject
 from supervisor.cluster.adoption.workload_kinds import WorkloadKind, shipped
 
-_UID = "00000000-0000-0000-0000-000000000000"  # of an object that does not exist yet
+_UID = "00000000-0000-0000-0000-000000000000"  # for objects that do not exist yet
 
 
 def problem(owner: Mapping[str, Any], path: str, template: Mapping[str, Any]) -> str:

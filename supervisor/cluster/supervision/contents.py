@@ -46,10 +46,12 @@ class OngoingRun:
     """A run that has not ended, as its Supervision describes it to the next leader."""
 
     key: JobKey
-    uid: object  # of the Supervision
+    uid: object  # the uid of the Supervision
     size: RunSize
     settings: Mapping[str, str]
-    members: tuple[str, ...]  # that had ranks or were present, including lost ones; those with ranks first
+    members: tuple[
+        str, ...
+    ]  # all that had ranks or were present, even lost ones; those with ranks come first
 
 
 def names(key: JobKey) -> tuple[str, str]:

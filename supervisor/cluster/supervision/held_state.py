@@ -8,7 +8,7 @@ The text therefore also contains the monotonic time and the wall time of the wri
 computes how far to shift all times. Wrong wall clocks lengthen or shorten waits by their error, but never
 change the order of events.
 
-The state of a large job lists a source for each rank and holder, and after a fault perhaps a fault for each
+The state of a large job lists a source for each rank and holder and, after a fault, up to one fault for each
 rank. The text has one entry for consecutive ranks of one holder, and the first `MAX_LISTED` faults, because
 members report all faults again.
 """

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from supervisor.controller.limits.owner import ReportOwner
 
-TURN_S = 0.02  # of decoding, before other work may run
+TURN_S = 0.02  # the time spent on decoding before other work may run
 SECONDS_PER_BYTE = 5e-8  # an estimate, used to put several small reports into one turn
 LEAST_S = 5e-5  # the estimate for the smallest report
 # A report that takes longer than a turn delays everyone, no matter whose turn it is, so this excess is
@@ -67,8 +67,8 @@ class FairQueue:
 
     def __init__(self) -> None:
         self._namespaces: dict[str, _Queue] = {}  # those with waiting reports
-        self._excess: dict[str, ExcessBudget] = {}  # of the namespaces that have had excess recently
-        self._had_s = 0.0  # how much time the namespace of the last turn had had
+        self._excess: dict[str, ExcessBudget] = {}  # for the namespaces that have had excess recently
+        self._had_s = 0.0  # the time counted for the namespace of the last turn
 
     def __bool__(self) -> bool:
         return bool(self._namespaces)
@@ -136,7 +136,7 @@ class DecodingTurns:
 
     def __init__(self) -> None:
         self._queue = FairQueue()
-        self._spent_s = 0.0  # in the current iteration of the event loop
+        self._spent_s = 0.0  # the time spent in the current iteration of the event loop
         self._is_scheduled = False
         self._timer: asyncio.TimerHandle | None = None  # set while only excess keeps reports waiting
 

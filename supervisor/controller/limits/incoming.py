@@ -13,7 +13,7 @@ from typing import Protocol
 from aiohttp import web
 
 SMALL_BYTES = 64 << 10  # each connection may hold this much; more needs a place
-PLACES = 24  # of at most `codec.MAX_MESSAGE_BYTES` each, and what one more read adds
+PLACES = 24  # each holds up to `codec.MAX_MESSAGE_BYTES`, and what one more read adds
 NAMESPACE_PLACES = 3
 PLACE_S = 5.0  # how long a message may take to arrive while other connections wait for its place
 READ_BYTES = 64  # what a read takes in addition to its bytes
@@ -57,7 +57,7 @@ class IncomingMessages:
         if not self._by_namespace[buffer.namespace]:
             del self._by_namespace[buffer.namespace]
         ready = [each for each in self._waiting if self._has_room(each)]
-        if ready:  # of the namespace with the fewest places, and of these the one that has waited longest
+        if ready:  # choose the namespace with the fewest places, and its longest waiting buffer
             following = min(ready, key=lambda each: self._by_namespace[each.namespace])
             del self._waiting[following]
             self._take(following, now_s)

@@ -35,9 +35,9 @@ class MemoryHolder:
 class ReportMemory:
     """The memory that is reserved for all members of one process.
 
-    If all of it is reserved, namespaces with more than their part give way. A part consists of an equal share
-    of one half, and of a share of the other half in proportion to the namespace's members. A user of one
-    namespace can therefore take memory only from that namespace.
+    If all of it is reserved, namespaces with more than their part give way. One half of
+    the memory is divided equally among the namespaces, and the other half in proportion to their members. A
+    user of one namespace can therefore take memory only from that namespace.
     """
 
     def __init__(self, total_bytes: int = TOTAL_BYTES, namespace_bytes: int = NAMESPACE_BYTES) -> None:
