@@ -110,7 +110,7 @@ class LeaseLock:
         self.begin()
 
     def begin(self) -> None:
-        """Begin a term with a unique holder name, which distinguishes its lease from those of earlier terms."""
+        """Begin a term with a unique holder name, to distinguish its lease from those of earlier terms."""
         self._holder = f"{self._identity}_{self._pod}{uuid.uuid4().hex[:8]}"
         # The lease after the last write; None if the outcome of that write is uncertain.
         self._mine: KubernetesObject | None = None

@@ -96,7 +96,7 @@ class ObjectCache:
     def find(self, identity: ObjectIdentity) -> KubernetesObject | None:
         """Return the object as last read, or None if it was never read. Start a read if one is due.
 
-        An object that has the same name but another uid is returned only if the right object was never read.
+        An object with the same name but a different uid is returned only if the right object was never read.
         """
         now_s = self._now_s()
         entry = self._entries.get(identity)

@@ -230,7 +230,7 @@ def kept(raw: Mapping[str, Any]) -> dict[str, Any]:
 class KeptPods:
     """Prunes the pods of a mirror, and limits the memory that one namespace's pods take.
 
-    Beyond the limit, only identity and state are kept of additional pods, which are then not members.
+    Beyond the limit, only the identity and state of additional pods are kept, so these pods are not members.
     """
 
     def __init__(self) -> None:

@@ -135,7 +135,7 @@ _IDENTITY = ("namespace", "name", "uid", "resourceVersion")
 
 
 def is_news(old: KubernetesObject | None, new: KubernetesObject | None) -> bool:
-    """True unless only parts other than the uid and the spec have changed, such as the status."""
+    """True if the uid or the spec has changed, and not only other parts, such as the status."""
     return old is None or new is None or _uid_and_spec(old) != _uid_and_spec(new)
 
 

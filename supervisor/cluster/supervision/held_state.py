@@ -120,7 +120,7 @@ def _shortened(memory: JobState) -> JobState:
 
 
 def _first_faults(found: tuple[Fault, ...]) -> tuple[Fault, ...]:
-    """Return the first `MAX_LISTED` of the faults, one of which is the cause."""
+    """Return at most `MAX_LISTED` of the faults: the first ones, always including the cause."""
     if len(found) <= MAX_LISTED:
         return found
     first, cause = found[:MAX_LISTED], faults.root_cause(found)
