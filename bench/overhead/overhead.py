@@ -14,7 +14,8 @@ measurement includes some.
 
 The time spent in holdfast's calls per step hardly depends on the model. The table shows the step time at
 which it would amount to 1%. The wall clock time of the calls includes the wait for the peer's private state.
-Without that wait, the next collective would mostly wait for the peer instead. The CPU time includes no wait.
+Without that wait, the next collective would mostly wait for the peer instead. The CPU time does not include
+any waiting.
 """
 
 from __future__ import annotations

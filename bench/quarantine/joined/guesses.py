@@ -1,4 +1,4 @@
-"""The figures of the joined year that nobody has published. Each is swept: halved and doubled. Pure."""
+"""The figures of the joined year that have never been published. The sweep halves and doubles each. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WORDS: list[str] = []
 
 @dataclass(frozen=True, slots=True)
 class Guesses:
-    """Own guesses: mean times if the name ends in `_s`, otherwise shares, unless the text says more."""
+    """Our guesses: mean times if the name ends in `_s`, otherwise shares unless the text says otherwise."""
 
     recurs: float = _guess(0.1, "remedies after which the same fault returns")
     recurs_lemon: float = _guess(0.5, "  on lemons")

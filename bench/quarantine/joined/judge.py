@@ -34,7 +34,7 @@ class Year:
 
 
 def calm(year: Year) -> list[Case]:
-    """Return the cases that nothing but their confirmation delayed."""
+    """Return the cases that were delayed only by their confirmation."""
     return [case for case in year.pool.tally.cases if case.how == "taint" and not case.held]
 
 
@@ -84,7 +84,7 @@ def _none(target: str, found: list[str]) -> Verdict:
 
 
 def known_after_s(case: Case) -> float:
-    """Return how long after the first report the fault was over, its node out, or an operator alerted."""
+    """Return the time from the first report until the fault was over, its node out or an operator alerted."""
     known = [each for each in (case.out_s, case.alerted_s, case.ended_s) if each is not None]
     return min(known, default=float("inf")) - case.reported_s
 
