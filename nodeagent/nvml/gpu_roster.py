@@ -180,7 +180,7 @@ class GpuRoster:
 
     @property
     def any_absent(self) -> bool:
-        """True if NVML may find a GPU that it cannot open now when it is initialised again."""
+        """True if NVML, once initialised again, may find a GPU that it cannot open now."""
         return any(state != OK for state, _ in self.absent.values()) or any(
             each.state in ABSENT for each in self.history.gpus.values()
         )
@@ -197,7 +197,7 @@ class GpuRoster:
     def facts(self, pci: str) -> tuple[tuple[str, str], ...]:
         """Return what is known of a GPU: UUID, name, serial number, modes.
 
-        Of a GPU that is missing, only the UUID; nothing of one that is gone, but not missing.
+        For a missing GPU, this is only the UUID; for a GPU that is absent but not missed, nothing.
         """
         known, query = self.history.gpus[pci], self.queries.get(pci)
         if query is not None:

@@ -37,7 +37,7 @@ Injector = Callable[[Mapping[str, Any]], str]  # returns the injected text; rais
 
 
 class CannotListen(Exception):
-    """The address is in use or not local; the message names it."""
+    """The address is in use or not local; the message contains it."""
 
 
 class HttpServer:

@@ -49,7 +49,7 @@ def _bound(family: int, address: tuple[object, ...], *, beside: bool = False) ->
         if beside:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind(address)
-        # Set only after an exclusive bind, the option permits a successor and not this process to share.
+        # Set only after an exclusive bind, the option lets a successor share the port, but not this process.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.listen(SERVER_BACKLOG)
     except OSError:
