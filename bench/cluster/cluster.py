@@ -1,4 +1,4 @@
-"""`python -m bench cluster`: measure recovery from SIGKILL of a rank in pods, compared with torchrun.
+"""`python -m bench cluster`: measure how pods recover from SIGKILL of a rank, compared with torchrun.
 
 The cluster is the one in KUBECONFIG. Holdfast, Kubeflow's training operator and the image
 holdfast-trainer:dev must be installed there. If one is missing, or the API server does not respond, the bench

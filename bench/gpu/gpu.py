@@ -2,9 +2,9 @@
 
 The just-in-time copy is made while a 5 s kernel blocks the training's stream before the optimizer's writes,
 as a collective with a dead peer would. The bench compares its duration, and the duration of a snapshot taken
-during training, with one copy of as many bytes from the device into pinned memory. It measures a commit on
-the host while the device is busy. A commit records the marks, copies the part of the state that is on the
-host, and fetches the numbers.
+during training, with a plain copy of the same number of bytes from the device into pinned memory. It also
+measures how long a commit takes on the host while the device is busy. A commit records the marks, copies the
+part of the state that is on the host, and fetches numbers such as the loss.
 """
 
 from __future__ import annotations

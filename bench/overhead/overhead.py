@@ -2,8 +2,8 @@
 
 The same training runs under `holdfast run` and under torchrun at the same time and on the same cores, in
 interleaved blocks of a few seconds (A B, B A, A B, ...), so that changes in the machine's speed affect both.
-Each pair of blocks gives one ratio of mean step times. Under torchrun, everything that holdfast does inside a
-rank is turned off, which leaves plain DDP.
+Each pair of blocks yields one ratio of mean step times. Under torchrun, everything that holdfast does inside
+a rank is turned off, which leaves plain DDP.
 
 The other figures are not subject to such noise: the seconds that each step spends inside holdfast's calls
 (which the bench wraps), the CPU seconds of holdfast's threads in the ranks, the CPU seconds of holdfast's own

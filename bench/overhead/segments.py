@@ -22,7 +22,7 @@ from supervisor.store.run_directory import RunDir
 
 POLL_S = 0.1  # polling more often would take CPU time from the training
 LIMIT_S = 1800.0
-COLD = 4  # the first steps of a block, which are not counted: they find the other side's data in the caches
+COLD = 4  # the first steps of a block, which do not count, as they find the other side's data in the caches
 SIDES = ("holdfast", "torchrun")
 OURS = ("keeper", "supervisor", "sidecar", "template", "parts", "launcher", "zygote", "warm")
 

@@ -77,7 +77,7 @@ class MemberFleet:
         self._rate = rate
         self._per_s = 0.0  # faults of all jobs per second
         self._chance = random.Random(0)
-        self.sent_late_s = 0.0  # how late a report was sent, at most
+        self.sent_late_s = 0.0  # the greatest delay of a report
         for number in range(jobs):
             count = members // jobs + (number < members % jobs)
             progress = JobProgress()

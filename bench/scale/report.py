@@ -19,7 +19,7 @@ PHASES = ("rest", "faults")
 
 
 def phase_words(name: str, faults_per_s: float) -> str:
-    """Return what the table and the progress call a phase."""
+    """Return the words for a phase in the table and in the progress lines."""
     if name == "rest":
         return "at rest"
     return f"beyond the requirement, {faults_per_s:g} crashes/s"

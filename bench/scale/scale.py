@@ -7,10 +7,11 @@ process is a small API server (bench/scale/api_server.py), so its CPU time does 
 On a machine with few cores, these processes disturb the supervisor, so the bench also prints their CPU time
 and the load. With other options, the same members can form a few large jobs.
 
-The bench has four phases: until all jobs train; at rest; with random crashes of ranks; and after SIGKILL of
-the supervisor, until its successor supervises all members. The members time each decision. The clock starts
-before the report of the crash is sent, and stops when the last member of the job has received the order to
-secure its state. The time includes writing the decision to the API server and both directions on the sockets.
+The bench has four phases: the start, until all jobs train; rest; random crashes of ranks; and the time from
+SIGKILL of the supervisor until its successor supervises all members. The members time each decision. The
+clock starts before the report of the crash is sent, and stops when the last member of the job has received
+the order to secure its state. The time includes writing the decision to the API server and both directions on
+the sockets.
 
 The limit for the supervisor's CPU applies at rest, that is, while members only train and report.
 A crash per second amounts to 86,400 faults a day, far more than a cluster of this size has. This phase only

@@ -29,7 +29,7 @@ START_S = 0.1  # from the order to run to the beginning of the ranks' first step
 EVERY = 128  # steps between two snapshots
 SEALS = 8
 STATE_BYTES = 14_000_000_000
-# A member holds a rank's private state from these many steps before the newest.
+# The ages, in steps, of the private states that a member holds of each rank.
 _STEPS_BACK = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 40, 56, 104)
 
 

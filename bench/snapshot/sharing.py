@@ -58,7 +58,7 @@ from sidecar.state.piece_writer import PieceWriter
 TARGETS = {2: 1.7, 4: 3.0}  # how many times as fast as one member
 SILENT = "4, of which 3 do not help"
 LIMIT_S = 2.0  # how much members that do not help may add to the time of one member
-BURST_S = 0.2  # how much unused time may be made up for, so that the time that a write itself takes counts
+BURST_S = 0.2  # the most unused time that a member may catch up on, as its own writes also take time
 ORDER = OrderVersion(1, 1)
 
 

@@ -1,9 +1,8 @@
 """Measure how fast a snapshot is sent from one member to another, compared with a plain socket copy.
 
 A second process holds a generated snapshot and serves it as a sidecar does. This process receives it as a
-sidecar does: into a fresh slot, whose memory is not allocated yet, and into an existing slot, such as a
-member that has had ranks already has. The time ends when the checksums have been compared and the snapshot is
-committed.
+sidecar does: into a fresh slot, whose memory is not allocated yet, and into an existing slot, as in a member
+that has had ranks before. The time ends when the checksums have been compared and the snapshot is committed.
 
 The plain copy uses one connection over loopback, sendfile of the same file, and recv_into a fresh file in
 shared memory, without checking the received bytes. It is measured with the system's congestion control (BBR

@@ -10,7 +10,8 @@ from bench.harness.watch import ProcessReading
 from bench.text import slope
 
 WARM_UP = 0.2  # the first share of a series, while caches fill and allocators reach their size
-# The same in a run with faults: the first fault of each kind maps slots and opens connections that stay.
+# The same in a run with faults, where the first fault of each kind maps slots and opens connections that
+# stay.
 WARM_UP_FAULTED = 0.5
 LEAST = 8  # a series with fewer readings is not judged
 # Resident memory varies by up to this share, or this many bytes, without real growth.

@@ -4,7 +4,7 @@ The owner holds a lock on the file `lock`. A process with a thread in an uninter
 after SIGKILL, for as long as the call lasts: with a hung driver, until the next reboot. So a successor that
 finds the lock held asks the owner for an answer, and takes over if it gets none, by creating `lock.1`, the
 lock of the next generation. Each generation writes to its own files (`saved_state`), out of reach of a former
-owner that still writes, and an owner that finds a later generation's lock stops. Once all former owners have
+owner that is still writing. An owner that finds a later generation's lock stops. Once all former owners have
 ended, the next agent returns to the first generation.
 
 To ask, the successor sets the modification time of the lock file to 1970; to answer, the owner sets any other

@@ -1,9 +1,9 @@
 """The bounded queue between the sensor threads and the agent. Delivers events first, and counts losses.
 
 Sensors repeat samples but not events, so the two wait in separate queues, and a flood of samples cannot push
-out an event. Events are queued by the worst that they may mean. If there are too many, the oldest of the
-least grave events is dropped, so a flood of harmless events cannot push out a fault, or an event that ends
-one.
+out an event. Events are queued by the worst level that they may lead to. If there are too many, the oldest of
+the least grave events is dropped, so a flood of harmless events cannot push out a fault, or an event that
+ends one.
 
 Of identical waiting events, the inbox keeps only the first and the newest. Those in between make no
 difference, but a reset may have occurred between the first and the newest. An event wakes the agent

@@ -40,7 +40,7 @@ class PolicyFile:
     period_s = WAIT_S
 
     def __init__(self, path: Path, folder: Path | None, *, required: bool) -> None:
-        """Read the file. Never raises: `current` has the policy to use, and the problem.
+        """Read the file. Never raises: `current` contains the policy to use, and any problem.
 
         Args:
             path: The file, or a symbolic link that is switched from one file to the next.

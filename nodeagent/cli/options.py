@@ -146,7 +146,7 @@ def _looking(check: _Parser, watch: _Parser, serve: _Parser) -> None:
     check.add_argument(
         "--allow-blind",
         action="store_true",
-        help="exit with 0 even if a sensor is blind, as long as nothing else is wrong",
+        help="exit with 0 even if a sensor is blind, provided that nothing else is wrong",
     )
     for each in (check, watch, serve):
         _sensors(each)

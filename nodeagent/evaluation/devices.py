@@ -1,4 +1,4 @@
-"""Tracks which GPU is in which slot, to let evidence follow its GPU and not count against another. Pure.
+"""Tracks which GPU is in which slot, so that evidence follows its GPU and never counts against another. Pure.
 
 It also tracks the model and the MIG mode of each GPU, because they decide what some codes mean.
 
@@ -39,7 +39,7 @@ class _Placement:
     entity: str
     device: str
     from_s: float  # the first time that NVML saw the GPU in the slot
-    seen_s: float  # the newest
+    seen_s: float  # the last time
 
 
 def named_device(seen: Observation) -> tuple[str, bool]:
@@ -85,7 +85,7 @@ class DeviceSlots:
     def _is_elsewhere(self, device: str, seen: Observation, boots: Sequence[float]) -> bool:
         """Return True if a GPU is seen where it was before it moved, although the node has not booted since.
 
-        No GPU is moved twice without a boot, so two GPUs have the same name then.
+        No GPU is moved twice without a boot, so two GPUs must have the same name then.
         """
         here, there = self._newest.get(seen.entity), self._of_device.get(device)
         if here is None or there is None or here is there or here.device != device:
@@ -216,7 +216,7 @@ UNKNOWN_MODEL: Model = ("", False)
 class _Mode:
     mig: bool | None  # None: unknown
     from_s: float  # the first time that the GPU was seen in it
-    seen_s: float  # the newest
+    seen_s: float  # the last time
 
 
 @dataclass(slots=True)

@@ -73,7 +73,7 @@ class Evaluator:
         return self._judge.problems
 
     def use(self, policy: HealthPolicy) -> None:
-        """Evaluate all evidence by another policy from now on."""
+        """Use another policy to evaluate all evidence from now on."""
         self._evidence.fit(policy)
         self._judge.use(policy)
         self._findings = None
@@ -199,7 +199,7 @@ class Evaluator:
     # -- the memory
 
     def forget(self, before_s: float) -> None:
-        """Forget evidence that ended before `before_s` and was not seen since, as of a removed disk.
+        """Forget evidence that ended before `before_s` and was not seen since, such as a removed disk's.
 
         Evidence of a current finding is kept, no matter how long ago it was last seen.
         """

@@ -5,9 +5,9 @@ newest burst decides how it ends. A judgement that asks for more than the newest
 remedy, because a repetition never makes a fault milder.
 
 Xid 154 is the driver's verdict on the Xid that it accompanies; it replaces the table's level, action and end
-unless an operator has set them. The verdict "none" never lowers a judgement: it may belong to the recovery
-before the fault. If it follows later, it ends the findings that a reset ends, and those that the driver
-judged.
+unless an operator has set them. The verdict "none" never lowers a judgement, because it may belong to the
+recovery before the fault. If it follows later, it ends the findings that a reset ends, and those that the
+driver judged.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class Standing:
     """What all bursts of an event amount to at one time."""
 
     worst: Judgement
-    since_s: float  # since when some judgement of this level or worse has always been in force
+    since_s: float  # since when judgements of this level or worse have been in force without a gap
     last_s: float
 
 
@@ -290,7 +290,7 @@ def _judged(
     marks: EndMarks,
     has_recurred: bool = False,
 ) -> Judgement:
-    """Return what one burst means, given earlier bursts; `has_recurred` stands for those no longer known."""
+    """Return what one burst means, given the bursts before it; with `has_recurred`, it is a recurrence."""
     says = meaning
     why, by = meaning.name, ""
     if meaning.overridden:

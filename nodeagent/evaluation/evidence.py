@@ -39,7 +39,7 @@ class HeldSeries:
 
 
 def time_off(boot: Observation) -> Burst | None:
-    """Return the period before a boot without a running agent, if the observation of the boot states it."""
+    """Return the period without a running agent before a boot, if the observation of the boot states it."""
     last_s = dict(boot.facts).get(LAST_SEEN)
     return None if last_s is None or float(last_s) >= boot.at_s else (float(last_s), boot.at_s)
 
@@ -82,7 +82,7 @@ class Evidence:
         self._eras.clear()
 
     def renew(self) -> None:
-        """Find again where the evidence about each GPU is, after a GPU was moved or the node booted."""
+        """Recompute where the evidence about each GPU is, after a GPU was moved or the node booted."""
         self._owners.clear()
         self._eras.clear()
 

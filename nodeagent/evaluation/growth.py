@@ -50,7 +50,10 @@ def _is_told_by_growth(bound: Bound) -> bool:
 
 
 def note(grown: dict[str, EventBursts], name: str, seen: EventBursts) -> None:
-    """Add growth to a counter's stored growth. Beyond `MAX_AMOUNTS`, an amount counts as a greater one."""
+    """Add growth to a counter's stored growth.
+
+    Beyond `MAX_AMOUNTS`, an amount counts as the next greater one.
+    """
     if name not in grown and len(grown) >= MAX_AMOUNTS:
         known = sorted((each for each in (*grown, name) if each != BY_ITS_BOUND), key=float)
         if name == known[-1]:

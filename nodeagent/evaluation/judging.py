@@ -33,7 +33,7 @@ class Judge:
         self._evidence = evidence
         # by entity: the finding, and when it clears
         self._judged: dict[str, dict[Event, tuple[HealthFinding | None, float]]] = {}
-        self._marks: dict[str, events.EndMarks] = {}  # by entity, as long as its events are judged
+        self._marks: dict[str, events.EndMarks] = {}  # by entity; kept while its events' judgements are
         self._policies: dict[Model, HealthPolicy] = {}
 
     def use(self, policy: HealthPolicy) -> None:
@@ -245,7 +245,7 @@ class Judge:
         return judged[event][0]
 
     def may_stand(self, event: Event, now_s: float) -> bool:
-        """Return True if an event has a finding, or would have one for some model if that is unknown."""
+        """Return True if an event has a finding or, while the GPU's model is unknown, may have one."""
         policies = self._possible_policies(event[0])
         if len(policies) == 1:
             return self.judge_event(event, now_s)[0] is not None

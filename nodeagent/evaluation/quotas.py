@@ -53,8 +53,8 @@ def full_pool(stored: Collection[Key], kind: str, limit: int) -> list[Key]:
 def to_give_up(ranked: list[Ranked[Key]], limit: int) -> list[Ranked[Key]]:
     """Return the evidence to give up: that of the lowest rank, and of this the longest unseen.
 
-    More than one piece is given up at once, so that a flood needs no search for each observation, but only a
-    few if they will be missed.
+    Several pieces are given up at once, so that a flood does not cause a search for each observation.
+    Evidence that will be missed is given up in smaller portions.
     """
     if not ranked:
         return []

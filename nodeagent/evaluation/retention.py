@@ -27,7 +27,7 @@ class EvidenceRetention:
         self._full_until_s: dict[_Refusal, float] = {}
 
     def make_room_for_series(self, seen: Observation, rule: Rule) -> bool:
-        """Make room for another series, if there is a limit; return False if there is nothing to give up.
+        """Make room for another series if the limit is reached; return False if there is nothing to give up.
 
         Series without a finding make room, or else those whose finding is milder than what this sample shows,
         or whose check cannot report anything as grave as this sample's check can.
@@ -62,7 +62,7 @@ class EvidenceRetention:
         return (quotas.STANDS, found.level) if is_milder else None
 
     def make_room_for_event(self, seen: Observation, asked_s: float) -> bool:
-        """Make room for another event, if there is a limit; return False if there is nothing to give up.
+        """Make room for another event if the limit is reached; return False if there is nothing to give up.
 
         Events without a finding make room, or else those whose finding is milder than this one's. An event
         that may end an entity's findings is never refused.
@@ -103,7 +103,10 @@ class EvidenceRetention:
         return FREE if recurrence is None else (quotas.COUNTS, recurrence)
 
     def make_room_for_variant(self, event: Event, at_s: float) -> None:
-        """Have another variant of an event make room, if there is a limit. Count the loss, if any."""
+        """Have a variant of an event make room for another if the limit is reached.
+
+        Count the loss, if any.
+        """
         variants = self._evidence.events[event]
         if len(variants) < quotas.MAX_VARIANTS:
             return
@@ -128,7 +131,7 @@ class EvidenceRetention:
         return is_full
 
     def forget(self, before_s: float) -> None:
-        """Forget evidence that ended before `before_s` and was not seen since, as of a removed disk.
+        """Forget evidence that ended before `before_s` and was not seen since, such as a removed disk's.
 
         Evidence of a current finding is kept, no matter how long ago it was last seen.
         """

@@ -30,7 +30,7 @@ LATE_S = 300.0
 KEPT_S = 60.0  # samples that none can precede any more are kept this long, in case a rule changes
 MAX_SAMPLES = 4096  # 5.7 hours of one sample every 5 s
 LEVELS = (Level.DEGRADED, Level.UNHEALTHY)
-MOST_PERIODS = 3  # a sweep may be late or miss a sample; a longer gap is a time when nobody looked
+MOST_PERIODS = 3  # a sweep may be late or miss a sample; during a longer gap, nothing was observed
 TimedValue = tuple[float, float]  # agent time, value
 DRIVERS_OWN = "recovery_action"  # the check that reports the driver's own verdict
 

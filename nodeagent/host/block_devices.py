@@ -1,9 +1,9 @@
-"""Finds the block devices that are the node's own, as opposed to those that users' volumes come on.
+"""Finds the block devices that are the node's own, as opposed to those that hold users' volumes.
 
 A kernel line names a device, often one that is mounted nowhere: a volume that shut down while it was being
 mounted, one that a pod uses as a block device, or the controller of an NVMe volume. So a device counts as
 the node's own only if the node uses it: it is mounted outside the pods' folders or used for swap, or a device
-used in this way depends on it. The kernel's tree shows what they depend on: the disk of a partition, the
+used in this way depends on it. The kernel's tree shows these dependencies: the disk of a partition, the
 members of an array, the disks below LVM, encryption or multipath, the other disks of a btrfs, and the paths
 and the controller of an NVMe device.
 
@@ -106,7 +106,7 @@ def _paths(name: str, listed: Iterable[str]) -> list[str]:
 
 
 class NodeDevices:
-    """Tells which block devices are the node's own, and remembers them until the next boot."""
+    """Determines which block devices are the node's own, and remembers them until the next boot."""
 
     def __init__(self, sys: str, proc: str, boot_id: str, remembered: Mapping[str, Any]) -> None:
         """`remembered` is an earlier result of `remembered()`, possibly from another boot or corrupt."""
@@ -117,7 +117,7 @@ class NodeDevices:
         self._own = {name: each for name, each in pairs if isinstance(each, str)}  # the identity, by name
 
     def uses(self, mounts: Iterable[Mount]) -> Iterator[Reading]:
-        """Yield the use of each device that is the node's own, was so until now, or backs a volume."""
+        """Yield the use of each device that is or was the node's own, or that backs a volume."""
         names = dict(self._mounted(mounts))
         nodes = [each for each, is_volume in names.items() if not is_volume]
         volumes = [each for each, is_volume in names.items() if is_volume]

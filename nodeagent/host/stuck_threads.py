@@ -62,7 +62,7 @@ class ThreadStat:
     def is_asleep(self) -> bool:
         """True if a user's thread is in uninterruptible sleep.
 
-        Kernel threads do not count: some drivers keep theirs in this state permanently.
+        Kernel threads do not count, because some drivers keep theirs in this state permanently.
         """
         return self.state == "D" and not self.flags & PF_KTHREAD
 

@@ -6,7 +6,7 @@ The record format is described in Documentation/ABI/testing/dev-kmsg of the Linu
 The kernel stamps records with the processor's counter. CLOCK_MONOTONIC is the same counter slewed by NTP, and
 the two drift apart by seconds a day. Without a correction, an event that another sensor saw at the same
 moment would seem to precede or follow the record. CLOCK_MONOTONIC_RAW is not slewed, so its difference from
-CLOCK_MONOTONIC gives the correction.
+CLOCK_MONOTONIC yields the correction.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class GpuHistory:
 
     @property
     def links(self) -> set[int]:
-        """The NVLinks that were up in the GPU's MIG mode: MIG may make links inactive."""
+        """The NVLinks that were up in the GPU's MIG mode, because MIG may make links inactive."""
         return self.links_by_mig[self.mig]
 
     def take_state(self, state: int) -> bool:
@@ -62,7 +62,8 @@ class GpuHistory:
     def take_uncorrected(self, count: float, session: int) -> bool:
         """Record the volatile counter of uncorrected errors; return True if it fell within one session.
 
-        Between two sessions it may fall without a reset: the driver forgets it when no program uses the GPU.
+        Between two sessions it may fall without a reset, because the driver forgets it when no program uses
+        the GPU.
         """
         before, self.uncorrected = self.uncorrected, (session, count)
         return before is not None and before[0] == session and count < before[1]

@@ -46,7 +46,7 @@ class CounterSum:
         self.last.clear()
 
     def dump(self) -> dict[str, Any]:
-        """Return the sum as JSON, for `load`: the next process continues from it."""
+        """Return the sum as JSON, for `load`, so that the next process can continue from it."""
         return {"total": self.total, "last": dict(self.last)}
 
     @classmethod

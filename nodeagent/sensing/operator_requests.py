@@ -99,10 +99,10 @@ def is_closed(folder: Path, release: GpuRelease) -> bool:
 def effective_s(request: Mapping[str, Any], anchor: Anchor, now_s: float) -> float | None:
     """Return the agent time when a request was made; None if the line is malformed. Pure.
 
-    A request of another boot precedes the current boot. If the agent knew that boot, the line has the agent
-    time; if not, the request follows everything that the agent has seen before the current boot. An earlier
-    version wrote only the wall clock's time, so that time is used for its lines. No request takes effect
-    later than now.
+    A request of another boot precedes the current boot. If the agent knew that boot, the line contains the
+    agent time; if not, the request follows everything that the agent has seen before the current boot. An
+    earlier version wrote only the wall clock's time, so that time is used for its lines. No request takes
+    effect later than now.
     """
     if "boot_id" not in request:
         wall_s = _number(request.get("wall_s"))

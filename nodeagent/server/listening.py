@@ -1,4 +1,4 @@
-"""Binds the agent's addresses, if need be beside a process that no longer answers on them.
+"""Binds the agent's addresses, if necessary alongside a process that no longer answers on them.
 
 A process that cannot be ended (see `agent.claim`) also keeps its port. The agent permits another process of
 the same user to listen on the port too (SO_REUSEPORT), but the kernel would then spread the connections over

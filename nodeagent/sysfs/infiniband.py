@@ -197,7 +197,7 @@ class InfiniBandPorts:
         return readings
 
     def left_out(self) -> tuple[Omission, ...]:
-        """Return nothing: a node without such ports does not miss any check."""
+        """Return nothing, because a node without such ports does not miss any check."""
         return ()
 
     def remembered(self) -> dict[str, Any]:

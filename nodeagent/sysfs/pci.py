@@ -248,7 +248,8 @@ class PciDevices:
         self._best = {key: each for key, each in kept.items() if f"device/{key.partition(' ')[0]}" != entity}
 
     def _gone(self, found: Sequence[PciDevice]) -> list[Reading]:
-        """Return a reading for each device that has moved to another address: none of its model is missing.
+        """Return a reading for each device that has moved to another address, as none of its model is
+        missing.
 
         A device that has left the bus without such a sign may have failed.
         """

@@ -200,7 +200,7 @@ class NodeAgent:
                 self._put(seen.at(self._clock.at(now_s) + 0.01, "nvml-events"))
 
     def see(self, seen: Observation) -> None:
-        """Report an observation that no machine would show, such as an operator's word or a wrong reading."""
+        """Report an observation that does not come from the machine, such as a wrong reading."""
         self._put(seen)
 
     def clear(self, entity: str, now_s: float) -> None:

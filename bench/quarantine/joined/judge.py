@@ -59,7 +59,7 @@ def judge(year: Year) -> list[Verdict]:
             f"{len(tally.cases) - len(buried)} of {len(tally.cases)}",
             not buried,
         ),
-        _none("every fault that shows was reported", truth.unreported),
+        _none("every visible fault was reported", truth.unreported),
         _none("no report lost a fault before its remedy", truth.losses),
         _none("every node with a sure, lasting fault was drained", year.repairs.undrained),
         _none("no bad node forgotten", [*active, *(f"{c.node}: {c.component}" for c in forgotten)]),

@@ -72,7 +72,10 @@ class Repairs:
             self.begin(node)
 
     def _check_drained(self, node: JoinedNode, stay_s: float) -> None:
-        """Note a node that still runs a job although two witnesses have reported its fault since the taint"""
+        """Note a node that still runs a job despite a fault with two witnesses.
+
+        The agent has reported the fault ever since the taint.
+        """
         held = node.standing.quarantine
         if held is None or held.at_s != stay_s or not node.standing.busy or node.standing.cordoned:
             return
@@ -113,7 +116,7 @@ class Repairs:
         if node.standing.busy or not (node.is_ill or held.replace):
             return
         if held.action not in REMEDIES:
-            return  # a person looks at it; the fault ends without a remedy, or there will be an alert
+            return  # a person must look at it; either the fault ends without a remedy, or an alert follows
         guesses, chance = self.guesses, self.chance
         remedy = held.action
         if chance.random() < guesses.wrong:
