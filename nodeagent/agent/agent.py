@@ -369,8 +369,9 @@ class Agent:
             self._unreported.append(_Submitted(number, self._saved, numbered))
 
     def _take_reportable(self, *, everything: bool = False) -> list[dict[str, Any]]:
-        """Return the changes to report now, even if saving failed, because every fault must be reported. They
-        are saved, or the writer failed to save them or has had them for too long.
+        """Return the changes to report now, even if saving failed, because every fault must be reported.
+
+        They are saved, or the writer failed to save them or has had them for too long.
         """
         finished = 0 if self._writer is None else self._writer.outcome.number
         overdue = time.monotonic() - SAVE_DEADLINE_S

@@ -214,8 +214,10 @@ def _duration(status: SensorStatus, now_s: float, *, long: bool, reads_state: bo
 
 
 def xids_are_unseen(statuses: Iterable[SensorStatus]) -> bool | None:
-    """Return True if no sensor can see Xids now, although the node has GPUs. None while that is unknown,
-    because a sensor has not been tried yet or an operator has the GPUs released.
+    """Return True if no sensor can see Xids now, although the node has GPUs.
+
+    Returns None while that is unknown, because a sensor has not been tried yet or an operator has the GPUs
+    released.
     """
     found = tuple(statuses)
     if any(each.sees or each.nothing_there for each in found) or not found:

@@ -78,8 +78,7 @@ NEEDS: tuple[Need, ...] = (
     Need(
         "sysfs", "file", "the host's /sys",
         "host: nothing, as all users may read it; container: mount it read-only, --sys. A container's own "
-        "/sys "
-        "shows only the network interfaces of the container's namespace",
+        "/sys shows only the network interfaces of the container's namespace",
         "network interfaces and, where the runtime hides them, adapters and PCI devices",
         ("net_down", "net_carrier"),
     ),

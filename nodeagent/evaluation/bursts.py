@@ -64,7 +64,7 @@ class EventBursts:
 
         Args:
             recurring: The bursts of `other` at which it had recurred. They are stored separately, because the
-            bursts of several variants do not amount to a recurrence.
+                bursts of several variants do not amount to a recurrence.
         """
         self.inherited = union_bursts(
             [self.inherited, [each for each in other.spans if each not in recurring]]
@@ -107,8 +107,9 @@ class EventBursts:
 
         Args:
             heard: Pairs of a sensor and a time. A sensor without a time, as stored by an older agent, counts
-            as having seen the newest burst. inherited: The bursts of dropped variants. recurring: The bursts
-            of dropped variants at which the variant had recurred.
+                as having seen the newest burst.
+            inherited: The bursts of dropped variants.
+            recurring: The bursts of dropped variants at which the variant had recurred.
         """
         spans, texts, sources = raw
         made = cls(

@@ -125,7 +125,7 @@ def event_finding(
         verdicts: The driver's verdicts on the entity (Xid 154), by variant.
         branch: The driver's branch, such as 575; None if it is unknown.
         policies_at: Returns the policies that apply to a burst; the gravest meaning counts. None: `policy`
-        applies to all.
+            applies to all.
     """
     seen = informative(variants)
 
@@ -401,10 +401,10 @@ def _end_s(last_s: float, found: Judgement, marks: EndMarks) -> float:
 
 
 def _held_until_s(from_s: float, hold_s: float, marks: EndMarks) -> float:
-    """Return when a hold time ends. The time while the node was off does not count, because it was not seen
-    to be clean.
+    """Return when a hold time ends.
 
-    Only a wall clock, which may have been wrong, shows how long the node was off.
+    The time while the node was off does not count, because it was not seen to be clean. Only a wall clock,
+    which may have been wrong, shows how long the node was off.
     """
     until_s = from_s + hold_s
     for last_s, boot_s in marks.off:

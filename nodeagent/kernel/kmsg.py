@@ -1,7 +1,7 @@
-"""The sensor for the kernel's ring buffer, /dev/kmsg. In a container, it works only if the container is
-privileged.
+"""The sensor for the kernel's ring buffer, /dev/kmsg.
 
-The record format is described in Documentation/ABI/testing/dev-kmsg of the Linux source.
+In a container, it works only if the container is privileged. The record format is described in
+Documentation/ABI/testing/dev-kmsg of the Linux source.
 
 The kernel stamps records with the processor's counter. CLOCK_MONOTONIC is the same counter slewed by NTP, and
 the two drift apart by seconds a day. Without a correction, an event that another sensor saw at the same

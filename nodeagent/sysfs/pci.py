@@ -248,10 +248,10 @@ class PciDevices:
         self._best = {key: each for key, each in kept.items() if f"device/{key.partition(' ')[0]}" != entity}
 
     def _gone(self, found: Sequence[PciDevice]) -> list[Reading]:
-        """Return a reading for each device that has moved to another address, as none of its model is
-        missing.
+        """Return a reading for each device that has moved to another address.
 
-        A device that has left the bus without such a sign may have failed.
+        A device has moved if none of its model is missing. A device that has left the bus without such a sign
+        may have failed.
         """
         if len(found) >= MAX_DEVICES:
             return []  # there may be more

@@ -26,7 +26,7 @@ class Guesses:
     recurs_s: float = _guess(2 * DAY_S, "  time until it returns")
     lemon_factor: float = _guess(8.0, "faults of a lemon (1% of the nodes), as a multiple of the others'")
     wrong: float = _guess(0.1, "remedies that are cheaper than what the fault needs")
-    late: float = _guess(0.1, "remedies that come late")
+    late: float = _guess(0.1, "remedies that are carried out late")
     late_s: float = _guess(4 * DAY_S, "  their delay")
     worn: float = _guess(0.1, "memory errors of GPUs that have to be replaced, which a reset only hides")
     unseen: float = _guess(0.2, "resets during which the agent is stopped")
