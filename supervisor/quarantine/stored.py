@@ -67,7 +67,7 @@ def _loaded(kind: type[Record], raw: object, where: str) -> Record:
 
 
 def _fit(value: object, kind: str, where: str) -> Any:
-    """Return a value of the annotated type `kind` of a field."""
+    """Return `value` as `kind`, the annotated type of its field. Raises `BadState` for another type."""
     if kind.endswith("| None") and value is None:
         return None
     if kind.startswith("float") and isinstance(value, (int, float)) and not isinstance(value, bool):
