@@ -145,7 +145,7 @@ def _spinning(left: tuple[RankInspection, ...]) -> _Found:
 
 
 def _asleep(left: tuple[RankInspection, ...]) -> _Found:
-    """Return a rank that sleeps while the others spin. On GPUs, victims poll for the end of a kernel."""
+    """Return a rank that sleeps while the others spin. On GPUs, victims poll until a kernel ends."""
     by_cpu = sorted(left, key=lambda e: e.cpu_s)
     least, next_s = by_cpu[0], by_cpu[1].cpu_s
     if len(left) < 3 or next_s < _SPIN_S or next_s < _SPIN_RATIO * least.cpu_s:
@@ -231,7 +231,7 @@ def _threads(stack: str) -> list[tuple[str, tuple[tuple[str, str], ...]]]:
 
 
 def _shown(stack: str) -> str:
-    """Return a stack dump, main thread first, without thread numbers, which are of no use to users."""
+    """Return a stack dump, main thread first, without thread numbers, which do not help users."""
     parts = re.split(r"^(?=Thread )", stack.strip(), flags=re.MULTILINE)
     parts = [each.rstrip() for each in parts if each.startswith("Thread ")] or [stack.strip()]
     parts.sort(key=lambda part: '"MainThread"' not in part)

@@ -51,7 +51,10 @@ def equal_steps(view: View) -> tuple[int, ...]:
 
 
 def rolled_back(equal: tuple[int, ...], step: int) -> tuple[int, ...]:
-    """Return `equal` after a resume from `step`. Later steps become `step`, because all replicas load it."""
+    """Return `equal` after a resume from `step`.
+
+    Later steps become `step`, because all replicas load its state.
+    """
     return tuple(sorted({min(each, step) for each in equal}))
 
 
