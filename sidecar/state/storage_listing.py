@@ -42,7 +42,7 @@ class StorageLister:
         self._wanted.set()
 
     async def run(self) -> None:
-        """List now, every `EVERY_S` or `PAID_EVERY_S`, and at every request. Never returns."""
+        """List now, every `EVERY_S` or `PAID_EVERY_S`, and on every request. Never returns."""
         while True:
             self._wanted.clear()
             before, self.listing = self.listing, await self._list()
