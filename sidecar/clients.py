@@ -142,7 +142,7 @@ class AddressesInTurn(AbstractResolver):
 class SupervisorClient:
     """Sends a report to the supervisor after each change, and passes the supervisor's orders to `obey`.
 
-    Set `dirty` to request a report. If nothing changes, it still sends one every `interval_s`.
+    Set `dirty` to request a report. If nothing changes, it still sends a report every `interval_s`.
 
     `alone_since_s` is the CLOCK_MONOTONIC time since which no supervisor has given orders. `obey` sets it to
     None when it accepts an order, because a connection alone does not prove that the supervisor leads.

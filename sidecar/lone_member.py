@@ -20,7 +20,10 @@ class LoneMember:
     """
 
     def __init__(self, send: Callable[[LauncherOrder], None]) -> None:
-        """`send` sends an order to the launcher; it is repeated until the launcher's state reflects it."""
+        """`send` sends an order to the launcher.
+
+        It is called until the launcher's state reflects the order.
+        """
         self._send = send
         self._wait: LoneWait | None = None
         self._is_over = False  # the current wait has ended without a supervisor

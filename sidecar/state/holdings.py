@@ -20,7 +20,7 @@ from holdfast.snapshot.private_store import PrivateBlob, PrivateReader
 
 _pinning = ThreadPoolExecutor(4, "pin")  # a separate pool, because hung storage must not block sends to peers
 PIECE_BYTES = 1 << 20  # bytes compared at a time
-NEWEST = 12  # private states listed for each rank; the group resumes only from one of the last few steps
+NEWEST = 12  # how many private states are listed per rank; the group resumes only from one of the last steps
 
 
 class Holdings:

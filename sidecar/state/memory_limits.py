@@ -27,8 +27,8 @@ _MEMINFO = Path("/proc/meminfo")
 def measure(directory: Path, state_bytes: int) -> MemoryUse:
     """Return how much memory the snapshots and private states in `directory` use, and how much is available.
 
-    A usage that cannot be read counts as zero, and available memory that cannot be read as unlimited, so the
-    supervisor does not refuse a start because of it.
+    Usage that cannot be read counts as zero, and available memory that cannot be read counts as unlimited, so
+    that the supervisor does not refuse a start because of it.
     """
     slots = private = 0
     with suppress(OSError):

@@ -205,7 +205,7 @@ async def _send_private(
 
 
 class PeerClient:
-    """Fetches state from other members, over one HTTP session for the sidecar's whole life."""
+    """Fetches state from other members, over one HTTP session that lasts as long as the sidecar."""
 
     def __init__(
         self,

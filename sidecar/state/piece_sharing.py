@@ -40,16 +40,16 @@ class CheckpointSharing:
         """`url` is the address of this member; `newest` returns the newest order that it obeys."""
         self.client, self.node, self.newest = client, node, newest
         self._url = url
-        self._refusals: dict[str, str] = {}  # the last refusal of each peer, to log it once
+        self._refusals: dict[str, str] = {}  # the last refusal of each peer, so that it is logged only once
         self._is_trusted = True  # False once storage has lost what peers wrote
 
     def helpers(self, record: CommitRecord, sources: Iterable[StateSource]) -> PeerHelpers | None:
-        """Return the peers for the snapshot `record`; None if sharing would not pay.
+        """Return the peers for the snapshot `record`; None if sharing would not pay off.
 
         Call this on the event loop.
 
-        The addresses are those in the order: first of the members that have the ranks, which have no
-        generation, then of those that held a state.
+        The peers come from the order's sources: first the members that have ranks, whose sources have no
+        generation, then the members that held a state.
         """
         ordered = sorted(sources, key=lambda source: source.generation != 0)
         urls = dict.fromkeys(each.url for each in ordered if each.url and each.url != self._url())
@@ -65,7 +65,7 @@ class CheckpointSharing:
 
     def note_refusal(self, url: str, why: str) -> None:
         if self._refusals.get(url) != why:
-            log.info("peer does not help with the checkpoint", extra={"error": why})
+            log.info("peer refused to help with the checkpoint", extra={"error": why})
         self._refusals[url] = why
 
 
@@ -98,7 +98,7 @@ class PeerHelpers:
         log.debug("checkpoint shared", extra={"step": self._record.step, "bytes": self.written})
 
     def _call(self, what: Callable[[], None]) -> None:
-        with suppress(RuntimeError):  # the loop has ended, and this process is about to
+        with suppress(RuntimeError):  # the loop has ended, and this process will end soon
             self._loop.call_soon_threadsafe(what)
 
     def _begin(self, place: StagingPlace, work: SharedFile) -> None:

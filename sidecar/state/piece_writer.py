@@ -35,7 +35,7 @@ from sidecar.state.snapshot_send import crc32
 
 log = logging.getLogger(__name__)
 
-THREADS = 4  # pieces at a time, each of which is in memory up to three times
+THREADS = 4  # how many pieces are written at a time; each is in memory up to three times
 HOLD_S = 2.0
 LOOK_S = 0.25  # between two checks of whether the writer is still waiting
 READ_BYTES = 1 << 20  # read at a time; a snapshot to be released stays pinned until such a read ends
@@ -72,7 +72,7 @@ class WrittenPiece:
 
 
 class PieceWriter:
-    """Writes for one other member at a time, while this member's order allows it."""
+    """Writes pieces for one other member at a time, while this member's order allows it."""
 
     def __init__(
         self, holdings: Holdings, storage: CheckpointStorage, node: str, newest: Callable[[], OrderVersion]
@@ -132,7 +132,7 @@ class PieceWriter:
                 if helped.stopped.done():
                     raise ShareRefused(helped.stopped.result())
                 if is_gone():
-                    raise ShareRefused("the writer does not wait any more")
+                    raise ShareRefused("the writer no longer waits")
         finally:
             is_over.set()
         return WrittenPiece(work.result())
@@ -324,7 +324,7 @@ class _CheckedReader:
 
     def read(self, begin: int, end: int) -> memoryview:
         if self._is_over():
-            raise ShareRefused("the writer does not wait any more")
+            raise ShareRefused("the writer no longer waits")
         self._give_up_last()
         content = self._given = self._memory[: end - begin]
         self._reader.read(begin, content)
@@ -333,7 +333,7 @@ class _CheckedReader:
                 crc = crc32(chunk)
             expected = self._asked.crc32[(at - self._asked.begin) // CHUNK_BYTES]
             if crc != expected:
-                why = f"this member's copy differs from byte {at} on"
+                why = f"this member's copy differs starting at byte {at}"
                 raise ShareRefused(f"{why}: checksum {crc:08x}, expected {expected:08x}")
             self.crcs.append(crc)
         return content

@@ -60,7 +60,7 @@ class StorageFailed(StateUnavailable):
 
 
 class Restorer:
-    """Provides the state that an order to run requires, in files on this member."""
+    """Puts the state that an order to run requires into files on this member."""
 
     def __init__(self, holdings: Holdings, fetcher: PeerClient, storage: CheckpointStorage) -> None:
         """`storage` is this member's access to the checkpoints, which may differ from the supervisor's."""

@@ -60,7 +60,7 @@ class _Part:
 
 @dataclass(slots=True, eq=False)
 class _Connection:
-    """A connection whose response header has been read: the requested bytes come next."""
+    """A connection whose response header has been read, so that the requested bytes come next."""
 
     source: StateSource
     url: str

@@ -136,9 +136,9 @@ class ObjectStorage:
     def _listing(self, name: str = "") -> dict[str, Objects]:
         """Return the objects of the checkpoint `name`, or of all checkpoints, grouped by checkpoint.
 
-        Raises `ObjectStoreError` if one folder of a checkpoint has more than `MOST`. The total has no limit,
-        because a job keeps several checkpoints, and leftovers of interrupted uploads can be removed only if
-        they can be listed.
+        Raises `ObjectStoreError` if one folder of a checkpoint has more than `MOST`. The total is not
+        limited, because a job keeps several checkpoints, and leftovers of interrupted uploads can be removed
+        only if they can be listed.
         """
         found: dict[str, Objects] = defaultdict(dict)
         counts: Counter[tuple[str, str]] = Counter()
@@ -519,14 +519,14 @@ def _folders(objects: Objects) -> dict[str, float]:
 
 
 def _is_of(key: str, manifest: Manifest | None) -> bool:
-    """Return whether `key` is a file of this manifest's checkpoint. A damaged manifest is None."""
+    """Return whether `key` is a file of this manifest's checkpoint. `manifest` is None if it is damaged."""
     if manifest is not None and manifest.objects is not None:
         return key.startswith(f"{manifest.objects.folder}/")
     return is_state_name(key) or (manifest is not None and key in {each.name for each in manifest.files})
 
 
 def _is_own(key: str) -> bool:
-    """Return whether Holdfast gives such a key to a file of a checkpoint."""
+    """Return whether `key` has the form of the keys that Holdfast gives to the files of a checkpoint."""
     return is_state_name(key) or _FOLDER.fullmatch(key.partition("/")[0]) is not None
 
 

@@ -69,7 +69,7 @@ def upload(
 ) -> tuple[FileEntry, ...]:
     """Write all files; return their sizes and checksums. `moved` is called after each part, on any thread.
 
-    If this raises `OSError`, no transfer is in progress any more, and some parts may be on storage.
+    If this raises `OSError`, no transfer is still in progress, and some parts may be on storage.
     """
     crcs: dict[str, list[int]] = {name: [] for name in files}
     sizes = {

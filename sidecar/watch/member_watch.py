@@ -103,8 +103,8 @@ class MemberWatch:
         """Return the steps of the order's generation whose snapshots are void.
 
         A snapshot is void if a rank of this member changed the state after the commit. It is also void if a
-        rank of another member did, unless a rank here has amended its state. Unless the order is to run, no
-        step is void.
+        rank of another member changed the state, unless a rank here has amended its own. Unless the order is
+        to run, no step is void.
         """
         if order.do != "run":
             return frozenset()

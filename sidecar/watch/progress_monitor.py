@@ -21,7 +21,7 @@ from sidecar.watch.compute_time import ComputeTime
 from sidecar.watch.hang_detector import PAUSES, HangPolicy, StepStats, left_s, pause_label, since_ns, stalled
 
 RECENT = 32  # the usual step time is the median of this many step times
-# The most time that counts between two polls. During a longer gap, the machine may have been suspended.
+# The longest time that counts between two polls. During a longer gap, the machine may have been suspended.
 MOST_BETWEEN_S = 0.3
 # The time until the next poll while a rank works before a commit, because its process may end soon after.
 SOON_S = 0.05

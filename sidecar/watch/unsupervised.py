@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 from holdfast import exit_codes
 from holdfast.protocol.launcher_messages import Ending, LauncherState, RankState
 
-# Longer than a supervisor that comes back is away: 350 s until Kubernetes replaces its pod on a lost node (50
-# s until the node counts as lost, and 300 s that pods tolerate this), 300 s to pull the image, 60 s to start,
-# and 15 s for the Lease make 725 s. Upgrades and failovers need only some of this time. A supervisor that
-# cannot reach the API server keeps its connections, and a new one waits until the server is back.
+# Longer than the absence of a supervisor that will return: 350 s until Kubernetes replaces its pod on a lost
+# node (50 s until the node counts as lost, and 300 s for which pods tolerate this), 300 s to pull the image,
+# 60 s to start, and 15 s for the Lease make 725 s. Upgrades and failovers need only some of this time. A
+# supervisor that cannot reach the API server keeps its connections, and a new one waits until the server is
+# back.
 LIMIT_S = 900.0
 _VICTIM = "distributed"  # `Ending.fail` of a rank that failed because it lost its peers
 
@@ -43,14 +44,15 @@ def later(
 ) -> LoneWait | None:
     """Return the wait after `known`; None while there is a supervisor or the ranks do not need one.
 
-    The wait begins when both are missing: a supervisor, and ranks that can train.
+    The wait begins when there is neither a supervisor nor a rank that can train.
 
     Args:
         known: The result of the last call.
         state: The launcher's state; None if it is not connected.
-        alone_since_s: Since when there has been no supervisor; None if there is one.
-        now_s: The current time. lateness_s: How long this process was delayed since the last call. It could
-        not hear a supervisor during that time, so the time does not count.
+        alone_since_s: The time since which there has been no supervisor; None if there is one.
+        now_s: The current time.
+        lateness_s: How long this process was delayed since the last call. It could not hear a supervisor
+            during that time, so the time does not count.
     """
     code = exit_code(state)
     if code is None or alone_since_s is None:

@@ -139,7 +139,7 @@ def _last_checkpoint(view: View, policy: Policy) -> Save | Wait | str:
 
 
 def _unkept(view: View) -> str:
-    """Return why the last state cannot be saved, from the ranks' final reports; "" if it can."""
+    """Return why the last state cannot be saved, according to the ranks' final reports; "" if it can."""
     ranks: dict[int, RankProgress] = {}
     reasons: dict[int, str] = {}
     for report in reports.reports(view):
@@ -154,7 +154,7 @@ def _unkept(view: View) -> str:
     if undone:
         return f"rank {undone[0]} ended without a report (for example through os._exit()) or inside its loop"
     steps = sorted({each.step for each in ranks.values()})
-    return "" if len(steps) == 1 else f"the ranks ended with different steps, {steps[0]} and {steps[-1]}"
+    return "" if len(steps) == 1 else f"the ranks ended at different steps, {steps[0]} and {steps[-1]}"
 
 
 def _quiet(view: View) -> tuple[MemberView, ...]:

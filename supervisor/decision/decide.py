@@ -136,7 +136,7 @@ def replace_lost_standby(case: _Case) -> Replace | None:
 
 
 def _unread(view: View, policy: Policy, resumed: ResumePoint) -> Wait | End | None:
-    """Return a `Wait` if the resume point depends on storage that is not read or verified yet.
+    """Return a `Wait` if the resume point depends on storage that has not been read or verified yet.
 
     Returns an `End` if storage has been unreadable for `Policy.storage_s`, and None if the group can resume.
     """
@@ -202,7 +202,7 @@ def refuse_to_start_over(case: _Case) -> End | None:
 
 
 def _forming_deadline_ns(view: View, policy: Policy) -> int:
-    """Return when the run ends if members are still missing.
+    """Return when the run ends if members are still missing by then.
 
     If a controller creates the members, the run waits forever, because pods can be pending for days.
     """

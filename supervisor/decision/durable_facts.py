@@ -119,7 +119,7 @@ def _with_secured_time(view: View) -> OpenIncident | None:
 
 
 def _void(view: View) -> tuple[VoidStep, ...]:
-    """Return the void steps: those after whose commit a rank changed its state without updating the copies.
+    """Return the void steps, after whose commit a rank changed its state without updating the copies.
 
     They are kept even after the rank's page and its member are gone, because another member may hold a copy
     that lacks the change.

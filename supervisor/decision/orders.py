@@ -140,7 +140,7 @@ def _survivors_are_good(memory: JobState) -> bool:
 
 
 def may_create_members(memory: JobState, now_ns: int) -> bool:
-    """True if no recovery needs the CPU time, some seconds, that creating a member takes.
+    """True if no recovery needs the seconds of CPU time that creating a member takes.
 
     If the script completes no steps, the group never settles, so its standby is created after `BUSY_S`.
     """

@@ -67,9 +67,10 @@ def startup_failure(view: View) -> End | None:
 
 
 def _end(code: int, why: str, ending: Ending) -> End:
-    """Return an `End` for `why` and the process's last words: events and job lists show no traceback.
+    """Return an `End` for `why` and the process's last words.
 
-    The output of the process is omitted if it contains nothing but these words.
+    The words are included because events and job lists show no traceback. The output of the process is
+    omitted if it contains nothing else.
     """
     said = endings.last_words(ending)
     output = "" if ending.fail == "bad_input" and ending.message.strip() == said else ending.message
@@ -129,7 +130,10 @@ def reason_to_stop(view: View, policy: Policy, cause: Fault) -> End | None:
 
 
 def _is_program_error(view: View, policy: Policy, cause: Fault) -> bool:
-    """True if the exception is an error in the program: it came before any step, or twice on all ranks."""
+    """True if the exception is an error in the program.
+
+    It occurred before any step, or twice on all ranks.
+    """
     if cause.kind != "exception" or not PROGRAM_ERRORS.intersection(cause.signature.split(" ")[1:2]):
         return False
     if not (made_progress(view, cause) or any(past.worked for past in view.memory.history)):
@@ -286,7 +290,7 @@ def _no_state_left(
 
 
 def _rendezvous(view: View, member: str) -> tuple[str, int]:
-    """Return the address and port of the rendezvous, which is on `member`, the host of rank 0."""
+    """Return the address and port of the rendezvous, which is on `member`, the member of rank 0."""
     master = view.member(member)
     assert master is not None
     assert master.report is not None

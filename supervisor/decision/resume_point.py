@@ -86,7 +86,7 @@ def _damaged(unusable: tuple[HeldSnapshot, ...]) -> frozenset[tuple[int, int]]:
 
 
 def missing_private_state(view: View, step: int) -> str:
-    """Return a clause that names the ranks whose private state of `step` is missing; "" for none."""
+    """Return a clause that lists the ranks whose private state of `step` is missing; "" for none."""
     usable = [member.report is not None and can_serve(view, member) for member in view.members]
     lineage = view.memory.lineage
     given, early = set[int](), set[int]()

@@ -1,7 +1,7 @@
 """Compute the job's state after an action. Pure: the result can be reproduced from the journal.
 
 `TRANSITIONS` is the job's state machine. It lists the actions that are allowed in each phase, and the phase
-that follows each. `mermaid` prints its diagram, which is part of `docs/architecture.md`.
+that follows each. `mermaid` returns its diagram, which is part of `docs/architecture.md`.
 """
 
 from __future__ import annotations
@@ -400,7 +400,7 @@ def _has_joined_since(view: View, action: Start, incident: OpenIncident) -> bool
 
 
 def _members_to_end(view: View, action: Start, policy: Policy) -> tuple[str, ...]:
-    """Return the members that must be ended for others to take over their ranks: no launcher can end them."""
+    """Return the members to end, because others take over their ranks and no launcher can end them."""
     return tuple(
         name
         for name in view.memory.placement

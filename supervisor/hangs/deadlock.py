@@ -96,7 +96,7 @@ def _all_resting_since_ns(view: View) -> int:
 
 
 def describe(rests: tuple[RankAtRest, ...], most: int = 4) -> str:
-    """Return in words where each rank waits. If the places differ, name the first `most` ranks."""
+    """Return in words where each rank waits. If the places differ, list the first `most` ranks."""
     places = {each.place for each in rests}
     text = "all ranks wait for each other, and nothing is in transit: "
     if len(places) == 1:

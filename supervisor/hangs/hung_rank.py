@@ -64,7 +64,7 @@ def name_rank(view: View, holding: list[LateRank]) -> LateRank:
 def find_hung_rank(inspected: tuple[RankInspection, ...]) -> HangVerdict:
     """Return the rank that most likely holds up the others. Raises `ValueError` without inspections."""
     if not inspected:
-        raise ValueError("without inspections, no rank can be named")
+        raise ValueError("no rank can be found without inspections")
     left = tuple(sorted(inspected, key=lambda each: each.rank))
     if len(left) == 1:
         return HangVerdict(left[0].rank, f"rank {left[0].rank} is the only candidate", (left[0].rank,))
@@ -198,7 +198,10 @@ def is_meeting_point(at: str) -> bool:
 
 
 def _waits_for_device(function: str, file: str) -> bool:
-    """True for a wait for a GPU's queue. Such a wait ends only when the collectives in the queue end."""
+    """True if the function waits for a GPU's queue.
+
+    Such a wait ends only when the collectives in the queue end.
+    """
     return file.startswith("holdfast/state/device") or (
         "torch/cuda/" in file and function.endswith("synchronize")
     )

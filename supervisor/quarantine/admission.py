@@ -65,7 +65,7 @@ def _worst_first(wanted: Sequence[Wanted]) -> list[Wanted]:
 def trades(
     wanted: Sequence[Wanted], crowd: frozenset[str], proving: Sequence[NodeView], room: int, now_s: float
 ) -> list[Release]:
-    """Return early releases of nodes that are proving their health, to make room for certain faults.
+    """Return early releases of nodes that are proving their health, to make room for proven faults.
 
     Args:
         proving: The nodes that may be released early.
@@ -80,7 +80,7 @@ def trades(
         Release(
             node.name,
             f"healthy for {_proof_s(node, now_s):.0f} s,"
-            " and the breaker has no room for a node with a certain fault",
+            " and the breaker has no room for a node with a proven fault",
             node.version,
         )
         for node in best[: places + max(-room, 0)]

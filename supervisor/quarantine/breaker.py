@@ -30,7 +30,7 @@ class Breaker:
 
     @property
     def balance(self) -> int:
-        """The room, or minus the number of nodes that are out beyond the limit."""
+        """Like `room`, but negative if more nodes are out than allowed."""
         serving = self.total - self.out - self.unknown
         return min(self.allowed - self.out, serving - self.min_serving)
 

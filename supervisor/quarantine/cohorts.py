@@ -5,11 +5,11 @@ a node with its own policy would then be its own cohort. A cohort matters in two
 
 - It is large, and many of its agents report "unhealthy". This is an alert, because an operator has to find
   out why.
-- It is small, and newer than the most common other version, so it may be the start of a bad roll-out. Action
-  on its nodes is postponed until at most `cohort_s` after the fault, and an operator can stop the roll-out.
+- It is small, and newer than the most common other version, so it may be the start of a bad roll-out. Actions
+  on its nodes are postponed for up to `cohort_s` after the fault, so that an operator can stop the roll-out.
 
-A small cohort of an older version proves nothing about the version, because a node is often the last one on
-an old version because it is broken.
+A small cohort of an older version proves nothing about the version, because broken nodes are often the last
+ones on an old version.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@
   remedy requires an empty node.
 - A node is released when the sensors that found it unhealthy have reported it as healthy for long enough
   (`release`). Time during which one of them could not measure does not count. If the breaker is full, a node
-  that is only proving its health may return early, to make room for a node with a certain fault.
+  that is only proving its health may return early, to make room for a node with a proven fault.
 - No problem is forgotten: each hold ends at a known time, or it is an alert.
 - The data stored on a node is corrected first, even if its agent is silent (`transition.after`).
 
@@ -190,7 +190,7 @@ def _hold_unknown(node: NodeView, now_s: float, policy: NodePolicy) -> Hold:
 def _hold_for(node: NodeView, reason: Reason, found: Sequence[NodeFinding], policy: NodePolicy) -> Hold:
     """Return a hold because of a storm.
 
-    New trouble can prolong a storm, so a hold becomes an alert in time.
+    New trouble can prolong a storm, so the hold becomes an alert after `alert_s`.
     """
     age_s = evidence.age_s(node, found)
     if age_s < policy.alert_s or reason.alert:

@@ -77,7 +77,7 @@ def may_be_traded(node: NodeView, now_s: float, policy: NodePolicy) -> bool:
 
 
 def proof_s(report: Report, held: Quarantine, now_s: float) -> float:
-    """Return for how long the node has proven its health since it was tainted."""
+    """Return how long the node has proven its health since it was tainted."""
     blind_s = held.blind_s + (0.0 if held.blind_at_s is None else now_s - held.blind_at_s)
     return max(0.0, min(_reported_s(report, held), now_s - held.at_s) - blind_s)
 
@@ -109,8 +109,8 @@ def with_blind_time(held: Quarantine, report: Report, silent_s: float, now_s: fl
         return held if blind else replace(held, blind_at_s=None, blind_s=blind_s)
     if blind:
         return replace(held, blind_at_s=now_s)
-    # The healthy time includes the blind time, unless it has restarted. Half is enough, because clocks differ
-    # a bit.
+    # The healthy time includes the blind time, unless it has restarted. Compare with only half, because
+    # clocks differ a bit.
     return replace(held, blind_s=0.0) if healthy_s < held.blind_s / 2 else held
 
 

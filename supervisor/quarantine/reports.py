@@ -1,8 +1,8 @@
 """Read the agents' reports, and refuse those that may be about another machine. Pure.
 
 A report names its node, but two machines can use one name after a renaming, a clone or a mistake. Their
-reports are never merged. The node object contains the boot of its machine, so a report of another boot is
-refused. The reports of two machines are both refused if nothing shows which machine is the node. A machine
+reports are never merged. The node object contains the boot id of its machine, so a report from another boot
+is refused. The reports of two machines are both refused if nothing shows which machine is the node. A machine
 that has rebooted, or whose agent was replaced by one that knows the machine's id, is still one machine. A
 refusal becomes an alert (`NodeView.refused`).
 
@@ -30,7 +30,7 @@ class BadReport(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A report, as JSON of `/v1/health`, and when it arrived."""
+    """A report in the JSON format of `/v1/health`, and when it arrived."""
 
     node: str
     raw: Mapping[str, Any]
@@ -83,7 +83,7 @@ def _refused(node: NodeView, why: str) -> NodeView:
 
 
 def _is_of(received: Received, machine: Machine) -> bool:
-    """True if the report may be of this machine and boot. An agent may not report what it does not know."""
+    """True if the report may be from this machine and boot. An agent may not report what it does not know."""
     boot_id, machine_id = _sender(received)
     return (not machine.boot_id or boot_id in ("", machine.boot_id)) and (
         not machine.machine_id or machine_id in ("", machine.machine_id)
@@ -108,7 +108,7 @@ def _precedes(older: Received, newer: Received, now_s: float, policy: NodePolicy
 
 
 def _up_s(received: Received) -> float | None:
-    """Return for how long the machine had been up; None if the agent does not report it."""
+    """Return how long the machine had been up; None if the agent does not report it."""
     if received.raw.get("booted_s") is None:
         return None
     try:

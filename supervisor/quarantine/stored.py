@@ -1,6 +1,6 @@
 """The data to store on a node between decisions, as JSON for an annotation. Pure.
 
-Another version may have written it. Missing fields get their defaults, and unknown ones are ignored.
+Another version may have written it. Missing fields get their default values, and unknown fields are ignored.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class BadState(ValueError):
 
 
 def to_json(node: NodeView) -> dict[str, Any]:
-    """Return what is stored on the node, without fields that have their defaults."""
+    """Return the data to store on the node, without fields that have their default values."""
     found: dict[str, Any] = {}
     if node.quarantine is not None:
         found["quarantine"] = _dumped(node.quarantine)

@@ -1,4 +1,4 @@
-"""Compute the state of a node after an action, which is then stored in one patch. Pure.
+"""Compute the state of a node after an action, to be stored in a single patch. Pure.
 
 A stored time can be later than now if the clock of the deciding process was ahead. Until that time passed, a
 waiver would cover faults that began after the release, nothing would become an alert, and no proof of health

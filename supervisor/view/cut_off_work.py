@@ -103,7 +103,7 @@ def _in_tail(view: View) -> Iterator[tuple[MemberView, RankState, RankProgress]]
 def _at_early_work(view: View) -> Iterator[tuple[MemberView, RankState, RankProgress]]:
     """Yield the ranks whose last report shows work in a step that another rank has already snapshotted.
 
-    A rank whose process ended in that work without a signal was not cut off, so it is not included.
+    A rank whose process ended during that work without a signal was not cut off, so it is not included.
     `_raised_in_pause` finds the ranks that raised an exception in a pause.
     """
     newest = max((snapshot.step for snapshot in _snapshots(view)), default=-1)

@@ -43,7 +43,7 @@ def kind_of_fault(ending: Ending) -> FaultName:
 
 
 def is_victim(ending: Ending) -> bool:
-    """True if its report or the end of its log shows that the rank failed because another rank did."""
+    """True if the rank's report or the end of its log shows that it failed because another rank did."""
     if ending.signal not in (None, SIGABRT) or ending.fail:
         return ending.fail == DISTRIBUTED
     return victims.in_log(ending.message)
@@ -108,7 +108,8 @@ def _exception_line(message: str) -> str:
 def is_out_of_memory(message: str) -> bool:
     """True if the process ran out of memory.
 
-    The launcher reads the kernel's counters. If they show this, it puts a line about it before the message.
+    The launcher reads the kernel's counters. If they show that memory ran out, the launcher puts a line about
+    this before the message.
     """
     return message.startswith(f"{OUT_OF_MEMORY}: ")
 

@@ -77,7 +77,10 @@ def is_from_scratch(memory: JobState, step: int) -> bool:
 
 
 def without_failed_start(view: View) -> JobState:
-    """Return the job's state. If its generation has completed no step, undo what its start changed."""
+    """Return the job's state.
+
+    If its generation has completed no step, undo what the generation's start changed.
+    """
     memory = view.memory
     known = memory.unbegun
     if known is None or known.failed or memory.settled or known.generation != memory.generation:

@@ -231,7 +231,10 @@ def _of_rank(view: View, name: str, report: MemberReport, rank: RankState) -> li
 
 
 def root_cause(faults: tuple[Fault, ...]) -> Fault:
-    """Return the fault that explains the others. Causes precede symptoms; among equals, the earliest wins."""
+    """Return the fault that explains the others.
+
+    Causes precede symptoms. Among equal faults, the earliest wins.
+    """
     return min(faults, key=lambda each: (_precedence(each), each.at_ns, each.rank))
 
 

@@ -56,7 +56,7 @@ def is_lost(view: View, member: MemberView, policy: Policy) -> bool:
 def timeout_left_s(view: View, member: MemberView, policy: Policy) -> float:
     """Return how many more seconds a member can be silent before it counts as lost; 0 if it is gone.
 
-    A new member that has never reported has as long as the group has to form.
+    A new member that has never reported has as much time as the group has to form.
     """
     if not member.exists:
         return 0.0

@@ -561,7 +561,7 @@ class Preserve:
 
 @dataclass(frozen=True, slots=True)
 class Replace:
-    """Give up a lost member and request a new one."""
+    """Give up on a lost member and request a new one."""
 
     member: str
     why: str
@@ -593,7 +593,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """End the supervisor, because all members are gone."""
+    """End the supervisor, because all members are gone or did not stop in time."""
 
     why: str
 
