@@ -302,8 +302,9 @@ class CheckpointSaver:
 
     def _refuse_void(self, record: CommitRecord) -> None:
         if not valid(record.generation, record.step, self.retention.lineage):
-            why = "is void: the group resumed from an earlier step"
-            raise ValueError(f"the snapshot of step {record.step} {why}")
+            raise ValueError(
+                f"the snapshot of step {record.step} is void: the group resumed from an earlier step"
+            )
 
     async def _write_shared(
         self,
