@@ -172,7 +172,7 @@ def _publishing(serve: _Parser) -> None:
         "--publish",
         action="store_true",
         help="write the node's health to its Node object in the cluster, as the conditions GpuHealthy and"
-        " TrainingNodeHealthy and as annotations; needs --node-name and the right to patch nodes/status",
+        " TrainingNodeHealthy and as annotations; needs its name and the right to patch nodes/status",
     )
     serve.add_argument(
         "--api-server",

@@ -106,7 +106,7 @@ def _unseen(type_: str, published: Published, sensors: Iterable[SensorStatus]) -
 
 
 def reason_of(finding: HealthFinding) -> str:
-    """Return the name of a finding in CamelCase, such as `Xid79`."""
+    """Return the name of a finding in CamelCase: Xid79."""
     name = "".join(part.capitalize() for part in finding.check.split("_"))
     return name if finding.code is None else f"{name}{finding.code}"
 

@@ -15,7 +15,7 @@ import pytest
 
 from supervisor.quarantine.reports import read_report
 from tests.fakenvml.state import Fake
-from tests.local.nodeagent.nodes_api import NodesApi, Patch, statuses
+from tests.local.nodeagent.publishing.nodes_api import NodesApi, Patch, statuses
 from tests.local.nodeagent.serving import Serving, node, serving
 
 pytestmark = pytest.mark.local
