@@ -168,7 +168,7 @@ async def test_an_agent_writes_its_conditions_and_annotations_in_one_patch(
     found = {each["type"]: each for each in after["status"]["conditions"]}
     assert [found[each]["status"] for each in (GPU, TRAINING)] == ["True", "True"]
     assert "OfOthers" in found, "conditions of others stay"
-    assert (notes["of"], after["spec"]) == ("others", before["spec"])
+    assert (notes["of"], after["metadata"]["labels"]) == ("others", before["metadata"]["labels"])
     managers = {
         each["manager"]
         for each in after["metadata"]["managedFields"]
@@ -216,7 +216,8 @@ async def test_an_agent_can_write_nothing_else(api: ApiServer, agent: Agent) -> 
     taint = {"spec": {"taints": [{"key": "a", "effect": "NoSchedule"}]}}
     assert agent.patch_status(taint) is None, "the status subresource ignores a spec"
     after = await api.get(NODES, agent.own)
-    assert after["spec"] == before["spec"]
+    # The controllers of the cluster taint the node meanwhile, because it has no machine.
+    assert "a" not in {each["key"] for each in after["spec"].get("taints", [])}
     assert after["metadata"]["labels"] == before["metadata"]["labels"]
     for attempt in (
         agent.client.patch(NODES, agent.own, taint),
