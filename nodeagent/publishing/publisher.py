@@ -15,7 +15,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from nodeagent.agent.agent import Agent, Note, Published
+from nodeagent.agent.agent import LOOK_S, Agent, Note, Published
 from nodeagent.publishing import conditions
 from nodeagent.publishing.conditions import NodeCondition
 from nodeagent.publishing.evidence import compact
@@ -88,7 +88,7 @@ class NodePublisher:
         with self.agent.looked:
             self.agent.looked.wait_for(
                 lambda: self.agent.published is not published or self._ending.is_set(),
-                max(0.0, min(wait_s, SILENT_S)),
+                max(0.0, min(wait_s, LOOK_S)),  # without a cycle, the agent may have gone silent
             )
 
     def _judge(self, published: Published) -> tuple[tuple[NodeCondition, ...], bool]:
