@@ -5,11 +5,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from nodeagent.agent.agent import Agent, Published
 from nodeagent.agent.saved_state import SavedState
 from nodeagent.policy import loading
+from nodeagent.publishing import publisher
 from nodeagent.publishing.node_object import NotWritten
 from nodeagent.publishing.publisher import NodePublisher, PublishingMetrics, verdict_of
 from nodeagent.sensing.clock import Anchor, Clock
@@ -83,8 +85,9 @@ def test_it_publishes_the_start_a_change_and_the_end() -> None:
     assert "metadata" not in room.written[-1]
 
 
-def test_an_agent_whose_loop_does_not_run_is_not_vouched_for() -> None:
+def test_an_agent_whose_loop_does_not_run_is_not_vouched_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process lives and writes, but what it has published is old."""
+    monkeypatch.setattr(publisher, "LOOK_S", 0.05)
     with desk() as room:
         room.publish(published(at_s=100.0))
         room.until(HEALTHY, lambda patch: "metadata" in patch)
