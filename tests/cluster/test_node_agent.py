@@ -154,8 +154,7 @@ def with_fake_gpus() -> dict[str, Any]:
         {"name": "fake-state", "emptyDir": {}},
     ]
     spec = {"initContainers": [creates], "containers": [container], "volumes": volumes}
-    everywhere = {"rollingUpdate": {"maxUnavailable": "100%"}}
-    return {"spec": {"updateStrategy": everywhere, "template": {"spec": spec}}}
+    return {"spec": {"template": {"spec": spec}}}  # `rollout undo` restores the template only
 
 
 def test_every_node_has_both_conditions_and_a_report_of_its_own_machine(agents: Agents) -> None:
