@@ -34,7 +34,9 @@ from nodeagent.server.injection import injector
 
 if TYPE_CHECKING:  # the other commands do not load the server
     from aiohttp import web
+    from prometheus_client.registry import Collector
 
+    from nodeagent.publishing.publisher import NodePublisher
     from nodeagent.server.http_api import HttpServer
 
 HARD_STOP_S = 1.5  # the longest time from SIGTERM to the exit, even if sensors hang
@@ -105,7 +107,10 @@ def serve(options: argparse.Namespace) -> int:
 
     agent = _agent(parts, report_changes, log.write)
     inject = injector(agent.inbox, parts.policy, parts.lines, parts.clock.now_s) if options.test else None
-    served = http_api.application(lambda: agent.published, parts.about, parts.clock.now_s, inject)
+    publisher = _publisher(agent, parts, options, log.write) if options.publish else None
+    served = http_api.application(
+        lambda: agent.published, parts.about, parts.clock.now_s, inject, _publishing_metrics(publisher)
+    )
     servers: dict[str, HttpServer] = {"listen": _start_server("--listen", served, options.listen)}
     if options.probe_listen is not None:
         probes = http_api.probes(lambda: agent.published, parts.clock.now_s)
@@ -121,7 +126,11 @@ def serve(options: argparse.Namespace) -> int:
     if parts.disk_answers is not None:
         _end_once_the_disk_answers(agent, parts, parts.disk_answers)
     agent.watch(parts.sensors)
+    if publisher is not None:
+        publisher.start()
     agent.run()
+    if publisher is not None and not agent.superseded:  # its successor publishes
+        publisher.stop()
     for server in servers.values():
         server.stop()
     if agent.superseded:
@@ -131,6 +140,22 @@ def serve(options: argparse.Namespace) -> int:
     log.drain(DRAIN_S)
     # The threads of the sensors and stdout may hang in calls that cannot be ended.
     os._exit(exit_codes.BAD_INPUT if agent.superseded else 0)
+
+
+def _publisher(
+    agent: Agent, parts: AgentParts, options: argparse.Namespace, note: Callable[[Note], None]
+) -> NodePublisher:
+    from nodeagent.publishing.node_object import NodeObject
+    from nodeagent.publishing.publisher import NodePublisher
+
+    node = NodeObject(*split(options.api_server), options.node_name, options.service_account)
+    return NodePublisher(agent, parts.about, node.patch_status, note)
+
+
+def _publishing_metrics(publisher: NodePublisher | None) -> Sequence[Collector]:
+    from nodeagent.publishing.publisher import PublishingMetrics
+
+    return () if publisher is None else (PublishingMetrics(publisher),)
 
 
 def _end_once_the_disk_answers(agent: Agent, parts: AgentParts, answers: threading.Event) -> None:

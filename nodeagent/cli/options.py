@@ -16,6 +16,7 @@ from typing import NoReturn
 from holdfast.errors import BadInput
 from nodeagent.cli.explanations import SUBJECTS
 from nodeagent.kernel import kmsg
+from nodeagent.publishing.node_object import ACCOUNT
 from nodeagent.sensing.baselines import BASELINES
 from nodeagent.sensing.small_files import PROCFS, SYSFS
 
@@ -23,6 +24,8 @@ PORT = 9465
 LISTEN = f"127.0.0.1:{PORT}"
 # Variables that a pod sets from the downward API (`spec.nodeName`) and from a template.
 NODE_NAME, PROVIDER_ID = "NODE_NAME", "NODE_PROVIDER_ID"
+# Variables that the kubelet sets in every pod.
+API_HOST, API_PORT = "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"
 POLICY_FILE = Path("/etc/holdfast/node.toml")
 ROOT_STATE = Path("/var/lib/holdfast/node")
 LOGS = ("auto", "kmsg", "journal", "none")
@@ -58,7 +61,17 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         known = [each for action in commands[found.command]._actions for each in action.option_strings]
         what = unknown[0].partition("=")[0]
         raise BadInput(f"holdfast node {found.command} {what!r} is not an option: {_near(what, known)}")
+    if getattr(found, "publish", False):
+        _check_publishing(found)
     return found
+
+
+def _check_publishing(found: argparse.Namespace) -> None:
+    """Raise BadInput unless the options say which Node object to write, and where."""
+    if not found.node_name:
+        raise BadInput(f"--publish: the node's name is unknown: expected --node-name, or ${NODE_NAME}")
+    if found.api_server is None:
+        raise BadInput(f"--publish: the API server is unknown: expected --api-server, or ${API_HOST}")
 
 
 def _near(word: str, known: Sequence[str] | dict[str, _Parser]) -> str:
@@ -143,6 +156,7 @@ def _looking(check: _Parser, watch: _Parser, serve: _Parser) -> None:
         action="store_true",
         help="accept `holdfast node inject` and kernel lines from user space; uses a separate state folder",
     )
+    _publishing(serve)
     check.add_argument(
         "--allow-blind",
         action="store_true",
@@ -151,6 +165,34 @@ def _looking(check: _Parser, watch: _Parser, serve: _Parser) -> None:
     for each in (check, watch, serve):
         _sensors(each)
         _identity(each)
+
+
+def _publishing(serve: _Parser) -> None:
+    serve.add_argument(
+        "--publish",
+        action="store_true",
+        help="write the node's health to its Node object in the cluster, as the conditions GpuHealthy and"
+        " TrainingNodeHealthy and as annotations; needs its name and the right to patch nodes/status",
+    )
+    serve.add_argument(
+        "--api-server",
+        type=_address,
+        default=_api_server(),
+        metavar="HOST:PORT",
+        help=f"with --publish: the cluster's API server (default: ${API_HOST}:${API_PORT}, set in every pod)",
+    )
+    serve.add_argument(
+        "--service-account",
+        type=Path,
+        default=ACCOUNT,
+        metavar="DIR",
+        help=f"with --publish: the folder with the files token and ca.crt, read at each write ({ACCOUNT})",
+    )
+
+
+def _api_server() -> str | None:
+    host = os.environ.get(API_HOST)
+    return f"{host}:{os.environ.get(API_PORT, '443')}" if host else None
 
 
 def _records(history: _Parser, clear: _Parser, forget: _Parser) -> None:

@@ -11,12 +11,13 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from typing import Any
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
 
 from holdfast.process.network import SERVER_BACKLOG, Door
 from nodeagent.agent.agent import Published
@@ -138,9 +139,15 @@ def application(
     about: Callable[[], Mapping[str, Any]],
     now_s: Callable[[], float],
     inject: Injector | None = None,
+    collectors: Iterable[Collector] = (),
 ) -> web.Application:
-    """Return the application. With `inject` it also serves `POST /v1/inject`, which is for tests only."""
+    """Return the application. With `inject` it also serves `POST /v1/inject`, which is for tests only.
+
+    `collectors` have metrics besides those of the published state.
+    """
     registry = metrics.registry(published)
+    for each in collectors:
+        registry.register(each)
     waiting = 0
 
     async def health(_: web.Request) -> web.Response:

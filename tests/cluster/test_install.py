@@ -9,6 +9,7 @@ import pytest
 from tests.cluster.apparatus.kubernetes_cluster import (
     DEFAULT,
     EXAMPLES,
+    NODES,
     PROGRAMS,
     ROOT,
     SYSTEM,
@@ -22,7 +23,8 @@ from tests.cluster.conftest import Kubectl
 
 KINDS = (
     "namespaces,customresourcedefinitions,mutatingwebhookconfigurations,validatingwebhookconfigurations,"
-    "clusterroles,clusterrolebindings,priorityclasses"
+    "clusterroles,clusterrolebindings,priorityclasses,"
+    "validatingadmissionpolicies,validatingadmissionpolicybindings"
 )
 OF_OPERATORS = ("pytorchjob", "tfjob")  # objects of an operator that a cluster may lack
 LIBRARY = """
@@ -68,7 +70,12 @@ def of_ours(cluster: ClusterUnderTest) -> set[str]:
 
 
 def test_the_installed_programs_become_ready_without_a_restart(installed: ClusterUnderTest) -> None:
-    pods = json.loads(installed.kubectl("get", "pods", "-n", SYSTEM, "-o", "json"))["items"]
+    namespaces = (SYSTEM, NODES)
+    pods = [
+        each
+        for name in namespaces
+        for each in json.loads(installed.kubectl("get", "pods", "-n", name, "-o", "json"))["items"]
+    ]
     statuses = [each["status"]["containerStatuses"][0] for each in pods]
     assert len(statuses) > len(PROGRAMS)
     assert [each["ready"] for each in statuses] == [True] * len(pods), installed.report(SYSTEM)
@@ -85,7 +92,7 @@ def test_applying_the_manifests_again_changes_nothing(installed: ClusterUnderTes
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", ["high-availability"])
+@pytest.mark.parametrize("name", ["high-availability", "kernel-log"])
 def test_the_api_server_accepts_an_overlay(name: str, installed: ClusterUnderTest) -> None:
     overlay = ROOT / "manifests" / "overlays" / name
     assert "(server dry run)" in installed.kubectl("apply", "--dry-run=server", "-k", overlay)
@@ -119,6 +126,8 @@ def test_uninstalling_leaves_nothing_and_running_jobs_train_on(
     try:
         uninstall(installed)
         assert of_ours(installed) == set()
+        nodes = installed.kubectl("get", "nodes", "-o", "jsonpath={.items[*].status.conditions[*].type}")
+        assert not {"GpuHealthy", "TrainingNodeHealthy"} & set(nodes.split())
         job.reaches(job.step() + 100)
         after = job.observe()
         assert (after.pods, after.restarts) == (before.pods, before.restarts)

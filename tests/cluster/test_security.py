@@ -19,6 +19,8 @@ from supervisor.kubernetes.certificates import AuthoritySecret
 from supervisor.kubernetes.client import ResourceKind, connect
 from supervisor.store.leadership import Deposed
 from tests.cluster.apparatus.kubernetes_cluster import (
+    AGENT,
+    NODES,
     PROGRAMS,
     SUPERVISOR,
     SYSTEM,
@@ -366,8 +368,8 @@ def review(right: Right) -> Json:
     return review_of(service_account(account), verb, group, resource, namespace, name)
 
 
-def service_account(name: str) -> str:
-    return f"system:serviceaccount:{SYSTEM}:{name}"
+def service_account(name: str, namespace: str = SYSTEM) -> str:
+    return f"system:serviceaccount:{namespace}:{name}"
 
 
 def review_of(user: str, verb: str, group: str, resource: str, namespace: str, name: str) -> Json:
@@ -376,7 +378,7 @@ def review_of(user: str, verb: str, group: str, resource: str, namespace: str, n
     asked = {"verb": verb, "group": group, "resource": resource, "subresource": subresource}
     groups = ["system:authenticated"]
     if user.startswith("system:serviceaccount:"):
-        groups += ["system:serviceaccounts", f"system:serviceaccounts:{SYSTEM}"]
+        groups += ["system:serviceaccounts", f"system:serviceaccounts:{user.split(':')[2]}"]
     return {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SubjectAccessReview",
@@ -391,7 +393,11 @@ def review_of(user: str, verb: str, group: str, resource: str, namespace: str, n
 def test_each_role_has_exactly_the_rights_in_the_documentation(
     installed: ClusterUnderTest, namespace: str
 ) -> None:
-    users = {"supervisor": service_account(SUPERVISOR), "webhook": service_account(WEBHOOK)}
+    users = {
+        "supervisor": service_account(SUPERVISOR),
+        "webhook": service_account(WEBHOOK),
+        "nodeagent": service_account(AGENT, NODES),
+    }
     for role in ("view", "edit"):
         users[role] = f"a-user-with-holdfast-{role}"
         installed.kubectl(

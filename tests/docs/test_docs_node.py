@@ -24,6 +24,7 @@ from nodeagent.host import stuck_threads
 from nodeagent.model import Action, HealthFinding, Level, word
 from nodeagent.policy import checks, meanings, overriding
 from nodeagent.policy.loading import load, shipped
+from nodeagent.publishing import conditions, evidence, node_patch, publisher, schedule
 from nodeagent.sensing.sensor import Omission
 from nodeagent.server import http_api, listening, metrics, report
 
@@ -142,6 +143,21 @@ def test_every_metric_is_in_the_page_with_its_labels() -> None:
         name = f"{metric.name}_total" if metric.type == "counter" else metric.name
         labels = ",".join(metric.samples[0].labels)
         assert f"| `{name}{{{labels}}}` |" in PAGE or (not labels and f"| `{name}` |" in PAGE), name
+
+
+def test_what_the_agent_publishes_is_in_the_page() -> None:
+    sources = Path(publisher.__file__).read_text() + Path(conditions.__file__).read_text()
+    reasons = set(re.findall(r'"([A-Z][a-z]+(?:[A-Z][a-z]+)*)"', sources)) - {"PATCH"}
+    assert {"AgentStopped", "SensorsBlind", "Degraded", "True"} <= reasons
+    for name in (*reasons, node_patch.REPORT, node_patch.REPORT_AT, conditions.GPU, conditions.TRAINING):
+        assert f"`{name}`" in PAGE, name
+    for name in re.findall(r'"(holdfast_node_publishing_\w+)"', sources):
+        assert f"`{name}`" in PAGE or f"`{name}_total`" in PAGE, name
+    assert f"otherwise every {schedule.HEARTBEAT_S:g} s" in WORDS
+    assert f"then every {schedule.REFILL_S:g} s" in WORDS
+    again = f"again after {schedule.RETRY_S:g} s, later every {schedule.MAX_RETRY_S:g} s"
+    assert again in WORDS
+    assert f"at most {evidence.MAX_BYTES >> 10} KiB: the findings" in WORDS
 
 
 def test_every_sensor_is_in_the_page() -> None:

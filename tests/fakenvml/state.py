@@ -40,9 +40,7 @@ class Fake:
         self.path = path
         with path.open("wb") as file:
             file.truncate(ctypes.sizeof(State))
-        with path.open("r+b") as file:
-            self._map = mmap.mmap(file.fileno(), ctypes.sizeof(State))
-        self._state = State.from_buffer(self._map)
+        self._open()
         self._state.driver_version = b"575.57.08"
         self._state.nvml_version = b"12.575.57.08"
         self._state.generation = 1
@@ -50,6 +48,19 @@ class Fake:
         for number in range(gpus):
             _well(self._state.gpu[number], number, links)
         self._state.size = ctypes.sizeof(State)
+
+    @classmethod
+    def existing(cls, path: Path) -> Fake:
+        """Return the fake whose file another process has created."""
+        found = cls.__new__(cls)
+        found.path = path
+        found._open()
+        return found
+
+    def _open(self) -> None:
+        with self.path.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), ctypes.sizeof(State))
+        self._state = State.from_buffer(self._map)
 
     def close(self) -> None:
         """Unmap the file. No call of this process may still be in the library."""

@@ -1,4 +1,4 @@
-"""The rights of each role, as the table in docs/kubernetes.md states them."""
+"""The rights of each role, as the tables in docs/kubernetes.md and docs/node-agent.md state them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-PAGE = Path(__file__).parents[2] / "docs" / "kubernetes.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = DOCS / "kubernetes.md"
 HEAD = "| verb | resource | where | supervisor | webhook | view | edit |"
+AGENTS_PAGE = DOCS / "node-agent.md"
+AGENTS_HEAD = "| verb | resource | where | nodeagent |"
 _RESOURCE = re.compile(r"`([^`]+)`(?: named `([^`]+)`)?")
 
 
@@ -25,9 +28,14 @@ class DocumentedRight(NamedTuple):
 
 
 def documented_rights() -> Iterator[DocumentedRight]:
-    lines = PAGE.read_text().splitlines()
-    roles = [each.strip() for each in HEAD.strip("|").split("|")][3:]
-    for line in lines[lines.index(HEAD) + 2 :]:
+    yield from _rights_in(PAGE, HEAD)
+    yield from _rights_in(AGENTS_PAGE, AGENTS_HEAD)
+
+
+def _rights_in(page: Path, head: str) -> Iterator[DocumentedRight]:
+    lines = page.read_text().splitlines()
+    roles = [each.strip() for each in head.strip("|").split("|")][3:]
+    for line in lines[lines.index(head) + 2 :]:
         if not line.startswith("|"):
             return
         verbs, resources, where, *answers = (each.strip() for each in line.strip("|").split("|"))

@@ -16,8 +16,10 @@ from typing import Any, TypeVar
 
 ROOT = Path(__file__).parents[3]
 DEFAULT = ROOT / "manifests" / "default"
+AGENTS_PAGE = ROOT / "docs" / "node-agent.md"
 EXAMPLES = ROOT / "examples" / "kubernetes"
 SYSTEM = "holdfast-system"
+NODES, AGENT = "holdfast-nodes", "holdfast-nodeagent"  # the node agent's namespace and DaemonSet
 SUPERVISOR, WEBHOOK = PROGRAMS = ("holdfast-supervisor", "holdfast-webhook")
 OURS = "holdfast.dev/installed-by-tests"  # annotation: a namespace that an interrupted run may have left
 
@@ -188,6 +190,7 @@ def install(cluster: ClusterUnderTest) -> None:
     cluster.kubectl("apply", "-k", DEFAULT)
     for name in PROGRAMS:
         cluster.wait("condition=Available", f"deployment/{name}", namespace=SYSTEM)
+    rolled_out(cluster)
     text = cluster.kubectl("create", "--dry-run=server", "-o", "json", "-f", "-", text=json.dumps(_ANNOTATED))
     assert "holdfast-sidecar" in text, "a pod that is created once Holdfast is available is not injected"
 
@@ -196,6 +199,15 @@ def uninstall(cluster: ClusterUnderTest) -> None:
     """Remove everything that `install` has created, and return once it is gone."""
     words = ("delete", "-k", DEFAULT, "--ignore-not-found", f"--timeout={GONE_S:g}s")
     cluster.kubectl(*words, limit_s=GONE_S + REQUEST_S)
+    forget = next(line for line in AGENTS_PAGE.read_text().splitlines() if '"$patch":"delete"' in line)
+    subprocess.run(["bash", "-c", forget], check=True, capture_output=True, timeout=REQUEST_S)
+
+
+def rolled_out(cluster: ClusterUnderTest) -> None:
+    """Return once every node has a ready agent of the newest revision."""
+    words = ("rollout", "status", f"daemonset/{AGENT}", "-n", NODES, f"--timeout={READY_S:g}s")
+    done = cluster.attempt(*words, limit_s=READY_S + REQUEST_S)
+    assert done.returncode == 0, f"{done.stderr}\n{cluster.report(NODES)}"
 
 
 def leader(cluster: ClusterUnderTest) -> str:

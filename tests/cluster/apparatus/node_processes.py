@@ -7,6 +7,7 @@ and finds the process by the container's id in its cgroup.
 from __future__ import annotations
 
 import json
+import signal
 
 from tests.cluster.apparatus.kubernetes_cluster import READY_S, ClusterUnderTest, Json
 
@@ -20,7 +21,7 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
         continue
     numbers = next(line.split() for line in lines if line.startswith("NSpid:"))
     if sys.argv[1] in group and numbers[-1] == "1" and len(numbers) > 2:
-        os.kill(int(pid), 9)
+        os.kill(int(pid), int(sys.argv[2]))
         sys.exit()
 sys.exit("no first process of " + sys.argv[1])
 """
@@ -44,11 +45,22 @@ class NodeProcesses:
         )
         self._nodes.add(node)
 
-    def kill_first(self, node: str, container_id: str) -> None:
-        """Kill the first process of the container with this id, in the form `runtime://id`."""
+    def kill_first(self, node: str, container_id: str, signum: int = signal.SIGKILL) -> None:
+        """Send a signal to the first process of the container with this id, in the form `runtime://id`."""
         self.prepare(node)
         bare = container_id.rpartition("/")[2]
-        inside = ("exec", "-n", self._namespace, _name(node), "--", "python3", "-c", _KILL, bare)
+        inside = (
+            "exec",
+            "-n",
+            self._namespace,
+            _name(node),
+            "--",
+            "python3",
+            "-c",
+            _KILL,
+            bare,
+            str(int(signum)),
+        )
         self._cluster.kubectl(*inside)
 
 
