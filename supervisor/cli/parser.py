@@ -320,6 +320,7 @@ def _check_place(name: str, entry: CommandSpec, values: Mapping[str, object]) ->
 # -- help, generated from the table of options
 
 _WIDTH = 100  # columns of the help
+_USAGE_WIDTH = 120  # columns up to which the first line lists all options
 _INDENT = 31  # the column where the text of an option begins
 _INTRO = """\
 Holdfast keeps distributed PyTorch training running through crashes, hangs and NaNs.
@@ -361,8 +362,10 @@ def of(name: str) -> str:
 def _usage(name: str, entry: CommandSpec) -> str:
     if name == "run":
         return "usage: holdfast run [OPTIONS] [--] COMMAND [ARGS...]"
-    words = [_spelled(each) if each.required else f"[{_spelled(each)}]" for each in entry.options]
-    return " ".join(["usage: holdfast", name, *(each.usage for each in entry.arguments), *words])
+    begin = ["usage: holdfast", name, *(each.usage for each in entry.arguments)]
+    begin += [_spelled(each) for each in entry.options if each.required]
+    whole = " ".join([*begin, *(f"[{_spelled(each)}]" for each in entry.options if not each.required)])
+    return whole if len(whole) <= _USAGE_WIDTH else " ".join([*begin, "[OPTIONS]"])
 
 
 def _sentence(text: str) -> str:

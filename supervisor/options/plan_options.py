@@ -19,7 +19,7 @@ PLAN = (
     Option(("--nodes",), "nodes", whole_number(1, 100_000), "N", _JOB,
            "number of nodes that train; standbys are additional", unit="nodes", required=True),
     Option(("--gpus-per-node",), "gpus_per_node", whole_number(1, 1024), "N", _JOB,
-           "GPUs of a node", str(published.GPUS_PER_NODE), "GPUs"),
+           "number of GPUs of a node", str(published.GPUS_PER_NODE), "GPUs"),
     Option(("--step",), "step_s", duration(0.001, _DAY_S), "TIME", _JOB,
            "duration of a training step, of which one is lost with each fault", span(published.STEP_S)),
     Option(("--standbys",), "standbys", whole_number(0, MOST, {"auto": AUTO}), "K", _JOB,

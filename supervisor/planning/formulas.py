@@ -67,9 +67,7 @@ def outlook(inputs: SizingInputs, standbys: int) -> Outlook:
     """
     plan = checkpoints(inputs)
     missing = erlang_b(standbys, inputs.offered)
-    mean_wait_s = inputs.refill_s / (
-        standbys + 1
-    )  # of the missing nodes, the first that is back ends the wait
+    mean_wait_s = inputs.refill_s / (standbys + 1)  # the first of the missing nodes ends the wait
     waiting = inputs.loss_rate * missing * mean_wait_s
     recovering = inputs.fault_rate * (inputs.detection_s + inputs.recovery_s)
     overhead = plan.cost_s / plan.interval_s

@@ -110,14 +110,14 @@ def _standbys(plan: SizingPlan) -> str:
             "No number of standbys helps: faults, lost steps and checkpoints cost more time than there is"
             " between them. Check --mtbf, --step and --checkpoint-bandwidth."
         )
-    limit = f" (more than {MOST:,} are not considered: check --mtbf and --repair)" * (best.standbys == MOST)
+    limit = f" More than {MOST:,} are not considered: check --mtbf and --repair." * (best.standbys == MOST)
     return (
-        f"Standbys: {best.standbys}{limit}. With this number, a useful GPU hour is cheapest: one more standby"
-        " would cost more than the waiting that it prevents. At least 99 % of the lost nodes find a standby"
-        f" if there are {plan.for_99}. ETTR is {percent(best.ettr)}; the rest is waiting"
-        f" ({_part(best.waiting)}), detection and recovery ({_part(best.recovering)}), lost steps ({_part(best.lost_steps)}),"
-        f" checkpoints ({_part(best.checkpoints)}), and losses of all copies of the state"
-        f" ({_part(best.outages)})."
+        f'Standbys: {best.standbys} (holdfast.dev/standby: "{best.standbys}"). With this number, a useful'
+        " GPU hour is cheapest: one more standby would cost more than the waiting that it prevents."
+        f"{limit} At least 99 % of the lost nodes find a standby if there are {plan.for_99}. ETTR is"
+        f" {percent(best.ettr)}; the rest is waiting ({_part(best.waiting)}), detection and recovery"
+        f" ({_part(best.recovering)}), lost steps ({_part(best.lost_steps)}), checkpoints"
+        f" ({_part(best.checkpoints)}), and losses of all copies of the state ({_part(best.outages)})."
     )
 
 
