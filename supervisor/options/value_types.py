@@ -225,8 +225,8 @@ def span(spent_s: float) -> str:
 
 _SHARE = "a share above 0 and up to 1, such as 0.01 or 1%"
 share = ValueType("share", _SHARE, _parse_share, "above 0, up to 1 or 100%", (0.0, 1.0))
-size = ValueType("size", "a size such as 500GB or 4TiB", _bytes, "500GB, 4TiB")
-rate = ValueType("rate", "a rate such as 2GB/s or 500MiB/s", _bytes_per_second, "2GB/s, 500MiB/s")
+size = ValueType("size", "a size such as 500GB or 4TiB", _bytes, "such as 500GB or 4TiB")
+rate = ValueType("rate", "a rate such as 2GB/s or 500MiB/s", _bytes_per_second, "such as 2GB/s or 500MiB/s")
 directory = ValueType("path", "the path of a directory", _parse_directory)
 namespace = ValueType("name", "the name of a namespace", _parse_namespace)
 job = ValueType("name", "the name of a job, or NAMESPACE/NAME", _parse_object)

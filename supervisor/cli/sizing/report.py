@@ -46,7 +46,8 @@ def lines(plan: SizingPlan, own: int | None, simulated: Mapping[int, Simulated])
 
 
 def _paragraph(text: str) -> list[str]:
-    return textwrap.wrap(text, _WIDTH, break_on_hyphens=False)
+    kept = text.replace(" %", "\xa0%").replace("< ", "<\xa0")  # no line ends within a share
+    return [line.replace("\xa0", " ") for line in textwrap.wrap(kept, _WIDTH, break_on_hyphens=False)]
 
 
 def _job(inputs: SizingInputs) -> str:

@@ -44,7 +44,8 @@ def test_every_input_can_be_given_with_its_unit() -> None:
     line = (
         "plan --nodes=16 --gpus-per-node 4 --step 250ms --mtbf 3y --node-loss 50% --repair 36h"
         " --replacement 10m --detection 10s --recovery 4 --outage 90d --state 1.5TB"
-        " --checkpoint-bandwidth 2GiB/s --checkpoint-slowdown 0.2 --gpu-hour-cost 2.50 --standbys 3 --simulate --seed 9 --json"
+        " --checkpoint-bandwidth 2GiB/s --checkpoint-slowdown 0.2 --gpu-hour-cost 2.50 --standbys 3"
+        " --simulate --seed 9 --json"
     )
     assert parser.parse(line.split()) == PlanOptions(
         nodes=16,
