@@ -11,11 +11,13 @@ import pytest
 
 from supervisor import __main__ as program
 from supervisor.options.plan_options import PLAN
+from supervisor.options.run_options import Option
 from supervisor.planning.model import SizingInputs, SizingPlan
 from supervisor.planning.planner import plan
 from supervisor.wording import part, percent, seconds
 
-PAGE = (Path(__file__).parents[2] / "docs" / "sizing.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE, GUIDE = (DOCS / "sizing.md").read_text(), (DOCS / "user-guide.md").read_text()
 SHOWN = re.findall(
     r"^```sh\nholdfast (plan [^\n]+)\n```\n\n```text\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL
 )
@@ -62,3 +64,12 @@ def test_the_page_has_each_option_with_a_default_and_where_it_comes_from() -> No
         option.names[0]: option.default for option in PLAN if option.field in inputs and not option.required
     }
     assert listed == expected
+
+
+@pytest.mark.parametrize("option", PLAN, ids=lambda option: option.names[0])
+def test_the_user_guide_has_the_same_values_default_and_meaning(option: Option) -> None:
+    section = GUIDE.partition("\n### Planning\n")[2].partition("\n### ")[0]
+    value = "flag" if option.value is None else option.value.accepts
+    default = "required" if option.required else option.default
+    name = f"{option.names[0]} {option.metavar}".rstrip()
+    assert f"\n| `{name}` | {value} | {default} | {option.help} |\n" in section
