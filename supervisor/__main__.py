@@ -72,6 +72,10 @@ def obey(command: commands.Command) -> int:
         from supervisor.cli.on_cluster import manifest
 
         return manifest.show(command)
+    if isinstance(command, commands.PlanOptions):
+        from supervisor.cli.sizing import plan
+
+        return plan.show(command)
     if isinstance(command, commands.Jobs | commands.Doctor) or command.job:
         from supervisor.cli.on_cluster import dispatch
 

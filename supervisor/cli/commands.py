@@ -8,6 +8,8 @@ from typing import TypeAlias
 
 from holdfast.protocol import defaults
 from supervisor.cli.option_table import IMAGE
+from supervisor.options.plan_options import AUTO, SEED
+from supervisor.planning.model import SizingInputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,16 @@ class InjectManifest:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanOptions(SizingInputs):
+    """`holdfast plan`."""
+
+    standbys: int = AUTO
+    simulate: bool = False
+    seed: int = SEED
+    json: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Demo(ClusterOptions):
     run_dir: Path | None = None
     keep: bool = False
@@ -141,4 +153,4 @@ class Show:
 
 ReadCommand: TypeAlias = "Status | Incidents | Explain | Checkpoints"
 ClusterCommand: TypeAlias = "Jobs | Doctor | InjectManifest"
-Command: TypeAlias = "RunOptions | Demo | ReadCommand | Stop | Inject | ClusterCommand | Show"
+Command: TypeAlias = "RunOptions | Demo | ReadCommand | Stop | Inject | ClusterCommand | PlanOptions | Show"

@@ -29,6 +29,7 @@ _MADE = {
     "jobs": commands.Jobs,
     "doctor": commands.Doctor,
     "inject-manifest": commands.InjectManifest,
+    "plan": commands.PlanOptions,
     "demo": commands.Demo,
 }
 _HELP = ("-h", "--help")
@@ -99,6 +100,7 @@ def parse(
             directory=here,
         )
     _arguments(name, entry, read, directory or Path())
+    _check_required(name, entry, read.values)
     _check_place(name, entry, read.values)
     made: Any = _MADE[name]
     asked: Command = made(**read.values)
@@ -286,6 +288,12 @@ def _arguments(name: str, entry: CommandSpec, read: _Read, directory: Path) -> N
         raise BadInput(f"unexpected argument {extra[0]!r}; {meant}usage: {usage}")
 
 
+def _check_required(name: str, entry: CommandSpec, values: Mapping[str, object]) -> None:
+    for option in entry.options:
+        if option.required and option.field not in values:
+            raise BadInput(f"missing {_spelled(option)} for {name}{_expected(option)}")
+
+
 def _check_place(name: str, entry: CommandSpec, values: Mapping[str, object]) -> None:
     """Raise `BadInput` if the options name both a run on this machine and a cluster, or two namespaces."""
     takes_job = _find("--job", entry) is not None
@@ -312,6 +320,7 @@ def _check_place(name: str, entry: CommandSpec, values: Mapping[str, object]) ->
 # -- help, generated from the table of options
 
 _WIDTH = 100  # columns of the help
+_USAGE_WIDTH = 120  # columns up to which the first line lists all options
 _INDENT = 31  # the column where the text of an option begins
 _INTRO = """\
 Holdfast keeps distributed PyTorch training running through crashes, hangs and NaNs.
@@ -353,8 +362,10 @@ def of(name: str) -> str:
 def _usage(name: str, entry: CommandSpec) -> str:
     if name == "run":
         return "usage: holdfast run [OPTIONS] [--] COMMAND [ARGS...]"
-    words = [f"[{_spelled(option)}]" for option in entry.options]
-    return " ".join(["usage: holdfast", name, *(each.usage for each in entry.arguments), *words])
+    begin = ["usage: holdfast", name, *(each.usage for each in entry.arguments)]
+    begin += [_spelled(each) for each in entry.options if each.required]
+    whole = " ".join([*begin, *(f"[{_spelled(each)}]" for each in entry.options if not each.required)])
+    return whole if len(whole) <= _USAGE_WIDTH else " ".join([*begin, "[OPTIONS]"])
 
 
 def _sentence(text: str) -> str:
@@ -368,7 +379,8 @@ def _spelled(option: Option) -> str:
 def _line(option: Option) -> str:
     also = "".join(f", {name}" for name in option.names[1:])
     spelled = f"  {_spelled(option) + also}"
-    text = f"{option.help} ({_bounds(option)}default: {option.default})" if option.value else option.help
+    default = "required" if option.required else f"default: {option.default}"
+    text = f"{option.help} ({_bounds(option)}{default})" if option.value else option.help
     lines = textwrap.wrap(text, _WIDTH - _INDENT, break_on_hyphens=False)
     if len(spelled) > _INDENT - 2:
         lines.insert(0, "")

@@ -33,6 +33,7 @@ class Option:
         help: What it does. Begins with a verb or a noun.
         default: The default value as on the command line, or a description if there is no such value.
         unit: The unit of a number, as a word that `help` contains; "" for durations, whose text has a unit.
+        required: True if the command cannot do without it. `default` is then not shown.
         launchers_own: True if scripts hardly ever define an option of this name; false for --port or --grace.
     """
 
@@ -45,6 +46,7 @@ class Option:
     default: str = "off"
     unit: str = ""
     launchers_own: bool = False
+    required: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,19 @@ from dataclasses import dataclass
 
 from holdfast.protocol import codec
 
-_DURATION = re.compile(r"(?P<count>\d+(?:\.\d+)?|\.\d+)\s?(?P<unit>ms|s|sec|m|min|h|d)?", re.ASCII)
-_SECONDS = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
+_DURATION = re.compile(r"(?P<count>\d+(?:\.\d+)?|\.\d+)\s?(?P<unit>ms|s|sec|m|min|h|d|y)?", re.ASCII)
+_YEAR_S = 365 * 86_400.0
+_SECONDS = {
+    "ms": 1e-3,
+    "s": 1.0,
+    "sec": 1.0,
+    "m": 60.0,
+    "min": 60.0,
+    "h": 3600.0,
+    "d": 86_400.0,
+    "y": _YEAR_S,
+}
+_SIZE = re.compile(r"(?P<count>\d+(?:\.\d+)?|\.\d+)\s?(?P<prefix>[kKMGTP]?)(?P<binary>i?)B?", re.ASCII)
 _WHOLE = re.compile(r"[+-]?\d{1,18}", re.ASCII)
 
 
@@ -23,7 +34,7 @@ class ValueType:
     """The type of an option's or argument's value: what it accepts, and how to parse it.
 
     Attributes:
-        kind: "whole number", "number", "duration", "share", "word", "name" or "path".
+        kind: "whole number", "number", "duration", "share", "size", "rate", "word", "name" or "path".
         expected: The words that follow "expected" in a message about a bad value.
         parse: Returns the value of a text. Raises `ValueError` for a bad text. If the exception has a
             message, the message replaces `expected`.
@@ -79,7 +90,7 @@ def number(low: float, high: float, zero: str = "") -> ValueType:
 
 
 def duration(low_s: float, high_s: float, zero: str = "") -> ValueType:
-    """Return a type for durations: 30s, 5m, 250ms or plain seconds. 0 has the meaning `zero`, if given."""
+    """Return a type for durations: 30s, 5m, 3y or plain seconds. 0 has the meaning `zero`, if given."""
     spans, also = f"{span(low_s)}-{span(high_s)}", _also_zero(zero)
 
     def parse(text: str) -> float:
@@ -91,8 +102,26 @@ def duration(low_s: float, high_s: float, zero: str = "") -> ValueType:
             raise ValueError
         return seconds
 
-    expected = f"a time of {spans}, such as 30s or 5m{also}"
+    expected = f"a time of {spans}, such as {'90d or 50000h' if high_s > _YEAR_S else '30s or 5m'}{also}"
     return ValueType("duration", expected, parse, spans + also, (low_s, high_s))
+
+
+def _bytes(text: str) -> float:
+    """Return the bytes of 500GB, 4TiB or a plain number. Raises `ValueError` for anything else, and for 0."""
+    match = _SIZE.fullmatch(text)
+    if not match or (match["binary"] and not match["prefix"]):
+        raise ValueError
+    power = " KMGTP".index(match["prefix"].upper() or " ")
+    found = float(match["count"]) * float((1024 if match["binary"] else 1000) ** power)
+    if not 1 <= found < math.inf:
+        raise ValueError
+    return found
+
+
+def _bytes_per_second(text: str) -> float:
+    if not text.endswith("/s"):
+        raise ValueError
+    return _bytes(text.removesuffix("/s"))
 
 
 def _also_zero(meaning: str) -> str:
@@ -187,8 +216,8 @@ def _number(text: str) -> float:
 
 
 def span(spent_s: float) -> str:
-    """Return a duration as a user would write it: 250ms, 1s, 30m, 7d."""
-    for unit in ("d", "h", "m", "s"):
+    """Return a duration as a user would write it: 250ms, 1s, 30m, 7d, 2y."""
+    for unit in ("y", "d", "h", "m", "s"):
         if spent_s >= _SECONDS[unit] and spent_s % _SECONDS[unit] == 0:
             return f"{spent_s / _SECONDS[unit]:g}{unit}"
     return f"{spent_s * 1000:g}ms" if spent_s else "0s"
@@ -196,6 +225,8 @@ def span(spent_s: float) -> str:
 
 _SHARE = "a share above 0 and up to 1, such as 0.01 or 1%"
 share = ValueType("share", _SHARE, _parse_share, "above 0, up to 1 or 100%", (0.0, 1.0))
+size = ValueType("size", "a size such as 500GB or 4TiB", _bytes, "such as 500GB or 4TiB")
+rate = ValueType("rate", "a rate such as 2GB/s or 500MiB/s", _bytes_per_second, "such as 2GB/s or 500MiB/s")
 directory = ValueType("path", "the path of a directory", _parse_directory)
 namespace = ValueType("name", "the name of a namespace", _parse_namespace)
 job = ValueType("name", "the name of a job, or NAMESPACE/NAME", _parse_object)

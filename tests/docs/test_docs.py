@@ -50,7 +50,7 @@ def commands() -> Iterator[tuple[str, str]]:
                 lines = [line.strip() for line in block.replace("\\\n", " ").splitlines()]
                 yield from ((path.name, line) for line in lines if line.startswith("holdfast "))
         for line in _SPAN.findall(_FENCE.sub("", text)):
-            if line != "holdfast run" and "=" not in line:
+            if line not in ("holdfast run", "holdfast plan") and "=" not in line:
                 yield path.name, line
 
 

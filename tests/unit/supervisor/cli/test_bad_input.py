@@ -14,7 +14,7 @@ RANKS = "expected 1-512, auto, cpu or gpu"
 ONE_MACHINE = "a run is on one machine, where each member acts as one node: use --members N"
 COMMANDS = (
     "commands are run, status, incidents, explain, checkpoints, stop, inject, jobs, doctor, inject-manifest,"
-    " demo, node"
+    " plan, demo, node"
 )
 DRILLS = "expected kill, stop, hang, spin, nan, exit, member, sidecar or supervisor"
 DAYS = "expected a time of 1s-7d, such as 30s or 5m"
@@ -165,6 +165,26 @@ ANSWERS = [
      " standard input"),
     ("inject-manifest f --image=", "invalid value '' for --image: expected the name of an image"),
     ("job", f"unknown command 'job': did you mean 'jobs'? {COMMANDS}"),
+    ("plan", "missing --nodes N for plan: expected 1-100000"),
+    ("plan --mtbf 1y", "missing --nodes N for plan: expected 1-100000"),
+    ("plan 64", "unexpected argument '64'; usage: holdfast plan [OPTIONS]"),
+    ("plan --nodes 0", "invalid value '0' for --nodes: expected 1-100000"),
+    ("plan --node 64", "unknown option '--node': did you mean '--nodes'?"),
+    ("plan --nodes 4 --mtfb 1y", "unknown option '--mtfb': did you mean '--mtbf'?"),
+    ("plan --nodes 4 --standby 1", "unknown option '--standby': did you mean '--standbys'?"),
+    ("plan --nodes 4 --standbys aut", "invalid value 'aut' for --standbys: did you mean 'auto'?"
+     " expected 0-1000 or auto"),
+    ("plan --nodes 4 --mtbf 3x", "invalid value '3x' for --mtbf:"
+     " expected a time of 1h-100y, such as 90d or 50000h"),
+    ("plan --nodes 4 --mtbf 5m", "invalid value '5m' for --mtbf:"
+     " expected a time of 1h-100y, such as 90d or 50000h"),
+    ("plan --nodes 4 --repair 2y", "invalid value '2y' for --repair:"
+     " expected a time of 1m-1y, such as 30s or 5m"),
+    ("plan --nodes 4 --state big", "invalid value 'big' for --state: expected a size such as 500GB or 4TiB"),
+    ("plan --nodes 4 --checkpoint-bandwidth 2GB", "invalid value '2GB' for --checkpoint-bandwidth:"
+     " expected a rate such as 2GB/s or 500MiB/s"),
+    ("plan --nodes 4 --gpu-hour-cost free", "invalid value 'free' for --gpu-hour-cost:"
+     " expected 0.0001-100000"),
     ("demo now", "unexpected argument 'now'; usage: holdfast demo [OPTIONS]"),
     ("demo --quik", "unknown option '--quik': did you mean '--quick'?"),
     ("--nproc-per-node 2 train.py", "option '--nproc-per-node' must come after the command:"

@@ -23,6 +23,10 @@ IN_WORDS = {
     "--job",
     "--context",
     "-n",
+    "--gpu-hour-cost",
+    "--replacement",
+    "--state",
+    "--checkpoint-bandwidth",
 }  # defaults that are not values of the option
 NOT_A_BEGINNING = {"a", "an", "the", "how", "what", "whether", "if", "for", "when", "which", "to"}
 DATA = {
@@ -36,6 +40,7 @@ DATA = {
     "jobs": commands.Jobs,
     "doctor": commands.Doctor,
     "inject-manifest": commands.InjectManifest,
+    "plan": commands.PlanOptions,
     "demo": commands.Demo,
 }
 GUIDE = (Path(__file__).parents[4] / "docs" / "user-guide.md").read_text()
@@ -62,14 +67,16 @@ def test_the_help_of_a_command_shows_each_option_with_its_values_and_default(
     assert option.names[0] in text
     assert option.help in text
     if option.value is not None:
-        assert f"default: {option.default})" in text
+        assert ("required)" if option.required else f"default: {option.default})") in text
         assert option.value.accepts in text
 
 
 @pytest.mark.parametrize(("name", "option"), OPTIONS)
 def test_a_default_in_the_table_is_the_one_that_applies(name: str, option: Option) -> None:
     field = {each.name: each for each in dataclasses.fields(DATA[name])}[option.field]
-    if option.value is None:
+    if option.required:
+        assert field.default is dataclasses.MISSING
+    elif option.value is None:
         assert (option.default, field.default) == ("off", False)
     elif option.names[0] not in IN_WORDS:
         assert option.value.read(option.default) == field.default

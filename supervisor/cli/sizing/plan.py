@@ -1,0 +1,30 @@
+"""`holdfast plan`: compute how many standbys and which checkpoint interval a job needs."""
+
+from __future__ import annotations
+
+import random
+
+from supervisor.cli import commands
+from supervisor.cli.sizing import report
+from supervisor.display.screen import say_all, say_json
+from supervisor.options.plan_options import AUTO
+from supervisor.planning.planner import plan
+from supervisor.planning.simulation import Simulated, simulate
+
+
+def show(command: commands.PlanOptions) -> int:
+    """Print the plan, and return the exit code."""
+    own = None if command.standbys == AUTO else command.standbys
+    found = plan(command, own or 0)
+    rows = report.shown(found, own)
+    simulated = _simulate(command, rows) if command.simulate else {}
+    if command.json:
+        say_json(report.as_json(found, own, simulated))
+    else:
+        say_all(report.lines(found, own, simulated))
+    return 0
+
+
+def _simulate(command: commands.PlanOptions, rows: list[int]) -> dict[int, Simulated]:
+    """Simulate each number of standbys. A row does not depend on the others, as all have the same seed."""
+    return {row: simulate(command, row, random.Random(command.seed).random) for row in rows}

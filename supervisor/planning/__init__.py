@@ -1,0 +1,1 @@
+"""Compute how many standbys and which checkpoint interval a job needs. Pure."""
