@@ -119,7 +119,10 @@ def plain_copies(held: ProtectedObjects, memory: mmap.mmap) -> dict[str, Callabl
 
 
 def _pieces(sources: list[torch.Tensor], target: torch.Tensor) -> Iterator[tuple[int, int, int]]:
-    """Yield the target, source and size of each tensor's copy, aligning tensors of whole cache lines."""
+    """Yield the target address, the source address and the size of each tensor to copy.
+
+    Tensors that fill whole cache lines come first, so that they stay aligned.
+    """
     at = target.data_ptr()
     for source in sorted(sources, key=lambda each: each.nbytes % LINE_BYTES != 0):
         yield at, source.data_ptr(), source.nbytes

@@ -50,7 +50,7 @@ class HeartbeatSilence:
 
 
 def verdict(silent_s: float, state: str, who: str = "its launcher") -> str:
-    """Return why a part that has been silent for `silent_s` counts as unresponsive; "" if it does not.
+    """Return why a part that has been silent for `silent_s` counts as unresponsive, or "" if it does not.
 
     `state` is the letter of its process state (see proc(5)), or `UNKNOWN`. `who` names the part in the
     message.

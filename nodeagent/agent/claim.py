@@ -25,7 +25,7 @@ from pathlib import Path
 from nodeagent.agent import saved_state
 
 LOCK = "lock"
-# A living owner answers at the next tick of its writer, after at most 2.5 s. The rest of this limit allows
+# A live owner answers at the next tick of its writer, within 2.5 s. The rest of this limit allows
 # for a busy node.
 ANSWER_S = 10.0
 _POLL_S = 0.1

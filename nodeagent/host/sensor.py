@@ -43,7 +43,7 @@ class HostSensor:
             proc: The procfs to read; in a container, the path where the host's is mounted.
             root: In a container, the path where the host's file systems are mounted; None: use the
                 mounts of this process.
-            sys: The sysfs that shows the block devices of the mounts.
+            sys: The sysfs in which to look up the block devices of the mounts.
         """
         self._proc = proc
         where = None if root is None else str(root)

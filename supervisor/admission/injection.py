@@ -254,7 +254,7 @@ class _Injection:
     def _user(self) -> dict[str, Any]:
         """Return the security context fields that determine the user of Holdfast's containers.
 
-        They run as the training user, who can write to the storage of the checkpoints. If the pod sets no
+        They run as the training user, which can write to the checkpoint storage. If the pod sets no
         user, the training image determines the user, which is not known here. Holdfast's containers then run
         as root without capabilities, as most training images do, or, in a pod that must not run as root, as
         the user of Holdfast's image. Any two users can share the memory volume

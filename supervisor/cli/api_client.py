@@ -60,7 +60,7 @@ class Unreachable(Exception):
 
 
 class RequestRefused(Exception):
-    """The supervisor refused the request. The message is its response on one line."""
+    """The supervisor refused the request. The message is the supervisor's response, on one line."""
 
 
 @dataclass(frozen=True, slots=True)

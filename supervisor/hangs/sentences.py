@@ -45,7 +45,7 @@ def _warning_unbegun(found: StallVerdict, waited_s: float) -> str:
 
 
 def describe_in_time(view: View, policy: Policy, rank: int, phase: str) -> str:
-    """Describe what a rank that is not late is doing, and which option sets its limit."""
+    """Describe what a rank is doing while it is within its limit, and name the option that sets the limit."""
     until = f"which may take until --first-step-timeout ({policy.first_step_s:g} s)"
     state, meaning = group_reports.state(view, rank), meaning_of(phase)
     if phase and state is not None and reports.script_keeps_own_state(view) and not state.marks.first_step_ns:

@@ -63,7 +63,7 @@ class _Trained:
 
 
 class Ledger:
-    """Nanoseconds per bucket. The buckets and the pending time always add up to the clock.
+    """Nanoseconds per bucket. The buckets plus the pending time always add up to the elapsed time.
 
     All times are nanoseconds of one clock that never goes backwards. A method that raises `ValueError` has
     changed nothing.

@@ -65,7 +65,7 @@ def _was_booted_since(node: NodeView, waiver: Waiver) -> bool:
 
 
 def _is_ending(finding: NodeFinding) -> bool:
-    """True for a finding whose remedy was seen, or that needs none, and that is no longer being measured.
+    """True if the finding is no longer being measured, and its remedy was either seen or not needed.
 
     It is an event, or no sample has shown it since the boot.
     """

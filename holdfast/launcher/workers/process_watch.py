@@ -17,7 +17,7 @@ from holdfast.protocol.rank_channel import WorkerMessage
 class ProcessWatch:
     """Watches the channel and the pidfd of every process that runs the script, from its start to its end.
 
-    `on_message` is called with each message of a process. If the message contains the process's pid, or how
+    `on_message` is called with each message from a process. If the message contains the process's pid, or how
     the process will end, this has already been recorded. `on_end` is called once for each process: when the
     kernel reports its end, or when its channel closes before its pid is known. All messages of the process
     have been received by then. `on_end` must reap the process; its descriptors are closed afterwards.

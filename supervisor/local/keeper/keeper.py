@@ -219,7 +219,7 @@ class LocalKeeper:
         self.finished = self.finished or Finished(exit_codes.INTERRUPTED, why, "")
 
     def close(self) -> None:
-        """End every process of the run and remove its folder in memory."""
+        """End every process of the run, and remove the run's folder in memory."""
         self.finished = self.finished or Finished(1, "the keeper was closed", "")
         for signum in (signal.SIGTERM, signal.SIGKILL):
             for part in self._children.alive():
