@@ -129,8 +129,8 @@ def ettr_of(turns: Iterable[Turn], mode: str) -> float:
 def verdicts(turns: Sequence[Turn], wanted: int, plain_copy_s: float = math.nan) -> list[Verdict]:
     """Judge the figures against the project's targets.
 
-    The targets for a large state are based on `plain_copy_s`, the seconds that it takes to copy that state over a
-    plain socket.
+    The targets for a large state are based on `plain_copy_s`, the seconds that it takes to copy that state
+    over a plain socket.
     """
     ours, plain = kills_of(turns, "holdfast"), kills_of(turns, "holdfast-unmodified")
     found: list[Verdict] = []

@@ -1,4 +1,4 @@
-"""Reload the operator's policy file while the agent runs. A valid change takes effect, and a mistake does not.
+"""Reload the operator's policy file while the agent runs: a valid change takes effect, a mistake does not.
 
 The file is read at the start, again every few seconds, and on SIGHUP. If its content has changed and is
 valid, the agent uses it from the next cycle on. If the file is missing, unreadable or wrong, the last good

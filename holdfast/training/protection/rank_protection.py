@@ -168,7 +168,7 @@ class Protection:
     # -- the end
 
     def keep_final_state(self) -> str:
-        """Ensure that a snapshot has the script's final state. Return "" if it does, and otherwise the reason.
+        """Ensure that a snapshot has the script's final state. Return "", or the reason why it does not.
 
         No copy is made in two cases. If the script left its loop with `break`, it would train more steps when
         it starts again. If it changed the state after the loop, training cannot continue from that state,
