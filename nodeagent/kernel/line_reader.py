@@ -74,7 +74,7 @@ def _any_of(words: list[str]) -> str:
 
 
 class LostRecords:
-    """Counts lost records, and reports the total as a reading. Code that loses a record increments `count`."""
+    """Counts lost records, and reports the total as a reading. What loses a record increments `count`."""
 
     def __init__(self, clock: Clock, source: str, text: str) -> None:
         self.count = 0
