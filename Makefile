@@ -26,7 +26,7 @@ UNIT := tests/unit/holdfast tests/unit/nodeagent --ignore=$(KERNEL)
 OTHER_UNIT := $(filter-out $(UNIT) %/__init__.py %/__pycache__,$(wildcard tests/unit/*)) $(KERNEL)
 # The other tests also run in two processes of about equal duration. They mostly wait, so one process would leave a
 # core idle.
-BROKEN_RUNS := tests/local/recovery tests/local/detection tests/local/own_parts tests/local/loops
+BROKEN_RUNS := tests/local/recovery tests/local/detection tests/local/loops
 OTHER_RUNS := tests/crash tests/simulation tests/healthy \
     $(filter-out $(BROKEN_RUNS) %/scripts,$(patsubst %/__init__.py,%,$(wildcard tests/local/*/__init__.py)))
 # The cluster tests of the Kubernetes API do not need an installation of Holdfast, and mostly wait.
