@@ -80,7 +80,10 @@ class QuarantineController:
         jobs: QuarantinedJobs,
         left_s: Callable[[], float],
         wall: Callable[[], float] = time.time,
+        *,
+        labels: str = "",
     ) -> None:
+        """`namespace` has the Lease and the settings. `labels` selects the nodes that may be in the pool."""
         self.settings = QuarantineSettings()
         self._server, self._jobs, self._left_s, self._wall = server, jobs, left_s, wall
         self._namespace = namespace
@@ -93,7 +96,8 @@ class QuarantineController:
         self._draining: set[str] = set()  # nodes on which this process has seen work during their drain
         self._installed_s: float | None = None
         self._changed = asyncio.Event()
-        self._nodes = Mirror(server, NODES, self._note_node, prune=node_objects.prune)
+        self._nodes = Mirror(server, NODES, self._note_node, labels=labels, prune=node_objects.prune)
+        self.synced = self._nodes.synced  # set once all nodes are known
         self._config = Mirror(
             server, CONFIG_MAPS, self._note_config, namespace=namespace, fields=f"metadata.name={CONFIG}"
         )
@@ -176,6 +180,7 @@ class QuarantineController:
             if write is None or self._left_s() <= 0:
                 break
             await self._write(write)
+        self._announce(found)
         await self._correct_conditions()
         await self._drain(found)
         await self._look_at_others()
@@ -186,10 +191,15 @@ class QuarantineController:
         is_dry = self.settings.is_dry(self._installed_s, wall_s)
         views = agent_reports.views(self._known.values(), self._reports, now_s, policy)
         views = {name: self._with_work(view) for name, view in views.items()}
-        found = plan(self._known, views, self._runs, policy, wall_s, is_dry=is_dry)
-        awaited = [name for name in views if self._reports.is_awaited(name, now_s, policy)]
+        return plan(self._known, views, self._runs, policy, wall_s, is_dry=is_dry)
+
+    def _announce(self, found: NodePlan) -> None:
+        """Announce what holds once all due writes are done: before, the holds do not count them."""
+        now_s, policy = asyncio.get_running_loop().time(), self.settings.policy
+        names = (each.name for each in found.pool.nodes)
+        awaited = [name for name in names if self._reports.is_awaited(name, now_s, policy)]
+        is_dry = self.settings.is_dry(self._installed_s, self._wall())
         self._announcer.planned(found, self._known, awaited, policy, is_dry=is_dry)
-        return found
 
     def _with_work(self, view: NodeView) -> NodeView:
         others, _ = self._others.get(view.name, ((), 0.0))
