@@ -23,6 +23,7 @@ IN_WORDS = {
     "--job",
     "--context",
     "-n",
+    "--why",
 }  # defaults that are not values of the option
 NOT_A_BEGINNING = {"a", "an", "the", "how", "what", "whether", "if", "for", "when", "which", "to"}
 DATA = {
@@ -35,6 +36,7 @@ DATA = {
     "inject": commands.Inject,
     "jobs": commands.Jobs,
     "doctor": commands.Doctor,
+    "nodes": commands.Nodes,
     "inject-manifest": commands.InjectManifest,
     "demo": commands.Demo,
 }
