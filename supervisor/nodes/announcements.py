@@ -30,7 +30,7 @@ DRY_METRIC = Gauge("holdfast_quarantine_dry_run", "1 while actions are only anno
 WRITES_METRIC = MetricCounter("holdfast_quarantine_writes", "Changes of nodes, by kind.", ("kind",))
 METRICS = (NODES_METRIC, ALLOWED_METRIC, ALERTS_METRIC, DRY_METRIC, WRITES_METRIC)
 # The event's reason, and whether it is a warning, for each kind of write that people should know about
-_REASONS: Mapping[str, tuple[str, EventType]] = {
+REASONS: Mapping[str, tuple[str, EventType]] = {
     planning.TAINTED: ("Quarantined", "Warning"),
     planning.UPDATED: ("QuarantineExtended", "Warning"),
     planning.AVOIDED: ("Avoided", "Normal"),
@@ -60,7 +60,7 @@ class Announcer:
         WRITES_METRIC.labels(write.kind).inc()
         if write.is_silent:
             return
-        reason, level = _REASONS[write.kind]
+        reason, level = REASONS[write.kind]
         log.warning("node changed", extra={"changed_node": node.name, "kind": write.kind, "why": write.why})
         self._events.record(_reference(node), reason, write.why, level)
 

@@ -44,7 +44,7 @@ KINDS = (
     *(TAINTED, UPDATED, AVOIDED, DRAINED, RELEASED, FORGOTTEN, REFRESHED),
     *(OPERATOR_TOOK, OPERATOR_RELEASED, REFUSED, RUN_FAULTS),
 )
-_SILENT = (REFRESHED, RUN_FAULTS)  # bookkeeping, which no person decided or needs to know
+SILENT = (REFRESHED, RUN_FAULTS)  # bookkeeping, which no person decided or needs to know
 _BY_HAND = "its taint was removed by hand"
 _SET_BY_HAND = "its taint was set by hand"
 
@@ -61,7 +61,7 @@ class NodeWrite:
 
     @property
     def is_silent(self) -> bool:
-        return self.kind in _SILENT
+        return self.kind in SILENT
 
 
 @dataclass(frozen=True, slots=True)

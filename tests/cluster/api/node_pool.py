@@ -89,6 +89,10 @@ class PlayedNodes:
         notes = {REPORT: json.dumps(raw), REPORT_AT: f"{at_s:.6f}"}
         await self._api.patch(NODES, name, {"metadata": {"annotations": notes}}, manager=WORKS)
 
+    async def boot(self, name: str, boot_id: str) -> None:
+        status = {"nodeInfo": {"bootID": boot_id}}
+        await self._api.patch(NODES, name, {"status": status}, subresource="status")
+
     # -- what is on the nodes
 
     def node(self, name: str) -> dict[str, Any]:

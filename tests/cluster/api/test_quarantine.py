@@ -14,9 +14,9 @@ from supervisor.kubernetes.client import ApiServer, ResourceKind
 from supervisor.kubernetes.errors import Forbidden, InvalidObject, NotFound
 from supervisor.nodes.names import CONDITION, MANAGER, RECORD, REQUEST, TAINT
 from supervisor.quarantine.model import RunFault
-from tests.cluster.api.kinds import NODES, SERVICE_ACCOUNTS
+from tests.cluster.api.kinds import NODES, PODS, SERVICE_ACCOUNTS, pod
 from tests.cluster.api.node_pool import FOREIGN_TAINTS, LIMIT_S, XID, PlayedNodes
-from tests.cluster.api.test_identity import token_for
+from tests.cluster.api.test_identity import account_of, token_for
 from tests.unit.literals import ROOT
 
 pytestmark = pytest.mark.cluster
@@ -24,6 +24,7 @@ WITHIN_S = 2.0  # from a confirmed report to the taint
 ADMISSION = "admissionregistration.k8s.io"
 POLICIES = ResourceKind(ADMISSION, "v1", "validatingadmissionpolicies", namespaced=False)
 BINDINGS = ResourceKind(ADMISSION, "v1", "validatingadmissionpolicybindings", namespaced=False)
+BUDGETS = ResourceKind("policy", "v1", "poddisruptionbudgets")
 ROLES = ResourceKind("rbac.authorization.k8s.io", "v1", "clusterroles", namespaced=False)
 ROLE_BINDINGS = ResourceKind("rbac.authorization.k8s.io", "v1", "clusterrolebindings", namespaced=False)
 
@@ -315,3 +316,98 @@ async def test_a_node_that_is_deleted_takes_its_quarantine_with_it(
         await played.until(lambda: played.is_tainted(other))
         with pytest.raises(NotFound):
             await api.get(NODES, bad)
+
+
+class PlayedJobs:
+    """Jobs whose members are on one node until they are asked to leave, and a moment longer."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str]] = []
+        self.members: dict[str, int] = {}
+
+    def leave(self, node: str, why: str) -> None:
+        self.asked.append((node, why))
+
+    def members_on(self, node: str) -> int:
+        return self.members.get(node, 0)
+
+
+async def pod_on(api: ApiServer, namespace: str, name: str, node: str, **metadata: Any) -> None:
+    body = pod(namespace, name, node)
+    body["metadata"].update(metadata)
+    await api.create(PODS, body, namespace)
+
+
+async def pods_of(api: ApiServer, namespace: str) -> set[str]:
+    return {each["metadata"]["name"] for each in (await api.list(PODS, namespace)).objects}
+
+
+async def test_a_drain_moves_the_jobs_first_and_evicts_others_only_as_their_budgets_allow(
+    api: ApiServer, namespace: str, played: PlayedNodes
+) -> None:
+    bad, _ = await played.add(2)
+    await account_of(api, namespace)
+    await pod_on(api, namespace, "member", bad, labels={"holdfast.dev/member": "true"})
+    await pod_on(api, namespace, "web", bad, labels={"app": "web"})
+    await pod_on(api, namespace, "free", bad)
+    budget = {
+        "apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": "web"},
+        "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "web"}}},
+    }  # fmt: skip
+    await api.create(BUDGETS, budget, namespace)
+    await played.configure(drain_others="true")
+    jobs = PlayedJobs()
+    jobs.members[bad] = 1
+    async with played.supervised(jobs):
+        await heard(played)
+        await played.report(bad, XID)
+        await played.until(lambda: jobs.asked)
+        assert played.is_tainted(bad), "the taint comes before the drain"
+        assert jobs.asked[0][0] == bad
+        assert "xid 79" in jobs.asked[0][1]
+        assert await played.event(bad, "Draining")
+        assert await pods_of(api, namespace) == {"member", "web", "free"}, "the members leave first"
+    # The next leader continues. The members have left meanwhile.
+    jobs.members[bad] = 0
+    async with played.supervised(jobs):
+        said = await played.event(bad, "DrainBlocked")
+        assert said.startswith(f"pod {namespace}/web is not evicted yet: ")
+        assert await pods_of(api, namespace) == {"member", "web"}
+        await api.delete(BUDGETS, "web", namespace)
+        assert await played.event(bad, "Drained")
+        assert await pods_of(api, namespace) == {"member"}
+        assert len(played.record(bad)["history"]) == 1
+
+
+async def test_without_leave_to_drain_others_their_pods_stay(
+    api: ApiServer, namespace: str, played: PlayedNodes
+) -> None:
+    bad, _ = await played.add(2)
+    await account_of(api, namespace)
+    await pod_on(api, namespace, "free", bad)
+    await played.configure()
+    jobs = PlayedJobs()
+    jobs.members[bad] = 1
+    async with played.supervised(jobs):
+        await heard(played)
+        await played.report(bad, XID)
+        await played.until(lambda: jobs.asked)
+        jobs.members[bad] = 0
+        assert await played.event(bad, "Drained")
+        assert await pods_of(api, namespace) == {"free"}
+
+
+async def test_a_node_is_released_after_its_proof_of_health(played: PlayedNodes) -> None:
+    bad, _ = await played.add(2)
+    await played.configure()
+    async with played.supervised():
+        await heard(played)
+        await played.report(bad, XID)
+        await played.until(lambda: played.is_tainted(bad))
+        await played.boot(bad, "b2")
+        # Two seconds of health are enough in this policy, and both clocks must have seen them.
+        await played.report(bad, boot_id="b2", clean_s=9e4)
+        await played.until(lambda: not played.is_tainted(bad))
+        await played.until(lambda: played.condition(bad).get("reason") == "Released")
+        assert await played.event(bad, "Released")
+        assert played.taints(bad) == FOREIGN_TAINTS
