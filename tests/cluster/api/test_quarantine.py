@@ -349,6 +349,9 @@ async def test_a_drain_moves_the_jobs_first_and_evicts_others_only_as_their_budg
     await account_of(api, namespace)
     await pod_on(api, namespace, "member", bad, labels={"holdfast.dev/member": "true"})
     await pod_on(api, namespace, "web", bad, labels={"app": "web"})
+    # A budget protects no pod that is pending, and here no kubelet says that the pod runs.
+    running = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+    await api.patch(PODS, "web", {"status": running}, namespace, subresource="status")
     await pod_on(api, namespace, "free", bad)
     budget = {
         "apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": "web"},
