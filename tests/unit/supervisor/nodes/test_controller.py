@@ -77,7 +77,8 @@ class ServedNodes(ServedObjects):
 
     def condition(self, name: str) -> Json:
         found = {each["type"]: each for each in self.node(name)["status"]["conditions"]}
-        return found.get(CONDITION, {})
+        condition: Json = found.get(CONDITION, {})
+        return condition
 
     def configure(self, **changed: str) -> None:
         data = {**QUICK, **{key.replace("_", "-"): each for key, each in changed.items()}}
