@@ -140,6 +140,7 @@ def explained(pool: NodePool, name: str) -> dict[str, Any]:
     weighed = evidence.weigh(view, found, pool.now_s)
     return {
         **row_of(pool, name),
+        "decided": pool.nodes[name].told.get("why"),
         "findings": [
             {
                 "key": each.key,

@@ -173,7 +173,7 @@ def explanation(found: Mapping[str, Any], now_s: float) -> list[str]:
     if found["since"] is not None:
         by = f", by {found['by']}" if found["by"] else ""
         out.append(f"  since        {ago(found['since'])}{by}")
-    for label, key in (("next", "next"), ("why", "why"), ("request", "request")):
+    for label, key in (("decided", "decided"), ("next", "next"), ("why", "why"), ("request", "request")):
         if found[key]:
             out.append(f"  {label:13}{found[key]}")
     for each in found["findings"]:

@@ -95,6 +95,7 @@ def test_only_an_operator_releases_what_an_operator_has_taken_out() -> None:
     found = explained(seen(nodes), "a")
     assert found["release_needs"] == ["an operator releases it, because an operator has taken it out"]
     assert (found["by"], found["state"]) == ("operator", "quarantined")
+    assert found["decided"] == "an operator has taken it out: smell"
 
 
 def test_a_report_that_cannot_be_read_is_the_reason_why_a_node_is_unknown() -> None:
