@@ -76,7 +76,7 @@ def obey(command: commands.Command) -> int:
         from supervisor.cli.sizing import plan
 
         return plan.show(command)
-    if isinstance(command, commands.Jobs | commands.Doctor) or command.job:
+    if isinstance(command, commands.Jobs | commands.Doctor | commands.Nodes) or command.job:
         from supervisor.cli.on_cluster import dispatch
 
         return dispatch.obey(command)

@@ -119,6 +119,18 @@ class Doctor(ClusterOptions):
 
 
 @dataclass(frozen=True, slots=True)
+class Nodes(ClusterOptions):
+    """`holdfast nodes`. `action` is explain, release or quarantine, of `node`; "" to list all nodes."""
+
+    action: str = ""
+    node: str = ""
+    why: str = ""
+    drain: bool = False
+    output: str = "table"
+    json: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class InjectManifest:
     """`holdfast inject-manifest`. `file` is "-" for standard input."""
 
@@ -152,5 +164,5 @@ class Show:
 
 
 ReadCommand: TypeAlias = "Status | Incidents | Explain | Checkpoints"
-ClusterCommand: TypeAlias = "Jobs | Doctor | InjectManifest"
+ClusterCommand: TypeAlias = "Jobs | Doctor | Nodes | InjectManifest"
 Command: TypeAlias = "RunOptions | Demo | ReadCommand | Stop | Inject | ClusterCommand | PlanOptions | Show"

@@ -19,7 +19,9 @@ from supervisor.options.value_types import (
     image,
     job,
     namespace,
+    node,
     pod,
+    reason,
     whole_number,
 )
 
@@ -51,6 +53,12 @@ _KEEP = Option(("--keep",), "keep", None, "", _OPTIONS,
                "keep the run directories; with --cluster, the jobs and the installation")  # fmt: skip
 _CLUSTER_DEMO = Option(("--cluster",), "cluster", None, "", _CLUSTER,
                        "break a job in pods, on the cluster of the kubeconfig")  # fmt: skip
+_OUTPUT = Option(("-o", "--output"), "output", choice("table", "json"), "FORMAT", _OPTIONS,
+                 "format of the output, as in kubectl; --json is the same as -o json", "table")  # fmt: skip
+_WHY = Option(("--why",), "why", reason, "TEXT", _OPTIONS,
+              "reason of a quarantine, which is shown to all users", "required by quarantine")  # fmt: skip
+_DRAIN = Option(("--drain",), "drain", None, "", _OPTIONS,
+                "have the jobs leave a node that is quarantined")  # fmt: skip
 _QUICK = Option(("--quick",), "quick", None, "", _OPTIONS,
                 "train a smaller model with three faults, in about half a minute")  # fmt: skip
 _WHERE = Option(("--run-dir",), "run_dir", directory, "DIR", _OPTIONS,
@@ -156,6 +164,19 @@ server with your own rights: the ClusterRole view is enough to read jobs, and ed
 _DOCTOR_ABOUT = """\
 Checks the installation, your rights, the namespace and its pods. Prints a line for each check, and a
 remedy for each problem. The exit code is 1 if any problem was found."""
+
+_NODES_ABOUT = """\
+Lists the nodes that have a node agent: their state, the worst finding, what is due, and why nothing
+is done if so. ACTION is one of
+  explain     print all that is known of NODE, and what must happen before its release
+  release     remove the quarantine of NODE; it covers the findings of now, and ends after 7 days
+  quarantine  keep new work off NODE until it is released with `holdfast nodes release`
+
+The states are healthy, degraded (keeps its work), suspect (a fault is not confirmed yet), held (a
+confirmed fault, but a storm or the breaker prevents the quarantine), quarantined, waived (released by
+an operator in spite of its findings) and unknown (its agent is silent). The list is computed from the
+Nodes with your own rights, and works while the supervisor is down. Requests need the right to patch
+nodes, and are carried out by the supervisor. The exit code is 1 if it does not do so in time."""
 
 _MANIFEST_ABOUT = """\
 FILE is a manifest, or - for standard input. Adds Holdfast to each pod template that has the
@@ -282,6 +303,21 @@ COMMANDS: Mapping[str, CommandSpec] = MappingProxyType(
             ),
             _DOCTOR_ABOUT,
             (Argument("POD", "pod", pod, optional=True),),
+        ),
+        "nodes": CommandSpec(
+            "list the nodes of a cluster, and quarantine or release one",
+            (_OUTPUT, _WHY, _DRAIN, _CONTEXT, _JSON),
+            (
+                ("holdfast nodes", "all nodes, and the breaker"),
+                ("holdfast nodes explain gpu-17", "the evidence against one node"),
+                ("holdfast nodes release gpu-17", "return it to service now"),
+                ('holdfast nodes quarantine gpu-17 --why "loud fan" --drain', "take it out, move the jobs"),
+            ),
+            _NODES_ABOUT,
+            (
+                Argument("ACTION", "action", choice("explain", "release", "quarantine"), optional=True),
+                Argument("NODE", "node", node, optional=True),
+            ),
         ),
         "inject-manifest": CommandSpec(
             "add Holdfast to the pod templates of a manifest, without a cluster",

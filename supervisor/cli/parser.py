@@ -28,6 +28,7 @@ _MADE = {
     "inject": commands.Inject,
     "jobs": commands.Jobs,
     "doctor": commands.Doctor,
+    "nodes": commands.Nodes,
     "inject-manifest": commands.InjectManifest,
     "plan": commands.PlanOptions,
     "demo": commands.Demo,
@@ -102,6 +103,8 @@ def parse(
     _arguments(name, entry, read, directory or Path())
     _check_required(name, entry, read.values)
     _check_place(name, entry, read.values)
+    if name == "nodes":
+        _check_action(read.values)
     made: Any = _MADE[name]
     asked: Command = made(**read.values)
     return asked
@@ -315,6 +318,18 @@ def _check_place(name: str, entry: CommandSpec, values: Mapping[str, object]) ->
     if given and "/" in named and named.partition("/")[0] != given:
         what = "--job" if "job" in values else "POD"
         raise BadInput(f"{what} {named!r} and -n {given!r} name different namespaces: give only one")
+
+
+def _check_action(values: Mapping[str, object]) -> None:
+    """Raise `BadInput` if an action on a node lacks something, or an option has no effect."""
+    action = values.get("action")
+    if action is not None and "node" not in values:
+        raise BadInput(f"missing NODE for nodes {action}: expected the name of a node")
+    if action == "quarantine" and "why" not in values:
+        raise BadInput("missing --why for nodes quarantine: say why, for those who find the node out")
+    for field_name in ("why", "drain"):
+        if field_name in values and action != "quarantine":
+            raise BadInput(f"--{field_name} is only for `holdfast nodes quarantine NODE`")
 
 
 # -- help, generated from the table of options

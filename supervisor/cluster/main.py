@@ -45,6 +45,7 @@ from supervisor.kubernetes.lease import Leadership, LeaseLock, LeaseLost, lead
 from supervisor.kubernetes.own_pod import OwnPod, certificate_for, service_names
 from supervisor.kubernetes.replicas import EPOCH, PATH, Replicas
 from supervisor.kubernetes.watch import Mirror, ObjectName
+from supervisor.nodes.controller import NoJobs, QuarantineController
 
 log = logging.getLogger("supervisor")
 
@@ -128,10 +129,13 @@ class ClusterSupervisor:
         jobs = ClusterJobs(self._server, pods, supervisions, self.events, make)
         jobs.changed = changed
         jobs.leads = lambda: term.left_s > 0
+        quarantine = QuarantineController(
+            self._server, self.events, self._me.namespace, NoJobs(), lambda: term.left_s
+        )
         self._jobs, self._term = jobs, term
         try:
             await event_loop.until_one_ends(
-                pods.run(), supervisions.run(), jobs.find_unsupervised(), jobs.run()
+                pods.run(), supervisions.run(), jobs.find_unsupervised(), jobs.run(), quarantine.run()
             )
         finally:
             self._jobs = self._term = None

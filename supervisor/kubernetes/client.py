@@ -262,13 +262,17 @@ class ApiServer:
         *,
         how: PatchType = PatchType.MERGE,
         subresource: str = "",
+        manager: str = "",
     ) -> KubernetesObject:
-        """Change parts of the object and return the whole object.
+        """Change parts of the object, as the field manager `manager` if given, and return the whole object.
 
         If a merge patch contains metadata.resourceVersion or metadata.uid and the object's value differs,
         this raises `Conflict`. If a test in a JSON patch fails, this raises `InvalidObject`.
         """
-        request = _request("PATCH", kind, namespace, name, subresource, body=body, content_type=how.value)
+        query = {"fieldManager": manager} if manager else {}
+        request = _request(
+            "PATCH", kind, namespace, name, subresource, query=query, body=body, content_type=how.value
+        )
         return await self._ask(request)
 
     async def apply(

@@ -181,6 +181,21 @@ def _parse_word(text: str) -> str:
     return text
 
 
+MAX_REASON = 300  # characters
+
+
+def _parse_subdomain(text: str) -> str:
+    if "/" in text or not _OBJECT.fullmatch(text):
+        raise ValueError
+    return text
+
+
+def _parse_reason(text: str) -> str:
+    if not text.strip() or len(text) > MAX_REASON or not text.isprintable():
+        raise ValueError
+    return text
+
+
 _RANK_WORDS = ("auto", "cpu", "gpu")  # torchrun's words for one rank per device
 _RANKS = listed([f"1-{codec.MAX_RANKS}", *_RANK_WORDS])
 _MOST_NODES = 4096
@@ -232,6 +247,8 @@ namespace = ValueType("name", "the name of a namespace", _parse_namespace)
 job = ValueType("name", "the name of a job, or NAMESPACE/NAME", _parse_object)
 pod = ValueType("name", "the name of a pod, or NAMESPACE/NAME", _parse_object)
 context = ValueType("name", "the name of a context of the kubeconfig", _parse_word)
+node = ValueType("name", "the name of a node", _parse_subdomain)
+reason = ValueType("name", f"a reason of 1-{MAX_REASON} characters", _parse_reason)
 image = ValueType("name", "the name of an image", _parse_word)
 file = ValueType("name", "the path of a manifest, or - for the standard input", _parse_word)
 ranks = ValueType("whole number", _RANKS, _parse_ranks, _RANKS, (1, codec.MAX_RANKS), _RANK_WORDS)

@@ -26,6 +26,8 @@ MAX_HISTORY = 16  # incidents kept per node; older ones no longer affect how lon
 # Findings weighed and keys kept per node, to bound the size of the annotation. A real node has fewer: each of
 # 8 GPUs would need 16 different faults.
 MAX_EVIDENCE = 128
+MAX_RUNS = 16  # faults seen by training runs that are kept per node, the newest
+OPERATOR = "operator"  # the source of a quarantine that an operator has requested; no sensor has this name
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,9 @@ blind.
 
 If a GPU must be replaced, the node returns only once that GPU is gone and another one is in its place,
 because neither a boot nor time repairs it. An operator who knows better can remove the taint.
+
+A node that an operator has taken out returns only when an operator releases it, because the sensors may not
+see what the operator knows.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from dataclasses import replace
 from supervisor.quarantine import evidence
 from supervisor.quarantine.model import (
     NO_NEW_WORK,
+    OPERATOR,
     Hold,
     NodePolicy,
     NodeView,
@@ -46,6 +50,9 @@ def release_quarantined(
     node: NodeView, report: Report, held: Quarantine, now_s: float, policy: NodePolicy
 ) -> QuarantineAction:
     """Return a release if the node has been healthy for long enough since it was taken out; else a hold."""
+    if OPERATOR in held.sources:
+        why = "an operator has taken it out: it waits for an operator to release it"
+        return waiting(node, why, now_s - held.at_s, policy.repair_s, now_s)
     needed_s = required_health_s(node, now_s, policy)
     clean_s = proof_s(report, held, now_s)
     if blind := blind_sensors(report, held):
@@ -70,7 +77,8 @@ def may_be_traded(node: NodeView, now_s: float, policy: NodePolicy) -> bool:
     if report is None or held is None or node.cordoned or not node.ready or evidence.unhealthy(report):
         return False
     return (
-        not blind_sensors(report, held)
+        OPERATOR not in held.sources
+        and not blind_sensors(report, held)
         and is_remedied(node)
         and policy.clean_s <= proof_s(report, held, now_s) < required_health_s(node, now_s, policy)
     )

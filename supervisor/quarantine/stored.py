@@ -6,13 +6,21 @@ Another version may have written it. Missing fields get their default values, an
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, fields, replace
 from typing import Any, TypeVar
 
-from supervisor.quarantine.model import MAX_HISTORY, NodeView, PastQuarantine, Quarantine, Waiver
+from supervisor.quarantine.model import (
+    MAX_HISTORY,
+    MAX_RUNS,
+    NodeView,
+    PastQuarantine,
+    Quarantine,
+    RunFault,
+    Waiver,
+)
 
-Record = TypeVar("Record", Quarantine, Waiver, PastQuarantine)
+Record = TypeVar("Record", Quarantine, Waiver, PastQuarantine, RunFault)
 
 
 class BadState(ValueError):
@@ -30,14 +38,14 @@ def to_json(node: NodeView) -> dict[str, Any]:
         found["history"] = [_dumped(each) for each in node.history]
     if node.released_at_s is not None:
         found["released_at_s"] = node.released_at_s
+    if node.runs:
+        found["runs"] = [_dumped(each) for each in node.runs[-MAX_RUNS:]]
     return found
 
 
 def from_json(node: NodeView, raw: Mapping[str, Any]) -> NodeView:
     """Return the node with the stored data. Raises `BadState` if it is malformed."""
-    history = raw.get("history") or ()
-    if not isinstance(history, (list, tuple)):
-        raise BadState(f"history is {history!r}; expected a list")
+    history, runs = _list(raw, "history"), _list(raw, "runs")
     quarantine, waiver = raw.get("quarantine"), raw.get("waiver")
     released_at_s = raw.get("released_at_s")
     return replace(
@@ -46,10 +54,18 @@ def from_json(node: NodeView, raw: Mapping[str, Any]) -> NodeView:
         waiver=None if waiver is None else _loaded(Waiver, waiver, "waiver"),
         history=tuple(_loaded(PastQuarantine, each, "history") for each in history[-MAX_HISTORY:]),
         released_at_s=None if released_at_s is None else _fit(released_at_s, "float", "released_at_s"),
+        runs=tuple(_loaded(RunFault, each, "runs") for each in runs[-MAX_RUNS:]),
     )
 
 
-def _dumped(record: Quarantine | Waiver | PastQuarantine) -> dict[str, Any]:
+def _list(raw: Mapping[str, Any], name: str) -> Sequence[Any]:
+    found = raw.get(name) or ()
+    if not isinstance(found, (list, tuple)):
+        raise BadState(f"{name} is {found!r}; expected a list")
+    return found
+
+
+def _dumped(record: Quarantine | Waiver | PastQuarantine | RunFault) -> dict[str, Any]:
     default = {each.name: each.default for each in fields(record)}
     return {name: value for name, value in asdict(record).items() if value != default[name]}
 

@@ -8,7 +8,7 @@ decision would move the time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from supervisor.quarantine import release
@@ -16,7 +16,9 @@ from supervisor.quarantine.breaker import is_unknown
 from supervisor.quarantine.model import (
     MAX_EVIDENCE,
     MAX_HISTORY,
+    MAX_RUNS,
     NO_NEW_WORK,
+    OPERATOR,
     Drain,
     Forget,
     Hold,
@@ -27,9 +29,13 @@ from supervisor.quarantine.model import (
     QuarantineAction,
     Refresh,
     Release,
+    RunFault,
     Taint,
     Waiver,
 )
+
+MAX_WORD = 120  # characters of the evidence of an operator's request
+RUNS_S = 86400.0  # a run's fault is kept for this time, in which the fault's own finding is confirmed
 
 
 def after(node: NodeView, action: QuarantineAction, now_s: float, policy: NodePolicy) -> NodeView:
@@ -72,6 +78,7 @@ def _without_future(node: NodeView, now_s: float) -> NodeView:
         waiver=None if waiver is None else replace(waiver, at_s=min(waiver.at_s, now_s)),
         history=tuple(replace(each, at_s=min(each.at_s, now_s)) for each in node.history),
         released_at_s=None if released_at_s is None else min(released_at_s, now_s),
+        runs=tuple(replace(each, at_s=min(each.at_s, now_s)) for each in node.runs),
     )
 
 
@@ -86,6 +93,8 @@ def times(node: NodeView) -> Iterator[float]:
         yield node.released_at_s
     for each in node.history:
         yield each.at_s
+    for fault in node.runs:
+        yield fault.at_s
 
 
 def released_by_operator(node: NodeView, now_s: float) -> NodeView:
@@ -99,6 +108,30 @@ def released_by_operator(node: NodeView, now_s: float) -> NodeView:
     boot_id = node.report.boot_id if node.report is not None else ""
     waiver = Waiver(tuple(sorted(known)), now_s, boot_id)
     return replace(node, quarantine=None, waiver=waiver, released_at_s=now_s)
+
+
+def quarantined_by_operator(node: NodeView, why: str, now_s: float, *, drain: bool = False) -> NodeView:
+    """Return the node after an operator has taken it out. Only an operator releases it (`release`).
+
+    This is no incident of the node's history, because no evidence says that the node has failed.
+    """
+    held, key = node.quarantine, f"{OPERATOR}: {why}"[:MAX_WORD]
+    if held is None or held.effect != NO_NEW_WORK:
+        boot_id = node.report.boot_id if node.report is not None else ""
+        held = Quarantine((), "none", (), boot_id, now_s)
+    if OPERATOR not in held.sources:
+        kept = held.evidence[: MAX_EVIDENCE - 1]
+        sources = tuple(sorted({*held.sources, OPERATOR}))
+        held = replace(held, evidence=tuple(sorted({*kept, key})), sources=sources)
+    if drain and held.drain_at_s is None:
+        held = replace(held, drain_at_s=now_s)
+    return replace(node, quarantine=held, waiver=None)
+
+
+def with_run_faults(node: NodeView, faults: Iterable[RunFault], now_s: float) -> NodeView:
+    """Return the node with what runs have seen on it: the newest `MAX_RUNS` faults of the last `RUNS_S`."""
+    found = sorted({*node.runs, *faults}, key=lambda each: (each.at_s, each.device))
+    return replace(node, runs=tuple(each for each in found if each.at_s > now_s - RUNS_S)[-MAX_RUNS:])
 
 
 def _tainted(node: NodeView, action: Taint, now_s: float, policy: NodePolicy) -> NodeView:

@@ -332,7 +332,7 @@ MAY_NOT = (
         for verb in ("create", "update", "patch", "delete")
     ),
     *((each, "create", "/pods/exec", ANY, "") for each in PROGRAMS),
-    *((each, verb, "/nodes", "", "") for each in PROGRAMS for verb in ("get", "list", "patch", "delete")),
+    *((each, verb, "/nodes", "", "") for each in PROGRAMS for verb in ("create", "update", "delete")),
     *((each, "create", "/serviceaccounts/token", ANY, "") for each in PROGRAMS),
     *((each, "impersonate", "/users", "", "") for each in PROGRAMS),
     *((each, "escalate", "rbac.authorization.k8s.io/clusterroles", "", "") for each in PROGRAMS),

@@ -33,7 +33,7 @@ _DENIED = re.compile(
 _VIEW = "the ClusterRole holdfast-view has that right, as do view, edit and admin"
 _EDIT = "the ClusterRole holdfast-edit has that right, as do edit and admin"
 
-_WITHOUT_NAMESPACE = ("namespaces", "mutatingwebhookconfigurations")
+_WITHOUT_NAMESPACE = ("namespaces", "nodes", "mutatingwebhookconfigurations")
 
 _T = TypeVar("_T")
 

@@ -7,14 +7,14 @@ from typing import TypeAlias
 
 from holdfast.errors import BadInput
 from supervisor.cli import checkpoints, commands, incidents, status
-from supervisor.cli.on_cluster import control, doctor, job_source, jobs
+from supervisor.cli.on_cluster import control, doctor, job_source, jobs, nodes
 from supervisor.cli.on_cluster.connection import connected
 from supervisor.cli.on_cluster.job_source import NamedJob
 
 JobCommand: TypeAlias = "commands.ReadCommand | commands.Stop | commands.Inject"
 
 
-def obey(command: JobCommand | commands.Jobs | commands.Doctor) -> int:
+def obey(command: JobCommand | commands.Jobs | commands.Doctor | commands.Nodes) -> int:
     """Carry out the command and return the exit code.
 
     Raises:
@@ -29,6 +29,8 @@ def obey(command: JobCommand | commands.Jobs | commands.Doctor) -> int:
             return jobs.show(connection, command)
         if isinstance(command, commands.Doctor):
             return doctor.show(connection, command)
+        if isinstance(command, commands.Nodes):
+            return nodes.show(connection, command)
         return _of_job(job_source.find(connection, command), command)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from supervisor.cluster import main
 from supervisor.cluster.adoption import workload_kinds
 from supervisor.cluster.supervision import contents, status_fields
 from supervisor.kubernetes import certificates
+from supervisor.nodes import names
 from tests.samples.documented_rights import documented_rights
 from tests.unit.manifests.kubernetes_files import (
     BASE,
@@ -193,6 +195,8 @@ def test_only_these_permissions_apply_to_all_namespaces() -> None:
         ("holdfast-supervisor", "supervisions/status"): {"update", "patch"},
         ("holdfast-supervisor", "tokenreviews"): {"create"},
         ("holdfast-supervisor", "events"): {"create", "patch"},
+        ("holdfast-supervisor", "nodes"): {"patch"},
+        ("holdfast-supervisor", "nodes/status"): {"patch"},
         ("holdfast-webhook", "mutatingwebhookconfigurations"): {"patch"},
         (AGENT, "nodes/status"): {"patch"},
         ("holdfast-edit", "supervisions"): {"patch", "update"},
@@ -238,13 +242,29 @@ def test_every_binding_binds_a_role_and_an_account_that_exist() -> None:
 
 def test_names_and_ports_match_the_code() -> None:
     named = {each for rule in rules("Role") for each in rule.get("resourceNames", [])}
-    assert named == {certificates.AUTHORITY_SECRET, pod_layout.SUPERVISOR_LEASE}
+    assert named == {certificates.AUTHORITY_SECRET, pod_layout.SUPERVISOR_LEASE, names.CONFIG}
     (pod,) = pods(of_kind("Deployment")["holdfast-supervisor"])
     ports = {each["name"]: each["containerPort"] for each in containers(pod)[0]["ports"]}
     assert ports["http"] == main.HEALTH_PORT
     assert set(of_kind("MutatingWebhookConfiguration")) == {webhook.CONFIGURATION}
     (pod,) = pods(of_kind("Deployment")[webhook.SERVICE])
     assert [each["containerPort"] for each in containers(pod)[0]["ports"]] == [webhook.PORT]
+
+
+def test_the_policy_on_changes_of_nodes_names_what_the_code_writes() -> None:
+    policy = of_kind("ValidatingAdmissionPolicy")["holdfast-node-changes"]
+    binding = of_kind("ValidatingAdmissionPolicyBinding")["holdfast-node-changes"]
+    assert binding["spec"] == {"policyName": policy["metadata"]["name"], "validationActions": ["Deny"]}
+    spec = policy["spec"]
+    assert spec["failurePolicy"] == "Fail"
+    (condition,) = spec["matchConditions"]
+    account = f"system:serviceaccount:{pod_layout.NAMESPACE}:holdfast-supervisor"
+    assert condition["expression"] == f'request.userInfo.username == "{account}"'
+    ours = next(each["expression"] for each in spec["variables"] if each["name"] == "ours")
+    assert ours == json.dumps([names.RECORD, names.REQUEST])
+    text = " ".join(each["expression"] for each in spec["validations"])
+    assert f'"{names.TAINT}"' in text
+    assert f'"{names.CONDITION}"' in text
 
 
 def test_the_resource_has_the_fields_that_the_supervisor_writes() -> None:

@@ -13,8 +13,8 @@ from supervisor.cli.parser import parse
 RANKS = "expected 1-512, auto, cpu or gpu"
 ONE_MACHINE = "a run is on one machine, where each member acts as one node: use --members N"
 COMMANDS = (
-    "commands are run, status, incidents, explain, checkpoints, stop, inject, jobs, doctor, inject-manifest,"
-    " plan, demo, node"
+    "commands are run, status, incidents, explain, checkpoints, stop, inject, jobs, doctor, nodes,"
+    " inject-manifest, plan, demo, node"
 )
 DRILLS = "expected kill, stop, hang, spin, nan, exit, member, sidecar or supervisor"
 DAYS = "expected a time of 1s-7d, such as 30s or 5m"

@@ -27,6 +27,7 @@ IN_WORDS = {
     "--replacement",
     "--state",
     "--checkpoint-bandwidth",
+    "--why",
 }  # defaults that are not values of the option
 NOT_A_BEGINNING = {"a", "an", "the", "how", "what", "whether", "if", "for", "when", "which", "to"}
 DATA = {
@@ -39,6 +40,7 @@ DATA = {
     "inject": commands.Inject,
     "jobs": commands.Jobs,
     "doctor": commands.Doctor,
+    "nodes": commands.Nodes,
     "inject-manifest": commands.InjectManifest,
     "plan": commands.PlanOptions,
     "demo": commands.Demo,

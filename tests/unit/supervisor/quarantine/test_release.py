@@ -10,7 +10,7 @@ from supervisor.quarantine import release
 from supervisor.quarantine.decide import decide
 from supervisor.quarantine.model import Hold, NodeFinding, NodeView, PastQuarantine, PoolView, Release
 from supervisor.quarantine.release import is_remedied
-from supervisor.quarantine.transition import released_by_operator
+from supervisor.quarantine.transition import quarantined_by_operator, released_by_operator
 from tests.unit.supervisor.node_views import (
     DAY_S,
     NOW_S,
@@ -291,3 +291,15 @@ def test_a_lemon_stays_out_longer_but_not_indefinitely(
 ) -> None:
     before_s, after_s = proof_s(*history), proof_s(*history, another)
     assert POLICY.clean_s <= before_s <= after_s <= POLICY.max_clean_s
+
+
+def test_what_an_operator_has_taken_out_returns_only_at_an_operators_word() -> None:
+    node = quarantined_by_operator(well("a"), "smell", NOW_S - 2 * DAY_S)
+    view = pool(node)
+    assert asked(view) == []
+    assert why(view, "a").startswith("an operator has taken it out")
+    [hold] = [
+        each for each in decide(replace(view, now_s=NOW_S + 2 * DAY_S), POLICY) if isinstance(each, Hold)
+    ]
+    assert hold.alert, "after three days, it is not forgotten"
+    assert not release.may_be_traded(node, NOW_S, replace(POLICY, max_clean_s=30 * DAY_S))

@@ -5,7 +5,15 @@ from typing import Any
 
 import pytest
 
-from supervisor.quarantine.model import PREFER_NOT, NodeView, PastQuarantine, Quarantine, Waiver
+from supervisor.quarantine.model import (
+    MAX_RUNS,
+    PREFER_NOT,
+    NodeView,
+    PastQuarantine,
+    Quarantine,
+    RunFault,
+    Waiver,
+)
 from supervisor.quarantine.stored import BadState, from_json, to_json
 
 # The data as the version of commit 628c3a2 had it: no GPUs to replace, and no boot in a waiver.
@@ -34,6 +42,7 @@ def test_all_that_is_stored_is_read_again() -> None:
     for node in (
         NodeView("a", quarantine=held, waiver=Waiver(("x",), 4.0, "b0"), released_at_s=3.0),
         NodeView("a", history=(PastQuarantine(1.0, "none", True),)),
+        NodeView("a", runs=(RunFault(1.0), RunFault(2.0, "GPU-1"))),
         NodeView("a"),
     ):
         assert from_json(NodeView("a"), json.loads(json.dumps(to_json(node)))) == node
@@ -54,9 +63,16 @@ def test_the_fields_of_a_newer_version_are_ignored() -> None:
         ({"waiver": {"evidence": [], "at_s": True}}, "waiver.at_s is True; expected float"),
         ({"released_at_s": float("nan")}, "released_at_s is nan; expected float"),
         ({"history": {"a": 1}}, "history is {'a': 1}; expected a list"),
+        ({"runs": 7}, "runs is 7; expected a list"),
+        ({"runs": [{"device": "GPU-1"}]}, "runs.at_s is missing"),
         ({"history": [{"at_s": 1.0, "action": 3}]}, "history.action is 3; expected str"),
     ],
 )
 def test_malformed_data_is_refused_with_the_field_and_its_value(raw: dict[str, Any], message: str) -> None:
     with pytest.raises(BadState, match=f"^{message}"):
         from_json(NodeView("a"), raw)
+
+
+def test_only_the_newest_faults_that_runs_have_seen_are_stored() -> None:
+    node = NodeView("a", runs=tuple(RunFault(float(at)) for at in range(2 * MAX_RUNS)))
+    assert from_json(NodeView("a"), to_json(node)).runs == node.runs[-MAX_RUNS:]

@@ -7,7 +7,9 @@ import pytest
 
 from supervisor.quarantine.model import (
     MAX_EVIDENCE,
+    MAX_RUNS,
     NO_NEW_WORK,
+    OPERATOR,
     PREFER_NOT,
     Drain,
     Forget,
@@ -16,10 +18,17 @@ from supervisor.quarantine.model import (
     Quarantine,
     Refresh,
     Release,
+    RunFault,
     Taint,
     Waiver,
 )
-from supervisor.quarantine.transition import after, released_by_operator
+from supervisor.quarantine.transition import (
+    RUNS_S,
+    after,
+    quarantined_by_operator,
+    released_by_operator,
+    with_run_faults,
+)
 from tests.unit.supervisor.node_views import DAY_S, NOW_S, POLICY, applied, asked, pool, well
 
 TAINT = Taint("a", NO_NEW_WORK, ("k",), "replace", ("kmsg",), "b1", "why")
@@ -166,3 +175,41 @@ def test_a_full_waiver_does_not_leave_out_what_the_operator_has_just_released() 
     waiver = released_by_operator(node, NOW_S).waiver
     assert waiver is not None
     assert waiver.evidence == (*full.evidence[:-1], "z")
+
+
+def test_what_an_operator_takes_out_has_the_operator_as_its_source_and_is_no_incident() -> None:
+    node = quarantined_by_operator(well("a", waiver=Waiver(("k",), 0.0)), "smell", NOW_S)
+    assert node.quarantine == Quarantine(("operator: smell",), "none", (OPERATOR,), "b1", NOW_S)
+    assert (node.waiver, node.history) == (None, ())
+    again = quarantined_by_operator(node, "noise", NOW_S + 5, drain=True)
+    assert again.quarantine == replace(node.quarantine, drain_at_s=NOW_S + 5)
+    assert quarantined_by_operator(again, "x", NOW_S + 9, drain=True) == again
+
+
+def test_an_operator_can_take_over_a_node_that_is_out_for_its_evidence() -> None:
+    tainted = after(well("a"), TAINT, NOW_S, POLICY)
+    held = quarantined_by_operator(tainted, "x" * 1000, NOW_S + 5).quarantine
+    assert held is not None
+    assert (held.action, held.at_s, held.sources) == ("replace", NOW_S, ("kmsg", OPERATOR))
+    assert max(map(len, held.evidence)) == 120
+    full = replace(held, evidence=tuple(map(str, range(MAX_EVIDENCE))), sources=())
+    held = quarantined_by_operator(replace(tainted, quarantine=full), "x", NOW_S).quarantine
+    assert held is not None
+    assert len(held.evidence) == MAX_EVIDENCE
+    assert "operator: x" in held.evidence
+
+
+def test_the_newest_faults_that_runs_have_seen_are_kept_for_a_day() -> None:
+    old, new = RunFault(NOW_S - RUNS_S), RunFault(NOW_S - 1, "GPU-1")
+    node = with_run_faults(well("a", runs=(old,)), [new, new], NOW_S)
+    assert node.runs == (new,)
+    assert with_run_faults(node, [new], NOW_S) == node
+    many = [RunFault(NOW_S - at) for at in range(3 * MAX_RUNS)]
+    assert with_run_faults(node, many, NOW_S).runs[-1] == many[0]
+    assert len(with_run_faults(node, many, NOW_S).runs) == MAX_RUNS
+
+
+def test_a_fault_of_a_run_from_a_clock_that_was_ahead_is_set_to_now() -> None:
+    node = well("a", runs=(RunFault(NOW_S + 1e6),))
+    assert [type(each) for each in asked(pool(node))] == [Refresh]
+    assert after(node, Refresh("a", ""), NOW_S, POLICY).runs == (RunFault(NOW_S),)

@@ -119,7 +119,9 @@ class ApiStandIn:
         version = (body.get("metadata") or {}).get("resourceVersion")
         if version not in (None, found["metadata"]["resourceVersion"]):
             return _failure(409, "the object has been modified")
-        found["spec"] = {**found.get("spec", {}), **body["spec"]}
+        found["spec"] = {**found.get("spec", {}), **body.get("spec", {})}
+        notes = (body.get("metadata") or {}).get("annotations") or {}
+        found["metadata"]["annotations"] = {**found["metadata"].get("annotations", {}), **notes}
         self.touch(found)
         self.changed(found)
         return web.json_response(found)

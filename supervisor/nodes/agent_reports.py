@@ -1,0 +1,111 @@
+"""Remember when each agent's report changed, by this process's clock, and add the reports to the nodes. Pure.
+
+No two clocks are compared. A report's age counts from when this process saw it change. The age of a report
+that was there when this process began is unknown: the agent may have been silent for days. Such a report is
+not believed until the agent writes its next one, within 30 s. Until then, the node counts as unknown.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from supervisor.nodes.node_objects import KnownNode, parsed_report
+from supervisor.quarantine import reports
+from supervisor.quarantine.model import NodePolicy, NodeView, Report
+from supervisor.quarantine.reports import Machine, Received
+
+MAX_SENDERS = 4  # machines that report under one name; two are already an alert
+
+
+@dataclass(slots=True)
+class _Heard:
+    """What is known of one node's reports. `seen_s` is when this process first saw the node."""
+
+    uid: str
+    seen_s: float
+    text: tuple[str | None, str]  # the report, and the time that the agent has added
+    machine: Machine
+    received: list[Received] = field(default_factory=list)  # the newest of each sender
+    malformed: str = ""
+    # The result for a single sender, which does not depend on the time, and the policy that it is for
+    known: tuple[NodePolicy, Report, float] | None = None
+
+
+class AgentReports:
+    """The reports of all nodes. `now_s` is a time on a clock that is never set back."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, _Heard] = {}
+
+    def note(self, node: KnownNode, now_s: float) -> None:
+        """Note the node as it is now."""
+        heard = self._nodes.get(node.name)
+        if heard is None or heard.uid != node.uid:
+            machine = Machine(node.boot_id, node.machine_id)
+            self._nodes[node.name] = _Heard(node.uid, now_s, (node.report, node.report_at), machine)
+            return
+        if (heard.machine.boot_id, heard.machine.machine_id) != (node.boot_id, node.machine_id):
+            booted = heard.machine.boot_id != node.boot_id
+            boot_seen_s = now_s if booted else heard.machine.boot_seen_at_s
+            heard.machine = Machine(node.boot_id, node.machine_id, boot_seen_s)
+            heard.known = None
+        text = (node.report, node.report_at)
+        if node.report is not None and text != heard.text:
+            heard.text, heard.known = text, None
+            _receive(heard, node.name, node.report, now_s)
+
+    def forget(self, name: str) -> None:
+        self._nodes.pop(name, None)
+
+    def is_awaited(self, name: str, now_s: float, policy: NodePolicy) -> bool:
+        """True if this process has heard nothing of the node yet, but only because it has just begun."""
+        heard = self._nodes.get(name)
+        return (
+            heard is not None
+            and not heard.received
+            and not heard.malformed
+            and now_s - heard.seen_s <= policy.stale_s
+        )
+
+    def view(self, node: KnownNode, now_s: float, policy: NodePolicy) -> NodeView:
+        """Return the node's view with the newest report, or with the reason why it is refused."""
+        view, heard = node.view, self._nodes.get(node.name)
+        if view.refused or heard is None:
+            return view
+        if heard.malformed:
+            return replace(view, report=None, silent_s=math.inf, refused=heard.malformed)
+        if heard.known is not None and heard.known[0] is policy:
+            _, report, at_s = heard.known
+            return replace(view, report=report, silent_s=max(0.0, now_s - at_s))
+        found = reports.heard(view, heard.machine, heard.received, now_s, policy)
+        if found.report is not None and not found.refused and len(heard.received) == 1:
+            heard.known = (policy, found.report, heard.received[0].at_s)
+        return found
+
+
+def _receive(heard: _Heard, name: str, text: str, now_s: float) -> None:
+    heard.malformed = ""
+    try:
+        raw = parsed_report(text)
+    except ValueError as error:
+        heard.malformed = f"its report is invalid: {error}"
+        return
+    if raw.get("node", name) != name:
+        heard.malformed = f"its report is of node {str(raw.get('node'))[:80]!r}"
+        return
+    new = Received(name, raw, now_s)
+    others = [each for each in heard.received if _sender(each) != _sender(new)]
+    heard.received = [*others, new][-MAX_SENDERS:]
+
+
+def _sender(received: Received) -> tuple[str, str]:
+    return str(received.raw.get("boot_id") or ""), str(received.raw.get("machine_id") or "")
+
+
+def views(
+    nodes: Iterable[KnownNode], heard: AgentReports, now_s: float, policy: NodePolicy
+) -> dict[str, NodeView]:
+    """Return the views of the nodes that belong to the pool, by name."""
+    return {each.name: heard.view(each, now_s, policy) for each in nodes if each.is_ours}

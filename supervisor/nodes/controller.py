@@ -1,0 +1,391 @@
+"""Observe the Nodes, plan, and carry out one write at a time while this process leads.
+
+Each write is conditional on the Node that the plan has seen, and is sent only while the term of the Lease
+lasts. After a write, its answer counts as seen, so the next plan knows of the node that was just taken out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
+from datetime import datetime, timezone
+from typing import Any, NoReturn, Protocol
+
+from holdfast.process import event_loop
+from supervisor.admission import pod_layout
+from supervisor.kubernetes.client import PODS, ApiServer, KubernetesObject
+from supervisor.kubernetes.errors import ApiError, Conflict, EvictionBlocked, NotFound
+from supervisor.kubernetes.events import EventRecorder, ObjectReference, api_time
+from supervisor.kubernetes.lease import LEASES
+from supervisor.kubernetes.watch import Mirror, ObjectName
+from supervisor.nodes import agent_reports, drain, node_objects, patches, settings
+from supervisor.nodes.agent_reports import AgentReports
+from supervisor.nodes.announcements import Announcer
+from supervisor.nodes.api_kinds import CONFIG_MAPS, NODES
+from supervisor.nodes.drain import OtherPod
+from supervisor.nodes.names import CONFIG, MANAGER
+from supervisor.nodes.node_objects import KnownNode
+from supervisor.nodes.plan import NodePlan, NodeWrite, plan
+from supervisor.nodes.settings import BadSettings, QuarantineSettings
+from supervisor.quarantine.model import MAX_RUNS, NO_NEW_WORK, NodeView, RunFault
+from supervisor.quarantine.transition import RUNS_S
+
+log = logging.getLogger(__name__)
+
+WRITE_S = 10.0  # the limit of one request, if the term lasts longer
+SHORTEST_S = 0.05  # between two plans
+# A plan that took 1 ms is followed by a pause of 50 ms, so plans take 2 % of a core, however many agents
+# report.
+# A plan for 2,000 nodes takes 20 ms. The pause is not longer than a fault may wait.
+COST, MAX_PAUSE_S = 50, 1.0
+LONGEST_S = 10.0  # between two plans: silence is no event
+DRAINING_S = 1.0  # between two plans while a node is being drained
+OTHERS_S, OTHERS_DRAINING_S = 30.0, 3.0  # between two looks at other people's pods on a node that is out
+DEFECT_S = 5.0
+MAX_WRITES = 100  # between two pauses
+NOT_FOUND_S = 2.0
+CONFLICT_S = 0.1  # after a conflict: the watch delivers what has changed
+REFUSED_S, MAX_REFUSED_S = 2.0, 60.0  # after a failed write of one node, doubled each time
+MAX_NOTED = 1000  # nodes with faults seen by runs that are not stored yet
+
+
+class QuarantinedJobs(Protocol):
+    """The jobs, as the quarantine sees them."""
+
+    def leave(self, node: str, why: str) -> None:
+        """Replace the members on this node as planned. Safe to repeat."""
+
+    def members_on(self, node: str) -> int:
+        """Return the number of members that are still on the node."""
+
+
+class NoJobs:
+    """Jobs without members on any node."""
+
+    def leave(self, node: str, why: str) -> None:
+        """Do nothing: no member is on the node."""
+
+    def members_on(self, node: str) -> int:
+        return 0
+
+
+class QuarantineController:
+    """Carries out the quarantine of one term. `left_s` returns how long the term still lasts."""
+
+    def __init__(
+        self,
+        server: ApiServer,
+        events: EventRecorder,
+        namespace: str,
+        jobs: QuarantinedJobs,
+        left_s: Callable[[], float],
+        wall: Callable[[], float] = time.time,
+        *,
+        labels: str = "",
+    ) -> None:
+        """`namespace` has the Lease and the settings. `labels` selects the nodes that may be in the pool."""
+        self.settings = QuarantineSettings()
+        self._server, self._jobs, self._left_s, self._wall = server, jobs, left_s, wall
+        self._namespace = namespace
+        self._announcer = Announcer(events)
+        self._known: dict[str, KnownNode] = {}
+        self._reports = AgentReports()
+        self._runs: dict[str, tuple[RunFault, ...]] = {}
+        self._others: dict[str, tuple[Sequence[OtherPod], float]] = {}  # by node, and when to look again
+        self._paused: dict[str, tuple[int, float]] = {}  # by node or pod: failures, and until when
+        self._draining: set[str] = set()  # nodes on which this process has seen work during their drain
+        self._installed_s: float | None = None
+        self._changed = asyncio.Event()
+        self._nodes = Mirror(server, NODES, self._note_node, labels=labels, prune=node_objects.prune)
+        self.synced = self._nodes.synced  # set once all nodes are known
+        self._config = Mirror(
+            server, CONFIG_MAPS, self._note_config, namespace=namespace, fields=f"metadata.name={CONFIG}"
+        )
+
+    def note_run_fault(self, node: str, fault: RunFault) -> None:
+        """Take note that a training run saw a fault of this node. Never blocks or raises."""
+        if node not in self._runs and len(self._runs) >= MAX_NOTED:
+            return
+        known = replace(fault, at_s=min(fault.at_s, self._wall()))
+        self._runs[node] = (*self._runs.get(node, ()), known)[-MAX_RUNS:]
+        self._changed.set()
+
+    async def run(self) -> NoReturn:
+        """Carry out the quarantine. Never returns."""
+        await event_loop.until_one_ends(self._nodes.run(), self._config.run(), self._carry_out())
+        raise AssertionError("none of them returns")
+
+    # -- observing
+
+    def _note_node(self, name: ObjectName, _: object, new: KubernetesObject | None) -> None:
+        if new is None:
+            self._known.pop(name.name, None)
+            self._reports.forget(name.name)
+            self._others.pop(name.name, None)
+        else:
+            self._take(new)
+        self._changed.set()
+
+    def _take(self, found: KubernetesObject) -> None:
+        """Take over a Node that the server has sent, unless a newer one is known."""
+        new = node_objects.read(found)
+        old = self._known.get(new.name)
+        if old is not None and old.uid == new.uid and _is_older(new.view.version, old.view.version):
+            return
+        self._known[new.name] = new
+        self._reports.note(new, asyncio.get_running_loop().time())
+
+    def _note_config(self, _: ObjectName, __: object, new: KubernetesObject | None) -> None:
+        self._changed.set()
+        try:
+            self.settings = settings.parse((new.get("data") or {}) if new is not None else {})
+        except BadSettings as error:
+            about = ObjectReference("v1", "ConfigMap", self._namespace, CONFIG, "")
+            if self._config.synced.is_set():
+                kept = "the last good settings remain in force"
+            else:  # this process does not know the settings before
+                self.settings = QuarantineSettings(dry_run="true")
+                kept = "actions are only announced until the settings are good"
+            self._announcer.warn(about, "BadSettings", f"{error}; {kept}")
+
+    # -- carrying out
+
+    async def _carry_out(self) -> NoReturn:
+        await self._nodes.synced.wait()
+        await self._config.synced.wait()
+        while True:
+            self._changed.clear()
+            try:
+                pause_s, due_s = await self._round()
+            except Exception:  # jobs must survive a defect here, in the same process
+                log.exception("quarantine failed")
+                pause_s = due_s = DEFECT_S
+            await asyncio.sleep(pause_s)
+            try:
+                await asyncio.wait_for(self._changed.wait(), max(0.0, due_s - pause_s))
+            except asyncio.TimeoutError:
+                continue
+
+    async def _round(self) -> tuple[float, float]:
+        """Plan and act until no write is due. Return how long to pause, and when to plan again."""
+        loop = asyncio.get_running_loop()
+        if self._left_s() <= 0:
+            return DRAINING_S, DRAINING_S
+        await self._learn_installation()
+        for _ in range(MAX_WRITES):
+            begun_s = loop.time()
+            found = self._plan()
+            spent_s = loop.time() - begun_s
+            write = next((each for each in found.writes if not self._is_paused(each.node)), None)
+            if write is None or self._left_s() <= 0:
+                break
+            await self._write(write)
+        self._announce(found)
+        await self._correct_conditions()
+        await self._drain(found)
+        await self._look_at_others()
+        return min(MAX_PAUSE_S, max(SHORTEST_S, COST * spent_s)), self._due_s(found)
+
+    def _plan(self) -> NodePlan:
+        now_s, wall_s, policy = asyncio.get_running_loop().time(), self._wall(), self.settings.policy
+        is_dry = self.settings.is_dry(self._installed_s, wall_s)
+        views = agent_reports.views(self._known.values(), self._reports, now_s, policy)
+        views = {name: self._with_work(view) for name, view in views.items()}
+        return plan(self._known, views, self._runs, policy, wall_s, is_dry=is_dry)
+
+    def _announce(self, found: NodePlan) -> None:
+        """Announce what holds once all due writes are done: before, the holds do not count them."""
+        now_s, policy = asyncio.get_running_loop().time(), self.settings.policy
+        names = (each.name for each in found.pool.nodes)
+        awaited = [name for name in names if self._reports.is_awaited(name, now_s, policy)]
+        is_dry = self.settings.is_dry(self._installed_s, self._wall())
+        self._announcer.planned(found, self._known, awaited, policy, is_dry=is_dry)
+
+    def _with_work(self, view: NodeView) -> NodeView:
+        others, _ = self._others.get(view.name, ((), 0.0))
+        is_busy = self._jobs.members_on(view.name) > 0 or (self.settings.drain_others and bool(others))
+        return replace(view, busy=True) if is_busy else view
+
+    async def _learn_installation(self) -> None:
+        """Learn when Holdfast was installed: the Lease survives restarts, upgrades and leaders."""
+        is_known = self._installed_s is not None or self.settings.dry_run != settings.FIRST_HOUR
+        if is_known or self._is_paused(pod_layout.SUPERVISOR_LEASE):
+            return
+        request = self._server.get(LEASES, pod_layout.SUPERVISOR_LEASE, self._namespace)
+        lease = await self._asked(pod_layout.SUPERVISOR_LEASE, request)
+        created = (lease or {}).get("metadata", {}).get("creationTimestamp")
+        if created:
+            self._installed_s = datetime.fromisoformat(str(created).replace("Z", "+00:00")).timestamp()
+
+    def _due_s(self, found: NodePlan) -> float:
+        """Return in how many seconds to plan again, if nothing happens."""
+        now_s, wall_s = asyncio.get_running_loop().time(), self._wall()
+        ends = [each.until_s - wall_s for each in found.holds]
+        ends += [until_s - now_s for _, until_s in self._paused.values() if until_s > now_s]
+        if found.draining:
+            ends.append(DRAINING_S)
+        return min(LONGEST_S, max(SHORTEST_S, min(ends, default=LONGEST_S)))
+
+    # -- writing
+
+    async def _write(self, write: NodeWrite) -> None:
+        node = self._known[write.node]
+        body = patches.main_patch(node, write.after, write.note, self._now_text())
+        request = self._server.patch(NODES, node.name, body, manager=MANAGER)
+        answer = await self._asked(node.name, request)
+        if answer is None:
+            return
+        self._take(node_objects.prune(answer))
+        self._forget_runs(node.name, write.after.runs)
+        self._announcer.wrote(node, write)
+
+    def _now_text(self) -> str:
+        return api_time(datetime.fromtimestamp(self._wall(), timezone.utc))
+
+    def _forget_runs(self, name: str, written: Sequence[RunFault] = ()) -> None:
+        """Forget what is on the Node now, or too old to be evidence."""
+        oldest_s = self._wall() - RUNS_S
+        left = [each for each in self._runs.pop(name, ()) if each not in written and each.at_s > oldest_s]
+        if left:
+            self._runs[name] = tuple(left)
+
+    async def _correct_conditions(self) -> None:
+        """Make Holdfast's conditions agree with the records, also where an earlier leader has not."""
+        for node in list(self._known.values()):
+            condition = patches.condition_of(node)
+            if condition is None or self._is_paused(node.name) or self._left_s() <= 0:
+                continue
+            body = patches.status_apply(node, condition)
+            request = self._server.apply(NODES, body, MANAGER, force=True, subresource="status")
+            answer = await self._asked(node.name, request)
+            if answer is not None:
+                self._take(node_objects.prune(answer))
+
+    async def _asked(
+        self, name: str, request: Coroutine[Any, Any, KubernetesObject]
+    ) -> KubernetesObject | None:
+        """Return the answer; None if the request has failed. Then nothing about `name` is sent for a while.
+
+        If no answer has arrived, the write may have taken effect: the watch shows it, and the next plan then
+        no longer contains it.
+        """
+        try:
+            answer = await asyncio.wait_for(request, max(0.001, min(self._left_s(), WRITE_S)))
+        except NotFound:
+            self._pause(name, NOT_FOUND_S)
+            self._known.pop(name, None)
+        except Conflict:
+            self._pause(name, CONFLICT_S)
+            current = self._nodes.objects.get(ObjectName("", name))
+            if current is not None:  # such as after a restore from a backup, when versions are lower
+                self._known[name] = node_objects.read(current)
+        except (ApiError, OSError, asyncio.TimeoutError) as error:
+            failures = self._paused.get(name, (0, 0.0))[0] + 1
+            if failures == 1:
+                log.warning("node not changed", extra={"about": name, "error": str(error) or "no answer"})
+            self._pause(name, min(MAX_REFUSED_S, REFUSED_S * 2.0 ** min(failures - 1, 10)), failures)
+        else:
+            self._paused.pop(name, None)
+            return answer
+        return None
+
+    def _pause(self, name: str, pause_s: float, failures: int = 0) -> None:
+        self._paused[name] = (failures, asyncio.get_running_loop().time() + pause_s)
+
+    def _is_paused(self, name: str) -> bool:
+        """True if the last request about `name` has failed a short time ago. The failures are remembered."""
+        found = self._paused.get(name)
+        if found is None or asyncio.get_running_loop().time() < found[1]:
+            return found is not None
+        if not found[0]:
+            del self._paused[name]
+        return False
+
+    # -- draining
+
+    async def _drain(self, found: NodePlan) -> None:
+        """Have members leave the drained nodes. Other people's pods follow, if the operator allows it."""
+        self._draining &= {name for name, _ in found.draining}
+        for name, why in found.draining:
+            node = self._known.get(name)
+            if node is None or self._left_s() <= 0:
+                continue
+            if self._jobs.members_on(name):
+                self._draining.add(name)
+                self._jobs.leave(name, why)
+            elif self.settings.drain_others:
+                await self._evict_others(node)
+            elif name in self._draining:
+                self._end_drain(node)
+
+    def _end_drain(self, node: KnownNode) -> None:
+        if node.name in self._draining:
+            self._draining.discard(node.name)
+            self._announcer.about(node, "Drained", "its work has been ended: the remedy can begin")
+
+    async def _evict_others(self, node: KnownNode) -> None:
+        others, due_s = self._others.get(node.name, ((), 0.0))
+        if asyncio.get_running_loop().time() >= due_s:
+            looked = await self._look(node.name, OTHERS_DRAINING_S)
+            if looked is None:
+                return
+            others = looked
+        if not others:
+            self._end_drain(node)
+            return
+        self._draining.add(node.name)
+        for pod in others:
+            if not self._is_paused(pod.uid) and self._left_s() > 0:
+                await self._evict(node, pod)
+
+    async def _evict(self, node: KnownNode, pod: OtherPod) -> None:
+        request = self._server.create_subresource(
+            PODS, pod.name, "eviction", drain.eviction(pod), pod.namespace
+        )
+        failures = self._paused.get(pod.uid, (0, 0.0))[0] + 1
+        try:
+            await asyncio.wait_for(request, max(0.001, min(self._left_s(), WRITE_S)))
+        except NotFound:
+            self._paused.pop(pod.uid, None)
+            return
+        except (EvictionBlocked, ApiError, OSError, asyncio.TimeoutError) as error:
+            if failures == 1:
+                why = f"pod {pod.namespace}/{pod.name} is not evicted yet: {error or 'no answer'}"
+                self._announcer.about(node, "DrainBlocked", why, "Warning")
+        self._pause(pod.uid, drain.retry_s(failures), failures)
+
+    async def _look_at_others(self) -> None:
+        """Look for other people's pods on the nodes that are out, if they may be evicted for a remedy."""
+        now_s = asyncio.get_running_loop().time()
+        for name in list(self._runs):
+            self._forget_runs(name)
+        self._paused = {key: each for key, each in self._paused.items() if each[1] > now_s - MAX_REFUSED_S}
+        if not self.settings.drain_others:
+            self._others.clear()
+            return
+        for node in list(self._known.values()):
+            held = node.view.quarantine
+            if held is None or held.effect != NO_NEW_WORK:
+                self._others.pop(node.name, None)
+            elif now_s >= self._others.get(node.name, ((), 0.0))[1]:
+                await self._look(node.name, OTHERS_S)
+
+    async def _look(self, name: str, again_s: float) -> Sequence[OtherPod] | None:
+        """Return the pods on a node that may be evicted; None if they cannot be listed now."""
+        now_s = asyncio.get_running_loop().time()
+        try:
+            found = await self._server.list(PODS, fields=f"spec.nodeName={name}", prune=drain.prune_pod)
+        except (ApiError, OSError) as error:
+            log.warning("pods not listed", extra={"about": name, "error": str(error)})
+            self._others[name] = (self._others.get(name, ((), 0.0))[0], now_s + again_s)
+            return None
+        others = drain.evictable(found.objects)
+        self._others[name] = (others, now_s + again_s)
+        return others
+
+
+def _is_older(version: str, known: str) -> bool:
+    return version.isdecimal() and known.isdecimal() and int(version) < int(known)

@@ -1,0 +1,23 @@
+"""The names that Holdfast uses on Node objects. Pure."""
+
+from __future__ import annotations
+
+from supervisor.admission.pod_layout import PREFIX
+
+# Written by the supervisor
+MANAGER = "holdfast-quarantine"  # the field manager
+TAINT = PREFIX + "unhealthy"
+CONDITION = "HoldfastQuarantined"
+RECORD = PREFIX + "quarantine"  # what is stored between decisions, as JSON
+
+# Written by an operator, and removed by the supervisor: "release" or "quarantine: WHY"
+REQUEST = PREFIX + "quarantine-request"
+
+# Written by the node agent
+REPORT = PREFIX + "node-health"
+REPORT_AT = PREFIX + "node-health-at"
+
+READY = "Ready"  # the kubelet's condition
+# Three bad nodes of a rack are a storm of that rack. A zone is no rack: it contains most of a pool.
+RACK = "topology.kubernetes.io/rack"
+CONFIG = "holdfast-quarantine"  # the ConfigMap with the operator's settings

@@ -1,0 +1,167 @@
+"""Read Node objects: what the kubelet, the agent, an operator and an earlier leader have written. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from supervisor.nodes.names import CONDITION, RACK, READY, RECORD, REPORT, REPORT_AT, REQUEST, TAINT
+from supervisor.quarantine import stored
+from supervisor.quarantine.model import NodeView
+from supervisor.quarantine.stored import BadState
+
+# The API allows 256 KiB of annotations per object. An agent's report has at most 32 KiB.
+MAX_REPORT = MAX_RECORD = 128 << 10
+MAX_WHY = 300  # characters of an operator's reason
+_RELEASE, _QUARANTINE, _WITH_DRAIN = "release", "quarantine", "quarantine+drain"
+_KEPT_ANNOTATIONS = (RECORD, REQUEST, REPORT, REPORT_AT)
+_KEPT_LABELS = (RACK,)
+_KEPT_CONDITIONS = (READY, CONDITION)
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorRequest:
+    """What an operator asks for. If `refused` is not "", the request is not understood."""
+
+    kind: str  # "release" or "quarantine"
+    why: str = ""
+    drain: bool = False
+    refused: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownNode:
+    """A Node object.
+
+    `view` has what is stored on the node, but not its agent's report (`agent_reports`). `told` is what only
+    people read in the record: who decided last, why and when.
+    """
+
+    view: NodeView
+    uid: str
+    boot_id: str
+    machine_id: str
+    report: str | None  # the agent's report; None if there has never been an agent
+    report_at: str  # when the agent wrote it, by the agent's clock; only for people
+    taints: tuple[Mapping[str, Any], ...]
+    condition: Mapping[str, Any] | None  # Holdfast's own
+    request: OperatorRequest | None
+    told: Mapping[str, str]
+
+    @property
+    def name(self) -> str:
+        return self.view.name
+
+    @property
+    def is_tainted(self) -> bool:
+        """True if the node has Holdfast's taint, whoever has set it."""
+        return any(each.get("key") == TAINT for each in self.taints)
+
+    @property
+    def is_ours(self) -> bool:
+        """True if the node belongs to the pool.
+
+        A node without an agent does not, because nothing is known about its health. It does if an operator
+        or Holdfast has taken it out: otherwise nothing would release it.
+        """
+        is_held = self.view.quarantine is not None or bool(self.view.refused)
+        return self.report is not None or self.is_tainted or is_held or self.request is not None
+
+
+def prune(found: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return only the parts of a Node that `read` reads. A Node can list hundreds of images."""
+    metadata, spec, status = (_mapping(found.get(part)) for part in ("metadata", "spec", "status"))
+    kept = {key: metadata[key] for key in ("name", "uid", "resourceVersion") if key in metadata}
+    for part, names in (("labels", _KEPT_LABELS), ("annotations", _KEPT_ANNOTATIONS)):
+        values = _mapping(metadata.get(part))
+        kept[part] = {key: values[key] for key in names if key in values}
+    info = _mapping(status.get("nodeInfo"))
+    return {
+        "metadata": kept,
+        "spec": {key: spec[key] for key in ("taints", "unschedulable") if key in spec},
+        "status": {
+            "conditions": [
+                each for each in status.get("conditions") or () if each.get("type") in _KEPT_CONDITIONS
+            ],
+            "nodeInfo": {key: info[key] for key in ("bootID", "machineID") if key in info},
+        },
+    }
+
+
+def read(found: Mapping[str, Any]) -> KnownNode:
+    """Return what a Node object says. If Holdfast's record is unreadable, the node is `refused`."""
+    metadata, spec, status = (_mapping(found.get(part)) for part in ("metadata", "spec", "status"))
+    notes, info = _mapping(metadata.get("annotations")), _mapping(status.get("nodeInfo"))
+    conditions = {each.get("type"): each for each in status.get("conditions") or ()}
+    view = NodeView(
+        str(metadata["name"]),
+        rack=str(_mapping(metadata.get("labels")).get(RACK, "")),
+        cordoned=spec.get("unschedulable") is True,
+        ready=conditions.get(READY, {}).get("status") == "True",
+        version=str(metadata.get("resourceVersion", "")),
+    )
+    taints = tuple(spec.get("taints") or ())
+    told: Mapping[str, str] = {}
+    if RECORD in notes:
+        try:
+            record = _parsed(notes[RECORD], MAX_RECORD)
+            view = stored.from_json(view, record)
+            told = {key: str(record.get(key) or "") for key in ("by", "why", "at")}
+        except (BadState, ValueError) as error:
+            # With the taint, the node counts as out, and as not Holdfast's to release.
+            is_out = view.cordoned or any(each.get("key") == TAINT for each in taints)
+            view = replace(view, refused=f"annotation {RECORD} is unreadable: {error}", cordoned=is_out)
+            told = {"by": "", "why": view.refused, "at": ""}
+    return KnownNode(
+        view,
+        str(metadata.get("uid", "")),
+        str(info.get("bootID") or ""),
+        str(info.get("machineID") or ""),
+        notes.get(REPORT),
+        str(notes.get(REPORT_AT, "")),
+        taints,
+        conditions.get(CONDITION),
+        read_request(notes[REQUEST]) if REQUEST in notes else None,
+        told,
+    )
+
+
+def read_request(text: str) -> OperatorRequest:
+    """Return the request in the annotation's text."""
+    kind, colon, why = (part.strip() for part in text.partition(":"))
+    if kind == _RELEASE and not colon:
+        return OperatorRequest(_RELEASE)
+    if kind in (_QUARANTINE, _WITH_DRAIN) and why:
+        return OperatorRequest(_QUARANTINE, " ".join(why.split())[:MAX_WHY], kind == _WITH_DRAIN)
+    expected = f"{_RELEASE!r}, '{_QUARANTINE}: WHY' or '{_WITH_DRAIN}: WHY'"
+    return OperatorRequest("", refused=f"{REQUEST} is {text[:80]!r}; expected {expected}")
+
+
+def request_text(request: OperatorRequest) -> str:
+    """Return the annotation's text for a request; `read_request` reads it."""
+    if request.kind == _RELEASE:
+        return _RELEASE
+    return f"{_WITH_DRAIN if request.drain else _QUARANTINE}: {request.why}"
+
+
+def parsed_report(text: str) -> Mapping[str, Any]:
+    """Return an agent's report as JSON. Raises `ValueError`, whose message says what is wrong."""
+    return _parsed(text, MAX_REPORT)
+
+
+def _parsed(text: object, most: int) -> Mapping[str, Any]:
+    if not isinstance(text, str) or len(text) > most:
+        raise ValueError(f"it has more than {most} characters")
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ValueError(f"{text[:40]!r} is not JSON") from None
+    if not isinstance(found, Mapping):
+        raise ValueError(f"{text[:40]!r} is not a JSON object")
+    return found
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

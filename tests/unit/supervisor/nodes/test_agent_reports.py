@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from supervisor.nodes import node_objects
+from supervisor.nodes.agent_reports import AgentReports, views
+from supervisor.nodes.names import REPORT, REPORT_AT
+from supervisor.nodes.node_objects import KnownNode
+from supervisor.quarantine.model import NodePolicy, NodeView
+from tests.unit.supervisor.nodes.node_samples import XID, node_object, report_text
+
+POLICY = NodePolicy()
+
+
+def known(text: str | None, at: str = "", boot_id: str = "b1", uid: str = "uid-a") -> KnownNode:
+    notes = {} if text is None else {REPORT: text, REPORT_AT: at}
+    found = node_object(annotations=notes, uid=uid)
+    found["status"]["nodeInfo"]["bootID"] = boot_id
+    return node_objects.read(found)
+
+
+def heard(*seen: tuple[KnownNode, float], now_s: float, policy: NodePolicy = POLICY) -> NodeView:
+    reports = AgentReports()
+    for node, at_s in seen:
+        reports.note(node, at_s)
+    return reports.view(seen[-1][0], now_s, policy)
+
+
+def test_the_age_of_a_report_counts_from_when_it_was_seen_to_change() -> None:
+    first, second = known(report_text("a")), known(report_text("a", XID))
+    view = heard((first, 0.0), (second, 50.0), (second, 60.0), now_s=70.0)
+    assert view.report is not None
+    assert (view.silent_s, len(view.report.findings)) == (20.0, 1)
+    assert heard((first, 0.0), now_s=1.0).report is None
+
+
+def test_a_new_time_alone_shows_that_the_agent_lives() -> None:
+    text = report_text("a")
+    assert heard((known(text, "1"), 0.0), (known(text, "2"), 30.0), now_s=31.0).silent_s == 1.0
+
+
+def test_the_report_of_a_recreated_node_is_not_that_of_its_predecessor() -> None:
+    first, second = known(report_text("a")), known(report_text("a", at_s=2.0), uid="other")
+    assert heard((first, 0.0), (second, 10.0), now_s=10.0).report is None
+
+
+def test_a_node_is_awaited_only_at_the_beginning() -> None:
+    reports, node = AgentReports(), known(report_text("a"))
+    reports.note(node, 0.0)
+    assert reports.is_awaited("a", 100.0, POLICY)
+    assert not reports.is_awaited("a", 121.0, POLICY)
+    reports.note(known(report_text("a", at_s=5.0)), 50.0)
+    assert not reports.is_awaited("a", 60.0, POLICY)
+    reports.forget("a")
+    assert not reports.is_awaited("a", 0.0, POLICY)
+    assert reports.view(node, 0.0, POLICY).silent_s == math.inf
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{", "its report is invalid: '{' is not JSON"),
+        (report_text("b"), "its report is of node 'b'"),
+        (report_text("a").replace('"schema": 1', '"schema": 7'), "its report is invalid: schema is 7"),
+        (report_text("a", boot_id="b9"), "a report under its name is of another machine or boot"),
+    ],
+)
+def test_a_report_that_is_wrong_is_refused_and_the_next_good_one_is_heard(text: str, why: str) -> None:
+    reports, first = AgentReports(), known(report_text("a"))
+    reports.note(first, 0.0)
+    reports.note(known(text), 10.0)
+    view = reports.view(first, 11.0, POLICY)
+    assert view.report is None
+    assert view.refused.startswith(why)
+    reports.note(known(report_text("a", at_s=7.0)), 200.0)
+    view = reports.view(first, 201.0, POLICY)
+    assert (view.refused, view.silent_s) == ("", 1.0)
+
+
+def test_a_report_from_before_the_boot_is_no_longer_used() -> None:
+    first, ill = known(report_text("a")), known(report_text("a", XID))
+    booted = known(report_text("a", XID), boot_id="b2")
+    assert heard((first, 0.0), (ill, 10.0), (booted, 40.0), now_s=41.0).report is None
+    after = known(report_text("a", boot_id="b2", at_s=9e6 + 100, booted_s=9e6 + 99), boot_id="b2")
+    view = heard((first, 0.0), (ill, 10.0), (booted, 40.0), (after, 50.0), now_s=51.0)
+    assert view.report is not None
+    assert (view.report.findings, view.refused) == ((), "")
+
+
+def test_another_policy_is_applied_to_what_was_heard_before() -> None:
+    reports = AgentReports()
+    reports.note(known(report_text("a")), 0.0)
+    node = known(report_text("a", XID))
+    reports.note(node, 1.0)
+    assert reports.view(node, 2.0, POLICY).report is not None
+    assert reports.view(node, 2.0, NodePolicy(stale_s=0.5)).report is not None
+    assert [*views([node, known(None)], reports, 2.0, POLICY)] == ["a"]

@@ -1,0 +1,265 @@
+"""The quarantine of one leader over a real socket, with answers that get lost and writes of others."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from bench.scale.api_server import merged
+from supervisor.kubernetes.client import ApiServer
+from supervisor.kubernetes.events import EventRecorder
+from supervisor.nodes import controller
+from supervisor.nodes.controller import NoJobs, QuarantineController
+from supervisor.nodes.names import CONDITION, CONFIG, RECORD, REPORT, REQUEST, TAINT
+from supervisor.quarantine.model import RunFault
+from tests.unit.supervisor.cluster.api_server import LIMIT_S, LOST_ANSWER, Json, ServedObjects, status
+from tests.unit.supervisor.nodes.node_samples import FOREIGN, XID, node_object, report_text
+
+QUICK = {"dry-run": "false", "max-share": "1", "min-serving": "0"}
+
+
+class ServedNodes(ServedObjects):
+    """Nodes too, whose metadata and spec are changed by merge patches, and whose conditions are applied."""
+
+    def _write(
+        self, request: web.Request, plural: str, namespace: str, name: str, part: str, body: Any
+    ) -> web.Response:
+        if plural != "nodes":
+            return super()._write(request, plural, namespace, name, part, body)
+        found = self.objects.get((plural, namespace, name))
+        if found is None:
+            return status(404, "NotFound")
+        if part == "status":
+            assert request.query["fieldManager"] == "holdfast-quarantine"
+            [applied] = body["status"]["conditions"]
+            kept = [each for each in found["status"]["conditions"] if each["type"] != applied["type"]]
+            made = {**found, "status": {**found["status"], "conditions": [*kept, applied]}}
+        elif body["metadata"]["resourceVersion"] != found["metadata"]["resourceVersion"]:
+            return status(409, "Conflict")
+        else:
+            made = merged(found, body)
+        self.requests.append(f"PATCH {part or plural} {name}")
+        return web.json_response(self.put(plural, json.loads(json.dumps(made))))
+
+    # -- what a test does
+
+    def add(self, *names: str) -> None:
+        for name in names:
+            self.put("nodes", node_object(name, annotations={REPORT: report_text(name)}))
+
+    def node(self, name: str) -> Json:
+        return self.objects["nodes", "", name]
+
+    def annotate(self, name: str, key: str, value: str) -> None:
+        found = json.loads(json.dumps(self.node(name)))
+        found["metadata"]["annotations"][key] = value
+        self.put("nodes", found)
+
+    def report(self, name: str, *findings: Json) -> None:
+        self.annotate(name, REPORT, report_text(name, *findings, at_s=time.time()))
+
+    def is_tainted(self, name: str) -> bool:
+        ours = [each for each in self.node(name)["spec"]["taints"] if each["key"] == TAINT]
+        assert len(ours) <= 1
+        return bool(ours)
+
+    def record(self, name: str) -> Json:
+        found: Json = json.loads(self.node(name)["metadata"]["annotations"].get(RECORD, "{}"))
+        return found
+
+    def condition(self, name: str) -> Json:
+        found = {each["type"]: each for each in self.node(name)["status"]["conditions"]}
+        condition: Json = found.get(CONDITION, {})
+        return condition
+
+    def configure(self, **changed: str) -> None:
+        data = {**QUICK, **{key.replace("_", "-"): each for key, each in changed.items()}}
+        self.put("configmaps", {"metadata": {"name": CONFIG, "namespace": "holdfast-system"}, "data": data})
+
+    def reasons(self, name: str) -> list[str]:
+        return [each["reason"] for each in self.events if each["involvedObject"]["name"] == name]
+
+
+@dataclass
+class Place:
+    served: ServedNodes
+    api: ApiServer
+    left_s: float = 60.0
+    leaders: list[asyncio.Future[Any]] = field(default_factory=list)
+
+    async def lead(self) -> QuarantineController:
+        """Begin another leader, and let it see each agent's report change."""
+        events = EventRecorder(self.api, "holdfast-supervisor", "pod")
+        made = QuarantineController(self.api, events, "holdfast-system", NoJobs(), lambda: self.left_s)
+        self.leaders += [asyncio.ensure_future(each) for each in (made.run(), events.run())]
+        await asyncio.wait_for(made.synced.wait(), LIMIT_S)
+        for _, _, name in [key for key in self.served.objects if key[0] == "nodes"]:
+            findings = [XID] if "xid" in self.served.node(name)["metadata"]["annotations"][REPORT] else []
+            self.served.report(name, *findings)
+        return made
+
+    async def kill(self) -> None:
+        for each in self.leaders:
+            each.cancel()
+        if self.leaders:
+            await asyncio.wait(self.leaders)
+        self.leaders.clear()
+
+
+@asynccontextmanager
+async def _serving(*names: str) -> AsyncIterator[Place]:
+    served = ServedNodes()
+    served.add(*names)
+    served.configure()
+    async with served.serving() as api:
+        made = Place(served, api)
+        try:
+            yield made
+        finally:
+            await made.kill()
+
+
+@pytest.fixture
+async def place() -> AsyncIterator[Place]:
+    async with _serving("a", "b", "c") as made:
+        yield made
+
+
+def is_settled(served: ServedNodes, name: str) -> Callable[[], bool]:
+    return lambda: served.is_tainted(name) and served.condition(name).get("status") == "True"
+
+
+async def test_a_fault_is_carried_out_and_announced_once(place: Place) -> None:
+    served = place.served
+    await place.lead()
+    served.report("a", XID)
+    await served.until(is_settled(served, "a"))
+    await served.until(lambda: served.reasons("a"))
+    served.report("a", XID)
+    served.report("b", XID)
+    await served.until(is_settled(served, "b"))
+    assert served.requests == ["PATCH nodes a", "PATCH status a", "PATCH nodes b", "PATCH status b"]
+    assert served.reasons("a") == ["Quarantined"]
+    assert [each for each in served.node("a")["spec"]["taints"] if each["key"] != TAINT] == FOREIGN
+
+
+@pytest.mark.parametrize("fault", [LOST_ANSWER, 409, 500, 403])
+async def test_a_write_that_fails_or_whose_answer_is_lost_is_neither_doubled_nor_forgotten(
+    place: Place, fault: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller, "REFUSED_S", 0.05)
+    served = place.served
+    await place.lead()
+    served.faults = [fault]
+    served.report("a", XID)
+    await served.until(is_settled(served, "a"))
+    assert len(served.record("a")["history"]) == 1
+    assert served.requests.count("PATCH nodes a") == 1
+
+
+async def test_a_node_that_refuses_does_not_delay_another(place: Place) -> None:
+    served = place.served
+    await place.lead()
+    served.faults = [403]
+    served.report("a", XID)
+    served.report("b", XID)
+    await served.until(lambda: served.is_tainted("a") or served.is_tainted("b"))
+    assert len(served.requests) <= 2
+
+
+@pytest.mark.parametrize("writes", range(3))
+async def test_a_successor_completes_what_a_killed_leader_has_begun(place: Place, writes: int) -> None:
+    served = place.served
+    await place.lead()
+    if writes < 2:
+        served.faults = [*[None] * writes, place.leaders[0].cancel]
+    served.report("a", XID)
+    await served.until(lambda: len(served.requests) >= max(1, writes))
+    await place.kill()
+    await place.lead()
+    await served.until(is_settled(served, "a"))
+    served.annotate("a", REQUEST, "release")
+    await served.until(lambda: served.condition("a").get("reason") == "ReleasedByOperator")
+    assert served.requests.count("PATCH nodes a") == 2
+    assert len(served.record("a")["history"]) == 1
+
+
+async def test_two_leaders_at_once_taint_a_node_once(place: Place) -> None:
+    served = place.served
+    await place.lead()
+    await place.lead()
+    served.report("a", XID)
+    await served.until(is_settled(served, "a"))
+    served.report("b", XID)
+    await served.until(is_settled(served, "b"))
+    assert [len(served.record(name)["history"]) for name in ("a", "b")] == [1, 1]
+
+
+async def test_without_a_term_nothing_is_written(place: Place) -> None:
+    served = place.served
+    place.left_s = 0.0
+    await place.lead()
+    served.report("a", XID)
+    other = await place.lead()
+    await asyncio.wait_for(other.synced.wait(), LIMIT_S)
+    assert served.requests == []
+    place.left_s = 60.0
+    served.report("a", XID)
+    await served.until(is_settled(served, "a"))
+
+
+async def test_what_a_run_has_seen_is_stored_on_the_node(place: Place) -> None:
+    made = await place.lead()
+    made.note_run_fault("a", RunFault(time.time() + 1e6, "GPU-1"))
+    made.note_run_fault("nowhere", RunFault(1.0))
+    await place.served.until(lambda: place.served.record("a").get("runs"))
+    [fault] = place.served.record("a")["runs"]
+    assert fault["device"] == "GPU-1"
+    assert fault["at_s"] <= time.time(), "a clock that was ahead is set to now"
+    assert place.served.requests == ["PATCH nodes a"]
+
+
+async def test_settings_take_effect_at_once_and_bad_ones_never(place: Place) -> None:
+    served = place.served
+    served.configure(dry_run="true")
+    made = await place.lead()
+    served.report("a", XID)
+    await served.until(lambda: "QuarantineDryRun" in served.reasons("a"))
+    good = made.settings
+    served.configure(dry_run="flase")
+    await served.until(lambda: "BadSettings" in served.reasons(CONFIG))
+    assert made.settings is good
+    assert served.requests == []
+    served.configure()
+    await served.until(is_settled(served, "a"))
+
+
+async def test_a_leader_that_starts_with_bad_settings_only_announces(place: Place) -> None:
+    served = place.served
+    served.configure(dry_run="flase")
+    made = await place.lead()
+    served.report("a", XID)
+    await served.until(lambda: "QuarantineDryRun" in served.reasons("a"))
+    assert made.settings.dry_run == "true"
+    assert served.requests == []
+
+
+async def test_a_deleted_node_is_forgotten(place: Place) -> None:
+    served = place.served
+    await place.lead()
+    served.report("a", XID)
+    await served.until(is_settled(served, "a"))
+    served.remove("nodes", "", "a")
+    served.add("a")
+    served.report("a")
+    served.report("b", XID)
+    await served.until(is_settled(served, "b"))
+    assert not served.is_tainted("a")
