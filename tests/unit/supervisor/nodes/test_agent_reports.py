@@ -64,7 +64,7 @@ def test_a_node_is_awaited_only_at_the_beginning() -> None:
         ("{", "its report is invalid: '{' is not JSON"),
         (report_text("b"), "its report is of node 'b'"),
         (report_text("a").replace('"schema": 1', '"schema": 7'), "its report is invalid: schema is 7"),
-        (report_text("a", boot_id="b9"), "a report under its name is of another machine or boot"),
+        (report_text("a", boot_id="b9"), "a report under its name is from another machine or boot"),
     ],
 )
 def test_a_report_that_is_wrong_is_refused_and_the_next_good_one_is_heard(text: str, why: str) -> None:

@@ -49,7 +49,7 @@ def test_every_field_of_the_policy_can_be_set() -> None:
         ({"max-share": "2"}, ["max-share: invalid value '2': expected 0-1"]),
         ({"stale": "soon", "min-out": "-1"}, [
             "min-out: invalid value '-1': expected 0-100000",
-            "stale: invalid value 'soon': expected a time of 1ms-365d, such as 30s or 5m",
+            "stale: invalid value 'soon': expected a time of 1ms-1y, such as 30s or 5m",
         ]),
         ({"drain-for": "reboot"}, [
             "drain-for: invalid value 'reboot': did you mean 'reboot_node'? expected some of none,"
