@@ -29,7 +29,7 @@ OTHER_UNIT := $(filter-out $(UNIT) %/__init__.py %/__pycache__,$(wildcard tests/
 BROKEN_RUNS := tests/local/recovery tests/local/detection tests/local/own_parts tests/local/loops
 OTHER_RUNS := tests/crash tests/simulation tests/healthy \
     $(filter-out $(BROKEN_RUNS) %/scripts,$(patsubst %/__init__.py,%,$(wildcard tests/local/*/__init__.py)))
-# The cluster tests of the Kubernetes API need no installation of Holdfast, and mostly wait.
+# The cluster tests of the Kubernetes API do not need an installation of Holdfast, and mostly wait.
 CLUSTER_API := tests/cluster/api
 # If PYTEST_ARGS selects tests, one of the two runs may have none; pytest then exits with code 5.
 NONE_CHOSEN = $(if $(PYTEST_ARGS),|| test $$? -eq 5)
@@ -71,7 +71,7 @@ endef
 
 $(MADE):
 	@if [ -L $(VENV) ]; then \
-	    echo "setup: $(VENV) is a symbolic link; remove it, because setting it up would empty another tree's" >&2; exit 1; \
+	    echo "setup: $(VENV) is a symbolic link; remove it, because the set-up would empty another tree's environment" >&2; exit 1; \
 	fi
 	@$(find_python); \
 	$(say) "$(VENV): $$("$$python" --version)"; \
@@ -110,7 +110,7 @@ wait $$other || status=$$?; \
 cat "$$log"; rm -f "$$log"; exit $$status
 endef
 
-# pytest caches rewritten tests only if Python writes bytecode; rewriting them at each run takes seconds.
+# pytest caches rewritten tests only if Python writes bytecode; rewriting them on each run takes seconds.
 setup test unit check cluster: export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: test
@@ -125,7 +125,7 @@ test: setup ## run all tests; those of a cluster only if KUBECONFIG names one (P
 	else $(MAKE) --no-print-directory cluster; fi
 
 .PHONY: moto
-moto: setup ## run the tests of object storage on moto's S3 server too (the first time, a download of 30 MB)
+moto: setup ## run the tests of object storage on moto's S3 server too (downloads 30 MB the first time)
 	@[ -x $(VENV)/moto/bin/moto_server ] || { $(BIN)/python -m venv $(VENV)/moto \
 	    && $(VENV)/moto/bin/python -m pip install -qq --root-user-action=ignore '.[moto]'; }
 	@$(BIN)/python -m pytest tests/unit/sidecar/storage $(PYTEST_ARGS)
@@ -187,7 +187,7 @@ demo-quick: setup ## run a demo of a minute or less: three faults, equal weights
 	@$(BIN)/holdfast demo --quick $(DEMO_ARGS)
 
 .PHONY: demo-cluster
-demo-cluster: setup ## the same on the Kubernetes cluster of KUBECONFIG: six faults; with IMAGE_BUILD, builds the images first
+demo-cluster: setup ## run the demo on the Kubernetes cluster of KUBECONFIG: six faults; with IMAGE_BUILD, build the images first
 	@$(if $(filter-out file default,$(origin IMAGE_BUILD)),$(MAKE) --no-print-directory images)
 	@$(BIN)/holdfast demo --cluster $(DEMO_ARGS)
 

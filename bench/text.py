@@ -62,7 +62,10 @@ def size_of(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Statistics of a sample; if it is empty, all are NaN. `p90` (nearest rank) is a value of the sample."""
+    """Statistics of a sample; all are NaN if the sample is empty.
+
+    `p90` (nearest rank) is a value of the sample.
+    """
 
     count: int
     median: float

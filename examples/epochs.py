@@ -1,7 +1,7 @@
 """Train for several epochs over a dataset, and evaluate and save the model after each epoch.
 
 Run it with `holdfast run --nproc-per-node 2 -- python examples/epochs.py 50` (50 epochs; the default is 5).
-While it runs, kill a rank with `holdfast inject kill --rank 1`: the results are the same as without the kill.
+While it runs, kill a rank with `holdfast inject kill --rank 1`. The results are the same as without the kill.
 """
 
 import os
@@ -20,7 +20,7 @@ BATCH = 32
 
 
 class Circles(Dataset):
-    """Points labelled by whether they are inside a circle. Each access adds random jitter to the point."""
+    """Points labelled by whether they lie inside a circle. Each access adds random jitter to the point."""
 
     def __init__(self, size: int, seed: int, jitter: float = 0.02) -> None:
         self.points = torch.rand(size, 2, generator=torch.Generator().manual_seed(seed)) * 2 - 1

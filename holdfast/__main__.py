@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _print(text: str) -> int:
-    """Print `text` and return 0, or the exit code that the supervisor also uses for a write error."""
+    """Print `text` and return 0, or the supervisor's exit code for a failed write."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()

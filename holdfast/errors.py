@@ -27,7 +27,7 @@ class Fenced(HoldfastError):
 
 
 class PeerLost(HoldfastError, ConnectionError):
-    """Another rank was lost in mid-exchange, so this rank cannot complete its step."""
+    """Another rank was lost in the middle of an exchange, so this rank cannot complete its step."""
 
 
 def type_with_article(value: object) -> str:

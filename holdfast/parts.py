@@ -85,7 +85,7 @@ def _folder() -> str:
 
 
 def _become(part: str, args: list[str]) -> int:
-    """Find and run `part`. As a template, fork a process for each part that is ordered, and run it there."""
+    """Find and run `part`. As a template, fork a process for each ordered part, and run the part there."""
     if part == _TEMPLATE:
         _set_path()
         from holdfast.process import fork_server
@@ -100,7 +100,7 @@ def _become(part: str, args: list[str]) -> int:
 
 
 def run(part: str, args: list[str]) -> int:
-    """Run `part` in this process like `python -m`, and return its exit code. The path must have been set."""
+    """Run `part` in this process like `python -m`, and return its exit code. The import path must be set."""
     import runpy
 
     sys.argv[1:] = args  # run_module puts the part's own file into argv[0]
@@ -111,7 +111,7 @@ def run(part: str, args: list[str]) -> int:
         if name not in DISTRIBUTIONS:
             raise  # a bug in Holdfast; the traceback shows where
         return _refuse(
-            f"the {part} needs {name}, which this Python lacks:"
+            f"the {part} needs {name}, which this Python lacks; run"
             f" {sys.executable} -m pip install {DISTRIBUTIONS[name]}"
         )
     return 0
@@ -126,7 +126,7 @@ def _missing(part: str) -> str | None:
     # bare copy of `holdfast/`.
     if os.path.isfile(os.path.join(path, "__main__.py")) or os.path.isfile(f"{path}.py"):
         return None
-    return f"no {part} in {_folder()}: this copy of holdfast can only launch"
+    return f"no {part} in {_folder()}: this copy of Holdfast can only run `holdfast launch`"
 
 
 def _set_path() -> None:

@@ -39,7 +39,7 @@ ORIGINS: Mapping[str, str] = MappingProxyType(
         "operator": OPERATOR,
     }
 )
-# The agent's word about one of these sensors concerns the driver, which does not answer it.
+# The agent's own reports about one of these sensors concern the driver, which does not answer the sensor.
 _OF_DRIVER = ("sensor/nvml-events", "sensor/nvml-polling")
 _DRIVERS_OWN = ("gpu", DRIVER, "nvswitch")  # the kinds of entities that only the driver logs about
 
@@ -153,7 +153,7 @@ class HealthFinding:
     why: str  # one sentence: the observed value and the limit, or the source
     evidence: tuple[str, ...]  # the sensors' texts, newest last
     clears: str  # the condition that clears the finding
-    sources: tuple[str, ...]  # the sensors that reported it while it stood
+    sources: tuple[str, ...]  # the sensors that reported it while it was active
     lasting: bool = False  # only a remedy ends it, and no remedy has been observed since
     overridden: str = ""  # the source that overrode the table: "driver" or "operator"
     origins: tuple[str, ...] = ()  # the distinct origins of its evidence: see `origin_of`

@@ -23,7 +23,7 @@ from sidecar.state import peers, snapshot_send
 log = logging.getLogger("sidecar")
 
 ALIVE_S = 5.0  # between two updates of the file that a pod's liveness probe checks
-SHUTDOWN_S = 1.0  # how long the requests of peers that are in progress may take at shutdown
+SHUTDOWN_S = 1.0  # how long unfinished requests of peers may still take at shutdown
 
 
 async def serve(settings: config.Config, terminated: threading.Event, measured: event_loop.Lag) -> None:

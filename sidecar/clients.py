@@ -1,4 +1,4 @@
-"""Connect the sidecar to its launcher, by a unix socket, and to the supervisor, by a WebSocket."""
+"""Connect the sidecar to its launcher over a unix socket, and to the supervisor over a WebSocket."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _Socket: TypeAlias = "aiohttp.ClientWebSocketResponse[bool]"
 LAUNCHER_RETRY_S = 0.02
 BACKOFF_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 _NUMBER = re.compile(r"\d+")
-ANSWER_S = 20.0  # the limit for the answer, which may have to wait for the review of the token
+ANSWER_S = 20.0  # the limit for the answer, which may have to wait until the token has been reviewed
 BRIEF_S = 1.0  # a connection that ends sooner counts as a failure
 CONNECT_S = 3.0  # the limit for connecting to the supervisor
 
@@ -38,8 +38,8 @@ CONNECT_S = 3.0  # the limit for connecting to the supervisor
 class LauncherClient:
     """Receives the launcher's state and sends it orders.
 
-    `state` is the newest state, or None while there is no connection. `unreachable` says why there is none,
-    for any reason other than that the launcher has not been started; it is "" while there is one.
+    `state` is the newest state, or None while there is no connection. `unreachable` says why there is no
+    connection. It is "" while there is one, and also if the launcher does not listen yet or has ended.
     """
 
     def __init__(self, path: Path, changed: Callable[[], None]) -> None:
@@ -96,7 +96,7 @@ class LauncherClient:
 
     def _why(self, error: OSError) -> str:
         if isinstance(error, ConnectionRefusedError):
-            return f"no process listens on {self._path}: its launcher was killed, or is not running any more"
+            return f"no process listens on {self._path}: its launcher was killed, or is no longer running"
         why = f"the sidecar cannot connect to {self._path}: {error.strerror or error}"
         return f"{why} ({folder_rights.denial(self._path)})" if isinstance(error, PermissionError) else why
 
@@ -108,7 +108,7 @@ class LauncherClient:
             log.warning("launcher refused", extra={"error": why})
 
     def send(self, order: LauncherOrder) -> None:
-        """Send an order, which can be lost. Repeat the order until the launcher's state reflects it."""
+        """Send an order, which can get lost, so repeat it until the launcher's state reflects it."""
         if self._writer is not None:
             self._writer.write(codec.encode(order))
 
@@ -142,10 +142,10 @@ class AddressesInTurn(AbstractResolver):
 class SupervisorClient:
     """Sends a report to the supervisor after each change, and passes the supervisor's orders to `obey`.
 
-    Set `dirty` to request a report. If nothing changes, it still sends one every `interval_s`.
+    Set `dirty` to request a report. If nothing changes, it still sends a report every `interval_s`.
 
-    `alone_since_s` is since when no supervisor has given orders, by CLOCK_MONOTONIC. `obey` sets it to None
-    when it accepts an order, because a connection alone does not prove that the supervisor leads.
+    `alone_since_s` is the CLOCK_MONOTONIC time since which no supervisor has given orders. `obey` sets it to
+    None when it accepts an order, because a connection alone does not prove that the supervisor leads.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class SupervisorClient:
         tls: ssl.SSLContext | None = None,
         unreadable: Callable[[str, str], None] = lambda text, why: None,
     ) -> None:
-        """`token` is called for every connection, because a pod's token is replaced while the pod lives.
+        """`token` is called for every connection, because a pod's token is replaced while the pod runs.
 
         `tls` verifies the supervisor if its URL begins with https. `unreadable` is called with each message
         that is not a valid order, and the reason.
@@ -179,7 +179,8 @@ class SupervisorClient:
         # Do not cache addresses: a new supervisor pod has a new address, and the old address may never refuse
         # a connection.
         addresses = AddressesInTurn()
-        # Do not reuse a connection on which a replica has refused, because that skips no address.
+        # Do not reuse a connection to a replica that has refused, because then its address would not be
+        # skipped.
         connector = aiohttp.TCPConnector(use_dns_cache=False, resolver=addresses, force_close=True)
         limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
         async with aiohttp.ClientSession(connector=connector, timeout=limits) as session:
@@ -212,7 +213,7 @@ class SupervisorClient:
                 await asyncio.sleep(BACKOFF_S[min(failures, len(BACKOFF_S) - 1)])
 
     async def _talk(self, socket: _Socket) -> None:
-        """Send reports and receive orders until either ends; re-raise its error."""
+        """Send reports and receive orders until one of the two ends; re-raise its error."""
         both = {asyncio.create_task(self._speak(socket)), asyncio.create_task(self._listen(socket))}
         try:
             done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)

@@ -31,7 +31,7 @@ class Config:
     checkpoint_directory: Path  # if `objects` is set, it holds only local copies of the objects
     supervisor_url: str
     token_file: Path
-    poll_s: float = 0.25  # between two polls; shorter if a rank reaches its limit earlier
+    poll_s: float = 0.25  # the time between two polls; less if a rank reaches its limit earlier
     report_s: float = 0.5
     hang_factor: float = defaults.HANG_FACTOR
     hang_floor_s: float = defaults.HANG_FLOOR_S

@@ -1,8 +1,8 @@
 """Refuse orders older than the newest one that this member has obeyed, even after the sidecar restarts.
 
 The member also keeps the run's history from the orders, because the journal lacks some of it if the
-supervisor could not write. And it keeps the number of the newest drill, to avoid repeating it after a
-restart.
+supervisor could not write to it. It also keeps the number of the newest drill, so that the drill is not
+repeated after a restart.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class OrderVersion:
 
 
 def unreadable_start(text: str) -> OrderVersion | None:
-    """Return the version of an order to run that this version of Holdfast cannot read; None for any other."""
+    """Return the version of the unreadable order in `text` if it is an order to run; None otherwise."""
     try:
         found = json.loads(text)
         is_start = isinstance(found, dict) and found["do"] == "run"
@@ -119,7 +119,7 @@ def _read(path: Path, kind: type[_T], most_bytes: int) -> _T:
 
 
 class CompletedDrills:
-    """Keeps the number of the `newest` drill in a file, to avoid repeating it after a restart."""
+    """Keeps the number of the `newest` drill in a file, so that the drill is not repeated after a restart."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / member_directory.DRILLED

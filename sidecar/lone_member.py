@@ -1,4 +1,4 @@
-"""End a pod whose ranks need a supervisor if none comes. `sidecar.watch.unsupervised` decides when."""
+"""End a pod whose ranks need a supervisor if none takes over. `sidecar.watch.unsupervised` decides when."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ log = logging.getLogger(__name__)
 class LoneMember:
     """Waits for a supervisor on behalf of ranks that need one, and logs when the wait begins and ends.
 
-    A launcher that was ordered to end cannot be ordered otherwise. A supervisor that comes too late sees the
-    container end, as after any other loss of a member.
+    An order to end cannot be withdrawn. A supervisor that connects too late sees the container end, as when
+    any other member is lost.
     """
 
     def __init__(self, send: Callable[[LauncherOrder], None]) -> None:
-        """`send` sends an order to the launcher; it is repeated until the launcher's state reflects it."""
+        """`send` sends an order to the launcher.
+
+        It is called until the launcher's state reflects the order.
+        """
         self._send = send
         self._wait: LoneWait | None = None
         self._is_over = False  # the current wait has ended without a supervisor
@@ -36,7 +39,7 @@ class LoneMember:
     ) -> None:
         """Order the launcher to end once the wait is over. See `unsupervised.later` for the arguments.
 
-        Ranks that are already ending have `grace_s` for it.
+        Ranks that are already ending have `grace_s` to do so.
         """
         before = self._wait
         wait = self._wait = unsupervised.later(before, state, alone_since_s, now_s, lateness_s)
@@ -56,13 +59,13 @@ class LoneMember:
         if not self._is_over:
             self._is_over = True
             log.error(
-                "no supervisor has come: the training container ends",
+                "no supervisor has connected: the training container ends",
                 extra={"limit_s": unsupervised.LIMIT_S, "exit_code": wait.exit_code},
             )
         self._send(LauncherOrder("stop", grace_s=grace_s, ending_only=True, exit_code=wait.exit_code))
 
     def _warn_unstarted(self, state: LauncherState | None, alone_since_s: float | None, now_s: float) -> None:
-        """Log once that no rank can start, because there has been no supervisor for as long."""
+        """Log once that no rank can start because there has been no supervisor for too long."""
         is_unstarted = state is not None and not state.ranks and not state.stopped
         is_late = alone_since_s is not None and now_s - alone_since_s >= unsupervised.LIMIT_S
         if is_unstarted and is_late and not self._has_warned:

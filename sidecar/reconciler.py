@@ -2,7 +2,8 @@
 
 An order describes the desired state and is valid until the next order replaces it. The sidecar is
 level-triggered: after every change, `_pursue` determines what is still missing and takes the next step. A
-restarted sidecar needs no saved state for this: the launcher and the supervisor simply send theirs again.
+restarted sidecar needs no saved state for this, because the launcher sends its state again, and the
+supervisor its order.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ from sidecar.watch.member_watch import MemberWatch
 log = logging.getLogger(__name__)
 
 SOONEST_S = 0.01  # the shortest time between two polls
-RETRY_S = 1.0  # before work that failed unexpectedly is retried
-SAVE_LOOK_S = 0.25  # between two checks whether a checkpoint is due
+RETRY_S = 1.0  # until work that failed unexpectedly is retried
+SAVE_LOOK_S = 0.25  # between two checks of whether a checkpoint is due
 _SAVE = "save-"  # the prefix of the names of tasks that write a checkpoint
 
 
@@ -98,7 +99,7 @@ class Sidecar:
         self.fence = OrderFence(config.directory)
         sharing: CheckpointSharing | None = None
         self.pieces: PieceWriter | None = None
-        if config.is_pod:  # members of one machine share its disk
+        if config.is_pod:  # members on one machine share its disk
             sharing = CheckpointSharing(
                 self.peers, config.node, lambda: self.peer_url, lambda: self.fence.newest
             )
@@ -270,7 +271,7 @@ class Sidecar:
 
     def _start_ranks(self, order: MemberOrder, state: LauncherState | None) -> None:
         """Prepare and start the order's ranks. While they run, have the launcher inspect late ranks."""
-        if order.launch is None or state is None or state.stopped:  # a launcher that ends starts no ranks
+        if order.launch is None or state is None or state.stopped:  # an ending launcher starts no ranks
             return
         if state.generation < order.generation:
             if not self._failure.error:
@@ -283,7 +284,7 @@ class Sidecar:
             self._inspect(state)
 
     def _secure_state(self, order: MemberOrder, _: LauncherState | None) -> None:
-        """Have the ranks secure their state, and watch their tails until these end."""
+        """Have the ranks secure their state, and watch their tails until the tails end."""
         self.securer.pursue(order)
         if self.securer.followed < order.generation:
             following = self.securer.follow(order.generation, lambda: self.order)
@@ -336,7 +337,7 @@ class Sidecar:
         self._restored = generation
 
     async def _preallocate(self, total_bytes: int) -> None:
-        """Preallocate memory for a snapshot that may have to be fetched, to halve the time of the fetch."""
+        """Preallocate memory for a snapshot that may have to be fetched, which halves the time of a fetch."""
         self._room_bytes = total_bytes
         await self.restorer.preallocate(total_bytes, lambda: self.order.do == "idle")
 
@@ -419,12 +420,12 @@ class Sidecar:
             self._inspect(state)
 
     def _forget_void(self) -> None:
-        """Discard the snapshot of a void step: a rank on some member changed it after the commit.
+        """Discard the snapshot of a void step, whose state a rank on some member changed after the commit.
 
         If the snapshot is being read, a later call discards it. Until then, the supervisor knows that it must
         not resume from the snapshot. If the member holds only one snapshot, it is kept, because a void state
         is better than none. The rank that took a discarded snapshot notices that it is gone and takes
-        another. The member reports void steps immediately, to let the other members know soon.
+        another. The member reports void steps immediately, so that the other members soon know about them.
         """
         void = self.observed.poll_void_steps(self.order)
         records = self.holdings.arena.records() if void else ()

@@ -1,4 +1,4 @@
-"""Secure the member's state on order: freeze its ranks, list what it holds, and follow the tails.
+"""Secure the member's state when ordered to: freeze its ranks, list its states, and follow the tails.
 
 From the states that the members list, the supervisor chooses the one to resume from. Once a state is listed,
 no rank may overwrite it.
@@ -18,12 +18,12 @@ from sidecar.watch.member_watch import MemberWatch
 
 log = logging.getLogger(__name__)
 
-TAIL_LOOK_S = 0.01  # between two checks whether a tail has ended
+TAIL_LOOK_S = 0.01  # between two checks of whether a tail has ended
 ASK_ROUNDS = 50  # during a tail, ask the ranks for their activity once in this many checks
 
 
 class StateSecurer:
-    """Secures a generation's state, then that of newer ones. `secured_for` is the newest one so far."""
+    """Secures the state of one generation after another. `secured_for` is the newest generation so far."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class StateSecurer:
         self.followed = 0  # the newest generation whose tails were watched until they ended
 
     def privates(self) -> tuple[HeldPrivateState, ...]:
-        """Return the private states held, as of the last time that this member secured its state.
+        """Return the private states that this member held when it last secured its state.
 
         Once no rank that could change them is left, return the current list instead.
         """
@@ -60,7 +60,7 @@ class StateSecurer:
     async def follow(self, generation: int, newest: Callable[[], MemberOrder]) -> None:
         """Report when tails begin and end, because the supervisor waits until they have ended.
 
-        Returns once they have ended and the state is secured, or `newest` returns an order to do otherwise.
+        Returns once they have ended and the state is secured, or once `newest` returns a different order.
         """
         rounds, before = 0, frozenset[int]()
         while (order := newest()).do == "secure" and order.generation == generation:

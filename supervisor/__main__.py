@@ -14,7 +14,7 @@ from supervisor.display import screen
 
 
 def main(argv: Sequence[str]) -> int:
-    """Carry out one command line and return its exit code. For bad input, print one line to stderr."""
+    """Carry out one command line and return its exit code. On bad input, print one line to stderr."""
     if argv[:1] == ["serve"]:
         from supervisor.local import serve
 
@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
     except BrokenPipeError:
         _discard_output()
         return exit_codes.UNREAD
-    except KeyboardInterrupt:  # the user knows; a traceback would look like a defect
+    except KeyboardInterrupt:  # the user pressed Ctrl-C, so a traceback would look like a defect
         return exit_codes.INTERRUPTED
 
 

@@ -26,7 +26,7 @@ FaultName: TypeAlias = Literal[
     "bad_input",
     "lost_track",
 ]
-DOUBTFUL = 5  # the precedence of bad input that a lost peer may have caused: ahead only of victims
+DOUBTFUL = 5  # the precedence of bad input that a lost peer may have caused; only victims come after it
 
 
 @dataclass(frozen=True, slots=True)

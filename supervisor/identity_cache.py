@@ -19,7 +19,7 @@ def by_identity(most: int) -> Callable[[Callable[_Given, _Result]], Callable[_Gi
     """Decorate a pure function of immutable arguments to reuse its last `most` results.
 
     A result is reused only for the identical objects, which are kept alive until the result is dropped. Safe
-    to call in several threads. The function must be called with positional arguments.
+    to call from several threads. The function must be called with positional arguments.
     """
 
     def decorate(compute: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
@@ -33,7 +33,7 @@ def by_identity(most: int) -> Callable[[Callable[_Given, _Result]], Callable[_Gi
                 if all(map(is_, known, given)):
                     return result
             found = compute(*given, **named)
-            kept = ((given, found), *kept[: most - 1])  # one assignment: no thread sees a part of it
+            kept = ((given, found), *kept[: most - 1])  # one assignment, so no thread sees a partial update
             return found
 
         return call

@@ -179,7 +179,7 @@ def size(number: int) -> str:
 
 
 def percent(share: float) -> str:
-    """Return a share with enough digits for an ETTR close to 1. Only 1 and above give "100.00 %"."""
+    """Return a share with enough digits for an ETTR close to 1; "100.00 %" only if it is at least 1."""
     value = share * 100
     digits = 1 if value < 99 else 2
     rounded = f"{value:.{digits}f}"

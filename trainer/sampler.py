@@ -1,4 +1,4 @@
-"""Choose each rank's samples in a step with a pure function: a resumed run then uses the same samples.
+"""Choose each rank's samples in a step with a pure function, so that a resumed run uses the same samples.
 
 All ranks follow one endless sequence of samples. In each epoch, the sequence is a permutation of the dataset
 that depends only on (seed, epoch). A step takes the next `accumulate * world_size * batch` samples of the

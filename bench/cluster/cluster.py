@@ -1,4 +1,4 @@
-"""`python -m bench cluster`: measure recovery from SIGKILL of a rank in pods, compared with torchrun.
+"""`python -m bench cluster`: measure how pods recover from SIGKILL of a rank, compared with torchrun.
 
 The cluster is the one in KUBECONFIG. Holdfast, Kubeflow's training operator and the image
 holdfast-trainer:dev must be installed there. If one is missing, or the API server does not respond, the bench
@@ -8,8 +8,8 @@ The same script trains in two PyTorchJobs, one after the other, each with two po
 annotated for Holdfast; the other starts its ranks with torchrun and `--max-restarts`. Under torchrun nothing
 restores the state, which saves torchrun the time that loading a checkpoint would take.
 
-A rank gets SIGKILL from within its container. The measured time is from the kill to the next optimizer step
-of that container's rank, a step that the whole group makes together.
+The bench sends SIGKILL to a rank from within the rank's container. The measured time runs from the kill to
+the next optimizer step of that container's rank, which the whole group completes together.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ PODS = 2
 CONTAINER = "pytorch"  # the operator requires this name
 JOB_LABEL = "training.kubeflow.org/job-name"
 
-# Kills the rank of this container once it trains. Prints the seconds until the first step of its successor,
-# the last step before the kill, and the first step after it. Prints "- - -" if none follows in time.
+# Kills this container's rank once it is training. Prints the seconds until the first step of its successor,
+# the last step before the kill, and the first step after it. Prints "- - -" if no step follows in time.
 _KILL = """
 import os, struct, sys, time
 size, path, limit_ns = 32, "/tmp/ticks", float(sys.argv[1]) * 1e9
@@ -73,7 +73,7 @@ else:
 class PodRecovery:
     """One kill. `lost` is the number of steps that were redone; -1 if nothing restores the state.
 
-    If the rank made no step within the limit, `seconds` is that limit, and `is_late` is True.
+    If the rank completed no step within the limit, `seconds` is that limit, and `is_late` is True.
     """
 
     mode: str
@@ -122,7 +122,8 @@ class ClusterBench:
     def _training_pods(self, mode: str) -> list[str]:
         """Return the pods of a job once each has completed a step.
 
-        Raises `BadInput` if a node lacks an image, and `TimeoutError`.
+        Raises `BadInput` if a node lacks an image, and `TimeoutError` if the pods do not begin training in
+        time.
         """
         deadline = time.monotonic() + READY_S
         while time.monotonic() < deadline:
@@ -143,7 +144,7 @@ class ClusterBench:
         return subprocess.run(self._command(words), capture_output=True, check=False).returncode == 0
 
     def _refuse_restarted(self, mode: str) -> None:
-        """Raise `RuntimeError` if a container was restarted: that would not be a recovery in place."""
+        """Raise `RuntimeError` if a container was restarted, as that would not be a recovery in place."""
         if mode != "holdfast":
             return
         listed = json.loads(self._kubectl("get", "pods", "-l", f"{JOB_LABEL}={mode}", "-o", "json"))["items"]
@@ -277,7 +278,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         type=float,
         default=60.0,
         metavar="S",
-        help="time limit of one recovery; if torchrun takes longer, the recovery counts as this long",
+        help="time limit for each recovery; if torchrun takes longer, the recovery counts as this long",
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the choice of pods and moments")
     parser.add_argument("--strict", action="store_true", help="exit with code 1 if a target is missed")

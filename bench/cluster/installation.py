@@ -24,7 +24,7 @@ _OPERATOR = (
 
 @dataclass(frozen=True, slots=True)
 class FoundInstallation:
-    """What the API server has of Holdfast; None for an object that does not exist."""
+    """The objects that the bench needs, as found on the API server; None if an object does not exist."""
 
     knows_pytorch_jobs: bool
     knows_supervisions: bool
@@ -33,7 +33,7 @@ class FoundInstallation:
 
 
 def problem(found: FoundInstallation) -> str:
-    """Return what keeps annotated pods from being supervised, and what helps; "" if nothing does."""
+    """Return what keeps annotated pods from being supervised, with the remedy; "" if nothing does."""
     if not found.knows_supervisions and found.webhook is None and not any(found.deployments.values()):
         return NOT_INSTALLED
     if not found.knows_supervisions:
@@ -51,10 +51,10 @@ def problem(found: FoundInstallation) -> str:
 
 
 def check() -> None:
-    """Return if kubectl is installed and Holdfast is ready in the cluster of KUBECONFIG.
+    """Check that kubectl is installed and that Holdfast is ready in the cluster of KUBECONFIG.
 
-    Raises `BadInput` with one line that says what is missing. Only reads; takes a few seconds at most if the
-    API server does not respond.
+    Raises `BadInput` with one line that says what is missing. Changes nothing on the cluster, and takes at
+    most a few seconds if the API server does not respond.
     """
     if shutil.which("kubectl") is None:
         raise BadInput(

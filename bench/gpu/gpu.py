@@ -1,10 +1,10 @@
 """Measure what snapshots and commits cost on a real NVIDIA GPU. Without one, the bench measures nothing.
 
-The just-in-time copy is made while a kernel of 5 s blocks the training's stream before the optimizer's
-writes, as a collective with a dead peer would. The bench compares its duration, and the duration of a
-snapshot taken during training, with one copy of as many bytes from the device into pinned memory. It measures
-a commit on the host while the device is busy. A commit records the marks, copies the part of the state that
-is on the host, and fetches the numbers.
+The just-in-time copy is made while a 5 s kernel blocks the training's stream before the optimizer's writes,
+as a collective with a dead peer would. The bench compares its duration, and the duration of a snapshot taken
+during training, with a plain copy of the same number of bytes from the device into pinned memory. It also
+measures how long a commit takes on the host while the device is busy. A commit records the marks, copies the
+part of the state that is on the host, and fetches numbers such as the loss.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bench.text import Verdict, all_met, at_most, below, seconds, size, summary,
 STILL_S = 5.0
 SHARE = 0.8  # the target for a snapshot, as a share of a plain copy's speed
 COMMIT_S = 1e-3
-SNAPSHOTS = 8  # before one is measured: the first use of each slot pins its memory, which takes seconds
+SNAPSHOTS = 8  # before the measured one; the first use of each slot takes seconds, because it pins memory
 
 
 def main(argv: Sequence[str]) -> int:

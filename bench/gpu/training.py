@@ -52,7 +52,7 @@ class Training:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
         self.width, self.folder = width, folder
         self.state: State = session.protect(model=self.model, optimizer=self.optimizer)
-        # The loop of `run`. It is kept because a step ends when its loop is discarded.
+        # The loop of `run`. It is stored here because a step ends when its loop is discarded.
         self.loop: Iterator[int] = iter(())
 
     def steps(self, count: int) -> Iterator[int]:
@@ -87,7 +87,7 @@ class Training:
         self.state.commit(loss=loss, position=8 * step)
 
     def snapshot_s(self) -> float:
-        """Return the duration of the last snapshot that ended during training; 0 if none has ended."""
+        """Return the duration of the last snapshot completed during training; 0 if there is none."""
         page = self.folder / member_directory.page_name(0)
         found = progress.read(page.read_bytes())
         return found.snapshot_cost_s if found is not None else 0.0
@@ -138,7 +138,7 @@ def folder() -> Iterator[Path]:
 
 
 def cycles(seconds: float) -> int:
-    """Measure how many device cycles take `seconds`, and return the number."""
+    """Measure and return the number of device cycles that take `seconds`."""
     tried = 50_000_000
     begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda._sleep(tried)  # raises the clock rate

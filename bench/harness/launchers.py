@@ -27,7 +27,7 @@ TAIL_BYTES = 3000
 
 
 class Failed(Exception):
-    """A launcher did not start training. The message contains the end of its output."""
+    """A launcher did not start training. The message contains the last lines of its output."""
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class RunningLauncher:
     folder: Path
     ticks: TickFile
     started_ns: int
-    strays: list[str] = field(default_factory=list)  # command lines of processes that outlived a clean end
+    strays: list[str] = field(default_factory=list)  # command lines of processes that outlived a clean exit
 
     @property
     def run_dir(self) -> Path:

@@ -32,7 +32,7 @@ def check(option: str, state_bytes: int, shared: int, beside: int, other_bytes: 
 def refusal(
     option: str, state_bytes: int, shared: int, beside: int, other_bytes: int, there: MemoryUse
 ) -> str | None:
-    """Return one line that states why the states do not fit, and which size would; None if they fit."""
+    """Return one line that says why the states do not fit and which size would; None if they fit."""
     shared_bytes = int(SPARE * shared * state_bytes)
     all_bytes = int(SPARE * (shared + beside) * state_bytes) + other_bytes
     if shared_bytes <= there.free_bytes and all_bytes <= there.available_bytes:

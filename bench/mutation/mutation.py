@@ -1,7 +1,7 @@
 """`python -m bench mutation`: measure how many small changes to the code the tests notice.
 
 mutmut makes the changes, called mutants, in the pure modules and the file formats: it reverses a comparison,
-omits an argument or changes a text. For each mutant it runs the unit tests that execute the changed
+omits an argument or changes a string. For each mutant it runs the unit tests that execute the changed
 function. A mutant that no test notices survives: either a test is missing, or the change makes no difference.
 The settings and the list of modules are in pyproject.toml, `[tool.mutmut]`.
 

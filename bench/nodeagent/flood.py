@@ -122,7 +122,7 @@ def _write(lines: int, over_s: float, domain: str) -> float:
 
 
 def _until_seen(agent: Serving, domain: str, ended: float) -> int:
-    """Wait for at most `PATIENCE_S` until all Xids are findings; return how many of them are."""
+    """Wait at most `PATIENCE_S` until all Xids are findings; return how many of them are."""
     while True:
         health = agent.get("/v1/health")
         seen = sum(bool(_findings(health, f"gpu/{domain}:{which:02x}:00.0")) for which in range(len(XIDS)))

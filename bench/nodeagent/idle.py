@@ -1,4 +1,4 @@
-"""Measure what an idle node agent uses, compared with a process that does nothing but wake up as often.
+"""Measure what an idle node agent uses, compared with a process that only wakes up equally often.
 
 The cost of waking up a process depends on the machine. On virtual machines it is most of the cost of an idle
 agent, and can change from microseconds to milliseconds within an hour.

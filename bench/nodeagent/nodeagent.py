@@ -73,7 +73,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def events(count: int) -> list[float]:
-    """Return the seconds from each of `count` events to its verdict. No two events share code and GPU."""
+    """Return the seconds from each of `count` events to its verdict.
+
+    No two events have both the same code and the same GPU.
+    """
     with (
         tempfile.TemporaryDirectory(prefix="bench-node-") as folder,
         faked(Path(folder) / "nvml", GPUS) as fake,

@@ -2,8 +2,8 @@
 
 The same training runs under `holdfast run` and under torchrun at the same time and on the same cores, in
 interleaved blocks of a few seconds (A B, B A, A B, ...), so that changes in the machine's speed affect both.
-Each pair of blocks gives one ratio of mean step times. Under torchrun, everything that holdfast does inside a
-rank is turned off, which leaves plain DDP.
+Each pair of blocks yields one ratio of mean step times. Under torchrun, everything that holdfast does inside
+a rank is turned off, which leaves plain DDP.
 
 The other figures are not subject to such noise: the seconds that each step spends inside holdfast's calls
 (which the bench wraps), the CPU seconds of holdfast's threads in the ranks, the CPU seconds of holdfast's own
@@ -14,7 +14,8 @@ measurement includes some.
 
 The time spent in holdfast's calls per step hardly depends on the model. The table shows the step time at
 which it would amount to 1%. The wall clock time of the calls includes the wait for the peer's private state.
-Without that wait, the next collective would mostly wait for the peer instead. The CPU time includes no wait.
+Without that wait, the next collective would mostly wait for the peer instead. The CPU time does not include
+any waiting.
 """
 
 from __future__ import annotations

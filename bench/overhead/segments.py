@@ -22,7 +22,7 @@ from supervisor.store.run_directory import RunDir
 
 POLL_S = 0.1  # polling more often would take CPU time from the training
 LIMIT_S = 1800.0
-COLD = 4  # the first steps of a block, which are not counted: they find the other side's data in the caches
+COLD = 4  # the first steps of a block, which do not count, as they find the other side's data in the caches
 SIDES = ("holdfast", "torchrun")
 OURS = ("keeper", "supervisor", "sidecar", "template", "parts", "launcher", "zygote", "warm")
 
@@ -140,7 +140,7 @@ def _watch(
 
 
 def _fail(sides: Sequence[RunningLauncher], codes: Sequence[int | None]) -> None:
-    """Raise `Failed` with the output of each side that has not ended with exit code 0, if there are any."""
+    """Raise `Failed` with the output of each side that did not exit with code 0; return if both did."""
     bad = [side for side, code in zip(sides, codes, strict=True) if code != 0]
     if bad:
         outputs = "; ".join(f"{side.name}: exit code {side.ended()}\n{side.tail()}" for side in bad)
@@ -155,7 +155,7 @@ def _add(segment: Segment, now: dict[str, float], before: dict[str, float], over
 
 
 def in_blocks(ticks: Sequence[Tick], steps: int, last: bool = False) -> list[list[float]]:
-    """Return rank 0's step times in each counted block, without an unfinished newest one unless `last`."""
+    """Return rank 0's step times in each counted block; omit an unfinished newest block unless `last`."""
     times: dict[int, list[float]] = {}
     before: Tick | None = None
     for tick in (each for each in ticks if each.rank == 0):

@@ -35,7 +35,7 @@ class Stopwatch:
     `outer` is the wall clock time in the outermost calls, and `outer_cpu_s` their CPU time. The CPU time of
     holdfast's own threads is counted separately, over all steps.
 
-    Timing a nested call costs as much as some of these calls take. So `turn` makes some steps time every
+    Timing a nested call costs as much as some of these calls take, so `turn` makes some steps time every
     call, and others only the outermost ones.
     """
 
@@ -46,7 +46,7 @@ class Stopwatch:
         self.steps = {INSIDE: 0, WHOLE: 0}
         self._depth = 0
         self._threads_before_s = 0.0
-        self._looks: tuple[str, ...] = (INSIDE, WHOLE)  # both until `turn` is called
+        self._looks: tuple[str, ...] = (INSIDE, WHOLE)  # calls count for both until `turn` is called
 
     def turn(self, what: str) -> None:
         """Begin a step, and time all its calls (`INSIDE`) or only the outermost ones (`WHOLE`)."""

@@ -1,4 +1,4 @@
-"""Simulate a year of 2,000 nodes: which nodes are taken out, how soon, and which are not.
+"""Simulate a year of 2,000 nodes: which nodes are taken out and how soon, and which are not.
 
 The real decision (`supervisor.quarantine`) runs on a simulated pool. Faults occur at the rates published by
 the authors of Llama 3 and ByteRobust, and more often on some nodes. The simulation also includes sensors that
@@ -8,10 +8,10 @@ who overrule the decision. New versions of the agent, rolled out to all nodes or
 lost and claim that this is the driver's verdict. Every node in service runs a job, so an unnecessary drain
 always costs a job its work.
 
-The decision sees only the nodes' reports, taints and cordons. The simulated world and the figures below also
-know which faults are real. Every decision is checked: it must not act on a node whose agent is silent,
-against an operator's waiver, on a node that an operator has cordoned, or beyond what the breaker allows.
-Each hold must have an end or be an alert. Pools of 1 to 20 nodes are simulated as well (`small_pools`).
+The decision sees only the nodes' reports, taints and cordons. The simulation and the figures below also know
+which faults are real. Every decision is checked: it must not act on a node whose agent is silent, against an
+operator's waiver, on a node that an operator has cordoned, or beyond what the breaker allows. Each hold must
+have an end or be an alert. Pools of 1 to 20 nodes are simulated as well (`small_pools`).
 
 With --joined, fewer nodes are simulated, but each with a real agent that reads a simulated machine's sensors
 and kernel log (`joined`).

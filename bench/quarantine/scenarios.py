@@ -21,7 +21,7 @@ DRAIN_S = 120.0  # mean time until a drained job has written its checkpoint and 
 JOB_S = 12 * HOUR_S  # mean time until a job finishes on a node that is tainted but not drained
 REMEDY_S = {"reset_gpu": 300.0, "reboot_node": 900.0, "replace": 2 * DAY_S}  # mean duration of each remedy
 COMES_BACK, COMES_BACK_LEMON = 0.1, 0.5  # the share of remedies that do not help, in general and on lemons
-BAD_BATCH, BAD_BATCH_S = "bad_batch", 8 * DAY_S  # nodes whose repair is delayed until parts arrive
+BAD_BATCH, BAD_BATCH_S = "bad_batch", 8 * DAY_S  # nodes whose repair must wait until parts arrive
 HOLD_S = 600.0  # how long an agent keeps a finding after its remedy, according to the Xid policy
 OVERRULED = 0.2  # the share of false alarms whose taint an operator removes
 
@@ -29,8 +29,8 @@ OVERRULED = 0.2  # the share of false alarms whose taint an operator removes
 class People:
     """The operators and their tools, who act on taints and drains.
 
-    They wait until a node is empty and repair it, sometimes in vain. They overrule the decision if they know
-    that the node is healthy. `again` is called for a fault that recurs after its remedy.
+    They wait until a node is empty and then repair it, sometimes in vain. They overrule the decision if they
+    know that the node is healthy. `again` is called for a fault that recurs after its remedy.
     """
 
     def __init__(self, pool: Pool, chance: random.Random, again: Callable[[Sign, Node], None]) -> None:
@@ -172,7 +172,7 @@ class NodeEvents:
                 at_s += self.chance.expovariate(per_s)
 
     def flapping(self, episodes: int) -> None:
-        """Schedule episodes of some days when a sensor of a healthy node is occasionally wrong."""
+        """Schedule episodes of some days during which a sensor of a healthy node is occasionally wrong."""
         for _ in range(episodes):
             node = self.chance.choice(self.pool.nodes)
             action = self.chance.choice(("reset_gpu", "reboot_node", "contact_support"))
@@ -234,7 +234,7 @@ class NodeEvents:
         self._lose(node, self.chance.uniform(0.5, 1.5) * fault.lasts_s)
 
     def _maintenance(self, fault: FaultRate, node: Node) -> None:
-        """Have an operator cordon the node, and cause a true report. The decision must not act on it."""
+        """Have an operator cordon the node, and cause a true report, on which the decision must not act."""
         if node.standing.cordoned:
             return
         key = self._truth(fault, node)
@@ -270,7 +270,7 @@ class NodeEvents:
         self.pool.after(lasts_s, partial(self._heard_again, node))
 
     def cordon(self, node: Node, cordoned: bool) -> None:
-        """Have someone cordon a node, for a reason that no report shows, or end this."""
+        """Have someone cordon or uncordon a node for a reason that no report shows."""
         self.pool.touch(node)
         node.standing = replace(node.standing, cordoned=cordoned)
 
@@ -367,14 +367,14 @@ LONGEST_S = DAY_S + HOUR_S  # duration of the longest of these events, longer th
 
 
 class PoolEvents:
-    """Schedules events of many nodes, such as the loss of a rack, each at a fixed time of the year."""
+    """Schedules events that affect many nodes, such as a rack's loss of power, at fixed times of the year."""
 
     def __init__(self, events: NodeEvents, rack_size: int) -> None:
         self.events, self.rack_size = events, rack_size
         self.pool, self.chance = events.pool, events.chance
 
     def all_of_them(self, year_s: float) -> None:
-        """Schedule each of these events, the roll-outs last."""
+        """Schedule each of these events; the roll-outs come last in the year."""
         self.pool.at(0.10 * year_s, partial(self.lose_rack, 3, 3 * HOUR_S))
         self.pool.at(0.15 * year_s, partial(self.lose_leaf, 5, 3 * HOUR_S))
         self.pool.at(0.20 * year_s, partial(self.go_blind, 0.4, 1200.0))
@@ -421,7 +421,7 @@ class PoolEvents:
             self.pool.after(lasts_s + self.chance.uniform(0, 60), partial(self._upgrade, node, "mended"))
 
     def roll_out_in_waves(self, lasts_s: float) -> None:
-        """Roll out the same agent to one node, an hour later in waves, until an operator stops it."""
+        """Roll out the same agent to one node, and an hour later in waves, until an operator stops this."""
         order = self.chance.sample(self.pool.nodes, int(HALTED_AT * len(self.pool.nodes)))
         wave = max(1, int(ROLLOUT_WAVE * len(self.pool.nodes)))
         for at, node in enumerate(order):

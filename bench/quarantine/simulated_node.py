@@ -17,7 +17,7 @@ FRESH_S = 2 * HOUR_S  # for this long after its last finding, a node's view is r
 
 
 GPUS = 8
-# Two sensors that read the same log or counters are one witness.
+# Two sensors that read the same log or counters count as one witness.
 ORIGINS = {"kmsg": "driver log", "nvml_events": "driver log", "nvml_poll": "driver state", "sysfs": "sysfs"}
 
 
@@ -27,7 +27,10 @@ def origins_of(sources: tuple[str, ...]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """A finding of an agent, true or false. Its key ends in a number; the rest is the same on other nodes."""
+    """A finding of an agent, true or false.
+
+    Its key ends in a number; the rest of the key is the same on all nodes.
+    """
 
     key: str
     level: str
@@ -107,11 +110,14 @@ class Node:
         self.clean_at_s, self.quiet_at_s = max(self.clean_at_s, now_s), max(self.quiet_at_s, now_s)
 
     def exchanged(self, gpu: str) -> None:
-        """Replace a GPU by another one."""
+        """Replace a GPU with another one."""
         self.gpus = tuple(f"{each}'" if each == gpu else each for each in self.gpus)
 
     def hush(self, now_s: float) -> None:
-        """Silence the agent for one more reason. It reports again once `speak` was called for each reason."""
+        """Silence the agent for one more reason.
+
+        It reports again once `speak` has been called for each reason.
+        """
         if not self.cut_off:
             self._last_at_s = self._heard_at_s(now_s)
             self._last = self._report(self._last_at_s)

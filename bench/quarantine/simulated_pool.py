@@ -1,4 +1,4 @@
-"""Run a pool of nodes in simulated time: events, and the real decision at the tick after each.
+"""Run a pool of nodes in simulated time, with the real decision at the tick after each event.
 
 The decision sees only a view of the pool. The pool refuses one patch in fifty, as the API server does if a
 node's object has changed. The decision is then repeated at the next tick.
@@ -119,7 +119,7 @@ class Pool:
         return PoolView(self.now_s, tuple(self._views))
 
     def _carry_out(self, action: QuarantineAction, seen: PoolView) -> bool:
-        """Carry out the action unless it is refused; return whether it was refused."""
+        """Carry out the action unless the API refuses it; return True if it was refused."""
         at = self.by_name[action.node]
         assert not is_unknown(seen.nodes[at], self.policy), f"acts on a silent node: {action}"
         if self._chance.random() < REFUSED:

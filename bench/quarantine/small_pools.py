@@ -1,9 +1,9 @@
 """A simulated year of pools of 1 to 20 nodes, where rare conditions last for weeks.
 
-One node of each pool is cordoned for three weeks by someone else. One keeps an old version of the agent, and
-has a sure fault then. Three nodes flap for a week, and a fourth one of their rack has a sure fault meanwhile.
-Faults are far more frequent than in reality. Operators repair nodes that Holdfast may not take out, such as
-the only one of a pool, once there is an alert.
+In each pool, someone else cordons one node for three weeks. Another node still has an old version of the
+agent when a fault occurs that two sources report. In larger pools, three nodes flap for a week, and another
+node of their rack has such a fault meanwhile. Faults are far more frequent than in reality. When there is an
+alert, operators repair nodes that Holdfast may not take out, such as the only node of a pool.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _flap(pool: Pool, events: NodeEvents, nodes: Sequence[Node], begin_s: float,
 
 
 def judge(pools: Sequence[Pool]) -> list[Verdict]:
-    """Return the verdicts on all pools together."""
+    """Return the verdicts on all pools taken together."""
     policy = pools[0].policy
     cases = [case for pool in pools for case in pool.tally.cases]
     sure = [case for case in cases if case.sure]
@@ -90,7 +90,7 @@ def judge(pools: Sequence[Pool]) -> list[Verdict]:
 
 
 def _known_after_s(case: Case) -> float:
-    """Return how long after the first report the fault was over, its node out, or an operator alerted."""
+    """Return the time from the first report until the fault was over, its node out or an operator alerted."""
     known = [each for each in (case.out_s, case.alerted_s, case.ended_s) if each is not None]
     return min(known, default=float("inf")) - case.reported_s
 

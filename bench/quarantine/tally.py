@@ -1,4 +1,4 @@
-"""Figures of the simulated year. They know the real faults, which the decision never sees."""
+"""Figures of the simulated year. They are based on the real faults, which the decision never sees."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Tally:
     evicted: list[str] = field(default_factory=list)
     _since_s: dict[str, float] = field(default_factory=dict)
     _was_bad: dict[str, bool] = field(default_factory=dict)
-    _stay_h: dict[str, float] = field(default_factory=dict)  # node-hours healthy but out since the taint
+    _stay_h: dict[str, float] = field(default_factory=dict)  # healthy node-hours since the taint
 
     def count(self, what: str) -> None:
         self.counts[what] = self.counts.get(what, 0) + 1
@@ -61,7 +61,7 @@ class Tally:
             self.open.setdefault(node.name, []).append(case)
 
     def passed(self, case: Case, now_s: float) -> None:
-        """Note that the fault ended; it counts as passed if the node was not taken out before that."""
+        """Note that the fault ended; it counts as passed if the node was not taken out before then."""
         case.ended_s = now_s
         waiting = self.open.get(case.node, [])
         if case in waiting:
@@ -107,7 +107,7 @@ class Tally:
         self._since_s[node.name] = now_s
 
     def out(self, out: int, by_us: bool) -> None:
-        """Note how many nodes are out. `by_us` is True if a taint took out the last of them."""
+        """Note how many nodes are out. `by_us` is True if a taint was the last to take one out."""
         self.most_out = max(self.most_out, out)
         if by_us:
             self.most_by_us = max(self.most_by_us, out)

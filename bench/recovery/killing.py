@@ -29,7 +29,7 @@ STATUS_S = 1.5  # an older status of a holdfast run may be out of date
 class Manner:
     """How ranks are killed."""
 
-    patience_s: float  # without a new step for this time, the group counts as hung
+    patience_s: float  # after this time without a new step, the group counts as hung
     back_to_back: bool  # kill again without waiting for warm spares
     chance: random.Random
     members: bool = False  # in holdfast runs, kill whole members instead of ranks

@@ -1,10 +1,10 @@
 """Draw recoveries under holdfast and under torchrun: training steps over time, as an SVG file.
 
-Each launcher in turn trains the same small DDP model on two ranks, in steps of 20 ms. Rank 1 gets SIGKILL at
-the same times after the first step. The script under torchrun saves a checkpoint every 250 steps (5 s) and
-resumes from it; torchrun creates a new store at each restart, because some restarts hang with its default
-store. The script under holdfast calls holdfast.join and saves nothing. The picture shows one run of each,
-unedited.
+Each launcher in turn trains the same small DDP model on two ranks, in steps of 20 ms. In both runs, rank 1
+gets SIGKILL at the same times after the first step. The script under torchrun saves a checkpoint every 250
+steps (5 s) and resumes from it; torchrun creates a new store at each restart, because some restarts hang with
+its default store. The script under holdfast calls holdfast.join and saves nothing. The picture shows one run
+of each, unedited.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bench.recovery.killing import wait_for_start
 from bench.workloads.modes import FRESH_STORE, RANKS, Mode
 
 VICTIM = 1
-PATIENCE_S = 60.0  # without a new step for this time, the bench fails
+PATIENCE_S = 60.0  # after this time without a new step, the bench fails
 POLL_S = 0.02
 SCRIPT = ("-m", "bench.workloads.paced")
 MODES = (
@@ -115,7 +115,7 @@ def _sleep_until(start_ns: int, at_s: float) -> None:
 def progress(
     ticks: Iterable[Tick], start_ns: int, seconds: float
 ) -> tuple[tuple[tuple[float, int], ...], ...]:
-    """Return, for each generation, when all ranks had completed each step. Ends `seconds` after the start."""
+    """Return, for each generation, when all ranks had completed each step in the first `seconds`."""
     done: dict[int, dict[int, list[int]]] = {}
     for tick in ticks:
         done.setdefault(tick.generation, {}).setdefault(tick.step, []).append(tick.at_ns)

@@ -67,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _check_room(options: argparse.Namespace, chosen: Sequence[Mode]) -> None:
-    """Raise `Failed` if memory does not fit a state per rank and two snapshots per member of holdfast.
+    """Raise `Failed` unless a state per rank and two snapshots per holdfast member fit into memory.
 
     A standby reserves memory for one snapshot, and after the kill of a member, its memory is freed only while
     another member is being prepared.
@@ -80,8 +80,9 @@ def _check_room(options: argparse.Namespace, chosen: Sequence[Mode]) -> None:
 def plan(chosen: Sequence[Mode], kills: int, others: int, rounds: int) -> list[tuple[Mode, int]]:
     """Return the turns in order, each with its number of kills.
 
-    Each round runs all modes, every other round in reverse order. The kills of the mode "holdfast" add up to
-    `kills`, and the kills of each other mode to `others`. The counts of a mode differ by at most one.
+    Each round runs all modes, and every other round runs them in reverse order. The kills of the mode
+    "holdfast" add up to `kills`, and the kills of each other mode to `others`. The counts of a mode differ by
+    at most one.
     """
     planned: list[tuple[Mode, int]] = []
     for at in range(rounds):

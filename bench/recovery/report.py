@@ -32,7 +32,7 @@ def times(kills: Iterable[Kill]) -> list[float]:
 
 
 def pieces_s(incident: Mapping[str, Any]) -> dict[str, float]:
-    """Return how long each part of a recovery took, from the incident's timeline."""
+    """Return how long each part of a recovery took, according to the incident's timeline."""
     marks = {each["what"]: float(each["at_s"]) for each in incident["timeline"]}
     found: dict[str, float] = {}
     last_s = marks.get("fault", 0.0)

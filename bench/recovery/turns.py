@@ -21,14 +21,14 @@ class Kill:
     first_s: float | None = None  # until the first new step of any rank
     redone: int | None = None  # number of steps that had to be repeated
     same_pids: int = 0  # number of ranks that train again in the same process
-    ready_s: float = 0.0  # how long the bench had to wait until the group was ready for this kill
+    ready_s: float = 0.0  # how long the bench waited until the group was ready for this kill
     incident: dict[str, Any] | None = None
     detail: str = ""
 
 
 @dataclass(slots=True)
 class Turn:
-    """One launcher from its start to its end, with the kills in between."""
+    """One launcher from start to end, with the kills in between."""
 
     mode: str
     start_s: float = 0.0  # from its start to the first step of all ranks

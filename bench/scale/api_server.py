@@ -25,7 +25,7 @@ from bench.scale import cluster_objects
 from bench.scale.cluster_objects import Json
 from supervisor.admission.pod_layout import AUDIENCE
 
-KEPT_EVENTS = 4096  # the events kept of each kind, for watches that resume; an older version is "gone"
+KEPT_EVENTS = 4096  # the events kept for each kind, for watches that resume; an older version is "gone"
 BOOKMARK_S = 30.0
 _POD = "authentication.kubernetes.io/pod-name"
 _POD_UID = "authentication.kubernetes.io/pod-uid"
@@ -93,7 +93,7 @@ class ObjectStore:
         return found[::-1]
 
     def change_of(self, plural: str) -> asyncio.Event:
-        """Return an event that is set at the next write of this kind."""
+        """Return an event that is set at the next write to an object of this kind."""
         return self._changed.setdefault(plural, asyncio.Event())
 
 
@@ -102,7 +102,7 @@ class SimulatedApi:
 
     def __init__(self, store: ObjectStore) -> None:
         self.store = store
-        self._lists: dict[str, tuple[int, list[Json]]] = {}  # the rest of lists that are read in pages
+        self._lists: dict[str, tuple[int, list[Json]]] = {}  # the unread rest of lists that are read in pages
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
         plural, namespace, name, part = place_of(request.path)
@@ -124,7 +124,7 @@ class SimulatedApi:
         if token:
             if token not in self._lists:
                 raise SimulatedRefusal(410, "Expired")
-            version, left = self._lists[token]  # kept, because a client may ask again for fewer objects
+            version, left = self._lists[token]  # kept, because a client may ask again with a lower limit
         else:
             version = self.store.version
             left = self.store.selected(plural, namespace, request.query.get("labelSelector", ""))
@@ -299,7 +299,7 @@ def main() -> None:
     for name in ("port", "jobs", "members", "nproc"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--certificate", type=Path, required=True, help="private key and certificate, PEM")
-    gc.disable()  # its passes of 0.2 s over all objects would be measured as time of the supervisor
+    gc.disable()  # collections, which take 0.2 s for all objects, would count as the supervisor's time
     asyncio.run(_run(parser.parse_args(sys.argv[1:])))
 
 

@@ -128,5 +128,5 @@ def node_name(number: int, index: int) -> str:
 
 
 def pod_address(number: int, index: int) -> str:
-    host = number * MAX_MEMBERS + index + 1  # below 2**24, as there are at most 250 jobs of so many members
+    host = number * MAX_MEMBERS + index + 1  # below 2**24, as there are at most 250 jobs with so many members
     return f"10.{host >> 16 & 255}.{host >> 8 & 255}.{host & 255}"

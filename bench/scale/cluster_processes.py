@@ -174,7 +174,7 @@ class ScaleProcesses:
             time.sleep(POLL_S)
 
     def scrape(self) -> tuple[float, int]:
-        """Return the seconds that a request of `/metrics` took, and the size of the response in bytes."""
+        """Return the seconds that a request for `/metrics` took, and the size of the response in bytes."""
         began_s = time.monotonic()
         with urllib.request.urlopen(f"http://127.0.0.1:{self._health_port}/metrics", timeout=30) as answer:
             text = answer.read()

@@ -28,7 +28,7 @@ from holdfast.protocol.member_messages import CLUSTER_PING_S, MEMBER_PATH, Membe
 from sidecar.clients import BACKOFF_S
 
 CONNECT_S = 10.0
-CALM_STEPS = 3  # the steps that a job does between two faults, at least
+CALM_STEPS = 3  # the minimum number of steps that a job completes between two faults
 TRIES = 50  # attempts to find a job that can fail
 
 _Socket: TypeAlias = "aiohttp.ClientWebSocketResponse[bool]"
@@ -36,7 +36,7 @@ _Socket: TypeAlias = "aiohttp.ClientWebSocketResponse[bool]"
 
 @dataclass(slots=True)
 class SimulatedFault:
-    """A fault, and when it was reported, decided on and recovered from, in nanoseconds."""
+    """A fault, with the times of its report, decision and recovery in nanoseconds."""
 
     job: int
     generation: int
@@ -77,7 +77,7 @@ class MemberFleet:
         self._rate = rate
         self._per_s = 0.0  # faults of all jobs per second
         self._chance = random.Random(0)
-        self.sent_late_s = 0.0  # the longest delay of a report after it was due
+        self.sent_late_s = 0.0  # the greatest delay of a report
         for number in range(jobs):
             count = members // jobs + (number < members % jobs)
             progress = JobProgress()
@@ -135,7 +135,7 @@ class MemberFleet:
             await socket.close()
 
     async def report_in_turn(self) -> None:
-        """Have every member report at the bench's rate, spread evenly as on hosts with separate clocks."""
+        """Have every member report at the bench's rate, evenly spread as on hosts with separate clocks."""
         loop = asyncio.get_running_loop()
         order = list(self.all)
         self._chance.shuffle(order)
@@ -268,7 +268,7 @@ def main() -> None:
     parser.add_argument("--url", required=True)
     parser.add_argument("--ca", type=Path, required=True)
     options = parser.parse_args(sys.argv[1:])
-    gc.disable()  # its passes of 0.2 s over all members would be measured as time of the supervisor
+    gc.disable()  # collections, which take 0.2 s for all members, would count as the supervisor's time
     event_loop.run(lambda lag: _run(options, lag))
 
 

@@ -1,7 +1,7 @@
 """The figures of the scale bench as a table, and the verdicts on its targets. Pure.
 
 The targets are for 2,000 members that report once a second. The phase with crashes goes far beyond that, so
-its CPU has no limit, but decisions, memory and /metrics must meet theirs even then.
+its CPU has no limit, but decisions, memory and /metrics must meet their limits even then.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PHASES = ("rest", "faults")
 
 
 def phase_words(name: str, faults_per_s: float) -> str:
-    """Return what the table and the progress call a phase."""
+    """Return the words for a phase in the table and in the progress lines."""
     if name == "rest":
         return "at rest"
     return f"beyond the requirement, {faults_per_s:g} crashes/s"

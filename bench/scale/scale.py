@@ -1,20 +1,21 @@
 """`python -m bench scale`: 2,000 simulated members in 250 jobs, supervised by one process of a cluster.
 
-The supervisor is the real one (`supervisor.cluster.main`), in a separate process. A second process simulates
-the members. Each has a real WebSocket over TLS with a token that is reviewed, reports once a second in the
-size and form of a real sidecar, obeys its orders, and trains in steps of half a second. A third process is a
-small API server (bench/scale/api_server.py), so its CPU time does not count as the supervisor's. On a machine
-with few cores, these processes disturb the supervisor, so the bench also prints their CPU time and the load.
-With other options, the same members can form a few large jobs.
+The bench runs the real supervisor (`supervisor.cluster.main`) in a separate process. A second process
+simulates the members. Each has a real WebSocket over TLS with a token that is reviewed, reports once a second
+in the size and form of a real sidecar, obeys its orders, and trains in steps of half a second. A third
+process is a small API server (bench/scale/api_server.py), so its CPU time does not count as the supervisor's.
+On a machine with few cores, these processes disturb the supervisor, so the bench also prints their CPU time
+and the load. With other options, the same members can form a few large jobs.
 
-The bench has four phases: until all jobs train; at rest; with random crashes of ranks; and after SIGKILL of
-the supervisor, until its successor supervises all members. The members time each decision. The time begins
-before the report of the crash is sent, and ends when the last member of the job has received the order to
-secure its state. It includes writing the decision to the API server and both directions on the sockets.
+The bench has four phases: the start, until all jobs train; rest; random crashes of ranks; and the time from
+SIGKILL of the supervisor until its successor supervises all members. The members time each decision. The
+clock starts before the report of the crash is sent, and stops when the last member of the job has received
+the order to secure its state. The time includes writing the decision to the API server and both directions on
+the sockets.
 
-The limit for the supervisor's CPU applies at rest, which is what is required: members that train and report.
-A crash per second is 86,400 faults a day, far more than a cluster of this size has. This phase is there to
-measure decisions; its CPU is printed without a limit.
+The limit for the supervisor's CPU applies at rest, that is, while members only train and report.
+A crash per second amounts to 86,400 faults a day, far more than a cluster of this size has. This phase only
+serves to measure decisions, so its CPU is printed but has no limit.
 """
 
 from __future__ import annotations
@@ -153,7 +154,7 @@ def _restart(processes: ScaleProcesses, count: int) -> dict[str, Any]:
         newer = sum(n for each, n in found["by_epoch"].items() if int(each) > int(epoch))
         return bool(newer == count and found["obeying"] == count and found["connected"] == count)
 
-    processes.until(lambda found: found["connected"] < count, ADOPT_S)  # the members have noticed
+    processes.until(lambda found: found["connected"] < count, ADOPT_S)  # the members have noticed the kill
     connected_s = processes.until(lambda found: found["connected"] == count, ADOPT_S)
     supervised_s = processes.until(is_taken_over, ADOPT_S)
     after = processes.ask(generations=True)

@@ -25,11 +25,11 @@ from holdfast.protocol.member_messages import (
 
 S = 1_000_000_000
 STEP_S = 0.5
-START_S = 0.1  # from the order to run until the ranks' first step begins
+START_S = 0.1  # from the order to run to the beginning of the ranks' first step
 EVERY = 128  # steps between two snapshots
 SEALS = 8
 STATE_BYTES = 14_000_000_000
-# A member holds a rank's private state of these steps, counted back from the newest.
+# The ages, in steps, of the private states that a member holds of each rank.
 _STEPS_BACK = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 40, 56, 104)
 
 
@@ -52,7 +52,7 @@ class JobProgress:
         return self.base + max(0, int(passed_s / STEP_S))
 
     def begin(self, order: MemberOrder, now_ns: int) -> None:
-        """Begin the generation of an order to run, which all members receive."""
+        """Begin the generation in an order to run, which all members receive."""
         if order.generation <= self.generation:
             return
         restore = order.launch.restore if order.launch is not None else None
@@ -141,8 +141,8 @@ class SimulatedMember:
     def _secure(self, generation: int, now_ns: int) -> None:
         """Copy the survivors' state, and list it with the private states.
 
-        The member holds the private states of its own ranks and those that the previous member's ranks have
-        sent.
+        The member holds the private states of its own ranks and of the previous member's ranks, which sent
+        them.
         """
         step = self.job.step(now_ns)
         alive = [each for each in self.state.ranks if each.state != "exited"]
@@ -241,7 +241,7 @@ class SimulatedMember:
 
 
 class ReportText:
-    """The reports of one member as JSON. Re-encodes only if more than the step and time has changed."""
+    """The reports of one member as JSON. Re-encodes them only if more than the step and time has changed."""
 
     def __init__(self, member: SimulatedMember) -> None:
         self._member = member

@@ -28,7 +28,7 @@ LINE = LINE_BYTES // 4  # float32 numbers per cache line; the size of a tensor i
 
 @dataclass(slots=True)
 class ProtectedObjects:
-    """What a script protects, and the tensors of its replicated state."""
+    """The objects that a script protects, and the tensors of its replicated state."""
 
     title: str
     objects: dict[str, Any]
@@ -99,7 +99,7 @@ def shared(folder: Path, nbytes: int) -> mmap.mmap:
 
 
 def plain_copies(held: ProtectedObjects, memory: mmap.mmap) -> dict[str, Callable[[], float | None]]:
-    """Return plain copies of the same number of bytes, by name, between memory that was already touched."""
+    """Return plain copies of the same number of bytes, by name, between buffers that were already touched."""
     whole = torch.ones(held.nbytes, dtype=torch.uint8)
     anonymous = torch.zeros(held.nbytes, dtype=torch.uint8)
     mapped = torch.frombuffer(memory, dtype=torch.uint8, count=held.nbytes)

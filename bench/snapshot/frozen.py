@@ -1,9 +1,9 @@
 """Measure what frozen parameters cost: snapshots of a small model, without and with frozen parameters.
 
 First, one process takes four kinds of snapshots, interleaved: of the small model alone; with the frozen
-parameters, while the kernel reports which pages were written; with the frozen parameters but without such a
-report, which means that they are compared in full; and with everything copied, as in the first two snapshots
-of a generation. Before each snapshot, the bench writes to other memory, as training does.
+parameters, while the kernel reports which pages were written; with the frozen parameters but without such
+reports, so that the parameters are compared in full; and with everything copied, as in the first two
+snapshots of a generation. Before each snapshot, the bench writes to other memory, as training does.
 
 Then the two ranks of one member train the small model in a run with steps of fixed length, first without and
 then with the frozen parameters. The bench shows the times between steps, the times of the copies (for each
@@ -43,12 +43,12 @@ ALONE, ASKED, COMPARED, COPIED = (
     "frozen, compared",
     "all copied",
 )
-# The copies that do not count as later ones: one into each slot, and one that compares everything. Only
-# after those does the kernel report writes.
+# The copies that do not count as later ones: one into each slot, and one that compares everything. The kernel
+# reports writes only after these copies.
 FIRST = 3
 MORE_S = 0.005  # how much longer a later snapshot may take with the frozen parameters
 START_S = 300.0
-COLD = 20  # first steps that are not counted
+COLD = 20  # the first steps, which are not counted
 
 
 def main(argv: Sequence[str]) -> int:

@@ -1,16 +1,16 @@
-"""Measure how long a checkpoint takes that several members write together, each at the same limited rate.
+"""Measure how long several members take to write a checkpoint together, each at the same limited rate.
 
 On a cluster, the network of a node limits how fast a member writes to storage. Here, all members write to one
-directory of this machine, and each of them pauses so that it stays at its rate. They are one process with
-separate servers, connections and threads, and have the same snapshot in memory. With one member, the
-checkpoint is written as a single member writes it, at the same rate. Checkpoints of different numbers of
-members are interleaved.
+directory of this machine, and each of them pauses so that it stays at its rate. The members are parts of one
+process, with separate servers, connections and threads, and all hold the same snapshot in memory. With one
+member, the checkpoint is written as a single member writes it, at the same rate. Checkpoints of different
+numbers of members are interleaved.
 
-A time ends when the checkpoint is durable. Members share the cores and the disk of this machine, which has to
-be several times as fast as the rate of one member.
+The measured time ends when the checkpoint is durable. Members share the cores and the disk of this machine,
+so the disk has to be several times as fast as the rate of one member.
 
-The last row is of as many members as the row before, of which one is dead, one never answers, and one holds
-other bytes, so that the writer and the others have to write everything.
+The last row has as many members as the row before, but one is dead, one never answers, and one holds
+different bytes, so that the other members have to write everything.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ from sidecar.state.piece_writer import PieceWriter
 
 TARGETS = {2: 1.7, 4: 3.0}  # how many times as fast as one member
 SILENT = "4, of which 3 do not help"
-LIMIT_S = 2.0  # what members that do not help may add to the time of one member
-BURST_S = 0.2  # of unused time may be made up for, so that the time of a write itself counts
+LIMIT_S = 2.0  # how much members that do not help may add to the time of one member
+BURST_S = 0.2  # the most unused time that a member may catch up on, as its own writes also take time
 ORDER = OrderVersion(1, 1)
 
 
@@ -83,7 +83,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 class MemberRate:
-    """Makes one member's threads wait, to keep them below a rate together."""
+    """Makes one member's threads wait, so that together they stay at the given rate."""
 
     def __init__(self, bytes_s: float) -> None:
         self._bytes_s = bytes_s
@@ -126,7 +126,7 @@ class RatedStorage(DirectoryStorage):
         assert isinstance(large, Path)
         left = iter(range(0, large.stat().st_size, self._piece_bytes))
 
-        def paced() -> None:  # by a member that writes alone, after each piece
+        def paced() -> None:  # called after each piece, by a member that writes alone
             if next(left, None) is not None:
                 self._rate.take(self._piece_bytes)
             moved()

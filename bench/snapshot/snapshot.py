@@ -1,8 +1,8 @@
 """Measure how fast the state is copied into the arena and onto storage, compared with plain copies.
 
-The snapshot is everything that a rank does at a step: collect the tensors, claim the slot, copy, commit. "The
-copy in it" is only the copy: the same call, into a mapping of the same layout. A snapshot of equally many
-tensors of 64 bytes shows what a snapshot costs regardless of size.
+The time of a snapshot covers everything that a rank does at a step: collect the tensors, claim the slot,
+copy, commit. "The copy in it" covers only the copy: the same call, into a mapping of the same layout. A
+snapshot of equally many tensors of 64 bytes shows what a snapshot costs regardless of size.
 
 Snapshot and copy are compared with plain copies of as many bytes between buffers that were touched before,
 into anonymous memory and into memory that is shared through a file system, like the arena's. These are
@@ -11,8 +11,8 @@ copy the bench writes to other memory, as training does between two snapshots, s
 in a cache. (glibc's memmove of one large piece bypasses the cache, which nearly doubles its speed, but does
 not do so for pieces of the size of most tensors.)
 
-The checkpoint is everything that a sidecar does: write, checksum, fsync, manifest, rename. It is compared
-with a plain write and one fsync.
+The time of a checkpoint covers everything that a sidecar does: write, checksum, fsync, manifest, rename. It
+is compared with a plain write and one fsync.
 
 All of these measurements are interleaved within one process, with as many threads as a rank has (--threads).
 """

@@ -15,7 +15,7 @@ CHUNK_BYTES = 8 << 20
 
 
 def checkpointer(source: Path, folder: Path) -> Callable[[], float | None]:
-    """Return a call that writes a durable checkpoint of `source`, and returns the seconds it took."""
+    """Return a call that writes a durable checkpoint of `source` and returns the seconds it took."""
     steps = iter(range(1, 1 << 60))
     root = folder / "checkpoints"
 
@@ -38,7 +38,7 @@ def checkpointer(source: Path, folder: Path) -> Callable[[], float | None]:
 
 
 def plain_writer(source: Path, folder: Path) -> Callable[[], float | None]:
-    """Return a call that copies `source` like `dd conv=fsync bs=8M`, and returns the seconds it took."""
+    """Return a call that copies `source` like `dd conv=fsync bs=8M` and returns the seconds it took."""
     target = folder / "plain"
 
     def write() -> float:

@@ -1,15 +1,15 @@
 """Measure how fast a snapshot is sent from one member to another, compared with a plain socket copy.
 
 A second process holds a generated snapshot and serves it as a sidecar does. This process receives it as a
-sidecar does: into a fresh slot, whose memory is not allocated yet, and into an existing slot, which a member
-has if it has had ranks. The time ends when the checksums have been compared and the snapshot is committed.
+sidecar does: into a fresh slot, whose memory is not allocated yet, and into an existing slot, as in a member
+that has had ranks before. The time ends when the checksums have been compared and the snapshot is committed.
 
 The plain copy uses one connection over loopback, sendfile of the same file, and recv_into a fresh file in
 shared memory, without checking the received bytes. It is measured with the system's congestion control (BBR
-paces the connection with timers that take longer than the copy) and without pacing, as members of one host
-send. All copies are interleaved. Sender and receiver share the cores of this machine, unlike two hosts.
+paces the connection with timers that take longer than the copy) and without pacing, as between members on one
+host. All copies are interleaved. Sender and receiver share the cores of this machine, unlike two hosts.
 
-Lag is the longest time that an event loop on either side did not process its events.
+Lag is the longest time during which an event loop on either side processed no events.
 """
 
 from __future__ import annotations

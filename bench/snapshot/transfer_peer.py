@@ -1,7 +1,7 @@
 """The holder's side of the transfer bench: a separate process that serves until its standard input closes.
 
 `python -m bench.snapshot.transfer_peer FOLDER` prints three ports: one for a sidecar's peers, and two for the
-plain copy, with the system's pacing and without. At its end it prints the lag of its event loop.
+plain copy, with the system's pacing and without. Before it exits, it prints the lag of its event loop.
 """
 
 from __future__ import annotations

@@ -16,10 +16,10 @@ from holdfast.protocol.drills import DRILLS
 from supervisor.cli.api_client import RequestRefused, Unreachable, api_of
 
 NAMES_RANK = tuple(name for name, each in DRILLS.items() if each.executor in ("launcher", "rank"))
-# Recovering from these costs no step and opens no incident.
+# Recovering from these kinds of faults costs no step and opens no incident.
 COSTLESS = tuple(name for name, each in DRILLS.items() if each.executor in ("sidecar", "supervisor"))
 KINDS = (*NAMES_RANK, "member", "launcher", *COSTLESS)
-SECOND = ("kill", "sidecar", "supervisor")  # kinds of the second fault, which may hit during a recovery
+SECOND = ("kill", "sidecar", "supervisor")  # kinds of the second fault, which may occur during a recovery
 PATIENCE_S = 60.0
 
 

@@ -10,10 +10,11 @@ from bench.harness.watch import ProcessReading
 from bench.text import slope
 
 WARM_UP = 0.2  # the first share of a series, while caches fill and allocators reach their size
-# The same in a run with faults: the first fault of each kind maps slots and opens connections that stay.
+# The same in a run with faults, where the first fault of each kind maps slots and opens connections that
+# stay.
 WARM_UP_FAULTED = 0.5
 LEAST = 8  # a series with fewer readings is not judged
-# Resident memory varies by this share, or by this many bytes, without growth.
+# Resident memory varies by up to this share, or this many bytes, without real growth.
 ROOM = 0.05
 ROOM_BYTES = 2_000_000
 
@@ -32,7 +33,7 @@ class Growth:
     bytes_per_100k_steps: float
 
     def grows(self, kept: float = 0.0) -> bool:
-        """True if the memory or the descriptors grow; up to `kept` more descriptors do not count."""
+        """Return True if the memory or the descriptors grow; up to `kept` more descriptors are ignored."""
         room = max(ROOM_BYTES, ROOM * self.first_bytes)
         more_bytes = self.last_bytes - self.first_bytes > room and self.bytes_per_100k_steps > 0
         return more_bytes or self.last_descriptors > self.first_descriptors + kept

@@ -12,8 +12,8 @@ from bench.soak.growth import Growth
 from bench.text import Verdict, percent, seconds, size, summary, table
 
 LOGS = "run directory"  # it may grow, because incidents and the ranks' output accumulate in it
-KEPT = 4  # how many more connections a process may keep
-LONG = 0.6  # a series is judged if it has this share of the longest one's readings
+KEPT = 4  # how many additional connections a process may keep
+LONG = 0.6  # a series is judged if it has this share of the readings of the longest series
 
 
 def growths(readings: Iterable[ProcessReading], *, quiet: bool) -> list[Growth]:
@@ -96,7 +96,7 @@ def verdicts(
 
 
 def _of_growth(grown: Sequence[Growth], *, quiet: bool) -> Verdict:
-    """Judge the processes that ran for most of the time; one that a fault replaced is too young."""
+    """Judge the processes that ran for most of the time; a process started after a fault is too young."""
     most = max((each.readings for each in grown), default=0)
     old = [each for each in grown if each.readings >= most * LONG]
     judged = [each for each in old if quiet or each.what != LOGS]

@@ -4,7 +4,7 @@ The same training first runs without faults. Then it runs on two members and a s
 another: SIGKILL, SIGSTOP, a rank that hangs or spins, NaN, an exit, or the loss of a member, a launcher, a
 sidecar or the supervisor. Some faults are followed by a second one during the recovery. At the end, the
 parameters, buffers, optimizer and random states of all ranks must match those of the run without faults. The
-run must not have got stuck, and no process or memory may be left behind.
+run must not get stuck or leave any process or memory behind.
 
 With --quiet-faults no fault is injected. The bench then shows whether any part of holdfast grows: its memory,
 its open files, the shared memory, or the run directory.
@@ -32,7 +32,7 @@ from bench.text import all_met
 from bench.workloads.modes import MANY
 
 START_S = 180.0
-SHARE = 0.4  # the share of the wall clock time that is training while faults are injected
+SHARE = 0.4  # the share of the wall clock time spent training while faults are injected
 CALIBRATION_STEPS = 300
 QUIET_MODEL = "--layers 1 --heads 1 --width 16 --context 16 --batch 2"
 
@@ -85,7 +85,7 @@ def _end(
 
 def _command(steps: int, options: argparse.Namespace, standby: int) -> list[str]:
     run = ("--nproc-per-node", "1", "--members", str(options.members), "--standby", str(standby))
-    # By default, a spinning rank may run for minutes, because it may be working; here it counts as a hang.
+    # By default, a spinning rank may run for minutes, because it may be working; here it counts as hung.
     more = ("--max-restarts", MANY, "--checkpoint-every", "10s", "--hang-floor", "600ms")
     script = ["-m", f"trainer.{options.trainer}", "--tiny", "--steps", str(steps)]
     script += ["--seed", str(options.seed), "--val-every", "200", "--log-every", "1000"]
@@ -182,7 +182,7 @@ def _digests(running: RunningLauncher) -> dict[str, Any] | None:
 
 
 def _left_behind(watch: RunWatch) -> list[str]:
-    """Kill the processes that remain after the run's end. Return them and the memory that remains."""
+    """Kill the processes that outlived the run. Return them and the memory that is left."""
     runtime = (watch.run.run() or {}).get("runtime")
     found = [str(runtime)] if runtime and Path(runtime).exists() else []
     return [*found, *watch.running.leftovers()]

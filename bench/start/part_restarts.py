@@ -17,14 +17,14 @@ PARTS = ("supervisor", "sidecar")
 FORKED, COLD = "forked", "new interpreter"
 CALM_S = 60.0  # the longest wait until the run is calm again
 BACK_S = 60.0
-LIVED_S = 1.2  # a part that dies within a second of its start would be restarted only a second later
+LIVED_S = 1.2  # a part that dies within a second of its start is restarted only after another second
 POLL_S = 0.002
 
 
 def measure(
     running: RunningLauncher, kills: int, said: Callable[[str], object]
 ) -> dict[str, dict[str, list[float]]]:
-    """Return the seconds from each kill to the replacement, by the way that it started and by part.
+    """Return the seconds from each kill to the replacement, by the way the replacement started and by part.
 
     Raises:
         Failed: A part was not replaced in time, or the run has ended.

@@ -46,7 +46,7 @@ def train_step(model: nn.Module, step: int, rank: int) -> Tensor:
 
 
 class Ballast:
-    """Tensors of `total_bytes` in total in the optimizer state of the first parameter, the same on all ranks.
+    """Tensors that add `total_bytes` to the optimizer state of the first parameter, the same on all ranks.
 
     In a real state too, the optimizer holds two thirds of the bytes. Like the state of a large model, the
     ballast changes at each step: `step` writes to every tensor, but only one number in each, and so takes no

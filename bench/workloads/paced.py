@@ -1,8 +1,8 @@
 """The training scripts of the picture: one with `holdfast.join`, and one with checkpoints for torchrun.
 
-Both train the recovery bench's network at a fixed pace: a step takes equally long under both launchers. Under
-torchrun, rank 0 saves the model and the optimizer every `SAVE_EVERY` steps, and each start resumes from that
-file.
+Both train the recovery bench's network at a fixed pace, so a step takes equally long under both launchers.
+Under torchrun, rank 0 saves the model and the optimizer every `SAVE_EVERY` steps, and each start resumes from
+that file.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 A directory without a valid manifest is not a checkpoint. The file `latest` is never read.
 
-A training script may save into the same directory, under the same names. A writer renames a checkpoint to its
-name only with its manifest in it, and a removal renames the manifest first. So a name whose directory has
-neither the manifest nor that mark is not Holdfast's, or a disaster has damaged it. It is listed as `Foreign`,
-and never replaced or deleted.
+A training script may save into the same directory, under the same names. A writer gives a checkpoint its
+final name only once the manifest is in it, and a removal begins by renaming the manifest. So a directory that
+has content, but neither the manifest nor the renamed manifest, was not written by Holdfast or has been
+damaged. It is listed as `Foreign`, and is never replaced or deleted.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from holdfast.protocol.lineage import Lineage
 MANIFEST = "manifest.json"
 LATEST = "latest"  # written for people and scripts; Holdfast never reads it
 REMOVED = ".removed"  # the name of the manifest while the rest of its checkpoint is being removed
-FOREIGN = "not written by Holdfast, or damaged"  # how the message of `Foreign` begins
-_ASIDE = ".old"  # the suffix of a checkpoint while it is replaced
+FOREIGN = "not written by Holdfast, or damaged"  # the beginning of the message of `Foreign`
+_ASIDE = ".old"  # the suffix of a checkpoint while it is being replaced
 _NAME = re.compile(r"step-(\d{8,19})(\.old(-[0-9a-f]{16})?)?")
 
 
@@ -45,7 +45,7 @@ class Unreadable(InvalidCheckpoint):
 
 
 class Foreign(InvalidCheckpoint):
-    """Something that has the name of a checkpoint, but cannot be shown to be Holdfast's."""
+    """Something has the name of a checkpoint, but nothing shows that Holdfast wrote it."""
 
     def __init__(self, why: str) -> None:
         super().__init__(f"{FOREIGN}: {why}")
@@ -71,7 +71,7 @@ class StoredCheckpoint:
 def load(path: Path | str, at: Path | None = None) -> StoredCheckpoint:
     """Return the checkpoint in the directory `path`, without verifying the content of its files.
 
-    If `at` is given, it is used instead to access the directory.
+    If `at` is given, the directory is accessed through that path instead.
 
     Raises:
         NewerFormat: A later version of holdfast wrote the checkpoint.
@@ -141,7 +141,7 @@ def described(
 
 
 def check_own(manifest: bytes, has_own_files: Callable[[], bool]) -> None:
-    """Raise `Foreign` if the manifest is not valid, and none of Holdfast's files is beside it either."""
+    """Raise `Foreign` if the manifest is invalid and none of Holdfast's files is beside it."""
     try:
         unpack(manifest)
     except NewerFormat:
@@ -160,14 +160,14 @@ def load_or_defect(path: Path, at: Path | None = None) -> StoredCheckpoint | Inv
 
 
 def is_same(one: StoredCheckpoint | InvalidCheckpoint, other: StoredCheckpoint | InvalidCheckpoint) -> bool:
-    """Return whether both are the same checkpoint, or have the same defect."""
+    """Return whether `one` and `other` are the same checkpoint or have the same defect."""
     if isinstance(one, StoredCheckpoint) or isinstance(other, StoredCheckpoint):
         return one == other
     return type(one) is type(other) and str(one) == str(other)
 
 
 def occupied(path: Path | str) -> FileExistsError:
-    """Return the error of a writer that finds something else under the name of its checkpoint."""
+    """Return the error for a writer that finds something else under the name of its checkpoint."""
     return FileExistsError(
         f"{path} exists, and Holdfast has not written all of it, so it is not replaced. Give Holdfast a"
         " directory for its checkpoints that the training script does not save to, or move this one away"
@@ -175,7 +175,7 @@ def occupied(path: Path | str) -> FileExistsError:
 
 
 def is_removed(path: Path) -> bool:
-    """Return whether the directory `path` is gone, or no checkpoint any more because it is being removed."""
+    """Return whether the checkpoint in the directory `path` has been removed or is being removed."""
     try:
         names = names_in(path)
     except FileNotFoundError:
@@ -186,12 +186,12 @@ def is_removed(path: Path) -> bool:
 
 
 def names_in(folder: Path) -> frozenset[str]:
-    """Return the names of all that is in a directory. Raises OSError."""
+    """Return the names of all entries in a directory. Raises OSError."""
     return frozenset(each.name for each in folder.iterdir())
 
 
 def own_names(folder: Path) -> frozenset[str]:
-    """Return the names in a checkpoint's directory that are Holdfast's. Any others are the script's.
+    """Return the names of Holdfast's own files in a checkpoint's directory. All others are the script's.
 
     Raises OSError.
     """
@@ -214,17 +214,17 @@ def step_in(name: str) -> int | None:
 
 
 def name_aside(name: str) -> str:
-    """Return another name for the checkpoint `name`. Readers know it, and no other writer uses it."""
+    """Return another name for the checkpoint `name` that readers recognise and no other writer uses."""
     return f"{name}{_ASIDE}-{secrets.token_hex(8)}"
 
 
 def is_aside(name: str) -> bool:
-    """Return whether a checkpoint's name is one that it has only while it is replaced."""
+    """Return whether a checkpoint has this name only while it is being replaced."""
     return _ASIDE in name
 
 
 def is_own_name(name: str) -> bool:
-    """Return whether only `name_aside` gives such a name, so that even an empty directory is Holdfast's."""
+    """Return whether only `name_aside` returns such a name, so even an empty directory is Holdfast's."""
     match = _NAME.fullmatch(name)
     return match is not None and match[3] is not None
 
@@ -241,7 +241,7 @@ def verify(found: StoredCheckpoint) -> str | None:
 
 
 def content_fault(found: StoredCheckpoint) -> str | None:
-    """Verify as `verify` does, but raise `Unreadable` if storage fails: the content may still be intact."""
+    """Verify as `verify` does, but raise `Unreadable` if storage fails, as the content may be intact."""
     for entry in found.files:
         fault = _size_fault(found.path, entry) or _content_fault(found.path, entry)
         if fault is not None:
@@ -252,7 +252,7 @@ def content_fault(found: StoredCheckpoint) -> str | None:
 def each_checkpoint(root: Path) -> Iterator[tuple[Path, StoredCheckpoint | InvalidCheckpoint]]:
     """Yield each directory named like a checkpoint, newest first, with its checkpoint or its defect.
 
-    What is left of a checkpoint that is being removed is not yielded.
+    Skips the remains of checkpoints that are being removed.
     """
     try:
         names = [path.name for path in root.iterdir()]
@@ -269,7 +269,7 @@ def each_checkpoint(root: Path) -> Iterator[tuple[Path, StoredCheckpoint | Inval
 def _open_regular(path: Path) -> int:
     """Open a regular file and return its descriptor, without blocking.
 
-    Raises OSError, including when `path` is another kind of file.
+    Raises OSError, including when `path` is not a regular file.
     """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(path, flags)

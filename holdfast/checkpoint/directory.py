@@ -1,4 +1,4 @@
-"""Store checkpoints in a directory, where each one shows up under its name only when complete.
+"""Store checkpoints in a directory, where each one appears under its name only once it is complete.
 
 A checkpoint is written under a temporary name, made durable, and then renamed. The file `latest` names the
 newest checkpoint for people and scripts; Holdfast never reads it.
@@ -35,7 +35,7 @@ from holdfast.fileio.bulk_copy import FileBatch
 from holdfast.fileio.checksum import CHUNK_BYTES, FileEntry
 from holdfast.fileio.range_writer import RangeWriter
 
-THREADS = 2  # of a writer that shares a file: one computes checksums while the other writes
+THREADS = 2  # for a writer that shares a file: one computes checksums while the other writes
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -117,10 +117,10 @@ class DirectoryStorage:
         moved: Callable[[], object],
         helpers: ShareHelpers,
     ) -> FileEntry:
-        """Copy `source` like `FileBatch.copy`, together with the helpers. Raises OSError.
+        """Copy `source` as `FileBatch.copy` does, but with the peers' help. Raises OSError.
 
-        Once this returns, helpers' requests are refused. A helper with an earlier request may still be
-        writing, but only bytes that are already in the file.
+        Once this returns, requests from helpers are refused. A helper may still be writing because of an
+        earlier request, but only bytes that are already in the file.
         """
         work = SharedFile(source, PIECE_BYTES, moved)
         batch.allocate(target, work.size)
@@ -154,7 +154,7 @@ class DirectoryStorage:
         self, name: str, place: StagingPlace, size: int, piece: SharedPiece, read: CheckedRead
     ) -> None:
         if not durable.is_temporary_name(place.folder, name):
-            raise ShareRefused("the folder does not have the name of a writer's")
+            raise ShareRefused("the folder does not have the name of a writer's folder")
         try:
             folder = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
@@ -216,11 +216,12 @@ class StagedDirectory:
     def replace(self) -> bool:
         """Move the checkpoint to its final name. On return, the checkpoint that it replaced is deleted.
 
-        The replaced one first gets another name that readers know, and is then compared with the one that
-        `publish` found: another writer may have replaced it at any moment. If it is a different one, it gets
-        its old name back. If the process is killed, it is still listed under the other name.
+        The old checkpoint first gets another name that readers recognise. It is then compared with the
+        checkpoint that `publish` found, because another writer may have replaced that one at any moment. If
+        they differ, the old checkpoint gets its name back. If the process is killed in between, the old
+        checkpoint is still listed under its other name.
 
-        Raises `FileExistsError` if a script has saved something into that checkpoint's directory.
+        Raises `FileExistsError` if a script has saved something into the old checkpoint's directory.
         """
         if self._occupant is None or isinstance(self._occupant, Foreign | Unreadable):
             return False
@@ -236,7 +237,7 @@ class StagedDirectory:
             return False
         replaced = catalog.load_or_defect(self.path, aside)
         if not catalog.is_same(replaced, self._occupant):
-            removal.rename_if_free(aside, self.path)  # if it is not free, retention deletes one of the two
+            removal.rename_if_free(aside, self.path)  # if the name is taken, retention deletes one of the two
             return False
         if not removal.rename_if_free(self._temporary, self.path):
             return False
@@ -248,7 +249,7 @@ class StagedDirectory:
 
 
 def _write_mapped(source: int, piece: SharedPiece, out: RangeWriter, moved: Callable[[], object]) -> None:
-    """Write a piece from the pages of the source, which must not be truncated meanwhile."""
+    """Write a piece from the pages of the source, which must not be truncated during the call."""
     size = piece.end - piece.begin
     with mmap.mmap(source, size, access=mmap.ACCESS_READ, offset=piece.begin) as pages:
         for at in piece.chunks:
@@ -256,13 +257,13 @@ def _write_mapped(source: int, piece: SharedPiece, out: RangeWriter, moved: Call
                 out.write(chunk, at)
             moved()
     if not out.is_direct:
-        out.sync()  # or the page cache would fill up
+        out.sync()  # otherwise the page cache would fill up
 
 
 def _missing(work: SharedFile, target: Path) -> tuple[SharedPiece, ...]:
     descriptor = os.open(target, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # a file server need not send what follows
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # keeps a file server from reading ahead
         return work.missing(descriptor)
     finally:
         os.close(descriptor)
@@ -277,7 +278,7 @@ def _check_token(folder: int, token: str) -> None:
     finally:
         os.close(descriptor)
     if not is_token(found, token):
-        raise ShareRefused("the folder of that name is another writer's")
+        raise ShareRefused("the folder of that name is another writer's folder")
 
 
 def _hint(name: str) -> bytes:

@@ -32,8 +32,8 @@ class ListingReader:
     def read(self) -> StorageListing:
         """Return a listing of the checkpoints on storage. The caller sets its number.
 
-        Raises `OSError` if the folder cannot be read. Also raises it if a manifest cannot be read, until
-        `PATIENCE` reads of that manifest have failed; from then on, the checkpoint is listed as damaged.
+        Raises `OSError` if the folder or a manifest cannot be read. After `PATIENCE` failed reads of a
+        manifest, its checkpoint is listed as damaged instead.
         """
         checkpoints: list[ListedCheckpoint] = []
         refused: list[RefusedCheckpoint] = []
@@ -66,7 +66,7 @@ class ListingReader:
     def count_failed_read(self, name: str, error: catalog.Unreadable) -> None:
         """Count a failed read of the checkpoint `name`.
 
-        Raises `OSError` until `PATIENCE` reads have failed. From then on, the checkpoint counts as damaged.
+        Raises `OSError` until `PATIENCE` reads have failed. After that, the checkpoint counts as damaged.
         """
         self._unread[name] += 1
         if self._unread[name] < PATIENCE:

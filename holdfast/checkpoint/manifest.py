@@ -44,8 +44,8 @@ class NewerFormat(InvalidCheckpoint):
 class ObjectLayout:
     """Describes how object storage divides the files of a checkpoint into objects.
 
-    A file is stored as the objects `folder`/FILE/00000, 00001 and so on. Each has `part_bytes` bytes, except
-    that the last one may be shorter. An empty file is stored as one empty object.
+    A file is stored as the objects `folder`/FILE/00000, 00001 and so on. Each object has `part_bytes` bytes,
+    but the last one may be shorter. An empty file is stored as one empty object.
     """
 
     folder: str
@@ -56,7 +56,7 @@ class ObjectLayout:
 class Manifest:
     """The contents of a checkpoint. `created` is in seconds since the epoch.
 
-    `lineage` is the run's lineage when the checkpoint was written. Readers derive from it which other
+    `lineage` is the run's lineage when the checkpoint was written. From it, readers can tell which other
     checkpoints are void.
     """
 
@@ -77,7 +77,7 @@ def private_name(rank: int) -> str:
 
 
 def is_state_name(name: str) -> bool:
-    """Return whether Holdfast gives a file of a checkpoint this name."""
+    """Return whether Holdfast uses this name for a file of a checkpoint."""
     return name == REPLICATED or _PRIVATE.fullmatch(name) is not None
 
 
@@ -131,7 +131,7 @@ def unpack(raw: bytes) -> Manifest:
     """Return the manifest encoded in `raw`.
 
     Raises:
-        NewerFormat: The manifest is intact, but has a later format.
+        NewerFormat: The manifest is intact, but its format is newer.
         InvalidCheckpoint: The data is damaged, incomplete, or not a manifest.
     """
     body = _checked(raw)
@@ -180,7 +180,7 @@ def _objects(value: object, files: tuple[FileEntry, ...]) -> ObjectLayout:
 
 
 def _lineage(value: object) -> tuple[Lineage, ...]:
-    """Return the lineage in a manifest. Early versions wrote none; the result is then empty."""
+    """Return the lineage in a manifest; it is empty if the manifest is from an early version."""
     if not isinstance(value, list) or len(value) > MOST:
         raise InvalidCheckpoint(f"has lineage {brief(value)}, expected a list of at most {MOST}")
     for each in value:

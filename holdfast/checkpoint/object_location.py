@@ -38,7 +38,7 @@ class ObjectLocation:
 
 
 def is_object_url(text: str) -> bool:
-    """Return whether `text` begins with the scheme of an object storage. The rest may be invalid."""
+    """Return whether `text` begins with the scheme of an object store. The rest may be invalid."""
     return text.partition("://")[0] in BUCKETS and "://" in text
 
 

@@ -1,15 +1,15 @@
-"""Remove one particular checkpoint from a directory, whatever has its name by the time of the removal.
+"""Remove one particular checkpoint from a directory, and never another that has since received its name.
 
-Another member may replace a checkpoint while this process is stopped between any two system calls. So nothing
-here that deletes data finds it by the checkpoint's name. The directory is opened, compared through that
-descriptor, and emptied through it; then it is the same directory even if it has lost its name. Its name is
-removed only if it belongs to an empty directory, which no published checkpoint is.
+Another member may replace a checkpoint while this process is stopped between any two system calls. So this
+module never finds the data to delete by the checkpoint's name. It opens the directory, and compares and
+empties it through the descriptor, which refers to the same directory even if the name changes. A name is
+removed only if its directory is empty, which a published checkpoint never is.
 
-Only Holdfast's own files are deleted: a script may save into a directory of the same name. An empty directory
-may be one that a script has just made. So before a directory becomes empty, it gets a name that only Holdfast
-uses, and by which `finish` recognises it.
+Only Holdfast's own files are deleted, because a script may save into a directory of the same name. A script
+may even have just created an empty one. So before a directory becomes empty, it gets a name that only
+Holdfast uses and that `finish` recognises.
 
-Renaming the manifest, as the first step, takes the checkpoint from all readers at once. If the process is
+The first step renames the manifest, which hides the checkpoint from all readers at once. If the process is
 killed after that, `finish` removes the rest.
 """
 
@@ -33,8 +33,8 @@ _KEPT_BY_NFS = ".nfs"
 def remove(path: Path, what: StoredCheckpoint | InvalidCheckpoint) -> bool:
     """Remove `what`, which was found at `path`. Return False, and change nothing, if it is no longer there.
 
-    Also returns False if it cannot be read, because then it cannot be compared, and if it is not a directory
-    that Holdfast has written. Raises OSError; a retry is safe.
+    Also return False if it cannot be read and therefore not compared, or if it is not a directory that
+    Holdfast wrote. Raises OSError; a retry is safe.
     """
     try:
         folder = os.open(path, _FOLDER)
@@ -57,7 +57,7 @@ def remove(path: Path, what: StoredCheckpoint | InvalidCheckpoint) -> bool:
 
 
 def finish(root: Path) -> None:
-    """Remove what is left of the checkpoints in `root` whose removal was interrupted. Raises OSError."""
+    """Complete the interrupted removals of checkpoints in `root`. Raises OSError."""
     for path in tuple(root.iterdir()):
         if catalog.step_in(path.name) is None or not catalog.is_removed(path):
             continue
@@ -80,7 +80,7 @@ def finish(root: Path) -> None:
 
 
 def has_strangers(path: Path) -> bool:
-    """Return whether `path` is a link, or also contains what Holdfast has not written. Raises OSError."""
+    """Return whether `path` is a link, or contains anything that Holdfast did not write. Raises OSError."""
     return path.is_symlink() or catalog.names_in(path) > catalog.own_names(path)
 
 
@@ -90,12 +90,12 @@ def _through(folder: int) -> Path:
 
 
 def _remove_rest(folder: int, path: Path) -> None:
-    """Remove Holdfast's files, the mark of the removal last, and then the directory if nothing else is in it.
+    """Remove Holdfast's files, the renamed manifest last, and then the directory if nothing else is in it.
 
-    Raises OSError if a file is left that NFS keeps for a reader.
+    Raises OSError if NFS still keeps a deleted file for a reader.
     """
     for name in catalog.own_names(_through(folder)) - {REMOVED}:
-        with suppress(FileNotFoundError, IsADirectoryError):  # a directory is not from Holdfast
+        with suppress(FileNotFoundError, IsADirectoryError):  # Holdfast does not create directories in it
             os.unlink(name, dir_fd=folder)
     left = catalog.names_in(_through(folder)) - {REMOVED}
     if any(name.startswith(_KEPT_BY_NFS) for name in left):
@@ -104,13 +104,14 @@ def _remove_rest(folder: int, path: Path) -> None:
     with suppress(FileNotFoundError):
         os.unlink(REMOVED, dir_fd=folder)
     if hidden is not None and not _remove_name(hidden):
-        rename_if_free(hidden, path)  # a script has just saved into it
+        rename_if_free(hidden, path)  # a script has just saved something into it
 
 
 def _hidden(folder: int, path: Path) -> Path | None:
-    """Give the directory a name that only Holdfast uses, and return it. None if `path` is not its name.
+    """Give the directory a name that only Holdfast uses; return its new path, or None if it is not at `path`.
 
-    If the name is another's just then, that one gets it back; until then, readers know its other name.
+    If this renames another directory that was just put there, that directory gets its name back. Until then,
+    readers recognise its other name.
     """
     if not _is_at(folder, path):
         return None
@@ -146,7 +147,7 @@ def rename_if_free(source: Path, target: Path) -> bool:
 
 
 def _remove_name(path: Path) -> bool:
-    """Return False, and change nothing, if the directory `path` has content."""
+    """Remove the directory `path`. Return False, and change nothing, if it has content."""
     try:
         path.rmdir()
     except FileNotFoundError:

@@ -21,7 +21,7 @@ _Found: TypeAlias = tuple[Path, StoredCheckpoint | InvalidCheckpoint]
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Specifies which checkpoints to keep: the newest `keep` that are not void, and one up to `proven`.
+    """Specifies which checkpoints to keep: the newest `keep` that are not void, and one at or below `proven`.
 
     Attributes:
         keep: How many of the newest checkpoints to keep, at least 1.
@@ -40,10 +40,10 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """Data in object storage that belongs to no checkpoint. Its writer may still be at work, or dead.
+    """Data in object storage that belongs to no checkpoint. Its writer may be dead or still writing.
 
-    `epoch` is the epoch that the writer obeyed. `written_s` is when storage accepted the last of the data, by
-    its own clock.
+    `epoch` is the epoch that the writer obeyed. `written_s` is the time when storage accepted the last of the
+    data, on the storage's clock.
     """
 
     epoch: int
@@ -52,9 +52,9 @@ class Leftover:
 
 @dataclass(frozen=True, slots=True)
 class NewestCheckpoint:
-    """The highest epoch of all checkpoints in object storage, and when the newest one was published.
+    """The highest epoch of all checkpoints in object storage, and the time when the newest one was published.
 
-    `written_s` is by the clock of the storage. Both are 0 if there is no checkpoint.
+    `written_s` is a time on the storage's clock. Both fields are 0 if there is no checkpoint.
     """
 
     epoch: int
@@ -64,10 +64,10 @@ class NewestCheckpoint:
 def is_abandoned(left: Leftover, epoch: int, newest: NewestCheckpoint) -> bool:
     """Return whether a member that obeys `epoch` may delete `left`.
 
-    Only data that was written before the newest checkpoint may be deleted, and not by a member that obeys a
-    lower epoch than the writer or a checkpoint. A writer that obeys an epoch below that of a checkpoint may
-    no longer publish. Any other writer counts as dead if it has written nothing for an hour, because a live
-    writer writes continuously.
+    Only data that was written before the newest checkpoint may be deleted, and only by a member that obeys no
+    lower epoch than the writer and all checkpoints. A writer that obeys an epoch below that of a checkpoint
+    may no longer publish. Any other writer counts as dead if it has written nothing for an hour, because a
+    live writer writes continuously.
     """
     if newest.epoch > epoch or left.epoch > epoch or left.written_s >= newest.written_s:
         return False
@@ -78,8 +78,9 @@ def is_settled(removed_s: float, epoch: int, newest: NewestCheckpoint) -> bool:
     """Return whether a member that obeys `epoch` may delete the empty manifest of a removed checkpoint.
 
     The checkpoint was removed at `removed_s`, and is older than all others. A group resumes from a checkpoint
-    that exists, and saves only later steps. So it can save the step of the removed one only if it resumed
-    before the removal and has saved nothing since, for which an hour is long enough, or from scratch.
+    that exists, and saves only later steps. So a group can save the removed checkpoint's step again only if
+    it started from scratch, or if it resumed before the removal and has saved nothing since. An hour is long
+    enough to rule out the latter.
     """
     return newest.epoch <= epoch and newest.written_s - removed_s > DEBRIS_AGE_S
 
@@ -95,8 +96,8 @@ def retain(
     The newest checkpoint at or below the step `wanted.proven` is kept too, or the oldest checkpoint if none
     is that old. If the replicas turn out to differ, that checkpoint may date from before they diverged.
 
-    Void checkpoints do not count towards `wanted.keep`. Checkpoints of a newer format are never deleted, and
-    neither is what Holdfast has not written. A retry is safe.
+    Void checkpoints do not count towards `wanted.keep`. Checkpoints of a newer format, and files that
+    Holdfast did not write, are never deleted. A retry is safe.
 
     This process may be stopped at any point, for any time, while another member takes over the run and
     publishes checkpoints of the same steps:
@@ -105,10 +106,11 @@ def retain(
       names. Both kinds of storage ensure this for any order of events.
     - The checkpoints are listed again before each deletion, and nothing more is deleted if any has changed.
       So once a later supervisor or generation has published, at most the deletion in progress completes.
-    - That deletion, and any before the later generation's first checkpoint, can include the checkpoint that
-      the generation resumed from. To lose work this way, three things must coincide: the supervisor passed
-      over newer intact checkpoints, `wanted.proven` does not keep the one it used, and all members lose
-      their copies in memory before the next checkpoint, which a group writes as soon as it trains again.
+    - That deletion, and any deletion before the later generation's first checkpoint, can remove the
+      checkpoint that the generation resumed from. To lose work this way, three things must coincide: the
+      supervisor passed over newer intact checkpoints, `wanted.proven` does not keep the checkpoint that it
+      used, and all members lose their copies in memory before the next checkpoint, which a group writes as
+      soon as it trains again.
 
     Args:
         root: The directory of the checkpoints, or another storage.
@@ -149,9 +151,9 @@ def _listed(storage: CheckpointStorage) -> tuple[_Found, ...]:
 def _removed(
     storage: CheckpointStorage, found: tuple[_Found, ...], deletable: tuple[Path, ...]
 ) -> tuple[Path, ...]:
-    """Remove checkpoints, the last of `deletable` first, while all others are as in `found`.
+    """Remove `deletable`, the last one first, and stop as soon as any checkpoint differs from `found`.
 
-    Returns the removed ones, in the order of `deletable`.
+    Returns the removed checkpoints, in the order of `deletable`.
     """
     seen = dict(found)
     removed: tuple[Path, ...] = ()
@@ -207,7 +209,7 @@ def _deletable(
 def _newest_proven(older: list[StoredCheckpoint], proven: int) -> Path | None:
     """Return the newest checkpoint at or below step `proven`, or the oldest one if none is that old.
 
-    `older` is sorted newest first. The result is None if it is empty.
+    `older` is sorted newest first. The result is None if `older` is empty.
     """
     equal = (found.path for found in older if found.step <= proven)
     return next(equal, older[-1].path if older else None)

@@ -1,8 +1,8 @@
 """Split a checkpoint file between the member that writes it and the peers that help.
 
-Whoever is free takes the next piece, so slow peers write fewer pieces. A peer writes bytes only if they match
-the checksums of the writer's own copy. Anything a peer writes, even late, is therefore what belongs there,
-and a piece may safely be written twice (ADR 17).
+Each member takes the next piece when it is free, so slow peers write fewer pieces. A peer writes bytes only
+if they match the checksums of the writer's own copy. So whatever a peer writes, even late, is correct, and a
+piece may safely be written twice (ADR 17).
 """
 
 from __future__ import annotations
@@ -23,28 +23,29 @@ from typing import Protocol, TypeAlias
 from holdfast.fileio.bulk_copy import BLOCK_BYTES
 from holdfast.fileio.checksum import CHUNK_BYTES, FileEntry, stretch_crc
 
-# This file is in the writer's folder while it accepts help. A peer that can read it sees the same folder.
+# While the writer accepts help, this file is in its folder. A peer that can read the file sees the same
+# folder.
 TOKEN = ".share"
 TOKEN_BYTES = 64
-PIECE_BYTES = 2 * CHUNK_BYTES  # of a directory; at 1 GB/s, this takes several times as long as a request
-LEAST_BYTES = 64 << 20  # for each member: with less, the requests cost more than they save
-# When no other piece is left, the writer also writes a piece that a peer has had for longer than this and
-# `SLOWER` times the mean. A hung peer therefore delays the checkpoint by at most this wait, plus the time to
-# write the few pieces that it had taken.
+PIECE_BYTES = 2 * CHUNK_BYTES  # in a directory; at 1 GB/s, this takes several times as long as a request
+LEAST_BYTES = 64 << 20  # per member: for less, the requests cost more time than they save
+# When no other piece is left, the writer also writes a piece that a peer has had for longer than `LATE_S`
+# plus `SLOWER` times the mean duration. A hung peer therefore delays the checkpoint by at most this wait,
+# plus the time to write the few pieces that it had taken.
 LATE_S = 2.0
 SLOWER = 3.0
-READERS = 4  # of single blocks, each of which takes a round trip to a file server
+READERS = 4  # threads that read single blocks, each of which takes a round trip to a file server
 
 
 class ShareRefused(Exception):
-    """A member cannot write a piece of another member's checkpoint. The message is the reason."""
+    """A member cannot write a piece of another member's checkpoint. The message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class StagingPlace:
     """Where the writer's files are, below the storage that every member is configured with."""
 
-    folder: str  # of the writer alone; never used as a path without a check against the rule of such names
+    folder: str  # the writer's own folder; the name is validated before it is used in a path
     token: str  # the content of `TOKEN`
     part_bytes: int = 0  # in object storage
 
@@ -60,18 +61,18 @@ def is_token(found: bytes, token: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SharedPiece:
-    """Bytes `begin` to `end` of a file: whole chunks; the last one may be shorter."""
+    """Bytes `begin` to `end` of a file: whole chunks, except that the last one may be shorter."""
 
     begin: int
     end: int
 
     @property
     def chunks(self) -> range:
-        """The first byte of each chunk."""
+        """The offset of each chunk in the file."""
         return range(self.begin, self.end, CHUNK_BYTES)
 
 
-# Returns bytes of a peer's copy, from the first number to the second, if they have the writer's checksums.
+# Returns the bytes between two offsets of a peer's copy, provided that they match the writer's checksums.
 # They are valid until the next call.
 CheckedRead: TypeAlias = Callable[[int, int], memoryview]
 
@@ -83,32 +84,33 @@ class ShareHelpers(Protocol):
         """Have peers take pieces of `work` until the context ends. Never raises because of a peer."""
 
     def distrust(self, why: str) -> None:
-        """Stop accepting help, because what peers have written is not there."""
+        """Stop accepting help, because data that peers reported as written is missing."""
 
 
 class SharedFile:
-    """The pieces of a file. Each is done when its bytes are on storage. Safe in any thread.
+    """The pieces of a file. A piece is done when its bytes are on storage. Any thread may use this object.
 
-    Peers' pieces are durable when they are done. The writer makes its own durable before it publishes them.
+    Pieces that peers write are durable when they are done. The writer makes its own pieces durable later,
+    before it publishes the checkpoint.
     """
 
     def __init__(self, source: Path, piece_bytes: int, moved: Callable[[], object]) -> None:
-        """`moved` is called for each piece of a peer. Raises OSError."""
+        """`moved` is called for each piece that a peer has written. Raises OSError."""
         self.size = source.stat().st_size
         self._source, self._moved = source, moved
         begins = range(0, self.size, piece_bytes)
         self._pieces = tuple(SharedPiece(at, min(at + piece_bytes, self.size)) for at in begins)
         self._free = deque(self._pieces)
-        self._begun_s: dict[SharedPiece, float] = {}  # those that peers write
-        self._own: set[SharedPiece] = set()  # those that the writer writes
-        self._crcs: dict[SharedPiece, tuple[int, ...]] = {}  # of those that are done
-        self._of_peers: list[SharedPiece] = []  # of those, the ones that only a peer has written
+        self._begun_s: dict[SharedPiece, float] = {}  # when peers began the pieces that they are writing
+        self._own: set[SharedPiece] = set()  # the pieces that the writer is writing
+        self._crcs: dict[SharedPiece, tuple[int, ...]] = {}  # the checksums of each finished piece
+        self._of_peers: list[SharedPiece] = []  # the finished pieces that only a peer has written
         self._seconds = self._durations = 0.0
         self._is_over = False
         self._change = threading.Condition()
 
     def take(self) -> SharedPiece | None:
-        """Return a piece for a peer; None if there is none left to begin."""
+        """Return a piece for a peer to write; None if no piece is left."""
         with self._change:
             if self._is_over or not self._free:
                 return None
@@ -136,7 +138,7 @@ class SharedFile:
         self._moved()
 
     def give_back(self, piece: SharedPiece) -> None:
-        """Record that a peer has not written a piece, or may not have."""
+        """Record that a peer has not written a piece, or may not have written it."""
         with self._change:
             if self._begun_s.pop(piece, None) is None or piece in self._crcs or piece in self._own:
                 return
@@ -177,10 +179,10 @@ class SharedFile:
         return FileEntry(name, self.size, CHUNK_BYTES, crcs)
 
     def missing(self, descriptor: int) -> tuple[SharedPiece, ...]:
-        """Return the pieces that peers have reported as written, but that are not in the file.
+        """Return the pieces that peers have reported as written but that are missing from the file.
 
         One random block of each chunk is compared. A file system on top of object storage may show all
-        members the same folder, and still let one member's writes replace those of others. Raises OSError.
+        members the same folder, and yet let one member's writes overwrite another's. Raises OSError.
         """
         source = os.open(self._source, os.O_RDONLY | os.O_CLOEXEC)
 
@@ -201,7 +203,7 @@ class SharedFile:
         return tuple(piece for piece, there in zip(self._of_peers, found, strict=True) if not there)
 
     def end(self) -> None:
-        """Let nobody take another piece."""
+        """Stop handing out pieces."""
         with self._change:
             self._is_over = True
             self._change.notify_all()
@@ -227,7 +229,7 @@ class SharedFile:
             return None
 
     def _latest(self) -> tuple[SharedPiece | None, float]:
-        """Return a piece that a peer has taken too long for, or how long to wait for one."""
+        """Return a piece that a peer takes too long to write, or how long to wait for such a piece."""
         waiting = [
             (begun_s, piece)
             for piece, begun_s in self._begun_s.items()

@@ -67,10 +67,10 @@ class CheckpointStorage(Protocol):
     def local_copy(
         self, found: StoredCheckpoint, names: Iterable[str], moved: Callable[[], object]
     ) -> tuple[Path, str | None]:
-        """Make the files `names` available in a local directory; return it, and a defect or None.
+        """Make the files `names` available in a local directory; return its path, and a defect or None.
 
-        Object storage downloads only these files. A directory returns the checkpoint itself, after verifying
-        all of its files. A retry is safe, and does not download complete files again.
+        Object storage downloads only these files. Directory storage returns the checkpoint itself, after
+        verifying all of its files. A retry is safe, and does not download complete files again.
         """
 
     def forget_copies(self, but: str = "") -> None:
@@ -94,25 +94,25 @@ class CheckpointStorage(Protocol):
         moved: Callable[[], object],
         helpers: ShareHelpers | None = None,
     ) -> AbstractContextManager[StagedCheckpoint]:
-        """Write the files of a new checkpoint. When the context ends, remove them unless published.
+        """Write the files of a new checkpoint. When the context ends, remove them unless they were published.
 
-        The `helpers` write pieces of the file with the state that all ranks share.
+        The `helpers` may write pieces of the file with the state that all ranks share.
         """
 
     def write_piece(
         self, name: str, place: StagingPlace, size: int, piece: SharedPiece, read: CheckedRead
     ) -> None:
-        """Write a piece of the checkpoint `name` that another member stages at `place`; it is then durable.
+        """Durably write a piece of the checkpoint `name`, which another member is staging at `place`.
 
-        Only the pieces of a file of `size` bytes that the writer has created are written, never anything
-        beside it. Raises `ShareRefused` if this storage does not have that place, and what `read` raises.
+        This writes only to the file of `size` bytes that the writer has created. Raises `ShareRefused` if
+        this storage does not have that place, and any exception of `read`.
         """
 
     def remove(self, path: Path, what: StoredCheckpoint | InvalidCheckpoint) -> bool:
-        """Remove a checkpoint that `each_checkpoint` has yielded. No reader ever sees a part of it.
+        """Remove a checkpoint that `each_checkpoint` has yielded. No reader sees it half removed.
 
         If another writer has replaced it, even during this call, the replacement is kept and stays intact.
-        Return False if the checkpoint was not there any more, or could not be read.
+        Return False if the checkpoint was no longer there or could not be read.
         """
 
     def remove_leftovers(self, epoch: int) -> None:

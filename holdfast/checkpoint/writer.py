@@ -55,8 +55,8 @@ def write(
         generation: Fencing token of the state.
         step: The number of steps that the state contains.
         world_size: The number of ranks in the group.
-        files: The content of each file, by name. If it is a path, that file is copied, and must not change
-            during the call.
+        files: The content of each file, by name. If the content is a path, that file is copied and must not
+            change during the call.
         meta: JSON that describes the state.
         created_at: Seconds since the epoch.
         known: The group's lineage, which is stored in the checkpoint.
@@ -67,7 +67,7 @@ def write(
     Raises:
         ValueError: A file name is not allowed, `meta` is not JSON, or a supervisor of a later epoch has
             ordered one of the checkpoints in `root`.
-        FileExistsError: Something has the name of the checkpoint that Holdfast has not written.
+        FileExistsError: Something that Holdfast did not write has the name of the checkpoint.
         OSError: Storage failed or is full, or an existing checkpoint of this step cannot be read. Existing
             checkpoints are unchanged.
     """
@@ -119,8 +119,8 @@ def _check_epoch(storage: CheckpointStorage, epoch: int) -> None:
 def _has_intact(storage: CheckpointStorage, name: str, generation: int) -> bool:
     """Return whether `name` is an intact checkpoint of this or a newer generation.
 
-    If the existing checkpoint is void, so is the caller's, because its generation is not newer. Raises
-    `OSError` if it cannot be read, because it may be intact, and if Holdfast has not written it.
+    If the existing checkpoint is void, so is the caller's, whose generation is not newer. Raises `OSError` if
+    the existing checkpoint cannot be read, because it may be intact, or if Holdfast did not write it.
     """
     try:
         found = storage.load(name)

@@ -1,9 +1,9 @@
-"""Write a batch of files and make them durable together: concurrent fsyncs take about as long as one.
+"""Write a batch of files and make them durable together, as concurrent fsyncs take about as long as one.
 
-Files are copied to storage with direct I/O: the disk reads the data straight from the source's pages in
-memory. Going through the page cache would copy each byte twice and fill memory that the training could use.
-It would also stall whenever too many dirty pages pile up: one 1 GB write may then take four times as long as
-another.
+Files are copied to storage with direct I/O, so that the disk reads the data straight from the source's pages
+in memory. Going through the page cache would copy each byte twice and fill memory that the training could
+use. It would also stall whenever too many dirty pages pile up, so that one 1 GB write may take four times as
+long as another.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ WRITE_BACK_BYTES = 4 << 20
 # A copy through the page cache syncs after this many bytes. Otherwise the fsync at the end might take
 # minutes.
 SYNC_BYTES = 256 << 20
-WRITE_BYTES = 8 << 20  # the maximum that one call writes from memory
+WRITE_BYTES = 8 << 20  # the most that one call writes from memory
 HASHED_BYTES = 256 << 10
 # A multiple of any page size. Larger pieces would be only slightly faster, and a killed process does not end
 # until its current piece is written.
 DIRECT_PIECE_BYTES = 8 << 20
 BLOCK_BYTES = 4096  # a multiple of any disk's block size
-# The errors of a file system that does not support direct I/O, or not from such memory, and of a source that
-# was truncated.
+# The errors if the file system does not support direct I/O at all or from such memory, or if the source was
+# truncated.
 CANNOT = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENODEV, errno.EFAULT})
 
 
@@ -68,7 +68,7 @@ class FileBatch:
         return FileEntry(target.name, size, CHUNK_BYTES, crcs)
 
     def allocate(self, target: Path, size: int) -> None:
-        """Make the new file `target` of `size` bytes, which others write until `sync`. Raises OSError."""
+        """Create the file `target` of `size` bytes, which other code fills before `sync`. Raises OSError."""
         os.ftruncate(self._create(target), size)
 
     def write(self, target: Path, content: bytes, mode: int = 0o666) -> None:
@@ -80,7 +80,7 @@ class FileBatch:
         self._open.append(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
 
     def sync(self) -> None:
-        """Wait until all files are durable. Raises OSError if one of them is not."""
+        """Wait until all files are durable. Raises OSError if any of them could not be made durable."""
         threads = min(THREADS, max(1, len(self._open)))
         try:
             with ThreadPoolExecutor(threads, "holdfast-fsync") as pool:

@@ -56,9 +56,10 @@ def chunk_crcs(content: memoryview, chunk_bytes: int = CHUNK_BYTES) -> tuple[int
 def stretch_crc(
     descriptor: int, begin: int, end: int, crc32: Callable[[memoryview, int], int] = zlib.crc32
 ) -> int:
-    """Return the CRC32 of the bytes of a file from `begin` to `end` or the end of the file. Raises OSError.
+    """Return the CRC32 of a file's bytes from `begin` to `end`, or to the end of a shorter file.
 
     The bytes are read with pread, because mapping them for a single read takes longer than copying them.
+    Raises OSError.
     """
     crc, piece = 0, memoryview(bytearray(PIECE_BYTES))
     while begin < end and (count := os.preadv(descriptor, [piece[: end - begin]], begin)):

@@ -43,7 +43,7 @@ def replace_file(target: Path, content: bytes, mode: int = 0o666) -> None:
 
 @contextmanager
 def replacement(target: Path) -> Iterator[Path]:
-    """Yield a path next to `target` for its replacement. At the end, remove the file if it still exists."""
+    """Yield a path next to `target` for its replacement; on exit, remove the file if it still exists."""
     temporary = temporary_path(target.parent, target.name)
     try:
         yield temporary
@@ -57,13 +57,13 @@ def temporary_path(root: Path, name: str) -> Path:
 
 
 def is_temporary_name(text: str, name: str) -> bool:
-    """Return whether `temporary_path` may have returned `text` for `name`. Such a text is never a path."""
+    """Return whether `text` has the form of a file name that `temporary_path` generates for `name`."""
     return _DEBRIS.fullmatch(text) is not None and text.endswith(f"-{name}")
 
 
 @contextmanager
 def temporary_directory(root: Path, name: str) -> Iterator[Path]:
-    """Yield a new directory in `root`. At the end, remove it unless it was renamed.
+    """Yield a new directory in `root`. When the context ends, remove it unless it was renamed.
 
     Until then, a lock keeps other processes from removing it as debris. Raises OSError.
     """
@@ -86,8 +86,8 @@ def temporary_directory(root: Path, name: str) -> Iterator[Path]:
 def remove_debris(root: Path) -> None:
     """Remove the files that dead writers have left in `root`. Raises OSError.
 
-    They are renamed first. A writer that is not dead, but was stopped for that long, then cannot publish
-    them while they are being removed: either its rename succeeds, or this one.
+    Each file is renamed first. A writer that is not dead, but was only stopped for that long, cannot publish
+    a file while it is being removed, because only one of the two renames succeeds.
     """
     for path in tuple(root.iterdir()):
         match = _DEBRIS.fullmatch(path.name)

@@ -1,13 +1,14 @@
 """Create files with the access rights of their folder, for processes of different users that share a folder.
 
-In a pod, the ranks run as any user that their image names, which the injector cannot know, and the sidecar
-may run as another one. What they share is a memory volume. Every user may write to it, but only these two
-containers mount it, and on the node only root can reach it. What they create there must therefore be open to
-every user as well. In a local run the same folder belongs to one user, and nobody else may use it.
+In a pod, the ranks run as the user that their image specifies, which the injector cannot know, and the
+sidecar may run as another user. They share a memory volume. Every user may write to it, but only these two
+containers mount it, and on the node only root can reach it. The files that they create there must therefore
+be open to every user as well. In a local run, the same folder belongs to one user, and no other user may
+access it.
 
 A new file or folder appears under its name only with its final rights, whatever the umask, because the other
-process may open it at any time. In a shared folder, no symbolic link is followed: the script could otherwise
-have a sidecar with more rights than its own write to another file.
+process may open it at any time. In a shared folder, symbolic links are not followed. Otherwise, the script
+could make a sidecar that has more rights than the script write to another file.
 """
 
 from __future__ import annotations
@@ -25,14 +26,15 @@ _SHARED_FOLDER = 0o777
 def is_shared(folder: Path) -> bool:
     """Return whether every user may create files in `folder`. Raises OSError.
 
-    The kubelet's memory volumes have the sticky bit: only its owner may remove or replace a file. The folders
-    in it that `make_folder` creates do not have it, because both processes replace each other's files there.
+    The kubelet's memory volumes have the sticky bit, so only the owner of a file may remove or replace it.
+    The folders that `make_folder` creates in a volume lack this bit, because both processes replace each
+    other's files there.
     """
     return bool(folder.stat().st_mode & stat.S_IWOTH)
 
 
 def file_mode(folder: Path) -> int:
-    """Return the mode of a file in `folder`: for every user if the folder is shared. Raises OSError."""
+    """Return the mode for new files in `folder`: open to every user if it is shared. Raises OSError."""
     return _SHARED if is_shared(folder) else _PRIVATE
 
 
@@ -68,7 +70,7 @@ def make_folder(path: Path) -> None:
     temporary.mkdir()
     try:
         temporary.chmod(_SHARED_FOLDER)
-        temporary.rename(path)  # replaces an empty folder, but no other
+        temporary.rename(path)  # replaces an existing folder only if it is empty
     except OSError:
         temporary.rmdir()
         if not path.is_dir():  # otherwise, the other process has created it first
@@ -76,7 +78,7 @@ def make_folder(path: Path) -> None:
 
 
 def denial(path: Path) -> str:
-    """Return which user this process is, and to whom `path`, or else the nearest folder above it, belongs.
+    """Describe the user of this process, and the owner of `path` or of the nearest existing folder above it.
 
     This completes the message of a PermissionError, which names neither.
     """
@@ -106,5 +108,5 @@ def _create(path: Path) -> None:
 
 
 def _temporary(path: Path) -> Path:
-    """Return an unused path. A process id would not do, because each container has its own ones."""
+    """Return an unused path. A process id would not be unique, because each container has its own ids."""
     return path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")

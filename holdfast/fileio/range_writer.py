@@ -1,6 +1,6 @@
-"""Write ranges of a file that exists and has its final size, from several threads or hosts.
+"""Write ranges of an existing file, which already has its final size, from several threads or hosts.
 
-Whole blocks are written with direct I/O if the file system supports it, as by `holdfast.fileio.bulk_copy`.
+As in `holdfast.fileio.bulk_copy`, whole blocks are written with direct I/O if the file system supports it.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import stat
 
 from holdfast.fileio.bulk_copy import BLOCK_BYTES, CANNOT
 
-_FLAGS = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # never creates or blocks
+_FLAGS = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # opening never creates a file or blocks
 
 
 class RangeWriter:
     """The file `name` in the open directory `folder`."""
 
     def __init__(self, name: str, folder: int) -> None:
-        """Raises OSError, also if it is not a plain file."""
+        """Raises OSError, including when it is not a plain file."""
         self._file = os.open(name, _FLAGS, dir_fd=folder)
         self._direct = -1
         try:
@@ -36,14 +36,14 @@ class RangeWriter:
         return self._direct >= 0
 
     def write(self, content: memoryview, at: int) -> None:
-        """Write all of `content`. Direct I/O needs memory and an offset of whole blocks. Raises OSError."""
+        """Write all of `content`, with direct I/O if memory and `at` are block-aligned. Raises OSError."""
         done = self._write_blocks(content, at)
         while done < len(content):
             with content[done:] as rest:
                 done += os.pwrite(self._file, rest, at + done)
 
     def sync(self) -> None:
-        """Make everything durable that was written. Raises OSError."""
+        """Make everything that was written durable. Raises OSError."""
         os.fdatasync(self._file)
 
     def close(self) -> None:

@@ -115,7 +115,7 @@ def plan(tensors: Iterable[tuple[str, str, tuple[int, ...]]], metadata: Mapping[
 def parse(buffer: bytes | bytearray | memoryview | mmap.mmap) -> Layout:
     """Return the layout of the file in `buffer`, which must contain the file and nothing else.
 
-    Only the header is copied. The bytes may be hostile, because time and memory are bounded.
+    Only the header is copied. The bytes may be hostile: time and memory are bounded for any input.
 
     Raises:
         Malformed: The bytes are not a safetensors file.

@@ -1,8 +1,8 @@
 """Access files in a separate thread, to keep unresponsive storage from blocking others.
 
 A call to a file system may take seconds or never return, for example on NFS with an unreachable server. The
-thread makes the calls in the order of submission, and callers wait only so long. As a daemon thread, it does
-not keep the process alive when it hangs.
+thread makes the calls in the order of submission, and callers wait only for a limited time. As a daemon
+thread, it does not keep the process alive when it hangs.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class StorageThread:
         return future.result()
 
     def _here(self) -> threading.Condition:
-        """Return this process's own lock: the parent's may have been held when this process was forked."""
+        """Return this process's own lock, because the parent may have held its own during the fork."""
         if self._pid != os.getpid():
             self._pid, self._began_s, self._runs = os.getpid(), 0.0, False
             self._changed, self._waiting = threading.Condition(), deque()

@@ -9,7 +9,7 @@ MAX_DIGITS = 20  # sizes, offsets and checksums fit in 64 bits
 
 
 class RejectedJson(ValueError):
-    """The text is not acceptable JSON. The message is one line, to be written after the name of the file."""
+    """The text is not acceptable JSON. The message is one line, meant to follow the file's name."""
 
 
 def loads(data: bytes, *, max_values: int) -> object:

@@ -1,4 +1,4 @@
-"""Close the files that a script leaves open in known libraries, because only closing completes them."""
+"""Close files of known libraries that a script leaves open, because only closing completes them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ WRITERS = (
     ),
     FileKind("cv2", "VideoWriter", lambda each: each.release() if each.isOpened() else None),
 )
-# The objects that delete temporary files. As at any exit, they run after all files have been written.
+# The objects that delete temporary files. As at any exit, this happens after all files have been written.
 TEMPORARY = (FileKind("tempfile", "_TemporaryFileCloser", lambda each: each.__del__(), _nothing),)
 
 
@@ -76,8 +76,8 @@ def close_unclosed(
 ) -> list[Any]:
     """Close all open files of `kinds` through `attempt`; return those left open because a thread uses them.
 
-    If the frames of a running thread refer to a file, the file is only flushed. If its kind cannot be
-    flushed, it is left as it is and returned. This function imports no module.
+    If the frames of a running thread refer to a file, the file is only flushed. A file whose kind cannot be
+    flushed is left as it is and returned. This function imports no module.
     """
     loaded = [(kind, its) for kind in kinds if (its := _class(kind)) is not None]
     if not loaded:

@@ -46,7 +46,8 @@ _LOOKS = 40
 _LOOK_S = 0.001
 _SUM_BYTES = 8
 _OURS_WAIT = frozenset({thread_waits.LOCK, thread_waits.TIMED_LOCK, thread_waits.NETWORK, thread_waits.POLL})
-# tqdm's monitor must be waiting for its own lock: when it writes, it holds a lock that other threads need.
+# tqdm's monitor must be waiting for its own lock, because while it writes it holds a lock that other threads
+# need.
 _MONITOR_WAITS = frozenset({thread_waits.TIMED_LOCK})
 _TIME = struct.Struct("=qq")  # timespec
 _MACHINE = platform.machine()
@@ -95,7 +96,7 @@ def of(pid: int, found: tuple[Thread, ...], ours: frozenset[int]) -> CollectiveW
 
 
 def in_collective(at: str) -> bool:
-    """Return whether `at`, a rank's innermost function, is one that only waits for other ranks on gloo."""
+    """Return whether `at`, a rank's innermost function, only waits for other ranks on gloo."""
     function, _, file = at.partition(" (")
     name = function.rpartition(".")[2]
     if "torch/autograd/" in file:
@@ -121,8 +122,8 @@ def _number(text: str) -> int:
 class _Threads:
     """The threads of a process, grouped by the condition that each must meet.
 
-    The threads in `names` must be at rest. The threads in `aside`, which maps each to its permitted waits,
-    must only be waiting when they are checked. `loops` contains gloo's loops.
+    The threads in `names` must be at rest. The threads in `aside`, which maps each thread to its permitted
+    waits, need only be waiting when they are checked. `loops` contains gloo's loops.
     """
 
     def __init__(self, pid: int, found: tuple[Thread, ...], ours: frozenset[int]) -> None:
@@ -167,8 +168,8 @@ def _wait_at_rest(pid: int, threads: _Threads) -> CollectiveWait:
     _no_device(pid)
     watched = {socket for tid in threads.loops for socket in _watched(pid, _waits_in(pid, tid))}
     found = _quiet(pid, watched)
-    # Check the loops again after reading the sockets: a loop that waits now has handled everything that
-    # arrived before.
+    # Check the loops again after reading the sockets, because a loop that is waiting now has handled
+    # everything that arrived earlier.
     for tid in threads.loops:
         _waits_in(pid, tid)
     if threads.has_more() or threads.ran() != before:
@@ -288,5 +289,5 @@ def _namespace(pid: int) -> str:
 
 
 def _host(pid: int) -> str:
-    """Return a name for this kernel and network namespace. Addresses are unique within it."""
+    """Return a name for this kernel and network namespace. Addresses are unique within the namespace."""
     return clock.boot_id() + _namespace(pid)

@@ -9,8 +9,8 @@ environment, which contains the generation. A process that shares neither the se
 rank may belong to any live rank that started before it.
 
 A successful script may leave an upload running, which must be able to finish as it would without Holdfast. It
-may also leave a helper that waits for requests and never ends. What tells them apart: only the upload uses
-CPU time, reads or writes.
+may also leave a helper that waits for requests and never ends. They can be told apart because only the upload
+uses CPU time, reads or writes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from holdfast.protocol import environment
 
 # Long enough for a working process to show activity, even if a slow network makes it pause.
 WINDOW_S = 2.0
-WORK_CPU = 0.01  # a share of a core, larger than what a server uses while it waits for requests
+WORK_CPU = 0.01  # a share of a core; a server that waits for requests uses less
 WORK_BYTES = 64 << 10  # the I/O within a window that counts as work: more than an occasional log line
 MOST_WORDS = 120  # the maximum number of characters of a command line in a message
 _MARK = f"{environment.GENERATION}=".encode()
@@ -61,11 +61,11 @@ def _generation(pid: int) -> int:
 
 
 def is_left(orphan: Origin, present: Mapping[int, int], past: Mapping[int, int], generation: int) -> bool:
-    """Return True only if ranks of earlier generations certainly left this process behind.
+    """Return True only if it is certain that ranks of earlier generations left this process behind.
 
     Args:
         orphan: A process whose parent has exited.
-        present: The start times, by pid, of processes that are ranks of `generation` or may become one.
+        present: The start times, by pid, of processes that are, or may become, ranks of `generation`.
         past: The start times, by pid, of processes that have exited or are about to exit.
         generation: The running generation.
     """
@@ -130,7 +130,7 @@ class BackgroundProcesses:
     _resting: set[int] = field(default_factory=set)
 
     def resting(self, pids: Iterable[int], now_s: float) -> set[int]:
-        """Return the `pids` that were nearly idle for a whole window, whether now or at an earlier call."""
+        """Return those of `pids` that were nearly idle for a whole window, in this call or an earlier one."""
         for pid in pids:
             if pid in self._resting:
                 continue

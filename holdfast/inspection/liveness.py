@@ -6,7 +6,7 @@ delay of the whole machine must not count against the part, so time when the wat
 excluded, and a part that is only waiting for a core gets a longer limit.
 
 A rank that a signal has stopped (state T) makes no progress until it is continued, so its phase's time limits
-do not apply. A single reading does not prove that a rank is stopped: after a machine was suspended, or after
+do not apply. A single reading does not prove that a rank is stopped. After a machine was suspended, or after
 a whole job was stopped and continued, the watcher may run a moment before the other processes. A process
 therefore counts as stopped only if every reading over a period finds it stopped, and the watcher itself ran
 throughout that period.
@@ -18,8 +18,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 LIMIT_S = 5.0  # five consecutive heartbeats, the same limit as for a silent member
-# The limit for a part that waits for a core or a disk. If the wait lasts longer, a replacement would not be
-# able to run on that machine either.
+# The limit for a part that waits for a core or a disk. If the wait lasts longer, a replacement could not run
+# on that machine either.
 HELD_UP_S = 60.0
 STOPPED_S = 1.5  # less than the time from the first to the last of three readings that are a second apart
 LATE_S = 1.5  # if two readings are further apart than this, the watcher itself did not run in between
@@ -31,7 +31,7 @@ _STATES = {**_HELD_UP, "T": "stopped", "t": "stopped by a debugger", "S": "aslee
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatSilence:
-    """The time since a part's last heartbeat, and how much of it the watcher did not run."""
+    """The time since a part's last heartbeat, and for how much of this time the watcher did not run."""
 
     # When the last heartbeat arrived, on the same clock as `now_s`; 0 if the part is not connected.
     heard_s: float = 0.0

@@ -1,4 +1,4 @@
-"""Inspect the ranks of one member from outside: what their processes do in a short window, and where.
+"""Inspect one member's ranks from outside: what their processes do in a short window, and where in the code.
 
 The launcher runs the inspection, because it is in the same PID namespace as its ranks. An inspection takes a
 fifth of a second, or longer if a process is unresponsive, so it runs on a separate thread. py-spy reads the
@@ -177,7 +177,8 @@ def _calls(pid: int, found: tuple[Thread, ...], ours: frozenset[int]) -> tuple[s
 
 
 def listed(calls: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the waits without duplicates; of more than a report lists, the first ones and "unknown"."""
+    """Return the waits without duplicates. If a report cannot list them all, return the first ones and
+    "unknown"."""
     found = tuple(dict.fromkeys(calls))
     return found if len(found) <= MAX_CALLS else (*found[: MAX_CALLS - 1], thread_waits.UNKNOWN)
 
@@ -185,7 +186,7 @@ def listed(calls: tuple[str, ...]) -> tuple[str, ...]:
 def dump(command: str, pid: int) -> tuple[tuple[Thread, ...], frozenset[int], str]:
     """Return the rank's Python threads, the ids of Holdfast's own threads, and "".
 
-    If the threads cannot be read, return none of them, and the reason as the last item.
+    If the threads cannot be read, return no threads, and the reason as the last item.
     """
     if not command:
         return (), frozenset(), "no stack: py-spy is not installed"
@@ -201,7 +202,7 @@ def dump(command: str, pid: int) -> tuple[tuple[Thread, ...], frozenset[int], st
     try:
         found = python_stacks.parse(ended.stdout[: python_stacks.MAX_DUMP_BYTES])
     except ValueError as error:
-        return (), frozenset(), f"no stack: py-spy's output {error}"
+        return (), frozenset(), f"no stack: cannot parse py-spy's output: {error}"
     return python_stacks.of_the_rank(found), frozenset(each.tid for each in found if each.ours), ""
 
 

@@ -28,10 +28,10 @@ _BYTES = struct.Struct("=QQ")  # of tcp_info: bytes_acked, bytes_received
 _BYTES_AT = 120
 _ATTRIBUTE = struct.Struct("=HH")  # length, kind
 _PART_BYTES = 1 << 16
-# The limit on the messages of one answer. A rank has about a hundred connections, and reading many more would
-# take too long.
+# The limit on the number of messages in one answer. A rank has about a hundred connections, and reading many
+# more would take too long.
 _MAX_PARTS = 256
-_ANSWER_S = 1.0  # the limit for an answer, which the kernel normally provides within the requesting call
+_ANSWER_S = 1.0  # the time limit for an answer; the kernel normally answers within the requesting call
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,9 +56,9 @@ _CALLS: Mapping[str, Mapping[str, tuple[int, ...]]] = MappingProxyType(
     }
 )
 
-# Signals whose handlers are never the reason why a hang could resolve: crashes (which faulthandler catches),
-# requests to end the process (such as SIGINT, which Python catches), the terminal's signals, CPU-time timers
-# (a wait uses no CPU time), and the two signals that the C library reserves for its threads.
+# Signals whose handlers can never resolve a hang: crashes (which faulthandler catches), requests to end the
+# process (such as SIGINT, which Python catches), the terminal's signals, CPU-time timers (a wait uses no CPU
+# time), and the two signals that the C library reserves for its threads.
 _ENDS_NO_WAIT = frozenset(
     {
         *(4, 5, 6, 7, 8, 11, 31, 13, 24, 25),  # ILL, TRAP, ABRT, BUS, FPE, SEGV, SYS, PIPE, XCPU, XFSZ

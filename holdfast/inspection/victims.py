@@ -1,12 +1,12 @@
-"""Decide whether a rank failed because another one did, and extract torch's report of it. Pure.
+"""Decide whether a rank failed because another rank did, and extract torch's report of it. Pure.
 
 Most error texts are ambiguous. For example, "Connection reset by peer" may also mean that a database closed
 the script's connection. Such a text therefore counts only if torch's collectives, or the backward pass that
 calls them, raised it. A text that names a location in torch's C++ code always comes from torch, even if other
 code repeats it.
 
-When in doubt, a rank counts as a victim. The supervisor then waits briefly for the cause to appear. If none
-does, it restarts the rank a few times and shows its traceback. The opposite mistake is worse: blaming a
+In case of doubt, a rank counts as a victim. The supervisor then waits briefly for the cause to appear. If
+none does, it restarts the rank a few times and shows its traceback. The opposite mistake is worse: blaming a
 victim could end a run that had merely lost a peer.
 """
 
@@ -32,7 +32,7 @@ SIGNS = (
     "wait timeout",
     "monitoredBarrier",
 )
-_PLAIN = SIGNS[:6]  # the signs that explain the failure to a reader on their own
+_PLAIN = SIGNS[:6]  # the signs that are enough to explain the failure to a reader
 _MOST = 80  # the maximum number of characters to show of a text without such a sign
 _TYPES = frozenset({"DistError", "DistBackendError", "DistNetworkError", "DistStoreError"})
 # Texts that only torch's C++ code uses. Other libraries do not report a lost connection in these words.
@@ -45,8 +45,9 @@ _TORCH_SAYS = re.compile(
 _PLACE = re.compile(
     r"\b(?:gloo|tensorpipe)/[\w/]+\.\w+:\d+|ProcessGroup\w+\.[ch]pp:\d+|failed to pass monitoredBarrier"
 )
-# Reports of torch's C++ code that two ranks called different collectives: the script is wrong, and no peer
-# was lost. The rank that reports the mismatch is the cause, and the other ranks lose it as a peer.
+# Reports from torch's C++ code that two ranks called different collectives. In this case, the script is wrong
+# and no peer was lost. The rank that reports the mismatch is the cause, and the other ranks lose it as a
+# peer.
 _MISMATCH = re.compile(
     r"op\.preamble\.length <= op\.nbytes|Is there a distributed collective mismatch"
     r"|Detected mismatch between collectives on ranks"

@@ -27,7 +27,7 @@ from holdfast.worker.script_source import ProgramSources
 
 OUTPUT_S = 5.0  # the time limit for writing the last output, whose reader may be slow
 _ABOUT = """\
-Start and watch the ranks of one member, on the orders of its sidecar. `holdfast run` and the pod injector put
+Start and watch the ranks of one member, as ordered by its sidecar. `holdfast run` and the pod injector put
 this command in front of the training command. Without a sidecar it starts no ranks.
 """
 
@@ -78,7 +78,7 @@ def serve(
 
 
 def _report_unjoined(ending: Ending, exit_code: int) -> None:
-    """Print the output of a process that failed before it joined, which no rank's log contains."""
+    """Print the output of a process that failed before it joined, because no rank's log contains it."""
     lines = [line for line in ending.message.splitlines() if line.strip()]
     if not lines:
         return

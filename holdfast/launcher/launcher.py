@@ -1,9 +1,9 @@
-"""Start, stop, signal and reap the ranks of one member; report their state to the sidecar over a unix socket.
+"""Start, stop, signal and reap one member's ranks, and report their state to the sidecar on a unix socket.
 
 The launcher runs in the user's image, so it uses only the standard library. It makes no decisions. The
 sidecar sends complete orders (`LauncherOrder`), and the launcher sends its complete state (`LauncherState`)
 after every change. Both carry a generation, which exposes outdated messages. If the sidecar restarts, the
-ranks keep running, and the new one receives the complete state.
+ranks keep running, and the new sidecar receives the complete state.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ from holdfast.worker.script_source import ProgramSources, SourceChanges
 _Inspections: TypeAlias = tuple[int, int, tuple[RankInspection, ...]]
 _Handler: TypeAlias = "Callable[[Launcher, LauncherOrder], None]"  # carries out one kind of order
 
-# The time between heartbeats. The sidecar reports the launcher as unresponsive after five missed ones.
+# The time between heartbeats. After five missed heartbeats, the sidecar reports the launcher as unresponsive.
 HEARTBEAT_S = 1.0
 ORPHANS_S = 0.05  # the time between two checks for processes that outlive their ranks
 REFILL_S = 5.0  # a generation that has not settled after this time no longer delays new warm processes
 
 
 class Launcher:
-    """The launcher of one member. One thread handles all events; only inspections run in another."""
+    """The launcher of one member. One thread handles all events; only inspections run in another thread."""
 
     def __init__(
         self,
@@ -79,13 +79,13 @@ class Launcher:
             sources, settings, self.selector, self.watch, self.after, strategy, zygote, explain=explain
         )
         socket_path = settings.directory / member_directory.LAUNCHER_SOCKET
-        # Only pods have the limit: the keeper of a local run watches the sidecars itself.
+        # Only pods have the limit, because the keeper of a local run watches the sidecars itself.
         first_s = float(os.environ.get(environment.FIRST_STEP_S) or math.inf)
         self.sidecar = SidecarServer(socket_path, self.selector, self.obey, first_s)
         self.rendezvous = _listen_tcp()
         self.stopping = False
         self.exit_code = 0  # the exit code in the newest order to stop
-        # True while the launcher, after a signal to end, waits for the supervisor's order to stop.
+        # True while the launcher, having received a signal to end, waits for the supervisor's order to stop.
         self._is_leaving = False
         self.orphans = Orphans()
         self._is_turn_planned = False  # whether a check is scheduled for orphans that have not ended yet
@@ -168,9 +168,9 @@ class Launcher:
 
     @property
     def unjoined_ending(self) -> Ending | None:
-        """How the last process ended that failed before it joined; its message is what the process printed.
+        """The ending of the last process that failed before it joined; its message is the process's output.
 
-        None if a process has become warm since, or if the ranks have ended well without another process.
+        None if a process has become warm since, or if the ranks have succeeded anyway.
         """
         has_succeeded = not self.exit_code and self.group.launch is not None
         return self.pool.last_ending if self.pool.failures and not has_succeeded else None
@@ -231,7 +231,8 @@ class Launcher:
     def _release(self, worker: Worker, found: WorkerProcess) -> None:
         """Start a rank in a warm process.
 
-        If the script joins, rank 0 inherits the rendezvous socket. Otherwise the port is freed for it.
+        If the script joins, rank 0 inherits the rendezvous socket. Otherwise the port is freed, because the
+        script may bind it.
         """
         descriptors: tuple[int, ...] = ()
         if worker.rank == 0 and self.pool.program.joins:
@@ -316,7 +317,7 @@ class Launcher:
     def stop(self, grace_s: float, ending_only: bool = False, first: FirstSignal = "") -> None:
         """Begin to stop: send SIGTERM now and SIGKILL after `grace_s` seconds, or only SIGKILL if that is 0.
 
-        Ranks that are already ending receive no SIGTERM. With `ending_only`, all others are killed. If
+        Ranks that are already ending receive no SIGTERM. With `ending_only`, all other ranks are killed. If
         `first` names another signal (see `LauncherOrder`), it is sent now, SIGTERM follows after `grace_s`,
         and SIGKILL after another `grace_s`.
         """

@@ -1,8 +1,8 @@
 """The members' fork server: imports the script's modules once per machine, and then forks each member.
 
 Importing torch takes seconds of CPU time, and all members of a machine share its cores. A forked member is a
-launcher with its zygote, independent of the fork server and of other members. The server forks twice to make
-the keeper, which is a subreaper, the launcher's parent.
+launcher with its zygote, independent of the fork server and of other members. The server forks twice so that
+the keeper, which is a subreaper, becomes the launcher's parent.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Copy the ranks' output to the launcher's own output, where a pod's log collector reads it.
 
-The ranks write to files in the pod's memory volume: a file never blocks them, and its last lines explain a
-failure. Copied output is freed, so the files take bounded memory no matter how much the script prints.
+The ranks write to files in the pod's memory volume, because a file never blocks them and its last lines can
+explain a failure. Copied output is freed, so the files take bounded memory no matter how much the script
+prints.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from holdfast.process.clock import seconds_to_next_tick
 from holdfast.process.log_tail import LogTails
 
 POLL_S = 0.2
-KEPT_BYTES = 256 << 10  # the part at the end of each file that is never freed, for messages and for people
+KEPT_BYTES = (
+    256 << 10
+)  # the part at the end of each file that is never freed, for messages and for human readers
 FREE_BYTES = 1 << 20  # memory is freed in steps of at least this size
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # linux/falloc.h
 
@@ -40,7 +43,7 @@ class OutputForwarder:
         self._thread.start()
 
     def close(self, limit_s: float) -> None:
-        """Copy the remaining lines, and end. Give up after `limit_s`: the output may have no reader."""
+        """Copy the remaining lines. Give up after `limit_s`, because the output may have no reader."""
         self._ending.set()
         self._thread.join(limit_s)
 
@@ -83,7 +86,7 @@ def punch_hole(path: Path, offset: int, length: int) -> bool:
 
 
 def forwarder_of(logs: Path, nproc: int, parent: int) -> OutputForwarder | None:
-    """Start and return a forwarder; return None in a local run, because there the keeper shows the logs."""
+    """Start and return a forwarder; return None in a local run, where the keeper shows the logs."""
     if parent:
         return None
     sys.stdout.flush()

@@ -2,7 +2,7 @@
 
 The init container `holdfast-setup` runs this command on a volume of the pod before the training starts.
 Kubernetes may run an init container again, even after it succeeded. Each run therefore clears what an
-unfinished one left behind, then installs everything. To readers, `LIBRARY` and `PY_SPY` are each either
+unfinished run left behind, then installs everything. To readers, `LIBRARY` and `PY_SPY` are each either
 complete or absent.
 
 The training container may run as another user and with another Python version. All users may therefore read

@@ -1,21 +1,21 @@
-"""Decide what a pod's launcher says, and when it gives up, if no sidecar is connected to it. Pure.
+"""Decide what a pod's launcher prints, and when it gives up, if no sidecar is connected to it. Pure.
 
-Only its sidecar tells a launcher to start ranks. A launcher that no sidecar reaches would therefore wait for
-ever, and nobody else would learn of it: the sidecar, too, may only know that no launcher answers. Once a
-sidecar has connected, its absence no longer ends the launcher, because the ranks train without it, and the
-kubelet starts it again.
+A launcher starts ranks only on its sidecar's orders. A launcher that no sidecar reaches would therefore wait
+forever. It reports this itself, because the sidecar may know only that no launcher answers. Once a sidecar
+has connected, its absence no longer ends the launcher, because the ranks train without a sidecar, and the
+kubelet restarts it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-SAY_S = 8.0  # a sidecar connects within a second of its start, and a restarted one within a few
+SAY_S = 8.0  # a sidecar connects within a second of its start, and a restarted sidecar within a few seconds
 
 
 @dataclass(frozen=True, slots=True)
 class SidecarContact:
-    """Whether a sidecar is connected, as last seen, and since when that has been so (monotonic seconds).
+    """Whether a sidecar was connected at the last check, and since when (monotonic seconds).
 
     `limit_s` is how long the launcher waits for the first connection.
     """
@@ -24,8 +24,8 @@ class SidecarContact:
     since_s: float
     is_connected: bool = False
     was_connected: bool = False  # at any time
-    is_said: bool = False  # whether the absence has been said
-    is_ending: bool = False  # whether the end has been said
+    is_said: bool = False  # whether the absence has been reported
+    is_ending: bool = False  # whether the launcher's exit has been reported
 
     def later(self, is_connected: bool, now_s: float) -> tuple[SidecarContact, str]:
         """Return the contact at `now_s`, and what to print about it; "" to print nothing."""
@@ -34,22 +34,22 @@ class SidecarContact:
             return found, "the sidecar is connected" if is_connected and self.is_said else ""
         absent_s = now_s - self.since_s
         if self.is_over(now_s) and not self.is_ending:
-            return replace(self, is_ending=True), f"no sidecar has connected for {absent_s:.0f} s: this ends"
+            return replace(self, is_ending=True), f"no sidecar has connected for {absent_s:.0f} s: exiting"
         if is_connected or self.is_said or absent_s < SAY_S:
             return self, ""
         return replace(self, is_said=True), self._absence(absent_s)
 
     def is_over(self, now_s: float) -> bool:
-        """Return True if no sidecar has ever connected, and none is awaited any longer."""
+        """Return True if no sidecar has connected within the limit."""
         return not self.was_connected and now_s - self.since_s >= self.limit_s
 
     def _absence(self, absent_s: float) -> str:
         if self.was_connected:
             return (
-                f"no sidecar has been connected for {absent_s:.0f} s: ranks that train continue to train, but"
+                f"no sidecar has been connected for {absent_s:.0f} s: running ranks continue to train, but"
                 " nothing restarts them after a fault"
             )
         return (
-            f"no sidecar has connected for {absent_s:.0f} s, and no rank starts before one does: this ends"
-            f" after {self.limit_s:g} s (first-step-timeout)"
+            f"no sidecar has connected for {absent_s:.0f} s, and no rank starts until one does: the launcher"
+            f" exits after {self.limit_s:g} s (first-step-timeout)"
         )

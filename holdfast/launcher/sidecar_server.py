@@ -126,7 +126,7 @@ class SidecarServer:
                 self._flush(peer)
 
     def send_state(self, state: LauncherState) -> None:
-        """Send `state` to all connections, unless it is the last one sent. Never waits."""
+        """Send `state` to all connections, unless it equals the last state sent. Never waits."""
         line = codec.encode(state)
         if line != self._newest:
             self._newest = line
@@ -137,12 +137,12 @@ class SidecarServer:
         self._send(HEARTBEAT)
 
     def is_given_up(self, now_s: float) -> bool:
-        """Return True if the first sidecar has had time to connect. Print each longer absence once."""
+        """Return True if no sidecar has connected within the limit. Print each long absence once."""
         if math.isinf(self._contact.limit_s):
             return False
         self._contact, said = self._contact.later(self.is_connected, now_s)
         if said:
-            own = f"this is user {os.geteuid()}, the socket is {self._path}"
+            own = f"running as user {os.geteuid()}, socket {self._path}"
             print(f"holdfast launch: {said} ({own})", flush=True)
         return self._contact.is_over(now_s)
 
@@ -177,7 +177,7 @@ class SidecarServer:
         peer.setblocking(False)
         self._peers[peer] = _Peer()
         self._selector.register(peer, selectors.EVENT_READ, lambda: self._serve(peer))
-        self._newest = b""  # makes the next state count as a change, to be sent
+        self._newest = b""  # so that the next state counts as a change and is sent
 
     def _serve(self, peer: socket.socket) -> None:
         self._flush(peer)

@@ -17,7 +17,7 @@ UNLIMITED_BYTES = 1 << 60  # version 1 expresses "no limit" as a number near 2^6
 
 @dataclass(frozen=True, slots=True)
 class MemoryCgroup:
-    """A memory cgroup, whose files are at the path `below` one of the `roots`."""
+    """A memory cgroup. Its files are at the path `below` under one of the `roots`."""
 
     version: int
     roots: tuple[Path, ...]

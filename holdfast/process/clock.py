@@ -1,7 +1,7 @@
-"""CLOCK_MONOTONIC: common ticks when periodic threads wake up, and the clock's identity.
+"""CLOCK_MONOTONIC: common ticks at which periodic threads wake up, and the clock's identity.
 
-Waking a sleeping core takes longer than the work most of these threads then do: milliseconds on a virtual
-machine. With common ticks, a core wakes up once for all of them.
+Waking a sleeping core takes longer than the work that most of these threads then do. On a virtual machine it
+takes milliseconds. With common ticks, a core wakes up once for all of them.
 
 The identity matters because times from two processes are comparable only on the same clock.
 """

@@ -2,7 +2,7 @@
 
 For loops on a plain selector, helpers yield the ready events and wake the loop when a signal arrives.
 
-An asyncio loop's lag is the time between two polls for events. Measuring it in the selector takes no timer
+An asyncio loop's lag is the time between two polls for events. Measuring it in the selector needs no timer
 and catches delays of any length.
 """
 
@@ -75,7 +75,7 @@ async def result_of(work: Future[_R], limit_s: float) -> _R:
         Unresponsive: The storage did not respond within `limit_s`. The work may still complete later.
     """
     loop = asyncio.get_running_loop()
-    is_done: asyncio.Future[None] = loop.create_future()  # never has an exception that nobody retrieves
+    is_done: asyncio.Future[None] = loop.create_future()  # never fails, so no error is lost
 
     def note(_: Future[_R]) -> None:
         with suppress(RuntimeError):  # the loop has ended

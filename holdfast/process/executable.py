@@ -1,4 +1,4 @@
-"""Explain why the kernel refuses to start a file: before the attempt if that is certain, or else after it."""
+"""Explain why the kernel refuses to start a file, before an attempt to start it or afterwards."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ class Unstartable(Exception):
 def refusal(name: str, path: Path, formats: Path = _FORMATS) -> str:
     """Return why the command `name`, found at `path`, certainly cannot be started; "" if it might start.
 
-    The result is also "" if only the kernel can decide: an emulator may run a program for another machine.
+    The result is also "" if only the kernel can decide, because an emulator may run a program for another
+    machine.
     """
     why = _wrong(path, _NESTED, _has_others(formats))
     return f"command {name!r} {why}" if why else ""

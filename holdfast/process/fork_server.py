@@ -1,8 +1,8 @@
 """Fork processes from a server that has already imported the modules that they need, and detach each fork.
 
 `serve` is the fork server of Holdfast's own parts: the supervisor and the sidecars of a local run. Importing
-their modules would cost each of them half a second of CPU time. The fork server has already done it, so a
-killed part restarts quickly.
+their modules would cost each of them half a second of CPU time. The fork server has already imported them, so
+a killed part restarts quickly.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def forks(
 
     The iterator yields only in the forks. They become children of `parent`, which is also this process's
     parent. Each fork receives the order and its descriptors: a channel to the sender of the order, a log, and
-    any others that the order has.
+    any others.
     """
     alone = forkable()
     gc.collect()
@@ -53,7 +53,7 @@ def forkable() -> bool:
 
     OpenBLAS, which NumPy includes, starts a thread for each core on import. It ends these threads before a
     fork and restarts them at the next use (pthread_atfork). This function therefore forks once to see which
-    threads remain. If only one does, later forks are safe.
+    threads remain. If only one thread remains, later forks are safe.
     """
     with warnings.catch_warnings():
         # Since Python 3.12, a fork with running threads causes a warning. It is not needed here, because this
@@ -92,7 +92,7 @@ def fork_twice(parent: int) -> bool:
 
 
 def redirect(log: int) -> None:
-    """Make standard input empty, redirect standard output and error to `log`, and close the descriptor."""
+    """Make standard input empty, redirect standard output and error to `log`, and close `log`."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.dup2(log, 1)

@@ -20,8 +20,8 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 # Torch's first check for GPUs calls CUDA unless this variable makes it query NVML.
 WITHOUT_CUDA = ("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 TURN_PREFIX = "device-"  # the prefix of the files that processes use to record which device they use
-TURN_S = 30.0  # the limit on the wait for a killed process, whose resources the driver must free first
-_OPEN_BY_CUDA = "nvidia-uvm"  # a device file that CUDA opens, but with some drivers NVML does too
+TURN_S = 30.0  # how long to wait for a killed process, whose resources the driver must free first
+_OPEN_BY_CUDA = "nvidia-uvm"  # a device file that CUDA opens; with some drivers, NVML opens it too
 _NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED of cuda.h
 
 _parent_used_cuda = False
@@ -54,7 +54,7 @@ def uses_cuda(descriptors: Path = Path("/proc/self/fd"), driver: Callable[[], in
 
 
 def before_forks() -> None:
-    """Record for the processes that this one will fork whether it has called CUDA."""
+    """Record, for the processes that this one will fork, whether it has called CUDA."""
     global _parent_used_cuda
     _parent_used_cuda = uses_cuda()
 

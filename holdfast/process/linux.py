@@ -37,7 +37,7 @@ def end_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
 
 
 def outlive_parent() -> None:
-    """Undo `end_with_parent`: this process then carries on when its parent dies."""
+    """Undo `end_with_parent`: this process then keeps running when its parent dies."""
     _libc.prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
 
 

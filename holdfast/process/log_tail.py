@@ -11,7 +11,8 @@ CHUNK_BYTES = 64 << 10  # the limit on one read from a file, to keep one rank fr
 POLL_BYTES = 1 << 20  # the limit on a poll of all files; later polls read the remainder of a burst
 BEHIND_BYTES = 16 << 20  # if more than this is unread, output is skipped, but the log file still contains it
 LINE_BYTES = 16 << 10  # a longer line is returned in pieces
-# Each poll lists this many of the latest folders by time and by number, for the current and last generation.
+# Each poll lists this many of the latest folders, both by time and by number: those of the current and the
+# previous generation.
 HOT = 2
 _RANK = re.compile(r"rank-(\d{1,6})\.log")
 _GENERATION = re.compile(r"gen-\d{1,9}")
@@ -81,7 +82,10 @@ class LogTails:
         return lines + [_flush(tail) for tail in self._tails.values() if tail.held]
 
     def _find(self) -> set[Path]:
-        """Find new files, and return the folders in use. Any other folder costs only a single stat."""
+        """Find new files, and return the folders in use.
+
+        Checking any other folder costs only a single stat.
+        """
         folders: list[tuple[int, Path]] = []
         for entry in _entries(self._logs):
             if _GENERATION.fullmatch(entry.name):
@@ -90,7 +94,7 @@ class LogTails:
                 except OSError:
                     continue
         folders.sort()
-        # Also sort by number: if the wall clock was set back, a newer folder has an older time.
+        # Sort by number as well, because a newer folder has an older time if the wall clock was set back.
         numbered = sorted(folders, key=lambda each: int(each[1].name.removeprefix("gen-")))
         hot = {folder for _, folder in (*folders[-HOT:], *numbered[-HOT:])}
         for modified, folder in folders:

@@ -1,7 +1,8 @@
 """Write logs: one JSON object per line on stderr for Holdfast's parts, and plain files for other processes.
 
 A JSON line has a constant event name, and its data in fields. The stderr of a part is a file in the run
-directory. A separate thread writes to it: if storage hangs, log lines are lost, but the process carries on.
+directory. A separate thread writes to it, so if storage hangs, log lines are lost but the process keeps
+running.
 
 The files that other processes print to are readable only by their owner. If storage is unavailable or hangs,
 output is lost, but no process blocks.
@@ -27,7 +28,7 @@ FLUSH_S = 1.0  # the time limit for the flush at the end of a process
 OPEN_S = 1.0  # storage that takes longer is treated as hung, because a part or a rank waits for it to start
 SMALL_S = 0.2  # the limit for work that can be skipped, such as moving a log or reading its end as evidence
 
-# Fields, such as the job, that are added to every line that this task and the tasks that it starts log.
+# Fields, such as the job, that are added to every line logged by this task or by a task that it starts.
 CONTEXT: ContextVar[dict[str, str] | None] = ContextVar("log context", default=None)
 
 _files = StorageThread("logs")

@@ -1,9 +1,9 @@
 """TCP servers: a port reserved for the next rendezvous, the run's token, and a limit on idle connections.
 
-Any process that can reach a server's address can open connections. Each takes up a descriptor that the run
-may need for files or members. A connection is idle while the server is not answering a request on it. `Door`
-allows `MOST` idle connections, and closes the oldest to make room for a new one. A connection may stay idle
-only as long as a request's headers may take, unless it has presented the token once.
+Any process that can reach a server's address can open connections. Each connection takes up a descriptor that
+the run may need for files or members. A connection is idle while the server is not answering a request on it.
+`Door` allows `MOST` idle connections, and closes the oldest to make room for a new one. A connection may stay
+idle only as long as a request's headers may take, unless it has presented the token once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 MOST = 32  # idle connections per server
 IDLE_S = 5.0
-# The limit on connections accepted together: few are then open before `Door` has counted them.
+# The limit on connections accepted together, so that few are open before `Door` has counted them.
 SERVER_BACKLOG = 16
 # The limit on a TLS handshake. When all members of a cluster connect to a new supervisor, each waits for the
 # handshakes of the others.
@@ -76,8 +76,8 @@ def listen_everywhere(port: int, backlog: int) -> socket.socket:
 
 def _candidates(outgoing: range) -> list[int]:
     """Return some ports, in random order, that the kernel does not assign to outgoing connections."""
-    # Use a separate generator: this must not change the script's random numbers, and forks share the state of
-    # the common one.
+    # Use a separate generator, because this must not change the script's random numbers, and because forks
+    # share the state of the common generator.
     free = [port for port in range(LOW, HIGH) if port not in outgoing]
     return random.SystemRandom().sample(free, min(_TRIES, len(free)))
 
@@ -131,11 +131,11 @@ class Door:
     async def accept(
         self, listener: socket.socket, make: Callable[[], P], tls: ssl.SSLContext | None
     ) -> NoReturn:
-        """Accept connections on the non-blocking `listener` until cancelled, and watch those that prove idle.
+        """Accept connections on the non-blocking `listener` until cancelled, and watch those that are idle.
 
-        `make` makes the protocol of a connection. A connection whose TLS handshake is not complete has no
-        transport yet, so `guarded` could not close it. At most as many handshakes as idle connections are in
-        progress: the oldest gives way to a new connection.
+        `make` creates the protocol of a connection. A connection whose TLS handshake is not complete has no
+        transport yet, so `guarded` could not close it. The limit on idle connections also applies to
+        handshakes in progress: the oldest gives way to a new connection.
         """
         loop = asyncio.get_running_loop()
         handshakes: dict[asyncio.Task[None], None] = {}  # the oldest first
@@ -161,17 +161,17 @@ class Door:
     async def _begin(
         self, connection: socket.socket, make: Callable[[], P], tls: ssl.SSLContext | None
     ) -> None:
-        """Complete the handshake of a connection, and watch it from then on."""
+        """Complete the handshake of a connection, then watch the connection."""
         loop = asyncio.get_running_loop()
         limit_s = HANDSHAKE_S if tls is not None else None
         try:
             _, protocol = await loop.connect_accepted_socket(
                 make, connection, ssl=tls, ssl_handshake_timeout=limit_s
             )
-        except OSError:  # the peer is no TLS client, has left, or is too slow
+        except OSError:  # the peer is not a TLS client, has left, or is too slow
             connection.close()
             return
-        if protocol not in self._busy and protocol not in self._trusted:  # its first request may be here
+        if protocol not in self._busy and protocol not in self._trusted:  # its request may have arrived
             self._make_room()
             self._idle[protocol] = time.monotonic()
 
@@ -179,7 +179,7 @@ class Door:
     def answering(self, connection: asyncio.Protocol | None, *, trusted: bool = False) -> Iterator[None]:
         """Mark `connection` as not idle while the block answers a request on it.
 
-        With `trusted`, the connection may stay open indefinitely from then on.
+        With `trusted`, the connection may then stay open indefinitely.
         """
         if connection is None:  # the connection has closed in the meantime
             yield

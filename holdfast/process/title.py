@@ -1,8 +1,8 @@
 """Set the title that `ps` shows for a forked process, such as "holdfast: rank 0 train.py".
 
-A fork shares its parent's command line, which does not describe it. So the title overwrites the command line
-in the memory that the kernel reads it from. The write goes through /proc/self/mem, where an impossible write
-fails without side effects.
+A fork shares its parent's command line, which does not describe it. The title therefore overwrites the
+command line in the memory from which the kernel reads it. The write goes through /proc/self/mem, where an
+impossible write fails without side effects.
 
 A process that was not forked keeps its command line. A process whose script has set a title keeps that title.
 """
@@ -53,8 +53,8 @@ def change(title: str) -> None:
 def give_back() -> None:
     """Make `ps` show the original command line again. Never raises.
 
-    Scripts that use setproctitle need this: it does nothing unless it finds the interpreter's original
-    arguments.
+    Scripts that use setproctitle need this, because setproctitle does nothing unless it finds the
+    interpreter's original arguments.
     """
     global _shown
     with suppress(OSError, ValueError, IndexError):
@@ -73,7 +73,7 @@ def _replace(present: bytes, wanted: bytes) -> bool:
         return False
     memory = os.open("/proc/self/mem", os.O_RDWR | os.O_CLOEXEC)
     try:
-        # Check that the memory still holds what the kernel shows: other code may have written to it.
+        # Check that the memory still holds what the kernel shows, because other code may have written to it.
         return os.pread(memory, len(present), begin) == present and bool(os.pwrite(memory, wanted, begin))
     finally:
         os.close(memory)

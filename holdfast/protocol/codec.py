@@ -18,8 +18,8 @@ from itertools import repeat
 from typing import Any, TypeVar
 
 MAX_MESSAGE_BYTES = 4 << 20
-# The limit on each list whose field has no lower one (`at_most`). A report lists up to 30 private states for
-# each rank of its member.
+# The limit on each list whose field has no lower limit of its own (`at_most`). A report lists up to 30
+# private states for each rank of its member.
 MAX_ITEMS = 16_384
 # The maximum number of ranks on one member. Even with this many, the member's report stays within both limits
 # above, because its texts are bounded too (`holdfast.protocol.foreign_text`).
@@ -124,8 +124,8 @@ def from_json(
 ) -> T:
     """Return the dataclass `kind` built from parsed JSON. Raises `InvalidMessage`.
 
-    With `lenient`, fields that `kind` does not have are ignored, and files of a later version can be read.
-    `known` has the values of fields that were decoded before. They replace the values in `value`.
+    With `lenient`, fields that `kind` does not have are ignored, so that files of a later version can be
+    read. `known` has the values of fields that were decoded before, and takes precedence over `value`.
     """
     try:
         found: T = _object_reader(typing.cast("Hashable", kind))(value, lenient, known)
@@ -137,7 +137,7 @@ def from_json(
 class _Misfit(Exception):
     """A part of the JSON has the wrong type. Each enclosing reader prepends its own part of the place.
 
-    It is composed only after an error, because a report has hundreds of values.
+    The place is composed only after an error, because a report has hundreds of values.
     """
 
     def __init__(self, why: str, place: str = "") -> None:

@@ -1,12 +1,12 @@
 """Default settings, used by `holdfast run` and by processes that receive no value.
 
-There are such processes because `holdfast launch` and a sidecar can be started without `holdfast run`, and
-because an older version's journal may lack a newer setting.
+A process may receive no value, because `holdfast launch` and a sidecar can be started without `holdfast run`,
+and because an older version's journal may lack a newer setting.
 """
 
 from __future__ import annotations
 
-MEMBER_DIRECTORY = "/run/holdfast"  # the member's folder in a pod, and of a launcher that is given none
+MEMBER_DIRECTORY = "/run/holdfast"  # the member's folder in a pod, and the default for a launcher
 MEMBER_LOGS = MEMBER_DIRECTORY + "/logs"
 WARM_STRATEGIES = ("auto", "park", "spawn", "cold")  # the values of --warm; the first one is its default
 AUTOMATIC = -1  # the value of `SNAPSHOT_EVERY` for snapshots as often as the budget allows
@@ -26,7 +26,8 @@ STALL_LIMIT_S = 60.0  # how long a rank may go without a step or any sign of wor
 # For joining, restoring and the first step, including compilation, cache warm-up and lazy initialisation.
 FIRST_STEP_S = 600.0
 PAUSE_S = 1800.0  # for a declared pause without an explicit limit
-MEMBER_TIMEOUT_S = 5.0  # after this silence, a member counts as lost
+MEMBER_TIMEOUT_S = 5.0  # a member that is silent for this long counts as lost
 GRACE_S = 30.0  # how long a script may take to finish before it is killed
-# How long a rank waits for a peer that is alive. `holdfast run` raises this above twice each hang limit.
+# How long a rank waits for a peer that is alive. `holdfast run` raises this to more than twice each hang
+# limit.
 PATIENCE_S = 86_400.0

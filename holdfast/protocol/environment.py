@@ -140,7 +140,7 @@ OBJECTS_CA = _variable(
     "HOLDFAST_OBJECTS_CA",
     set_by="the user, in the Secret of the checkpoints",
     read_by="the sidecar",
-    meaning="the CA certificates (PEM) for an object storage whose certificate a private CA has signed",
+    meaning="the CA certificates (PEM) for object storage whose certificate was signed by a private CA",
 )
 HANG_FACTOR = _variable(
     "HOLDFAST_HANG_FACTOR",

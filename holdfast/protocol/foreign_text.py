@@ -17,7 +17,7 @@ from dataclasses import fields, replace
 from json.encoder import encode_basestring_ascii
 from typing import TypeVar
 
-WHOLE_BYTES = 32_000  # the limit on a traceback without any other limit
+WHOLE_BYTES = 32_000  # the limit on a traceback that has no other limit
 # The limit on the final texts of all ranks together, without the text of the first rank that ended.
 ENDINGS_BYTES = 512 << 10
 INSPECTIONS_BYTES = 384 << 10  # the limit on the stacks of all ranks of a member together
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 def sent_bytes(text: str) -> int:
     """Return the size of `text` within a message."""
-    return len(encode_basestring_ascii(text)) - 2  # as `json.dumps`, but in a fifth of the time
+    return len(encode_basestring_ascii(text)) - 2  # the size in `json.dumps`, in a fifth of the time
 
 
 def share(total_bytes: int, ranks: int, least_bytes: int = 0) -> int:

@@ -1,4 +1,4 @@
-"""Choose which steps' private states to keep: all recent ones, and ever fewer of the older ones.
+"""Choose the steps whose private states are kept: all recent steps, and ever fewer of the older steps.
 
 The kept older steps are spaced like the marks of a ruler. A step's place depends on its number of trailing
 zero bits and on the bit above its lowest set bit. A step therefore replaces only the step 2^(zeros + 2)
@@ -33,7 +33,7 @@ def count(every: int, few: bool = False) -> int:
 
 
 def places(step: int, every: int, few: bool = False) -> tuple[int, ...]:
-    """Return the places of `step` >= 0. Every step has at least one.
+    """Return the places of `step`, which is at least 0. Every step has at least one place.
 
     If `every` is 0, there are no additional places.
     """

@@ -13,7 +13,8 @@ from holdfast.protocol import defaults
 from holdfast.protocol.codec import MAX_RANKS, at_most
 from holdfast.protocol.drills import DrillName
 
-# The orders that a launcher carries out (`LauncherOrder.do`), and the first signals to ranks that it stops.
+# The orders that a launcher carries out (`LauncherOrder.do`), and the first signals that it sends to stop
+# ranks.
 LauncherAction: TypeAlias = Literal["run", "stop", "secure", "look", "where", "settle", "drill", "kill"]
 FirstSignal: TypeAlias = Literal["", "interrupt", "handled"]
 ProcessPhase: TypeAlias = Literal["starting", "running", "failing", "exited"]  # of a rank's process
@@ -27,8 +28,8 @@ JUMP: Final = "jump"
 OUT_OF_MEMORY = "out of memory"
 COLLECTIVE = "collective"  # the activity of a rank that waits for its peers
 UNFLUSHED = "unflushed"  # the failure of a rank whose script succeeded but could not write all of its output
-MAX_CALLS = 64  # different waits of the threads of one rank that an inspection lists
-MAX_CHANGED = 8  # changed files that are reported: a change of a whole source tree would be noise
+MAX_CALLS = 64  # how many different waits of one rank's threads an inspection lists
+MAX_CHANGED = 8  # how many changed files are reported, because a whole source tree would be noise
 NO_ROOM = "no slot is free"  # why a rank could not copy the whole state: other processes hold the slots
 
 
@@ -54,12 +55,12 @@ class Ending:
     step: int = -1  # in a hint: the steps that the rank had completed; another step makes the hint void
     raised: str = ""  # the exception's type and the first line of its message
     paused: int = -1  # the steps completed when the exception left a declared pause; -1 if it left no pause
-    # Whether the bad input may result from the loss of a peer, because the script caught that exception.
+    # Whether the loss of a peer may have caused the bad input, because the script caught that exception.
     doubtful: bool = False
 
     @property
     def is_good(self) -> bool:
-        """True if the script has completed all its work, which leaves nothing for a restart."""
+        """True if the script has completed all its work, which leaves nothing for a restart to do."""
         return self.signal is None and (self.code == 0 or self.fail == UNFLUSHED)
 
 
@@ -198,7 +199,7 @@ class RankStart:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Where a generation restores its state from. `step` is the number of steps completed in it."""
+    """Where a generation restores its state from. `step` is the number of steps completed in that state."""
 
     step: int
     generation: int
@@ -240,8 +241,8 @@ class Launch:
 def stop_delays_s(grace_s: float, first: FirstSignal, ending_only: bool = False) -> tuple[float, float]:
     """Return the seconds from an order to stop until ranks receive SIGTERM, and until they receive SIGKILL.
 
-    If `first` names another signal that precedes SIGTERM, the grace period applies twice: see
-    `LauncherOrder`.
+    If `first` names another signal that precedes SIGTERM, the grace period applies twice (see
+    `LauncherOrder`).
     """
     term_s = grace_s if first and not ending_only else 0.0
     return term_s, term_s + grace_s
@@ -267,12 +268,10 @@ class LauncherOrder:
     what: Literal[DrillName, ""] = ""
     grace_s: float = 0.0
     asked: int = 0  # for "look": the number of the supervisor's request for the inspection
-    # For "stop": only ranks that are already ending have `grace_s`; all others are killed.
+    # For "stop": only ranks that are already ending get `grace_s`; all others are killed.
     ending_only: bool = False
     first: FirstSignal = ""
-    suspects: tuple[
-        int, ...
-    ] = ()  # ranks that hang: the launcher waits a shorter time for them to secure their state
+    suspects: tuple[int, ...] = ()  # ranks that hang: the launcher gives them less time to secure their state
     look: int = 0  # for "look": the number of the inspection
     epoch: int = 0  # the epoch of the supervisor that issued the order
     copy: bool = True  # for "secure": whether the ranks copy their state or are only frozen

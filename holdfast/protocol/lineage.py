@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MOST = 256  # the maximum number of entries; no process still has a state older than the oldest of this many
+MOST = 256  # the maximum number of entries; no process has a state older than that many resumptions
 
 
 @dataclass(frozen=True, slots=True)

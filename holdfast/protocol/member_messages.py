@@ -4,8 +4,8 @@
 
 All links are level-triggered: one side sends its complete state whenever the state changes, and the other
 sends its complete order. Lost, late or repeated messages and restarted peers therefore need no special
-handling. Every message carries the generation, and a receiver refuses one that is older than the last one it
-acted on. Orders also carry the supervisor's epoch. Receivers compare it first, so no process obeys a
+handling. Every message carries the generation, and a receiver refuses a generation older than the last one
+that it acted on. Orders also carry the supervisor's epoch. Receivers compare it first, so no process obeys a
 supervisor that has been replaced.
 """
 
@@ -24,18 +24,18 @@ from holdfast.protocol.progress import MAX_AMENDED, MAX_VOID
 
 PROTOCOL = 2  # 2: a `StateSource` can be for several ranks
 MEMBER_PATH = "/v1/member"  # where a sidecar opens its WebSocket to the supervisor
-PING_S = 5.0  # between the WebSocket pings of either side, which detect a half-open connection
+PING_S = 5.0  # the interval between the pings of either side, which detect a half-open connection
 # The same on a cluster, where one event loop serves the members of all jobs. An answer may take half of the
-# interval. If the loop is late and all members therefore connect again, their TLS handshakes make it later.
+# interval. If the loop is so late that all members reconnect, their TLS handshakes delay it further.
 CLUSTER_PING_S = 10.0
 
-# The maximum length of the lists in a report. The sender keeps to each of them.
+# The maximum lengths of the lists in a report. The sender observes each limit.
 MAX_SNAPSHOTS = 8  # a member has two
 MAX_SEALS = 8
 MAX_UNUSABLE = 64
 MAX_NOTES = 8
-MAX_LISTED = 64  # checkpoints, the newest ones, and as many damaged ones
-MAX_SKIPPED = 512  # the highest of the skipped steps: no run goes back by more
+MAX_LISTED = 64  # the newest checkpoints, and as many damaged ones
+MAX_SKIPPED = 512  # only the highest skipped steps, because no run goes back further
 
 MemberAction: TypeAlias = Literal["idle", "run", "secure", "stop"]  # see `MemberOrder`
 
@@ -44,7 +44,8 @@ MemberAction: TypeAlias = Literal["idle", "run", "secure", "stop"]  # see `Membe
 class UncommittedWork:
     """Work within a step that other ranks do not need for their commit (`progress.uncommitted_since_ns`)."""
 
-    # Its duration so far. Outside a declared pause, only the time when the process was observed to be alive.
+    # Its duration so far. Outside a declared pause, this counts only the time when the process was observed
+    # to be alive.
     seconds: float
     usual_s: float = 0.0  # the median duration of such work
     declared: bool = False  # whether the work is in a declared pause
@@ -129,7 +130,7 @@ class HeldChecksum:
 
 @dataclass(frozen=True, slots=True)
 class HeldPrivateState:
-    """A rank's private state in a member's arena. `final` is True if it cannot change any more."""
+    """A rank's private state in a member's arena. `final` is True if it can no longer change."""
 
     rank: int
     generation: int
@@ -240,7 +241,7 @@ class MemberReport:
     unusable: tuple[HeldSnapshot, ...] = field(default=(), metadata=at_most(MAX_UNUSABLE))
     prepare_error: str = ""
     prepare_generation: int = 0  # the generation whose start `prepare_error` prevented
-    # Whether the cause was a lack of a free slot or of room. The state itself may be intact.
+    # Whether the cause was that no slot was free or that there was no room. The state itself may be intact.
     prepare_occupied: bool = False
     prepare_volume: bool = False  # whether the memory volume had no room for the state
     durable: CheckpointReport = field(default_factory=CheckpointReport)
@@ -334,7 +335,8 @@ class MemberOrder:
     epoch: int = 0  # the epoch of the sender; a supervisor with a higher epoch replaces it
     # Steps of `generation` whose state a rank changed after their commit, if no copy contains the change.
     void: tuple[int, ...] = ()
-    # The step of `MemberReport.publishing`, once it is certain that no rank has made it void or still can.
+    # The step of `MemberReport.publishing`, once it is certain that no rank has made it void or can still
+    # make it void.
     good: int = -1
     exit_code: int = 0  # for "stop": the exit code of a pod's training container
     # The secret that the members of the job present to each other; "" if they use the run's token.

@@ -105,7 +105,7 @@ PHASES: Mapping[Phase, PhaseMeaning] = MappingProxyType(
         Phase.DONE: PhaseMeaning(PhaseKind.END, "done"),
     }
 )
-NOT_BEGUN = "starting"  # used instead of a phase's name while a process that was released has no page yet
+NOT_BEGUN = "starting"  # used instead of a phase's name for a released process that has no page yet
 
 
 class FailKind(IntEnum):
@@ -118,7 +118,7 @@ class FailKind(IntEnum):
 
 
 HEADER = struct.Struct("<8sII")  # magic, version, bytes
-SEQ_INDEX = 2  # as 64-bit words: byte 16
+SEQ_INDEX = 2  # an index of 64-bit words: byte 16
 IDENTITY_AT = 24
 IDENTITY = struct.Struct("<qiiq")  # generation, rank, local_rank, pid
 PHASE_AT = IDENTITY_AT + IDENTITY.size
@@ -149,7 +149,7 @@ VOID_AT = AMENDED_AT + AMENDED.size
 VOID = struct.Struct("<64q")
 MAX_AMENDED, MAX_VOID = AMENDED.size // 8, VOID.size // 8
 WRITTEN_AT = VOID_AT + VOID.size
-WRITTEN = struct.Struct("<qq")  # written_ns, and the step that was the last committed one at that time
+WRITTEN = struct.Struct("<qq")  # written_ns, and the last committed step at that time
 COPYING_AT = WRITTEN_AT + WRITTEN.size
 COPYING = struct.Struct("<q")  # the phase when the last copy began
 _END = COPYING_AT + COPYING.size
@@ -186,7 +186,7 @@ class Progress:
     step: int  # the last committed step
     steps_done: int  # the number of commits in this generation
     times_written: int  # the number of step times ever written to the ring
-    loss: float  # NaN if the script passed none, or if the loss is NaN; `flags` has the difference
+    loss: float  # NaN if the script passed none, or if the loss is NaN; `flags` distinguishes them
     grad_norm: float
     samples: int  # samples, tokens and flops are sums over this generation
     tokens: int
@@ -194,7 +194,8 @@ class Progress:
     flags: int
     position: int  # the position in the data; -1 if unknown
     first_step_s: float  # NaN until the first step of this generation ends
-    # The total time before forward passes in this generation, as far as the rank waited for no other rank.
+    # The total time before forward passes in this generation, without any time when the rank may have waited
+    # for other ranks.
     data_ns: int
     forward_ns: int  # the total time of those forward passes in this generation that a backward pass followed
     pause_limit_s: float  # 0 if not declared
@@ -210,7 +211,8 @@ class Progress:
     tail_since_ns: int = 0
     state_bytes: int = 0  # the size of the replicated state; 0 if not known yet
     known_copy_s: float = 0.0  # the duration of a copy in earlier generations; 0 if not known
-    # Whether the page was read during an unfinished write. Each field is then valid, but they may not match.
+    # Whether the page was read during an unfinished write. Each field is then valid, but different fields may
+    # not match.
     torn: bool = False
     # The steps whose state the script changed after the commit, if no copy contains the change.
     late: tuple[int, ...] = ()

@@ -39,7 +39,7 @@ _PHASE_END, _PAUSE_END = _PHASE_AT + layout.PHASE.size, _PAUSE_AT + layout.PAUSE
 
 
 class Page:
-    """A page that is open for writing. Only one process writes it, but several threads of it may."""
+    """A page that is open for writing. Only one process writes to it, possibly from several threads."""
 
     def __init__(self, memory: mmap.mmap, clock: NanosecondClock = time.monotonic_ns) -> None:
         self.memory = memory
@@ -71,9 +71,9 @@ class Page:
 
     @classmethod
     def create(cls, path: Path, clock: NanosecondClock = time.monotonic_ns) -> Page:
-        """Create a new page at `path`. If there is one already, its readers keep the old page.
+        """Create a new page at `path`. If one already exists, its readers keep the old page.
 
-        Raises `OSError`, and then leaves `path` unchanged.
+        If this raises `OSError`, `path` is unchanged.
         """
         make(path)
         page = cls.attach(path, clock)
@@ -181,7 +181,7 @@ class Page:
     def pause(self, phase: int, label: str = "", limit_s: float = 0.0) -> None:
         """Enter CHECKPOINT, EVAL or PAUSED for at most `limit_s` seconds (0: the usual limit).
 
-        A pause within a pause replaces the outer one. `resume` or `phase(DATA)` ends it.
+        A pause within a pause replaces the outer pause. `resume` or `phase(DATA)` ends the pause.
         """
         now_ns = self._clock()
         with self._lock:
@@ -266,7 +266,7 @@ class Page:
             self._sums = (done, pushed, samples, tokens, flops)
             self._step, self._phase, self._phase_seq, self._working = step, phase, 0, True
             self._started_ns = self._since_ns = now_ns
-            self._carried_ns = self._written_ns = 0  # WRITTEN in the page includes its step, so it may remain
+            self._carried_ns = self._written_ns = 0  # WRITTEN in the page includes its step, so it may stay
             if phase == _TAIL:
                 self._tail_ns = 0
                 self._store(layout.TAIL_AT, layout.TAIL.pack(-now_ns))  # until `tail_begins`
@@ -286,7 +286,7 @@ class Page:
             self._release()
 
     def tail_begins(self) -> None:
-        """Record that Holdfast has finished its work after the commit and the script's work begins."""
+        """Record that Holdfast has finished its work after the commit and that the script's work begins."""
         with self._lock:
             self._store(layout.TAIL_AT, layout.TAIL.pack(0))
 
@@ -294,7 +294,7 @@ class Page:
         """Record the end of the script's work after the commit. Until the next step, Holdfast is working.
 
         Without this record, a rank that is killed in these microseconds would appear to be doing the script's
-        work until its memory is freed. This takes half a second for a large process.
+        work until its memory is freed, which takes half a second for a large process.
         """
         with self._lock:
             if self._phase == _TAIL:
@@ -306,7 +306,7 @@ class Page:
             self._data_ns, self._forward_ns = layout.OWN.unpack_from(self.memory, layout.OWN_AT)
 
     def skip(self, step: int) -> None:
-        """Record that `step` is skipped. It counts as done, but neither as a commit nor with its time."""
+        """Record that `step` is skipped. It counts as done, but not as a commit, and has no duration."""
         now_ns = self._clock()
         with self._lock:
             self._step, self._phase, self._phase_seq, self._working = step, _DATA, 0, True
@@ -317,7 +317,7 @@ class Page:
             self._store(_PHASE_AT, self._empty_step())
 
     def fail(self, kind: int, code: int) -> None:
-        """Record a failure, unless this generation has one already: later ones are its consequences."""
+        """Record the first failure of this generation. Later failures are ignored as its consequences."""
         content = layout.FAIL.pack(self._clock(), kind, code)
         with self._lock:
             if not layout.FAIL.unpack_from(self.memory, layout.FAIL_AT)[0]:
@@ -326,7 +326,7 @@ class Page:
     def note_snapshot(self, step: int, cost_s: float, held_s: float | None = None) -> None:
         """Record that a snapshot took `cost_s`, which does not count as the rank's own time.
 
-        `held_s` is how long the host was blocked in that time; None means all of it.
+        `held_s` is how long the host was blocked in that time; None means the whole time.
         """
         content = layout.SNAPSHOT.pack(step, cost_s)
         with self._lock:
@@ -410,7 +410,7 @@ class Page:
             self._store(layout.AMENDED_AT, layout.AMENDED.pack(*old) + layout.VOID.pack(*void))
 
     def copied(self) -> None:
-        """Count a piece of a copy. Several threads may call this concurrently: a lost count does no harm."""
+        """Count a piece of a copy. Threads may call this concurrently, because a lost count is harmless."""
         self._words[layout.COPIED_INDEX] = (self._words[layout.COPIED_INDEX] + 1) & (2**64 - 1)
 
     def _enter_work(self, phase: int, now_ns: int) -> None:
@@ -461,11 +461,11 @@ def _with(words: tuple[int, ...], step: int, wanted: bool) -> tuple[int, ...]:
 
 
 def _ruled(words: tuple[int, ...], places: int) -> tuple[int, ...]:
-    """Return at most `places` of these steps, newest first, by omitting one step if there is one too many.
+    """Return at most `places` of these steps, newest first, omitting one step if there is one too many.
 
     Of the older steps, the last one at each mark of the ruler (`kept_steps`) is kept. Copies are made at
-    steps on high marks, which are a second or more apart. Without this rule, steps of a few milliseconds
-    would displace such a step before a sidecar has read it.
+    steps on high marks, which are a second or more apart. Without this rule, if steps take only a few
+    milliseconds, newer steps would displace such a step before a sidecar has read it.
     """
     if not words[places]:
         return words[:places]
@@ -480,10 +480,10 @@ def _ruled(words: tuple[int, ...], places: int) -> tuple[int, ...]:
 
 
 def make(path: Path) -> None:
-    """Create a new page at `path`. If there is one already, its readers keep the old page.
+    """Create a new page at `path`. If one already exists, its readers keep the old page.
 
-    Every byte is written, because a store to a hole in a full tmpfs would cause a SIGBUS. Raises `OSError`,
-    and then leaves `path` unchanged.
+    Every byte is written, because a store to a hole in a full tmpfs would cause a SIGBUS. If this raises
+    `OSError`, `path` is unchanged.
     """
     content = bytearray(layout.PAGE_BYTES)
     layout.HEADER.pack_into(content, 0, layout.MAGIC, layout.VERSION, layout.PAGE_BYTES)

@@ -13,7 +13,7 @@ from holdfast.protocol import codec
 from holdfast.protocol.drills import DrillName
 from holdfast.protocol.launcher_messages import BadNumber, Ending, Launch, RankStart, SecureAnswer, StartTimes
 
-_MAX_PACKET_BYTES = 160 << 10  # less than the default socket buffer: every packet fits into it
+_MAX_PACKET_BYTES = 160 << 10  # less than the default socket buffer, so every packet fits into it
 _MAX_DESCRIPTORS = 4
 _CUT = " [...]"
 
@@ -65,7 +65,7 @@ class WorkerOrder:
     local_rank: int = 0
     argv: tuple[str, ...] = ()
     settings: Mapping[str, str] = field(default_factory=dict)  # environment variables
-    copy: bool = True  # for "secure": whether to copy the state, besides taking no further steps
+    copy: bool = True  # for "secure": whether to copy the state, in addition to taking no further steps
     inherits: tuple[str, ...] = ()  # the variables with the numbers of the descriptors that a part inherits
 
 
@@ -85,7 +85,7 @@ def send(
     *,
     wait: bool = True,
 ) -> None:
-    """Send one message. If a `WorkerMessage` is too long, its longest text is cut off at the end.
+    """Send one message. If a `WorkerMessage` is too long, the end of its longest text is cut off.
 
     Raises:
         BlockingIOError: The buffer is full, because the other end has not read for a long time. Nothing was

@@ -26,7 +26,8 @@ from holdfast.snapshot.slot_file import Slot, lock_shared, unlock
 # writer at that moment.
 PIN_PATIENCE_S = 1.0
 PIN_PAUSE_S = 0.0005
-# One call of `back` allocates this much. With more, a writer would wait longer than 20 ms for the slot.
+# One call of `back` allocates this much. If it allocated more, a writer might wait longer than 20 ms for the
+# slot.
 BACKED_BYTES = 32 << 20
 
 
@@ -39,7 +40,7 @@ class ArenaBusy(Exception):
 
 
 class CorruptSnapshot(ValueError):
-    """The received bytes are not the snapshot that was announced."""
+    """The received bytes are not those of the announced snapshot."""
 
 
 class Arena:
@@ -77,8 +78,8 @@ class Arena:
         """Return a writer for an empty slot or for the slot of the snapshot to be overwritten, or None.
 
         The result is None if that slot is locked by readers or a writer, or if no snapshot may be
-        overwritten. It is also None if the other slot already holds this state. If the layout is the same as
-        for the slot's previous snapshot, this takes only a few system calls.
+        overwritten. It is also None if the other slot already holds this state. If the slot's previous
+        snapshot had the same layout, this takes only a few system calls.
 
         Args:
             layout: The layout of the new snapshot.
@@ -87,8 +88,8 @@ class Arena:
             world_size: The number of ranks in the group that the state belongs to.
             keep: The (generation, step) pairs of snapshots that must not be overwritten. If this is None, or
                 if no slot holds one of these snapshots, the newest complete snapshot is kept.
-            over: The snapshot to overwrite instead of the one that follows from `keep`. If this is None, or
-                if the snapshot no longer exists, `keep` applies.
+            over: The snapshot to overwrite, regardless of `keep`. If this is None, or if the snapshot no
+                longer exists, `keep` applies.
 
         Raises:
             OSError: There is no room (ENOSPC). The other slot is unchanged.
@@ -135,8 +136,8 @@ class Arena:
     def seal(self, record: CommitRecord, threads: int = THREADS) -> int:
         """Compute, store and return the checksum of the snapshot's content. Raises SnapshotGone, OSError.
 
-        The slot is not pinned during the computation, which may be slow: a writer that needs the slot takes
-        precedence.
+        The slot is not pinned during the computation, which may be slow, because a writer that needs the slot
+        takes precedence.
         """
         with open(record.path, "rb") as file:
             found = combine(file_crcs(file.fileno(), record.total_bytes, CHUNK_BYTES, threads))
@@ -212,7 +213,7 @@ class Arena:
             raise
 
     def being_read(self) -> CommitRecord | None:
-        """Return the snapshot that would be overwritten next if readers hold its slot; otherwise None.
+        """Return the snapshot that is next to be overwritten if readers hold its slot; otherwise return None.
 
         A reader may hold the slot for as long as it takes to write a checkpoint to storage. The snapshot
         stays intact during this time.
@@ -299,7 +300,8 @@ class Arena:
         """Lock the slot to write to and invalidate its record; return the slot and its previous snapshot.
 
         The result is None if there is no such slot or it is locked. It is also None if the other slot already
-        holds the state `new`: all ranks of a member may try to write the same state, and one copy is enough.
+        holds the state `new`, because all ranks of a member may try to write the same state, and one copy is
+        enough.
         """
         before = self._page.raw()
         records = self.records()
@@ -331,7 +333,7 @@ class Arena:
 def _slot_to_write(
     records: tuple[CommitRecord, ...], keep: frozenset[tuple[int, int]] | None, over: CommitRecord | None
 ) -> int | None:
-    """Return an empty slot, otherwise the slot of the snapshot to overwrite; None if all must be kept."""
+    """Return an empty slot, or else the slot of the snapshot to overwrite; None if all must be kept."""
     if len(records) < SNAPSHOT_SLOTS:
         occupied = {record.slot for record in records}
         return next(slot for slot in range(SNAPSHOT_SLOTS) if slot not in occupied)
@@ -387,7 +389,7 @@ class _ClaimedSlot:
         self.record = record  # `commit` or `finish_with` will write it
 
     def abandon(self) -> None:
-        """Release the slot; does nothing if it is already released. Without a new record, it is empty."""
+        """Release the slot unless it is already released. Without a new record, the slot is empty."""
         slot, self._slot = self._slot, None
         if slot is not None:
             slot.release()
@@ -397,8 +399,8 @@ class SlotWriter(_ClaimedSlot):
     """A slot that this process fills until it calls `commit` or `abandon`. Leaving the context abandons it.
 
     `data` is the writable data area. The bytes of each tensor belong at the offset of its entry in `layout`.
-    As long as the mapping stays the same, successive writers have the same `data` object, so callers may
-    cache views of it by its identity. Such views may be written only while a writer is open.
+    While the mapping stays the same, successive writers have the same `data` object, so callers may cache
+    views of it by its identity. Such views may be written only while a writer is open.
     """
 
     __slots__ = ("before", "data", "layout")
@@ -422,7 +424,7 @@ class SlotWriter(_ClaimedSlot):
         self.before = before
 
     def commit(self) -> CommitRecord:
-        """Write the record and release the slot. Raises RuntimeError if the writer has ended."""
+        """Write the record and release the slot. Raises RuntimeError if the writer has already ended."""
         if self._slot is None:
             raise RuntimeError("the writer has ended")
         self._page.write(self.record)
@@ -464,7 +466,8 @@ class IncomingSnapshot(_ClaimedSlot):
     def finish_with(self, crcs: Sequence[int], seal: int | None) -> CommitRecord:
         """Commit and seal the snapshot. Call this when all bytes are written.
 
-        `crcs` are the checksums of the chunks. `seal` is the sender's checksum, or None if it has none.
+        `crcs` are the checksums of the chunks. `seal` is the sender's checksum, or None if the sender has
+        none.
 
         Raises:
             CorruptSnapshot: The checksum differs from `seal`. Nothing was committed.

@@ -35,7 +35,7 @@ _COST = struct.Struct("<8sQd")  # magic, bytes, seconds
 COST_MAGIC = b"HFCOST01"
 
 
-class CommitRecord(NamedTuple):  # made in each snapshot; a frozen dataclass would take five times as long
+class CommitRecord(NamedTuple):  # created for each snapshot; a frozen dataclass is five times as slow
     """Identifies one complete snapshot. No two commits to the same slot have the same `sequence`."""
 
     slot: int
@@ -68,7 +68,7 @@ class CommitRecords:
         return self._paths
 
     def raw(self) -> bytes:
-        """Return the bytes of both records. Each commit changes them."""
+        """Return the bytes of both records, which change with each commit."""
         return self._page[:_SEALS_OFFSET]
 
     def read(self, slot: int) -> CommitRecord | None:
@@ -142,8 +142,8 @@ class CommitRecords:
     def cost_s(self, total_bytes: int) -> float:
         """Estimate how many seconds a copy of `total_bytes` takes; 0 if no copy has been recorded.
 
-        The estimate is proportional to the last copy's duration. A copy of fewer bytes is expected to take as
-        long as the last copy.
+        The estimate scales the duration of the last copy by the size. For a smaller copy, it is the duration
+        of the last copy itself.
         """
         body = _checked(self._page[_COST_OFFSET : _COST_OFFSET + _COST.size + _CRC.size])
         if body is None:

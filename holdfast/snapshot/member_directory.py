@@ -2,16 +2,16 @@
 
 ```text
 RUN/                         the run's folder: one for each local run, one for each pod
-  owner                      the keeper (`holdfast run`) holds a lock on it for as long as it lives
+  owner                      locked by the keeper (`holdfast run`) for as long as it lives
   import/holdfast            a link to this package; scripts have the folder `import` on their path
   device-NAME                the process that uses this GPU (`holdfast.process.gpu_assignment`)
   MEMBER/
     launcher.sock            the socket where the launcher listens for its sidecar
     page-LOCAL.bin           the progress page of a rank
-    below-LOCAL              exists if `join` refused a process that the rank has started
+    below-LOCAL              exists if `join` has refused a process that the rank started
     obeyed.json              the newest order that the sidecar has accepted
     told.json                the run's history, as received with the orders
-    alive                    a pod's sidecar touches it while its event loop runs
+    alive                    touched by a pod's sidecar while its event loop runs
     drilled                  the newest drill that the sidecar has carried out
     import/holdfast          the same link as above
     arena/
@@ -24,8 +24,8 @@ RUN/                         the run's folder: one for each local run, one for e
 ```
 
 If the keeper of a local run is killed, the members remove the run's folder. Each process of a member calls
-`leave_member` when it exits; if the keeper has exited, this call removes the member's folder. The last member
-finds no other member's folder, and removes the run's folder as well.
+`leave_member` when it exits; if the keeper has exited, this call removes the member's folder. The last
+member, which finds no other member's folder, removes the run's folder as well.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def page_name(local_rank: int) -> str:
 
 
 def below_name(local_rank: int) -> str:
-    """Return the name of the file that marks that `join` refused a process started by this rank."""
+    """Return the name of the file that exists if `join` has refused a process that this rank started."""
     return f"below-{local_rank}"
 
 
@@ -125,9 +125,9 @@ def restored_name(rank: int, generation: int, step: int, checksum: int) -> str:
 def leave_member(member: Path, keeper: int) -> None:
     """Remove the folders of an abandoned run if `keeper`, the original parent of this process, has exited.
 
-    When the thread that started a child exits, the kernel already signals the death of the parent to the
-    child. Until the keeper's other threads have ended, the keeper is still the parent and still holds its
-    lock. So this waits up to `KEEPER_EXIT_S` for them, and then calls `remove_if_abandoned`.
+    The kernel signals a parent's death to a child as soon as the thread that started the child exits. But the
+    keeper remains the parent and holds its lock until its other threads have ended. So this waits up to
+    `KEEPER_EXIT_S` for them, and then calls `remove_if_abandoned`.
     """
     deadline = time.monotonic() + KEEPER_EXIT_S
     while os.getppid() == keeper:
@@ -155,7 +155,7 @@ def remove_if_abandoned(member: Path) -> None:
 
 
 def is_abandoned(run: Path, *, without_owner: bool = False) -> bool:
-    """Return whether the run's keeper has exited, and nobody holds the lock on `OWNER`.
+    """Return whether the run's keeper has exited, and no process holds the lock on `OWNER`.
 
     `without_owner` is the result for a folder that does not contain `OWNER`. Members use False, because such
     a folder may not belong to a run. Code that finds folders by the name pattern of runs uses True.

@@ -30,8 +30,8 @@ def populate_ahead(arena: Arena, total_bytes: int) -> threading.Thread | None:
     """Start and return a thread that populates the slots whose size is exactly `total_bytes`.
 
     The result is None if there is no such slot, or if the state is smaller than `LEAST_BYTES`. No other
-    thread may use `arena` during the call. After the call any thread may use it, because the new thread uses
-    only the mappings. Raises OSError.
+    thread may use `arena` during the call. After the call, any thread may use `arena`, because the new thread
+    uses only the mappings. Raises OSError.
     """
     found = arena.whole(total_bytes) if total_bytes >= LEAST_BYTES else ()
     if not found:

@@ -5,9 +5,9 @@ rank, can read the file at any time, even during a write or after the writer was
 fails its CRC check counts as missing.
 
 The file consists of a header page and one entry for each place of the ruler (`holdfast.protocol.kept_steps`).
-An entry has a record of 64 bytes and room for `capacity` bytes. For states of more than 1 MiB there are only
-a few places, so the file is at most about nine times as large as one state. Before the entry of a pinned step
-is overwritten, it is moved to one of the last places.
+An entry has a record of 64 bytes and room for `capacity` bytes. If states are larger than 1 MiB, there are
+only a few places, which limits the file to about nine times the size of one state. Before the entry of a
+pinned step is overwritten, it is moved to one of the last places.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from holdfast.protocol import kept_steps
 HEADER_BYTES = 4096
 RECORD_BYTES = 64
 DEFAULT_CAPACITY_BYTES = 32 << 10  # random states take about 8 KiB, and data positions less than 1 KiB
-MAX_CAPACITY_BYTES = 1 << 30  # this is also the limit for states that members exchange
+MAX_CAPACITY_BYTES = 1 << 30  # also the limit for states that members exchange
 FEW_BYTES = 1 << 20  # for larger states, the file has only a few places
 _MAGIC = b"HFPRIV03"
 _HEADER = struct.Struct("<8sIIQ")  # magic, rank, every, capacity
@@ -114,9 +114,9 @@ class PrivateReader:
     def stored(self, generation: int, step: int) -> StoredEntry | None:
         """Return the entry in the place of `step` if it has this `generation` and this or a later step.
 
-        Otherwise the result is None. If there is such an entry, the call only reads one record and makes no
-        system call, so it is cheap enough for every step. If there is none, the call first checks whether the
-        file was replaced, and maps the new file.
+        Otherwise, return None. Each call that finds such an entry reads only one record and makes no system
+        call, so it is cheap enough for every step. Other calls first check whether the file was replaced, and
+        if so map the new file.
         """
         found = self._in_place_of(generation, step)
         if found is None:
@@ -160,7 +160,7 @@ class PrivateReader:
         return data if record == (held, zlib.crc32(data)) else None
 
     def _look_again(self) -> None:
-        """Map the file again if it was replaced. The writer replaces it when the store must grow."""
+        """Map the file again if it was replaced. The writer replaces the file when the store must grow."""
         try:
             status = self.path.stat()
             if self._map is not None and (status.st_dev, status.st_ino) == self._inode:
@@ -180,7 +180,7 @@ class PrivateReader:
 
 
 class PrivateStore(PrivateReader):
-    """Writes a rank's store. Only one process may write at a time; it also reads earlier writers' entries."""
+    """Writes a rank's store. Only one process may write at a time. It also reads earlier writers' entries."""
 
     def __init__(
         self,
@@ -198,7 +198,7 @@ class PrivateStore(PrivateReader):
         Args:
             path: The file. Its directory must exist.
             rank: The rank that the states belong to.
-            capacity_bytes: The size of the largest blob that fits without a larger file.
+            capacity_bytes: The size of the largest blob that fits without enlarging the file.
             every: If states are small, the last four steps that are multiples of this number are kept in
                 addition to the ruler's steps. 0 keeps no additional steps.
             pins: Returns the steps of the one or two existing snapshots, whose states must be kept. Each
@@ -222,7 +222,7 @@ class PrivateStore(PrivateReader):
 
     @property
     def capacity_bytes(self) -> int:
-        """The size of the largest blob that fits without a larger file."""
+        """The size of the largest blob that fits without enlarging the file."""
         return self._shape.capacity_bytes
 
     def put(self, generation: int, step: int, blob: bytes, final: bool = True) -> None:
@@ -271,7 +271,7 @@ class PrivateStore(PrivateReader):
         content[there : there + RECORD_BYTES] = content[begin : begin + RECORD_BYTES]
 
     def _worth(self, begin: int, new: int, pinned: Collection[int]) -> tuple[bool, bool, int, int]:
-        """Return a sort key for the entry at `begin`. An entry of the step `new` replaces the lowest one."""
+        """Return a sort key for the entry at `begin`. Step `new` replaces the entry with the lowest key."""
         assert self._map is not None
         found = _unpack(self._map[begin : begin + RECORD_BYTES])
         if found is None:
@@ -280,9 +280,9 @@ class PrivateStore(PrivateReader):
         return held.step != new, held.step in pinned, held.generation, held.step
 
     def _rebuild(self, shape: _Shape, copied: bool) -> None:
-        """Atomically replace the file with one of `shape`. If `copied`, the new one holds the old entries."""
+        """Atomically replace the file with one of `shape`, which contains the old entries if `copied`."""
         entries = list(self._entries()) if copied else []
-        # Copy the oldest entries first: of several entries for one place, the newest wins.
+        # Copy the oldest entries first, so that the newest of several entries for one place wins.
         entries.sort(key=lambda entry: (entry[0].generation, entry[0].step))
         temporary = self.path.with_name(f".{self.path.name}.new")
         try:
@@ -320,7 +320,7 @@ class PrivateStore(PrivateReader):
 
 
 def _with_room(length: int) -> int:
-    """Return a capacity that leaves a state of `length` bytes some room to grow."""
+    """Return a capacity for a state of `length` bytes, with some room to grow."""
     return max(length, min(length + min(length // 4, FEW_BYTES), MAX_CAPACITY_BYTES))
 
 

@@ -1,12 +1,12 @@
 """Lock, allocate and map one slot file of an arena.
 
 To access the content, a process holds the file's flock: exclusive to write, shared to read. The kernel
-releases the lock when the process exits, so a dead writer blocks nobody. The lock also keeps a file from
-shrinking while it is being read, which would cause a SIGBUS.
+releases the lock when the process exits, so a dead writer blocks no other process. The lock also keeps a file
+from shrinking while it is being read, which would cause a SIGBUS.
 
-A forked child, such as a DataLoader worker, would share its parent's open file and thus the lock, and would
-still hold the lock after the parent's death. So a child closes the files that its parent has locked. A
-mapping contains its own descriptor, which a child cannot close. So the file is opened a second time for each
+A forked child, such as a DataLoader worker, would share its parent's open file and with it the lock, which
+would then remain held after the parent's death. So a child closes the files that its parent has locked. The
+child cannot close the descriptor inside a mapping, however, so the file is opened a second time for each
 mapping.
 """
 
@@ -27,7 +27,7 @@ BLOCK_BYTES = 512  # the unit of st_blocks
 
 
 class Slot:
-    """Gives a writer access to a slot. Only one thread of one process can hold the slot at a time."""
+    """Gives a writer access to a slot. Only one thread, across all processes, can hold the slot at a time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -85,10 +85,11 @@ class Slot:
         return self._mapping
 
     def stretch(self, total_bytes: int) -> mmap.mmap:
-        """Return a mapping of exactly `total_bytes`. `back` must allocate its memory before it is written.
+        """Return a mapping of exactly `total_bytes`, most of which may have no memory yet.
 
-        The caller must hold the lock. A killed writer may leave a sparse file without a record. When that
-        slot is used again, `fit` allocates the missing memory.
+        Call `back` for a range before writing to that range. The caller must hold the lock. A killed writer
+        may leave a sparse file without a record. When that slot is used again, `fit` allocates the missing
+        memory.
 
         Raises:
             OSError: There is certainly not enough room (ENOSPC), or the file cannot be mapped.
@@ -147,8 +148,8 @@ class Slot:
     def put_header(self, header: bytes) -> memoryview:
         """Write `header` unless the file already begins with it; return the data area after the header.
 
-        The returned view is the same object as long as the mapping and the header's size stay the same. The
-        caller must hold the lock and must have called `fit`.
+        The returned view is the same object while the mapping and the header's size stay the same. The caller
+        must hold the lock and must have called `fit`.
         """
         mapping = self._mapping
         assert mapping is not None
@@ -186,8 +187,8 @@ class Slot:
     def _is_reachable(self) -> bool:
         """Return whether other processes can still open the same file by its path.
 
-        After a file was removed, this is possible only if the keeper has restored it. A restored file still
-        has no hard link; the path is then a symbolic link to it.
+        If the file was removed, this is possible only after the keeper has restored it. A restored file still
+        has no hard link, but its path is a symbolic link to it.
         """
         ours = os.fstat(self._descriptor)
         if ours.st_nlink:
@@ -206,7 +207,7 @@ class Slot:
         return self._descriptor >= 0 and self._opened_by == os.getpid()
 
     def close_inherited(self) -> None:
-        """In a forked child, close the inherited descriptor, which leaves the lock to the parent."""
+        """In a forked child, close the inherited descriptor, so that only the parent holds the lock."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

@@ -2,7 +2,7 @@
 
 A single thread that copies pieces of a few megabytes reaches only half the bandwidth: for copies smaller than
 about the size of the cache, memcpy reads each line of the target before it writes it. Several threads reach
-the full bandwidth. Ordinary Python threads will do, because the interpreter's lock (GIL) is released while a
+the full bandwidth. Ordinary Python threads suffice, because the interpreter's lock (GIL) is released while a
 piece is copied. But with many small pieces, they would spend more time waiting for that lock than copying. So
 small tensors with adjacent targets are copied with a single `torch.cat`.
 """
@@ -26,9 +26,9 @@ THREADS = min(4, os.cpu_count() or 1)  # more threads do not help, because memor
 ALONE_BYTES = 4 << 20  # up to this size, one thread copies alone, because other threads wake up too late
 AHEAD_BYTES = 1 << 20  # the calling thread copies this much before the other threads have woken up
 SMALL_BYTES = 128 << 10  # copying this much takes about as long as passing on the interpreter's lock
-# New memory is populated in pieces of this size: a piece is then still in the cache when it is written.
+# New memory is populated in pieces of this size, so that a piece is still in the cache when it is written.
 FRESH_BYTES = 1 << 20
-# Memory is compared in pieces of this size: a piece is then still in the cache when it must be copied.
+# Memory is compared in pieces of this size, so that a piece is still in the cache if it must be copied.
 COMPARED_BYTES = 1 << 20
 # Progress is reported after each piece of this size. With larger pieces, a copy would appear to be stuck.
 PIECE_BYTES = 64 << 20
@@ -54,7 +54,7 @@ _Piece = tuple[int, int, int]  # target, source, bytes
 
 
 class ParallelCopy:
-    """Copies many tensors. The copy can be repeated as long as the tensors keep their addresses."""
+    """Copies many tensors. The copy can be repeated while the tensors keep their addresses."""
 
     def __init__(
         self,
@@ -238,7 +238,7 @@ def _bytes_at(address: int, size: int) -> torch.Tensor:
 def _concatenate(sources: list[torch.Tensor], target: torch.Tensor, moved: Callable[[], None]) -> None:
     import torch
 
-    with torch.no_grad():  # each thread has its own mode
+    with torch.no_grad():  # each thread has its own grad mode
         torch.cat(sources, out=target)
     moved()
 

@@ -1,6 +1,6 @@
 """Ask the kernel which pages of this process's memory were written since a watch began.
 
-Linux 6.7 and later can write-protect pages: the first write to a page then causes a fault, which the kernel
+Linux 6.7 and later can write-protect pages so that the first write to a page causes a fault, which the kernel
 resolves and records. This is the feature UFFD_FEATURE_WP_ASYNC of userfaultfd. The ioctl PAGEMAP_SCAN lists
 the pages that are no longer protected (see Documentation/admin-guide/mm/userfaultfd.rst and pagemap.rst, and
 include/uapi/linux/userfaultfd.h and fs.h). The kernel records writes from every source: all threads and
@@ -14,8 +14,8 @@ Memory is not watched if the kernel could miss writes to it:
   memory without a fault;
 - a child's memory after a fork.
 
-One case remains undetected: a read with O_DIRECT that another thread has started before the watch begins, and
-that ends after the watch has begun.
+One case remains undetected: a read with O_DIRECT that another thread starts before the watch begins and that
+ends afterwards.
 
 Memory that is unmapped, moved or mapped again loses its registration, and a scan of it fails with EPERM. The
 kernel has one defect: after a whole page table was dropped (MADV_DONTNEED of 2 MiB), a scan reports no writes
@@ -102,8 +102,8 @@ class WrittenPages:
     def written(self, what: Range) -> tuple[Stretch, ...]:
         """Return the stretches of a range that may have been written since the watch began, in order.
 
-        If the range is not watched, or no longer watched, the result is the whole range. A write during the
-        call may appear only in the next result. Any thread may call this.
+        If the range is not watched, or is no longer watched, the result is the whole range. A write during
+        the call may appear only in the next result. Any thread may call this.
         """
         address, size = what
         if not self._files or os.getpid() != self._pid or what not in self._watched:
@@ -126,7 +126,7 @@ class WrittenPages:
         return found if stopped >= end else [*found, (stopped, end)]
 
     def close(self) -> None:
-        """End the watch and release the kernel's resources. From now on, every range counts as written."""
+        """End the watch and release the kernel's resources. After that, every range counts as written."""
         _close(self._files)
 
 
@@ -162,8 +162,8 @@ def _userfaultfd() -> int:
     """Return a new userfaultfd.
 
     If a seccomp filter is active, this opens the device /dev/userfaultfd instead of making the system call of
-    that name. Some filters kill a process that makes a system call unknown to them, but filters permit
-    open(2) and ioctl(2), which is all that the device needs.
+    that name. Some filters kill a process that makes a system call unknown to them, but they permit open(2)
+    and ioctl(2), and the device needs no other calls.
     """
     if _status("Seccomp") == 0 and (number := _SYSCALL.get(platform.machine())) is not None:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -218,7 +218,7 @@ def _is_within(spans: list[Stretch], what: Range) -> bool:
 
 
 def _pages(what: Range) -> Stretch:
-    """Return the start and the end of the pages that a range overlaps."""
+    """Return the start and end addresses of the pages that a range overlaps."""
     address, size = what
     return address // _PAGE * _PAGE, -(-(address + size) // _PAGE) * _PAGE
 

@@ -71,8 +71,8 @@ def unwrap(value: Any) -> Any:
 def collect(objects: Mapping[str, Any]) -> CollectedState:
     """Return the current replicated state of `objects`. The result refers to the live tensors, not copies.
 
-    A tensor that occurs in several places, such as a step count that parameters share, is listed once. A
-    parameter that several modules share is an exception: it is listed for each of them.
+    A tensor that occurs in several places, such as a step count that parameters share, is listed once. As an
+    exception, a parameter that several modules share is listed for each of them.
 
     Raises:
         BadInput: a state contains a value that is neither a tensor nor JSON. The message names the value.
@@ -115,9 +115,9 @@ def refuse_dtypes(objects: Mapping[str, Any]) -> None:
 
 
 def average_counts(name: str, module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Return each averaged model's number of updates in `module`, with its name.
+    """Return the update count of each averaged model in `module`, with its name.
 
-    These numbers are buffers. Unlike other buffers they are replicated state, because they change together
+    These counts are buffers. Unlike other buffers, they are replicated state, because they change together
     with the averaged parameters, after the optimizer's write.
     """
     return [
@@ -209,7 +209,7 @@ def _inner(
 
 
 def wrapped_optimizers(optimizer: torch.optim.Optimizer) -> dict[str, torch.optim.Optimizer]:
-    """Return the optimizers that `optimizer` wraps, by attribute name. SAM and Lookahead wrap optimizers.
+    """Return the optimizers that `optimizer` wraps, as SAM and Lookahead do, by attribute name.
 
     The result omits an inner optimizer that shares its state object with the outer one, because that state is
     saved with the outer optimizer.
@@ -254,7 +254,7 @@ def parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
 
 
 def parameter_numbers(optimizer: torch.optim.Optimizer) -> dict[int, int]:
-    """Return the number of each parameter by its identity. Numbers run across all groups."""
+    """Return the number of each parameter by its identity. The numbering continues across groups."""
     return {id(p): n for n, p in enumerate(parameters(optimizer))}
 
 
@@ -294,7 +294,7 @@ def _reference(name: str, tensor: torch.Tensor, beside: torch.device | None) -> 
 
 
 def version(value: object) -> int | None:
-    """Return how often torch's operators have written to a tensor, or None if `value` is not a tensor.
+    """Return how many times torch's operators have written to a tensor, or None if `value` is not a tensor.
 
     The result is -1 for a tensor that was created in `torch.inference_mode()`. Such a tensor has no counter,
     and can be written only in that mode.

@@ -123,7 +123,7 @@ class ChangeDetector:
     def _replaced_tensors(self, now: _States, step: int) -> bool:
         """Return whether tensors in the optimizers' states were replaced since the last walk.
 
-        If two consecutive steps replace tensors, this sets `_loose`, and ignores replacements from then on.
+        If two consecutive steps replace tensors, this sets `_loose`, and replacements are ignored after that.
         """
         then = self._walked_states
         if then is None or self._loose or (now.counts, now.tensors) == (then.counts, then.tensors):
@@ -148,7 +148,7 @@ class ChangeDetector:
         return None
 
     def quickly_moved(self, since: Footprint) -> str | None:
-        """Check as `moved` does, but look for replaced parameters in a sample only.
+        """Check as `moved` does, but look for replaced parameters only in a sample.
 
         This is fast enough for every step.
         """
@@ -160,7 +160,7 @@ class ChangeDetector:
         return self._contents_differ(since)
 
     def plain_moved(self, since: Footprint) -> str | None:
-        """Check as `moved` does, but only objects other than modules and optimizers.
+        """Check as `moved` does, but only for changes to objects other than modules and optimizers.
 
         This takes a few microseconds.
         """
@@ -173,8 +173,8 @@ class ChangeDetector:
     def returned(self, since: Footprint) -> Footprint | None:
         """Return a new footprint for the step of `since`, or None if the state differs from that footprint.
 
-        Only content and addresses are compared. Version counters are ignored, because they remain changed
-        after a script has swapped other weights in and its own weights back.
+        Only content and addresses are compared. Version counters are ignored, because they stay changed after
+        a script has swapped in other weights and then restored its own.
         """
         if self._differs(since) is not None:
             return None
@@ -224,7 +224,7 @@ class ChangeDetector:
         return [*found, *map(capture.version, found)]
 
     def _options(self) -> list[Any]:
-        """Return the values in the optimizers' groups, and the version of each learning rate in a tensor."""
+        """Return the values in the optimizers' groups, and the versions of learning rates in tensors."""
         groups = [group for each in self._optimizers for group in each.param_groups]
         rates = [group.get("lr") for group in groups]
         return [*_flat(map(_values, groups)), *map(capture.version, rates)]
@@ -377,7 +377,7 @@ def _is_tensor(value: Any) -> TypeGuard[torch.Tensor]:
 
 
 def _is_other(value: Any) -> bool:
-    """Return whether `value` is an object of the script's own class, but not iterable, as data would be."""
+    """Return whether `value` is of one of the script's own classes, and not iterable, as data would be."""
     import torch
 
     ours = (torch.nn.Module, torch.optim.Optimizer)
@@ -409,7 +409,7 @@ def _attributes(value: Any) -> list[Any]:
 def _is_just(value: Any, initial: Any) -> bool:
     """Return whether `value` is a tensor that was created with the value `initial` and not written since.
 
-    The content of a tensor on a device is not checked, because reading it would wait for the device.
+    The content of a tensor on a device is not checked, because reading it would mean waiting for the device.
     """
     if not _is_tensor(value) or capture.version(value):
         return False
@@ -423,7 +423,7 @@ def _has_groups(value: Any) -> bool:
 
 
 def _differ(now: Any, then: Any) -> bool:
-    """Return whether two values differ. Values that are not immutable are compared by identity."""
+    """Return whether two values differ. Mutable values are compared by identity."""
     plain = isinstance(now, _FIXED) and isinstance(then, _FIXED)
     compare: Callable[[Any, Any], bool] = ne if plain else is_not
     return compare(now, then)

@@ -4,8 +4,8 @@ On a CPU, the work is complete when a call returns. A GPU executes work from que
 within milliseconds, and then runs far ahead of the kernels. So code that depends on the order of work puts a
 mark into the device's queue, and later checks whether the device has reached it.
 
-Copies to the host have their own queue. It never waits for the queue of the training, which may be blocked
-forever in a collective with a dead peer.
+Copies to the host use a separate queue. It never waits for the training's queue, which may be blocked forever
+in a collective with a dead peer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Pair = tuple["torch.Tensor", "torch.Tensor"]  # target on the host, source on th
 POLL_S = 0.0005  # how often a wait with a limit checks its mark
 PIECE_BYTES = 256 << 20  # a copy puts a mark after each piece of this size, to show its progress
 NUMBERS = 4  # one call of `bring` copies at most this many numbers to the host
-BATCHES = 4  # at most this many `bring` calls are in progress: the host never runs further ahead
+BATCHES = 4  # at most this many `bring` calls are in progress, so the host never runs further ahead
 
 
 class Broken(RuntimeError):
@@ -64,13 +64,13 @@ class Device(Protocol):
         """Return whether the tensor is on this device, and its content therefore depends on the queue."""
 
     def mark(self) -> QueueMark:
-        """Put a mark behind all work that the calling thread has queued so far, and return the mark."""
+        """Put a mark after all work that the calling thread has queued so far, and return the mark."""
 
     def reached(self, mark: QueueMark) -> bool:
         """Return whether the device has completed all work before the mark."""
 
     def wait(self, mark: QueueMark, limit_s: float | None = None) -> bool:
-        """Wait until the device reaches the mark, for at most `limit_s`. Return whether it has reached it."""
+        """Wait until the device reaches the mark, for at most `limit_s`. Return whether it was reached."""
 
     def copy(self, pairs: Sequence[Pair]) -> DeviceCopy:
         """Start copying flat, contiguous tensors to the host. The copy waits only for earlier copies.
@@ -230,7 +230,7 @@ class CudaDevice:
         return None
 
     def _forget_error(self) -> None:
-        """Clear the error of a failed call, because the script's next kernel would report it otherwise."""
+        """Clear the error of a failed call, because the script's next kernel would otherwise report it."""
         import torch
 
         with contextlib.suppress(RuntimeError):

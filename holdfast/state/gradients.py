@@ -2,12 +2,12 @@
 
 If a loss is NaN, the backward pass computes NaN for every gradient, because sums over the batch spread the
 NaN. DDP's all-reduce spreads it to all ranks. So it is enough to check two small gradients, which takes
-microseconds. These two may belong to a different branch of the model than the NaN. The NaN is then detected
-in the loss at the commit, after the optimizer's write.
+microseconds. If both belong to a branch of the model that the NaN does not reach, the NaN is detected in the
+loss at the commit, after the optimizer's write.
 
-Gradients that are not finite are a fault only if they reach the state. They do not if the optimizer has its
-own loss scale and skips such a step, or if the script cleans the gradients first. So after a step with such
-gradients, and only then, the whole state is checked.
+Gradients that are not finite are a fault only if they reach the state. They do not reach it if the optimizer
+has its own loss scale and skips such a step, or if the script cleans the gradients first. So after a step
+with such gradients, and only then, the whole state is checked.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class GradientProbe:
 
 
 def _sum(parameter: torch.Tensor) -> float:
-    """Return the sum of the gradient's elements. Unless the sum overflows, it is finite if they all are."""
+    """Return the sum of the gradient's elements. Unless it overflows, it is finite if all elements are."""
     grad = parameter.grad
     if grad is None or grad.is_sparse:
         return 0.0
@@ -132,7 +132,7 @@ def _is_float(tensor: torch.Tensor) -> bool:
 
 
 def _testable(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor's values in a type that supports `isfinite`; some one-byte types do not."""
+    """Return the tensor's values in a type that supports `isfinite`, as some one-byte types do not."""
     values = tensor.detach()
     if values.is_sparse:
         values = values.coalesce().values()
@@ -142,10 +142,10 @@ def _testable(tensor: torch.Tensor) -> torch.Tensor:
 class StepNumbers:
     """One step's loss, gradient norm and gradient probe, perhaps still on the device.
 
-    On a device, the numbers are available once the step's kernels have completed. The host does not wait for
-    that: it queues a copy, and checks the numbers when it commits the next step. `waited` is True if the
-    script passed at least one of the numbers as a number on the host. To read that number, the script must
-    have waited for the device.
+    On a device, the numbers are available once the step's kernels have completed. Instead of waiting for
+    that, the host queues a copy, and checks the numbers when it commits the next step. `waited` is True if
+    the script passed at least one of the numbers as a number on the host. To read that number, the script
+    must have waited for the device.
     """
 
     def __init__(

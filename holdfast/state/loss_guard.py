@@ -44,8 +44,8 @@ def finiteness(*values: float | None) -> NumberVerdict:
 class LossGuard:
     """Compares each step's loss and gradient norm with the values of recent steps.
 
-    Only values that pass the check are added to the window, so a series of bad values never becomes normal.
-    If `factor_grad` is 0, gradient norms are checked only for NaN and Inf.
+    Only values that pass the check are added to the window, so a series of bad values never comes to look
+    normal. If `factor_grad` is 0, gradient norms are checked only for NaN and Inf.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class LossGuard:
         return OK
 
     def accept(self, loss: float) -> None:
-        """Add a loss that jumped to the window, because the run continues with it."""
+        """Add to the window a loss that has jumped, because the run continues with it."""
         self._losses.learn(loss)
 
     def usual(self) -> str:

@@ -22,7 +22,7 @@ from holdfast.state.capture import unwrap
 if TYPE_CHECKING:
     import torch
 
-FLAGS_KEY = "holdfast.flags"  # the key in a snapshot's document; absent as long as no flag has changed
+FLAGS_KEY = "holdfast.flags"  # the key in a snapshot's document; absent until a flag has changed
 _LEARNS, _TRAINS = "requires_grad", "training"
 _learns, _trains = attrgetter(_LEARNS), attrgetter(_TRAINS)
 
@@ -30,7 +30,7 @@ _Known = dict[str, bool]
 
 
 class ModuleFlags:
-    """The flags of protected modules, by the modules' names."""
+    """Saves and restores the flags of the protected modules, given by name."""
 
     def __init__(self, modules: Mapping[str, Any]) -> None:
         self._modules = {name: unwrap(module) for name, module in modules.items()}
@@ -57,7 +57,7 @@ class ModuleFlags:
         self._document = {FLAGS_KEY: found} if found else {}
 
     def begin(self) -> list[str]:
-        """At the beginning of the loop, replace the flags that the script has set with the restored ones.
+        """At the beginning of the loop, replace the flags that the script has set with the restored flags.
 
         Only the first call has an effect. Returns the parameters that remain frozen although they were
         trainable in the snapshot. They remain frozen because the script has already constructed DDP, which
@@ -76,8 +76,8 @@ class ModuleFlags:
 
     def commit(self) -> None:
         """Add the flags that changed in this step to the state that is being committed."""
-        # This is a list because with a generator, `any` would stop at the first change and skip the other
-        # trackers.
+        # Build a list first, because with a generator, `any` would stop at the first change and skip the
+        # other trackers.
         changes = [tracker.record_changes() for tracker in (self._trackers or {}).values()]
         if any(changes):
             self._describe()
@@ -144,7 +144,7 @@ def _split(pairs: Any) -> tuple[list[str], list[Any]]:
 
 
 def _update(known: _Known, names: list[str], now: list[bool], then: list[bool]) -> None:
-    """Update `known` with those current flags that differ from `then` or that it already contains."""
+    """Update `known` with each current flag that differs from `then` or that `known` already contains."""
     known.update(
         {name: is_ for name, is_, was in zip(names, now, then, strict=True) if is_ != was or name in known}
     )

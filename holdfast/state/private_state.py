@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _MAGIC = b"HFPS\x01"
 _SECTION = struct.Struct("<HQ")  # length of the name, length of the content
 GENERATOR = "holdfast.generator"  # {"holdfast.generator": base64} is the state of a torch.Generator
-# An unsaved buffer should be the same after each of these steps of a generation.
+# An unsaved buffer should be the same after both of these steps of a generation.
 COMPARED_STEPS = (2, 4)
 _PLAIN = {int, str, type(None)}  # immutable types whose equal values have the same JSON
 _SCALARS = {bool, int, float, str, type(None)}
@@ -52,8 +52,8 @@ class PrivateState:
     """Collects and restores the private state of this rank.
 
     It consists of the random generators, the states of `objects`, which must be JSON, and the buffers of
-    `modules`. It also contains the recent losses of `guard`, and a resumed run therefore judges losses like
-    an uninterrupted one.
+    `modules`. It also contains the recent losses of `guard`, so that a resumed run judges losses as an
+    uninterrupted run would.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class PrivateState:
         self._buffers: list[_Place] = []
         self._transient: list[_Place] = []  # the non-persistent buffers, which are not saved
         self._counts: list[_Place] = []  # replicated state that earlier versions stored in the blob
-        # Each further place of a buffer, with its place in `_buffers`.
+        # Each additional place of a buffer, with the buffer's place in `_buffers`.
         self._aliases: list[tuple[_Place, _Place]] = []
         first: dict[int, _Place] = {}
         for name, module in modules.items():
@@ -96,11 +96,12 @@ class PrivateState:
                     self._aliases.append((place, known))
         self._tied = _tied(modules, self._buffers)
         everywhere = [*self._buffers, *(place for place, _ in self._aliases)]
-        # Sections that each optimizer step turns into a copy of another section, with that other section.
+        # Maps each section that every optimizer step turns into a copy of another section to that other
+        # section.
         self._copies: dict[str, str] = {}
         self._no_copies: set[str] = set()  # sections that once differed from the expected copy
         self._started = {name: _shape(table[key]) for name, table, key in everywhere}
-        self._looks: dict[int, list[_Look]] = {}  # the looks of the transient buffers, by step
+        self._looks: dict[int, list[_Look]] = {}  # the transient buffers' identities and versions, by step
 
     def collect(self) -> bytes:
         """Return the blob of the current state."""
@@ -149,7 +150,7 @@ class PrivateState:
         return explained
 
     def quick(self) -> list[Section]:
-        """Return the first sections of `core`. They can change even without a forward pass."""
+        """Return the first sections of `core`, which can change even without a forward pass."""
         sections = self.random()
         if self._objects:
             sections.append(("objects", self._described()))
@@ -247,7 +248,7 @@ class PrivateState:
         return self._objects
 
     def no_data(self, names: set[str]) -> list[str]:
-        """Return, sorted, the names of objects among `names` that are not iterable, so not data loaders."""
+        """Return the sorted names of the objects among `names` that are not iterable, as data loaders are."""
         data = ("__iter__", "__next__")
         return [n for n in sorted(names) if not any(hasattr(type(self._objects[n]), each) for each in data)]
 
@@ -276,9 +277,10 @@ class PrivateState:
     def restore(self, blob: bytes) -> dict[str, bytes]:
         """Restore buffers, objects and the guard; return the sections, for a later call of `restore_random`.
 
-        Call this after the parameters are restored: a buffer that shares a parameter's memory is restored
-        together with the parameter. A buffer is replaced by a tensor with its own memory in two cases: if it
-        cannot be written in place, or if it shares memory now but did not when the blob was made.
+        Call this after the parameters are restored, because a buffer that shares a parameter's memory is
+        restored together with the parameter. A buffer is replaced by a tensor with its own memory in two
+        cases: if it cannot be written in place, or if it shares memory now but did not when the blob was
+        made.
 
         Raises:
             BadInput: the blob is from a different model.
@@ -319,8 +321,8 @@ class PrivateState:
     ) -> None:
         """Restore a buffer that was the same tensor as the buffer at `known` when the script started.
 
-        The buffer becomes that tensor again, unless the blob has different `content` for it. Then it was a
-        separate tensor when the blob was made, and gets its own memory.
+        The buffer becomes that tensor again, unless the blob has different `content` for it. In that case, it
+        was a separate tensor when the blob was made, so it gets its own memory.
         """
         name, table, key = place
         one: torch.Tensor | None = known[1][known[2]]
@@ -391,7 +393,7 @@ class PrivateState:
 
 
 def first_changed(before: list[Section], now: list[Section]) -> str:
-    """Return a phrase for a message that names the first difference between two private states."""
+    """Return the first difference between two private states, as a phrase for a message."""
     then = dict(before)
     name = next((key for key, content in now if then.get(key) != content), "")
     kind, _, rest = name.partition(":")
@@ -422,10 +424,10 @@ def _common_end(one: str, other: str) -> int:
 
 
 def _fill(buffer: torch.Tensor, content: bytes) -> None:
-    """Write `content` to the buffer. If that is not possible, leave the buffer unchanged.
+    """Write `content` to the buffer. If that is impossible, leave the buffer unchanged.
 
-    It is not possible if elements of an expanded buffer share memory but differ in `content`, or if the
-    buffer is an inference tensor.
+    This happens if elements of an expanded buffer share memory but differ in `content`, or if the buffer is
+    an inference tensor.
     """
     import torch
 

@@ -39,7 +39,8 @@ _ONE_FOR_ALL = (
     "was saved only once for all ranks, so every rank starts with that state, even if their states"
     " differed; from now on, the state of each rank is saved"
 )
-# A tensor of at least this size probably has memory that was never written. A single thread fills it slowly.
+# The memory of a tensor of at least this size has probably never been written. A single thread fills such
+# memory slowly.
 _LARGE_BYTES = 1 << 20
 
 
@@ -237,7 +238,7 @@ def _restore_module(name: str, module: torch.nn.Module, held: _SnapshotTensors) 
 
 
 def model_difference(tree: CollectedState, layout: Layout) -> str | None:
-    """Describe the first tensor of the model that `layout` lacks or has in a different form; None if none."""
+    """Describe the first tensor of the model that `layout` lacks or has in another form; otherwise None."""
     held = {entry.name: entry for entry in layout.entries}
     for name, tensor in tree.tensors:
         found = held.get(name)
@@ -277,7 +278,7 @@ def _restore_object(name: str, value: Any, saved: Any, held: _SnapshotTensors) -
 
 
 def _state_warnings(name: str, value: Any, saved: Any, held: _SnapshotTensors) -> list[str]:
-    """Return a warning if a tensor in the object's state_dict differs from the saved one."""
+    """Return a warning if a tensor in the object's state_dict differs from the saved tensor."""
     tree = CollectedState()
     if capture.flatten(name, capture.state_of(value), tree) is None:
         return []
@@ -352,7 +353,7 @@ def _check_optimizer(name: str, optimizer: torch.optim.Optimizer, saved: Mapping
 def _restore_optimizer(
     name: str, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], held: _SnapshotTensors
 ) -> list[str]:
-    """Restore the optimizer's tables; before that, let `load_state_dict` restore extra state of its class."""
+    """Let `load_state_dict` restore extra state of the optimizer's class, and then restore its tables."""
     if "own" in saved:
         own = held.value(saved["own"])
         held.copy_postponed()

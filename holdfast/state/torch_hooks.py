@@ -3,7 +3,7 @@
 The hooks are attached to the script's own objects, but not to copies, saved files or compiled forms of them.
 If a script saves its whole model (`torch.save(model)`), copies it, or compiles it with `torch.jit.script`,
 the result must be the same as without Holdfast, and must load where Holdfast is not installed. Torch's global
-module hooks would do that too, but would cost time in every module of a model in every pass.
+module hooks would achieve this too, but would cost time in every module of a model in every pass.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def classify(
 def is_custom_scheduler(value: Any, objects: Mapping[str, Any]) -> bool:
     """Return whether `value` is a scheduler of a class that is not torch's. Such a scheduler is replicated.
 
-    An object counts as such a scheduler under these conditions:
+    An object counts as such a scheduler if all these conditions are met:
 
     - It has a `step` method, and refers to at least one of the optimizers among `objects`.
     - Its other attributes are plain values, torch's schedulers and functions. An object that also refers to a
@@ -237,7 +237,7 @@ def attach_hooks(
         if _waits_for_buffers(module):
             _before_forward(module.module, to)
     for optimizer in optimizers:
-        # Wrapped optimizers need hooks too: a script that uses SAM never calls SAM's own `step`.
+        # Wrapped optimizers need hooks too, because a script that uses SAM never calls SAM's own `step`.
         for each in (optimizer, *capture.wrapped_optimizers(optimizer).values()):
             each.register_step_pre_hook(Hook(lambda *_: to.before_write()))
             hide_from_copies(getattr(each, "_optimizer_step_pre_hooks", {}))

@@ -6,7 +6,7 @@ does not report exceptions that a script catches. So a step is suspect if its op
 of its backward passes or collectives failed, or if it had fewer backward passes than the previous step.
 
 A script may do any of this on purpose, so a suspect step normally counts. It is refused only if a connection
-to a peer is closed as well: the group then cannot have completed the step.
+to a peer is closed as well, because then the group cannot have completed the step.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR | select.POLLNVAL
 
 
 class PeerConnections:
-    """This process's connections to its peers, open as long as the peers live.
+    """This process's connections to its peers, which stay open while the peers live.
 
     Checks only the state of the sockets, and neither reads them nor keeps them open.
     """
@@ -81,7 +81,7 @@ def _socket_inode(fd: int) -> int | None:
 
 
 class _TorchActivity:
-    """Counts this process's backward passes and failed collectives from the first call of `watch` on.
+    """Counts this process's backward passes and failed collectives since the first call of `watch`.
 
     The counts only grow.
     """
@@ -134,8 +134,8 @@ class CaughtErrorCheck:
     """Checks each step of one rank. It checks the connections to `peers` only if the step is suspect.
 
     `frozen` returns True once the group has been stopped. If a connection is closed but nothing failed in the
-    step, the step is not refused: the connection may not lead to a peer, or the peer may have ended after its
-    last step. The check then only waits up to `hold_s` for the group to be stopped.
+    step, the step is not refused, because the connection may not lead to a peer, or the peer may have ended
+    after its last step. The check then only waits up to `hold_s` for the group to be stopped.
     """
 
     def __init__(self, peers: PeerConnections, frozen: Callable[[], bool], hold_s: float = HOLD_S) -> None:

@@ -62,7 +62,8 @@ class NumberCheck:
         On a device, their values are not known yet. So the device reduces them to one number, which is judged
         together with the loss. Only at the end of the step is it known whether bad gradients have reached the
         state (see `_judge`). With fused optimizers, a GradScaler makes the optimizer's kernel skip a step
-        that has bad gradients. Bad gradients are then not a fault: the scaler uses them to adjust its scale.
+        that has bad gradients. Bad gradients are then not a fault, because the scaler uses them to adjust its
+        scale.
         """
         self._is_scaled = any(getattr(each, "found_inf", None) is not None for each in self._optimizers)
         if self._is_scaled:
@@ -79,8 +80,8 @@ class NumberCheck:
         """Accept the numbers that the script commits for `step`, and judge them if they have arrived.
 
         On a device, this first waits for the previous step's numbers and judges them. The gradient norm is
-        judged only if the optimizer used the gradients: a GradScaler deliberately lets gradients overflow,
-        and skips such steps. Raises the same errors as `_judge`.
+        judged only if the optimizer used the gradients, because a GradScaler deliberately lets gradients
+        overflow, and skips such steps. Raises the same errors as `_judge`.
         """
         loss = self._poisoned_loss(step, loss)
         if not self._gate.writing or self._is_scaled:
@@ -107,7 +108,7 @@ class NumberCheck:
     # -- for the listener's thread
 
     def bad_before(self, step: int) -> StepNumbers | None:
-        """Return the unjudged numbers of a step before `step` if they have arrived and are bad; else None.
+        """Return the unjudged numbers of a step before `step`, if they have arrived and are bad, or None.
 
         If the result is not None, the state of `step` is bad as well.
         """

@@ -106,11 +106,11 @@ class Rank:
         self.say(WorkerMessage("started", marks=self._times))
 
     def joined(self) -> None:
-        """Record that the process group has been formed now."""
+        """Record that the process group has now been formed."""
         self._times = replace(self._times, joined_ns=time.monotonic_ns())
 
     def restored(self) -> None:
-        """Record that the protected objects have been restored now."""
+        """Record that the protected objects have now been restored."""
         self._times = replace(self._times, restored_ns=time.monotonic_ns())
 
     def report_first_step(self) -> None:
@@ -120,7 +120,7 @@ class Rank:
             self.say(WorkerMessage("settled", marks=self._times))
 
     def aim(self, steps: int) -> None:
-        """Report the goal of the loop that begins now: at its end, the state contains `steps` steps."""
+        """Report the goal of the loop that begins now: the number of steps in the state at its end."""
         if self.channel is None or steps == self._times.goal:
             return
         self._times = replace(self._times, goal=steps)

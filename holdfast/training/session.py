@@ -1,4 +1,4 @@
-"""Define `holdfast.join()` and the session that it returns: a rank of the group, whose state it protects."""
+"""Define `holdfast.join()` and the session that it returns: one rank of the group, with protected state."""
 
 from __future__ import annotations
 
@@ -301,8 +301,8 @@ def join() -> Session:
 def _park(mine: launcher_channel.LauncherChannel) -> None:
     """Prepare this process to become a rank without delay, and report whether it can be kept warm.
 
-    The preparation does not use a GPU: this process does not know yet which GPU it will get, and until then
-    the memory of that GPU belongs to another process.
+    The preparation does not use a GPU, because this process does not know yet which GPU it will get, and
+    until then the memory of that GPU belongs to another process.
     """
     if device().type == "cpu":
         rehearse(device())

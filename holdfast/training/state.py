@@ -131,8 +131,8 @@ class State:
 
         `count` is the number of steps in the whole training, counted from its beginning, not in an epoch.
 
-        A step counts only once it is committed. If the script leaves a step by `continue` or `break` without
-        a commit, the step is yielded again. It is yielded up to three times in total.
+        A step counts only once it is committed. If the script leaves a step with `continue` or `break` and
+        without a commit, the step is yielded again. It is yielded up to three times in total.
 
         Raises:
             BadInput: `count` is not a whole number or is negative; the loop is inside another loop; or the
@@ -182,8 +182,8 @@ class State:
         training, protection = self._training, self._protection
         has_consulted = training.has_consulted  # must be read before the calls below
         if protection is not None and training.done <= count:
-            # For a loop that is already complete, this must not happen yet: the script may set flags after
-            # it.
+            # For a loop that is already complete, this must not happen yet, because the script may set flags
+            # after it.
             self._restore_flags()
         if self._random is not None:
             self._private.restore_random(self._random)
@@ -215,7 +215,7 @@ class State:
         `samples`, `tokens` and `flops` are the totals of this step over all ranks.
 
         The call does not wait for tensors on a GPU. They are checked and displayed when the next step is
-        committed. The call waits at most until the GPU has finished the previous step.
+        committed. At most, the call waits until the GPU has finished the previous step.
 
         Raises:
             BadInput: the call is outside of a step or is the second one in a step, an argument is not a
@@ -246,9 +246,9 @@ class State:
         script may swap in other weights during the pause if it restores the original weights before the end.
 
         Raises:
-            BadInput: when the pause begins, if the label, the limit or an argument is invalid. Also when it
-                decorates an `async def` or a generator function, because such a function does its work after
-                its call has returned.
+            BadInput: the label, the limit or an argument is invalid (raised when the pause begins), or the
+                pause decorates an `async def` or a generator function, which does its work after its call
+                has returned.
         """
         return Pause(label, lambda: self._paused(label, limit_s, unknown), self._warn_of_unused_pause)
 
@@ -280,7 +280,7 @@ class State:
         self._training.show_pause(pause_phase(label), label, limit_s)
 
     def _show_outer_pause(self) -> None:
-        """After a pause, show the enclosing pause with the rest of its limit; without one, show the loop."""
+        """After a pause, show the enclosing pause with the rest of its limit, or else the loop."""
         if not self._pauses:
             self._training.show_phase(Phase.TAIL if self._training.in_tail else Phase.DATA)
             return

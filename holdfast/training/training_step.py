@@ -67,8 +67,8 @@ from holdfast.training.rank import Rank
 class TrainingStep:
     """One rank's current step. As a `torch_hooks.StepObserver`, it is called by torch's hooks.
 
-    Without a launcher, there is neither a protection nor a progress page. The order of calls and the numbers
-    are still checked, but no state is saved.
+    Without a launcher, there is no protection and no progress page. The order of calls and the numbers are
+    still checked, but no state is saved.
     """
 
     def __init__(
@@ -222,7 +222,7 @@ class TrainingStep:
         self._checks.watch_gradients()
 
     def _check_private_state(self) -> None:
-        """Send private state again if it has changed since it was sent: the changes belong to the commit."""
+        """Send private state again if it has changed since it was sent, as part of this commit."""
         if self.protection is not None:
             self._flags.commit()
             self._checks.look_at_threads()

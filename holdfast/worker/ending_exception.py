@@ -39,7 +39,7 @@ def _working_directory() -> str:
 LIMIT_S = 30.0  # the time limit for the `finally` blocks of a script that an exception ends
 _RUNS_SCRIPT = "_run_main"  # the function in holdfast.worker.script whose callers are Holdfast's frames
 _START_DIRECTORY = _working_directory()  # what the script's relative file names are relative to
-# Exceptions that code that closes or runs generators always catches.
+# Exceptions that are always caught by code that closes or runs generators.
 _FLOW = (GeneratorExit, StopIteration, StopAsyncIteration)
 _HARMLESS = frozenset({"open", "torch.no_grad", "torch.enable_grad", "torch.inference_mode"})
 _HARMLESS_METHODS = frozenset({"pause", "no_sync"})
@@ -157,7 +157,7 @@ def _is_harmless(made: ast.expr) -> bool:
 
 
 def _blocks(file: str) -> tuple[ast.Try | ast.With | ast.AsyncWith, ...] | None:
-    """Return all `try` and `with` statements of a file, inner ones last; None if its source is missing."""
+    """Return the `try` and `with` statements of a file, inner ones last; None if its source is missing."""
     if not Path(file).is_absolute() and (not _START_DIRECTORY or _working_directory() != _START_DIRECTORY):
         return None
     return _parsed(file)

@@ -31,7 +31,8 @@ class LauncherChannel:
     script: str = ""  # the script's file or module name
     listen_fd: int = -1
     parked: bool = False  # whether this process waited for the order as a warm process
-    # Set if a thread already receives the orders. `join` then passes it the function that obeys them.
+    # Set if a thread already receives the orders. `join` then passes that thread the function that obeys the
+    # orders.
     on_join: Callable[[Callable[[WorkerOrder], None]], None] | None = None
     on_failing: Callable[[], None] | None = None  # called before a failure is reported, to secure the state
     on_leaving: Callable[[], None] | None = None  # called when the script has ended without an error
@@ -58,9 +59,10 @@ class LauncherChannel:
                 return
 
     def wait_start(self) -> WorkerOrder:
-        """Block until the launcher sends the order to start. Raises `rank_channel.Closed` if it has ended.
+        """Block until the launcher sends the order to start.
 
-        On return, the GPUs of the rank are visible to this process.
+        On return, the GPUs of the rank are visible to this process. Raises `rank_channel.Closed` if the
+        launcher has ended.
         """
         while self.start is None:
             order, descriptors = rank_channel.receive(self.control, WorkerOrder)

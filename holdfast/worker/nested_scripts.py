@@ -47,7 +47,7 @@ def refusal() -> str:
 
 
 def clear(directory: Path, local_rank: int) -> None:
-    """Forget refusals below earlier processes of `local_rank`. Call this before a new one is created."""
+    """Forget refusals below earlier processes of `local_rank`. Call this before a new process is created."""
     with suppress(OSError):
         _file(directory, local_rank).unlink(missing_ok=True)
 

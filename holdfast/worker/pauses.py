@@ -1,8 +1,8 @@
 """Decide whether to copy the state before a pause begins, based on what earlier pauses have done.
 
 If a script swaps in averaged weights for a pause, and a peer dies during the pause, the real weights can no
-longer be copied. A pause that only reads the weights needs no copy. Nobody knows whether the first pause with
-a label will write weights, so the state is copied before it.
+longer be copied. A pause that only reads the weights needs no copy. It is not known whether the first pause
+with a label will write weights, so the state is copied before it.
 """
 
 from __future__ import annotations

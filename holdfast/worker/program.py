@@ -249,7 +249,7 @@ def _look_through(first: Path, root: Path) -> _ImportScan:
     """Follow the imports from `first` through the local modules in `root`; see `_ImportScan`.
 
     This only reads sources. A script that hides its import of holdfast (importlib, exec) is assumed not to
-    join. The mistake affects speed but not correctness.
+    join. This mistake affects speed but not correctness.
     """
     todo, seen, outside, own, joins = [first], {first.resolve()}, set[str](), list[str](), False
     while todo and len(seen) <= _MAX_FILES:

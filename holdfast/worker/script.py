@@ -48,7 +48,7 @@ def run(program: Program, runtime: LauncherChannel, source: bytes | None = None)
 
     A failure is reported to the launcher as soon as the state has been secured, and the recovery need not
     wait for this process to unwind. After a failure, or if the script has formed a process group, this
-    function does not return: the process exits here.
+    function does not return, because the process exits here.
 
     If the script forks, an exception or exit of the child also arrives here. The child is not a rank. It ends
     as it would under an interpreter, and nothing is reported.
@@ -81,9 +81,9 @@ def run(program: Program, runtime: LauncherChannel, source: bytes | None = None)
 def keep_last_state_at_exit(runtime: LauncherChannel) -> None:
     """Arrange to save the state at exit in an interpreter that runs the script directly, not through `run`.
 
-    What is saved is the state after the last step or, after an exception, the state of the last commit. An
-    exit handler cannot see the exit code, so the state is always saved. A rank that fails is restarted even
-    if its page reports success.
+    This saves the state after the last step or, after an exception, the state of the last commit. An exit
+    handler cannot see the exit code, so the state is always saved. A rank that fails is restarted even if its
+    page reports success.
     """
     atexit.register(_at_exit, runtime)
 
@@ -112,11 +112,12 @@ def keep_last_state(runtime: LauncherChannel) -> None:
 def _exit_cleanly(
     code: int, last: Callable[[], bool], runtime: LauncherChannel, before: CollectorState
 ) -> int:
-    """Do what an interpreter does at exit, except destroy the process group; return `code` without a group.
+    """Do what an interpreter does at exit, except destroy the process group.
 
     If a DDP object is alive, torch's own teardown can hang: the thread that destroys the group holds the GIL
     and joins threads that wait for the GIL. If the script has formed a group, the process therefore exits
-    here. `last` is the exit handler that flushes the output. Without a group, the interpreter calls it.
+    here. Otherwise this returns `code`. `last` is the exit handler that flushes the output. Without a group,
+    the interpreter calls it.
     """
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_initialized():
@@ -298,7 +299,7 @@ def _type_and_first_line(error: BaseException) -> str:
     """Return the type of an exception and the first line of its message, as Python prints them."""
     printed = "".join(traceback.format_exception_only(type(error), error)).splitlines()
     lines = [line.strip() for line in printed if line.strip()]
-    kind = type(error).__name__  # the lines before show where the syntax is wrong
+    kind = type(error).__name__  # the preceding lines show where the syntax is wrong
     begins = (n for n, line in enumerate(lines) if line.partition(":")[0].endswith(kind))
     first = next(begins, 0)
     alone = lines[first].partition(":")[2] == ""  # the message begins with an empty line, or is empty

@@ -1,4 +1,4 @@
-"""Keep the user's script as it was when the run began: all ranks run that version.
+"""Keep the user's script as it was when the run began, so that all ranks run that version.
 
 The file is read once, into a sealed file in memory, which launchers, zygotes and templates inherit.
 """

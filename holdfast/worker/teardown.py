@@ -64,7 +64,7 @@ def tear_down(before: CollectorState, report: _Tell, *, finalize: bool = True) -
     mixed = gc.get_freeze_count() > before.frozen
     if mixed:
         gc.unfreeze()  # the script called gc.freeze, and its files may be among the frozen objects
-    _flush_files(reported, report)  # before the finalizers, which may do anything: this data is then safe
+    _flush_files(reported, report)  # first, because finalizers may do anything
     if finalize:
         _finalize()
     for stream in (sys.stdout, sys.stderr):
@@ -76,8 +76,8 @@ def tear_down(before: CollectorState, report: _Tell, *, finalize: bool = True) -
     _close_compressed(reported, report)
     _flush_files(reported, report)
     _flush_pipes(reported, report)
-    # After `unfreeze`, the temporary files of this process cannot be told apart from the ones of the process
-    # from which it was forked.
+    # After `unfreeze`, the temporary files of this process cannot be distinguished from those of the process
+    # that forked it.
     if not (mixed and before.frozen):
         _close_unclosed(TEMPORARY, reported, report)
     flushing = _in_thread(_flush_c)
@@ -134,7 +134,7 @@ def is_users_own(function: FunctionType) -> bool:
 
 
 def _live(kinds: tuple[type, ...]) -> list[Any]:
-    # Not `isinstance`: reading an object's `__class__` may run the object's code.
+    # Do not use `isinstance`, because reading an object's `__class__` may run the object's code.
     return [each for each in gc.get_objects() if issubclass(type(each), kinds)]
 
 

@@ -106,7 +106,7 @@ _AROUND = _WAITING | {"threading"}  # modules whose frames surround a thread's o
 
 
 class BackgroundThreads:
-    """Warns about a rank's background threads at work. A restart or stop would cut off their work for good.
+    """Warns about a rank's working background threads, whose work a restart or stop would cut off for good.
 
     Threads that existed at the first commit do not count, because they load data or do similar work. Nor do
     daemon threads, which are cut off whenever a process exits, or threads that only wait for their next task.
@@ -120,7 +120,10 @@ class BackgroundThreads:
         self._has_warned = False
 
     def check(self) -> None:
-        """Warn, once, about a thread that is working during a commit. Cheap unless a thread was added."""
+        """Warn, once, about a thread that is working during a commit.
+
+        This is cheap unless a thread was added.
+        """
         count = threading.active_count()
         if self._has_warned or (count == self._count and not self._new):
             return

@@ -71,7 +71,7 @@ class UnmodifiedScript:
         optimizer.register_optimizer_step_post_hook(self._after)
 
     def hand_over(self, obey: Callable[[WorkerOrder], None]) -> None:
-        """Pass all later orders to `obey`: the script joins, although its import went undetected."""
+        """Pass all later orders to `obey`, because the script joins although its import went undetected."""
         self._joined = obey
         if self._secured is not None:  # the generation has ended, so the script must take no more steps
             obey(self._secured)
@@ -131,12 +131,12 @@ class UnmodifiedScript:
 
 
 class StepCounter:
-    """Chooses the one optimizer whose steps count as training steps: each step then counts once.
+    """Chooses the one optimizer whose steps count as training steps, so that each step counts once.
 
-    It starts with the script's first optimizer. Another one takes over when the first no longer exists, or
-    when the other steps twice while the first does not step. The count thus continues with the new optimizers
-    of cross-validation folds, training phases and sweeps. A GAN's optimizers step in turn, so only one of
-    them counts.
+    It starts with the script's first optimizer. Another optimizer takes over when the counted one no longer
+    exists, or when the other steps twice while the counted one does not step. The count thus continues with
+    the new optimizers of cross-validation folds, training phases and sweeps. A GAN's optimizers step in turn,
+    so only one of them counts.
     """
 
     def __init__(self) -> None:
@@ -160,7 +160,7 @@ class StepCounter:
 
 
 class GradientCheck:
-    """Checks one gradient of each step. One is enough: a NaN that the ranks share appears in all gradients.
+    """Checks one gradient of each step, because a NaN that the ranks share appears in all gradients.
 
     A bad gradient is a fault only if the parameters are still bad when the next step is about to be written,
     because an optimizer may skip a bad step and a script may undo it. On a GPU, the host does not wait for

@@ -39,19 +39,19 @@ from nodeagent.policy.rules import HealthPolicy
 from nodeagent.sensing.clock import Clock
 from nodeagent.sensing.sensor import WAIT_S
 
-LOOK_S = WAIT_S  # the longest time between two cycles; sensors that wait for events wake up then too
+LOOK_S = WAIT_S  # the longest time between two cycles; sensors that wait for events also wake up this often
 STUCK_LOOK_S = 1.0  # the same while a sensor hangs, because each cycle reports how long it has hung
 SOON_S = 0.05  # the shortest time between two cycles without new observations
-SAVE_S = 0.2  # the shortest time between two saves; a storm of changes is then saved once
+SAVE_S = 0.2  # the shortest time between two saves, so that a storm of changes is saved once
 SAVE_AT_REST_S = 60.0  # the longest time between two saves, for cursors and baselines
 SAVE_DEADLINE_S = 5.0  # changes are reported without being saved if the disk takes longer
-LAST_SAVE_S = 0.5  # the wait for the last save; the agent ends within 2 s of SIGTERM even if the disk hangs
+LAST_SAVE_S = 0.5  # limit for the last save; the agent exits within 2 s of SIGTERM even if the disk hangs
 FORGET_EVERY_S = 3600.0
 XIDS, MEMORY, OWN_LOSSES = "sensor/xids", "sensor/memory", "sensor/agent"
 NO_SENSORS = (XIDS, MEMORY, OWN_LOSSES)  # what the agent reports about itself
 DESCRIBING = ("gpu_state", "nvml")  # the checks whose facts describe the entity
 MAX_DESCRIBED = 256
-JOIN_S = 0.5  # the wait for all sensors at the end; the agent ends within 2 s of SIGTERM even if they hang
+JOIN_S = 0.5  # limit for all sensors to stop; the agent exits within 2 s of SIGTERM even if they hang
 
 Note = Mapping[str, Any]  # a line of the log: an event's name, and its fields
 
@@ -87,7 +87,7 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class _Submitted:
-    """Changes that the writer saves, and since when it has had them."""
+    """Changes handed to the writer, and the time of the handover."""
 
     number: int  # of the submission
     since: float  # monotonic
@@ -146,7 +146,7 @@ class Agent:
         self._stuck_before = {each.removeprefix("sensor/") for each in self.evaluator.sampled("sensor_stuck")}
         self.evaluator.begin(self.clock.now_s())
         self._losses = LostRecords(
-            self.clock, "agent", "there was no room in the queue or among the evidence"
+            self.clock, "agent", "there was no room in the queue or in the stored evidence"
         )
         self._count_losses()
         self._events = tuple(self.state.history)
@@ -190,7 +190,7 @@ class Agent:
             each.start()
 
     def _end_findings_of_others(self, names: set[str]) -> None:
-        """End the findings about sensors that only an earlier agent had: nothing else would end them."""
+        """End the findings about sensors that only an earlier agent had, as nothing else would end them."""
         now_s, kept = self.clock.now_s(), {*NO_SENSORS, *(f"sensor/{each}" for each in names)}
         about = {each.entity for each in self.evaluator.findings(now_s)}
         for entity in sorted(each for each in about - kept if kind_of(each) == "sensor"):
@@ -239,7 +239,8 @@ class Agent:
     def run_cycle(self, *, last: bool = False) -> Published:
         """Run one cycle: take the inbox, evaluate, have the state saved, publish, and report changes."""
         now_s = self.clock.now_s()
-        # Read the positions before the inbox: this cycle's observations then include all that they cover.
+        # Read the positions before the inbox, so that this cycle's observations include all that the
+        # positions cover.
         positions = {each.sensor.name: each.position for each in self.watched}
         self._follow_policy()
         self._evaluate_inbox(now_s)
@@ -288,7 +289,7 @@ class Agent:
             self.note({"event": "policy_problem", "policy": now.policy.version, "why": now.problem})
 
     def _problems(self) -> tuple[str, ...]:
-        """Return everything that the agent itself could not do, and write what is new of it to the log."""
+        """Return everything that the agent itself could not do, and write new problems to the log."""
         of_evidence = tuple(self.evaluator.problems.values())
         for each in of_evidence:
             if each not in self._noted:
@@ -308,7 +309,8 @@ class Agent:
         self._judge_xid_sensors(now_s)
         self._count_losses()
         self.evaluator.branch = self.branch()
-        # Until the sensors have been tried, what a fault means may be unknown: a sensor names a GPU's model.
+        # Until the sensors have been tried, the meaning of a fault may be unknown, because it may depend on a
+        # GPU's model, which a sensor reports.
         if self.published.ready and now_s - self._forgot >= FORGET_EVERY_S:
             self._forgot = now_s
             self.evaluator.forget(now_s - FORGET_S)
@@ -316,7 +318,7 @@ class Agent:
             self._facts = {entity: facts for entity, facts in self._facts.items() if entity in known}
 
     def _judge_xid_sensors(self, now_s: float) -> None:
-        """Report if no sensor can see Xids, and if one can again."""
+        """Report when no sensor can see Xids, and when one can again."""
         unseen = xids_are_unseen(each.status() for each in self.watched if each.fitted.sees_xids)
         if unseen is None or unseen == self._xids_unseen:
             return
@@ -325,20 +327,23 @@ class Agent:
             self.evaluator.add(Observation(now_s, "xids_unseen", XIDS, "agent", float(unseen)))
 
     def _count_losses(self) -> None:
-        """Report how many observations found no room; 0 at the start, so that the first loss is growth."""
+        """Report how many observations were lost; 0 at the start, so that the first loss counts as growth."""
         self._losses.count = self._dropped
         for each in self._losses.due_readings():
             self.evaluator.add(each)
 
     def _retry_stuck(self) -> None:
-        """Have a sensor that hung before the restart reported as well, once its calls return."""
+        """Also watch the sensors that hung before the restart, to report when their calls return."""
         if self._stuck_before:
             tried = {each.sensor.name for each in self.watched if each.status().tried}
             self._stuck |= self._stuck_before & tried
             self._stuck_before -= tried
 
     def _describe(self, seen: Observation) -> None:
-        """Replace the facts of an entity. A GPU that is gone has none, and leaves the report's `gpus`."""
+        """Replace the facts of an entity.
+
+        A GPU that is gone has no facts, and is removed from the report's `gpus`.
+        """
         if not seen.facts and seen.check == "gpu_state":
             self._facts.pop(seen.entity, None)
         elif seen.facts and (seen.entity in self._facts or len(self._facts) < MAX_DESCRIBED):
@@ -346,7 +351,7 @@ class Agent:
 
     @property
     def _dropped(self) -> int:
-        """The number of observations that found no room, in the queue or among the evidence."""
+        """The number of observations lost because the queue or the stored evidence had no room."""
         return self.inbox.dropped + self.evaluator.dropped
 
     def _submit(self, now_s: float, positions: Mapping[str, Any]) -> None:
@@ -357,14 +362,14 @@ class Agent:
         self.state.evidence = self.evaluator.dump()
         self.state.positions.update({k: v for k, v in positions.items() if v is not None})
         self._saved = time.monotonic()
-        number = 0  # saved already, because nothing is saved
+        number = 0  # counts as saved, because nothing is saved
         if self._writer is not None:
             number = self._writer.submit(saved_state.encode(self.state))
         if numbered or self._writer is not None:
             self._unreported.append(_Submitted(number, self._saved, numbered))
 
     def _take_reportable(self, *, everything: bool = False) -> list[dict[str, Any]]:
-        """Return the changes to report now, even if saving failed: every fault must be reported.
+        """Return the changes to report now, even if saving failed, because every fault must be reported.
 
         They are saved, or the writer failed to save them or has had them for too long.
         """
@@ -376,7 +381,7 @@ class Agent:
                 found += each.changes
                 each.changes.clear()
         waiting = [each for each in self._unreported if each.number > finished]
-        # The oldest shows how long the disk has not answered, even if its changes are reported.
+        # The oldest save shows how long the disk has not answered, even if its changes are reported.
         self._unreported = [each for n, each in enumerate(waiting) if n == 0 or each.changes]
         if found:
             last = found[-1]["seq"]

@@ -2,13 +2,13 @@
 
 The owner holds a lock on the file `lock`. A process with a thread in an uninterruptible call keeps its lock
 after SIGKILL, for as long as the call lasts: with a hung driver, until the next reboot. So a successor that
-finds the lock held asks the owner for an answer, and takes over if none comes: it creates `lock.1`, the lock
-of the next generation. Each generation writes to its own files (`saved_state`), out of reach of a former
-owner that still writes, and an owner that finds a later generation's lock stops. Once all former owners have
+finds the lock held asks the owner for an answer, and takes over if it gets none, by creating `lock.1`, the
+lock of the next generation. Each generation writes to its own files (`saved_state`), out of reach of a former
+owner that is still writing. An owner that finds a later generation's lock stops. Once all former owners have
 ended, the next agent returns to the first generation.
 
-The question is the modification time of the lock file, set to 1970; the answer is any other time. This works
-on a full disk, and without seeing the other's processes, which another container could not.
+To ask, the successor sets the modification time of the lock file to 1970; to answer, the owner sets any other
+time. This works on a full disk, and between containers that cannot see each other's processes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from pathlib import Path
 from nodeagent.agent import saved_state
 
 LOCK = "lock"
-# A living owner answers at the next tick of its writer, after at most 2.5 s. The rest is for a busy node.
+# A living owner answers at the next tick of its writer, after at most 2.5 s. The rest of this limit allows
+# for a busy node.
 ANSWER_S = 10.0
 _POLL_S = 0.1
 _ASKED_NS = 0
@@ -43,7 +44,7 @@ class Claim:
     folder: Path
     generation: int
     _descriptor: int
-    took_over: str = ""  # the process that owned the folder and did not answer; "" if there was none
+    took_over: str = ""  # the process that owned the folder but did not answer; "" if there was none
 
     def answer(self) -> None:
         """Answer a successor that asks whether this process is alive. Raises OSError."""
@@ -84,7 +85,7 @@ def take(folder: Path, answer_s: float = ANSWER_S, wait: Callable[[float], objec
     if generation and (first := _after_all_have_ended(folder, generation)) is not None:
         os.close(descriptor)
         generation, descriptor = 0, first
-    with suppress(OSError):  # record the owner for people; this fails on a full disk
+    with suppress(OSError):  # record the owner for human readers; this fails on a full disk
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     os.utime(descriptor)

@@ -1,10 +1,10 @@
 """Measures how long a watched node has had no findings. Pure.
 
 This decides when the node may return to service. Time without a running agent is no evidence of health, so
-the count restarts after a gap, and pauses during the short one while the agent restarts: otherwise, an agent
-that is ended soon after each start would count hours in which nobody looked. Nor is time in which the fault
-could not have been seen: the count pauses while a sensor that reported the newest findings is blind, and
-while an operator has the agent release the GPUs.
+the count restarts after a gap, and pauses during the short gap while the agent restarts. Otherwise, an agent
+that exits soon after each start would count hours during which nothing was watched. Time during which the
+fault could not have been seen is no evidence either, so the count pauses while a sensor that reported the
+newest findings is blind, and while an operator has the GPUs released.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ class CleanTime:
     watched_s: float | None = None  # the time since which all sensors have been watching
     unhealthy_s: float | None = None  # the last time that anything was unhealthy
     found_s: float | None = None  # the last time that there was any finding
-    # For how long the time without unhealthy findings, and that without any, was not counted.
+    # How long the count without unhealthy findings, and the count without any findings, have paused.
     paused_s: tuple[float, float] = (0.0, 0.0)
-    # The sensors that each of the two needs: those of the newest unhealthy findings, and of any as well.
+    # The sensors that each count needs: those of the newest unhealthy findings; for the second count, also
+    # those of the newest findings of any level.
     needs: tuple[Names, Names] = (frozenset(), frozenset())
     # The next three are not saved.
     at_s: float | None = None  # of the last cycle, or of the last save before the restart
@@ -69,7 +70,7 @@ class CleanTime:
         )
 
     def _after_a_cycle(self, now_s: float, released: bool, blind: Names) -> CleanTime:
-        """Return the times with the time since the last cycle as a pause, if it was one."""
+        """Return the times, counting the time since the last cycle as a pause if it was one."""
         if self.at_s is None:
             return self
         for_s, unseen = now_s - self.at_s, self.blind | blind
@@ -79,7 +80,7 @@ class CleanTime:
         return self._paused(for_s if clean else 0.0, for_s if quiet else 0.0)
 
     def _needed(self, at: int, found: Sequence[HealthFinding], last_s: float | None) -> Names:
-        """Return the sensors of the newest findings: all that reported one since there was none."""
+        """Return the sensors of the newest findings: all that have reported one since there last was none."""
         if not found:
             return self.needs[at]
         sources = frozenset(source for each in found for source in each.sources)
@@ -90,7 +91,7 @@ class CleanTime:
         """Return the times saved at `last_s`, without those that a gap has invalidated.
 
         A short gap, or one that a release of the GPUs explains, invalidates nothing. The time from the save
-        to the first cycle is not counted, and after that, none before the needed sensors have looked.
+        to the first cycle is not counted, nor is any time after that until the needed sensors have looked.
         """
         explained_s = max(last_s, min(released_until_s, now_s))
         if not (last_s <= now_s and now_s - explained_s <= GAP_S):
@@ -102,7 +103,7 @@ class CleanTime:
         return replace(self, paused_s=(clean_s + clean_for_s, quiet_s + quiet_for_s))
 
     def as_json(self, now_s: float) -> dict[str, float | None]:
-        """Return the times without unhealthy findings, without findings, and since the last unhealthy one."""
+        """Return the time without unhealthy findings, without any, and since the last unhealthy finding."""
         ended_s = self.unhealthy_s
         clean_s, quiet_s = self.paused_s
         return {

@@ -1,13 +1,14 @@
 """The bounded queue between the sensor threads and the agent. Delivers events first, and counts losses.
 
-Sensors repeat samples but not events, so the two wait in separate queues: a flood of samples cannot push out
-an event. Events wait by what they may mean. If there are too many, the oldest of the least grave is dropped:
-a flood of harmless events cannot push out a fault, nor what ends one.
+Sensors repeat samples but not events, so the two wait in separate queues, and a flood of samples cannot push
+out an event. Events are queued by the worst level that they may lead to. If there are too many, the oldest of
+the least grave events is dropped, so a flood of harmless events cannot push out a fault, or an event that
+ends one.
 
 Of identical waiting events, the inbox keeps only the first and the newest. Those in between make no
-difference, but a reset may have come between the first and the newest. An event wakes the agent immediately.
-The sensors share their schedule, so their samples arrive within milliseconds of each other, and one cycle
-takes all of them.
+difference, but a reset may have occurred between the first and the newest. An event wakes the agent
+immediately. The sensors share their schedule, so their samples arrive within milliseconds of each other, and
+one cycle takes all of them.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def gravity(policy: HealthPolicy, event: Observation) -> Level:
         return Level.HEALTHY
     code = int(event.value)
     meaning = policy.meaning(event.check, code, event.variant)
-    # The GPU's model is not known here, and neither is the driver's branch: the worst meaning counts.
+    # The GPU's model and the driver's branch are not known here, so the worst meaning counts.
     meant = [meaning, *(each.meaning for each in policy.models if (event.check, code) == ("xid", each.code))]
     return max(max(each.level, each.recurs.level if each.recurs else each.level) for each in meant)
 

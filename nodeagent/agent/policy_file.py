@@ -26,7 +26,7 @@ _UNREAD = object()
 
 @dataclass(frozen=True, slots=True)
 class PolicyInForce:
-    """The policy to evaluate by."""
+    """The policy to use for the evaluation."""
 
     policy: HealthPolicy
     problem: str = ""  # with the file, or with its copy
@@ -34,13 +34,13 @@ class PolicyInForce:
 
 
 class PolicyFile:
-    """Follows the file as a sensor without observations: a hanging disk then delays no other part."""
+    """Follows the file as a sensor without observations, so that a hanging disk delays no other part."""
 
     name = "policy"
     period_s = WAIT_S
 
     def __init__(self, path: Path, folder: Path | None, *, required: bool) -> None:
-        """Read the file. Never raises: `current` has the policy to use, and the problem.
+        """Read the file. Never raises: `current` contains the policy to use, and any problem.
 
         Args:
             path: The file, or a symbolic link that is switched from one file to the next.
@@ -91,25 +91,25 @@ class PolicyFile:
             raise
 
     def _accept(self, text: str | None) -> None:
-        """Put a valid text in force and keep a copy of it. Raises BadPolicy for any other."""
+        """Put a valid text in force and keep a copy of it. Raises BadPolicy for an invalid text."""
         self._tried = text
         policy = loading.load(text, str(self._path))
         if policy.version == self.current.policy.version:
             policy = self.current.policy
         self.current = PolicyInForce(policy, self._keep(text))
-        self._instead = f"{self._path} is not used, the last good policy remains in force"
+        self._instead = f"{self._path} is not used; the last good policy remains in force"
 
     def _recall(self) -> tuple[PolicyInForce, str]:
-        """Return the last policy found good by an earlier agent, and words for its use."""
-        why = "no earlier good one is known"
+        """Return the last policy that an earlier agent found valid, and a message about its use."""
+        why = "no earlier valid policy is known"
         if self._kept is not None and _is_there(self._kept):
             try:
                 policy = loading.load(loading.read_overrides(self._kept), str(self._kept))
-                words = f"{self._path} is not used, the last good policy ({self._kept}) remains in force"
+                words = f"{self._path} is not used; the last good policy ({self._kept}) remains in force"
                 return PolicyInForce(policy), words
             except BadPolicy as error:
-                why = f"the last good one is not valid any more ({_brief(error)})"
-        words = f"{self._path} is not used, the shipped policy is in force because {why}"
+                why = f"the last good policy is no longer valid ({_brief(error)})"
+        words = f"{self._path} is not used; the shipped policy is in force because {why}"
         return PolicyInForce(loading.shipped()), words
 
     def _keep(self, text: str | None) -> str:
@@ -127,7 +127,7 @@ class PolicyFile:
 
 
 def _is_there(path: Path) -> bool:
-    """Return False only if there is certainly no file: a broken link or a forbidden folder is a mistake."""
+    """Return False only if there is certainly no file; a broken link or a forbidden folder is a mistake."""
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):

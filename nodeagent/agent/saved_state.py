@@ -30,7 +30,7 @@ MAX_BYTES = 64 << 20
 MAX_HISTORY = 2000  # changes: half a year at ten a day
 NAME, BEFORE = "memory.json", "memory.before.json"
 _NAMES = re.compile(r"memory(?:\.(\d{1,9}))?(?:\.before)?\.json")
-# What file systems without hard links, and mounts that refuse them, report.
+# The errors of file systems without hard links, and of mounts that refuse them.
 _NO_LINKS = (errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
 
 
@@ -158,7 +158,7 @@ def load(folder: Path, *, set_aside: bool = False) -> tuple[SavedState, tuple[st
 
 
 def _set_aside(path: Path, version: str) -> str:
-    """Rename a file for the agent that wrote it. Return what became of it, for people."""
+    """Rename a file for the agent that wrote it. Return a message that says what happened to it."""
     kept = path.with_name(f"{path.stem}.version-{version}.json")
     try:
         path.replace(kept)

@@ -189,8 +189,8 @@ def stuck_calls(
 ) -> Iterator[Observation]:
     """Yield the duration of each sensor's current call while it is overdue, and 0 once it has returned.
 
-    If the sensor marks the driver calls that it makes, the duration is that of the newest one: a sweep of
-    many slow calls does not hang.
+    If the sensor marks the driver calls that it makes, the duration is that of the newest call, because a
+    sweep of many slow calls does not hang.
 
     `reported` holds the names of the sensors reported earlier, and is updated.
     """
@@ -206,7 +206,7 @@ def stuck_calls(
 def _duration(status: SensorStatus, now_s: float, *, long: bool, reads_state: bool) -> Observation:
     value = status.step_s if long else 0.0
     entity = f"sensor/{status.name}"
-    if reads_state:  # the disk of the saved state is no reason to reboot the node
+    if reads_state:  # a hung disk of the saved state is no reason to reboot the node
         text = f"the disk has not answered the sensor {status.name} for {value:.0f} s" if long else ""
         return Observation(now_s, "memory_lost", entity, "agent", float(long), text=text)
     text = f"in {status.step}" if long and status.step else ""
@@ -214,9 +214,10 @@ def _duration(status: SensorStatus, now_s: float, *, long: bool, reads_state: bo
 
 
 def xids_are_unseen(statuses: Iterable[SensorStatus]) -> bool | None:
-    """Return True if none of the sensors that see Xids can, although the node has GPUs.
+    """Return True if no sensor can see Xids now, although the node has GPUs.
 
-    None while that is unknown: a sensor has not been tried yet, or an operator has the GPUs released.
+    Returns None while that is unknown, because a sensor has not been tried yet or an operator has the GPUs
+    released.
     """
     found = tuple(statuses)
     if any(each.sees or each.nothing_there for each in found) or not found:

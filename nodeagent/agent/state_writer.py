@@ -54,7 +54,10 @@ class StateWriter:
         self._thread.start()
 
     def submit(self, content: bytes) -> int:
-        """Have `content` written, replacing what still waits. Returns its number, and never blocks."""
+        """Have `content` written, replacing any content that still waits.
+
+        Returns its number, and never blocks.
+        """
         with self._changed:
             self._waiting = content
             self._submitted += 1
@@ -62,7 +65,10 @@ class StateWriter:
             return self._submitted
 
     def finish(self, within_s: float) -> bool:
-        """Write what waits, then give up the folder. Returns False if that takes longer than `within_s`."""
+        """Write the waiting content, then give up the folder.
+
+        Returns False if that takes longer than `within_s`.
+        """
         with self._changed:
             self._ending = True
             self._changed.notify_all()

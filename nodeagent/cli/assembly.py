@@ -40,11 +40,12 @@ from nodeagent.sysfs.sensor import SysfsSensor
 QUICK = (0.2, 5.0)  # seconds between two readings in a short run: minimum and maximum
 READINGS = 3  # how often a short run reads each counter; a rate needs two readings
 
-# How long the start waits for the disk of the saved state. Half of it is for a takeover from an owner that
-# does not answer.
+# How long the start waits for the disk of the saved state. Half of this is reserved for a takeover from an
+# owner that does not answer.
 DISK_S = claim.ANSWER_S + 10.0
 
-# These errors mean a bad disk, not a mistake. The agent starts anyway, because it may be needed most then.
+# These errors mean a bad disk, not a mistake. The agent starts anyway, because that may be when it is needed
+# most.
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 
 
@@ -87,7 +88,7 @@ def assemble(
     Args:
         options: The options of `check`, `watch` or `serve`.
         keeps: True if this process saves the state; otherwise it only reads it.
-        trusting: True to accept kernel lines from user space: for tests.
+        trusting: True to accept kernel lines from user space, for tests.
         quick_s: The duration of a short run; None for an indefinite one. In a short run, counters are read
             often enough for a rate, and a single sample with fewer GPUs than `options` requires is a finding.
 

@@ -38,10 +38,10 @@ if TYPE_CHECKING:  # the other commands do not load the server
     from nodeagent.server.http_api import HttpServer
 
 HARD_STOP_S = 1.5  # the longest time from SIGTERM to the exit, even if sensors hang
-DRAIN_S = 0.3  # the wait for the reader of stdout after everything is saved
+DRAIN_S = 0.3  # how long to wait for the reader of stdout after everything is saved
 ASK_S = 5.0
 CODES = {"healthy": 0, "degraded": 1, "unhealthy": 2, report.UNKNOWN: 3}  # of `check`
-CLOSE_S = 30.0  # the wait for the agent to close NVML; it takes about 10 s, or more if a call is slow
+CLOSE_S = 30.0  # limit for the agent to close NVML, which takes about 10 s, or more if a call is slow
 NOT_CLOSED = 1
 TESTS = "test"  # the folder that `serve --test` uses within the state folder
 
@@ -134,7 +134,7 @@ def serve(options: argparse.Namespace) -> int:
 
 
 def _end_once_the_disk_answers(agent: Agent, parts: AgentParts, answers: threading.Event) -> None:
-    """Report that nothing is saved. Once it can be, have the agent end, to be started with its state."""
+    """Report that nothing is saved. Once the disk answers, end the agent, to be restarted with its state."""
     text = parts.problems[0]
     agent.inbox.put(
         (Observation(parts.clock.now_s(), "memory_lost", "sensor/memory", "agent", 1.0, text=text),)
@@ -221,13 +221,13 @@ def clear(options: argparse.Namespace) -> int:
         raise BadInput(f"{folder}: {error.strerror}") from None
     _print(
         f"{entity}: recorded; the agent clears its findings within seconds. "
-        "Findings about samples come back with the next bad sample"
+        "Findings about samples return with the next bad sample"
     )
     return 0
 
 
 def forget(options: argparse.Namespace) -> int:
-    """Record that an operator has a baseline forgotten."""
+    """Record an operator's request to forget a baseline."""
     folder = options.state_dir / TESTS if options.test else options.state_dir
     name = options.entity
     entity = model.gpu_entity(name[4:]) if name.lower().startswith("gpu/") else name
@@ -282,7 +282,7 @@ def _remembered(folder: Path) -> tuple[saved_state.SavedState, tuple[str, ...]]:
 
 
 def _foreign_memory(options: argparse.Namespace) -> str | None:
-    """Return a problem if this user's saved state is empty, but not that of the service."""
+    """Return a problem if this user's saved state is empty but the service's is not."""
     mine = options.state_dir
     if mine == ROOT_STATE or any(each.exists() for each in map(mine.joinpath, saved_state.names(0))):
         return None
@@ -322,7 +322,8 @@ def _print_when_ready(agent: Agent, parts: AgentParts, as_json: bool) -> None:
 def _handle_signals(agent: Agent) -> None:
     def end(_signum: int, _frame: FrameType | None) -> None:
         agent.stop()
-        # A hung disk also blocks the last save. Then exit without it: the file keeps its old content.
+        # A hung disk also blocks the last save. In that case, exit without it, and the file keeps its old
+        # content.
         timer = threading.Timer(HARD_STOP_S, os._exit, (0,))
         timer.daemon = True
         timer.start()

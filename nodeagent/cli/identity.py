@@ -17,7 +17,8 @@ def of_node(name: str, provider_id: str, root: Path | None) -> Mapping[str, str]
     Args:
         name: The name given by the operator; "" for the host name, which in a container is the pod's.
         provider_id: As in the cluster's `spec.providerID`.
-        root: In a container, where the host's root is mounted: its own machine id, if any, is another.
+        root: In a container, the path where the host's root is mounted, because the container's own machine
+        id, if any, is different.
     """
     machine_id = small_files.parse_text(small_files.try_read(str((root or Path("/")) / MACHINE_ID)))
     return {"node": name or platform.node(), "machine_id": machine_id or "", "provider_id": provider_id}

@@ -109,7 +109,7 @@ _COMMANDS = {
         "It returns once the agent has closed NVML. `--end` has the agent open it again.",
     ),
     "forget": (
-        "forget what the agent has seen of this node's hardware, after an intended change",
+        "forget what the agent has learned about this node's hardware, after an intended change",
         "; ".join(f"{name}: {what}" for name, what in BASELINES.items()) + ".",
     ),
 }
@@ -136,7 +136,7 @@ def _looking(check: _Parser, watch: _Parser, serve: _Parser) -> None:
         type=_address,
         default=None,
         metavar="HOST:PORT",
-        help="an address of its own for /healthz and /readyz, which serves nothing else (default: none)",
+        help="a separate address that serves only /healthz and /readyz (default: none)",
     )
     serve.add_argument(
         "--test",
@@ -146,7 +146,7 @@ def _looking(check: _Parser, watch: _Parser, serve: _Parser) -> None:
     check.add_argument(
         "--allow-blind",
         action="store_true",
-        help="exit with 0 although a sensor is blind, if nothing else is wrong",
+        help="exit with 0 even if a sensor is blind, provided that nothing else is wrong",
     )
     for each in (check, watch, serve):
         _sensors(each)
@@ -160,7 +160,7 @@ def _records(history: _Parser, clear: _Parser, forget: _Parser) -> None:
     clear.add_argument("entity", help="the entity, as in `node check`: gpu/0000:3b:00.0")
     forget.add_argument("baseline", choices=tuple(BASELINES), help="what to forget")
     forget.add_argument(
-        "--entity", default="", help="forget it of this entity only, such as gpu/0000:3b:00.0 (all entities)"
+        "--entity", default="", help="forget it for this entity only, such as gpu/0000:3b:00.0 (all entities)"
     )
     for each in (clear, forget):
         each.add_argument("--why", default="", help="the reason, kept in the record")

@@ -48,8 +48,8 @@ NEEDS: tuple[Need, ...] = (
     Need(
         "host", "file", "the host's /proc",
         "host: nothing; container: mount it read-only, --proc",
-        "the host's processes and mounts, because a container's own /proc shows only its own; it does show "
-        "the node's memory, load and tables",
+        "the host's processes and mounts, because a container's /proc shows only the container's own; it "
+        "does show the node's memory, load and tables",
     ),
     Need(
         "host", "file", "the host's file systems",
@@ -77,8 +77,8 @@ NEEDS: tuple[Need, ...] = (
     ),
     Need(
         "sysfs", "file", "the host's /sys",
-        "host: nothing, all users may read it; container: mount it read-only, --sys. In its own /sys a "
-        "container sees the network interfaces of its own namespace only",
+        "host: nothing, as all users may read it; container: mount it read-only, --sys. A container's own "
+        "/sys shows only the network interfaces of the container's namespace",
         "network interfaces and, where the runtime hides them, adapters and PCI devices",
         ("net_down", "net_carrier"),
     ),

@@ -45,7 +45,7 @@ def render_health(report: Mapping[str, Any], *, colour: bool = False) -> list[st
 
 
 def _undecided(report: Mapping[str, Any], colour: bool) -> list[str]:
-    """Return a table of what was not judged in the time given."""
+    """Return a table of the checks that were not judged in the given time."""
     undecided = report.get("undecided", ())
     if not undecided:
         return []

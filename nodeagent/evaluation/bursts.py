@@ -28,10 +28,10 @@ class EventBursts:
     spans: list[Burst] = field(default_factory=list)
     texts: list[tuple[float, str]] = field(default_factory=list)  # newest last
     heard: dict[str, float] = field(default_factory=dict)  # by sensor: when it last reported the event
-    inherited: list[Burst] = field(default_factory=list)  # of variants with this meaning that made room
+    inherited: list[Burst] = field(default_factory=list)  # of dropped variants with this meaning
     recurring: list[Burst] = field(
         default_factory=list
-    )  # of these, the bursts whose own variant had recurred
+    )  # of dropped variants, the bursts at which the variant had recurred
 
     @property
     def all_spans(self) -> list[Burst]:
@@ -60,11 +60,11 @@ class EventBursts:
         self._join_the_rest(other)
 
     def inherit(self, other: EventBursts, recurring: Sequence[Burst] = ()) -> None:
-        """Add all that a variant of the same meaning has seen, apart from the bursts of this variant.
+        """Add all that another variant of the same meaning has seen, keeping its bursts apart from these.
 
         Args:
-            recurring: Those of its bursts at which it had recurred. They could not be told from the bursts of
-                several variants, which do not amount to a recurrence, so they are kept apart.
+            recurring: The bursts of `other` at which it had recurred. They are stored separately, because the
+                bursts of several variants do not amount to a recurrence.
         """
         self.inherited = union_bursts(
             [self.inherited, [each for each in other.spans if each not in recurring]]
@@ -87,7 +87,7 @@ class EventBursts:
         self.heard = dict(sorted(heard.items())[:MAX_SOURCES])
 
     def within(self, from_s: float, until_s: float) -> EventBursts:
-        """Return the part that was seen from `from_s` on and before `until_s`; it may have no bursts."""
+        """Return the part that was seen at or after `from_s` and before `until_s`; it may have no bursts."""
         return EventBursts(
             _clipped(self.spans, from_s, until_s),
             [each for each in self.texts if from_s <= each[0] < until_s],
@@ -98,7 +98,7 @@ class EventBursts:
         )
 
     def dump(self) -> list[Any]:
-        """Return the bursts as JSON, for `load`; without the times in `heard`, and what was inherited."""
+        """Return the bursts as JSON, for `load`, without the times in `heard` and the inherited bursts."""
         return [[list(span) for span in self.spans], [list(each) for each in self.texts], sorted(self.heard)]
 
     @classmethod
@@ -106,10 +106,10 @@ class EventBursts:
         """Restore the dumped bursts. Raises ValueError or TypeError if they are malformed.
 
         Args:
-            heard: Pairs of a sensor and a time. A sensor without a time, which an older agent has stored,
-                counts as one that has seen the newest burst.
-            inherited: The bursts of variants that have made room.
-            recurring: Those of them at which the variant had recurred.
+            heard: Pairs of a sensor and a time. A sensor without a time, as stored by an older agent, counts
+                as having seen the newest burst.
+            inherited: The bursts of dropped variants.
+            recurring: The bursts of dropped variants at which the variant had recurred.
         """
         spans, texts, sources = raw
         made = cls(

@@ -1,6 +1,6 @@
-"""Tracks which GPU is in which slot, to let evidence follow its GPU and not count against another. Pure.
+"""Tracks which GPU is in which slot, so that evidence follows its GPU and never counts against another. Pure.
 
-It also tracks the model and the MIG mode of each GPU: they decide what some codes mean.
+It also tracks the model and the MIG mode of each GPU, because they decide what some codes mean.
 
 Evidence is kept by slot, because a kernel line names only a PCI address. NVML names the GPU in each slot by
 its UUID. From these sightings, `eras` derives where, and when, the evidence about a slot's GPU was collected.
@@ -20,9 +20,9 @@ MAX_PLACEMENTS = 256  # 64 slots, and three exchanges of each
 INVENTORY = "gpu_state"  # the check whose facts name the GPU
 MAX_NAME = 96
 MAX_MODELS = 256
-MAX_MODES = 16  # of one GPU, which is reset for each
+MAX_MODES = 16  # of one GPU; each change requires a reset
 MIG_ON = "on"  # in the facts of a GPU, as the current mode: `on, off pending`
-_SHARED = "@"  # between a name that two GPUs claim, and the slot of one of them
+_SHARED = "@"  # separates a name that two GPUs claim from the slot of one of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class _Placement:
     entity: str
     device: str
     from_s: float  # the first time that NVML saw the GPU in the slot
-    seen_s: float  # the newest
+    seen_s: float  # the last time
 
 
 def named_device(seen: Observation) -> tuple[str, bool]:
@@ -85,7 +85,7 @@ class DeviceSlots:
     def _is_elsewhere(self, device: str, seen: Observation, boots: Sequence[float]) -> bool:
         """Return True if a GPU is seen where it was before it moved, although the node has not booted since.
 
-        No GPU is moved twice without a boot. Two GPUs have one name then.
+        No GPU is moved twice without a boot, so two GPUs must have the same name then.
         """
         here, there = self._newest.get(seen.entity), self._of_device.get(device)
         if here is None or there is None or here is there or here.device != device:
@@ -118,12 +118,12 @@ class DeviceSlots:
         return here.device if here is not None and self._of_device.get(here.device) is here else ""
 
     def names(self, entity: str) -> tuple[str, ...]:
-        """Return what the GPU in a slot is known by, the most exact first."""
+        """Return the names by which the GPU in a slot is known, the most exact first."""
         device = self.device(entity)
         return (*dict.fromkeys((device, device.partition(_SHARED)[0])), entity) if device else (entity,)
 
     def owners(self, entity: str) -> tuple[str, ...]:
-        """Return the slots whose GPU the evidence of this slot may be about: itself, and where one went."""
+        """Return the slots whose GPUs this slot's evidence may be about: itself, and where its GPUs went."""
         went = {
             self._of_device[each.device].entity
             for each in self._placements
@@ -152,7 +152,7 @@ class DeviceSlots:
         return tuple(era for slot in slots for owner, era in self._slot_eras(slot, boots) if owner == device)
 
     def _slot_eras(self, entity: str, boots: Sequence[float]) -> list[tuple[str, Era]]:
-        """Return the GPUs of a slot, oldest first, with their eras; "" for the time after the last left."""
+        """Return a slot's GPUs, oldest first, with their eras; "" for the time after the last one left."""
         own = [each for each in self._placements if each.entity == entity]
         begins: list[tuple[str, float]] = []
         for n, each in enumerate(own):
@@ -216,7 +216,7 @@ UNKNOWN_MODEL: Model = ("", False)
 class _Mode:
     mig: bool | None  # None: unknown
     from_s: float  # the first time that the GPU was seen in it
-    seen_s: float  # the newest
+    seen_s: float  # the last time
 
 
 @dataclass(slots=True)
@@ -226,10 +226,10 @@ class _GpuHistory:
 
 
 class GpuModels:
-    """The name and the MIG modes of each GPU. A late sighting is ignored, as are those without a name."""
+    """The name and the MIG modes of each GPU. Late sightings, and those without a name, are ignored."""
 
     def __init__(self) -> None:
-        self._of: dict[str, _GpuHistory] = {}  # by GPU, or by slot for one that is not identified
+        self._of: dict[str, _GpuHistory] = {}  # by GPU, or by slot if the GPU is not identified
 
     def see(self, gpu: str, seen: Observation) -> bool:
         """Record a sighting; return True if it changes what codes may mean."""
@@ -255,19 +255,19 @@ class GpuModels:
             newest.mig, newest.seen_s = mig, at_s
             return changed
         modes.append(_Mode(mig, at_s, at_s))
-        if len(modes) > MAX_MODES:  # off is the graver one
+        if len(modes) > MAX_MODES:  # the merged mode is off, the graver one
             modes[:2] = [_Mode(False, modes[0].from_s, modes[1].seen_s)]
         return True
 
     def newest(self, *gpus: str) -> Model:
-        """Return the model of the first of `gpus` that is known."""
+        """Return the model of the first known one of `gpus`."""
         history = self._history(gpus)
         return UNKNOWN_MODEL if history is None else (history.name, bool(history.modes[-1].mig))
 
     def during(self, first_s: float, last_s: float, *gpus: str) -> tuple[Model, ...]:
-        """Return the models that the first of `gpus` that is known had in a period.
+        """Return the models that the first known one of `gpus` had during a period.
 
-        MIG counts as off between the sightings in two modes, because then more is needed after some faults.
+        MIG counts as off between the sightings in two modes, because some faults then need a costlier remedy.
         """
         history = self._history(gpus)
         if history is None:

@@ -39,7 +39,10 @@ class Evaluator:
 
     @property
     def branch(self) -> int | None:
-        """The driver's branch, such as 575; None if it was never known. Setting None keeps the one before."""
+        """The driver's branch, such as 575; None if it was never known.
+
+        Setting None keeps the previous value.
+        """
         return self._evidence.branch
 
     @branch.setter
@@ -58,9 +61,9 @@ class Evaluator:
     def dropped(self) -> int:
         """How much was lost because of a limit.
 
-        It counts observations that were refused, what made room for a graver observation although it stood,
-        series given up while in use, and events or variants that made room although their recurrence is
-        counted.
+        It counts refused observations, evidence of current findings that made room for graver observations,
+        series given up while in use, and events or variants given up although they still counted towards a
+        recurrence.
         """
         return self._retention.dropped
 
@@ -70,7 +73,7 @@ class Evaluator:
         return self._judge.problems
 
     def use(self, policy: HealthPolicy) -> None:
-        """Evaluate all evidence by another policy from now on."""
+        """Use another policy to evaluate all evidence from now on."""
         self._evidence.fit(policy)
         self._judge.use(policy)
         self._findings = None
@@ -78,7 +81,7 @@ class Evaluator:
     def begin(self, now_s: float) -> None:
         """Set the time of the first look at this node, unless a memory was loaded.
 
-        What a log says about the time before it may have been remedied unseen. Such a finding counts from the
+        A fault that a log reports from before then may have been remedied unseen. Its finding counts from the
         first look, and is only degraded while the driver recommends no action for the GPU.
         """
         evidence = self._evidence
@@ -90,15 +93,15 @@ class Evaluator:
     def add(self, seen: Observation) -> bool:
         """Add one observation. Return False if it adds nothing or is refused.
 
-        It adds nothing if it is known, too late, not finite, or of an unknown check. What is refused because
-        of a limit is counted in `dropped`.
+        It adds nothing if it is known, too late, not finite, or of an unknown check. Observations refused
+        because of a limit are counted in `dropped`.
         """
         if not (isfinite(seen.at_s) and isfinite(seen.value)):
             return False
         self._findings = None
         try:
             return self._add(seen)
-        except Exception as error:  # a bug about one entity must not end the agent, which watches the others
+        except Exception as error:  # a bug that affects one entity must not end the agent
             self._judge.set_aside((seen.entity, seen.check), error)
             return False
 
@@ -196,7 +199,7 @@ class Evaluator:
     # -- the memory
 
     def forget(self, before_s: float) -> None:
-        """Forget what ended before `before_s` and was not seen since, such as a disk that was removed.
+        """Forget evidence that ended before `before_s` and was not seen since, such as a removed disk's.
 
         Evidence of a current finding is kept, no matter how long ago it was last seen.
         """

@@ -2,11 +2,12 @@
 
 Each burst is judged when it occurs. A finding lasts from the first burst after the previous end, and its
 newest burst decides how it ends. A judgement that asks for more than the newest one holds until its own
-remedy: a repeat never makes a fault milder.
+remedy, because a repetition never makes a fault milder.
 
-Xid 154 is the driver's verdict on the Xid that it comes with; it replaces the table's level, action and end
-unless an operator has set them. The verdict "none" never lowers a judgement: it may belong to the recovery
-before the fault. If it comes later, it ends the findings that a reset ends, and those that the driver judged.
+Xid 154 is the driver's verdict on the Xid that it accompanies; it replaces the table's level, action and end
+unless an operator has set them. The verdict "none" never lowers a judgement, because it may belong to the
+recovery before the fault. If it follows later, it ends the findings that a reset ends, and those that the
+driver judged.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from nodeagent.policy.rules import CLEARED_BY, CLEARS_IN_WORDS, Clears, HealthPo
 BEFORE_S = 2.0  # the verdict may arrive before its code
 AFTER_S = 10.0  # the verdict follows its code immediately, so a later one concerns a different code
 SENSORS_APART_S = 10.0  # two sensors report the same event at most this far apart
-SILENT_S = 3600.0  # how long the signs of one fault may be apart: an agent is restarted within minutes
+SILENT_S = 3600.0  # the longest silence between signs of one fault; an agent restarts within minutes
 EPSILON_S = 1e-6
 _ORDER = {each: n for n, each in enumerate(Clears)}  # the cheapest condition first
 
@@ -94,7 +95,7 @@ class Judgement:
 
 
 def gravity(found: Judgement | Meaning) -> tuple[Level, Action, int]:
-    """Return what orders judgements and meanings: the gravest has the greatest."""
+    """Return the sort key of a judgement or meaning; the gravest has the greatest key."""
     return found.level, found.action, _ORDER[found.clears]
 
 
@@ -123,7 +124,7 @@ def event_finding(
         variants: The code's bursts, by variant.
         verdicts: The driver's verdicts on the entity (Xid 154), by variant.
         branch: The driver's branch, such as 575; None if it is unknown.
-        policies_at: Returns the policies that apply to a burst, of which the gravest counts; None: `policy`
+        policies_at: Returns the policies that apply to a burst; the gravest meaning counts. None: `policy`
             applies to all.
     """
     seen = informative(variants)
@@ -166,7 +167,7 @@ def event_finding(
 
 
 def _of_several(meaning: Meaning) -> Meaning:
-    """Return a meaning for the bursts of several variants, which are not the recurrence of a single one."""
+    """Return a meaning for the bursts of several variants, which are no recurrence of a single variant."""
     is_single = meaning.recurs is not None and meaning.recurs.same_variant
     return replace(meaning, recurs=None) if is_single else meaning
 
@@ -176,7 +177,7 @@ class Standing:
     """What all bursts of an event amount to at one time."""
 
     worst: Judgement
-    since_s: float  # since when a judgement of this level or worse has stood without a break
+    since_s: float  # since when judgements of this level or worse have been in force without a gap
     last_s: float
 
 
@@ -220,13 +221,13 @@ def standing(
     mixed: Sequence[Sequence[Step]] = (),
     recurring: Sequence[Sequence[Step]] = (),
 ) -> tuple[Standing | None, float]:
-    """Return what stands at `now_s` (None: nothing), and when that changes without new evidence.
+    """Return what is in force at `now_s` (None: nothing), and when that changes without new evidence.
 
     Args:
         chains: The bursts of each variant, oldest first, with their meanings.
         superseding: True if each step of a chain replaces the earlier ones, even graver ones.
-        mixed: The bursts of several variants, where a step replaces none that may be of another variant.
-        recurring: As `mixed`, of bursts at which their variant had recurred.
+        mixed: The bursts of several variants; a step replaces no step that may be of another variant.
+        recurring: Like `mixed`, for bursts at which their variant had recurred.
     """
     floor_s = _last_word_s((*chains, *mixed, *recurring), marks)
     chains = list(_since(floor_s, chains))
@@ -256,14 +257,14 @@ def standing(
 
 
 def _last_word_s(chains: Sequence[Sequence[Step]], marks: EndMarks) -> float:
-    """Return when an operator cleared the place, or another GPU came to it, for the last time."""
+    """Return the last time that an operator cleared the entity, or that another GPU took its place."""
     newest_s = max(steps[-1][0][1] for steps in chains)
     exchanges = [at_s for at_s in marks.replaced if at_s <= newest_s + EPSILON_S]
     return max([-inf, *marks.cleared, *exchanges])
 
 
 def _since(floor_s: float, chains: Sequence[Sequence[Step]]) -> Iterator[list[Step]]:
-    """Yield the chains without what came before `floor_s`."""
+    """Yield the chains without the steps before `floor_s`."""
     for steps in chains:
         recent = [step for step in steps if step[0][1] >= floor_s - EPSILON_S]
         kept = [((max(first, min(floor_s, last)), last), meaning) for (first, last), meaning in recent]
@@ -272,7 +273,7 @@ def _since(floor_s: float, chains: Sequence[Sequence[Step]]) -> Iterator[list[St
 
 
 def recurring(meaning: Meaning, own: Sequence[Burst], marks: EndMarks) -> list[Burst]:
-    """Return the bursts of one variant during which it stood that they alone mean more than a single one."""
+    """Return the bursts of one variant after which a judgement of the variant's recurrence was in force."""
     if meaning.recurs is None or not meaning.recurs.same_variant:
         return []
     judged = [_judged(meaning, None, burst, own, own, marks) for burst in own]
@@ -289,7 +290,7 @@ def _judged(
     marks: EndMarks,
     has_recurred: bool = False,
 ) -> Judgement:
-    """Return what one burst means, given the bursts before it; with those that are no longer known, if so."""
+    """Return what one burst means, given the bursts before it; with `has_recurred`, it is a recurrence."""
     says = meaning
     why, by = meaning.name, ""
     if meaning.overridden:
@@ -323,16 +324,16 @@ def _recurred(
     if meaning.recurs is None:
         return 0
     spans = _occurrences(own if meaning.recurs.same_variant else all_spans, meaning.clears, marks)
-    since_s = burst[0] - meaning.recurs.within_s  # from its start: a longer burst counts no fewer
+    since_s = burst[0] - meaning.recurs.within_s  # from its start, so that a longer burst counts no fewer
     count = sum(last >= since_s for first, last in spans if first <= burst[1])
     return count if count >= meaning.recurs.bursts else 0
 
 
 def _occurrences(spans: Sequence[Burst], clears: Clears, marks: EndMarks) -> Sequence[Burst]:
-    """Return the bursts, with those merged that are signs of one fault without a remedy between them.
+    """Return the bursts, merging those that are signs of one fault without a remedy between them.
 
-    A fault that lasts until its remedy may be silent for minutes, and an agent that is restarted may miss its
-    signs. After `SILENT_S`, something has ended it that the agent did not see.
+    A fault that lasts until its remedy may show no signs for minutes, and a restarting agent may miss some.
+    After `SILENT_S` without signs, something that the agent did not see has ended the fault.
     """
     if clears is Clears.TIME:
         return spans
@@ -354,7 +355,7 @@ def _stood(
     superseding: bool,
     drivers_word_replaces: bool,
 ) -> Iterator[tuple[tuple[Level, Burst], tuple[Judgement, ...]]]:
-    """Yield for each burst when it stood and at which level, and the judgements that stood after it."""
+    """Yield for each burst the level and period of its effect, and the judgements in force after it."""
     standing: tuple[Judgement, ...] = ()
     until = [first for first, _ in own[1:]] + [inf]
     for burst, fresh, next_s in zip(own, judged, until, strict=True):
@@ -373,7 +374,7 @@ def _stood(
 
 
 def _renewed(judgement: Judgement, burst: Burst, marks: EndMarks) -> Judgement:
-    """Return a judgement after a milder repetition: its remedy must follow the repetition, too."""
+    """Return a judgement after a milder repetition, which its remedy must now follow as well."""
     if judgement.clears is Clears.TIME:
         return judgement
     return replace(judgement, ends_s=_end_s(burst[1], judgement, marks))
@@ -400,9 +401,10 @@ def _end_s(last_s: float, found: Judgement, marks: EndMarks) -> float:
 
 
 def _held_until_s(from_s: float, hold_s: float, marks: EndMarks) -> float:
-    """Return when a hold time ends. While the node was off, it was not seen to be clean.
+    """Return when a hold time ends.
 
-    How long it was off is only known by a wall clock that may have been wrong.
+    The time while the node was off does not count, because it was not seen to be clean. Only a wall clock,
+    which may have been wrong, shows how long the node was off.
     """
     until_s = from_s + hold_s
     for last_s, boot_s in marks.off:
@@ -412,7 +414,7 @@ def _held_until_s(from_s: float, hold_s: float, marks: EndMarks) -> float:
 
 
 def remedies(clears: Clears, marks: EndMarks) -> tuple[Sequence[float], ...]:
-    """Return the times of the marks that meet a condition; none for one that time alone meets."""
+    """Return the times of the marks that meet a condition; none if time alone meets it."""
     by_condition: Mapping[Clears, tuple[Sequence[float], ...]] = {
         Clears.TIME: (),
         Clears.RESET: (marks.resets, marks.boots, marks.replaced),

@@ -39,18 +39,18 @@ class HeldSeries:
 
 
 def time_off(boot: Observation) -> Burst | None:
-    """Return the time before a boot for which no agent ran, if the observation of the boot states it."""
+    """Return the period without a running agent before a boot, if the observation of the boot states it."""
     last_s = dict(boot.facts).get(LAST_SEEN)
     return None if last_s is None or float(last_s) >= boot.at_s else (float(last_s), boot.at_s)
 
 
 def ends_others(event: Event) -> bool:
-    """Return True for what may end findings about other events; without it they would return."""
+    """Return True for an event that may end findings about others, which would return without it."""
     return event[1] in MARKS or event[1:] == ("xid", VERDICT_XID)
 
 
 class Evidence:
-    """All evidence, by entity and check; and the GPUs in the slots, which it follows."""
+    """All evidence, by entity and check, and the GPUs in the slots, whose moves the evidence follows."""
 
     def __init__(self) -> None:
         self.series: dict[Place, HeldSeries] = {}
@@ -82,14 +82,14 @@ class Evidence:
         self._eras.clear()
 
     def renew(self) -> None:
-        """Find again where the evidence about each GPU is: a GPU was moved, or the node has booted."""
+        """Recompute where the evidence about each GPU is, after a GPU was moved or the node booted."""
         self._owners.clear()
         self._eras.clear()
 
     # -- samples
 
     def series_for(self, entity: str, rule: Rule) -> HeldSeries:
-        """Return the series of a check of an entity; a new one, which is not stored yet, if there is none."""
+        """Return the series of an entity's check; if there is none, a new series, which is not stored yet."""
         held = self.series.get((entity, rule.check))
         if held is None:
             held = HeldSeries(SampleSeries([]))
@@ -98,14 +98,14 @@ class Evidence:
         return held
 
     def note_boots(self, held: HeldSeries, rule: Rule) -> None:
-        """Have a counter that each boot restarts begin with its first reading after the newest boot."""
+        """Make a counter that each boot restarts begin with its first reading after the newest boot."""
         for at_s in self.boots() if rule.restarts_at_boot else ():
             if at_s < held.last_s:
                 held.series.restart(rule, at_s)
                 held.known = False
 
     def note_mark(self, seen: Observation, policy: HealthPolicy) -> None:
-        """Apply a mark to the samples of an entity, or of all for a boot."""
+        """Apply a mark to the samples of an entity; if it is a boot, to those of all entities."""
         for (entity, check), held in self.series.items():
             held.known = False  # its GPU may have been in the slot of the mark
             if seen.check == "boot":
@@ -148,7 +148,7 @@ class Evidence:
             return False
         self.renew()
         for held in self.series.values():
-            held.known = False  # what counts as a remedy of another GPU may have changed, too
+            held.known = False  # what counts as a remedy for another GPU may have changed, too
         for entity, seen_s in changed.items():
             self._end_series(entity, seen_s)
         return True
@@ -158,7 +158,7 @@ class Evidence:
         return self.models.newest(*self.devices.names(entity))
 
     def models_during(self, entity: str, burst: Burst) -> tuple[Model, ...]:
-        """Return the models that the GPU now in a slot had during a burst: its MIG mode may have changed."""
+        """Return the models that a slot's present GPU had during a burst; its MIG mode may have changed."""
         return self.models.during(*burst, *self.devices.names(entity))
 
     def _end_series(self, entity: str, seen_s: float) -> None:
@@ -173,7 +173,7 @@ class Evidence:
                 del self.series[place]
 
     def owners_of(self, entity: str) -> tuple[str, ...]:
-        """Return the entities whose findings depend on the evidence of this one."""
+        """Return the entities whose findings depend on the evidence of this entity."""
         if entity not in self._owners:
             self._owners[entity] = self.devices.owners(entity)
         return self._owners[entity]

@@ -18,18 +18,19 @@ from nodeagent.policy.rules import CLEARED_BY, Bound, Clears, Meaning, Rule
 
 CONTAINED_XID, UNCONTAINED_XIDS = 94, (48, 95)
 BY_ITS_BOUND = (
-    ""  # the name of growth that the rule of its time called unhealthy, and of what older agents store
+    ""  # the name of growth that the rule then in force called unhealthy, and of growth from older agents
 )
 MAX_AMOUNTS = 16
-TOGETHER_S = 30.0  # the counter is read every 10 s, and the two may come in either order
+TOGETHER_S = 30.0  # the counter is read every 10 s, and growth and Xid may be seen in either order
 
 
 def shown(rule: Rule, series: SampleSeries, at: int) -> Iterator[tuple[float, str]]:
-    """Yield when a counter has grown, and the name to store that under, now that the sample at `at` is known.
+    """Yield when a counter has grown, and the name to store the growth under, given the sample at `at`.
 
-    The name is the growth within the rule's window, so that each policy can judge it, also a later one. A
-    late sample shows the growth at those after it, too: it may be the first reading. A bound that wants more
-    than one sample cannot be judged by the growth alone: what it finds is stored as `BY_ITS_BOUND`.
+    The name is the growth within the rule's window, so that any policy, even a later one, can judge it. A
+    late sample may also show growth at the samples after it, because it may be the first reading. A bound
+    that needs more than one sample cannot be judged by the growth alone, so growth that meets such a bound is
+    stored as `BY_ITS_BOUND`.
     """
     found = series.samples
     for n in range(max(1, at), len(found)) if rule.lasts else ():
@@ -49,7 +50,10 @@ def _is_told_by_growth(bound: Bound) -> bool:
 
 
 def note(grown: dict[str, EventBursts], name: str, seen: EventBursts) -> None:
-    """Add growth to what is stored of a counter. Beyond `MAX_AMOUNTS`, an amount counts as a greater one."""
+    """Add growth to a counter's stored growth.
+
+    Beyond `MAX_AMOUNTS`, an amount counts as the next greater one.
+    """
     if name not in grown and len(grown) >= MAX_AMOUNTS:
         known = sorted((each for each in (*grown, name) if each != BY_ITS_BOUND), key=float)
         if name == known[-1]:
@@ -60,7 +64,7 @@ def note(grown: dict[str, EventBursts], name: str, seen: EventBursts) -> None:
 
 
 def counted(rule: Rule, grown: Mapping[str, EventBursts]) -> dict[str, EventBursts]:
-    """Return the growth that a rule calls unhealthy and that lasts, whichever rule applied at its time."""
+    """Return the lasting growth that a rule calls unhealthy, whichever rule applied when it occurred."""
     bound = rule.unhealthy
     if not rule.lasts or bound is None:
         return {}
@@ -84,7 +88,7 @@ def growth_finding(
     """Return the finding about a counter's growth, and when it changes without new evidence.
 
     Args:
-        grown: What `counted` has returned.
+        grown: The result of `counted`.
         contained: The meaning of Xid 94.
         xids: The bursts of `CONTAINED_XID` and `UNCONTAINED_XIDS`.
     """

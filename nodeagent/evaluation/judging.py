@@ -33,7 +33,7 @@ class Judge:
         self._evidence = evidence
         # by entity: the finding, and when it clears
         self._judged: dict[str, dict[Event, tuple[HealthFinding | None, float]]] = {}
-        self._marks: dict[str, events.EndMarks] = {}  # by entity, as long as its events are judged
+        self._marks: dict[str, events.EndMarks] = {}  # by entity; kept while its events' judgements are
         self._policies: dict[Model, HealthPolicy] = {}
 
     def use(self, policy: HealthPolicy) -> None:
@@ -43,7 +43,7 @@ class Judge:
         self.revise()
 
     def policy_of(self, entity: str) -> HealthPolicy:
-        """Return the policy for an entity: some codes have another meaning for some models."""
+        """Return the policy for an entity; some codes have a different meaning for some models."""
         return self._policy_for(self._evidence.model_of(entity))
 
     def _policy_for(self, model: Model) -> HealthPolicy:
@@ -52,7 +52,7 @@ class Judge:
         return self._policies[model]
 
     def policies_during(self, entity: str, burst: Burst) -> list[HealthPolicy]:
-        """Return the policies for the GPU in a slot in the MIG modes that it had during a burst."""
+        """Return the policies for a slot's GPU, one for each MIG mode that it had during a burst."""
         return [self._policy_for(each) for each in self._evidence.models_during(entity, burst)]
 
     def kind_of_variant(self, event: Event, name: str) -> quotas.VariantKind:
@@ -61,21 +61,21 @@ class Judge:
         return quotas.VariantKind(max(map(events.gravity, meanings)), meanings)
 
     def recurring(self, event: Event, name: str, bursts: EventBursts) -> list[Burst]:
-        """Return the bursts of a variant at which it had recurred, or that followed while that stood."""
+        """Return the bursts at which a variant had recurred, or that followed while this was in force."""
         marks = self._marks_of(event[0])
         meanings = dict.fromkeys(self._meanings(event, name, [self.policy_of(event[0])]))
         found = [events.recurring(each, bursts.spans, marks) for each in meanings]
         return [burst for burst in bursts.spans if any(burst in each for each in found)]
 
     def _meanings(self, event: Event, name: str, policies: Iterable[HealthPolicy]) -> tuple[Meaning, ...]:
-        """Return what a variant of an event may mean: more than one thing while the branch is unknown."""
+        """Return the meanings that an event's variant may have: more than one while the branch is unknown."""
         _, check, code = event
         branch = self._evidence.branch
         branches = (None, NEW_LAYOUT - 1, NEW_LAYOUT) if branch is None else (branch,)
         return tuple(policy.meaning(check, code, name, each) for policy in policies for each in branches)
 
     def level_of_new(self, event: Event, name: str) -> Level:
-        """Return the level that the first burst of an event has; the worst while the model is unknown."""
+        """Return the level of an event's first burst; the worst possible level while the model is unknown."""
         if ends_others(event):
             return Level.UNHEALTHY
         try:
@@ -90,7 +90,7 @@ class Judge:
     def level_of(self, event: Event, now_s: float) -> Level | None:
         """Return the worst level of the findings that depend on an event; None if there are none."""
         if ends_others(event):
-            return Level.UNHEALTHY  # without it, what it has ended would stand again
+            return Level.UNHEALTHY  # without it, the findings that it has ended would return
         owned = [(owner, *event[1:]) for owner in self._evidence.owners_of(event[0])]
         found = [self._limited(self.of_event(each, now_s)) for each in owned]
         levels = [each.level for each in found if each is not None]
@@ -100,7 +100,7 @@ class Judge:
         return max(levels, default=None)
 
     def recurrence(self, event: Event, now_s: float) -> Level | None:
-        """Return the level that bursts of an event may still help to raise; None if they no longer count."""
+        """Return the level that an event's bursts may still help to reach; None if they no longer count."""
         policy, branch = self.policy_of(event[0]), self._evidence.branch
         try:
             said = [
@@ -119,7 +119,7 @@ class Judge:
         self._marks.clear()
 
     def revise_events_of(self, entity: str) -> None:
-        """Judge the events again that depend on the evidence of an entity."""
+        """Judge again the events that depend on an entity's evidence."""
         for owner in self._evidence.owners_of(entity):
             self._judged.pop(owner, None)
             self._marks.pop(owner, None)
@@ -131,7 +131,7 @@ class Judge:
 
     @property
     def until_s(self) -> float:
-        """When the first event has another result without new evidence."""
+        """The earliest time when an event's result changes without new evidence."""
         return min((t for each in self._judged.values() for _, t in each.values()), default=inf)
 
     def current(self, now_s: float) -> Iterator[HealthFinding]:
@@ -171,7 +171,7 @@ class Judge:
         )
 
     def _limited(self, finding: HealthFinding | None) -> HealthFinding | None:
-        """Limit a finding about a block device unless it is the node's own: it may be a user's volume."""
+        """Limit a finding about a block device unless it is the node's own, as it may be a user's volume."""
         if finding is None or finding.overridden == "operator":
             return finding
         if not self._may_be_users(finding.entity):
@@ -183,7 +183,7 @@ class Judge:
         return kind_of(entity) == DISK and not self._is_nodes_own(entity)
 
     def _is_nodes_own(self, device: str) -> bool:
-        """Return True if the newest reading of this boot says so: a boot may give the name to another one."""
+        """Return True if a reading since the boot says so; a boot may give the name to another device."""
         held = self._evidence.series.get((device, VOLUME))
         if held is None or not held.series.samples or held.series.samples[-1][1]:
             return False
@@ -228,7 +228,7 @@ class Judge:
             return None
 
     def _is_remedied(self, found: HealthFinding, last_s: float) -> bool:
-        """Return True if the remedy came after the newest sample: only a new one then shows the state."""
+        """Return True if the remedy came after the newest sample, so that only a new one shows the state."""
         done = events.remedies(CLEARED_BY.get(found.action, Clears.TIME), self._evidence.marks(found.entity))
         return any(times and times[-1] > last_s for times in done)
 
@@ -245,14 +245,14 @@ class Judge:
         return judged[event][0]
 
     def may_stand(self, event: Event, now_s: float) -> bool:
-        """Return True if an event stands, or would on a GPU of another model while it is unknown."""
+        """Return True if an event has a finding or, while the GPU's model is unknown, may have one."""
         policies = self._possible_policies(event[0])
         if len(policies) == 1:
             return self.judge_event(event, now_s)[0] is not None
         return self.judge_event(event, now_s, lambda _: policies)[0] is not None
 
     def _possible_policies(self, entity: str) -> list[HealthPolicy]:
-        """Return the policy for an entity; for a GPU whose model is unknown, those for all models."""
+        """Return the policy for an entity; for a GPU of unknown model, the policies for all models."""
         if kind_of(entity) != "gpu" or self._evidence.model_of(entity) != UNKNOWN_MODEL:
             return [self.policy_of(entity)]
         models = {UNKNOWN_MODEL, *((each.model, False) for each in self.policy.models)}

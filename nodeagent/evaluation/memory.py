@@ -16,7 +16,7 @@ from nodeagent.policy.rules import HealthPolicy
 def dump(evidence: Evidence) -> dict[str, Any]:
     """Return all evidence as JSON; an evaluator that loads it returns the same findings.
 
-    Earlier agents read only `series` and `events`, so everything that they do not know has its own key.
+    Earlier agents read only `series` and `events`, so everything that they do not know has a separate key.
     """
     return {
         "series": [
@@ -102,7 +102,7 @@ def load(evidence: Evidence, policy: HealthPolicy, raw: Any) -> None:
             if policy.is_event(event[1]) is (store is evidence.events) and policy.has_check(event[1]):
                 key = (*event, str(variant))
                 if store is evidence.grown and variant:
-                    float(variant)  # the amount; if it is malformed, better now than at each judgement
+                    float(variant)  # the amount; a malformed one must raise here, not at each judgement
                 rest = inherited.get(key, ()), recurring.get(key, ())
                 made = EventBursts.load(bursts, heard.get(key, ()), *rest)
                 store.setdefault(event, {})[str(variant)] = made
@@ -123,7 +123,7 @@ def load(evidence: Evidence, policy: HealthPolicy, raw: Any) -> None:
 
 
 def _note_standing_growth(evidence: Evidence, policy: HealthPolicy) -> None:
-    """Note the lasting counter growth that an earlier agent's memory shows but does not note."""
+    """Record the lasting counter growth that an earlier agent's memory shows but did not record."""
     for (entity, check), held in evidence.series.items():
         rule = policy.rules[check]
         unhealthy = held.series.levels(rule)[1]

@@ -1,9 +1,9 @@
 """The limits on the stored evidence, by kind of entity, and what makes room for more. Pure.
 
 Each kind has its own limits, so the disks of a thousand pods never take a GPU's place. The hardware bounds
-the number of GPUs and switches, so their limits are out of reach; they only matter if a broken driver makes
-up more. What stands makes room only for what is graver, and nothing takes the place of an unhealthy finding's
-evidence. Refusals and losses are counted.
+the number of GPUs and switches, so their limits are out of reach unless a broken driver makes up more.
+Evidence of a current finding makes room only for graver evidence, and evidence of an unhealthy finding never
+makes room. Refusals and losses are counted.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ MAX_SERIES = (
 MAX_EVENTS = 2048
 MAX_OWN = 16384  # the same for the node's own hardware: 64 GPUs with 256 codes each
 MAX_VARIANTS = 16
-GONE_S = 900.0  # after this long without a sample, the entity is gone: all periods are shorter
+GONE_S = 900.0  # after this long without a sample, the entity is gone, as all periods are shorter
 Key = TypeVar("Key", bound=tuple[Any, ...])
 EvidenceRank = tuple[int, Level]  # how grave it is to give up a piece of evidence
 FREE: EvidenceRank = (0, Level.HEALTHY)  # it has ended, and no longer counts
 COUNTS = 1  # it has ended, and counts towards a recurrence that raises the level
-STANDS = 2  # it is behind a finding
+STANDS = 2  # a finding is based on it
 Ranked = tuple[EvidenceRank, float, Key]  # with the time when it was last seen
-FREED_SHARE = 16  # what is free makes room for this share of the limit at once
-LOST_SHARE = 256  # and what is missed for this share: a search costs some 30 ms
-SEARCH_EVERY_S = 1.0  # for something to give up, once nothing was found
+FREED_SHARE = 16  # one in this many of the limit is given up at once if free
+LOST_SHARE = 256  # one in this many is given up at once if missed, because a search costs some 30 ms
+SEARCH_EVERY_S = 1.0  # for evidence to give up, after a search that found none
 OWN = ("gpu", NODE, DRIVER, "nvswitch", "sensor")
 
 
@@ -51,10 +51,10 @@ def full_pool(stored: Collection[Key], kind: str, limit: int) -> list[Key]:
 
 
 def to_give_up(ranked: list[Ranked[Key]], limit: int) -> list[Ranked[Key]]:
-    """Return what makes room: of the lowest rank, and of that the longest unseen.
+    """Return the evidence to give up: that of the lowest rank, and of this the longest unseen.
 
-    More than one is given up at once, to spare a flood the search for each observation; but few of what is
-    missed.
+    Several pieces are given up at once, so that a flood does not cause a search for each observation.
+    Evidence that will be missed is given up in smaller portions.
     """
     if not ranked:
         return []
@@ -65,7 +65,10 @@ def to_give_up(ranked: list[Ranked[Key]], limit: int) -> list[Ranked[Key]]:
 
 @dataclass(frozen=True, slots=True)
 class VariantKind:
-    """What a variant of an event amounts to. Two of one kind make the same finding, except for its age."""
+    """What a variant of an event amounts to.
+
+    Variants of one kind lead to the same finding, except for its age.
+    """
 
     gravity: tuple[Level, Action, int]
     meanings: tuple[Meaning, ...]  # more than one while a driver's branch is unknown
@@ -83,14 +86,15 @@ def drop_variant(
     recurring: Callable[[str], Sequence[Burst]],
     now_s: float,
 ) -> bool:
-    """Have a variant make room: of those that share their kind the mildest, and of these the longest unseen.
+    """Drop a variant that shares its kind with others: the mildest, and among those the longest unseen.
 
-    One that has recurred stays, if it may, as long as its bursts count. Another variant of its kind inherits
-    the bursts, so the finding keeps its level, its action and its age. If each is the only one of its kind,
-    all stay: there are no more kinds than the policy has meanings.
+    If possible, a variant that has recurred stays while its bursts count. Another variant of its kind
+    inherits the bursts, so the finding keeps its level, its action and its age. If each variant is the only
+    one of its kind, all stay, because there are no more kinds than the policy has meanings.
 
     Args:
-        recurring: Returns a variant's bursts at which it had recurred, or that followed while that stood.
+        recurring: Returns the bursts at which a variant had recurred, or that followed while this was in
+        force.
 
     Returns:
         True if bursts are lost that would have counted towards the recurrence of that variant.

@@ -14,11 +14,11 @@ from nodeagent.policy.rules import Rule
 
 FORGET_S = LONGEST_S  # the longest recurrence window
 DEPARTED_S = 400 * 86400.0  # how long the evidence about a GPU that is no longer in the node is kept
-_Refusal = tuple[str | Level, ...]  # the kinds of evidence and of entity, and how grave what was refused is
+_Refusal = tuple[str | Level, ...]  # the kinds of evidence and of entity, and the gravity of what was refused
 
 
 class EvidenceRetention:
-    """Makes room for new evidence, and forgets what has ended, but never an unhealthy finding's evidence."""
+    """Makes room for new evidence, and forgets ended evidence, but never that of an unhealthy finding."""
 
     def __init__(self, evidence: Evidence, judge: Judge) -> None:
         self.dropped = 0  # what was lost because of a limit: see `Evaluator.dropped`
@@ -27,10 +27,10 @@ class EvidenceRetention:
         self._full_until_s: dict[_Refusal, float] = {}
 
     def make_room_for_series(self, seen: Observation, rule: Rule) -> bool:
-        """Make room for another series, if there is a limit; return False if there is nothing to give up.
+        """Make room for another series if the limit is reached; return False if there is nothing to give up.
 
         Series without a finding make room, or else those whose finding is milder than what this sample shows,
-        or whose check finds nothing as grave as this one may.
+        or whose check cannot report anything as grave as this sample's check can.
         """
         kind, now_s = kind_of(seen.entity), seen.at_s
         stored, limit = self._evidence.series, quotas.series_limit(kind)
@@ -62,10 +62,10 @@ class EvidenceRetention:
         return (quotas.STANDS, found.level) if is_milder else None
 
     def make_room_for_event(self, seen: Observation, asked_s: float) -> bool:
-        """Make room for another event, if there is a limit; return False if there is nothing to give up.
+        """Make room for another event if the limit is reached; return False if there is nothing to give up.
 
-        Events without a finding make room, or else those whose finding is milder than this one's. What may
-        end the findings about an entity is never refused.
+        Events without a finding make room, or else those whose finding is milder than this one's. An event
+        that may end an entity's findings is never refused.
 
         Args:
             asked_s: The newest time of a query, which may be later than the event's; infinity if there was
@@ -103,7 +103,10 @@ class EvidenceRetention:
         return FREE if recurrence is None else (quotas.COUNTS, recurrence)
 
     def make_room_for_variant(self, event: Event, at_s: float) -> None:
-        """Have another variant of an event make room, if there is a limit. Count what is lost of it."""
+        """Have a variant of an event make room for another if the limit is reached.
+
+        Count the loss, if any.
+        """
         variants = self._evidence.events[event]
         if len(variants) < quotas.MAX_VARIANTS:
             return
@@ -115,20 +118,20 @@ class EvidenceRetention:
         )
 
     def _refuse(self, refusal: _Refusal, now_s: float) -> bool:
-        """Count a refusal, and refuse more like it for a moment: each search costs milliseconds."""
+        """Count a refusal, and refuse more like it for a moment, as each search costs milliseconds."""
         self.dropped += 1
         self._full_until_s[refusal] = now_s + quotas.SEARCH_EVERY_S
         return False
 
     def _refuses_for_now(self, refusal: _Refusal, now_s: float) -> bool:
-        """Return True, and count a refusal, within a moment of the last one like it."""
+        """Return True, and count a refusal, if one like it was counted a moment ago."""
         until_s = self._full_until_s.get(refusal, -inf)
         is_full = until_s - quotas.SEARCH_EVERY_S <= now_s < until_s
         self.dropped += is_full
         return is_full
 
     def forget(self, before_s: float) -> None:
-        """Forget what ended before `before_s` and was not seen since, such as a disk that was removed.
+        """Forget evidence that ended before `before_s` and was not seen since, such as a removed disk's.
 
         Evidence of a current finding is kept, no matter how long ago it was last seen.
         """
@@ -138,7 +141,7 @@ class EvidenceRetention:
             if held.last_s >= before_s or self._judge.of_series(place) is not None
         }
         ended, oldest_s = self._ended(before_s)
-        # What ends a finding is needed as long as older evidence is kept.
+        # Events that end findings are needed while older evidence is kept.
         limit_s = min(before_s, oldest_s)
         stored = self._evidence.events
         for event, variants in stored.items():

@@ -11,8 +11,8 @@ entity is gone. The next bad sample starts a new finding.
 Samples may arrive up to `LATE_S` late, and more than once. Older samples are folded into two flags and
 dropped, as are the readings before a boot of a counter that a boot restarts.
 
-A short run cannot decide every check: one is undecided if its samples were bad and a longer run might report
-a fault.
+A short run cannot decide every check: a check is undecided if its samples were bad and a longer run might
+report a fault.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from nodeagent.model import Action, HealthFinding, Level
 from nodeagent.policy.rules import CLEARED_BY, Bound, Rule, RuleKind
 
 LATE_S = 300.0
-KEPT_S = 60.0  # samples are kept for at least this long once none can precede them, for changed rules
+KEPT_S = 60.0  # samples that none can precede any more are kept this long, in case a rule changes
 MAX_SAMPLES = 4096  # 5.7 hours of one sample every 5 s
 LEVELS = (Level.DEGRADED, Level.UNHEALTHY)
-MOST_PERIODS = 3  # a sweep may be late or miss a sample; a longer gap is a time when nobody looked
+MOST_PERIODS = 3  # a sweep may be late or miss a sample; during a longer gap, nothing was observed
 TimedValue = tuple[float, float]  # agent time, value
 DRIVERS_OWN = "recovery_action"  # the check that reports the driver's own verdict
 
@@ -56,7 +56,7 @@ class SampleSeries:
     samples: list[TimedValue]
     base_s: float = -inf  # samples up to here are folded into `base`
     base: tuple[LevelState, LevelState] = (NEVER, NEVER)
-    ended_s: float = -inf  # an operator cleared the entity then
+    ended_s: float = -inf  # when an operator last cleared the entity
     _latest: tuple[LevelState, LevelState] | None = None  # after all samples; None: stale
 
     def add(self, rule: Rule, sample: TimedValue) -> bool:
@@ -87,7 +87,7 @@ class SampleSeries:
         if at_s <= self.ended_s:
             return
         self.ended_s, self._latest = at_s, None
-        if self.base_s > at_s:  # samples after `at_s` are already folded: keep what they found to be bad
+        if self.base_s > at_s:  # samples after `at_s` are already folded: keep levels that were bad after it
             low, high = (NEVER if each.unclean_s <= at_s else each for each in self.base)
             self.base = (low, high)
             return
@@ -97,7 +97,7 @@ class SampleSeries:
         self.base, self.base_s = (NEVER, NEVER), at_s
 
     def restart(self, rule: Rule, at_s: float) -> None:
-        """Make the next reading a baseline: the counter started again at `at_s`, which was before the newest.
+        """Make the first reading after `at_s` a baseline, because the counter restarted then.
 
         Levels that were reached before remain until clean samples end them.
         """
@@ -201,7 +201,7 @@ def _step(before: LevelState, rule: Rule, level: Level, samples: list[TimedValue
 
 
 def _shown(before: LevelState, rule: Rule, level: Level, sample: TimedValue) -> float | None:
-    """Return the newest value of exactly this level: an unknown one after it does not replace it."""
+    """Return the newest value of exactly this level; a later unknown value does not replace it."""
     if rule.kind is RuleKind.STATE and _state_level(rule, sample) is level:
         return sample[1]
     return before.shown if before.active else None
@@ -271,12 +271,12 @@ def _lasted(
 
 
 def _longest_gap_s(rule: Rule) -> float:
-    """Return how much of the time between two samples counts: all of it without a period."""
+    """Return how much of the time between two samples counts at most; without a period, all of it."""
     return MOST_PERIODS * rule.period_s if rule.period_s else inf
 
 
 def _count_s(rule: Rule, bound: Bound) -> float:
-    """Return how old the samples may be that a bound counts: twice as old as they are if none is late."""
+    """Return the greatest age at which a bound counts samples: twice their age if none is late."""
     return 2 * bound.of * rule.period_s if rule.period_s else inf
 
 
@@ -305,8 +305,8 @@ def _clean(rule: Rule, level: Level, samples: list[TimedValue], at: int) -> bool
 def grown(samples: list[TimedValue], at: int, window_s: float) -> float:
     """Return a counter's growth in the `window_s` before the sample at `at`.
 
-    A reading lower than the previous one is a counter that restarted from 0 and has grown to this reading. If
-    two readings are further apart than the window, only the window's share of their difference counts.
+    If a reading is lower than the previous one, the counter has restarted from 0 and grown to this reading.
+    If two readings are further apart than the window, only the window's share of their difference counts.
     """
     total, since = 0.0, samples[at][0] - window_s
     for n in range(at, 0, -1):
@@ -329,9 +329,9 @@ def _counts_samples(bound: Bound) -> bool:
 def _oldest_needed(rule: Rule, samples: list[TimedValue], cut_s: float) -> int:
     """Return the index of the oldest sample that can affect the result of one after `cut_s`.
 
-    Those count that a bound counts, and those that cover the time for which it wants the samples to be bad,
-    because `_lasted` subtracts what no sample covers. A counter needs its window before each of them, and
-    one more reading, from which the first increment is computed.
+    These are the samples that a bound counts, and those that cover the time for which it requires bad
+    samples, because `_lasted` subtracts time that no sample covers. A counter needs its window before each of
+    them, and one more reading, from which the first increment is computed.
     """
     by_time = bisect_left(samples, (cut_s - KEPT_S, -inf)) - 1
     if by_time <= 0:
@@ -376,9 +376,9 @@ def sample_finding(
 def _lasts(rule: Rule, series: SampleSeries, level: Level) -> bool:
     """Return True while the newest sample shows a fault that persists without a remedy.
 
-    A quantity shows by its newest sample whether the fault is still there, and ends with clean samples. It
-    needs a remedy only if its action is one; the causes of heat or a full disk may pass. A counter shows only
-    that something has happened: see `growth` for the one whose growth lasts.
+    The newest sample of a quantity shows whether the fault is still there, and clean samples end the finding.
+    A remedy is needed only if the action is one; the causes of heat or a full disk may pass. A counter shows
+    only that something has happened; see `growth` for counters whose growth lasts.
     """
     if rule.kind is RuleKind.STATE:
         return _state_level(rule, series.samples[-1]) >= level
@@ -390,10 +390,10 @@ def _lasts(rule: Rule, series: SampleSeries, level: Level) -> bool:
 
 
 def _action(rule: Rule, series: SampleSeries, level: Level) -> Action:
-    """Return the action of a finding: for states, the costliest of those that it has shown.
+    """Return the action of a finding: for states, the costliest action of the states that it has shown.
 
-    Of those that are folded, the newest counts. Neither an unknown value nor one of a lower level replaces
-    it, so the action stands as long as the finding.
+    Of the folded states, the newest counts. Neither an unknown value nor one of a lower level replaces it, so
+    the action lasts as long as the finding.
     """
     if rule.kind is not RuleKind.STATE:
         return rule.action if level is Level.UNHEALTHY else rule.degraded_action
@@ -403,7 +403,7 @@ def _action(rule: Rule, series: SampleSeries, level: Level) -> Action:
     if base.shown is not None and (base.active, base.since_s) == (True, current.since_s):
         shown.append(base.shown)
     actions = [rule.states[int(value)].action for value in shown if _state_level(rule, (0.0, value)) is level]
-    # Of a series that an earlier agent has stored, only the level may be known.
+    # For a series that an earlier agent has stored, only the level may be known.
     possible = [state.action for state in rule.states.values() if state.level is level]
     return max(actions or possible, default=Action.NONE)
 

@@ -1,14 +1,14 @@
-"""Finds the block devices that are the node's own, as opposed to those that users' volumes come on.
+"""Finds the block devices that are the node's own, as opposed to those that hold users' volumes.
 
 A kernel line names a device, often one that is mounted nowhere: a volume that shut down while it was being
 mounted, one that a pod uses as a block device, or the controller of an NVMe volume. So a device counts as
-the node's own only if the node uses it: it is mounted outside the pods' folders or used for swap, or one of
-those depends on it. The kernel's tree shows what they depend on: the disk of a partition, the members of an
-array, the disks below LVM, encryption or multipath, the other disks of a btrfs, and the paths and the
-controller of an NVMe device.
+the node's own only if the node uses it: it is mounted outside the pods' folders or used for swap, or a device
+used in this way depends on it. The kernel's tree shows these dependencies: the disk of a partition, the
+members of an array, the disks below LVM, encryption or multipath, the other disks of a btrfs, and the paths
+and the controller of an NVMe device.
 
-What was the node's own remains so until the next boot, or until another device has its name: an I/O error
-may take away the mount, and the kernel the device.
+A device remains the node's own until the next boot, or until another device has its name, because after an
+I/O error the mount or even the device may disappear.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from nodeagent.sensing.sweep import Reading
 
 OF_NODE, OF_VOLUME = 0.0, 1.0  # the states of `user_volume`
 USE = "user_volume"
-MAX_DEVICES = 512  # remembered, and of volumes reported
+MAX_DEVICES = 512  # the most devices remembered, and the most volumes reported
 SWAPS_BYTES = 1 << 16
 NO_DEVICE = "0:"  # the major number of file systems without a block device of their own
 
@@ -36,7 +36,7 @@ _CONTROLLER = re.compile(r"nvme\d+")
 
 
 class BlockTree:
-    """The kernel's tree of block devices, as one sysfs shows it when it is asked."""
+    """The kernel's tree of block devices, as one sysfs shows it at each call."""
 
     def __init__(self, sys: str) -> None:
         self._sys = sys
@@ -106,7 +106,7 @@ def _paths(name: str, listed: Iterable[str]) -> list[str]:
 
 
 class NodeDevices:
-    """Tells which block devices are the node's own, and remembers them until the next boot."""
+    """Determines which block devices are the node's own, and remembers them until the next boot."""
 
     def __init__(self, sys: str, proc: str, boot_id: str, remembered: Mapping[str, Any]) -> None:
         """`remembered` is an earlier result of `remembered()`, possibly from another boot or corrupt."""
@@ -117,7 +117,7 @@ class NodeDevices:
         self._own = {name: each for name, each in pairs if isinstance(each, str)}  # the identity, by name
 
     def uses(self, mounts: Iterable[Mount]) -> Iterator[Reading]:
-        """Yield the use of each device that is the node's own, was so until now, or backs a volume."""
+        """Yield the use of each device that is or was the node's own, or that backs a volume."""
         names = dict(self._mounted(mounts))
         nodes = [each for each, is_volume in names.items() if not is_volume]
         volumes = [each for each, is_volume in names.items() if is_volume]
@@ -135,17 +135,17 @@ class NodeDevices:
             del self._own[next(iter(self._own))]
 
     def remembered(self) -> dict[str, str]:
-        """Return the node's own devices as JSON: by name, what distinguishes each from a later one."""
+        """Return the node's own devices as JSON: the name, and what distinguishes it from a later device."""
         return dict(self._own)
 
     def _mounted(self, mounts: Iterable[Mount]) -> Iterator[tuple[str, bool]]:
-        """Yield the devices of the mounts, and whether only volumes of pods are on them; volumes first."""
+        """Yield the mounts' devices, and whether each holds only volumes of pods; volumes first."""
         is_volume: dict[tuple[str, str], bool] = {}
         for each in mounts:
             if each.kind in LOCAL or not each.device.startswith(NO_DEVICE):
                 key = each.device, each.device_entity.removeprefix("disk/")
                 is_volume[key] = each.is_volume and is_volume.get(key, True)
-        # If two mounts have one device, the node's own use is decisive, so it comes last.
+        # If two mounts share a device, the node's own use is decisive, so it comes last.
         for (number, source), volume in sorted(is_volume.items(), key=lambda item: not item[1]):
             if name := self._tree.name_of(number) or source:
                 yield name, volume

@@ -1,7 +1,7 @@
 """Checks of the local file systems: space, inodes, and whether one has become read-only.
 
-Pods' volumes have their own checks, because what happens to them is no fault of the node. A file system that
-is no longer mounted is reported as gone, which ends the findings about it. `block_devices` tells which
+Pods' volumes have their own checks, because what happens to them is not the node's fault. A file system that
+is no longer mounted is reported as gone, which ends the findings about it. `block_devices` determines which
 devices are the node's own, for the kernel lines about them.
 """
 
@@ -61,7 +61,7 @@ def fstab_writable(fstab: bytes) -> frozenset[str]:
 
 
 def mount_key(mount: Mount) -> str:
-    """Return a key that identifies a file system, and differs for another one at the same mount point."""
+    """Return a key that identifies a file system, even among those at the same mount point."""
     return f"{mount.device} {mount.source} {mount.entity}"
 
 
@@ -175,7 +175,7 @@ class KnownMounts:
         known = remembered.get("known")
         self._entities: dict[str, str] = {}  # by key, the newest last
         self._missing: set[str] = set()  # keys that were missing at the last read
-        # Before volumes had checks of their own, the agent remembered only the keys of writable mounts.
+        # Before volumes had separate checks, the agent remembered only the keys of writable mounts.
         self._from_earlier_version = not isinstance(known, dict)
         if isinstance(known, dict):
             self._entities = {key: each for key, each in known.items() if isinstance(each, str)}

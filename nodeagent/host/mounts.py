@@ -1,4 +1,7 @@
-"""Selects the mounts to check: each local file system once, but none that a server could block. Pure."""
+"""Selects the mounts to check: each local file system once, but none where a server could block access.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -148,7 +151,7 @@ def _may_hang(mount: Mount) -> bool:
 
 
 def _rank(mount: Mount) -> tuple[bool, bool, bool, int, str]:
-    """Return what orders mounts: the node's own before volumes, no matter how many, and its root first."""
+    """Return the sort key of a mount: the node's own come before all volumes, and its root comes first."""
     return mount.is_volume, mount.point != "/", mount.root != "/", len(mount.point), mount.point
 
 

@@ -62,7 +62,7 @@ class ThreadStat:
     def is_asleep(self) -> bool:
         """True if a user's thread is in uninterruptible sleep.
 
-        Kernel threads do not count: some drivers keep theirs in this state permanently.
+        Kernel threads do not count, because some drivers keep theirs in this state permanently.
         """
         return self.state == "D" and not self.flags & PF_KTHREAD
 
@@ -265,7 +265,7 @@ class StuckThreads:
         return (Omission("gpu_process_stuck", UNKNOWN.format(self._why_blind)),)
 
     def _asleep(self) -> dict[ThreadKey, SleepingThread]:
-        # Known suspects first: the walk reaches each thread only occasionally.
+        # Known suspects come first, because the walk reaches each thread only occasionally.
         known = [(key, self._walk.stat(key)) for key in self._suspects]
         still = [(key, each) for key, each in known if each is not None and each.is_asleep]
         found = dict([*still, *self._walk.asleep()])
@@ -286,7 +286,7 @@ class StuckThreads:
     def _in_driver(
         self, stuck: Mapping[ThreadKey, Suspect]
     ) -> tuple[dict[ThreadKey, Suspect], list[ThreadKey]]:
-        """Return the threads that wait in the driver, and those that may or may not."""
+        """Return the threads that wait in the driver, and those for which this is unknown."""
         found, unknown = {}, []
         for key, each in list(stuck.items())[:MAX_STACKS]:
             stack = self._stack(key)
@@ -304,7 +304,7 @@ class StuckThreads:
         return try_read(self._path(key, "stack"), STACK_BYTES)
 
     def _refusals(self, unknown: Sequence[ThreadKey]) -> str:
-        """Return what the kernel does not show of a thread, if possible of a stuck one; "" for nothing."""
+        """Return what the kernel does not show about a thread, preferably a stuck one; "" if nothing."""
         tried = unknown[:1] or ALWAYS_ASLEEP
         if not unknown and any(self._stack(each) or self._wait_channel(each) for each in tried):
             return ""

@@ -59,7 +59,7 @@ def parse_entry(line: bytes) -> JournalEntry | None:
 
 
 def _text(message: Any) -> str:
-    """Return a message as text. journald writes one that is not plain text as a list of bytes.
+    """Return a message as text. journald writes a message that is not plain text as a list of bytes.
 
     Raises:
         ValueError, TypeError: it is neither text nor a list of bytes.

@@ -1,11 +1,12 @@
-"""The sensor for the kernel's ring buffer, /dev/kmsg. In a container, it needs a privileged one.
+"""The sensor for the kernel's ring buffer, /dev/kmsg.
 
-The record format is described in Documentation/ABI/testing/dev-kmsg of the Linux source.
+In a container, it works only if the container is privileged. The record format is described in
+Documentation/ABI/testing/dev-kmsg of the Linux source.
 
 The kernel stamps records with the processor's counter. CLOCK_MONOTONIC is the same counter slewed by NTP, and
-the two drift apart by seconds a day. Uncorrected, an event that another sensor saw at the same moment would
-seem to come before or after the record. CLOCK_MONOTONIC_RAW is not slewed, so its difference from
-CLOCK_MONOTONIC gives the correction.
+the two drift apart by seconds a day. Without a correction, an event that another sensor saw at the same
+moment would seem to precede or follow the record. CLOCK_MONOTONIC_RAW is not slewed, so its difference from
+CLOCK_MONOTONIC yields the correction.
 """
 
 from __future__ import annotations
@@ -199,7 +200,7 @@ class KmsgSensor:
                 if error.errno == errno.EINVAL and failures <= MAX_FAILURES:
                     continue  # a record longer than the buffer; the kernel has moved on
                 if found:
-                    return True  # return the records read so far; the next call raises a lasting error
+                    return True  # return the records read so far; if the error lasts, the next call raises it
                 raise Unavailable(f"{self._path}: {error.strerror}") from error
             if not raw:
                 if found:

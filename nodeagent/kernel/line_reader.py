@@ -74,7 +74,7 @@ def _any_of(words: list[str]) -> str:
 
 
 class LostRecords:
-    """Counts losses, and reports the count as readings. What loses something increments `count`."""
+    """Counts losses, and reports the count as readings. The code that loses something increments `count`."""
 
     def __init__(self, clock: Clock, source: str, text: str) -> None:
         self.count = 0
@@ -150,5 +150,5 @@ class LineReader:
 
 
 def _ended(before: EventKey, now: EventKey) -> bool:
-    """Return True if `now` clears the finding from `before`: a repeat must then be reported."""
+    """Return True if `now` clears the finding from `before`, so that a repetition must be reported."""
     return before[1] == now[1] and (now[0] == CLEARED or (before[0] == now[0] and before[2] == now[2]))

@@ -1,10 +1,10 @@
 """Parses the NVIDIA drivers' kernel lines: Xids, SXids, GPUs off the bus, UUIDs of GPUs. Pure.
 
 Every pattern matches from the record's first character. Other kernel lines quote text that users control,
-such as the library where a program crashed, and must not pass for the driver's.
+such as the library where a program crashed, and must not be mistaken for the driver's lines.
 
 Xids 144 to 150 are errors of NVLink 5: their lines name a unit, a severity and the words that NVIDIA's
-catalog decodes.
+catalogue decodes.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Each sensor calls NVML from its own thread, between `join` and `leave`, and hold
 a call that never returns does not block the other sensors. All calls belong to a session. A sensor that finds
 the driver gone ends the session; the others notice before their next call, and leave. NVML counts its
 initialisations, so it can be shut down and reinitialised only after the last sensor has left. A sensor stuck
-in a call prevents that, and so would the driver, because its module cannot be replaced during a call. `join`
-then raises DriverGone instead of waiting.
+in a call prevents this, but then the driver's module cannot be replaced either. `join` then raises DriverGone
+instead of waiting.
 
 The only lock is never held during a call to NVML: a sensor marks the driver busy before it initialises NVML
 or shuts it down.

@@ -50,7 +50,7 @@ class GpuHistory:
 
     @property
     def links(self) -> set[int]:
-        """The NVLinks that were up in the GPU's MIG mode: MIG may make links inactive."""
+        """The NVLinks that were up in the GPU's MIG mode, because MIG may make links inactive."""
         return self.links_by_mig[self.mig]
 
     def take_state(self, state: int) -> bool:
@@ -62,7 +62,8 @@ class GpuHistory:
     def take_uncorrected(self, count: float, session: int) -> bool:
         """Record the volatile counter of uncorrected errors; return True if it fell within one session.
 
-        Between two sessions it may fall without a reset: the driver forgets it when no program uses the GPU.
+        Between two sessions it may fall without a reset, because the driver forgets it when no program uses
+        the GPU.
         """
         before, self.uncorrected = self.uncorrected, (session, count)
         return before is not None and before[0] == session and count < before[1]
@@ -180,7 +181,7 @@ class GpuRoster:
 
     @property
     def any_absent(self) -> bool:
-        """True if NVML may find a GPU that it cannot open now when it is initialised again."""
+        """True if NVML, once initialised again, may find a GPU that it cannot open now."""
         return any(state != OK for state, _ in self.absent.values()) or any(
             each.state in ABSENT for each in self.history.gpus.values()
         )
@@ -197,7 +198,7 @@ class GpuRoster:
     def facts(self, pci: str) -> tuple[tuple[str, str], ...]:
         """Return what is known of a GPU: UUID, name, serial number, modes.
 
-        Of a GPU that is missing, only the UUID; nothing of one that is gone, but not missing.
+        For a missing GPU, this is only the UUID; for a GPU that is absent but not missed, nothing.
         """
         known, query = self.history.gpus[pci], self.queries.get(pci)
         if query is not None:

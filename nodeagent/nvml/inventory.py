@@ -45,7 +45,7 @@ class GpuBus:
 
     @property
     def expected(self) -> int:
-        """How many GPUs NVML should list: a container may have the device files of only some of them."""
+        """How many GPUs NVML should list; a container may have the device files of only some GPUs."""
         return len(self.bound) if self.visible is None else min(len(self.bound), self.visible)
 
     @property

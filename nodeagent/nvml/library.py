@@ -1,8 +1,8 @@
 """Loads and unloads the NVML library, and classifies its errors.
 
 No other module uses NVML's types. `pynvml` loads `libnvidia-ml.so.1` once and keeps it. If the driver is
-replaced while the agent runs, there is a new library, so the agent unloads one that it could not initialise:
-see `unload`.
+replaced while the agent runs, there is a new library, so the agent unloads a library that it could not
+initialise: see `unload`.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def _recurs_mistakes(table: dict[str, Any]) -> list[str]:
     mistakes = Mistakes("")
     if ENDS not in table and any(key in table for key in RECURS) and all(key in table for key in JUDGED):
         meanings.sound(mistakes, "", _meaning(table, mistakes))
-    return [each.lstrip(":. ") for each in mistakes.found]  # no file, and no key above the line's own
+    return [each.lstrip(":. ") for each in mistakes.found]  # drop the empty file and key prefixes
 
 
 def _pattern_mistakes(table: dict[str, Any]) -> list[str]:

@@ -118,10 +118,10 @@ class Rule:
     clear_at: float | None = None
     clear_s: float = 120.0  # how long all samples must have been clean
     states: Mapping[int, CheckState] = field(default_factory=dict)
-    # For a rate: growth beyond `unhealthy` is a fault until it is remedied, even if the counter rests.
+    # For a rate: growth beyond `unhealthy` is a fault until it is remedied, even if the growth stops.
     lasts: bool = False
-    # For a rate: the counter starts at 0 with each boot, and what it counts until its first reading after
-    # that is no fault, because links count while they come up.
+    # For a rate: the counter starts at 0 with each boot, and its counts before the first reading after a boot
+    # are no fault, because links count errors while they come up.
     restarts_at_boot: bool = False
     meaning: Meaning | None = None  # for an event check with only one code
     # Derived once, because it is needed for each sample: the longest time that a bound or a state must last,
@@ -210,7 +210,7 @@ class HealthPolicy:
         if code == VERDICT_XID:
             meant = [self.words[word] for word in (("xid154", variant),) if word in self.words]
         elif code == nvlink.NVLINK4_XID:
-            # A bit that is not in the table leaves the code with its meaning without registers.
+            # If a bit is not in the table, the code keeps the meaning that it has without registers.
             meant = [self.nvlink4_bits.get(bit, found) for bit in nvlink.set_bits(variant)]
         elif code in nvlink.NVLINK5_XIDS:
             meant = self._nvlink5(code, variant, branch)

@@ -86,7 +86,7 @@ def read_xids(text: str) -> XidTable:
 
 
 def read_models(text: str, xids: Mapping[int, Meaning]) -> tuple[ModelMeaning, ...]:
-    """Return the meanings that differ for a model of GPU (A100) from those in `xids`.
+    """Return the meanings that differ from those in `xids` for a GPU model (A100).
 
     Raises BadPolicy.
     """

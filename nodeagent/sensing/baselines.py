@@ -1,11 +1,11 @@
 """Baselines, and operators' requests to forget them on their way from one sensor to others.
 
-A baseline is what a sensor has seen of a node and expects from then on: its GPUs, the NVLinks that were up,
+A baseline is what a sensor has seen of a node and expects to see again: its GPUs, the NVLinks that were up,
 the widths of its PCIe links. After a planned hardware change, an operator has the sensor forget it (`holdfast
 node forget`), and the sensor relearns the baseline from what it sees next.
 
 Only the sensor that reads the operators' requests (`operator_requests`) uses the disk of the saved state. It
-hands each request over in memory: a hanging disk then blinds no sensor with baselines.
+hands each request over in memory, so that a hanging disk blinds no sensor with baselines.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-# Requests that wait for a sensor, for example for one that hangs. Beyond that, the oldest make room.
+# The most requests that wait for a sensor, for example while it hangs; the oldest make room for more.
 MAX_KEPT = 64
 MAX_ENTITY = 200  # characters
 
@@ -76,7 +76,7 @@ class ForgottenBaselines:
     """The requests as one sensor with baselines sees them."""
 
     def __init__(self, requests: ForgetRequests | None, position: Any = None) -> None:
-        """Take the requests, None for none, and what `position` returned before a restart."""
+        """Take the requests, if any, and the result of `position` before a restart."""
         self._requests = requests
         self._done = position if type(position) is int and position >= 0 else 0
 

@@ -1,9 +1,10 @@
 """Agent time: seconds that never go back, and that continue across restarts of the agent and the node.
 
 Within a boot, agent time is CLOCK_BOOTTIME plus an offset that was fixed when the agent first saw the boot,
-so neither a change of the wall clock nor a restart of the agent affects it. At a new boot, the wall clock
-gives the offset. If that is ahead, so is agent time from then on, and the time while the node was off counts
-towards no hold time (`events`). For people it is roughly the time since 1970; the logic only compares it.
+so neither a change of the wall clock nor a restart of the agent affects it. At a new boot, the offset is
+derived from the wall clock. If this clock is ahead, agent time stays ahead, so the time while the node was
+off never counts towards a hold time (`events`). People may read agent time as roughly the time since 1970;
+the logic only compares it.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ class CounterSum:
 
     The first reading is the sum of the counters that exist then. A counter that appears later counts from its
     own first reading, because its earlier count is not growth. A counter that falls has restarted and counts
-    from its new reading: links log errors while they come up, which are no fault.
+    from its new reading, because links log errors while they come up, which are no fault.
     """
 
     total: int | None = None  # None: before the first reading
@@ -27,7 +27,7 @@ class CounterSum:
         """Return the sum; None if a counter that was in the last sum exists but could not be read.
 
         Args:
-            readings: All counters that exist now. One that is missing here is not waited for.
+            readings: All counters that exist now. A counter that is missing here is not waited for.
         """
         known = {name: value for name, value in readings.items() if value is not None}
         missed = len(known) < len(readings) and any(name in self.summed for name in readings.keys() - known)
@@ -42,11 +42,11 @@ class CounterSum:
         return self.total
 
     def rebase(self) -> None:
-        """Count each counter from its next reading: all of them have restarted, for example at a boot."""
+        """Count each counter from its next reading, because all have restarted, for example at a boot."""
         self.last.clear()
 
     def dump(self) -> dict[str, Any]:
-        """Return the sum as JSON, for `load`: the next process continues from it."""
+        """Return the sum as JSON, for `load`, so that the next process can continue from it."""
         return {"total": self.total, "last": dict(self.last)}
 
     @classmethod

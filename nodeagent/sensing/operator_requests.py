@@ -1,6 +1,6 @@
 """Implements `holdfast node clear`, `forget` and `release`: they append to a file, which a sensor reads.
 
-The file is beside the saved state. A request takes only write permission, works while the agent is down, and
+The file is beside the saved state. A request needs only write permission, works while the agent is down, and
 stays on record.
 
 Each line contains the boot and CLOCK_BOOTTIME of the request, so its place among the agent's observations
@@ -57,13 +57,16 @@ def record_clear(folder: Path, entity: str, why: str, anchor: Anchor | None) -> 
 
 
 def record_forget(folder: Path, baseline: str, entity: str, why: str) -> None:
-    """Append a line that has a baseline forgotten, of one entity unless it is empty. Raises OSError."""
-    # The key is not `entity`: an earlier version would take the line for a request to clear.
+    """Append a request to forget a baseline, for one entity or, if `entity` is empty, for all.
+
+    Raises OSError.
+    """
+    # The key is not `entity`: an earlier version would mistake the line for a request to clear.
     _append(folder, {"baseline": baseline, "of": entity[:MAX_ENTITY], "why": why[:500]}, None)
 
 
 def record_release(folder: Path, duration_s: float, why: str) -> GpuRelease:
-    """Append a line that has the agent close NVML for a time; 0 ends a release. Raises OSError."""
+    """Append a request that the agent close NVML for a time; 0 ends a release. Raises OSError."""
     boottime_s = _append(folder, {"release_s": duration_s, "why": why[:500]}, None)
     return GpuRelease(boot_id(), round(boottime_s + duration_s, 6), why[:500])
 
@@ -96,9 +99,10 @@ def is_closed(folder: Path, release: GpuRelease) -> bool:
 def effective_s(request: Mapping[str, Any], anchor: Anchor, now_s: float) -> float | None:
     """Return the agent time when a request was made; None if the line is malformed. Pure.
 
-    A request of another boot precedes the current boot. If the agent knew that boot, the line has the agent
-    time; if not, the request follows everything that the agent has seen before the current boot. A line of an
-    agent that wrote only the wall clock's time is placed by it. No request takes effect later than now.
+    A request of another boot precedes the current boot. If the agent knew that boot, the line contains the
+    agent time; if not, the request follows everything that the agent has seen before the current boot. An
+    earlier version wrote only the wall clock's time, so that time is used for its lines. No request takes
+    effect later than now.
     """
     if "boot_id" not in request:
         wall_s = _number(request.get("wall_s"))
@@ -111,7 +115,7 @@ def effective_s(request: Mapping[str, Any], anchor: Anchor, now_s: float) -> flo
 
 
 class OperatorRequests:
-    """Reads new lines of the file; each takes effect as of when it was written (`effective_s`).
+    """Reads new lines of the file; each takes effect as of the time when it was written (`effective_s`).
 
     So a line that is read again, after the saved state was lost, does not clear a later finding.
     """

@@ -1,7 +1,7 @@
 """The driver call that a sensor is in: lets the watchdog tell a slow sweep from a hanging call.
 
 A sensor that makes many calls in one `read` marks each of them. While the marks change, the driver answers,
-even if the whole `read` takes long; a mark that stays names the call that does not return.
+even if the whole `read` takes long; a mark that does not change shows the call that does not return.
 """
 
 from __future__ import annotations

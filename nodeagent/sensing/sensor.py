@@ -9,8 +9,8 @@ from typing import Protocol
 from nodeagent.model import Observation
 
 # About how long a sensor waits for events: until the next multiple of this period (`seconds_to_next_tick`).
-# The watchdog would report a longer wait. It is half the period of the sensors that read files: all sensors
-# then wake up at the same few moments.
+# The watchdog would report a longer wait. It is half the period of the sensors that read files, so that all
+# sensors wake up at the same few moments.
 WAIT_S = 2.5
 
 

@@ -37,7 +37,7 @@ Injector = Callable[[Mapping[str, Any]], str]  # returns the injected text; rais
 
 
 class CannotListen(Exception):
-    """The address is in use or not local; the message names it."""
+    """The address is in use or not local; the message contains it."""
 
 
 class HttpServer:
@@ -111,7 +111,7 @@ class HttpServer:
 
 
 def probes(published: Callable[[], Published], now_s: Callable[[], float]) -> web.Application:
-    """Return the application for the listener of the probes, which serves nothing else."""
+    """Return the application for the probe listener, which serves nothing but the probes."""
     app = web.Application(client_max_size=MAX_BODY_BYTES)
     _add_probes(app, published, now_s)
     return app
@@ -178,7 +178,7 @@ def application(
 
 def _events_after(events: Sequence[dict[str, Any]], after: float, limit: int) -> list[dict[str, Any]]:
     if not events or events[-1]["seq"] <= after:
-        return []  # the usual case of a request that waits, which asks often
+        return []  # the usual case while a request waits, because it polls often
     return [each for each in events if each["seq"] > after][:limit]
 
 

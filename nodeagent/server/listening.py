@@ -1,4 +1,4 @@
-"""Binds the agent's addresses, if need be beside a process that no longer answers on them.
+"""Binds the agent's addresses, if necessary alongside a process that no longer answers on them.
 
 A process that cannot be ended (see `agent.claim`) also keeps its port. The agent permits another process of
 the same user to listen on the port too (SO_REUSEPORT), but the kernel would then spread the connections over
@@ -49,7 +49,7 @@ def _bound(family: int, address: tuple[object, ...], *, beside: bool = False) ->
         if beside:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind(address)
-        # Set only after an exclusive bind, the option permits a successor and not this process to share.
+        # Set only after an exclusive bind, the option lets a successor share the port, but not this process.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.listen(SERVER_BACKLOG)
     except OSError:

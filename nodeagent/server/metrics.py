@@ -98,7 +98,7 @@ class NodeMetrics(Collector):
 
 
 def shown(verdicts: Iterable[HealthVerdict]) -> list[HealthVerdict]:
-    """Return the verdicts to show, at most `MAX_ENTITIES`: GPUs, driver and node first, the worst first."""
+    """Return at most `MAX_ENTITIES` verdicts: GPUs, driver and node first, and the worst of each first."""
 
     def rank(verdict: HealthVerdict) -> tuple[bool, int, str]:
         return verdict.entity.partition("/")[0] not in _FIRST, -verdict.level, verdict.entity

@@ -1,4 +1,4 @@
-"""Tells hardware that has moved or been renamed from hardware that is missing because it broke. Pure.
+"""Distinguishes moved or renamed hardware from hardware that is missing because it broke. Pure.
 
 A port, an interface or a PCI device whose name is no longer listed is reported as gone only if something
 shows that it still works elsewhere: the same hardware has another name, or another network namespace has it.
@@ -31,8 +31,8 @@ class Hardware:
 def works_elsewhere(old: Hardware, present: Iterable[Hardware], exists: Callable[[str], bool]) -> bool:
     """Return True if a port or an interface has another name now, or belongs to another namespace.
 
-    One that was down when it was last seen must be up under its new name: what moves into a namespace can no
-    longer be seen, and a link that is down is a fault wherever it is.
+    If it was down when last seen, it must be up under its new name, because hardware that moves into a
+    namespace can no longer be seen, and a link that is down is a fault wherever it is.
     """
     same = [each for each in present if old.key and each.key == old.key]
     if old.is_down:
@@ -60,12 +60,12 @@ class KnownHardware:
         """Note what is present, and return a reading for each entity that has moved.
 
         A listing may miss something that is being renamed, so an entity counts as absent at the second
-        listing in a row without it. A name that other hardware has taken is certain at once.
+        listing in a row without it. A name that other hardware has taken counts at once.
 
         Args:
             present: All hardware of the kind in the newest listing.
             listed_s: When that was listed.
-            has_moved: Says whether something shows that hardware works elsewhere.
+            has_moved: Returns True if something shows that the hardware works elsewhere.
         """
         left = {name for name, each in present.items() if self._is_other(name, each)}
         if listed_s != self._listed_s:

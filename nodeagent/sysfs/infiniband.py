@@ -146,7 +146,7 @@ def _why_expected(
         return "" if enough else f"{active} of {expected.ports} expected ports are up"
     if port.place.key in best_gbps:
         return "it was up before"
-    return "a port like it is up" if port.place.alike in peers else ""
+    return "a similar port is up" if port.place.alike in peers else ""
 
 
 def _rated(port: IbPortState, seen: float | None, wanted: float | None) -> tuple[float, str]:
@@ -197,7 +197,7 @@ class InfiniBandPorts:
         return readings
 
     def left_out(self) -> tuple[Omission, ...]:
-        """Return nothing: a node without such ports does not miss any check."""
+        """Return nothing, because a node without such ports does not miss any check."""
         return ()
 
     def remembered(self) -> dict[str, Any]:
@@ -205,11 +205,11 @@ class InfiniBandPorts:
         return dict(self._best_gbps)
 
     def remembered_counts(self) -> dict[str, Any]:
-        """Return the sums of counters, as JSON: the next process counts on from them."""
+        """Return the sums of counters, as JSON, for the next process to continue from."""
         return {key: each.dump() for key, each in list(self._sums.items())[-MAX_SUMS:]}
 
     def rebase_counts(self) -> None:
-        """Count from the next readings: the node has booted, and links count errors while they come up."""
+        """Count from the next readings, as the node has booted, and links count errors while they come up."""
         for each in self._sums.values():
             each.rebase()
 

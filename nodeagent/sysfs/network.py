@@ -1,4 +1,4 @@
-"""Check physical network interfaces: which have gone down, and how often their carrier changes."""
+"""Checks physical network interfaces: which have gone down, and how often their carrier changes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class NetworkInterfaces:
         return readings
 
     def left_out(self) -> tuple[Omission, ...]:
-        """Return nothing: a node without such interfaces does not miss any check."""
+        """Return nothing, because a node without such interfaces does not miss any check."""
         return ()
 
     def remembered(self) -> list[Any]:

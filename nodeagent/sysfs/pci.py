@@ -2,9 +2,9 @@
 
 The checks cover network adapters, NVMe drives, GPUs and the bridges above them.
 
-The link's speed is not checked: an idle link may be slow by design. The device and the port above it report
-the full width, but a slot may have fewer lanes than its port claims. So a width counts as full only once this
-device, or another of the same model, has been seen with it.
+The link's speed is not checked, because an idle link may be slow by design. The device and the port above it
+report the full width, but a slot may have fewer lanes than its port claims. So a width counts as full only
+once this device, or another of the same model, has been seen with it.
 """
 
 from __future__ import annotations
@@ -248,9 +248,10 @@ class PciDevices:
         self._best = {key: each for key, each in kept.items() if f"device/{key.partition(' ')[0]}" != entity}
 
     def _gone(self, found: Sequence[PciDevice]) -> list[Reading]:
-        """Return a reading for each device that has another address now: none of its model is missing.
+        """Return a reading for each device that has moved to another address.
 
-        A device that has left the bus alone may have failed.
+        A device has moved if none of its model is missing. A device that has left the bus without such a sign
+        may have failed.
         """
         if len(found) >= MAX_DEVICES:
             return []  # there may be more

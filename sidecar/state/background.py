@@ -1,6 +1,6 @@
 """Run work in lowest-priority threads, without slowing down the training.
 
-With the ranks on every core, hashing a snapshot at normal priority would slow down one rank, and all others
+The ranks use every core, so hashing a snapshot at normal priority would slow down one rank, and all others
 would wait for it. Child threads inherit the priority.
 """
 

@@ -28,8 +28,8 @@ from sidecar.watch.progress_monitor import ProgressMonitor
 
 log = logging.getLogger(__name__)
 
-RETRY_S = 5.0  # after a storage error or a missing answer from the supervisor; training continues
-FETCHES = 16  # private states that are fetched from peers at a time
+RETRY_S = 5.0  # the pause after a storage error or a missing answer from the supervisor; training continues
+FETCHES = 16  # how many private states are fetched from peers at a time
 ANSWER_S = 5.0  # how long to wait for the supervisor's verdict; it receives each rank's progress every second
 
 
@@ -81,8 +81,8 @@ class CheckpointSchedule:
         """Save the newest snapshot that is certainly good.
 
         A snapshot is good once every rank is past its step and none changed its state after the commit.
-        Return False while it is still open whether a snapshot is good. Also return False while another
-        checkpoint is being written, because if both slots were pinned, no snapshot could be taken or fetched.
+        Return False while it is unknown whether a snapshot is good, and while another checkpoint is being
+        written, because if both slots were pinned, no snapshot could be taken or fetched.
         """
         if self._saver.busy:
             return False
@@ -302,7 +302,9 @@ class CheckpointSaver:
 
     def _refuse_void(self, record: CommitRecord) -> None:
         if not valid(record.generation, record.step, self.retention.lineage):
-            raise ValueError(f"the snapshot of step {record.step} is void: the group resumed from before it")
+            raise ValueError(
+                f"the snapshot of step {record.step} is void: the group resumed from an earlier step"
+            )
 
     async def _write_shared(
         self,
@@ -344,14 +346,14 @@ class CheckpointSaver:
             )
         try:
             removed = retention.retain(self._storage, self.retention, frozenset({written}))
-        except OSError as error:  # the new checkpoint is complete; the next one tries again
+        except OSError as error:  # the new checkpoint is complete; the next checkpoint tries again
             log.warning("old checkpoints not removed", extra={"error": str(error)})
             return written
         return None if written in removed else written
 
 
 def _explained(error: Exception) -> str:
-    """Return the message of `error`. If storage denies access, it names the users and what to change."""
+    """Return the message of `error`. If storage denies access, it includes the users and what to change."""
     if not isinstance(error, PermissionError) or not isinstance(error.filename, str):
         return str(error)
     target = Path(error.filename)
@@ -360,7 +362,7 @@ def _explained(error: Exception) -> str:
 
 
 def _sources_of_ranks(sources: Iterable[StateSource], world_size: int) -> Mapping[int, list[StateSource]]:
-    """Return the sources of each rank. A source can be one of several consecutive ranks."""
+    """Return the sources of each rank. A source can cover several consecutive ranks."""
     found: dict[int, list[StateSource]] = {}
     for each in sources:
         for rank in range(max(0, each.rank), min(world_size, each.rank + each.count)):

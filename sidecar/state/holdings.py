@@ -20,7 +20,7 @@ from holdfast.snapshot.private_store import PrivateBlob, PrivateReader
 
 _pinning = ThreadPoolExecutor(4, "pin")  # a separate pool, because hung storage must not block sends to peers
 PIECE_BYTES = 1 << 20  # bytes compared at a time
-NEWEST = 12  # private states listed for each rank; the group resumes only from one of the last few steps
+NEWEST = 12  # how many private states are listed per rank; the group resumes only from one of the last steps
 
 
 class Holdings:
@@ -59,7 +59,7 @@ class Holdings:
         return None
 
     def privates(self) -> tuple[HeldPrivateState, ...]:
-        """Return the private states held: the newest ones of each rank, and all for the snapshots' steps."""
+        """Return the private states held: the newest of each rank, and all those of the snapshots' steps."""
         wanted = {slot.step for slot in self.slots()}
         found: dict[tuple[int, int, int], HeldPrivateState] = {
             (rank, generation, step): HeldPrivateState(rank, generation, step, True)
@@ -103,7 +103,7 @@ class Holdings:
             folder_rights.make_folder(self._restored)
             try:
                 partial.unlink(missing_ok=True)
-                with partial.open("xb") as file:  # a new file, and never one that a link leads to
+                with partial.open("xb") as file:  # always a new file, never the target of a link
                     file.write(data)
                 folder_rights.share(partial)
                 os.replace(partial, path)
@@ -117,11 +117,10 @@ class Holdings:
     def forget_restored(self, wanted: frozenset[tuple[int, int, int]], resumed_step: int = -1) -> None:
         """Remove the files that no start can need any more. Call this before writing the files of a start.
 
-        The states in `wanted` (rank, generation, step) are kept. For each step that has a snapshot, the
-        newest state of each rank is also kept, because `privates` lists it; and for `resumed_step`, because
-        another member may be about to fetch it. Thus a rank never has more than
-        two states in addition to the wanted one, no matter how often the group restarts. File times are not
-        used. Raises `OSError`.
+        The states in `wanted` (rank, generation, step) are kept. The newest state of each rank is also kept
+        for each step that has a snapshot, because `privates` lists it, and for `resumed_step`, because
+        another member may be about to fetch it. A rank therefore never has more than two states in addition
+        to the wanted one, no matter how often the group restarts. File times are not used. Raises `OSError`.
         """
         with self._restoring:
             steps = {slot.step for slot in self.slots()} | {resumed_step}

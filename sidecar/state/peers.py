@@ -39,9 +39,9 @@ log = logging.getLogger(__name__)
 SILENCE_S = 10.0  # a peer that transfers no data for this long counts as lost
 PIECE_BYTES = 1 << 20
 MAX_BODY_BYTES = 1024
-WRITE_S = 300.0  # for a piece of a checkpoint; after much less, the writer also writes it itself
+WRITE_S = 300.0  # limit for a piece of a checkpoint; much sooner, the writer also writes it itself
 CONNECT_S = 2.0
-SENDERS = 16  # ranges sent at the same time, enough for a few to each of a few peers
+SENDERS = 16  # ranges sent at the same time: a few to each of a few peers
 _CRC = "X-Holdfast-Crc32"
 
 
@@ -59,8 +59,8 @@ def application(
 ) -> web.Application:
     """Return the server for other members. Requests must carry the run's token.
 
-    All are read-only, except that `pieces` writes to storage, for a member that stages a checkpoint there.
-    Without a token, every request is refused.
+    All requests are read-only, except that `pieces` writes to storage for a member that stages a checkpoint
+    there. Without a token, every request is refused.
     """
 
     @web.middleware
@@ -205,7 +205,7 @@ async def _send_private(
 
 
 class PeerClient:
-    """Fetches state from other members, over one HTTP session for the sidecar's whole life."""
+    """Fetches state from other members, over one HTTP session that lasts as long as the sidecar."""
 
     def __init__(
         self,
@@ -258,7 +258,7 @@ class PeerClient:
     async def write_piece(self, url: str, record: CommitRecord, asked: PieceRequest) -> WrittenPiece:
         """Have a peer write a piece of this member's checkpoint of `record`. Raises `FetchFailed`.
 
-        After that, the piece may have been written, or may still be.
+        After a failure, the piece may have been written, or may still be written later.
         """
         target = f"{url}/v1/piece/{record.generation}/{record.step}"
         limit = aiohttp.ClientTimeout(total=WRITE_S, sock_connect=CONNECT_S)
@@ -298,7 +298,7 @@ async def _check(url: str, response: aiohttp.ClientResponse) -> None:
 
 
 async def _read_bounded(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:
-    """Return the body. Raises `CorruptSnapshot` if it exceeds `most_bytes`; does not trust Content-Length."""
+    """Return the body. Raises `CorruptSnapshot` if it exceeds `most_bytes`, whatever Content-Length says."""
     pieces, size = [], 0
     async for piece in response.content.iter_chunked(PIECE_BYTES):
         size += len(piece)

@@ -2,7 +2,7 @@
 
 For each peer, tasks take a piece, have this member's own copy of it checksummed, and send the checksums with
 a request to write the piece. A peer that refuses, fails, or answers with different checksums gets no more
-pieces of this checkpoint, and another member writes the one it had.
+pieces of this checkpoint, and another member writes the piece that it had.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from sidecar.state.snapshot_fetch import FetchFailed
 
 log = logging.getLogger(__name__)
 
-MOST_PEERS = 15  # with this many, one network connection is hardly the limit any more
-REQUESTS = 2  # to each peer of a directory at a time, to spare it the wait for the next request
+MOST_PEERS = 15  # with this many peers, a single network connection is hardly the limit any longer
+REQUESTS = 2  # to each peer at a time, so that it need not wait for the next request
 OBJECT_REQUESTS = 4  # the same for object storage, where a single connection is slow
 _hashing = ThreadPoolExecutor(2, "share-sums", initializer=yield_to_all)
 
@@ -40,14 +40,16 @@ class CheckpointSharing:
         """`url` is the address of this member; `newest` returns the newest order that it obeys."""
         self.client, self.node, self.newest = client, node, newest
         self._url = url
-        self._refusals: dict[str, str] = {}  # the last one of each peer, to log it once
+        self._refusals: dict[str, str] = {}  # the last refusal of each peer, so that it is logged only once
         self._is_trusted = True  # False once storage has lost what peers wrote
 
     def helpers(self, record: CommitRecord, sources: Iterable[StateSource]) -> PeerHelpers | None:
-        """Return the peers for the snapshot `record`; None if sharing would not pay. Call it on the loop.
+        """Return the peers for the snapshot `record`; None if sharing would not pay off.
 
-        The addresses are those in the order: first of the members that have the ranks, which have no
-        generation, then of those that held a state.
+        Call this on the event loop.
+
+        The peers come from the order's sources: first the members that have ranks, whose sources have no
+        generation, then the members that held a state.
         """
         ordered = sorted(sources, key=lambda source: source.generation != 0)
         urls = dict.fromkeys(each.url for each in ordered if each.url and each.url != self._url())
@@ -58,17 +60,17 @@ class CheckpointSharing:
 
     def distrust(self, why: str) -> None:
         """Write all later checkpoints alone. Safe in any thread."""
-        log.warning("checkpoints are not shared any more", extra={"error": why})
+        log.warning("checkpoints are no longer shared", extra={"error": why})
         self._is_trusted = False
 
     def note_refusal(self, url: str, why: str) -> None:
         if self._refusals.get(url) != why:
-            log.info("peer does not help with the checkpoint", extra={"error": why})
+            log.info("peer refused to help with the checkpoint", extra={"error": why})
         self._refusals[url] = why
 
 
 class PeerHelpers:
-    """The peers that may help with one checkpoint. `close` must be called on the event loop at the end."""
+    """The peers that may help with one checkpoint. Call `close` on the event loop when done."""
 
     def __init__(self, sharing: CheckpointSharing, urls: tuple[str, ...], record: CommitRecord) -> None:
         self._sharing, self._urls, self._record = sharing, urls, record
@@ -76,7 +78,7 @@ class PeerHelpers:
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._left = set(urls)  # the peers that have not failed
-        self.written = 0  # bytes of all peers
+        self.written = 0  # bytes written by all peers
 
     def distrust(self, why: str) -> None:
         self._sharing.distrust(why)
@@ -96,7 +98,7 @@ class PeerHelpers:
         log.debug("checkpoint shared", extra={"step": self._record.step, "bytes": self.written})
 
     def _call(self, what: Callable[[], None]) -> None:
-        with suppress(RuntimeError):  # the loop has ended, and this process is about to
+        with suppress(RuntimeError):  # the loop has ended, and this process will end soon
             self._loop.call_soon_threadsafe(what)
 
     def _begin(self, place: StagingPlace, work: SharedFile) -> None:
@@ -106,7 +108,7 @@ class PeerHelpers:
 
     def _stop(self) -> None:
         for each in self._tasks:
-            each.cancel()  # which closes the connection and tells the peer that nobody is waiting any more
+            each.cancel()  # this closes the connection, so the peer knows that the writer no longer waits
 
     async def _help(self, url: str, place: StagingPlace, work: SharedFile) -> None:
         while url in self._left and (piece := work.take()) is not None:

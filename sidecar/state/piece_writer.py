@@ -35,18 +35,18 @@ from sidecar.state.snapshot_send import crc32
 
 log = logging.getLogger(__name__)
 
-THREADS = 4  # pieces at a time, each of which is in memory up to three times
+THREADS = 4  # how many pieces are written at a time; each is in memory up to three times
 HOLD_S = 2.0
-LOOK_S = 0.25  # between two checks of whether the writer still waits
-READ_BYTES = 1 << 20  # read at a time; a snapshot stays pinned for that long after an order to release it
+LOOK_S = 0.25  # between two checks of whether the writer is still waiting
+READ_BYTES = 1 << 20  # read at a time; a snapshot to be released stays pinned until such a read ends
 
-# A separate pool: if storage hangs, it refuses more pieces, and all else continues.
+# A separate pool, so that if storage hangs, only further pieces are refused and everything else continues.
 _pool = ThreadPoolExecutor(THREADS, "share", initializer=yield_to_all)
 
 
 @dataclass(frozen=True, slots=True)
 class PieceRequest:
-    """A request to write bytes `begin` to `end` of the replicated state, of `total_bytes`.
+    """A request to write bytes `begin` to `end` of the replicated state, which has `total_bytes`.
 
     `epoch` and `generation` are those of the newest order that the writer obeys; the snapshot's generation
     may be an older one. `crc32` are the checksums of the chunks in the writer's copy.
@@ -72,7 +72,7 @@ class WrittenPiece:
 
 
 class PieceWriter:
-    """Writes for one other member at a time, while this member's order allows it."""
+    """Writes pieces for one other member at a time, while this member's order allows it."""
 
     def __init__(
         self, holdings: Holdings, storage: CheckpointStorage, node: str, newest: Callable[[], OrderVersion]
@@ -85,10 +85,10 @@ class PieceWriter:
         self._node, self._newest = node, newest
         self._order = MemberOrder("run", 0)
         self._helped: _HelpedWriter | None = None
-        self._active = 0  # threads, including those that storage still keeps in a piece that was stopped
+        self._active = 0  # threads, including those that storage still blocks after their piece was stopped
 
     def note_order(self, order: MemberOrder) -> None:
-        """Obey `order`: stop the pieces that were requested under another one, and release their snapshot.
+        """Obey `order`: stop the pieces that were requested under another order, and release their snapshot.
 
         On return, the snapshot is released, and stopped pieces do not pin it again. If a thread is reading
         it, the thread releases it within `READ_BYTES`. A repeated order has no effect.
@@ -107,10 +107,10 @@ class PieceWriter:
     ) -> WrittenPiece:
         """Write a piece of the snapshot of this generation and step; it is durable on return.
 
-        `is_gone` returns True once the writer does not wait any more. Safe to repeat.
+        `is_gone` returns True once the writer no longer waits. Safe to repeat.
 
         Raises `ShareRefused`, `SnapshotGone`, or `OSError` if storage fails. Part of the piece may still be
-        written later, because a call of storage that hangs cannot be interrupted.
+        written later, because a storage call that hangs cannot be interrupted.
         """
         record = self._record(generation, step, asked)
         _check_range(asked)
@@ -121,7 +121,7 @@ class PieceWriter:
         )
         self._active += 1
         helped.active += 1
-        work.add_done_callback(partial(self._ended, helped))  # not when the request ends: storage may hang
+        work.add_done_callback(partial(self._ended, helped))  # not at the request's end: storage may hang
         try:
             while True:
                 await asyncio.wait(
@@ -132,13 +132,13 @@ class PieceWriter:
                 if helped.stopped.done():
                     raise ShareRefused(helped.stopped.result())
                 if is_gone():
-                    raise ShareRefused("the writer does not wait any more")
+                    raise ShareRefused("the writer no longer waits")
         finally:
             is_over.set()
         return WrittenPiece(work.result())
 
     async def close(self, _: object = None) -> None:
-        """Release the snapshot, at the end of the server."""
+        """Release the snapshot when the server ends."""
         helped, self._helped = self._helped, None
         if helped is not None:
             helped.stop("this member is ending")
@@ -159,13 +159,16 @@ class PieceWriter:
             raise ShareRefused(f"the snapshot has {record.total_bytes} bytes, not {asked.total_bytes}")
         if not _allows(self._order, record):
             raise ShareRefused(
-                f"this member's order is {self._order.do!r}, and does not name the snapshot of generation"
+                f"this member's order is {self._order.do!r}, and does not include the snapshot of generation"
                 f" {generation}, step {step}"
             )
         return record
 
     def _helped_writer(self, record: CommitRecord, asked: PieceRequest) -> _HelpedWriter:
-        """Return the writer that `asked` is from. Raises `ShareRefused` if it has to wait for another one."""
+        """Return the writer that sent `asked`.
+
+        Raises `ShareRefused` if this member is too busy to help it.
+        """
         helped, identity = self._helped, (asked.folder, asked.token, record)
         if helped is not None and helped.identity != identity:
             if helped.active:
@@ -180,7 +183,7 @@ class PieceWriter:
         return helped
 
     def _look(self, helped: _HelpedWriter) -> None:
-        """Release the snapshot if it has not been read for a while; else look again later."""
+        """Release the snapshot if it has not been read for a while; otherwise, check again later."""
         if self._helped is not helped:
             return
         is_released = helped.reader.idle_s >= HOLD_S and helped.reader.release()
@@ -214,8 +217,9 @@ class PieceWriter:
 def _allows(order: MemberOrder, record: CommitRecord) -> bool:
     """Return whether a member with this order may write pieces of the snapshot.
 
-    While the group trains, its periodic checkpoints are shared. After that, only the snapshot is pinned that
-    the supervisor has chosen to save: another one would keep a slot from the state that is being secured.
+    While the group trains, its periodic checkpoints are shared. After that, only the snapshot that the
+    supervisor has chosen to save is pinned, because any other would occupy a slot that the state being
+    secured needs.
     """
     return order.do == "run" or (order.save_generation, order.save_step) == (record.generation, record.step)
 
@@ -233,7 +237,7 @@ class _HelpedWriter:
 
     def stop(self, why: str) -> None:
         """Refuse the pieces in progress with the reason `why`, and release the snapshot for good."""
-        self.reader.close()  # first, and in any thread: it does not depend on the requests' tasks
+        self.reader.close()  # first; it works in any thread and does not depend on the requests' tasks
         self.stopped.set_result(why)
 
 
@@ -254,9 +258,10 @@ class PinnedReader:
         return time.monotonic() - self._read_s
 
     def read(self, at: int, into: memoryview) -> None:
-        """Fill `into` with the bytes from `at` on.
+        """Fill `into` with the bytes that begin at `at`.
 
-        Raises `ShareRefused` once this reader is closed, also during the read; `SnapshotGone`, `OSError`.
+        Raises `ShareRefused` once this reader is closed, even during the read, and `SnapshotGone` or
+        `OSError` if the snapshot cannot be read.
         """
         try:
             with self._one:
@@ -279,8 +284,8 @@ class PinnedReader:
     def close(self) -> None:
         """Release the snapshot, and never pin it again. Does not wait for a read in another thread.
 
-        If this finds the lock held, the thread that holds it has not yet looked at `_is_closed` after giving
-        the lock back, and will then release the snapshot itself.
+        If another thread holds the lock, that thread checks `_is_closed` after it has released the lock, and
+        then releases the snapshot itself.
         """
         self._is_closed = True
         self.release()
@@ -307,7 +312,7 @@ class PinnedReader:
 
 
 class _CheckedReader:
-    """Reads chunks into private memory to write them from there: they cannot change after the check."""
+    """Reads chunks into private memory, so that they cannot change between the check and the write."""
 
     def __init__(
         self, reader: PinnedReader, memory: mmap.mmap, asked: PieceRequest, is_over: Callable[[], bool]
@@ -319,7 +324,7 @@ class _CheckedReader:
 
     def read(self, begin: int, end: int) -> memoryview:
         if self._is_over():
-            raise ShareRefused("the writer does not wait any more")
+            raise ShareRefused("the writer no longer waits")
         self._give_up_last()
         content = self._given = self._memory[: end - begin]
         self._reader.read(begin, content)
@@ -328,7 +333,7 @@ class _CheckedReader:
                 crc = crc32(chunk)
             expected = self._asked.crc32[(at - self._asked.begin) // CHUNK_BYTES]
             if crc != expected:
-                why = f"this member's copy differs from byte {at} on"
+                why = f"this member's copy differs starting at byte {at}"
                 raise ShareRefused(f"{why}: checksum {crc:08x}, expected {expected:08x}")
             self.crcs.append(crc)
         return content
@@ -344,7 +349,7 @@ class _CheckedReader:
 
 
 def _check_range(asked: PieceRequest) -> None:
-    """Raise `ShareRefused` unless the piece is whole chunks with a checksum each, and not too large."""
+    """Raise `ShareRefused` unless the piece has whole chunks with a checksum each, and is not too large."""
     begin, end, total = asked.begin, asked.end, asked.total_bytes
     is_whole = begin % CHUNK_BYTES == 0 and (end % CHUNK_BYTES == 0 or end == total)
     if not (is_whole and 0 <= begin < end <= min(total, begin + PIECE_BYTES)):

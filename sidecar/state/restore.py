@@ -28,7 +28,8 @@ log = logging.getLogger(__name__)
 
 ROOM_S = 10.0  # how long to wait for a free slot
 ROOM_LOOK_S = 0.01
-# How long to retry if the memory volume is full: the kernel may still be freeing a lost member's memory.
+# How long to retry if the memory volume is full, because the kernel may still be freeing a lost member's
+# memory.
 VOLUME_S = 5.0
 VOLUME_LOOK_S = 0.25
 STORAGE_S = 60.0  # how long to retry if storage fails or the disk is full; the parts read so far are kept
@@ -39,7 +40,7 @@ LocalStart: TypeAlias = "tuple[Launch, tuple[RankStart, ...]]"
 
 
 class StateUnavailable(Exception):
-    """This member cannot obtain the state. `slot` is its own snapshot of that state, if it is damaged."""
+    """This member cannot obtain the state. `slot` is its own snapshot of the state if that is damaged."""
 
     def __init__(self, why: str, slot: HeldSnapshot | None = None) -> None:
         super().__init__(why)
@@ -59,7 +60,7 @@ class StorageFailed(StateUnavailable):
 
 
 class Restorer:
-    """Gets the state that an order to run requires into files on this member."""
+    """Puts the state that an order to run requires into files on this member."""
 
     def __init__(self, holdings: Holdings, fetcher: PeerClient, storage: CheckpointStorage) -> None:
         """`storage` is this member's access to the checkpoints, which may differ from the supervisor's."""
@@ -91,7 +92,8 @@ class Restorer:
                 late = time.monotonic() > give_up_at
                 if late and keep is not None:
                     raise NoFreeSlot(str(error)) from None
-                # The limit counts from the first refusal, because the work before it can take long.
+                # The limit is counted from the first refusal, because the work before it can take a long
+                # time.
                 give_up_at = min(give_up_at, time.monotonic() + ROOM_S)
                 keep = self._snapshot_to_keep(order, late)
                 if late and keep is None:
@@ -123,7 +125,7 @@ class Restorer:
 
         This is safe: during the fetch, this member can still resume from the returned snapshot, and other
         members hold the one being fetched. Return None if no snapshot is being read. If the snapshot is void,
-        return None until it is `late`, to give its reader time to finish.
+        return None until `late` is True, to give its reader time to finish.
         """
         record = self._holdings.arena.being_read()
         if record is None or not (late or valid(record.generation, record.step, order.lineage)):
@@ -238,7 +240,7 @@ class Restorer:
         await background.run_in_background(self._storage.forget_copies)
 
     async def _from_checkpoint(self, launch: Launch, ranks: tuple[RankStart, ...]) -> LocalStart:
-        """Return launch and ranks with the local paths of a checkpoint's files, copied here and verified."""
+        """Return the launch and the ranks with paths to verified local copies of a checkpoint's files."""
         wanted = launch.restore
         assert wanted is not None
         name = Path(wanted.path).name

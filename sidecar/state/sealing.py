@@ -2,8 +2,8 @@
 
 Seals reveal later damage to a snapshot, and replicas that have diverged. To compare replicas, members must
 seal the same steps, although slower members can seal fewer of them. Each member therefore doubles its
-interval until it stays within its share: a faster member then seals every step that a slower one seals. A
-snapshot that stays the newest for `LINGER_S` is sealed at any step.
+interval until it stays within its share, so that a faster member seals every step that a slower member seals.
+A snapshot that stays the newest for `LINGER_S` is sealed at any step.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class _Part:
 
 @dataclass(slots=True, eq=False)
 class _Connection:
-    """A connection whose response header has been read: the requested bytes come next."""
+    """A connection whose response header has been read, so that the requested bytes come next."""
 
     source: StateSource
     url: str
@@ -198,7 +198,10 @@ class _Transfer:
         return self._incoming.finish_with(self._crcs, self._first.seal)
 
     def _watch(self, streams: list[threading.Thread]) -> None:
-        """Wait for the end. If a part stalls, shut down its connection, which makes its stream release it."""
+        """Wait until the transfer ends.
+
+        If a part stalls, shut down its connection, so that its stream gives it up.
+        """
         while any(each.is_alive() for each in streams):
             with self._change:
                 if self._broken is None and (self._left or self._active):

@@ -28,7 +28,10 @@ class StorageLister:
     def __init__(
         self, storage: CheckpointStorage, changed: Callable[[], None], asked: Callable[[], int]
     ) -> None:
-        """`changed` is called when `listing` changes. `asked` returns the number of the last handled save."""
+        """`changed` is called when `listing` changes.
+
+        `asked` returns the number of the last save request that was handled.
+        """
         self._asked = asked
         self.listing = StorageListing(error="it has not been read yet")
         self._reader = ListingReader(storage, MAX_LISTED)
@@ -42,7 +45,7 @@ class StorageLister:
         self._wanted.set()
 
     async def run(self) -> None:
-        """List now, every `EVERY_S` or `PAID_EVERY_S`, and at every request. Never returns."""
+        """List now, every `EVERY_S` or `PAID_EVERY_S`, and on every request. Never returns."""
         while True:
             self._wanted.clear()
             before, self.listing = self.listing, await self._list()

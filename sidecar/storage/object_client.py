@@ -91,7 +91,7 @@ class RequestLimits:
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """An object in a listing. `written_s` is in seconds since 1970, by the storage's clock."""
+    """An object in a listing. `written_s` is in seconds since 1970, according to the storage's clock."""
 
     key: str
     bytes: int
@@ -108,7 +108,10 @@ class ObjectVersion:
 
 
 class ObjectStoreError(OSError):
-    """A request failed. The message has the location, operation and reason, in one line without secrets."""
+    """A request failed.
+
+    The message contains the location, the operation and the reason, in one line without secrets.
+    """
 
     def __init__(self, message: str, transient: bool = False) -> None:
         super().__init__(message)

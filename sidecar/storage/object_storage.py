@@ -8,14 +8,14 @@ PREFIX/conditional-put                                     tests whether the sto
 ```
 
 A writer creates the manifest only if there is none. It replaces an existing manifest only after finding that
-very version unusable. So if several writers save the same step, only one publishes it, and no writer
+exact version unusable. Therefore, if several writers save the same step, only one publishes it, and no writer
 overwrites a manifest that it has not read.
 
-To remove a checkpoint, a member replaces its manifest with an empty one, on the same condition, and then
-deletes its folder, which no other checkpoint uses. It does not delete the manifest, because that request has
-no condition: a member that is stopped just before it would later delete what another writer has published
-under the same name. Writers replace an empty manifest like an unusable one. It is deleted much later, when no
-group can save its step any more.
+To remove a checkpoint, a member replaces its manifest with an empty one, under the same condition, and then
+deletes its folder, which no other checkpoint uses. It does not delete the manifest, because that request
+cannot have a condition: a member that is stopped just before the request would later delete what another
+writer has published under the same name. Writers replace an empty manifest like an unusable one. An empty
+manifest is deleted much later, when no group can save its step any longer.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ log = logging.getLogger(__name__)
 
 MOST = 1_000_000  # objects that one writer may write for a checkpoint; more are refused
 PROBE = "conditional-put"
-NO_VERSION = ObjectVersion('"none"', "0")  # no object has this one
-# Between attempts to write the manifest, because retrying is cheaper than uploading the checkpoint again.
+NO_VERSION = ObjectVersion('"none"', "0")  # no object has this version
+# The pauses between attempts to write the manifest. Retrying is cheaper than uploading the checkpoint again.
 PUBLISH_PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
 _FOLDER = re.compile(r"e(\d{1,19})-g\d{1,19}-[0-9a-f]{16}")
 
@@ -92,7 +92,7 @@ class ObjectStorage:
         self._manifests: dict[tuple[str, ObjectVersion], bytes] = {}  # the manifests in the last listing
         self._reading = threading.Lock()  # held while `_manifests` is changed
         self._obeys_conditions = False
-        self._proven: tuple[str, str] = ("", "")  # key and content of the last token that was there
+        self._proven: tuple[str, str] = ("", "")  # key and content of the last token that was found
         self._copying = threading.Lock()
 
     def __str__(self) -> str:
@@ -136,9 +136,9 @@ class ObjectStorage:
     def _listing(self, name: str = "") -> dict[str, Objects]:
         """Return the objects of the checkpoint `name`, or of all checkpoints, grouped by checkpoint.
 
-        Raises `ObjectStoreError` if one folder of a checkpoint has more than `MOST`. There is no limit for
-        all of them together: a job keeps several checkpoints, and what interrupted uploads have left can be
-        removed only if it can be listed.
+        Raises `ObjectStoreError` if one folder of a checkpoint has more than `MOST`. The total is not
+        limited, because a job keeps several checkpoints, and leftovers of interrupted uploads can be removed
+        only if they can be listed.
         """
         found: dict[str, Objects] = defaultdict(dict)
         counts: Counter[tuple[str, str]] = Counter()
@@ -240,8 +240,8 @@ class ObjectStorage:
     def prepare(self) -> None:
         """Raise `OSError` if the storage ignores write conditions.
 
-        Without them, two writers could overwrite each other's manifests. All members create the same probe
-        object. Once it exists, this check costs two requests.
+        Without conditions, two writers could overwrite each other's manifests. All members create the same
+        probe object. Once it exists, this check costs two requests.
         """
         if self._obeys_conditions:
             return
@@ -299,7 +299,10 @@ class ObjectStorage:
         moved: Callable[[], object],
         helpers: ShareHelpers,
     ) -> FileEntry:
-        """Write a file together with the helpers. A late request of one writes what is there already."""
+        """Write a file together with the helpers.
+
+        If a helper's request arrives late, it writes the same content again.
+        """
         base, token = self._key(name), new_token()
         key = f"{base}/{layout.folder}/{TOKEN}"
         work = SharedFile(source, layout.part_bytes, moved)
@@ -320,7 +323,7 @@ class ObjectStorage:
         if not whole or piece.begin % step or piece.end != min(piece.begin + step, size):
             raise ShareRefused("the piece is not one of the file's objects")
         if _FOLDER.fullmatch(place.folder) is None:
-            raise ShareRefused("the folder does not have the name of a writer's")
+            raise ShareRefused("the folder is not named like a writer's folder")
         base = self._key(name)
         self._check_token(f"{base}/{place.folder}/{TOKEN}", place.token)
         key = transfers.part_key(base, REPLICATED, place.folder, piece.begin // step)
@@ -426,8 +429,8 @@ class StagedObjects:
     def _check_objects(self) -> None:
         """Raise `OSError` if an object is missing.
 
-        Another member removes the objects of a writer that it considers dead. They are looked for again once
-        the checkpoint is published, because this process may have been stopped for an hour before that.
+        Another member removes the objects of a writer that it considers dead. They are checked again once the
+        checkpoint is published, because this process may have been stopped for an hour before that.
         """
         folder = f"{self._base}/{self._layout.folder}"
         there = {each.key[len(self._base) + 1 :]: each for each in self._client.objects(folder, MOST)}
@@ -501,7 +504,7 @@ def _step(name: str) -> int:
 
 
 def _folder(manifest: Manifest | None) -> str:
-    """Return the folder that a manifest names; "" if there is no manifest or it names no folder."""
+    """Return the folder in a manifest; "" if there is no manifest or it does not contain one."""
     return manifest.objects.folder if manifest is not None and manifest.objects is not None else ""
 
 
@@ -516,14 +519,14 @@ def _folders(objects: Objects) -> dict[str, float]:
 
 
 def _is_of(key: str, manifest: Manifest | None) -> bool:
-    """Return whether `key` is a file of the checkpoint of this manifest, which is None if it is damaged."""
+    """Return whether `key` is a file of this manifest's checkpoint. `manifest` is None if it is damaged."""
     if manifest is not None and manifest.objects is not None:
         return key.startswith(f"{manifest.objects.folder}/")
     return is_state_name(key) or (manifest is not None and key in {each.name for each in manifest.files})
 
 
 def _is_own(key: str) -> bool:
-    """Return whether Holdfast gives a file of a checkpoint this key."""
+    """Return whether `key` has the form of the keys that Holdfast gives to the files of a checkpoint."""
     return is_state_name(key) or _FOLDER.fullmatch(key.partition("/")[0]) is not None
 
 

@@ -1,9 +1,9 @@
 """Transfer the files of a checkpoint to and from object storage, several parts at a time.
 
-Each part of a file is a separate object. There are no multipart uploads: if a process is killed during one,
-the upload stays in the bucket, billed but not listed, and the library can neither find nor abort it. Separate
-objects show up in listings, so what an interrupted upload leaves behind can be deleted. They are also read
-and verified one by one, so an interrupted download resumes with the missing parts.
+Each part of a file is a separate object. Multipart uploads are not used, because if a process is killed
+during one, the upload stays in the bucket, billed but not listed, and the library can neither find nor abort
+it. Separate objects show up in listings, so what an interrupted upload leaves behind can be deleted. They are
+also read and verified one by one, so an interrupted download resumes with the missing parts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from holdfast.checkpoint.sharing import SharedFile, SharedPiece
 from holdfast.fileio.checksum import CHUNK_BYTES, FileEntry, stretch_crc
 from sidecar.storage.object_client import ObjectClient, ObjectStoreError
 
-PARTS = 4  # transferred at a time; each is held in memory
+PARTS = 4  # how many parts are transferred at a time; each is held in memory
 FEW = 1000  # the most parts of a file before parts become larger than a chunk
 LARGEST = 2 * CHUNK_BYTES  # bounds the content in memory to 64 MiB, or twice that while it is copied
 TRIES = 3  # attempts to read each part, in addition to the library's retries of each request
@@ -69,7 +69,7 @@ def upload(
 ) -> tuple[FileEntry, ...]:
     """Write all files; return their sizes and checksums. `moved` is called after each part, on any thread.
 
-    If this raises `OSError`, no transfer is in progress any more, and some parts may be on storage.
+    If this raises `OSError`, no transfer is still in progress, and some parts may be on storage.
     """
     crcs: dict[str, list[int]] = {name: [] for name in files}
     sizes = {

@@ -16,7 +16,8 @@ from holdfast.protocol.progress import Progress
 
 BLOCKS = 10  # in a window, which therefore covers at least 50 steps and at least 5 s
 BLOCK_STEPS = 5  # the fewest steps in a block
-# The shortest block. If steps take 1 ms, a brief load on a core must not slow down a whole window.
+# The shortest duration of a block. If steps take 1 ms, a brief load on a core must not slow down a whole
+# window.
 BLOCK_S = 0.5
 
 

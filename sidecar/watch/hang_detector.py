@@ -2,18 +2,18 @@
 
 A step is late if it takes longer than `floor_s + factor * p99` of the recent steps. Lateness does not prove a
 hang: the launcher inspects a late rank, and the supervisor judges the evidence. The clock starts at the last
-commit, or at the end of a pause inside the step. A change of phase does not restart it: a step with gradient
-accumulation changes phase many times, and step times cover all phases. Separate limits apply to the first
-step and to everything that is not work on a step: a pause that the script declares, a snapshot that Holdfast
-takes, joining, and restoring. A rank that exceeds a separate limit counts as hung.
+commit, or at the end of a pause inside the step. A change of phase does not restart the clock, because a step
+with gradient accumulation changes phase many times, and step times cover all phases. Separate limits apply to
+the first step and to everything that is not work on a step: a pause that the script declares, a snapshot that
+Holdfast takes, joining, and restoring. A rank that exceeds a separate limit counts as hung.
 
 If a script does not call `holdfast.join`, Holdfast sees only the steps of torch's optimizers. Before the
-first one, it cannot know whether any will come: the script may run inference, or be the parent of the
-training processes. Such a rank is late after half of the limit for a first step; it is then inspected, and a
-warning appears. It never counts as hung, even beyond the whole limit.
+first such step, it cannot know whether there will be any: the script may run inference, or be the parent of
+the training processes. Such a rank is late after half of the limit for a first step. It is then inspected,
+and the user is warned. It never counts as hung, even after the full limit.
 
 By default, Holdfast promises to notice a hang at most `factor * p99` plus one second after the rank's last
-progress. `floor_s` takes a part of that second, and leaves the rest for the inspection.
+progress. `floor_s` uses part of that second, and leaves the rest for the inspection.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from holdfast.protocol import defaults
 from holdfast.protocol.progress import PHASES, Phase, PhaseKind, Progress, of_kinds
 
-KEPT = 256  # of a rank's newest step times are used
+KEPT = 256  # how many of a rank's newest step times are used
 PAUSES = of_kinds(PhaseKind.PAUSE, PhaseKind.COPY)  # phases whose limit and label are in the progress page
 _WORK = of_kinds(PhaseKind.STEP, PhaseKind.TAIL)
 _ENDS = of_kinds(PhaseKind.END)
@@ -105,7 +105,7 @@ def limit_s(progress: Progress, stats: StepStats, policy: HangPolicy) -> float:
 
 
 def _is_begun(progress: Progress, policy: HangPolicy) -> bool:
-    """Return False if the script does not join and has done no step, and neither pauses nor has failed."""
+    """Return False if the script does not join, and has neither completed a step, paused nor failed."""
     has_own_limit = progress.phase in PAUSES or bool(progress.failed_ns)
     return policy.joins or has_own_limit or progress.steps_done > 0
 
@@ -138,7 +138,7 @@ def left_s(
     policy: HangPolicy,
     own_lateness_s: float = 0.0,
 ) -> float:
-    """Return in how many seconds `stalled` will report this rank, unless it progresses; 0 or less: now."""
+    """Return the seconds until `stalled` reports this rank if it makes no progress; 0 or less means now."""
     allowed_s = limit_s(progress, stats, policy) + max(0.0, own_lateness_s)
     return allowed_s - (now_ns - since_ns(progress)) / 1e9
 

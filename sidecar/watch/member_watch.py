@@ -32,7 +32,8 @@ class MemberWatch:
     """How one member's launcher and ranks were doing at the last poll.
 
     `stalls` contains the late ranks. `silent` says why the launcher counts as unresponsive; it is "" while
-    the launcher responds. `unreachable` says why, for `liveness.LIMIT_S`, there has been no connection to it.
+    the launcher responds. `unreachable` says why there has been no connection to the launcher for
+    `liveness.LIMIT_S`; otherwise "".
     """
 
     def __init__(self, config: Config, launcher: LauncherClient, changed: Callable[[], None]) -> None:
@@ -49,7 +50,7 @@ class MemberWatch:
         self._unreached_since_s: float | None = None
         self._launcher, self._changed = launcher, changed
         self._stalled_ns = 0  # when `stalls` was set
-        # The steps whose state was changed, after the commit, by a rank of this member.
+        # The steps whose state a rank of this member changed after the commit.
         self._changed_steps: frozenset[int] = frozenset()
         self._stopped: set[tuple[int, int]] = set()  # (rank, pid) of ranks that a signal has stopped
         self._starts = StartMonitor(config.first_step_s)
@@ -71,7 +72,7 @@ class MemberWatch:
             self._changed()
 
     def poll_connection(self, now_s: float) -> None:
-        """Determine whether the launcher has been out of reach for too long. It may be starting or ending."""
+        """Determine whether the launcher has been unreachable for longer than its start or its end takes."""
         why = self._launcher.unreachable
         since_s = self._unreached_since_s = (self._unreached_since_s or now_s) if why else None
         if since_s is not None and now_s - since_s < liveness.LIMIT_S:
@@ -102,8 +103,8 @@ class MemberWatch:
         """Return the steps of the order's generation whose snapshots are void.
 
         A snapshot is void if a rank of this member changed the state after the commit. It is also void if a
-        rank of another member did, unless a rank here has amended its state. Unless the order is to run, no
-        step is void.
+        rank of another member changed the state, unless a rank here has amended its own. Unless the order is
+        to run, no step is void.
         """
         if order.do != "run":
             return frozenset()
@@ -121,7 +122,7 @@ class MemberWatch:
     # -- results of the last poll, and what the pages contain now
 
     def stalls_now(self) -> tuple[RankStall, ...]:
-        """Return the stalls, with durations that extend to now."""
+        """Return the stalls, with their durations up to now."""
         more_s = (time.monotonic_ns() - self._stalled_ns) / 1e9
         return tuple(replace(each, stalled_s=round(each.stalled_s + more_s, 3)) for each in self.stalls)
 

@@ -21,7 +21,7 @@ from sidecar.watch.compute_time import ComputeTime
 from sidecar.watch.hang_detector import PAUSES, HangPolicy, StepStats, left_s, pause_label, since_ns, stalled
 
 RECENT = 32  # the usual step time is the median of this many step times
-# The most time that counts between two polls. During a longer gap, the machine may have been suspended.
+# The longest time that counts between two polls. During a longer gap, the machine may have been suspended.
 MOST_BETWEEN_S = 0.3
 # The time until the next poll while a rank works before a commit, because its process may end soon after.
 SOON_S = 0.05
@@ -104,7 +104,7 @@ class ProgressMonitor:
         self._paths = [str(directory / member_directory.page_name(local_rank)) for local_rank in range(nproc)]
         self._watched = [MonitoredRank(sees_process=sees_processes) for _ in range(nproc)]
         self.policy = policy
-        self.left_s = math.inf  # until the next poll must happen, because a rank then reaches its limit
+        self.left_s = math.inf  # until the next poll is due, because a rank then reaches its limit
 
     def note_stopped(self, ranks: frozenset[int]) -> None:
         """Record which ranks the launcher reports as stopped, if this container cannot see their processes.
@@ -170,7 +170,7 @@ class ProgressMonitor:
         )
 
     def uncommitted(self, generation: int, now_ns: int) -> frozenset[int]:
-        """Observe and return the ranks of `generation` that work before a commit.
+        """Observe and return the ranks of `generation` that are working before a commit.
 
         The duration of the work is the sum of the observations, so call this repeatedly while it matters.
         """
@@ -313,7 +313,7 @@ def _uncommitted_work(watched: MonitoredRank, found: Progress, now_ns: int) -> U
 
 
 def _tail(watched: MonitoredRank, found: Progress, now_ns: int) -> tuple[float, float, float]:
-    """Return the duration of the current tail, that of a usual tail, and the time left in a pause."""
+    """Return the durations of the current tail and of a usual tail, and the time left in a pause."""
     began_ns = pages.tail_began_ns(found)
     if not began_ns or watched.memory is None:
         return 0.0, 0.0, 0.0

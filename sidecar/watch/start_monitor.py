@@ -8,15 +8,15 @@ from holdfast.protocol.launcher_messages import LauncherState
 from holdfast.protocol.member_messages import RankStall
 from holdfast.protocol.progress import NOT_BEGUN, Phase
 
-LATE_S = 3.0  # after which a process is inspected; a warm process starts within milliseconds
+LATE_S = 3.0  # after this time, a process is inspected; a warm process starts within milliseconds
 
 
 @dataclass(slots=True)
 class StartMonitor:
     """Finds released processes that do not start.
 
-    A rank writes its own progress page, so a process that never runs has none. This class therefore goes by
-    the time since the launcher reported the process as released.
+    A rank writes its own progress page, so a process that never runs has none. This class therefore uses the
+    time since the launcher reported the process as released.
     """
 
     first_step_s: float

@@ -1,10 +1,10 @@
 """Decide when a member without a supervisor ends, because only a supervisor could restart its ranks. Pure.
 
-Training continues without a supervisor. But after a fault, the ranks have ended or are frozen, and wait for
-orders that may never come, for example because Holdfast was uninstalled. The pod would run without progress
-for good, and its owner would never learn that the training has failed. So the member waits for a bounded
-time, and then ends its container with the exit code of the rank that failed. The owner's own restart policy
-then acts as it does without Holdfast.
+Training continues without a supervisor. After a fault, however, the ranks have ended or are frozen, and wait
+for orders that may never arrive, for example because Holdfast was uninstalled. The pod would run without
+progress forever, and its owner would never learn that the training has failed. The member therefore waits for
+a limited time, and then ends its container with the exit code of the rank that failed. The owner's own
+restart policy then acts as it does without Holdfast.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from dataclasses import dataclass, replace
 from holdfast import exit_codes
 from holdfast.protocol.launcher_messages import Ending, LauncherState, RankState
 
-# Longer than the supervisor is away if it comes back: 350 s until Kubernetes replaces its pod on a lost node
-# (50 s until the node counts as lost, and 300 s that pods tolerate this), 300 s to pull the image, 60 s to
-# start, and 15 s for the Lease make 725 s. Upgrades and failovers are parts of this. A supervisor that cannot
-# reach the API server keeps its connections, and a new one waits until the server is back.
+# Longer than the absence of a supervisor that will return: 350 s until Kubernetes replaces its pod on a lost
+# node (50 s until the node counts as lost, and 300 s for which pods tolerate this), 300 s to pull the image,
+# 60 s to start, and 15 s for the Lease make 725 s. Upgrades and failovers need only some of this time. A
+# supervisor that cannot reach the API server keeps its connections, and a new one waits until the server is
+# back.
 LIMIT_S = 900.0
 _VICTIM = "distributed"  # `Ending.fail` of a rank that failed because it lost its peers
 
 
 @dataclass(frozen=True, slots=True)
 class LoneWait:
-    """A member's wait for a supervisor, since `since_s` by CLOCK_MONOTONIC, with ranks that need one."""
+    """The wait of a member whose ranks need a supervisor, since `since_s` on CLOCK_MONOTONIC."""
 
     since_s: float
     exit_code: int
@@ -41,17 +42,17 @@ def later(
     now_s: float,
     lateness_s: float = 0.0,
 ) -> LoneWait | None:
-    """Return the wait after `known`; None while there is a supervisor or the ranks need none.
+    """Return the wait after `known`; None while there is a supervisor or the ranks do not need one.
 
-    The wait begins when both are missing: a supervisor, and ranks that can train.
+    The wait begins when there is neither a supervisor nor a rank that can train.
 
     Args:
         known: The result of the last call.
         state: The launcher's state; None if it is not connected.
-        alone_since_s: Since when there has been no supervisor; None if there is one.
-        now_s: The present time.
-        lateness_s: How long this process was delayed since the last call. It could hear no supervisor during
-            that time, which therefore does not count.
+        alone_since_s: The time since which there has been no supervisor; None if there is one.
+        now_s: The current time.
+        lateness_s: How long this process was delayed since the last call. It could not hear a supervisor
+            during that time, so the time does not count.
     """
     code = exit_code(state)
     if code is None or alone_since_s is None:
@@ -62,11 +63,11 @@ def later(
 
 
 def exit_code(state: LauncherState | None) -> int | None:
-    """Return the exit code for a member whose ranks can do nothing more without orders; None for others.
+    """Return the exit code for a member whose ranks can do nothing more without orders; None for any other.
 
-    If a rank has failed, this is the code of the first one that did, not of those that lost it. It is 0 if
-    all ranks have finished. A member whose ranks have not started yet needs a supervisor too, but it has
-    neither failed nor finished, so it continues to wait.
+    If ranks have failed, this is the code of the first that did, not of those that failed because they lost
+    it. It is 0 if all ranks have finished. A member whose ranks have not started yet needs a supervisor too,
+    but it has neither failed nor finished, so it continues to wait.
     """
     if state is None or state.stopped or not state.ranks:
         return None
@@ -89,7 +90,7 @@ def _has_failed(rank: RankState) -> bool:
 
 
 def _first_to_fail(rank: RankState) -> tuple[bool, int, int]:
-    """Return a sort key: first causes, then victims and ranks that Holdfast ended, each by time."""
+    """Return a sort key: causes first, then victims and ranks that Holdfast ended, each by time."""
     ending = rank.ending
     assert ending is not None  # because the rank has failed
     return ending.fail == _VICTIM or ending.ours, ending.failed_ns or ending.at_ns, rank.rank

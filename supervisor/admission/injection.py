@@ -34,7 +34,7 @@ _IN_THE_WAY = "a name that Holdfast needs: rename it"
 
 @dataclass(frozen=True, slots=True)
 class InjectionRecord:
-    """Describes what was injected into a pod. The annotation `holdfast.dev/injected` contains it.
+    """What was injected into a pod, as recorded in its annotation `holdfast.dev/injected`.
 
     Attributes:
         version: The version of Holdfast that injected the pod.
@@ -83,7 +83,7 @@ class _Unfit(Exception):
 
 
 def inject(pod: PodObject, context: InjectionContext) -> Injected | Refused | NotAsked:
-    """Return the injected pod if the pod requests Holdfast and it is certain what the pod runs.
+    """Return the injected pod if the pod requests Holdfast and Holdfast can determine what it runs.
 
     This does not modify `pod`. A pod that cannot be injected gets an annotation that says why, and runs as it
     would without Holdfast. This function never raises, for any pod.
@@ -108,7 +108,7 @@ def inject(pod: PodObject, context: InjectionContext) -> Injected | Refused | No
 
 
 def _refused(pod: PodObject, annotations: Mapping[str, str], why: str) -> Refused:
-    """Return the pod, which shares its parts with `pod`, with the annotation that says why."""
+    """Return `pod`, annotated with the reason if there is room. The result shares its parts with `pod`."""
     if len(why) > MAX_WHY:
         why = f"{why[: MAX_WHY - 3]}..."
     after, noted = pod, {**annotations, pod_layout.NOT_INJECTED: why}
@@ -118,7 +118,7 @@ def _refused(pod: PodObject, annotations: Mapping[str, str], why: str) -> Refuse
 
 
 def size_of(annotations: Mapping[str, str]) -> int:
-    """Return the number of bytes of annotations, as the API server counts them."""
+    """Return the size of annotations in bytes, as the API server counts them."""
     texts = (each for pair in annotations.items() for each in pair if isinstance(each, str))
     return sum(len(each.encode(errors="replace")) for each in texts)
 
@@ -174,7 +174,7 @@ class _Injection:
                 f"user {user['runAsUser']}" if "runAsUser" in user else "the sidecar's user, who is not root,"
             )
             self.notes += (
-                f"the kubelet creates {path} as root, and {who} can then write no checkpoint to it: create it"
+                f"the kubelet creates {path} as root, so {who} cannot write checkpoints to it: create it"
                 " on the node beforehand, writable by the training user",
             )
         if not self.settings.checkpoints.is_durable and self.settings.checkpoint_every_s:
@@ -192,7 +192,7 @@ class _Injection:
         return Injected(self.pod, json_patch(self.before, self.pod), record, self.notes)
 
     def _earlier(self, annotations: Mapping[str, str]) -> InjectionRecord | None:
-        """Return the record of an earlier injection; None if the command no longer starts the launcher."""
+        """Return the record of an earlier injection, if the command still starts the launcher."""
         record = record_of(annotations)
         if record is None:
             return None
@@ -209,7 +209,7 @@ class _Injection:
                 candidates = known if len(known) == 1 else self._with_accelerators(candidates)
             if len(candidates) != 1:
                 raise _Unfit(
-                    f"it is not certain which of the containers {', '.join(names)} trains:"
+                    f"it is unclear which of the containers {', '.join(names)} trains:"
                     f" set {pod_layout.CONTAINER}"
                 )
             wanted = candidates[0]
@@ -255,9 +255,10 @@ class _Injection:
         """Return the security context fields that determine the user of Holdfast's containers.
 
         They run as the training user, who can write to the storage of the checkpoints. If the pod sets no
-        user, the training image determines it, and that image is not known here. They then run as root
-        without capabilities, like most training images, or, in a pod that must not run as root, as the user
-        of their own image. Any two users can share the memory volume (`holdfast.fileio.folder_rights`).
+        user, the training image determines the user, which is not known here. Holdfast's containers then run
+        as root without capabilities, as most training images do, or, in a pod that must not run as root, as
+        the user of Holdfast's image. Any two users can share the memory volume
+        (`holdfast.fileio.folder_rights`).
         """
         own = pod_parts.mapping(self.training, "securityContext")
         of_pod = pod_parts.mapping(self.spec, "securityContext")
@@ -294,7 +295,7 @@ class _Injection:
         self.notes += found.notes
         if ":" in found.nnodes and _group_size(found.nnodes) is None and not self.settings.members:
             self.notes += (
-                f"--nnodes={found.nnodes}: a run keeps the number of pods that its owner has when it starts",
+                f"--nnodes={found.nnodes}: a run keeps the number of pods that its owner has at the start",
             )
         nproc = self._ranks(1 if found.nproc is None else found.nproc)
         members = self.settings.members or _group_size(found.nnodes)
@@ -418,10 +419,10 @@ def _name(part: PodObject) -> object:
 
 
 def _scalar(part: PodObject, key: str) -> object:
-    """Return the value at `key`, which is not always a string in a manifest. Raises `MalformedPod`."""
+    """Return the value at `key`, which in a manifest can be of any scalar type. Raises `MalformedPod`."""
     value = part.get(key)
     if isinstance(value, dict | list):
-        raise MalformedPod(f"{key} is not a text")
+        raise MalformedPod(f"{key} is not a string")
     return value
 
 

@@ -75,7 +75,7 @@ TORCHRUN = _table(
 
 _DYNAMO = "ACCELERATE_DYNAMO_"
 _PARADIGM = "Holdfast does not set its variables: start the script with python, and set them in the pod"
-_DEVICES = "the pod's resources choose the devices"
+_DEVICES = "the pod's resources determine the devices"
 _ELSEWHERE = "it does not start the ranks as torchrun does"
 ACCELERATE = _table(
     [

@@ -1,7 +1,7 @@
 """Inject Holdfast into the pod templates of a manifest, for clusters without Holdfast's webhook.
 
 Without an API server, this module cannot know what the cluster would add to a pod, such as defaults or an
-operator's variables. The webhook knows more.
+operator's variables. The webhook sees these additions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from supervisor.admission.pod_layout import INJECT
 
 _SEPARATOR = re.compile(r"^---(?:[ \t]*(?:#[^\n]*)?\r?(?:\n|\Z)|(?=[ \t]))", re.MULTILINE)
 _CONTENT = re.compile(r"^[ \t]*[^#%\s]", re.MULTILINE)
-MAX_PARTS = 100_000  # tables and lists of an object; more are an anchor that refers to anchors
+MAX_PARTS = 100_000  # dictionaries and lists in an object; only nested anchors lead to more
 _MISSING = "PyYAML is needed to read manifests: pip install 'holdfast[cluster]'"
 
 
@@ -136,7 +136,7 @@ def _ranks(result: Injected) -> str:
 
 
 def _note_misplaced(owner: dict[str, Any], template: dict[str, Any], place: str) -> list[ManifestNote]:
-    """Return a note if the template seems to be meant to request Holdfast, or the object around it does."""
+    """Return a note if the template or the object around it was apparently meant to request Holdfast."""
     why = ""
     if owner is not template and (_metadata(owner).get("annotations") or {}).get(INJECT) not in (
         None,
@@ -201,7 +201,7 @@ def _templates(root: list[Any]) -> Iterator[tuple[dict[str, Any], str, Any, Any]
 def _below(
     owner: dict[str, Any], value: Any, path: str, above: tuple[int, ...], count: Iterator[int]
 ) -> Iterator[tuple[dict[str, Any], str, Any, Any]]:
-    """Yield the templates in `value`. An anchored object occurs once for each of its places."""
+    """Yield the templates in `value`. An anchored object counts at each place that refers to it."""
     if not isinstance(value, dict | list) or id(value) in above:
         return
     if next(count) >= MAX_PARTS:

@@ -1,4 +1,4 @@
-"""Define the names, paths and keys of an injected pod and the installation. Pure.
+"""Define the names, paths and keys of an injected pod and of the installation. Pure.
 
 The injector writes them. The sidecar, the cluster's supervisor, the commands that examine a pod, and the
 documentation share these definitions.
@@ -6,8 +6,8 @@ documentation share these definitions.
 ```text
 initContainers
   ...                 the user's, and those of other injectors
-  holdfast-setup      copies Holdfast and py-spy to /opt/holdfast, then ends
-  holdfast-sidecar    runs as long as the pod (restartPolicy: Always)
+  holdfast-setup      copies Holdfast and py-spy to /opt/holdfast, then exits holdfast-sidecar    runs as long
+  as the pod (restartPolicy: Always)
 containers
   NAME                trains; its command starts the launcher, which starts the ranks
 volumes
@@ -24,7 +24,8 @@ from holdfast.protocol import defaults
 
 PREFIX = "holdfast.dev/"
 
-# Annotations that the user sets. `supervisor.admission.settings` has the ones for options of `holdfast run`.
+# Annotations that the user sets. `supervisor.admission.settings` has the annotations for options of `holdfast
+# run`.
 INJECT = PREFIX + "inject"
 CONTAINER = PREFIX + "container"
 MEMBERS = PREFIX + "members"
@@ -34,8 +35,8 @@ CHECKPOINTS = PREFIX + "checkpoints"
 CHECKPOINTS_SECRET = PREFIX + "checkpoints-secret"
 STATE_SIZE = PREFIX + "state-size"
 
-# The most ranks of one job. With as many, a recovery takes more than a second of CPU time in the supervisor,
-# which all jobs share, and the job's state takes almost half of the room in its Supervision.
+# The maximum number of ranks in a job. At this size, a recovery takes more than a second of CPU time in the
+# supervisor, which all jobs share, and the job's state takes up almost half of its Supervision.
 MAX_JOB_RANKS = 32_768
 
 # Annotations that the injector sets: what it injected, as JSON, or why it injected nothing.
@@ -56,7 +57,7 @@ SUPERVISOR_SERVICE = "holdfast-supervisor"
 SUPERVISOR_PORT = 8443
 SUPERVISOR_LEASE = "holdfast-supervisor"  # the replica that holds it leads
 SUPERVISOR_URL = f"https://{SUPERVISOR_SERVICE}.{NAMESPACE}.svc:{SUPERVISOR_PORT}"
-AUDIENCE = "holdfast.dev"  # of the tokens that pods use to prove their identity to the supervisor
+AUDIENCE = "holdfast.dev"  # for tokens that prove the identity of pods to the supervisor
 
 # Containers
 SETUP = "holdfast-setup"
@@ -121,7 +122,7 @@ MEMBER = f"$({POD_NAME}).$({POD_UID})"  # the member's name; Kubernetes expands 
 STORAGE_REPORTED = "reported"  # the sidecar reports the checkpoints, because the supervisor cannot read them
 
 GPU_RESOURCE = "nvidia.com/gpu"
-ACCELERATORS = ("/gpu", "/tpu", "/neuron", "/gaudi")  # suffixes of resources for training containers only
+ACCELERATORS = ("/gpu", "/tpu", "/neuron", "/gaudi")  # suffixes of resources that only training requests
 NO_GPUS = ("NVIDIA_VISIBLE_DEVICES", "void")  # without this, NVIDIA's runtime gives a container all GPUs
 
 # How long a pod remains on a node that does not respond. The cluster's default is 300 s.

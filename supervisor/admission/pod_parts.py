@@ -36,9 +36,8 @@ class InjectionContext:
         ca: The PEM text of the supervisor's CA; "" to omit it.
         supervisor_url: The URL where sidecars reach the supervisor.
         pull_policy: The pull policy of Holdfast's containers.
-        namespace: The pod's namespace, which a pod that is being created may not state itself.
-        operator_variables: The variables that an operator will add to the training container, as (name,
-        value).
+        namespace: The pod's namespace, which a pod that is being created may omit.
+        operator_variables: Variables that an operator will add to the training container, as (name, value).
     """
 
     image: str
@@ -199,8 +198,8 @@ def _volumes(asked: PodSettings, volume_bytes: int) -> tuple[PodObject, ...]:
 def shorten_absence(spec: PodObject) -> None:
     """Have the pod evicted 30 s after its node stops responding, unless the user has set a toleration.
 
-    When the API server calls a webhook, it has already added its default tolerations of 300 s. This
-    recognizes them by their exact content and shortens them.
+    Before the API server calls a webhook, it adds its default tolerations of 300 s. This function recognizes
+    them by their exact content and shortens them.
     """
     tolerations = items(spec, "tolerations")
     for taint in pod_layout.AWAY_TAINTS:
@@ -240,7 +239,7 @@ def mapping(of: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def items(of: Mapping[str, Any], key: str) -> list[PodObject]:
-    """Return the list of objects at `key` itself, or [] if it is missing. Raises `MalformedPod`."""
+    """Return the list of objects at `key`, not a copy; [] if it is missing. Raises `MalformedPod`."""
     value = of.get(key)
     if value is None:
         return []
@@ -269,8 +268,8 @@ def put(
 ) -> None:
     """Put `wanted` into the list at `key`, replacing objects with the same identity. Append all others.
 
-    With `last`, all of them move to the end. An existing object that covers the wanted one is kept, because
-    the API server may have added defaults to it.
+    With `last`, all objects in `wanted` move to the end. An existing object that covers the wanted one is
+    kept, because the API server may have added defaults to it.
     """
     present = {identity(each): each for each in items(of, key)}
     chosen = {

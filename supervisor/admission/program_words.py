@@ -32,7 +32,7 @@ _OF_A_USER = "/.local/bin"
 
 
 def program(word: ShellWord) -> str:
-    """Return the name of the program that a word starts; "" if it is not certain."""
+    """Return the name of the program that a word starts; "" if it cannot be determined."""
     return "" if word.expands else word.text.rpartition("/")[2]
 
 

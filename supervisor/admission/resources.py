@@ -34,7 +34,7 @@ _MARGIN_BYTES = 64 * MI  # for sockets, logs, progress pages and private states
 
 @dataclass(frozen=True, slots=True)
 class OwnResources:
-    """The `resources` of Holdfast's two containers, and whether the pod is Guaranteed. They can be empty."""
+    """The `resources` of Holdfast's two containers, which can be empty, and whether the pod is Guaranteed."""
 
     setup: Mapping[str, Mapping[str, str]]
     sidecar: Mapping[str, Mapping[str, str]]
@@ -90,10 +90,10 @@ def own_resources(
     """Return resources for Holdfast's containers that preserve the pod's QoS class and satisfy quotas.
 
     `containers` contains all of the user's containers, including init containers. If all of them request (or
-    limit) a resource, Holdfast's containers do so too, because there may be a quota that refuses containers
-    without it. If no container sets any resource, Holdfast's set none either, and the pod remains BestEffort.
-    In a Guaranteed pod, the requests of Holdfast's containers equal their limits. If the resources are set
-    for the whole pod (`spec.resources`), Holdfast's containers set none.
+    limit) a resource, so do Holdfast's containers, because a quota may refuse containers without it. If no
+    container sets any resource, neither do Holdfast's, and the pod remains BestEffort. In a Guaranteed pod,
+    the requests of Holdfast's containers equal their limits. If the resources are set for the whole pod
+    (`spec.resources`), Holdfast's containers set none.
 
     The kernel charges each page of a memory volume to the container that first writes it, and counts it
     against that container's limit. Ranks write snapshots, so the volume must fit into the training

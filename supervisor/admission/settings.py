@@ -32,11 +32,11 @@ _LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
 _SUBDOMAIN = re.compile(rf"(?=.{{1,253}}\Z){_LABEL.pattern}(?:\.{_LABEL.pattern})*", re.ASCII)
 _FLAG = choice("true", "false")
 
-# Limits on the work: a pod may have 256 KiB of annotations, and the supervisor reads all pods' annotations
-# repeatedly.
-MAX_PROBLEMS = 8  # reported; each may need a comparison with all known names
+# Limits on the work for each pod, because a pod may have 256 KiB of annotations, and the supervisor reads the
+# annotations of all pods repeatedly.
+MAX_PROBLEMS = 8  # the most to report, because each may need a comparison with all known names
 MAX_VALUE = 4096  # characters, the length of the longest path
-_SHOWN = 100  # characters of an invalid name or value; anything longer resembles no valid one
+_SHOWN = 100  # characters of an invalid name or value; valid ones are shorter
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ POD_ANNOTATIONS = (
            "durable storage for checkpoints",
            "none: no checkpoints are written, and the state is lost with the pods"),
     Option((pod_layout.CHECKPOINTS_SECRET,), "checkpoints_secret", _named(_SUBDOMAIN, _NAME), "NAME", "",
-           "Secret whose keys are the sidecar's variables with the credentials for object storage",
+           "Secret with the sidecar's credentials for object storage, as environment variables",
            "the credentials of the pod's service account or node"),
     Option((pod_layout.STATE_SIZE,), "state_bytes", _STATE_SIZE, "SIZE", "",
            "size of the training state, which determines the memory for snapshots",
@@ -204,9 +204,9 @@ def parse(annotations: Mapping[str, str]) -> PodSettings:
 
 
 def forgotten_request(metadata: Mapping[str, Any]) -> str:
-    """Return why a pod that does not request Holdfast seems to be meant to request it; "" if it does not.
+    """Return a message if a pod was apparently meant to request Holdfast, but does not; "" otherwise.
 
-    `metadata` is that of a pod or a pod template.
+    `metadata` belongs to a pod or a pod template.
     """
     noted, labels = (_keys(metadata.get(place)) for place in ("annotations", "labels"))
     if pod_layout.INJECT in noted:

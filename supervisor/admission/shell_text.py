@@ -1,7 +1,7 @@
 """Parse the text of `sh -c` into simple commands, with the positions of their words. Pure.
 
 A command within `if`, a loop, a group or a subshell is marked, because it may run several times or not at
-all. Text with a function or a `case` is refused. Here-documents are skipped. Nothing is expanded, but a word
+all. Functions and `case` are refused. Here-documents are skipped. Nothing is expanded, but a word
 that the shell would expand is marked, to keep its text from being mistaken for its value.
 """
 
@@ -23,7 +23,7 @@ _VARIABLE = re.compile(r"[A-Za-z_]\w*|[@*#?$!\-0-9]", re.ASCII)
 
 
 class UnclearCommand(ValueError):
-    """It is not certain what a command does. The message says why."""
+    """What a command does cannot be determined. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class ShellWord:
     """One word of a command.
 
     Attributes:
-        text: The word without quotes, and without expanding anything in it.
+        text: The word without its quotes; nothing in it is expanded.
         expands: True if the shell or Kubernetes expands a part of the word.
         splits: True if that part is not quoted, so the word may become several words, or none.
         start, end: The position of the word in the shell's text.
@@ -78,7 +78,7 @@ def simple_commands(text: str) -> tuple[SimpleCommand, ...]:
 
 
 class _CommandReader:
-    """Parses a text, one command after the other. Methods raise `UnclearCommand`."""
+    """Parses a text, one command after another. Methods raise `UnclearCommand`."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -150,7 +150,7 @@ class _CommandReader:
     def _operator(self, operator: str) -> None:
         if operator == "(":
             if self.words:
-                raise UnclearCommand("it has a function")
+                raise UnclearCommand("it defines a function")
             self.open.append("(")
             self.is_closed = False
             return
@@ -199,7 +199,7 @@ class _CommandReader:
             del self.documents[0]
 
     def _after_test(self) -> int:
-        """Return the position after `[[ ... ]]`, because operators have a different meaning in it."""
+        """Return the position after `[[ ... ]]`, where operators have a different meaning."""
         place = self.place
         while place < len(self.text):
             if blank := _BLANK.match(self.text, place):

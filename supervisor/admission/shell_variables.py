@@ -1,4 +1,4 @@
-"""Find the value of a variable at a command in a shell's text, if the value is certain. Pure.
+"""Determine the value of a variable at a given command in a shell's text, if possible. Pure.
 
 Many guides write `export GPUS=8`, or set a variable of the container, and then use
 `torchrun --nproc-per-node=$GPUS`.
@@ -27,9 +27,8 @@ def value_at(
 
     Args:
         text: A word without its quotes; a reference is "$N" or "${N}".
-        command: One of `commands`. Assignments that precede its words (`N=8 torchrun ...`) do not count,
-        because
-            the shell expands the words first.
+        command: One of `commands`. The shell expands its words before any assignments that precede them
+            (`N=8 torchrun ...`) take effect.
         commands: All commands of the text.
         environment: The container's variables. A value is None if the pod does not contain it.
     """
@@ -38,7 +37,7 @@ def value_at(
         return None
     name = str(reference[1] or reference[2])
     value = environment.get(name)
-    # Compiled once: a name can be as long as the text, and the text can have thousands of commands.
+    # Compiled once, because a name can be as long as the text, and the text can have thousands of commands.
     mentioned = re.compile(rf"(?<![\w$]){name}(?!\w)", re.ASCII)
     plain = re.compile(rf"\$\{{{name}\}}", re.ASCII)
     for each in commands[: commands.index(command)]:

@@ -1,8 +1,8 @@
 """Understand a training container's command well enough for Holdfast to start the ranks instead. Pure.
 
-A launcher such as torchrun is replaced. Its options specify the number of ranks, which Holdfast starts as
-torchrun would. The words around the launcher (`env A=b`, `bash -c "cd /app && ..."`) stay in place, and still
-run once per pod, not once per rank.
+A launcher such as torchrun is replaced. Holdfast reads the number of ranks from its options, and starts the
+ranks as torchrun would. The words around the launcher (`env A=b`, `bash -c "cd /app && ..."`) stay in place,
+and still run once per pod, not once per rank.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from supervisor.admission.shell_text import ShellWord, SimpleCommand, UnclearCom
 from supervisor.options.value_types import ranks
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=", re.ASCII)
-_REFERENCE = re.compile(r"\$\$|\$\(([-._A-Za-z0-9]+)\)", re.ASCII)  # in Kubernetes' `command` and `args`
+_REFERENCE = re.compile(r"\$\$|\$\(([-._A-Za-z0-9]+)\)", re.ASCII)  # in a container's `command` and `args`
 
-_NOT_TRAINING = frozenset({"pip", "venv", "ensurepip", "compileall", "site"})  # modules that only prepare
+_NOT_TRAINING = frozenset({"pip", "venv", "ensurepip", "compileall", "site"})  # modules that never train
 _ONLY_NAME_PROGRAMS = frozenset(
     {"echo", "printf", "which", "type", "command", "pip", "pip3", "apt-get", "kill", "pkill"}
 )
-# A pod whose command is longer starts unchanged, with the reason. No training needs as much (Linux starts no
-# program with a word above 128 KiB, or with 2 MiB in all on most nodes), and while the webhook reads one
-# command, the creation of all other pods waits.
+# A pod with a longer command is not injected, and the reason is reported. No training needs such a command
+# (Linux starts no program with a word above 128 KiB or, on most nodes, with words above 2 MiB in all), and
+# the creation of all other pods waits while the webhook reads it.
 MAX_WORDS = 8192
 MAX_CHARS = 512 << 10
-# Of a word with a number, and of each variable in it. A longer word is no number, but its variables, each
-# repeated thousands of times, could take any amount of memory.
+# The maximum length of a word that should be a number, and of the value of each variable in it. A longer word
+# is not a number, and expanding thousands of variables in it could take any amount of memory.
 _MAX_STATED = 256
 _LAUNCHER_WORDS = 6  # enough to recognize a launcher, such as `python -u -X dev -m torch.distributed.run`
 _SHORTEN = "have the script read the values from a file"
@@ -42,7 +42,7 @@ _NO_SIGNALS = "the shell does not pass SIGTERM on to the training: start it last
 
 @dataclass(frozen=True, slots=True)
 class ShellFrame:
-    """A shell's text `before` the launcher, and `after` the script and its arguments."""
+    """A shell's text `before` the launcher, and `after` it, from the script to the end."""
 
     before: str
     after: str
@@ -53,15 +53,17 @@ class TrainingCommand:
     """What a training container runs.
 
     Attributes:
-        interpreter: The Python that starts Holdfast. If the command names the Python of the ranks, it is that
-        one. start: The first words of a rank's command, such as ("python3", "-u"); empty if a rank is not
-        Python. script: The script, module or program, and its arguments. In a shell's text, they keep their
-        quotes. nproc: The number of ranks in each pod as specified, or "gpu", "auto" or "cpu"; None if not
-        specified. nnodes: The number of pods as specified; "" if it is not specified or not known.
-        environment: The variables that the replaced launcher would have set. prefix: The words before the
-        launcher: `env` with its arguments, or a shell with its options. suffix: The words after a shell's
-        text: its $0, $1 and so on. shell: The text around the launcher, if a shell starts it. launcher: The
-        launcher that is replaced; "" if there is none. notes: Messages for the user.
+        interpreter: The Python that starts Holdfast: the ranks' Python, if the command names it.
+        start: The first words of a rank's command, such as ("python3", "-u"); empty if a rank is not Python.
+        script: The script, module or program, and its arguments, which keep their quotes in a shell's text.
+        nproc: The number of ranks in each pod as specified, or "gpu", "auto" or "cpu"; None if not specified.
+        nnodes: The number of pods as specified; "" if it is not specified or not known.
+        environment: The variables that the replaced launcher would have set.
+        prefix: The words before the launcher: `env` with its arguments, or a shell with its options.
+        suffix: The words after a shell's text: its $0, $1 and so on.
+        shell: The text around the launcher, if a shell starts it.
+        launcher: The launcher that is replaced; "" if there is none.
+        notes: Messages for the user.
     """
 
     interpreter: str
@@ -91,7 +93,7 @@ class TrainingCommand:
 
 @dataclass(frozen=True, slots=True)
 class NotUnderstood:
-    """The command is unclear. `why` says what about it, and what the user can do."""
+    """The command is unclear. `why` says what is unclear, and what the user can do."""
 
     why: str
 
@@ -105,10 +107,10 @@ def understand(
     """Return what a container with this `command` and these `args` runs.
 
     Args:
-        command: The container's `command`. If it is empty, the image determines what runs, which is not
-        known. args: The container's `args`. environment: The container's variables. A value is None if the
-        pod does not contain it. nproc: The number of ranks in each pod, if the user has set it. It overrides
-        the command's number.
+        command: The container's `command`. If it is empty, the image determines what runs, which is unknown.
+        args: The container's `args`.
+        environment: The container's variables. A value is None if the pod does not contain it.
+        nproc: The number of ranks in each pod, if the user has set it. It overrides the command's number.
     """
     if not command:
         return NotUnderstood(
@@ -139,7 +141,7 @@ class _Reader:
     def __init__(self, environment: Mapping[str, str | None], nproc: int | str | None) -> None:
         self.environment = environment
         self.nproc = nproc
-        self.around: tuple[SimpleCommand, tuple[SimpleCommand, ...]] | None = None  # in a shell's text
+        self.around: tuple[SimpleCommand, tuple[SimpleCommand, ...]] | None = None  # set in a shell's text
 
     def read(self, words: list[ShellWord]) -> TrainingCommand:
         begin = program_words.after_prefix(words)
@@ -256,7 +258,7 @@ class _Reader:
         arguments = launcher_options.scan(words[begin:], launcher_options.ACCELERATE, program)
         gpu_ids, notes = arguments.value("--gpu-ids"), tuple[str, ...]()
         if gpu_ids and gpu_ids.text != "all":
-            raise UnclearCommand(f"{program} --gpu_ids: the pod's resources choose the devices")
+            raise UnclearCommand(f"{program} --gpu_ids: the pod's resources determine the devices")
         if config := arguments.value("--config-file"):
             if self.nproc is None:
                 raise UnclearCommand(
@@ -358,7 +360,7 @@ class _Reader:
         return shell_variables.value_at(text, *self.around, self.environment)
 
     def _resolved(self, text: str) -> str | None:
-        """Return `text` with Kubernetes' references expanded; None if one has no known value."""
+        """Return `text` with Kubernetes' references expanded; None if a reference has no known value."""
         values = [self.environment.get(match[1]) for match in _REFERENCE.finditer(text) if match[1]]
         if any(_certain(value) is None for value in values):
             return None
@@ -368,7 +370,7 @@ class _Reader:
 
 
 def _certain(value: str | None) -> str | None:
-    """Return the value of a variable; None if it is missing, refers to others, or is not short."""
+    """Return the value of a variable; None if it is missing, refers to others, or is too long."""
     return None if value is None or "$(" in value else _short(value)
 
 
@@ -448,7 +450,7 @@ def _in_front(words: Sequence[ShellWord]) -> str:
 def _places(command: SimpleCommand) -> tuple[int, int]:
     """Return the index of the first word after assignments, and the index of the program that is started.
 
-    If the program is not certain, the second index is the number of words.
+    If the program cannot be determined, the second index is the number of words.
     """
     words, first = command.words, 0
     while first < len(words) and _ASSIGNMENT.match(words[first].text):
@@ -480,7 +482,7 @@ def _is_launcher(words: Sequence[ShellWord]) -> bool:
 
 
 def _is_python_training(words: Sequence[ShellWord]) -> bool:
-    """Return True if a Python command may be the training, and is not pip or a one-liner, for example."""
+    """Return True if a Python command may be the training, unlike pip or a one-liner, for example."""
     if not program_words.is_python(words[0]):
         return False
     prepares = program_words.module(words).partition(".")[0] in _NOT_TRAINING

@@ -1,12 +1,14 @@
 """Run the webhook, `holdfast cluster webhook`: the API server sends it each pod that requests Holdfast.
 
 The webhook responds without reading from the cluster, within milliseconds. It never rejects a pod. If it
-cannot inject one, it admits it with an annotation that says why. If the webhook is unavailable, the API
-server admits pods unchanged. The supervisor finds both, and records events about them.
+cannot inject a pod, it admits the pod with an annotation that says why. If the webhook is unavailable, the
+API server admits pods unchanged. In both cases, the supervisor finds the pods that were not injected, and
+records events about them.
 
 The API server does not identify itself, so any pod of the cluster can send requests. `AdmissionExchanges`
-limits what they take in total, and the server closes idle connections when there are too many. A request
-changes nothing: the pod in it may not exist, so an event about it could be a forgery in another namespace.
+limits the memory of all requests together, and the server closes idle connections when there are too many. A
+request changes nothing in the cluster. The webhook records no events, because the pod in a request may not
+exist, and a client could forge events in any namespace.
 """
 
 from __future__ import annotations
@@ -38,18 +40,18 @@ log = logging.getLogger("webhook")
 
 SERVICE = CONFIGURATION = "holdfast-webhook"
 PORT = 8443
-MAX_REVIEW_BYTES = 4 << 20  # the API server accepts objects of at most 3 MiB, and a creation carries one
-# The requests and responses of all connections, together. Parsing a review and making its response take up
-# to 60 MiB more, but this happens for one review at a time. The manifest allows 256 MiB.
+MAX_REVIEW_BYTES = 4 << 20  # the API server accepts objects of at most 3 MiB, and a review contains one
+# The maximum size of the requests and responses of all connections together. Parsing a review and making its
+# response take up to 60 MiB more, but this happens for one review at a time. The manifest allows 256 MiB.
 MAX_HELD_BYTES = 16 << 20
 MAX_EXCHANGES = 64  # requests that arrive or are answered at the same time
 EXCHANGE_S = 3.0  # how long the API server waits for the response: timeoutSeconds in the manifest
 # Connections without a request. Each API server keeps up to 25 connections to the webhook.
 MAX_IDLE, IDLE_S = 128, 90.0
-COLLECT_S = 1.0  # between two passes of the garbage collector
-PIECE_BYTES = 64 << 10  # of a response; an idle connection may still hold about two pieces
-MAX_WARNINGS, WARNING_CHARS = 3, 250  # the API server truncates more
-RETRY_S, CHECK_S = 5.0, 60.0  # until the next check of the configuration: after a failure, and otherwise
+COLLECT_S = 1.0  # the interval between passes of the garbage collector
+PIECE_BYTES = 64 << 10  # a piece of a response; an idle connection may still hold about two pieces
+MAX_WARNINGS, WARNING_CHARS = 3, 250  # the API server truncates longer warnings
+RETRY_S, CHECK_S = 5.0, 60.0  # the wait after a failed check of the configuration, and after others
 SHUTDOWN_S = 2.0
 BACKLOG = 128  # a controller may create the pods of a large job at the same time
 CONFIGURATIONS = ResourceKind(
@@ -97,7 +99,7 @@ class AdmissionExchange:
         return response
 
     def release(self) -> None:
-        """Free the memory, although objects that refer to each other may keep this one until much later."""
+        """Free the memory now, because reference cycles may keep this object alive until much later."""
         self._body.clear()
         self._unsent = memoryview(b"")
 
@@ -110,7 +112,7 @@ class AdmissionExchanges:
     """All exchanges in progress, oldest first.
 
     If there are too many, or they hold too much, the oldest are dropped. The API server sends and receives
-    within milliseconds, so the oldest ones are those of slow or hostile clients.
+    within milliseconds, so the oldest exchanges belong to slow or hostile clients.
     """
 
     def __init__(self) -> None:
@@ -258,7 +260,7 @@ async def serve(_: event_loop.Lag) -> None:
         runner = await _app(admission, door)
         listener = listen_everywhere(PORT, BACKLOG)
         make = runner.server
-        assert make is not None  # `setup` has set it
+        assert make is not None  # set by `setup`
         try:
             await event_loop.until_one_ends(
                 door.accept(listener, make, certificate.context),
@@ -299,9 +301,9 @@ async def _renew(certificate: ServerCertificate, admission: Admission) -> None:
 async def collect_garbage() -> None:
     """Collect garbage every `COLLECT_S`. Never returns.
 
-    A connection that was closed leaves objects that refer to each other, with up to a megabyte of buffers.
-    Python's automatic passes go by the number of objects, not their size, and would come late. The objects
-    that exist now are left out of all passes, which then take about a millisecond.
+    A closed connection leaves reference cycles that hold up to a megabyte of buffers. Python's automatic
+    passes depend on the number of objects, not on their size, and would run too late. The objects that exist
+    when this function starts are excluded from all passes, which then take about a millisecond.
     """
     gc.freeze()
     while True:
@@ -335,7 +337,7 @@ async def _app(admission: Admission, door: Door) -> web.AppRunner:
         access_log=None,
         handle_signals=False,
         shutdown_timeout=SHUTDOWN_S,
-        auto_decompress=False,  # a few compressed bytes can become any number; the API server sends none
+        auto_decompress=False,  # a few compressed bytes can expand to any size; the API server sends none
         lingering_time=0.0,  # do not read the rest of a body that is refused
     )
     await runner.setup()

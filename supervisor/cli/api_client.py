@@ -1,4 +1,4 @@
-"""Let commands reach a run's records and its HTTP API. Every wait has a limit."""
+"""Give commands access to a run's records and its HTTP API. Every request has a timeout."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RunRecords(Protocol):
         """Return True if a status exists, even if it is unreadable."""
 
     def check_in_use(self) -> bool:
-        """Look whether the run is in use, and return True until it has ended."""
+        """Check whether the run is in use. Return True until it has ended."""
 
     def incidents(self) -> list[dict[str, Any]]:
         """Return the known incidents, oldest first."""
@@ -127,9 +127,9 @@ def age_of(status: Mapping[str, Any] | None, now_s: float) -> float | None:
 
 
 def is_current(status: Mapping[str, Any] | None, now_s: float) -> bool | None:
-    """True unless a cluster job's status is older than it is while a supervisor runs; None if unknown.
+    """True if a cluster job's status is less than `CURRENT_S` old; None if its age is unknown.
 
-    The status of a job that has ended is its last one.
+    The last status of a job that has ended is always current.
     """
     if (status or {}).get("phase") == "ended":
         return True
@@ -138,10 +138,10 @@ def is_current(status: Mapping[str, Any] | None, now_s: float) -> bool | None:
 
 
 def outdated(what: str, age_s: float) -> str:
-    """Return the warning that the status of `what` is older than it is while a supervisor runs."""
+    """Return the warning that the status of `what` is out of date."""
     return (
-        f"the status of {what} is {seconds(age_s)} old, so the supervisor may not be running or may fail to"
-        " write it: see `holdfast doctor`"
+        f"the status of {what} is {seconds(age_s)} old, so the supervisor may not be running or may be"
+        " unable to write it: see `holdfast doctor`"
     )
 
 

@@ -134,7 +134,7 @@ class Demo(ClusterOptions):
 
 @dataclass(frozen=True, slots=True)
 class Show:
-    """Print a text: help or the version."""
+    """Print the help or the version."""
 
     text: str
 

@@ -41,8 +41,8 @@ def follow_end(
 ) -> int:
     """Wait for a stopping run to end, show how it ended, and return the command's exit code.
 
-    `more` are further fields of the output with `--json`. After Ctrl-C, this says that the run is still
-    stopping, and raises `KeyboardInterrupt`.
+    `more` contains additional fields for the output with `--json`. After Ctrl-C, this says that the run is
+    still stopping, and raises `KeyboardInterrupt`.
     """
     try:
         if not command.json:
@@ -51,7 +51,7 @@ def follow_end(
     except KeyboardInterrupt:
         where = f"--job {shlex.quote(name)}" if command.job else f"--run-dir {shlex.quote(str(run.path))}"
         shows = f"`holdfast status {where}` shows whether it has ended"
-        sys.stderr.write(f"holdfast: {title(run)} continues to stop: {shows}\n")
+        sys.stderr.write(f"holdfast: {title(run)} is still stopping: {shows}\n")
         raise
     status = run.status() or {}
     message = str(status.get("message") or "").strip().partition("\n")[0]
@@ -140,7 +140,7 @@ def _once(api: ApiClient, what: str, body: dict[str, object]) -> dict[str, Any]:
 def _wait_for_end(run: RunRecords, show: Callable[[str], object]) -> bool:
     """Wait until the run has ended, and pass each new phase to `show`.
 
-    Return False if this takes longer than `STOP_S`. The time that it takes to save the state does not count.
+    Return False if this takes longer than `STOP_S`. Time spent saving the state does not count.
     """
     deadline = time.monotonic() + STOP_S
     before = ""

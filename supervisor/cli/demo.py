@@ -135,7 +135,7 @@ def _demo(folder: Path, style: Style, show: Scenario) -> bool:
 
 
 class _Run:
-    """A child process `holdfast run`, started as a user would start it. The file `log` has its output."""
+    """A child process `holdfast run`, started as a user would start it. Its output goes to the file `log`."""
 
     def __init__(
         self, process: subprocess.Popen[bytes], run: RunDir, log: Path, style: Style, steps: int
@@ -161,7 +161,7 @@ def _start(
 ) -> _Run:
     path, log = folder / name, folder / f"{name}.log"
     if path.exists():
-        shutil.rmtree(path)  # it is from an earlier demo, because the user chose `folder` for the demo's runs
+        shutil.rmtree(path)  # from an earlier demo; this happens if the user chose `folder`
     known = os.environ.get("PYTHONPATH", "")
     place = str(parts.folder())
     environment = {**os.environ, "PYTHONPATH": f"{place}{os.pathsep}{known}" if known else place}
@@ -346,7 +346,7 @@ def _pids(status: dict[str, Any], kind: str) -> tuple[int, ...]:
 
 
 def describe(incident: Mapping[str, Any], style: Style) -> str:
-    """Return what happened, how soon that was noticed, and how the run recovered."""
+    """Return what happened, how soon it was noticed, and how the run recovered."""
     noticed = f"noticed after {_brief(incident['detected_s'])}"
     return f"{what(incident)}: {noticed}, {style.paint(outcome(incident), '32')}"
 

@@ -215,7 +215,7 @@ def _decided(incident: Mapping[str, Any]) -> list[str]:
 
 
 def _taken_by(generation: object, failed: object) -> str:
-    """Return a clause that says whether the group that failed, or an earlier one, took the state."""
+    """Return a clause that says whether the failed group or an earlier one took the state."""
     if generation == failed:
         return f", taken by the group that failed (generation {failed})"
     return f", taken by an earlier group (generation {generation}; generation {failed} failed)"
@@ -265,7 +265,7 @@ def _stacks(incident: Mapping[str, Any], style: Style) -> list[list[str]]:
 
 
 def _title_of_message(incident: Mapping[str, Any]) -> str:
-    """Return what the message is: the rank's own error, or only the end of what it printed."""
+    """Return a title for the message, which is the rank's error or only the end of its output."""
     is_end_of_log = incident.get("kind") in _ENDS_OF_LOG
     is_error = HEADER in str(incident.get("message") or "")
     return "Last output of the rank" if is_end_of_log and not is_error else "Message of the rank"

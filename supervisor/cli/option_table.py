@@ -105,8 +105,9 @@ Prints the step, the loss, what is saved, the last incident, the state of each r
 time went. Works during and after a run."""
 
 _INCIDENTS_ABOUT = """\
-For each fault: what happened, to which rank, at which step, how long it took to notice and to
-recover, how many steps were lost, and the remedy. `holdfast explain ID` prints one fault in full."""
+Prints for each fault what happened, to which rank, at which step, how long it took to notice and
+to recover, how many steps were lost, and the remedy. `holdfast explain ID` prints one fault in
+full."""
 
 _EXPLAIN_ABOUT = """\
 ID is an incident from `holdfast incidents`: i-0003, 3 or last. Prints the evidence, the decision
@@ -116,10 +117,11 @@ _CHECKPOINTS_ABOUT = """\
 Lists the newest first. The exit code is 1 if any checkpoint is damaged."""
 
 _STOP_ABOUT = """\
-Waits until the run has ended. The exit code is 1 if this takes too long. Ctrl-C ends only the wait.
+Waits until the run has ended. The exit code is 1 if this takes too long. Ctrl-C ends only this
+command, and the run still stops.
 
 On a cluster, this ends the training, but not the owner of the pods, which may create new ones until
-its own limits are used up. Holdfast ends these pods too, until you remove the request. The command
+its own limits are reached. Holdfast ends these pods too, until you remove the request. The command
 prints what the owner does next, and the kubectl commands that delete, suspend or resume it. Without
 holdfast.dev/checkpoints, no checkpoint is saved, and the state is lost with the pods."""
 
@@ -156,8 +158,8 @@ remedy for each problem. The exit code is 1 if any problem was found."""
 
 _MANIFEST_ABOUT = """\
 FILE is a manifest, or - for standard input. Adds Holdfast to each pod template that has the
-annotation holdfast.dev/inject: "true" and prints the result. Prints a note on each such template to
-stderr. The CA certificate that sidecars need to verify the supervisor is omitted, because only
+annotation holdfast.dev/inject: "true" and prints the result. Prints a note about each such template
+to stderr. The CA certificate that sidecars need to verify the supervisor is omitted, because only
 the webhook has it. The exit code is 1 if a template with the annotation cannot be injected."""
 
 # The node agent's commands, which `holdfast` dispatches before it calls the supervisor's parser.

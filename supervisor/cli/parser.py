@@ -42,7 +42,7 @@ _MPIRUN_SPELLINGS = {
     "-np": "--nproc-per-node",
     "--nproc": "--nproc-per-node",
 }
-_CHANGES_A_RUN = ("stop", "inject")  # never suggested as a correction, because they change a run
+_CHANGES_A_RUN = ("stop", "inject")  # never suggested as a correction, because they would change a run
 
 
 @dataclass(slots=True)
@@ -260,7 +260,7 @@ def _near(name: str, known: Sequence[str]) -> str:
     begun = [each for each in long if each[2:].startswith(stem)] if len(stem) >= 2 else []
     close = difflib.get_close_matches("--" + stem, long, n=1, cutoff=0.8)
     alike = [each for each in long if len(stem) >= 5 and each[2:7] == stem[:5]]
-    # Single letters, and names of a different length, do not count: they may be options of the script.
+    # Single letters and names of a different length do not count, because they may be options of the script.
     loose = [
         each
         for each in difflib.get_close_matches("--" + stem, long, n=1, cutoff=0.6)

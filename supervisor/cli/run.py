@@ -103,7 +103,7 @@ def _describe(
         "drills": not options.no_drills,
         "started": time.time(),
         "started_ns": time.monotonic_ns(),
-        "journal_bytes": journal.size(run_dir.journal),  # the end of the earlier runs' lines
+        "journal_bytes": journal.size(run_dir.journal),  # the lines of earlier runs end here
         "pid": os.getpid(),
         "runtime": str(runtime),
         "api": f"http://127.0.0.1:{api.getsockname()[1]}",
@@ -153,7 +153,7 @@ class RunConsole:
         self.screen: Display = display(sys.stdout, known, plain=options.plain, quiet=options.quiet)
         self.interrupts = 0
         self.announced = False  # True if the last signal announced a SIGTERM
-        self.unshown = False  # True once the user was informed that the status cannot be displayed
+        self.unshown = False  # True once the user has been informed that the status cannot be displayed
 
     def until_end(self) -> int:
         self._take_signals()
@@ -189,7 +189,7 @@ class RunConsole:
     def _update(self, now_s: float) -> None:
         try:
             self.screen.update(self.following.status, now_s)
-        except Exception as error:  # the run must survive any content of status.json
+        except Exception as error:  # no content of status.json may end the run
             if not self.unshown:
                 self.unshown = True
                 self.screen.say(f"holdfast: the status cannot be displayed: {type(error).__name__}: {error}")

@@ -16,14 +16,14 @@ from supervisor.store.leadership import Deposed
 
 log = logging.getLogger(__name__)
 
-RETRY_S = 2.0  # until a failed request to the API server is retried
-SUMMARY_S = 5.0  # between two writes of the summary into the resource while the phase does not change
-SUMMARIES_PER_S = 25.0  # of all jobs together; with more than 125 jobs, the time between two writes grows
-RARELY_S = 15.0  # up to this time, half of the age at which commands stop calling a status current
-LARGE = 64  # from this many members on, a summary is encoded in a thread
+RETRY_S = 2.0  # the time before a failed request to the API server is retried
+SUMMARY_S = 5.0  # the time between two writes of the summary while the phase does not change
+SUMMARIES_PER_S = 25.0  # for all jobs together; with more than 125 jobs, the time between two writes grows
+RARELY_S = 15.0  # the most that it grows to: half the age at which commands call a status outdated
+LARGE = 64  # the number of members above which a summary is encoded in a thread
 SPREAD = 0.2  # the fraction of that time by which it varies at random
-SPACING_S = 0.5  # between two statuses while members connect one after another
-SPACING_OF_MEMBER_S = 0.002  # the same for each member of a large job, whose status takes 50 us for each
+SPACING_S = 0.5  # the time between two statuses while members connect one after another
+SPACING_OF_MEMBER_S = 0.002  # the same, per member of a large job, whose status takes 50 us per member
 
 
 class JobSummary:

@@ -42,16 +42,16 @@ from supervisor.kubernetes.watch import Mirror, ObjectName
 log = logging.getLogger(__name__)
 
 MEMBERS = f"{pod_layout.MEMBER_LABEL}={pod_layout.IS_MEMBER}"  # the label selector of members
-RETRY_S = 5.0  # between two rounds if nothing changes
+RETRY_S = 5.0  # the time between two rounds if nothing changes
 REACH_S = 1.0  # how long a count of the connected members is reused; each job asks several times a second
 GATHER_S = 0.05  # how long to collect changes, because a job's pods are created one after another
-REMIND_S = 3000.0  # until an event with the same reason is repeated; the API server keeps events for an hour
+REMIND_S = 3000.0  # the time before an unchanged event is repeated; the API server keeps events for an hour
 MAX_NOTICES = 20_000
-# Of one namespace at a time, without those that have ended. A job takes 120 KiB and a task, and a supervisor
-# is designed for 250 of them.
+# Supervised at a time in one namespace, without jobs that have ended. A job takes 120 KiB and a task, and a
+# supervisor is designed for 250 of them.
 MAX_JOBS = 1_000
 SLICE = 50  # pods or jobs that a round considers before other work may run: about 1 ms
-SCAN_S = 60.0  # between two searches for pods that are not injected
+SCAN_S = 60.0  # the time between two searches for pods that are not injected
 
 _T = TypeVar("_T")
 
@@ -104,7 +104,7 @@ class ClusterJobs:
             server, now_s, lambda: self.changed.set(), owner_size.kept, pod_facts.characters
         )
         self._notices = _Notices(events, now_s)
-        self.leads: Callable[[], bool] = lambda: True  # True if this process certainly holds the Lease
+        self.leads: Callable[[], bool] = lambda: True  # True if this process is sure to hold the Lease
         self._by_uid: dict[str, SupervisedJob] = {}
         # The groups of runs begun by another supervisor, until a `SupervisedJob` takes up each of them.
         self._ongoing: dict[JobKey, PodGroup] = {}
@@ -112,11 +112,11 @@ class ClusterJobs:
         # second.
         self._sorted: dict[ObjectName, _SortedPod] = {}
         self._formed: dict[JobKey, FormedGroup] = {}
-        self._at_rest: set[JobKey] = set()  # jobs that have ended, and that still have pods that have ended
+        self._at_rest: set[JobKey] = set()  # ended jobs whose ended pods still exist
         self._out_of_reach = (-math.inf, OutOfReach())  # when connections were last counted, and the result
 
     def job_of(self, pod_uid: str) -> SupervisedJob | None:
-        """Return the job of a pod; None if the pod has no job, or not yet."""
+        """Return the job of a pod; None if the pod does not have a job, at least so far."""
         return self._by_uid.get(pod_uid)
 
     def is_cut_off(self, namespace: str) -> bool:
@@ -215,7 +215,7 @@ class ClusterJobs:
     def _is_over(self, job: SupervisedJob, found: KubernetesObject | None) -> bool:
         """Return True if this supervisor has nothing left to do for the job, which can then be closed.
 
-        If another supervisor has taken over the job, it is over only if this process certainly leads.
+        If another supervisor has taken over the job, it is over only if this process is sure to lead.
         """
         if job.has_ended and self.leads():
             return True
@@ -280,7 +280,7 @@ class ClusterJobs:
         return {key: standbys[uid] for key, uid in owners if uid in standbys}
 
     def _record(self, refusal: Refusal) -> None:
-        """Record an event, unless its pod has ended and nobody needs to change it any more."""
+        """Record an event, unless its pod has ended and no longer needs to be changed."""
         if not has_ended(refusal.pod):
             self._notices.record(*refusal)
 
@@ -310,8 +310,8 @@ class ClusterJobs:
         """Find the runs that earlier leaders have begun, and their pods.
 
         These pods remain with their job as under the earlier leader, even if one of them has become invalid
-        or if the owner cannot be read at present. This waits until the API server answers: before that, no
-        job can be taken over anyway.
+        or if the owner cannot be read at present. This waits until the API server answers, because no job can
+        be taken over before that anyway.
         """
         runs: list[OngoingRun] = []
 
@@ -319,7 +319,7 @@ class ClusterJobs:
             run = contents.ongoing_run(found)
             if run is not None and run.uid == _uid(self._supervision(run.key)):
                 runs.append(run)
-            return {}  # a list of whole Supervisions would need much memory
+            return {}  # a list of whole Supervisions would need a lot of memory
 
         while True:
             runs.clear()

@@ -3,9 +3,9 @@
 The process serves the members' connections over TLS, and supervises all jobs while it holds the Lease.
 Without the Lease, it tells members that it does not lead, and they try another address.
 
-If the API server does not respond, the leader carries on: its orders contain its epoch, and members obey the
-highest epoch that they know. Until the server is back, it evicts no pods, because no epoch protects an
-eviction.
+If the API server does not respond, the leader carries on, because its orders contain its epoch, and members
+obey the highest epoch that they know. Until the server responds again, it evicts no pods, because no epoch
+protects an eviction.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ HEALTH_PORT = 8080
 # Garbage collection is rare. Reference counting frees each report when the next one arrives, so a pass over
 # the objects of all members finds almost nothing, but blocks the event loop for up to 0.3 s, longer than a
 # decision.
-COLLECT_S = 600.0  # between two passes
+COLLECT_S = 600.0  # the time between two passes
 MAX_NEW_OBJECTS = 1_000_000  # a pass is due earlier if this many objects were created and not freed
 # Connections that have not sent a token yet. When a new leader starts, all members connect at the same time,
 # and closing a connection to make room for others costs another TLS handshake.
@@ -81,7 +81,8 @@ class ClusterSupervisor:
     async def lead(self, replicas: Replicas) -> None:
         """Supervise all jobs whenever this process holds the Lease, and wait for it otherwise. Never returns.
 
-        Raises `LeaseLost`. The process must then end, and its successor starts from the cluster's state.
+        Raises `LeaseLost` when the lease is lost. The process must then end, because its successor continues
+        from the cluster's state.
         """
         me = self._me
         lock = LeaseLock(self._server, me.namespace, pod_layout.SUPERVISOR_LEASE, me.name, pod_uid=me.uid)
@@ -173,8 +174,8 @@ class ClusterSupervisor:
     async def member(self, request: web.Request) -> web.StreamResponse:
         """Serve the connection of a member, which its token identifies.
 
-        A replica that does not lead says so even before the API server reviews the token, which may not
-        respond to this replica; the member then tries another address.
+        A replica that does not lead says so before it has the token reviewed, because the API server may not
+        respond to this replica. The member then tries another address.
         """
         self._refuse_unless_leading()
         caller = await self._review(request)
@@ -297,9 +298,9 @@ async def _member_app(supervisor: ClusterSupervisor, door: Door) -> web.AppRunne
 
 
 def _protocol(runner: web.AppRunner) -> Callable[[], asyncio.Protocol]:
-    """Return what makes the protocol of a connection to the application."""
+    """Return the function that makes the protocol of each connection to the application."""
     server = runner.server
-    assert server is not None  # `setup` has set it
+    assert server is not None  # set by `setup`
     loop = asyncio.get_running_loop()
     # None for no log, as for the runner
     return lambda: MeteredConnection(server, loop=loop, access_log=None)  # type: ignore[arg-type]

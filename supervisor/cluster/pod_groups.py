@@ -23,8 +23,8 @@ from supervisor.cluster.supervision.contents import OngoingRun
 from supervisor.kubernetes.client import KubernetesObject
 from supervisor.view.model import Policy
 
-NOT_SUPERVISED = "NotSupervised"  # a reason of events
-SIZE_KEPT = "SizeKept"  # the reason of events about a job that was resized while a run trains
+NOT_SUPERVISED = "NotSupervised"  # an event's reason
+SIZE_KEPT = "SizeKept"  # the reason of events about a job that was resized during a run
 _LAST = 1_000_000_000  # sorts standbys behind the owner's pods, whose indexes are smaller
 CHANGE_IGNORED = "ChangeIgnored"  # the reason of events about invalid changes to a running job's pods
 _KEPT = "the job keeps its pods, size and settings"
@@ -134,12 +134,12 @@ def _kept(each: OwnedPod, group: PodGroup, result: NotAdopted) -> Refusal:
     now = job_membership.owners_members(each.pod, each.owners)
     if now in (0, group.members) or job_membership.stated_in_command(each.pod) != str(group.members):
         return Refusal(each.pod, CHANGE_IGNORED, f"{result.why}; {_KEPT}")
-    why = f"the job is for {now} members now, but the run that trains keeps {group.members} until it ends"
+    why = f"the job now has {now} members, but the current run keeps {group.members} until it ends"
     return Refusal(each.pod, SIZE_KEPT, why)
 
 
 def _alone(each: OwnedPod, group: PodGroup) -> Adopted | NotAdopted:
-    """Return a pod as a member of `group`, without regard to the other pods of the group."""
+    """Return a pod as a member of `group`, regardless of the other pods of the group."""
     if each.why:
         return NotAdopted(each.why)
     said = job_membership.read_group([each.pod], each.owners)
@@ -149,7 +149,7 @@ def _alone(each: OwnedPod, group: PodGroup) -> Adopted | NotAdopted:
     if result.nproc == group.nproc and not job_membership.states_members(each.pod, each.owners):
         return result  # its owner has another size now
     stated = f"{result.members} members of {result.nproc} ranks"
-    return NotAdopted(f"the pod is for {stated}, but its job has {group.members} of {group.nproc}")
+    return NotAdopted(f"the pod specifies {stated}, but its job has {group.members} of {group.nproc}")
 
 
 def _settings(pod: KubernetesObject, first: Adopted) -> tuple[Policy, dict[str, str]]:
@@ -175,11 +175,11 @@ def has_ended(pod: KubernetesObject) -> bool:
 
 
 def ongoing_group(run: OngoingRun, pods: Mapping[tuple[str, str], KubernetesObject]) -> PodGroup:
-    """Return the group of a run: those of its pods that still exist, with its size and settings.
+    """Return the group of a run: its pods that still exist, and its size and settings.
 
-    `pods` are all pods, by namespace and by the member that each was first. A member's name contains the
-    pod's name and the first digits of its uid, so it finds neither a pod that replaced that one under its
-    name nor a pod of another namespace.
+    `pods` contains all pods, by namespace and by the name of the first member that each pod was. This name
+    contains the pod's name and the first digits of its uid, so it distinguishes the pod from a later pod of
+    the same name.
     """
     found: dict[str, PodMember] = {}
     for number, member in enumerate(run.members):

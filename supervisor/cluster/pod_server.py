@@ -38,7 +38,7 @@ class PodServer(MemberServer):
     ) -> None:
         """While `is_calm` returns True, `changed` is not called for routine reports.
 
-        `refused` is called with each new cause for which a report is refused.
+        `refused` is called with each new reason for refusing a report.
         """
         super().__init__(time.monotonic_ns, changed, limits=limits, reports_of=reports_of)
         self._secret, self._is_calm, self._report_refused = secret, is_calm, refused

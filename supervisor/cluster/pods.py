@@ -25,15 +25,15 @@ from supervisor.view.model import Completion, Policy, StopRequest
 
 log = logging.getLogger(__name__)
 
-REVIVE_S = 2.0  # this long after a member is lost, its pod becomes another member if it responds again
+REVIVE_S = 2.0  # how long after its loss a member whose pod responds again becomes another member
 RESTART_S = 20.0  # how long the kubelet has to report that it has restarted a dead container
-# The annotation's default on a cluster: the kubelet takes up to 10 s to restart a sidecar that has ended
-# twice.
+# The annotation's default on a cluster, where the kubelet takes up to 10 s to restart a sidecar that has
+# ended twice.
 MEMBER_TIMEOUT_S = 30.0
 
 
 # The name of a member whose pod was another member before: see `member_name` and `PodBackend`. The numbers
-# are shorter than the 8 digits of a uid, so a uid is never mistaken for one.
+# are shorter than the 8 digits of a uid, so a uid is never mistaken for such a number.
 _LATER_START = re.compile(r"(.+\.[^.]{8})(?:\.[0-9]{1,7})?(?:-[0-9]{1,7})?")
 
 
@@ -50,7 +50,7 @@ class PodMember:
     is_leaving: bool = False  # True if the pod is being deleted; its ranks run until they are ordered to end
     has_ended: bool = False
     first_name: str = ""  # the member's name before the pod became another member without a restart
-    exit_code: int | None = None  # of a pod that has ended; not 0 if it has failed
+    exit_code: int | None = None  # the exit code of a pod that has ended; not 0 if it has failed
     last_words: str = ""  # what its training container left for the kubelet when it ended
     is_standby: bool = False  # True if the supervisor has created the pod, as a standby
     order: tuple[int, ...] = ()  # sorts a job's pods as their controller numbers them
@@ -104,7 +104,7 @@ class PodBackend:
     user_stop: StopRequest = ""  # a user's request to stop
     ends_with_its_pods: bool = False  # True if the job has no owner, which would create its pods again
     pods: Mapping[str, PodMember] = field(default_factory=dict)  # by uid
-    _revived: dict[str, int] = field(default_factory=dict)  # by uid, how often the pod became another member
+    _revived: dict[str, int] = field(default_factory=dict)  # by uid: how often the pod became another member
     _lost: dict[str, float] = field(default_factory=dict)  # lost members, and when each was lost
 
     # -- called by the controller
@@ -118,7 +118,7 @@ class PodBackend:
 
     @property
     def is_leaving(self) -> bool:
-        """True if all pods are being deleted, which leaves no member to hold the state.
+        """True if all pods are being deleted, so that no member will be left to hold the state.
 
         Standbys do not count if the job has no owner: deleting its pods is then how a user ends it.
         """
@@ -142,8 +142,8 @@ class PodBackend:
 
         A pod whose sidecar and launcher respond is not replaced, because it may hold the only copy of the
         state. Instead, it becomes another member, as after a restart of its container. While evictions are
-        `blocked`, the time before an eviction does not pass, and members can reconnect afterwards. `count`
-        has no effect, because the owner of the pods determines their number.
+        `blocked`, the time before an eviction does not elapse, so that members can reconnect afterwards.
+        `count` has no effect, because the owner of the pods determines their number.
         """
         known = {pod.member: pod for pod in self.pods.values()}
         for member in discard:
@@ -261,7 +261,7 @@ def read_pod(pod: Mapping[str, Any], container: str) -> PodMember:
 
 
 def _exit_code(phase: object, state: Mapping[str, Any]) -> int:
-    """Return the exit code of a pod that has ended: its training container's, unless that is not to blame."""
+    """Return the exit code of a pod that has ended: its training container's, or 1 if only others failed."""
     if phase != "Failed":
         return 0
     code = (state.get("terminated") or {}).get("exitCode")

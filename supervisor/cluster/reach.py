@@ -10,8 +10,8 @@ from dataclasses import dataclass
 class Reach:
     """How many of a job's running members have ever connected to a leader, and how many are connected now.
 
-    Members that never connected say nothing about the network of this supervisor: a NetworkPolicy may keep
-    them away, or a user may have written the annotations of a member onto any pod.
+    Members that never connected say nothing about the network of this supervisor, because a NetworkPolicy may
+    keep them away, or a user may have written the annotations of a member onto any pod.
     """
 
     known: int
@@ -35,13 +35,13 @@ class OutOfReach:
 
 
 def out_of_reach(reaches: Iterable[tuple[str, Reach]]) -> OutOfReach:
-    """Return from what the supervisor may be cut off, given the namespace and the reach of each job.
+    """Return what the supervisor may be cut off from, given the namespace and the reach of each job.
 
-    Each job counts once, however large it is, and each namespace counts once, however many jobs it has. So
-    neither the pods of one user nor one large job can stop the evictions of all others, or cause them.
-    A namespace is lost if most of its jobs are, and everything is if most namespaces are lost. Within a
+    Each job counts once, however large it is, and each namespace counts once, however many jobs it has.
+    Therefore, neither the pods of one user nor one large job can stop the evictions of all others, or cause
+    them. A namespace is lost if most of its jobs are, and everything is if most namespaces are lost. Within a
     namespace that is lost, no pod is evicted either, because its network is more likely to be at fault than
-    its jobs. A single job does not show this: it may be the job that is at fault.
+    its jobs. A single job does not show this, because the job itself may be at fault.
     """
     lost_jobs: dict[str, list[bool]] = {}
     for namespace, reach in reaches:

@@ -54,7 +54,7 @@ class RequestedDrills:
     ) -> None:
         """Carry out a drill, and write the result into the resource.
 
-        The number is written first: if this process dies, no other one repeats the fault.
+        The number is written first, so that no other process repeats the fault if this process dies.
         """
         try:
             if not await self._claim(drill, resource, records):
@@ -84,7 +84,7 @@ class RequestedDrills:
     async def _inject(self, drill: RequestedDrill) -> str:
         """Inject the fault; return `DRILL_DONE`, or why it was not injected."""
         job = self._job()
-        assert job is not None  # because there are records
+        assert job is not None  # the records exist, so the job does
         if drill.what not in DRILLS:
             return f"unknown drill {drill.what!r}: expected {', '.join(DRILLS)}"
         if drill.what == "supervisor":

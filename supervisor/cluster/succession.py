@@ -9,8 +9,8 @@ from supervisor.cluster.pods import PodMember, first_start, member_name
 from supervisor.view import unknown_generation
 from supervisor.view.model import ENDING_PHASES, End, JobState, View
 
-# How long an owner may take to create the pods that a run lacks after all others have failed. An owner that
-# creates none has failed.
+# How long an owner may take to create the pods that a run lacks after all others have failed. If the owner
+# creates none within this time, the owner itself has failed.
 OWNER_S = 30.0
 
 
@@ -44,16 +44,16 @@ def may_change_size(view: View, pods: Collection[PodMember]) -> bool:
 def end_before_start(
     ended: Collection[PodMember], others: Collection[PodMember], members: int, lasts_s: float
 ) -> End | None:
-    """Return how a run ends whose ranks were never started; None while it may still begin.
+    """Return how a run ends if its ranks were never started; None while they may still be started.
 
-    If the run ends with another exit code than 0, its owner's next pods form a new run. So nothing is lost
-    if the owner creates some. After exit code 0, they would be ordered to end, so all pods must have ended.
+    If the run ends with an exit code other than 0, any pods that its owner creates later form a new run, so
+    nothing is lost. After exit code 0, such pods would be ordered to end, so all pods must have ended.
 
     Args:
         ended: The pods of this run that have ended, without being deleted. They may be gone by now.
         others: The run's other pods.
         members: The number of members of the run.
-        lasts_s: How long all of the run's pods have ended or been gone.
+        lasts_s: The time since the last of the run's pods ended or disappeared.
     """
     if not ended or any(not pod.has_ended for pod in others):
         return None
@@ -75,11 +75,11 @@ def are_gone(members: Set[str], pods: Collection[PodMember]) -> bool:
 
 
 def _has_no_pod(memory: JobState, pods: Collection[PodMember]) -> bool:
-    """Return True if no pod has ranks of the run in `memory`, nor had any."""
+    """Return True if no pod that has not ended has, or had, ranks of the run in `memory`."""
     left = _first_members(pod for pod in pods if not pod.has_ended)
     return left.isdisjoint(map(first_start, (*memory.placement, *memory.lost)))
 
 
 def _first_members(pods: Iterable[PodMember]) -> set[str]:
-    """Return the members that the pods were when their containers first started."""
+    """Return the name of each pod's first member, from when its container first started."""
     return {member_name(pod.name, pod.uid, 0) for pod in pods}

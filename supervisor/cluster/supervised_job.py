@@ -60,25 +60,25 @@ from supervisor.view.model import ENDING_PHASES, JobState, Policy, StopRequest
 
 log = logging.getLogger(__name__)
 
-MAX_RETRY_S = 30.0  # in place of `RETRY_S` if a request has failed for a long time
+MAX_RETRY_S = 30.0  # replaces `RETRY_S` once a request has failed for a long time
 REFUSED_S = 5.0  # a refusal that lasts longer than this is recorded as an event
-COLLECT_S = 60.0  # in place of `REFUSED_S` if a deleted owner's resource still has the name, usually briefly
-BUSY_S = 1.0  # between two rounds of a job, at most
-# In place of `BUSY_S` while the group trains well, or has no ranks yet. Deadlines and news come first.
+COLLECT_S = 60.0  # replaces `REFUSED_S` while a deleted owner's resource still has the name
+BUSY_S = 1.0  # the longest time between two rounds of a job
+# Replaces `BUSY_S` while the group trains well, or has no ranks yet. A deadline or news ends it early.
 CALM_S = 4.0
-POLL_S = 1.0  # between two checks for pods of a new run
+POLL_S = 1.0  # the time between two checks for pods of a new run
 # How long the mirror may still show a removed request to stop. A request that it shows later is a new one.
 REMOVAL_S = 60.0
 _NOT_REACHED = "no pod is evicted: none of the job's members has connected to this supervisor"
 _CUT_OFF = (
-    "no pod is evicted: most jobs, of this namespace or in most namespaces, have lost the connections of most"
+    "no pod is evicted: most jobs in this namespace or in most namespaces have lost the connections of most"
     " of their members to this supervisor, so its network may be at fault"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterContext:
-    """What all jobs of one leader share."""
+    """The objects and settings that all jobs of one leader share."""
 
     server: ApiServer
     events: EventRecorder
@@ -90,7 +90,7 @@ class ClusterContext:
     is_cut_off: Callable[[str], bool] = lambda _: False  # True if this leader may not reach the namespace
     jobs: Callable[[], int] = lambda: 1  # the number of all jobs
     term_left_s: Callable[[], float] = lambda: math.inf  # for how long this leader certainly leads
-    limits: SharedLimits = field(default_factory=SharedLimits)  # of the event loop, which all jobs share
+    limits: SharedLimits = field(default_factory=SharedLimits)  # all jobs share the event loop
 
 
 class SupervisedJob:
@@ -210,14 +210,15 @@ class SupervisedJob:
     def is_unneeded(self) -> bool:
         """True if the job is at rest and all of its pods have ended.
 
-        A supervised job takes 120 KiB and a task, and there may be thousands that have ended. If another pod
-        of this job appears, a new `SupervisedJob` continues from the resource, as another leader would.
+        A supervised job takes 120 KiB and a task, and there may be thousands of jobs that have ended. If
+        another pod of this job appears, a new `SupervisedJob` continues from the resource, as another leader
+        would.
         """
         return self.is_at_rest and not self._has_work.is_set()
 
     @property
     def reach(self) -> Reach:
-        """How many members of the job are connected, of those that ever were.
+        """How many of the job's members were ever connected, and how many of them are connected now.
 
         Only members that had connected to this leader or an earlier one have ranks in the job's state.
         """
@@ -235,8 +236,8 @@ class SupervisedJob:
         """
         try:
             await event_loop.end(self._tasks)
-        finally:  # even if the caller is cancelled meanwhile, because the members would report to nobody
-            # This must be last: a running job would take it for the loss of all members.
+        finally:  # even if the caller is cancelled meanwhile, because no process would receive the reports
+            # This must be last, because a running job would mistake it for the loss of all members.
             self.backend.update(())
             self._server.close()
 
@@ -263,7 +264,8 @@ class SupervisedJob:
                     if state is not None and succession.is_new_run(state.memory, self.key, self._pods):
                         await self._forget_stop(found.epoch)
                         fresh = True
-                    # Decide this before the first round, which would seat the new pods in the old run.
+                    # Decide this before the first round, which would make the new pods members of the old
+                    # run.
                     fresh = fresh or state is None or self._is_of_another_size(state.memory)
                     policy = await self._policy(found, fresh)
                 except Deposed as error:  # taking over again would depose the successor in turn
@@ -326,7 +328,7 @@ class SupervisedJob:
     async def _policy(self, found: Takeover, fresh: bool) -> Policy:
         """Return the policy of the run being taken over or, if `fresh`, of the new one.
 
-        A run keeps its size and settings until it ends: its ranks were started with them.
+        A run keeps its size and settings until it ends, because its ranks were started with them.
         """
         group = self.group
         if fresh or found.state is None:
@@ -414,20 +416,20 @@ class SupervisedJob:
         return True
 
     def _compare_sizes(self) -> None:
-        """Record an event if the job has another size than its run that trains, once for each size."""
+        """Record an event if the job's size differs from that of its current run, once for each size."""
         job, stated = self.job, self.group.size
         if job is None or not job.memory.placement or job.memory.phase in ENDING_PHASES:
             return
         size = _size(job.policy)
         if stated != size and stated != self._stated:
-            why = f"the job is for {stated} now, but the run that trains keeps {size} until it ends"
+            why = f"the job now has {stated}, but the current run keeps {size} until it ends"
             self._event(SIZE_KEPT, why, bad=True)
         self._stated = stated
 
     async def _await_new_size(self, job: Job) -> None:
-        """Return once the job has another size than its run, and the run has nothing to keep its size for.
+        """Return once the job's size differs from its run's, and the run no longer needs to keep its size.
 
-        It has nothing before its ranks are started for the first time, and after all of its pods are gone.
+        A run needs to keep its size from the first start of its ranks until all of its pods are gone.
         """
         while True:
             await asyncio.sleep(POLL_S)
@@ -441,12 +443,12 @@ class SupervisedJob:
                 return
 
     async def _watch_for_end_before_start(self, job: Job) -> None:
-        """End the run if all of its pods end before its ranks were started. Never returns.
+        """End the run if all of its pods end before its ranks are started. Never returns.
 
-        For example, the launchers refuse a script that does not exist.
+        This happens, for example, if the launchers refuse a script that does not exist.
         """
         ended: dict[str, PodMember] = {}  # the run's pods that have ended, even if they are gone
-        since_s = time.monotonic()  # when a pod that had not ended was last there
+        since_s = time.monotonic()  # when the run last had a pod that had not ended
         while True:
             if job.memory.phase == "forming":
                 pods = [pod for pod in self._pods if not (pod.uid in self._earlier or pod.is_standby)]

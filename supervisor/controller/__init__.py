@@ -1,1 +1,1 @@
-"""The shell around the decision: receives reports, records decisions, sends orders and serves the API."""
+"""Supervise a run: receive reports, make and record decisions, send orders, and serve the API."""

@@ -1,4 +1,4 @@
-"""The interface to what creates the members of a run: a keeper on one machine, pods on a cluster."""
+"""The interface to whatever creates a run's members: a keeper on one machine, or the owner of their pods."""
 
 from __future__ import annotations
 
@@ -41,6 +41,6 @@ class Backend(Protocol):
     def finish(self, exit_code: int, why: str, message: str, completion: Completion | None) -> None:
         """Report how the run ended to the process that waits for it.
 
-        `why` is the whole sentence. `completion` contains its parts, if the script has finished and they are
+        `why` is a complete sentence. `completion` contains its parts, if the script has finished and they are
         known.
         """

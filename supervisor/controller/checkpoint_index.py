@@ -169,7 +169,7 @@ def _checkpoint(found: ListedCheckpoint, root: Path, verified: bool) -> Checkpoi
 async def _in_thread(work: Callable[[], _T]) -> _T:
     """Run `work` in a thread, and return its result or raise its exception.
 
-    The thread is a daemon: a hanging file system cannot keep the process from exiting.
+    The thread is a daemon, so that a hanging file system cannot keep the process from exiting.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[_T] = loop.create_future()

@@ -43,10 +43,10 @@ class Drills:
         return pending
 
     def update(self, carried_out: Mapping[str, int], generation: int) -> None:
-        """Drop the drills that are carried out, and withdraw those for ranks from before `generation`.
+        """Drop the drills that were carried out, and withdraw those for ranks of earlier generations.
 
-        `carried_out` maps each member to the number of the newest drill that its sidecar or the predecessor
-        of this sidecar has carried out.
+        `carried_out` maps each member to the number of the newest drill that its current
+        sidecar or an earlier one has carried out.
         """
         numbers = (number for number in carried_out.values() if number <= _MAX_NUMBER)
         self._newest = max(self._newest, *numbers, 0)  # the wall clock may have been set back

@@ -48,10 +48,11 @@ from supervisor.view.model import (
 log = logging.getLogger(__name__)
 
 LATE_NS = 500_000_000  # a wake-up that is later than this shows that this process was stopped
-BEAT_S = 0.5  # the longest sleep between decisions; short, to let a late wake-up measure such a stop
+BEAT_S = 0.5  # the longest sleep between decisions; short, so that a late wake-up measures such a stop
 LEAVE_S = 2.0  # the time limit for writing the last records of a run
 # A round takes some 50 us for each member. After a fault, each report of a large job requires another round.
-# So the job rests as long as a round takes, or there would be no time left to read the reports.
+# The job therefore rests for as long as a round takes, because otherwise no time would be left to read the
+# reports.
 LARGE = 200  # members; below that, a round takes a few milliseconds
 REST_S = 50e-6  # for each member
 SLICE = 50  # members that receive their orders before other work may run: about 1 ms
@@ -94,7 +95,8 @@ class Job:
             self.bookkeeping.caught_up(self.memory, time.monotonic_ns())
         self.journal = JournalWriter(records.open_log(), self.memory, self._journal_failed)
         self.ended = asyncio.Event()
-        # Set when a sidecar has connected, disconnected or been replaced, which requires a new status.
+        # Set when a sidecar has connected, disconnected or been replaced, because the status must then be
+        # updated.
         self.members_changed = asyncio.Event()
         self._sidecars: tuple[tuple[str, bool, int | None], ...] = ()
         self._existed: tuple[str, ...] = ()  # members that the backend has ever reported, except lost ones
@@ -162,7 +164,7 @@ class Job:
         self.checkpoints.verify(remedy.checkpoint_to_verify(view, self.policy))
         self._renew(view)
         await self._give_orders(view)
-        if decided:  # publish only after the orders are sent: no member waits for the status
+        if decided:  # only after the orders are sent, because no member waits for the status
             self.publish()
 
     def _compare_sidecars(self, view: View) -> None:
@@ -193,7 +195,7 @@ class Job:
             log.error("epoch not raised", extra={"error": str(error)})
 
     async def _commit(self, view: View, action: RunAction) -> None:
-        """Write the decision to the journal, then update the job's state, which the orders derive from."""
+        """Write the decision to the journal, then update the job's state, which determines the orders."""
         before, after = self.memory, transition.after(view, action, self.policy)
         self._account(view, action, before, after)
         await self.journal.write(view, self.policy, action, after, self.bookkeeping.ledger.snapshot())
@@ -228,13 +230,13 @@ class Job:
         elif isinstance(action, Save) and action.finished:
             self.bookkeeping.saving(view.now_ns, None if before.finished else before.incident)
         elif isinstance(action, End):
-            known = None if before.finished else before.incident  # `saving` has booked it already
+            known = None if before.finished else before.incident  # otherwise already counted by `saving`
             self.bookkeeping.stopped(view.now_ns, known, finished=closing.is_finish(action))
 
     def _record(self, view: View, action: RunAction, after: JobState) -> None:
         """Write the incident's file at each decision about it, and in full when the incident is over.
 
-        The journal is written first: a new supervisor can then repeat this for the last decision.
+        The journal is written first, so that a new supervisor can repeat this for the last decision.
         """
         before = view.memory
         known = before.incident if isinstance(action, Settle) else after.incident
@@ -359,7 +361,7 @@ class Job:
     # -- requests from outside
 
     def end_before_start(self, end: End) -> None:
-        """End the run because all of its members have ended. Does nothing once its ranks were started."""
+        """End the run because all of its members have ended. Does nothing once ranks have been started."""
         self._unstarted_end = end
         self.wake.set()
 
@@ -474,4 +476,4 @@ def _marks(view: View) -> StartTimes:
 
 
 def _nothing() -> None:
-    """Do nothing. A thread that has run this has finished all work that was submitted before."""
+    """Do nothing. A thread that has run this has finished all work that was submitted to it earlier."""

@@ -1,4 +1,4 @@
-"""Write a job's decisions to its log before they are carried out, without ever stopping the job.
+"""Write a job's decisions to its log before they are carried out, without ever holding up the job.
 
 Full or unresponsive storage must not keep the group from training, so a decision waits at most `JOURNAL_S`
 for its line to be written. Losing a line does no lasting harm, because each line contains the whole state.
@@ -85,9 +85,10 @@ class JournalWriter:
     ) -> None:
         """Submit a line if the log needs one although no decision is due. Does not block the event loop.
 
-        There are two such cases. When a member holds a state for the first time, the log must record this: if
-        the supervisor and the members were lost, a successor without this record would start from scratch.
-        And a failed write is retried every `journal.RETRY_S`, because the next decision may be hours away.
+        There are two such cases. When a member holds a state for the first time, the log must record this.
+        Without the record, a successor would start from scratch if the supervisor and the members were lost.
+        In addition, a failed write is retried every `journal.RETRY_S`, because the next decision may be hours
+        away.
         """
         first_held = resume_point.has_saved_state(memory) and not resume_point.has_saved_state(self._written)
         retry = self._error and time.monotonic() - self._submitted_s >= journal.RETRY_S
@@ -126,6 +127,6 @@ class JournalWriter:
 def _call_in_loop(
     loop: asyncio.AbstractEventLoop, call: Callable[[Future[None]], None], work: Future[None]
 ) -> None:
-    """From another thread, call `call(work)` in `loop`. Does nothing if the loop is closed."""
+    """Call `call(work)` in `loop` from another thread. Does nothing if the loop is closed."""
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(call, work)

@@ -1,9 +1,9 @@
 """Serve the members' connections: receive each member's reports and send its orders.
 
-Decoding a report blocks the process for up to 0.1 s per megabyte. A member may have proven its identity, but
-the other jobs that this process supervises still do not trust it. So each member has only one connection, and
-the size and rate of its reports are limited before any is decoded. The members of all jobs share further
-limits, on the memory that reports take and on the time that they may be decoded (`SharedLimits`).
+Decoding a report blocks the process for up to 0.1 s per megabyte. Even a member that has proven its identity
+is not trusted by the other jobs that this process supervises. Therefore, each member has only one connection,
+and the size and rate of its reports are limited before any is decoded. The members of all jobs share more
+limits, on the memory that reports take and on the time spent on decoding them (`SharedLimits`).
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class MemberConnection:
 class MemberServer:
     """The connections of all members of one run."""
 
-    heartbeat_s = PING_S  # a connection ends if the answer takes more than half of that
+    heartbeat_s = PING_S  # a connection ends if the response to a ping takes more than half of this time
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class MemberServer:
         """`changed` is called after each report that is news, and after each disconnection.
 
         `clock` identifies the clock of `now_ns`. The default is the clock of this host. Servers on one event
-        loop share `limits`, and `reports_of` says whose reports this one receives.
+        loop share `limits`, and `reports_of` says whose reports this server receives.
         """
         self._now_ns = now_ns
         self._clock = hostclock.identity() if clock is None else clock
@@ -142,7 +142,7 @@ class MemberServer:
                 del self.connections[name]
 
     def close(self) -> None:
-        """Accept no more reports, and let others have the memory of this server's members."""
+        """Accept no more reports, and release the memory of this server's members."""
         self._is_closed = True
         for line in self.connections.values():
             self._limits.memory.release(line.memory)
@@ -197,7 +197,7 @@ class MemberServer:
                     report = self._read_for(line, decoder, message.data)
                     took_s = time.perf_counter() - began_s
                     self._limits.turns.spend(self._reports_of, took_s, expected_s)
-                del message  # before the next one arrives
+                del message  # free it before the next message arrives
                 if buffer is not None:
                     buffer.passed_on(size)
                 if report is None:
@@ -206,7 +206,7 @@ class MemberServer:
                     continue
                 if name is None and line is None:
                     line = self._take_over(report.member, socket, request)
-                assert line is not None  # if there is a `name`, this was checked above
+                assert line is not None  # if `name` is given, this was checked above
                 if name is None and report.member != line.member:
                     break
                 if sender is None:
@@ -224,7 +224,7 @@ class MemberServer:
         return socket
 
     def _metered(self, request: web.Request, max_bytes: int) -> MemberBuffer | None:
-        """Begin to count what the connection of `request` receives, if the server can."""
+        """Begin to count what the connection of `request` receives, if it is a `MeteredConnection`."""
         connection = request.protocol
         if not isinstance(connection, MeteredConnection):
             return None
@@ -284,7 +284,7 @@ class MemberServer:
             line.received = (report.launcher, line.offset.ns)
             line.launcher = member_clocks.on_supervisor_clock(report, line.offset).launcher
         if report.member != line.member or report.launcher is not line.launcher:
-            # Nobody else has the report yet. A copy would take a tenth of the time that a report takes.
+            # Nothing else refers to the report yet. A copy would add a tenth to the time that a report takes.
             object.__setattr__(report, "member", line.member)
             object.__setattr__(report, "launcher", line.launcher)
         line.report, line.connected, line.heard_ns = report, True, now_ns
@@ -337,7 +337,7 @@ class MemberServer:
             self.tell_refusal(why)
 
     def tell_refusal(self, why: str) -> None:
-        """Tell the user that reports are refused, once for each cause. The log has this already."""
+        """Tell the user that reports are refused, once for each cause. It has already been logged."""
 
     async def _send(self, socket: web.WebSocketResponse, line: MemberConnection) -> None:
         while True:

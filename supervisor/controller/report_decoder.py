@@ -35,7 +35,7 @@ _MARKS = tuple((f',"{each.first}":', f',"{each.end}":' if each.end else "") for 
 _NAMES = tuple(each.names for each in PARTS)
 
 
-KEPT_CHARS = 16_384  # of a longer part, only a hash is kept
+KEPT_CHARS = 16_384  # for a longer part, only a hash is kept
 _Mark: TypeAlias = "str | bytes"
 
 
@@ -117,8 +117,8 @@ def _between(text: str, spans: tuple[tuple[int, int], ...]) -> list[str]:
 def _spans(text: str) -> tuple[tuple[int, int], ...]:
     """Return where `PARTS` begin and end; () if the report is not in the form that `codec.encode` writes.
 
-    In a JSON string, a backslash precedes each quotation mark, so the marks can only be names of fields. If a
-    sender wrote such a field in another place, it would be an unknown field there, as in a full decoding.
+    In a JSON string, a backslash precedes each quotation mark, so these marks can only be names of fields. A
+    field of this name in any other place would be unknown there, as in a full decoding.
     """
     found = []
     at = 0

@@ -1,6 +1,6 @@
-"""Tell routine reports from those that a job must consider immediately. Pure.
+"""Distinguish routine reports from those that a job must consider immediately. Pure.
 
-A routine report only repeats that a member trains: it differs from the previous one in times and in the
+A routine report only repeats that a member trains. It differs from the previous report in times and in the
 progress of ranks that complete their steps. No decision follows from it before the job's next round, at most
 a second away. With 2,000 members that report once a second, building a view of the whole job for each report
 would take more than one core.

@@ -34,7 +34,7 @@ _QUIET = 0.6
 _DONE = name_of(Phase.DONE)
 IDLE_S = 60.0  # the time until the next decision if there is no deadline
 _SLACK_S = 10.0  # the keeper kills members that outlive their grace period by this time
-_NAMED = 3  # members that a sentence names
+_NAMED = 3  # how many members a sentence lists by name
 _AS_REQUESTED = "stopped as requested"  # `why` of a completed stop
 _STOPPED = "stopped"  # `why` of a stop whose checkpoint is missing
 
@@ -90,7 +90,7 @@ def _last_step(view: View) -> int:
 
 
 def _unflushed(view: View) -> tuple[int, str]:
-    """Return the exit code of a rank that could not write all of its output, and a note; else 0 and ""."""
+    """Return a rank's exit code and a note if it could not write all of its output; 0 and "" otherwise."""
     for rank in reports.ranks(view):
         ending = rank.ending
         if ending is not None and ending.fail == UNFLUSHED:
@@ -99,7 +99,7 @@ def _unflushed(view: View) -> tuple[int, str]:
 
 
 def _exit_in_loop(memory: JobState) -> str:
-    """Return a note about the first rank that was restarted because only it left its loop; "" for none."""
+    """Return a note about the first rank that was restarted because it alone left its loop; "" for none."""
     past = next((each for each in memory.history if each.signature == uneven_steps.EXITED_IN_LOOP), None)
     if past is None:
         return ""
@@ -139,7 +139,7 @@ def _last_checkpoint(view: View, policy: Policy) -> Save | Wait | str:
 
 
 def _unkept(view: View) -> str:
-    """Return why the last state cannot be saved, from the ranks' final reports; "" if it can."""
+    """Return why the last state cannot be saved, according to the ranks' final reports; "" if it can."""
     ranks: dict[int, RankProgress] = {}
     reasons: dict[int, str] = {}
     for report in reports.reports(view):
@@ -154,7 +154,7 @@ def _unkept(view: View) -> str:
     if undone:
         return f"rank {undone[0]} ended without a report (for example through os._exit()) or inside its loop"
     steps = sorted({each.step for each in ranks.values()})
-    return "" if len(steps) == 1 else f"the ranks ended with different steps, {steps[0]} and {steps[-1]}"
+    return "" if len(steps) == 1 else f"the ranks ended at different steps, {steps[0]} and {steps[-1]}"
 
 
 def _quiet(view: View) -> tuple[MemberView, ...]:
@@ -200,7 +200,7 @@ def summary(memory: JobState) -> str:
 
 
 def _names_missed(memory: JobState) -> bool:
-    """True if `why` leaves out the work that was cut short, which the last sentence must then name."""
+    """True if `why` does not mention the work that was cut short, so the last sentence must."""
     return bool(memory.missed) and (memory.exit_code == exit_codes.INTERRUPTED or memory.end is not None)
 
 
@@ -210,11 +210,11 @@ def _names_missed(memory: JobState) -> bool:
 def save_and_end(view: View, found: tuple[Fault, ...], *, has_storage: bool = True) -> Save | Wait | End:
     """Return the action that writes the secured state to storage, or the end if storage already has it.
 
-    Without storage, the run ends at once, and the end says where its state was.
+    Without storage, the run ends at once, and its last sentence says where the state was.
 
     If the stop cuts off work after a commit, the saved state precedes that work, and the next run repeats it,
-    as after a fault. The end names a checkpoint only if a scan that began after the request to stop found it
-    on storage.
+    as after a fault. The run's last sentence mentions a checkpoint only if a scan that began after the
+    request to stop found it on storage.
     """
     memory = view.memory
     cuts = cut_off_work.find(view, found)
@@ -243,7 +243,7 @@ def save_and_end(view: View, found: tuple[Fault, ...], *, has_storage: bool = Tr
 
 
 def _without_storage(resumed: ResumePoint) -> str:
-    """Return what becomes of the state of a job without storage for checkpoints."""
+    """Return a clause about the state of a job that has no storage for checkpoints."""
     none = ", without a checkpoint: the job has no storage for checkpoints"
     if resumed.source != "slot":
         return f"{none}, and no member holds a state"
@@ -272,8 +272,9 @@ def _stop(
 ) -> End:
     """Return the `End` of a run that the user has stopped, or whose `JobState.end` was decided.
 
-    The end's sentence has a reason, then `saved`, which says what is on storage, then `note`. If the user has
-    stopped the run, the reason is `reason`. Otherwise `JobState.end` contains the reason and the exit code.
+    The sentence `End.why` consists of a reason, of `saved`, which says what is on storage, and of `note`. If
+    the user has stopped the run, the reason is `reason`. Otherwise `JobState.end` contains the reason and the
+    exit code.
 
     `stored` is the step of a valid checkpoint on storage, or None. If this checkpoint precedes work that was
     cut off, the next run resumes from it to repeat the work, and must not use any later state.
@@ -324,8 +325,8 @@ def saving(view: View, policy: Policy) -> Save | Wait | End:
 def _may_hold_it(view: View, policy: Policy) -> bool:
     """True while a silent member may still report that it holds the state.
 
-    On a busy machine, the only other holder can be unable to report for longer than `members.QUIET_S`. If the
-    saving member is lost during that time, this wait is what makes a last checkpoint possible.
+    On a busy machine, the only other holder may be unable to report for longer than `members.QUIET_S`. If the
+    saving member is lost during that time, a last checkpoint is possible only because of this wait.
     """
     quiet = (each for each in _quiet(view) if each.name != view.memory.save_member)
     return any(not members.is_lost(view, each, policy) for each in quiet)
@@ -343,7 +344,7 @@ def _moved_ns(view: View, member: MemberView | None) -> int:
 
 
 def _another(view: View) -> Save | None:
-    """Return the action that has another holder of the state save it; None if there is no other holder.
+    """Return the action that tells another holder of the state to save it; None if there is no other holder.
 
     After a request to stop, an older state is enough if no newer one is left, because the next run repeats
     the steps. A finished run needs the state of its last step.
@@ -396,8 +397,8 @@ def stopping(view: View, policy: Policy) -> Done | Wait:
     _, kill_s = stop_delays_s(policy.grace_s, view.memory.first)
     deadline = view.memory.since_ns + int((kill_s + _SLACK_S) * SECOND_NS)
     if view.now_ns >= deadline:
-        # Nothing kills the members of a cluster. After an end that no user requested, the owner's next pods
-        # must not wait for a pod that may be on a lost node.
+        # On a cluster, nothing kills a member that does not stop. Unless a user asked for the stop, the
+        # owner's next pods must not wait for a pod that may be on a lost node.
         if policy.members_created_externally and view.memory.stop in ("graceful", "now"):
             return Wait(view.now_ns + int(IDLE_S * SECOND_NS), unended_in_words(there))
         return Done(f"{len(there)} members did not stop before the deadline")
@@ -407,8 +408,9 @@ def stopping(view: View, policy: Policy) -> Done | Wait:
 def unended(view: View, policy: Policy) -> tuple[str, ...]:
     """Return the members that were ordered to end and have not ended.
 
-    The keeper of a local run kills a member whose launcher does not respond. On a cluster, nothing does, and
-    a member that counts as lost may still run. The owner's next pods do not belong to the run.
+    The keeper of a local run kills a member whose launcher does not respond. On a cluster, no process does
+    this, and a member that counts as lost may still be running. The owner's next pods do not belong to the
+    run.
     """
     if not policy.members_created_externally:
         return tuple(m.name for m in view.members if m.exists and not members.unresponsive_launcher(m))

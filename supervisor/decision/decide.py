@@ -58,7 +58,7 @@ class _Case:
 
     @cached_property
     def view(self) -> View:
-        """The observed view. In the phase `securing`, a start that failed is undone in it."""
+        """The observed view. In the phase `securing`, it lacks the changes of a start that failed."""
         if self.observed.memory.phase != "securing":
             return self.observed
         return replace(self.observed, memory=failed_start.without_failed_start(self.observed))
@@ -74,7 +74,10 @@ class _Case:
 
     @cached_property
     def cause(self) -> Fault:
-        """The fault that explains the others. If only victims are known, the loss of a silent member."""
+        """The fault that explains the others.
+
+        If only victims are known, it is the loss of a silent member, if there is one.
+        """
         cause = faults.root_cause(self.faults)
         if _is_only_victim(cause):
             return faults.first_silent_member(self.view) or cause
@@ -133,14 +136,14 @@ def replace_lost_standby(case: _Case) -> Replace | None:
 
 
 def _unread(view: View, policy: Policy, resumed: ResumePoint) -> Wait | End | None:
-    """Return a `Wait` if the resume point depends on storage that cannot be read yet; None otherwise.
+    """Return a `Wait` if the resume point depends on storage that has not been read or verified yet.
 
-    Returns an `End` if storage has been unreadable for `Policy.storage_s`.
+    Returns an `End` if storage has been unreadable for `Policy.storage_s`, and None if the group can resume.
     """
     memory = view.memory
     if resumed.source == "slot" or (policy.from_scratch and memory.phase == "forming"):
         return None
-    if not policy.has_storage:  # what a pod lists is its own volume, none of which counts
+    if not policy.has_storage:  # pods list only their own volumes, which do not count
         return None
     if view.stored.error:
         deadline = max(memory.since_ns, view.stored.failed_ns) + int(policy.storage_s * SECOND_NS)
@@ -157,7 +160,7 @@ def _unread(view: View, policy: Policy, resumed: ResumePoint) -> Wait | End | No
 
 
 def _give_up(view: View, end: End) -> Secure | End:
-    """Return `end`, or an action that first secures the state if members may hold one worth saving."""
+    """Return `end`, or first a `Secure` if members may hold a state worth saving."""
     if view.memory.end is not None or not remedy.has_worked(view) or reports.script_keeps_own_state(view):
         return end
     return Secure((), True, end.why, end)
@@ -178,7 +181,7 @@ def stop_before_the_start(case: _Case) -> End | None:
 
 
 def end_without_members(case: _Case) -> End | None:
-    """End a run all of whose pods have ended, which only the supervisor's backend can see."""
+    """End the run if all of its pods have ended, which only the supervisor's backend can see."""
     return case.view.memory.end
 
 
@@ -199,9 +202,9 @@ def refuse_to_start_over(case: _Case) -> End | None:
 
 
 def _forming_deadline_ns(view: View, policy: Policy) -> int:
-    """Return when the run ends if members are still missing.
+    """Return when the run ends if members are still missing by then.
 
-    If a controller creates the members, this is never, because pods can be pending for days.
+    If a controller creates the members, the run waits forever, because pods can be pending for days.
     """
     limit_s = FOREVER_S if policy.members_created_externally else policy.form_s
     return view.memory.since_ns + int(limit_s * SECOND_NS)
@@ -238,7 +241,7 @@ def secure_after_faults(case: _Case) -> Secure | None:
 
 
 def act_on_stall(case: _Case) -> Secure | Warn | None:
-    """Warn the user about a group that completes no step, and restart it when its limit has passed."""
+    """Warn the user about a group that completes no step, and restart the group after its time limit."""
     stall, view = case.stall, case.view
     if stall is None:
         return None
@@ -253,7 +256,7 @@ def act_on_stall(case: _Case) -> Secure | Warn | None:
 def warn_of_changed_file(case: _Case) -> Warn | None:
     """Warn once for each file of the script that has changed since the run began."""
     known = {each.place for each in case.view.memory.warned}
-    if len(known) >= MAX_WARNED:  # beyond that, old warnings would be forgotten and repeated
+    if len(known) >= MAX_WARNED:  # with more, old warnings would be forgotten and then repeated
         return None
     for report in reports.reports(case.view):
         for sentence in report.launcher.changed if report.launcher is not None else ():
@@ -313,7 +316,7 @@ def await_next_event(case: _Case) -> Wait:
 
 
 def _next_look_ns(case: _Case) -> int:
-    """Return when the next decision is due if no report arrives before."""
+    """Return when the next decision is due if no report arrives earlier."""
     view, policy, stall = case.view, case.policy, case.stall
     until_ns = view.now_ns + int(members.next_timeout_s(view, policy, closing.IDLE_S) * SECOND_NS)
     if stall is None:
@@ -408,7 +411,7 @@ def save_after_fault(case: _Case) -> Save | Wait | End | None:
 def preserve(case: _Case) -> Preserve | None:
     """Save the secured state once while the group waits for a member that a controller must replace.
 
-    The replacement can take long, and the remaining members may be lost before it arrives.
+    The replacement can take a long time, and the remaining members may be lost before it arrives.
     """
     view, policy, memory = case.view, case.policy, case.view.memory
     if not policy.members_created_externally or policy.checkpoint_every_s <= 0 or memory.incident is None:
@@ -500,7 +503,7 @@ def start_next_generation(case: _Case) -> Start | End:
 def _is_awaited(view: View, member: MemberView, policy: Policy) -> bool:
     """True if a member may hold state that the group needs, and has not reported this state as secured.
 
-    A disconnected member with ranks counts too: after a takeover, it connects soon.
+    This includes a disconnected member with ranks, because it will connect soon after a takeover.
     """
     if not member.connected and member.name not in view.memory.seats:
         return False

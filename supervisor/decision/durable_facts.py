@@ -3,10 +3,10 @@
 Besides decisions, the following facts change the job's state (`View.memory`): a member held a training state,
 storage has one, the group has reached a step, the replicas matched, or members run a generation. The next
 line of the journal records these facts. If the supervisor dies before writing that line, members and storage
-report the facts to its successor. If the members die too, the last status still has the step that the group
-had reached. When a member holds a state for the first time, `supervisor.controller.job` writes a line for
-this fact alone. The time at which all survivors of a fault have secured their state is only for the
-incident's timeline, and no journal has it.
+report the facts to its successor. If the members die too, the last status still contains the step that the
+group had reached. When a member holds a state for the first time, `supervisor.controller.job` writes a line
+for this fact alone. The time at which all survivors of a fault have secured their state is not in the
+journal, because only the incident's timeline uses it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from supervisor.view import replica_divergence, reports, unknown_generation
 from supervisor.view.model import JobState, OpenIncident, View, VoidStep
 
 _GENERATION = attrgetter("generation")
-# The number of newest void steps to keep. An older one is kept only while a state of its step exists.
+# How many of the newest void steps to keep. An older void step is kept only while a state of that step
+# exists.
 VOIDS = 128
 
 
@@ -105,9 +106,9 @@ def _held(view: View) -> int:
 
 
 def _with_secured_time(view: View) -> OpenIncident | None:
-    """Return the open incident, with the present time once all survivors have secured their state.
+    """Return the open incident, with the current time if all survivors have just secured their state.
 
-    The decision that follows can be much later, if the group has to wait for another member.
+    The decision that follows can be much later if the group has to wait for another member.
     """
     memory, incident = view.memory, view.memory.incident
     if incident is None or incident.survived_ns or memory.phase != "securing":
@@ -118,7 +119,7 @@ def _with_secured_time(view: View) -> OpenIncident | None:
 
 
 def _void(view: View) -> tuple[VoidStep, ...]:
-    """Return the void steps: after such a step's commit, a rank changed its state but not the copies of it.
+    """Return the void steps, after whose commit a rank changed its state without updating the copies.
 
     They are kept even after the rank's page and its member are gone, because another member may hold a copy
     that lacks the change.

@@ -40,14 +40,14 @@ def order_for(
 
 
 def _proven(memory: JobState) -> int:
-    """Return the last step where replicas were equal: 0 for none yet, -1 if one member hosts all ranks."""
+    """Return the last step at which replicas were equal: 0 for none yet, -1 if one member hosts all ranks."""
     if memory.equal:
         return memory.equal[-1]
     return 0 if memory.world_size > memory.nproc else -1
 
 
 def _lineage(memory: JobState) -> tuple[Lineage, ...]:
-    """Return the lineage. It is already extended if the last checkpoint will make newer states void.
+    """Return the lineage, already extended if the last checkpoint will make newer states void.
 
     The last checkpoint of a run can precede work that the stop cuts off, and then makes newer checkpoints
     void. If the lineage did not show this, a sidecar could keep a newer checkpoint and delete the last one.
@@ -71,7 +71,7 @@ def _order_for(memory: JobState, member: str, policy: Policy, drill: DrillOrder 
             exit_code=memory.exit_code or 0,
         )
     if member not in memory.seats or memory.phase == "forming":
-        # `secure` makes standbys report their states too: they may have hosted ranks before.
+        # `secure` makes standbys report their states too, because they may have hosted ranks before.
         do: MemberAction = "secure" if memory.phase in ("securing", "saving") else "idle"
         return MemberOrder(do, memory.generation, just_in_time=False, drill=drill)
     if memory.phase in ("securing", "saving"):
@@ -140,9 +140,9 @@ def _survivors_are_good(memory: JobState) -> bool:
 
 
 def may_create_members(memory: JobState, now_ns: int) -> bool:
-    """True if no recovery needs the seconds of CPU time that the creation of a member takes.
+    """True if no recovery needs the seconds of CPU time that creating a member takes.
 
-    The group of a script that completes no steps never settles. Its standby is created after `BUSY_S`.
+    If the script completes no steps, the group never settles, so its standby is created after `BUSY_S`.
     """
     if memory.phase == "running":
         return memory.settled or now_ns >= memory.since_ns + int(BUSY_S * 1e9)

@@ -86,4 +86,4 @@ def _listed(listed: tuple[str, ...]) -> str:
 
 
 def _no_checkpoint_left(saved: int) -> str:
-    return f"no checkpoint left, although there was one of step {saved} (is the storage mounted?)"
+    return f"no checkpoint left, although step {saved} had one (is the storage mounted?)"

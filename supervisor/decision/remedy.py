@@ -39,9 +39,10 @@ VOLUME_TRIES = 3  # attempts to restore a state that does not fit on the memory 
 def startup_failure(view: View) -> End | None:
     """Return an `End` if the script exits or keeps failing before it joins; None otherwise.
 
-    Ranks that train continue even if no warm process can be created. In a run that has completed steps, the
-    script has worked before, so the failure may be temporary: for example, a file that the script reads
-    before it joins may be missing for a while. If such a run needs processes, it ends only after `GIVE_UP_S`.
+    Ranks that are training continue even if no warm process can be created. In a run that has completed
+    steps, the script has worked before, so the failure may be temporary: for example, a file that the script
+    reads before it joins may be missing for a while. If such a run needs processes, it ends only after
+    `GIVE_UP_S`.
     """
     forming = view.memory.phase == "forming"
     for member in view.members:
@@ -66,9 +67,10 @@ def startup_failure(view: View) -> End | None:
 
 
 def _end(code: int, why: str, ending: Ending) -> End:
-    """Return an `End` for `why`, with the reason, because events and the lists of jobs show no traceback.
+    """Return an `End` for `why` and the process's last words.
 
-    The output of the process is omitted if the reason is all of it.
+    The words are included because events and job lists show no traceback. The output of the process is
+    omitted if it contains nothing else.
     """
     said = endings.last_words(ending)
     output = "" if ending.fail == "bad_input" and ending.message.strip() == said else ending.message
@@ -128,7 +130,10 @@ def reason_to_stop(view: View, policy: Policy, cause: Fault) -> End | None:
 
 
 def _is_program_error(view: View, policy: Policy, cause: Fault) -> bool:
-    """True if the exception is due to the program: it came before any step, or twice on all ranks."""
+    """True if the exception is an error in the program.
+
+    It occurred before any step, or twice on all ranks.
+    """
     if cause.kind != "exception" or not PROGRAM_ERRORS.intersection(cause.signature.split(" ")[1:2]):
         return False
     if not (made_progress(view, cause) or any(past.worked for past in view.memory.history)):
@@ -177,7 +182,7 @@ def _is_same(view: View, past: PastFault, cause: Fault) -> bool:
         return False
     if cause.kind == "crash" and past.rank != cause.rank:
         return False
-    # These signals come from other processes, so only a script that never makes progress is to blame.
+    # Other processes send these signals, so they are the script's fault only if it never makes progress.
     outside = cause.signal in _FROM_OUTSIDE and cause.signature != OUT_OF_MEMORY
     return not outside or not (past.worked or made_progress(view, cause))
 
@@ -285,7 +290,7 @@ def _no_state_left(
 
 
 def _rendezvous(view: View, member: str) -> tuple[str, int]:
-    """Return the address and port of the rendezvous, which are those of rank 0's `member`."""
+    """Return the address and port of the rendezvous, which is on `member`, the member of rank 0."""
     master = view.member(member)
     assert master is not None
     assert master.report is not None

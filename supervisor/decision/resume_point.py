@@ -1,7 +1,7 @@
 """Find the group's resume point: the newest step with a complete state. Pure.
 
 The state of a step is complete if some member holds its replicated part and, for every rank, some member
-holds the rank's private part. When a generation resumes from step s, older generations' states beyond s
+holds the rank's private part. When a generation resumes from step s, the states of older generations beyond s
 become void. A state whose restore has failed `TRIES` times is not used.
 
 The functions return `FROM_THE_BEGINNING` if they find no state. Before a caller starts over, it must check
@@ -21,11 +21,11 @@ from supervisor.view import faults, members
 from supervisor.view.model import Checkpoint, JobState, MemberView, ResumePoint, View
 
 FROM_THE_BEGINNING = ResumePoint(0, 0, "none")
-HOLDERS = 8  # the most sources of one rank's private state; usually two members hold it
+HOLDERS = 8  # limit for the sources of one rank's private state, which two members usually hold
 TRIES = 4  # attempts to restore the same state
 
-# For each rank, its private states of one step: the generation, the position of the member that holds it in a
-# view, and whether it is final.
+# For each rank, its private states of one step. Each has its generation, the position in the view of the
+# member that holds it, and whether it is final.
 _HeldByRank: TypeAlias = "dict[int, list[tuple[int, int, bool]]]"
 
 
@@ -86,7 +86,7 @@ def _damaged(unusable: tuple[HeldSnapshot, ...]) -> frozenset[tuple[int, int]]:
 
 
 def missing_private_state(view: View, step: int) -> str:
-    """Return a clause that names the ranks whose private state of `step` is missing; "" for none."""
+    """Return a clause that lists the ranks whose private state of `step` is missing; "" for none."""
     usable = [member.report is not None and can_serve(view, member) for member in view.members]
     lineage = view.memory.lineage
     given, early = set[int](), set[int]()
@@ -118,8 +118,8 @@ def can_serve(view: View, member: MemberView) -> bool:
 def _private_states(members_now: tuple[MemberView, ...]) -> Mapping[int, _HeldByRank]:
     """Return the private states that members hold, for the step of each snapshot.
 
-    A report lists some 30 states per rank, and a decision looks for several steps and all ranks. So the lists
-    are read only once for all decisions about the same reports.
+    A report lists some 30 states per rank, and a decision needs those of several steps for all ranks. The
+    lists are therefore read only once for all decisions about the same reports.
     """
     snapshots = (snapshot for member in members_now if member.report for snapshot in member.report.slots)
     return _read_private_states(members_now, {snapshot.step: {} for snapshot in snapshots})
@@ -128,7 +128,7 @@ def _private_states(members_now: tuple[MemberView, ...]) -> Mapping[int, _HeldBy
 def _read_private_states(
     members_now: tuple[MemberView, ...], found: dict[int, _HeldByRank]
 ) -> dict[int, _HeldByRank]:
-    """Add the private states that members hold to `found`, for each step in it, and return it."""
+    """Return `found`, after adding the private states that members hold for each step in it."""
     for position, member in enumerate(members_now):
         for private in member.report.privates if member.report is not None else ():
             states = found.get(private.step)
@@ -210,7 +210,7 @@ def has_saved_state(memory: JobState) -> bool:
 
 
 def reason_unusable(view: View, state: HeldSnapshot | Checkpoint, at_most: int | None) -> str:
-    """Return why a state must not be used; "" for no reason. Even a usable one may lack private states."""
+    """Return why a state must not be used; "" if it may be used. Even then, private states may be missing."""
     return _reason_unusable(view, state, at_most, _given_up(view.memory))
 
 

@@ -13,7 +13,7 @@ from holdfast.protocol.member_messages import StateSource
 from supervisor.identity_cache import by_identity
 from supervisor.view.model import JobState
 
-# A member that lacks the snapshot fetches parts of it from all holders that it knows. More than this many
+# A member that lacks the snapshot fetches parts of it from all holders that it knows. More holders than this
 # would not make the transfer faster, because its own network is then the limit.
 HOLDERS = 8
 
@@ -43,7 +43,7 @@ def for_checkpoint(memory: JobState) -> tuple[StateSource, ...]:
 
 
 def grouped(sources: Iterable[StateSource]) -> tuple[StateSource, ...]:
-    """Return equivalent sources, with one for consecutive ranks whose state one member holds."""
+    """Return equivalent sources, merged into one where a member holds the states of consecutive ranks."""
     last: dict[tuple[str, int, int], int] = {}  # the position of the holder's last entry
     found: list[tuple[str, int, int, int, int]] = []
     for each in sources:
@@ -60,7 +60,7 @@ def grouped(sources: Iterable[StateSource]) -> tuple[StateSource, ...]:
 
 
 def of_each_rank(sources: Iterable[StateSource]) -> tuple[StateSource, ...]:
-    """Return equivalent sources, with one for each rank: the reverse of `grouped`, but sorted by rank."""
+    """Return equivalent sources, one for each rank and sorted by rank. This reverses `grouped`."""
     found = [
         StateSource(each.url, each.rank + offset, each.generation, each.step)
         for each in sources

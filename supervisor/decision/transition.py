@@ -1,7 +1,7 @@
 """Compute the job's state after an action. Pure: the result can be reproduced from the journal.
 
 `TRANSITIONS` is the job's state machine. It lists the actions that are allowed in each phase, and the phase
-that follows each. `mermaid` prints its diagram, which is part of `docs/architecture.md`.
+that follows each. `mermaid` returns its diagram, which is part of `docs/architecture.md`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from supervisor.view.model import (
     Warn,
 )
 
-JUMPS = 64  # loss jumps to remember; a rank needs a jump only until it has passed its step
+JUMPS = 64  # loss jumps to remember; a rank needs a jump only until it has passed that step
 HISTORY = 1000  # faults to remember
 WARNED = 32  # warnings to remember
 LOST = 256  # lost members to remember after they no longer exist and have no ranks
@@ -162,7 +162,10 @@ def _save(view: View, action: Save, _: Policy) -> JobState:
 
 
 def _preserve(view: View, action: Preserve, _: Policy) -> JobState:
-    """Return the state with the request to save. `since_ns` stays, because the group is still waiting."""
+    """Return the state with the request to save.
+
+    `since_ns` does not change, because the group is still waiting.
+    """
     memory, incident = view.memory, view.memory.incident
     return replace(
         memory,
@@ -188,7 +191,10 @@ def _lost(view: View, names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _done(view: View, _action: Done, policy: Policy) -> JobState:
-    """Return the state of a run that is over. Its last sentence names members of a cluster that still run."""
+    """Return the state of a run that is over.
+
+    On a cluster, its last sentence lists members that still run.
+    """
     left = closing.unended(view, policy) if policy.members_created_externally else ()
     why = f"{view.memory.why}; {closing.unended_in_words(left)}" if left else view.memory.why
     return replace(view.memory, since_ns=view.now_ns, why=why)
@@ -286,7 +292,7 @@ def _start(view: View, action: Start, policy: Policy) -> JobState:
     resumed, found = action.resume, faults.of_incident(view, policy)
     restore = None
     if resumed.source != "none":
-        # Only the name: the path to the checkpoint can differ between members.
+        # Only the name, because the path to the checkpoint can differ between members.
         name = resumed.path.rpartition("/")[2]
         restore = Restore(resumed.step, resumed.generation, resumed.source, name)
     launch = Launch(
@@ -394,7 +400,7 @@ def _has_joined_since(view: View, action: Start, incident: OpenIncident) -> bool
 
 
 def _members_to_end(view: View, action: Start, policy: Policy) -> tuple[str, ...]:
-    """Return the members to end: others take over their ranks, and their launchers cannot end them."""
+    """Return the members to end, because others take over their ranks and no launcher can end them."""
     return tuple(
         name
         for name in view.memory.placement
@@ -489,7 +495,7 @@ def _end(view: View, action: End, policy: Policy) -> JobState:
 
 
 def _bystanders(view: View) -> tuple[str, ...]:
-    """Return the members that are there and have no ranks."""
+    """Return the members that exist or are listed, but have no ranks."""
     seats = view.memory.seats
     return tuple(m.name for m in view.members if (m.exists or m.is_listed) and m.name not in seats)
 
@@ -522,13 +528,13 @@ def _cut_short(view: View, memory: JobState, action: End) -> tuple[UndoneWork, .
 def _undone(number: int, cuts: tuple[CutOffWork, ...]) -> tuple[UndoneWork, ...]:
     """Return `cuts` as undone work of the incident `number`, or of a stop if `number` is 0.
 
-    If a group that resumes at the work's own step still repeats the work, it counts as part of the next step.
+    Work that is repeated even if the group resumes at the work's own step counts as part of the next step.
     """
     return tuple(UndoneWork(number, each.rank, each.step, each.at_most >= each.step) for each in cuts)
 
 
 def _barred(view: View, memory: JobState, policy: Policy, back: int | None) -> JobState:
-    """Make the states beyond the last good step void: the next run in the directory then ignores them.
+    """Make the states beyond the last good step void, so that the next run in the directory ignores them.
 
     The lineage is extended as if a generation had resumed from that step and completed no step. `back` is the
     step from which the next run repeats work that was cut off; None if there is no such work.

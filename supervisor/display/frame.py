@@ -93,7 +93,7 @@ def _remaining(status: StatusDocument) -> str:
 
 
 def stalled(status: StatusDocument) -> str:
-    """Return in words how long no step has ended, with the limit; "" while steps end regularly."""
+    """Return in words the time since a step last ended, with the limit; "" while steps end regularly."""
     still_s = float(status.get("no_step_s") or 0.0)
     if still_s < STILL_S or status.get("phase") != "running":
         return ""
@@ -102,7 +102,7 @@ def stalled(status: StatusDocument) -> str:
 
 
 def _held_up(status: StatusDocument) -> str:
-    """Return what the group waits for while no step ends; "" otherwise."""
+    """Return what the group is waiting for while no step ends; "" otherwise."""
     return " ".join(str(status.get("waiting_for") or "").split()) if stalled(status) else ""
 
 
@@ -137,7 +137,7 @@ def station(status: StatusDocument) -> str:
     is_elsewhere = name in (
         "restarting",
         "stopping",
-    )  # the line of the incident or the last line of the run has the message
+    )  # the incident's line or the run's last line shows the message
     return f"{name}: {message}" if message and not is_elsewhere else name
 
 
@@ -216,7 +216,7 @@ def _signs(member: Mapping[str, Any], states: Mapping[Any, str]) -> list[str]:
 
 
 def _tally(shown: list[tuple[Mapping[str, Any], list[str]]], width: int, style: Style) -> str:
-    """Return a summary of the members, for when there are too many to name each."""
+    """Return a summary of the members, for when there are too many to list."""
     signs = [sign for _, each in shown for sign in each]
     words = (("on", "running"), ("half", "starting"), ("bad", "down"), ("off", "in reserve"))
     cells: list[tuple[str, tuple[str, ...]]] = [(f"  {count(len(shown), 'member')}", (DIM,))]

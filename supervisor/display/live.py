@@ -21,7 +21,7 @@ LIVE_BYTES = 512 << 10  # how much text to keep for a slow terminal: more than a
 # How much text to keep for a file or a pipe. `Screen` accepts this much on top of the text that it is
 # writing.
 PLAIN_BYTES = FULL_BYTES - 4 * BUSY_BYTES
-PIECE_BYTES = BUSY_BYTES // 4  # the size of one write; a burst is then written while it arrives
+PIECE_BYTES = BUSY_BYTES // 4  # the size of one write, so that a burst is written while it arrives
 _BEGIN, _END = (
     "\x1b[?2026h",
     "\x1b[?2026l",
@@ -59,7 +59,7 @@ class Display(Protocol):
         """Wait, for a bounded time, until everything is written."""
 
     def close(self) -> str:
-        """Draw the last state and end. Return why it could not be written; "" if it was."""
+        """Draw the last state and close the output. Return why it could not be written; "" if it was."""
 
 
 def display(
@@ -175,7 +175,7 @@ class LiveDisplay:
     def _draw(self, now_s: float) -> None:
         """Write the waiting lines and the frame below them in one call."""
         if self._out.busy:
-            return  # the last frame is not written yet, so a later call draws a newer one
+            return  # the last frame has not been written yet, so a later call draws a newer one
         size = self._out.size()
         silent_s = max(0.0, now_s - self._fresh_s)
         frame = []

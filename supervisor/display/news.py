@@ -1,4 +1,5 @@
-"""Describe in lines what has changed between two statuses of a run. Pure except for `recall`."""
+"""Describe what has changed between two statuses of a run, with a line for each change. Pure except for
+`recall`."""
 
 from __future__ import annotations
 
@@ -14,10 +15,11 @@ _MAX_MISSED = 20  # how many incidents between two statuses are shown
 
 @dataclass(frozen=True, slots=True)
 class IncidentRecords:
-    """Gives access to the records of incidents. A status contains only the newest, but several may be new.
+    """Gives access to the records of incidents.
 
-    `recall` returns the record of an incident by number; None if it cannot be read. Incidents with numbers up
-    to `before` belong to an earlier run.
+    A status contains only the newest incident, but several may be new. `recall` returns the record of an
+    incident by number; None if it cannot be read. Incidents with numbers up to `before` belong to an earlier
+    run.
     """
 
     recall: Callable[[int], Mapping[str, Any] | None] = lambda _: None
@@ -151,7 +153,7 @@ def _line(incident: Mapping[str, Any], words: str) -> list[str]:
 
 
 def _traceback(incident: Mapping[str, Any]) -> list[str]:
-    """Return the last lines of a rank that lost its peers although none failed. No log has them."""
+    """Return the last lines of a rank that lost its peers although none failed. No log contains them."""
     if incident.get("kind") != "victim" or incident.get("remedy") == "stop":  # printed at the end of the run
         return []
     return str(incident.get("message") or "").strip("\n").splitlines()[-_TRACEBACK_LINES:]

@@ -31,7 +31,7 @@ _NUMBER = re.compile(r"\d+")
 
 
 class WarningFilter:
-    """Removes repeated warnings of Holdfast. Each rank prints a warning, and prints it again after a restart.
+    """Filters out repeated warnings, which each rank prints, and prints again after a restart.
 
     Two warnings about the script are the same even if their numbers, such as the step, differ. Two warnings
     about a training value, such as a loss jump, are not.
@@ -41,7 +41,7 @@ class WarningFilter:
         self._known: set[str] = set()
 
     def admit(self, text: str) -> bool:
-        """True if a line must be shown, because it is not a warning or the first one of its kind."""
+        """True if a line must be shown, because it is not a warning or is the first of its kind."""
         found = _WARNS.match(text)
         if found is None:
             return True

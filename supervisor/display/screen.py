@@ -26,8 +26,8 @@ from holdfast.protocol import foreign_text
 from supervisor.display.ansi import Style, style_for
 from supervisor.wording import count
 
-BUSY_BYTES = 256 << 10  # if more text waits, `busy` is True and callers should not write more
-FULL_BYTES = 8 << 20  # if more text waits, new text is dropped
+BUSY_BYTES = 256 << 10  # if more text is waiting, `busy` is True and callers should not write more
+FULL_BYTES = 8 << 20  # if more text is waiting, new text is dropped
 CLOSE_S = 2.0  # the time limit for a slow reader at the end
 FLUSH_S = 0.5
 LAST_S = 0.5  # the time limit for the last lines, once there is room for them
@@ -149,7 +149,7 @@ class Screen:
             view = view[self._write_some(view) :]
 
     def _write_pipe(self, raw: bytes) -> None:
-        """Write in non-blocking pieces; the rest of `raw` can then be dropped at the end."""
+        """Write in non-blocking pieces, so that the rest of `raw` can be dropped at the end."""
         view, whole = memoryview(raw), True
         poll = select.poll()
         poll.register(self._descriptor, select.POLLOUT)

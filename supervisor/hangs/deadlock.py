@@ -1,8 +1,8 @@
 """Prove that all ranks wait for each other and that nothing in transit could end the wait. Pure.
 
 An inspection can show that a rank is at rest (`holdfast.inspection.blocked_ranks`): the rank waits in a
-collective and, until a given time, only bytes on its connections would wake it. Suppose all ranks are at rest
-at the same time, and each connection leads from one of them to another. Then nobody is left to send any
+collective and, until a given time, only bytes on its connections could wake it. Suppose all ranks are at rest
+at the same time, and each connection leads from one of them to another. Then no process is left to send any
 bytes, and the ranks wait forever, no matter which collectives they are in.
 
 The clocks of different hosts cannot show that the ranks were at rest at the same time. When inspections show
@@ -32,7 +32,7 @@ def inspection_request(view: View) -> int:
 
 
 def update_resting(before: tuple[RankAtRest, ...], view: View) -> tuple[RankAtRest, ...]:
-    """Return the ranks that are at rest by their newest inspections, and since when."""
+    """Return the ranks that are at rest according to their newest inspections, and since when."""
     known = {each.rank: each for each in before}
     found: list[RankAtRest] = []
     for report in reports.reports(view):
@@ -86,7 +86,7 @@ def deadlocked_ranks(view: View, horizon_s: float) -> tuple[RankAtRest, ...]:
 
 
 def _all_resting_since_ns(view: View) -> int:
-    """Return since when all ranks have been at rest and wait only for each other; 0 if they do not."""
+    """Return since when all ranks have been at rest, waiting only for each other; 0 if they are not."""
     rests = view.watch.rests
     if len(rests) < 2 or {each.rank for each in rests} != set(range(view.memory.world_size)):
         return 0
@@ -96,7 +96,7 @@ def _all_resting_since_ns(view: View) -> int:
 
 
 def describe(rests: tuple[RankAtRest, ...], most: int = 4) -> str:
-    """Return in words where each rank waits. If the places differ, name the first `most` ranks."""
+    """Return in words where each rank waits. If the places differ, list the first `most` ranks."""
     places = {each.place for each in rests}
     text = "all ranks wait for each other, and nothing is in transit: "
     if len(places) == 1:
@@ -108,5 +108,5 @@ def describe(rests: tuple[RankAtRest, ...], most: int = 4) -> str:
 
 
 def place(rests: tuple[RankAtRest, ...]) -> str:
-    """Return where the ranks wait, without line numbers: all lines of a function then compare equal."""
+    """Return where the ranks wait, without line numbers, so that all lines of a function compare equal."""
     return "; ".join(sorted({evidence.without_line(each.place) for each in rests}))

@@ -31,7 +31,7 @@ from supervisor.hangs.verdict import StallVerdict
 from supervisor.view import reports
 from supervisor.view.model import SECOND_NS, LateRank, PendingException, Policy, View
 
-EXCEPTION_S = 5.0  # added to the time for `finally` blocks, for the rank to report the exception itself
+EXCEPTION_S = 5.0  # added to the time for `finally` blocks, so that the rank can report the exception itself
 _PAUSES = names_of_kinds(PhaseKind.PAUSE, PhaseKind.COPY)
 _ENDS = names_of_kinds(PhaseKind.END)
 
@@ -138,7 +138,7 @@ def _standstill(view: View, policy: Policy) -> StallVerdict:
 
 
 def _ranks_ahead(view: View, rest: list[LateRank]) -> set[int]:
-    """Return the ranks ahead of the last rank that only compute or wait, perhaps for a device."""
+    """Return the ranks that are ahead of the last rank and only compute or wait, perhaps for a device."""
     inspected = {each.rank for each in reports.all_inspections(view)}
     places = {each.rank: (each.step, each.phase_seq) for each in rest if each.rank in inspected}
     first = min(places.values(), default=(0, 0))

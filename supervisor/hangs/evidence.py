@@ -73,7 +73,7 @@ def findings(inspection: RankInspection) -> Findings:
 
 
 def shows_work(inspection: RankInspection) -> bool:
-    """True if there is any sign of work, such as a long call. A busy wait for other ranks is none."""
+    """True if there is any sign of work, such as a long call. A busy wait for other ranks does not count."""
     found = findings(inspection)
     return inspection.moved or inspection.children > 0 or inspection.io_bytes > 0 or found.role == BUSY
 

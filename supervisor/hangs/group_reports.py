@@ -79,5 +79,5 @@ def position(view: View, late: LateRank) -> str:
 
 
 def place(view: View, late: LateRank) -> str:
-    """Return `position` without the line number: all inspections within one function then agree."""
+    """Return `position` without the line number, so that all inspections within one function agree."""
     return evidence.without_line(position(view, late))

@@ -64,7 +64,7 @@ def name_rank(view: View, holding: list[LateRank]) -> LateRank:
 def find_hung_rank(inspected: tuple[RankInspection, ...]) -> HangVerdict:
     """Return the rank that most likely holds up the others. Raises `ValueError` without inspections."""
     if not inspected:
-        raise ValueError("without inspections, no rank can be named")
+        raise ValueError("no rank can be found without inspections")
     left = tuple(sorted(inspected, key=lambda each: each.rank))
     if len(left) == 1:
         return HangVerdict(left[0].rank, f"rank {left[0].rank} is the only candidate", (left[0].rank,))
@@ -145,7 +145,7 @@ def _spinning(left: tuple[RankInspection, ...]) -> _Found:
 
 
 def _asleep(left: tuple[RankInspection, ...]) -> _Found:
-    """Return a rank that sleeps while the others spin. On GPUs, victims poll for the end of a kernel."""
+    """Return a rank that sleeps while the others spin. On GPUs, victims poll until a kernel ends."""
     by_cpu = sorted(left, key=lambda e: e.cpu_s)
     least, next_s = by_cpu[0], by_cpu[1].cpu_s
     if len(left) < 3 or next_s < _SPIN_S or next_s < _SPIN_RATIO * least.cpu_s:
@@ -198,7 +198,10 @@ def is_meeting_point(at: str) -> bool:
 
 
 def _waits_for_device(function: str, file: str) -> bool:
-    """True for a wait for a GPU's queue. Such a wait ends only when the collectives in the queue end."""
+    """True if the function waits for a GPU's queue.
+
+    Such a wait ends only when the collectives in the queue end.
+    """
     return file.startswith("holdfast/state/device") or (
         "torch/cuda/" in file and function.endswith("synchronize")
     )
@@ -231,7 +234,7 @@ def _threads(stack: str) -> list[tuple[str, tuple[tuple[str, str], ...]]]:
 
 
 def _shown(stack: str) -> str:
-    """Return a stack dump, main thread first, without thread numbers, which are of no use to users."""
+    """Return a stack dump, main thread first, without thread numbers, which do not help users."""
     parts = re.split(r"^(?=Thread )", stack.strip(), flags=re.MULTILINE)
     parts = [each.rstrip() for each in parts if each.startswith("Thread ")] or [stack.strip()]
     parts.sort(key=lambda part: '"MainThread"' not in part)

@@ -1,7 +1,7 @@
 """Track a group that completes no steps: which ranks are late, since when, and what inspections showed. Pure.
 
-A view has no history, so the supervisor updates its `StallWatch` with each one (`update`). A new supervisor
-rebuilds it from the members' reports, which say how long each rank has waited and what it is doing.
+A view has no history, so the supervisor updates its `StallWatch` with each view (`update`). A new supervisor
+rebuilds the watch from the members' reports, which say how long each rank has waited and what it is doing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from supervisor.hangs import deadlock, evidence
 from supervisor.view import reports
 from supervisor.view.model import LateRank, LearnedStall, MemberView, PendingException, StallWatch, View
 
-WORTH_S = 5.0  # shorter stalls are not remembered: all limits are longer
+WORTH_S = 5.0  # shorter stalls are not remembered, because all limits are longer
 _ENDS = names_of_kinds(PhaseKind.END)
 _IN_LOOP = names_of_kinds(PhaseKind.START, PhaseKind.STEP, PhaseKind.TAIL)
 
@@ -53,7 +53,7 @@ def update(watch: StallWatch, view: View) -> StallWatch:
 
 
 def discount_pause(watch: StallWatch, late_ns: int) -> StallWatch:
-    """Return `watch` with its times moved forward by `late_ns`, while the supervisor was not running."""
+    """Return `watch` with its times moved forward by `late_ns`, for which the supervisor was not running."""
     moved = tuple(
         replace(
             each,

@@ -1,4 +1,4 @@
-"""User-facing texts about a group that completes no steps. Pure."""
+"""User-facing messages about a group that completes no steps. Pure."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from supervisor.hangs.verdict import UNBEGUN, StallVerdict
 from supervisor.view import reports
 from supervisor.view.model import LateRank, Policy, View
 
-_NAMED = 4  # the ranks that one line lists
+_NAMED = 4  # how many ranks one line lists
 
 
 def warning(view: View, found: StallVerdict) -> str:
-    """Return the warning that precedes any action. It names the rank, place, duration and user's options."""
+    """Return the warning that precedes any action.
+
+    It states the rank, the place, the duration and the user's options.
+    """
     waited_s = (view.now_ns - view.watch.since_ns) / 1e9
     if found.place == UNBEGUN:
         return _warning_unbegun(found, waited_s)

@@ -28,7 +28,7 @@ def limited(view: View, policy: Policy, holding: list[LateRank]) -> StallVerdict
         view.watch.since_ns,
     )
     usual_s = policy.stall_limit_s if begun else policy.first_step_s
-    # If a rank counts as late only after minutes, its steps take minutes. The limit must not be shorter.
+    # If a rank counts as late only after minutes, its steps take minutes, and the limit must not be shorter.
     held_up = {each.rank: stalls[each.rank] for each in holding if each.rank in stalls}
     limit = max(usual_s, group_reports.longest_limit_s(held_up))
     worked_ns = max(each.worked_ns or since_ns for each in holding)

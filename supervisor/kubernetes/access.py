@@ -32,7 +32,7 @@ class Credentials(Protocol):
     """This process's credentials, which may change while it runs."""
 
     async def header(self) -> str:
-        """Return the value of the Authorization header; "" if the credentials are a certificate, or none."""
+        """Return the value of the Authorization header; "" if the access does not use one."""
 
     async def renew(self, refused: str) -> bool:
         """Load the credentials again after the server has refused the header `refused`.

@@ -1,9 +1,10 @@
 """Manage Holdfast's certificate authority, kept in a Secret, and issue server certificates.
 
 Clients verify Holdfast's servers against a bundle of authorities. A pod receives the bundle when it is
-created, and keeps it for its whole life. So an authority is valid for years. Its successor joins the bundle
-`JOIN_DAYS` before it expires, but signs certificates only in its last `SIGN_DAYS`. If a pod lives for less
-than `JOIN_DAYS` minus `SIGN_DAYS`, its bundle therefore covers every certificate that it is shown.
+created, and keeps it for its whole life. An authority is therefore valid for years. Its successor joins the
+bundle `JOIN_DAYS` before the authority expires, but signs certificates only in the authority's last
+`SIGN_DAYS`. If a pod lives for less than `JOIN_DAYS` minus `SIGN_DAYS`, its bundle therefore covers every
+certificate that servers present to it.
 
 The Secret's `ca.crt` contains the certificates and its `ca.key` the private keys, with the oldest authority
 first. To replace a leaked key, delete the Secret: the next check creates a new authority. Existing pods keep
@@ -42,8 +43,8 @@ AUTHORITY_DAYS = 3650
 JOIN_DAYS = 1825
 SIGN_DAYS = 180
 LEAF_DAYS = 14.0
-RENEW_DAYS = 7.0  # before a leaf expires, in case the API server is unreachable for up to a week
-CHECK_S = 3600.0  # between checks of the Secret, because another replica may have added an authority
+RENEW_DAYS = 7.0  # how long before its expiry a leaf is renewed, in case the API server is unreachable
+CHECK_S = 3600.0  # the time between checks of the Secret, to which another replica may add an authority
 RETRY_S = 60.0
 BACKDATED = timedelta(hours=1)  # for hosts whose clocks are behind
 _DAY = timedelta(days=1)

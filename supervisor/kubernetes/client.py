@@ -2,8 +2,8 @@
 
 Objects are raw JSON, and every wait and every response has a limit. Transport failures and refusals are
 raised as the exceptions in `supervisor.kubernetes.errors`, whose messages describe the request. After a 401,
-the client retries a request once with new credentials. It never retries otherwise: only the caller can find
-out whether a request without a response took effect.
+the client retries a request once with new credentials. It never retries otherwise, because only the caller
+can find out whether a request without a response took effect.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _Objects = list[KubernetesObject]  # an alias, because `list` is a method within
 
 REQUEST_S = 15.0  # the API server's own limit for most requests is 60 s; it usually responds in milliseconds
 CONNECT_S = 5.0
-# The limit for an answer or an event of a watch with one object. The API server accepts at most 3 MiB, and
-# stores them as protobuf. As JSON, the object can have up to 8 times that size: each "<" in it becomes
+# The limit for a response with one object, or for an event of a watch. The API server accepts at most 3 MiB,
+# and stores them as protobuf. As JSON, the object can have up to 8 times that size: each "<" in it becomes
 # "\u003c".
 ANSWER_BYTES = LINE_BYTES = 32 << 20
 # The limit for a page of several objects. Parsed, a page can take ten times its size. A longer page is
@@ -48,8 +48,8 @@ PAGE_BYTES = 8 << 20
 PAGE = 100
 SLICE = 10  # objects of a page that are pruned before other work may run, because `prune` may decode them
 MAX_PAGES = 4000  # stops a list that would never end
-WATCH_S = 300  # after this time, the server ends a watch; the next watch resumes where it ended
-STALL_S = 130.0  # in a quiet watch, the server sends a bookmark every minute, so this is two missed bookmarks
+WATCH_S = 300  # after this time, the server ends a watch, and the next watch resumes there
+STALL_S = 130.0  # two missed bookmarks, because the server sends one every minute in a quiet watch
 
 
 class PatchType(enum.Enum):
@@ -88,7 +88,7 @@ PODS = ResourceKind("", "v1", "pods")
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A collection as of `version`, where a watch can pick up."""
+    """A collection at `version`, from which a watch can continue."""
 
     objects: tuple[KubernetesObject, ...]
     version: str
@@ -121,7 +121,7 @@ async def connect(kubeconfig: str | Path | None = None, context: str | None = No
 
 
 class ApiServer:
-    """A client of one API server. Create it in a running event loop, and close it at the end.
+    """A client of one API server. Create it in a running event loop, and close it after use.
 
     A failed request raises `ApiError`, one of its subclasses, or `ServerUnreachable`.
     """
@@ -171,9 +171,9 @@ class ApiServer:
         """Return all objects that match the selectors, at one version.
 
         The list is read in pages. `prune` is applied to each page's objects as it arrives, so the whole list
-        is never in memory unpruned. A page that is too long is requested again with half as many objects: one
-        user's large objects then do not make the list of all users unreadable. Raises `Gone` if reading took
-        so long that the server no longer has that version; then list again.
+        is never in memory unpruned. A page that is too long is requested again with half as many objects, so
+        that one user's large objects do not make the list for all users unreadable. Raises `Gone` if reading
+        took so long that the server no longer has that version; then list again.
         """
         found: _Objects = []
         query, limit = _selectors(labels, fields), PAGE
@@ -294,7 +294,7 @@ class ApiServer:
             subresource,
             query={"fieldManager": manager, "force": str(force).lower()},
             body=body,
-            content_type="application/apply-patch+yaml",  # JSON is YAML
+            content_type="application/apply-patch+yaml",  # JSON is valid YAML
         )
         return await self._ask(request)
 

@@ -52,7 +52,7 @@ class ServerUnreachable(OSError):
     """No usable response arrived.
 
     There was no connection, or the response was late, too long, not JSON, or had the status 429 or 5xx.
-    `sent` is False if the request certainly did not reach the server. Otherwise, the request may have been
+    `sent` is False only if the request cannot have reached the server. Otherwise, the request may have been
     carried out.
     """
 

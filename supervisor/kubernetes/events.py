@@ -4,8 +4,8 @@ The events belong to the core API, because every version of kubectl shows their 
 the same object within `SAME_S`, the existing event gets a higher count and the newest message. A recurring
 fault therefore does not fill the server with events.
 
-Users cause events, of thousands of pods for example. So the namespaces take turns, and if too many events
-wait, those of the namespace with the most are dropped.
+Users can cause many events, for example with thousands of pods. The namespaces therefore take turns, and if
+too many events wait, those of the namespace with the most are dropped.
 """
 
 from __future__ import annotations
@@ -81,11 +81,11 @@ class _Series:
     last_s: float  # on the loop's clock
 
 
-_Key: TypeAlias = tuple[str, ...]  # of one event: its namespace first
+_Key: TypeAlias = tuple[str, ...]  # identifies an event; the namespace is first
 
 
 class EventQueue:
-    """The events that wait to be written, in turn from each namespace, and in each the oldest first."""
+    """The events that wait to be written. Namespaces take turns, and the oldest event of each goes first."""
 
     def __init__(self) -> None:
         self._by_namespace: OrderedDict[str, OrderedDict[_Key, None]] = OrderedDict()
@@ -98,13 +98,13 @@ class EventQueue:
         return key in self._by_namespace.get(key[0], ())
 
     def add(self, key: _Key) -> None:
-        """Append an event, unless it waits already."""
+        """Append an event, unless it is already waiting."""
         if key not in self:
             self._by_namespace.setdefault(key[0], OrderedDict())[key] = None
             self._count += 1
 
     def remove(self, key: _Key) -> None:
-        """Remove an event. Without effect if it does not wait."""
+        """Remove an event. Does nothing if it is not waiting."""
         if key in self:
             found = self._by_namespace[key[0]]
             del found[key]
@@ -113,18 +113,18 @@ class EventQueue:
                 del self._by_namespace[key[0]]
 
     def next(self) -> _Key:
-        """Return the event to write now, and put its namespace behind the others. The queue has events."""
+        """Return the next event to write, and put its namespace behind the others. Requires an event."""
         namespace = next(iter(self._by_namespace))
         self._by_namespace.move_to_end(namespace)
         return next(iter(self._by_namespace[namespace]))
 
     def postpone(self, key: _Key) -> None:
-        """Put an event behind the others of its namespace, if it waits."""
+        """Put an event behind the others of its namespace, if it is waiting."""
         if key in self:
             self._by_namespace[key[0]].move_to_end(key)
 
     def displace(self) -> _Key:
-        """Remove and return the oldest event of the namespace that has the most. The queue has events."""
+        """Remove and return the oldest event of the namespace that has the most. Requires an event."""
         largest = max(self._by_namespace.values(), key=len)
         oldest = next(iter(largest))
         self.remove(oldest)
@@ -192,8 +192,8 @@ class EventRecorder:
                     self._note(error)
                     self._waiting.postpone(key)  # this event may be the cause of the error, so try others
                     await asyncio.sleep(RETRY_S)
-                except Exception as error:  # for example, no request can contain the name of the object
-                    self._note(error)  # without the recorder, the process would end, because of one event
+                except Exception as error:  # such as an object name that no request can contain
+                    self._note(error)  # one event must not end the recorder, and with it the process
                     self._waiting.remove(key)
                     self._series.pop(key, None)
                     self.dropped += 1

@@ -1,6 +1,6 @@
 """Identify a request's sender: the pod that its projected token was issued to.
 
-The API server reviews the token for Holdfast's own audience; this module decodes nothing in it. A pod's token
+The API server reviews the token for Holdfast's own audience; this module does not decode it. A pod's token
 for the API server itself is refused, because it must not be sent anywhere else. No claim of a peer about
 itself is trusted.
 """
@@ -19,10 +19,10 @@ from supervisor.kubernetes.client import KubernetesObject, ResourceKind
 from supervisor.kubernetes.errors import ApiError
 
 TOKEN_REVIEWS = ResourceKind("authentication.k8s.io", "v1", "tokenreviews", namespaced=False)
-VALID_S = 60.0  # how long an accepted token is not reviewed again, even if its pod has been deleted
-REFUSED_S = 5.0  # how long a refused token is not reviewed again
+VALID_S = 60.0  # an accepted token is not reviewed again for this long, even if its pod has been deleted
+REFUSED_S = 5.0  # a refused token is not reviewed again for this long
 REMEMBERED = 8192  # callers: four times the number of members that one supervisor is designed for
-REMEMBERED_REFUSALS = 1024  # stored apart from the callers: junk cannot displace them
+REMEMBERED_REFUSALS = 1024  # stored apart from the callers, so that junk cannot displace them
 AT_ONCE = 32  # concurrent reviews; when a new leader starts, all members connect at the same time
 TOKEN_BYTES = 16384  # a service account's token has about 1 KiB
 _V = TypeVar("_V")

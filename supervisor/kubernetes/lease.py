@@ -33,7 +33,8 @@ log = logging.getLogger(__name__)
 LEASES = ResourceKind("coordination.k8s.io", "v1", "leases")
 MAX_EPOCH = (1 << 31) - 1  # the API's leaseTransitions has 32 bits
 # A leader whose term ended while the API server did not respond continues for this long if the server then
-# refuses its requests: a server that has just started refuses all of them until it has read its permissions.
+# refuses its requests, because a server that has just started refuses all of them until it has read its
+# permissions.
 REFUSED_S = 60.0
 UNWIND_S = 5.0  # a cancelled body that still runs after this time is logged and cancelled again
 
@@ -45,7 +46,7 @@ class LeaseLost(Exception):
 
 
 class HeldByAnother(Exception):
-    """Another process certainly holds the lease. The message is the identity of that process."""
+    """Another process is known to hold the lease. The message is the identity of that process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,7 @@ class LeaseLock:
         self.begin()
 
     def begin(self) -> None:
-        """Begin a term with a unique holder name: a lease from an earlier term is then not ours."""
+        """Begin a term with a unique holder name, to distinguish its lease from those of earlier terms."""
         self._holder = f"{self._identity}_{self._pod}{uuid.uuid4().hex[:8]}"
         # The lease after the last write; None if the outcome of that write is uncertain.
         self._mine: KubernetesObject | None = None
@@ -273,7 +274,7 @@ async def lead(
     body: Callable[[Leadership], Awaitable[None]],
     rival: Callable[[int], Awaitable[str]] | None = None,
 ) -> None:
-    """Wait for the lease, run `body` for as long as this process holds it, and release it at the end.
+    """Wait for the lease, run `body` while this process holds it, and then release it.
 
     `rival` returns the name of another leader whose epoch is known to be above the given one, or "". If
     `rival` is given and the API server does not respond when the term ends, the term continues without
@@ -284,7 +285,7 @@ async def lead(
     end within `UNWIND_S`.
 
     Raises:
-        LeaseLost: The term has ended, so nothing in this process may act as the leader any more.
+        LeaseLost: The term has ended, so this process must no longer act as the leader.
         Exception: Any exception that `body` raises.
     """
     whole = asyncio.ensure_future(_lead(lock, body, rival))
@@ -351,7 +352,7 @@ async def _keep(lock: LeaseLock, term: Leadership, rival: Callable[[int], Awaita
     loop = asyncio.get_running_loop()
     terms = lock.terms
     delay_s = terms.retry_s
-    refused_s: float | None = None  # since when the server refuses
+    refused_s: float | None = None  # when the server began to refuse
     while True:
         await asyncio.sleep(min(delay_s, term.left_s) if term.left_s > 0 else delay_s)
         sent_s = loop.time()

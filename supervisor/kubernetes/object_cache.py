@@ -1,8 +1,8 @@
 """Cache objects that are looked up by name, and refresh them in the background.
 
-A lookup never waits. It returns the content as last read, at any age. If the object is unknown or its content
-is old, the lookup also starts a read. Failures never evict an object: an API server that has just started
-refuses all requests until it has loaded its access rules, and a single kind's API can hang.
+A lookup never waits. It returns the content as last read, however old it is. If the object is unknown or its
+content is old, the lookup also starts a read. Failures never evict an object, because an API server that has
+just started refuses all requests until it has loaded its access rules, and a single kind's API can hang.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from supervisor.kubernetes.errors import ApiError
 log = logging.getLogger(__name__)
 
 FRESH_S = 30.0  # after this time, an object is read again
-RETRY_S = 5.0  # after a failure; doubled for each further failure, up to `FRESH_S`
+RETRY_S = 5.0  # after a failure; doubled for each subsequent failure, up to `FRESH_S`
 UNUSED_S = 60.0  # an object that was not looked up for this long is dropped
 PER_KIND = 4  # concurrent requests per kind, so that a kind whose API hangs does not delay the others
 MAX_OBJECTS = 10_000
 NAMESPACE_OBJECTS = 2_500  # so that one namespace leaves room for others
-NAMESPACE_SIZE = 16 << 20  # of all objects of one namespace, as `weigh` measures them
+NAMESPACE_SIZE = 16 << 20  # the limit for all objects of one namespace, as `weigh` measures them
 
 
 class ObjectIdentity(Protocol):
@@ -51,9 +51,9 @@ class _NoRoom(Exception):
 @dataclass(slots=True)
 class _Entry:
     content: KubernetesObject | None = None  # as last read
-    size: int = 0  # of `content`
+    size: int = 0  # the size of `content`
     refusal: str = ""  # why the API server refused the last read; "" if it did not
-    failures: int = 0  # in a row
+    failures: int = 0  # the number of failures in a row
     due_s: float = 0.0
     used_s: float = 0.0
     is_reading: bool = False
@@ -65,7 +65,7 @@ class _Kind:
 
     waiting: dict[ObjectIdentity, None] = field(default_factory=dict)  # an ordered set
     reading: int = 0
-    failures: int = 0  # in a row
+    failures: int = 0  # the number of failures in a row
     paused_until_s: float = 0.0
 
 
@@ -87,7 +87,7 @@ class ObjectCache:
         """
         self._server, self._now_s, self._changed = server, now_s, changed
         self._prune, self._weigh = prune, weigh
-        self._numbers: Counter[str] = Counter()  # of the entries, by namespace
+        self._numbers: Counter[str] = Counter()  # the number of entries, by namespace
         self._entries: dict[ObjectIdentity, _Entry] = {}
         self._kinds: dict[tuple[str, str], _Kind] = {}  # by API group and kind, for all versions
         self._tasks: set[asyncio.Task[None]] = set()
@@ -96,7 +96,7 @@ class ObjectCache:
     def find(self, identity: ObjectIdentity) -> KubernetesObject | None:
         """Return the object as last read, or None if it was never read. Start a read if one is due.
 
-        An object that has the same name but another uid is returned only if the right object was never read.
+        An object with the same name but a different uid is returned only if the right object was never read.
         """
         now_s = self._now_s()
         entry = self._entries.get(identity)

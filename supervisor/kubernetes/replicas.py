@@ -23,7 +23,7 @@ PATH = "/v1/leader"
 EPOCH = "epoch"  # the field of the response with the epoch of the responding replica; 0 if it does not lead
 ASK_S = 2.0  # the limit for one response
 MAX_REPLICAS = 16
-MAX_BYTES = 1024  # of a response
+MAX_BYTES = 1024  # the limit for a response
 
 
 async def addresses_of(service: str) -> Sequence[str]:
@@ -64,7 +64,7 @@ class Replicas:
         return next((other for other, its in zip(others, epochs, strict=True) if its > epoch), "")
 
     async def _epoch(self, address: str) -> int:
-        """Return the epoch of the replica at `address`; 0 if it does not lead or answer."""
+        """Return the epoch of the replica at `address`; 0 if it does not lead or does not answer."""
         host = f"[{address}]" if ":" in address else address
         verify = ssl.create_default_context(cadata=self._certificate.bundle)
         limit = aiohttp.ClientTimeout(total=ASK_S)

@@ -20,7 +20,7 @@ from supervisor.kubernetes.errors import ApiError, Gone, ServerUnreachable, Watc
 
 log = logging.getLogger(__name__)
 
-BACKOFF_S = 1.0  # after the second failure in a row; doubled for each further failure, up to `MAX_BACKOFF_S`
+BACKOFF_S = 1.0  # after the second failure in a row; doubled after each later one, up to `MAX_BACKOFF_S`
 MAX_BACKOFF_S = 30.0
 # A watch without events that the server ends sooner than this counts as a failure, so retries do not spin.
 SHORT_S = 5.0
@@ -149,7 +149,7 @@ class Mirror:
             self._failures += 1
 
     def _replace(self, listing: Listing) -> None:
-        """Replace the contents. The list's version can be lower, such as after a restore from a backup."""
+        """Replace the contents. The list's version can be lower, as after a restore from a backup."""
         found = {name_of(each): each for each in listing.objects}
         before = dict(self._objects)
         self._objects.clear()

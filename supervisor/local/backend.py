@@ -35,7 +35,7 @@ class LocalBackend:
     """
 
     def __init__(self, connection: socket.socket, changed: Callable[[], None]) -> None:
-        """`changed` is called for every state that arrives."""
+        """`changed` is called for each state that is received."""
         self._connection = connection
         self._changed = changed
         self._writer: asyncio.StreamWriter | None = None

@@ -29,12 +29,12 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """The event loop of the supervisor runs."""
+    """The event loop of the supervisor is running."""
 
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """Maintain `count` members, not counting those in `discard`, and end the latter."""
+    """Maintain `count` members besides those in `discard`, and end the members in `discard`."""
 
     count: int
     discard: tuple[str, ...]

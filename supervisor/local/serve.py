@@ -47,7 +47,7 @@ class Settings:
 
     run_dir: Path
     policy: Policy
-    started_ns: int  # when the run began, on CLOCK_MONOTONIC
+    started_ns: int  # the start of the run, on CLOCK_MONOTONIC
     drills: bool  # whether drills are allowed
     journal_bytes: int  # the size of the journal when the run began; earlier runs wrote these lines
 

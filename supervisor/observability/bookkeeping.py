@@ -61,7 +61,7 @@ class Bookkeeping:
             self.ledger.advance(now_ns)
 
     def _observe_queue(self, view: View) -> None:
-        """Book time as queued from now on if members are missing. Stop doing so once they exist."""
+        """Switch to booking time as queued when members are missing, and back when they exist."""
         memory, ledger = view.memory, self.ledger
         is_short = sum(each.exists for each in view.members) * memory.nproc < memory.world_size
         if is_short == (ledger.activity is Bucket.QUEUED):
@@ -107,12 +107,12 @@ class Bookkeeping:
         self._step = resumed + 1
 
     def saving(self, at_ns: int, incident: OpenIncident | None = None) -> None:
-        """Book the time from now on as saving: all ranks have finished, possibly during `incident`."""
+        """Book the time from now on as saving. All ranks have finished, possibly during `incident`."""
         self._decided(incident)
         self.ledger.enter(Bucket.CHECKPOINT, max(at_ns, self.ledger.at_ns))
 
     def stopped(self, at_ns: int, incident: OpenIncident | None = None, *, finished: bool = False) -> None:
-        """Book the end of the run, possibly during `incident`. `finished`: the script ran to its end."""
+        """Book the end of the run, possibly during `incident`. If `finished`, the script has finished."""
         self._decided(incident)
         self.ledger.enter(Bucket.STOP, max(at_ns, self.ledger.at_ns))
         if finished:
@@ -150,6 +150,6 @@ def _progress(view: View) -> tuple[list[int], set[str]]:
 
 
 def _durable(view: View, step: int) -> int:
-    """Return the newest step up to `step` that storage has. For a single member, no other copy is safe."""
+    """Return the newest step up to `step` that is on storage, which alone protects a single member."""
     found = [m.report.durable.step for m in view.members if m.report is not None]
     return min(step, max(found, default=-1))

@@ -69,7 +69,7 @@ def _since(incident: OpenIncident, at_ns: int) -> float:
 
 
 def _cut_short(incident: OpenIncident) -> list[dict[str, Any]]:
-    """Return the work that the fault cut off. `again` is true if the group repeats it."""
+    """Return the work that the fault interrupted. `again` is true if the group repeats it."""
     step = incident.resume.step if incident.resume is not None else None
     return [
         {

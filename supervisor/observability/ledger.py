@@ -300,7 +300,7 @@ class Ledger:
         self._pending, self._pending_ns, self._tail_ns = [], 0, 0
 
     def _merge(self) -> None:
-        """Merge the older half in pairs. Recent steps stay exact, because they may be rolled back."""
+        """Merge the older half of the entries in pairs. Recent steps may be rolled back and stay exact."""
         half = MAX_PENDING // 4 * 2
         older, newer = self._pending[:half], self._pending[half:]
         self._pending = [

@@ -52,7 +52,7 @@ METRICS = (
     ),
     MetricSpec(Counter, "holdfast_lost_steps", "Steps that were trained and then rolled back."),
     MetricSpec(Gauge, "holdfast_ettr_ratio", "Effective training time ratio."),
-    MetricSpec(Gauge, "holdfast_step", "Steps that all ranks have done."),
+    MetricSpec(Gauge, "holdfast_step", "Steps that all ranks have completed."),
     MetricSpec(Gauge, "holdfast_loss", "Loss of the last step of rank 0."),
     MetricSpec(Gauge, "holdfast_step_seconds", "Median duration of the last steps."),
     MetricSpec(

@@ -31,7 +31,7 @@ _CARRIED = {"step": int, "secured_step": int, "total_steps": int, "own_state": b
 
 
 class StatusStore(Protocol):
-    """Stores statuses and incidents, which a successor reads. For example, a `RunDir`."""
+    """Stores statuses and incidents, which a successor reads. A `RunDir` is an example."""
 
     @property
     def path(self) -> Path:
@@ -103,7 +103,7 @@ class StatusPublisher:
         return found
 
     def publish(self, view: View, accounts: Bookkeeping, volume_error: str = "") -> None:
-        """Build and publish a status. The API and metrics have it immediately, the file soon afterwards.
+        """Build and publish a status. The API and the metrics show it immediately, the file soon afterwards.
 
         `volume_error` says why the members' memory volume cannot be used; "" if it can.
         """

@@ -1,7 +1,7 @@
 """Shorten a status of any number of ranks to fit into an API server object. Pure.
 
-A Supervision is read and written as a whole every few seconds. So a large job's status is compressed. If that
-is not enough, it drops details of the ranks first, then the ranks themselves.
+A Supervision is read and written as a whole every few seconds, so a large job's status is compressed. If that
+is not enough, details of the ranks are dropped first, then the ranks themselves.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def encode(status: Mapping[str, Any]) -> str:
 
 
 def decode(text: object) -> dict[str, Any] | None:
-    """Return the status in `text`, whose writer is not trusted; None if there is none."""
+    """Return the status in `text`, which comes from an untrusted writer; None if there is none."""
     try:
         found = packed_json.unpack(text) if isinstance(text, str) and text else None
     except packed_json.UnreadableText:

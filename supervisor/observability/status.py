@@ -44,7 +44,7 @@ class StatusContext:
 
 
 def build(view: View, accounts: Bookkeeping, context: StatusContext) -> dict[str, Any]:
-    """Return the status as JSON. Changes nothing. Equal arguments give equal statuses."""
+    """Return the status as JSON. Changes nothing. Equal arguments produce equal statuses."""
     stall = _stall(view, context.policy)
     found = {
         "schema": incidents.SCHEMA,
@@ -188,7 +188,7 @@ def _message(view: View, policy: Policy) -> str:
 
 
 def _unended(view: View, policy: Policy) -> tuple[str, ...]:
-    """Return the members of a cluster that were ordered to end and have not ended."""
+    """Return the members of a cluster that were ordered to end and have not ended yet."""
     is_ending = view.memory.phase in ("stopping", "ended")
     return closing.unended(view, policy) if is_ending and policy.members_created_externally else ()
 
@@ -207,9 +207,9 @@ def _awaited(view: View, policy: Policy) -> str:
 
 
 def _is_unreadable(view: View, policy: Policy) -> bool:
-    """True if reading storage has failed, rather than not begun.
+    """True if reading storage has failed, not if it has not begun yet.
 
-    On a cluster, the members read it, so storage is unread again whenever no member reports.
+    On a cluster, the members read storage, so it counts as unread whenever no member reports.
     """
     if view.stored.error == UNREAD:
         return bool(view.stored.looked_ns) and not policy.members_created_externally
@@ -237,7 +237,7 @@ def _awaited_after_fault(view: View) -> str:
 
 
 def _awaited_launcher(absent: Sequence[MemberView]) -> str:
-    """Return why the launchers of these members, at least one, have not reported yet."""
+    """Return why the launchers of these members have not reported yet. `absent` must not be empty."""
     for member in absent:
         if member.report is not None and member.report.launcher_unreachable:
             return f"member {member.name} cannot start ranks: {member.report.launcher_unreachable}"
@@ -253,7 +253,7 @@ def _goal(view: View) -> int | None:
 
 
 def _stall(view: View, policy: Policy) -> dict[str, Any]:
-    """Return how long no step has ended, which rank holds up the group, and when Holdfast intervenes."""
+    """Return the time since a step last ended, the rank that holds up the group, and Holdfast's limit."""
     found = detection.judge(view, policy) if view.memory.phase == "running" else None
     if found is None:
         return {"no_step_s": None, "hang_limit_s": None, "held_up_by": None, "waiting_for": ""}

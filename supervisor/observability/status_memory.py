@@ -40,7 +40,7 @@ class StatusMemory:
         return sorted(self._incidents.values(), key=_number)
 
     def write_incident(self, incident: Mapping[str, Any]) -> None:
-        """Keep the incident in the form that JSON gives it, with lists instead of tuples."""
+        """Keep the incident as JSON represents it, with lists instead of tuples."""
         self._incidents[str(incident["id"])] = json.loads(json.dumps(incident))
         if len(self._incidents) > self._most:
             oldest = min(self._incidents.values(), key=_number)

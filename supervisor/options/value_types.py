@@ -1,6 +1,7 @@
-"""The types of the values of options, arguments and annotations. Each parses a text and says what it accepts.
+"""The types of the values of options, arguments and annotations.
 
-Help and error messages share the text about the accepted values. Pure.
+Each type parses a text and says what it accepts. Help and error messages share the text about the accepted
+values. Pure.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from supervisor.quarantine.model import (
     Taint,
 )
 
-Wanted = tuple[NodeView, tuple[NodeFinding, ...], Taint]  # the node, what counts against it, its taint
+Wanted = tuple[NodeView, tuple[NodeFinding, ...], Taint]  # the node, the findings against it, and its taint
 
 
 def admitted(
@@ -29,7 +29,7 @@ def admitted(
 ) -> list[QuarantineAction]:
     """Return taints for as many nodes as the breaker has room for, and holds for the others.
 
-    The nodes of the `crowd` come last. They are tainted only if there is room for all of them; `waiting` is
+    The nodes of the `crowd` come last, and are tainted only if there is room for all of them. `waiting` is
     the number of nodes in the crowd that still need a taint.
     """
     alone = _worst_first([each for each in wanted if each[0].name not in crowd])
@@ -65,7 +65,7 @@ def _worst_first(wanted: Sequence[Wanted]) -> list[Wanted]:
 def trades(
     wanted: Sequence[Wanted], crowd: frozenset[str], proving: Sequence[NodeView], room: int, now_s: float
 ) -> list[Release]:
-    """Return early releases of nodes that prove their health, to make room for nodes with sure faults.
+    """Return early releases of nodes that are proving their health, to make room for proven faults.
 
     Args:
         proving: The nodes that may be released early.
@@ -80,7 +80,7 @@ def trades(
         Release(
             node.name,
             f"healthy for {_proof_s(node, now_s):.0f} s,"
-            " and the breaker has no room for a node with a sure fault",
+            " and the breaker has no room for a node with a proven fault",
             node.version,
         )
         for node in best[: places + max(-room, 0)]

@@ -2,8 +2,8 @@
 
 The breaker counts the nodes that are out now, not recent actions. It therefore stops even a slow cascade, and
 survives a restart of the deciding process. Nodes that others took out count too, because their capacity is
-missing as well. But they do not use up `min_out`: in a small pool, a forgotten cordon would otherwise keep
-every bad node in service. `min_serving` limits the sum of both.
+also missing. They do not use up `min_out`, because in a small pool a forgotten cordon would then keep every
+bad node in service. `min_serving` limits the sum of both.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Breaker:
 
     @property
     def balance(self) -> int:
-        """The room; less than 0 if so many nodes more than allowed are out."""
+        """Like `room`, but negative if more nodes are out than allowed."""
         serving = self.total - self.out - self.unknown
         return min(self.allowed - self.out, serving - self.min_serving)
 

@@ -5,11 +5,11 @@ a node with its own policy would then be its own cohort. A cohort matters in two
 
 - It is large, and many of its agents report "unhealthy". This is an alert, because an operator has to find
   out why.
-- It is small, and newer than the commonest other version: it may be the start of a bad roll-out. This delays
-  its nodes by `cohort_s` at most, counted from the fault, while an operator can stop the roll-out.
+- It is small, and newer than the most common other version, so it may be the start of a bad roll-out. Actions
+  on its nodes are postponed for up to `cohort_s` after the fault, so that an operator can stop the roll-out.
 
-A small cohort of an older version proves nothing about the version: a node is often the last one on an old
-version because it is broken.
+A small cohort of an older version proves nothing about the version, because broken nodes are often the last
+ones on an old version.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def suspects(pool: PoolView, bad: Sequence[NodeView], policy: NodePolicy) -> dic
 
 
 def _is_rolled_out_now(version: str, reporting: Counter[str]) -> bool:
-    """True if there are agents of other versions, and the commonest of these is not newer."""
+    """True if there are agents of other versions, and the most common of these is not newer."""
     others = [each for each in reporting if each != version]
     if not others:
         return False
@@ -88,7 +88,7 @@ def _age_s(node: NodeView, now_s: float, policy: NodePolicy) -> float:
 def _counts(node: NodeView, now_s: float, policy: NodePolicy) -> bool:
     """True if the node's report counts for or against its agent's version.
 
-    The report of a node that has long been out with the same fault does not count, whatever else it has found
-    since.
+    The report of a node that has long been out with the same fault does not count, whatever else its agent
+    has found since.
     """
     return not is_out(node) or _age_s(node, now_s, policy) < policy.cohort_s

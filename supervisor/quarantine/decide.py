@@ -9,10 +9,10 @@
 - A node is drained only if two witnesses report its fault, the fault does not end without a remedy, and the
   remedy requires an empty node.
 - A node is released when the sensors that found it unhealthy have reported it as healthy for long enough
-  (`release`). Time in which one of them could not measure does not count. If the breaker is full, a node that
-  is only proving its health may return early, to make room for one with a sure fault.
-- Nothing is buried: each hold has an end, or it is an alert.
-- What is stored on a node is corrected first, even if its agent is silent (`transition.after`).
+  (`release`). Time during which one of them could not measure does not count. If the breaker is full, a node
+  that is only proving its health may return early, to make room for a node with a proven fault.
+- No problem is forgotten: each hold ends at a known time, or it is an alert.
+- The data stored on a node is corrected first, even if its agent is silent (`transition.after`).
 
 One action can enable another: a node can be drained only after it was tainted, and a release makes room for
 another taint. The pool reaches the same final state whether the actions are carried out together or one by
@@ -64,7 +64,8 @@ def decide(pool: PoolView, policy: NodePolicy) -> tuple[QuarantineAction, ...]:
             actions.append(action)
     crowd = storm.crowd
     waiting = sum(1 for each in candidates if each.name in crowd and is_waiting(each, pool.now_s, policy))
-    # The taint of a node that others took out lowers `allowed`, so it has to count before it is carried out.
+    # The taint of a node that others took out lowers `allowed`, so it must count even before it is carried
+    # out.
     tainted = _after(pool, candidates, [each for each in actions if isinstance(each, Taint)], policy)
     state = breaker.assess(len(pool.nodes), tainted, policy)
     if len(wanted) > state.room:
@@ -153,7 +154,7 @@ def node_action(
 
 
 def _refresh(node: NodeView, now_s: float, policy: NodePolicy) -> Refresh | None:
-    """Return the correction of what is stored on the node; None if it is correct."""
+    """Return the correction of the data stored on the node; None if the data is correct."""
     if any(each > now_s for each in transition.times(node)):
         why = "it has a stored time that is later than now: the clock was ahead"
         return Refresh(node.name, why, node.version)
@@ -166,8 +167,8 @@ def _refresh(node: NodeView, now_s: float, policy: NodePolicy) -> Refresh | None
     if after.blind_at_s is not None:
         why = f"{', '.join(release.blind_sensors(report, held))} cannot measure"
     else:
-        why = "its sensors can measure again" if after.blind_s else "its time of health has restarted"
-    return Refresh(node.name, f"the proof of its health changes: {why}", node.version)
+        why = "its sensors can measure again" if after.blind_s else "its healthy time has restarted"
+    return Refresh(node.name, f"its proof of health is counted differently: {why}", node.version)
 
 
 def is_waiting(node: NodeView, now_s: float, policy: NodePolicy) -> bool:
@@ -187,7 +188,10 @@ def _hold_unknown(node: NodeView, now_s: float, policy: NodePolicy) -> Hold:
 
 
 def _hold_for(node: NodeView, reason: Reason, found: Sequence[NodeFinding], policy: NodePolicy) -> Hold:
-    """Return a hold for the reason of a storm. New trouble can renew a storm, so a long one is an alert."""
+    """Return a hold because of a storm.
+
+    New trouble can prolong a storm, so the hold becomes an alert after `alert_s`.
+    """
     age_s = evidence.age_s(node, found)
     if age_s < policy.alert_s or reason.alert:
         return Hold(node.name, reason.why, reason.until_s, reason.alert)
@@ -273,7 +277,7 @@ def _updated_taint(
 
 
 def _adds_something(confirmed: tuple[NodeFinding, ...], report: Report, held: Quarantine) -> bool:
-    """True if the findings contain a fault or need a remedy that the taint does not contain."""
+    """True if the findings contain a fault or need a remedy that the taint does not include."""
     costlier = evidence.cost_rank(evidence.costliest_action(confirmed)) > evidence.cost_rank(held.action)
     return (
         costlier
@@ -283,7 +287,7 @@ def _adds_something(confirmed: tuple[NodeFinding, ...], report: Report, held: Qu
 
 
 def _outlives_a_boot(confirmed: tuple[NodeFinding, ...], report: Report, held: Quarantine) -> bool:
-    """True if the node has booted since it was taken out, and needs another boot for what it has now."""
+    """True if the node has booted since it was taken out, and its current findings need another boot."""
     return report.boot_id != held.boot_id and any(
         each.lasting and each.action == "reboot_node" for each in confirmed
     )
@@ -339,7 +343,7 @@ def _forget_or_avoid(
     is_over = waivers.not_waived(node, report.findings, now_s, policy) == report.findings
     proven = report.clean_s >= release.required_health_s(node, now_s, policy)
     if node.waiver is not None and is_over and proven:
-        return Forget(node.name, "healthy for long enough: the waived findings are over", node.version)
+        return Forget(node.name, "healthy for long enough, and the waived findings have ended", node.version)
     if node.waiver is not None and waivers.has_expired(node.waiver, now_s, policy):
         return Forget(node.name, "the operator's release has expired", node.version)
     if not policy.prefer_away or node.cordoned:

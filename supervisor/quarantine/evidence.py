@@ -17,23 +17,24 @@ from dataclasses import replace
 from supervisor.quarantine.model import MAX_EVIDENCE, UNHEALTHY, NodeFinding, NodePolicy, NodeView, Report
 
 WITNESSES = 2
-RUN = "run"  # the origin of what a training run saw
+RUN = "run"  # the origin of a fault that a training run saw
 DRIVERS_WORD = "the driver's verdict"
-RUN_WINDOW_S = 600.0  # a job often dies minutes before or after its GPU's first sign
-REMEDIES = ("reset_gpu", "reboot_node", "replace")  # each includes what the one before it does
-# From the cheapest to the dearest. A person's look costs less than a remedy, and does not replace one.
+RUN_WINDOW_S = 600.0  # a job often dies minutes before or after the first sign of its GPU's fault
+REMEDIES = ("reset_gpu", "reboot_node", "replace")  # each includes the effect of the one before
+# From the cheapest to the most expensive. Contacting support costs less than a remedy but does not replace
+# it.
 COSTS = ("none", "restart_app", "contact_support", *REMEDIES)
-# The parts of a node that contain all of its GPUs. A fault of one of them backs the reboot that a GPU needs.
+# The parts of a node that contain all of its GPUs. A fault in one of them backs the reboot that a GPU needs.
 WHOLE_NODE = ("node", "driver", "sensor")
 
 
 def unhealthy(report: Report) -> tuple[NodeFinding, ...]:
-    """Return all unhealthy findings, worst first. Only `most` may cut them, once no filter is left."""
+    """Return all unhealthy findings, worst first. Only `most` may shorten the list, after all filters."""
     return tuple(each for each in report.findings if each.level == UNHEALTHY)
 
 
 def most(findings: tuple[NodeFinding, ...]) -> tuple[NodeFinding, ...]:
-    """Return as many of the first findings as are weighed, and as a node's annotations can hold."""
+    """Return the first findings: as many as are weighed and as a node's annotations can hold."""
     return findings[:MAX_EVIDENCE]
 
 
@@ -72,7 +73,7 @@ def _backs(other: NodeFinding, finding: NodeFinding) -> bool:
 
 
 def _seen_by_a_run(node: NodeView, finding: NodeFinding, now_s: float) -> bool:
-    """True if a run saw a fault of the finding's GPU or node not long before it began, or since then."""
+    """True if a run saw a fault of the same GPU or node shortly before the finding began, or since then."""
     began_s = now_s - node.silent_s - finding.held_s
     return any(
         began_s - RUN_WINDOW_S <= each.at_s <= now_s
@@ -90,7 +91,7 @@ def _kind(finding: NodeFinding) -> str:
 
 
 def origins_of(finding: NodeFinding) -> tuple[str, ...]:
-    """Return the origins of the finding. For an older agent, which reports none, each sensor is one."""
+    """Return the origins of the finding. An older agent reports none, so each sensor counts as one."""
     return finding.origins or finding.sources
 
 
@@ -107,7 +108,7 @@ def is_corroborated(finding: NodeFinding) -> bool:
 
 
 def is_sure(finding: NodeFinding) -> bool:
-    """True if the finding is corroborated and nothing but a remedy ends it."""
+    """True if the finding is corroborated and only a remedy can end it."""
     return finding.level == UNHEALTHY and finding.lasting and is_corroborated(finding)
 
 
@@ -119,7 +120,7 @@ def confirm_s(finding: NodeFinding, policy: NodePolicy) -> float:
 def unconfirmed_s(findings: tuple[NodeFinding, ...], policy: NodePolicy) -> float:
     """Return how many seconds until the first of `findings` is confirmed; 0 or less if one already is.
 
-    The ages refer to the time of the report, so a finding is never confirmed by the first report of it.
+    The ages refer to the time of the report, so a finding is never confirmed by its first report.
     """
     return min(confirm_s(each, policy) - each.held_s for each in findings)
 
@@ -129,7 +130,7 @@ def confirmed(findings: tuple[NodeFinding, ...], policy: NodePolicy) -> tuple[No
 
 
 def age_s(node: NodeView, findings: Sequence[NodeFinding]) -> float:
-    """Return the age of the oldest of `findings` now, which the report alone does not say."""
+    """Return the current age of the oldest of `findings`, which includes the time since the report."""
     return node.silent_s + max(each.held_s for each in findings)
 
 
@@ -169,9 +170,10 @@ def costliest_action(findings: tuple[NodeFinding, ...]) -> str:
 
 
 def to_replace(findings: tuple[NodeFinding, ...], report: Report) -> tuple[str, ...]:
-    """Return the GPUs that the findings ask to replace, as far as they are known.
+    """Return the known GPUs that must be replaced according to the findings.
 
-    After the replacement, a finding remains for some minutes. It is no longer lasting, and its GPU is gone.
+    For some minutes after the replacement, a finding is still reported, but it is no longer lasting and its
+    GPU is gone.
     """
     wanted = [each for each in findings if each.action == "replace" and each.device]
     return tuple(sorted({each.device for each in wanted if each.lasting or each.device in report.devices}))

@@ -40,12 +40,12 @@ class NodeFinding:
     verdict_by: str = ""  # "driver" or "operator" if their verdict overrides the table
     lasting: bool = False  # only a remedy (a reset, a boot, another GPU) can end it, and none was seen yet
     entity: str = ""  # what is faulty, such as "gpu/0000:3b:00.0"; "" if unknown
-    signature: str = ""  # check, code and action: what the same fault on another node has, too
+    signature: str = ""  # check, code and action; the same for the same fault on another node
     origins: tuple[
         str, ...
     ] = ()  # independent origins of the evidence; empty in the report of an older agent
     device: str = ""  # the identity of the GPU (`Report.devices`), which follows it to another slot
-    place_key: str = ""  # `key`, with the entity instead of the device: what an older agent reported
+    place_key: str = ""  # `key` with the entity instead of the device, as older agents report it
     # The age of the newest sign of an event or of a counter's growth; None if it is measured continuously.
     sign_s: float | None = None
     is_from_before_boot: bool = False  # its newest sign, or its newest bad sample, is older than the boot
@@ -61,10 +61,11 @@ class Report:
     quiet_s: float = 0.0  # time without any finding
     calmed_s: float = math.inf  # time since the last unhealthy finding cleared; inf if none is known
     boot_id: str = ""
-    agent: str = ""  # the version of the agent's code; the operator's policy is no part of it
+    agent: str = ""  # the version of the agent's code; the operator's policy is not part of it
     blind: tuple[str, ...] = ()  # sensors that currently cannot measure
     devices: tuple[str, ...] = ()  # the UUID of each GPU that is present, or its serial number
-    # The sensors without which `clean_s` and `quiet_s` pause. An older agent names none, and does not pause.
+    # The sensors without which `clean_s` and `quiet_s` pause. An older agent reports none, and its times do
+    # not pause.
     clean_needs: tuple[str, ...] = ()
     quiet_needs: tuple[str, ...] = ()
 
@@ -81,9 +82,10 @@ class Quarantine:
     effect: str = NO_NEW_WORK
     drain_at_s: float | None = None
     replace: tuple[str, ...] = ()  # GPUs that have to be replaced, sorted
-    gpus: int = 0  # the node's number of GPUs, with those to be replaced; 0 if `replace` is empty
-    # Since when a sensor of the evidence has been blind, and for how long one was before, within the healthy
-    # time that the agent reports: only if that did not pause (`release.with_blind_time`).
+    gpus: int = 0  # the node's number of GPUs, including those to be replaced; 0 if `replace` is empty
+    # When a sensor that found the fault became blind, and how long such sensors had been blind before, within
+    # the healthy time that the agent reports. Used only if that time does not pause
+    # (`release.with_blind_time`).
     blind_at_s: float | None = None
     blind_s: float = 0.0
 
@@ -102,7 +104,10 @@ class Waiver:
 
 @dataclass(frozen=True, slots=True)
 class PastQuarantine:
-    """One time that the node was taken out. A relapse, soon after a release, weighs more."""
+    """One occasion when the node was taken out.
+
+    A relapse, which follows soon after a release, weighs more.
+    """
 
     at_s: float
     action: str
@@ -181,7 +186,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Remove an operator's waiver, because the node has since been healthy and a fault would be a new one."""
+    """Remove an operator's waiver, because it has expired or because any fault would now be a new one."""
 
     node: str
     why: str
@@ -201,7 +206,7 @@ class Refresh:
 class Hold:
     """Postpone action on a node, or on all nodes if `node` is "", and decide again at `until_s`.
 
-    Each hold has an end or is an alert: an operator must act, because time alone may not end it.
+    Each hold ends at a known time or is an alert: an operator must act, because waiting may not help.
     """
 
     node: str
@@ -236,7 +241,8 @@ class NodePolicy:
         8  # with fewer agents, only a version newer than the others is suspect, for `cohort_s`
     )
     cohort_s: float = 86400.0  # how long a node that is out still counts among the agents of its version
-    # A node that needs a decision is an alert after `alert_s`, and one that needs a repair after `repair_s`.
+    # An alert is raised after `alert_s` for a node that needs a decision, and after `repair_s` for one that
+    # needs a repair.
     alert_s: float = 6 * 3600.0
     repair_s: float = 3 * 86400.0
     waiver_s: float = 7 * 86400.0  # how long an operator's release protects a node from known findings

@@ -1,14 +1,15 @@
 """Release nodes that have been healthy for long enough. Pure.
 
 A few nodes cause many of the failures (Meta, arXiv 2410.21680). A node that has failed repeatedly is likely
-to fail again, and each failure costs a job more than doing without the node. So the lemon score counts a
-node's incidents, and each one doubles how long the node must be healthy.
+to fail again, and each failure costs a job more than doing without the node. The lemon score therefore counts
+a node's incidents, and each of them doubles how long the node must be healthy.
 
-Time in which a sensor that found the fault could not measure proves nothing. The agent does not count it. For
-an agent of an older version, which does, the quarantine stores on the node when its sensors are blind.
+Time during which a sensor that found the fault could not measure proves nothing. The agent does not count
+such time. An agent of an older version does, so the quarantine records on the node when its sensors are
+blind.
 
-If a GPU must be replaced, the node returns only once that GPU is gone and another one is in its place:
-neither a boot nor time repairs it. An operator who knows better can remove the taint.
+If a GPU must be replaced, the node returns only once that GPU is gone and another one is in its place,
+because neither a boot nor time repairs it. An operator who knows better can remove the taint.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ RELAPSE_WEIGHT = 2.0  # a relapse counts as two incidents, because the required 
 
 def waiting(node: NodeView, why: str, age_s: float, limit_s: float, now_s: float) -> Hold:
     """Return a hold that becomes an alert when its cause, which has an age of `age_s`, is `limit_s` old."""
-    age_s = max(0.0, age_s)  # a clock that was set back makes nothing younger than now
+    age_s = max(0.0, age_s)  # after a clock was set back, the age would be negative
     if age_s < limit_s:
         return Hold(node.name, why, now_s + limit_s - age_s)
     return Hold(node.name, f"{why}; for {age_s / 3600:.0f} h", alert=True)
@@ -61,7 +62,7 @@ def release_quarantined(
 
 
 def may_be_traded(node: NodeView, now_s: float, policy: NodePolicy) -> bool:
-    """True if the node is out for no other reason than the proof of its health, and has begun it well.
+    """True if the node is out only to prove its health, and has already been healthy for `clean_s`.
 
     It may then return early, to make room for a node with a fault.
     """
@@ -76,7 +77,7 @@ def may_be_traded(node: NodeView, now_s: float, policy: NodePolicy) -> bool:
 
 
 def proof_s(report: Report, held: Quarantine, now_s: float) -> float:
-    """Return for how long the node has proven its health since it was tainted."""
+    """Return how long the node has proven its health since it was tainted."""
     blind_s = held.blind_s + (0.0 if held.blind_at_s is None else now_s - held.blind_at_s)
     return max(0.0, min(_reported_s(report, held), now_s - held.at_s) - blind_s)
 
@@ -91,7 +92,7 @@ def blind_sensors(report: Report, held: Quarantine) -> list[str]:
 
 
 def with_blind_time(held: Quarantine, report: Report, silent_s: float, now_s: float) -> Quarantine:
-    """Return the taint with the time in which its sensors were blind, as far as the agent does not pause.
+    """Return the taint with the time during which its sensors were blind and the agent did not pause.
 
     Returns the same object if nothing has changed. `silent_s` is the age of the report.
     """
@@ -103,12 +104,13 @@ def with_blind_time(held: Quarantine, report: Report, silent_s: float, now_s: fl
     blind = {*blind_sensors(report, held)} - {*(report.clean_needs if is_out else report.quiet_needs)}
     since_s, healthy_s = held.blind_at_s, _reported_s(report, held) + silent_s
     if since_s is not None:
-        # If the healthy time has restarted meanwhile, what was before it counts no longer.
+        # If the healthy time has restarted meanwhile, blind time before the restart no longer counts.
         blind_s = min(held.blind_s + now_s - since_s, healthy_s)
         return held if blind else replace(held, blind_at_s=None, blind_s=blind_s)
     if blind:
         return replace(held, blind_at_s=now_s)
-    # The healthy time contains the blind time, unless it has restarted. Half of it: clocks differ a bit.
+    # The healthy time includes the blind time, unless it has restarted. Compare with only half, because
+    # clocks differ a bit.
     return replace(held, blind_s=0.0) if healthy_s < held.blind_s / 2 else held
 
 
@@ -157,7 +159,7 @@ def required_health_s(node: NodeView, now_s: float, policy: NodePolicy) -> float
 
 
 def is_remedied(node: NodeView) -> bool:
-    """True unless the remedy includes a reboot or another GPU, and none was seen.
+    """True unless the remedy requires a reboot or another GPU that has not been seen.
 
     A fault that ended without its remedy is likely to recur.
     """
@@ -165,7 +167,7 @@ def is_remedied(node: NodeView) -> bool:
     if held is None or report is None:
         return True
     if held.replace:
-        # As many GPUs as before, none of them bad: the slot of a bad one must not just be empty.
+        # The node must have as many GPUs as before, because the slot of a bad GPU must not just be empty.
         return len(report.devices) >= held.gpus and not {*held.replace} & {*report.devices}
     if held.action == "replace":
         return False  # nothing shows that an unknown device was replaced

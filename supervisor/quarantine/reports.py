@@ -1,12 +1,12 @@
 """Read the agents' reports, and refuse those that may be about another machine. Pure.
 
 A report names its node, but two machines can use one name after a renaming, a clone or a mistake. Their
-reports are never merged. The node object knows its machine's boot, so a report of another boot is refused. So
-are two machines' reports if nothing shows which of them is the node. A machine that has rebooted, or whose
-agent was replaced by one that knows the machine's id, is still one machine. A refusal does not go unnoticed:
-`NodeView.refused` makes it an alert.
+reports are never merged. The node object contains the boot id of its machine, so a report from another boot
+is refused. The reports of two machines are both refused if nothing shows which machine is the node. A machine
+that has rebooted, or whose agent was replaced by one that knows the machine's id, is still one machine. A
+refusal becomes an alert (`NodeView.refused`).
 
-The times here are never stored, so their clock must be one that is never set back.
+The times here are never stored, and they must be from a clock that is never set back.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from supervisor.quarantine import evidence
 from supervisor.quarantine.model import DEGRADED, UNHEALTHY, NodeFinding, NodePolicy, NodeView, Report
 
 SCHEMA = 1
-MAX_WORD = 120  # characters of a name, because keys are stored on nodes
-MAX_ITEMS = 10_000  # entities, findings or sensors of one report
+MAX_WORD = 120  # limit for the characters of a name, because names are stored on nodes
+MAX_ITEMS = 10_000  # limit for the entities, findings or sensors of one report
 
 
 class BadReport(ValueError):
@@ -30,7 +30,7 @@ class BadReport(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A report, as JSON of `/v1/health`, and when it arrived."""
+    """A report in the JSON format of `/v1/health`, and when it arrived."""
 
     node: str
     raw: Mapping[str, Any]
@@ -39,7 +39,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The machine that a node object describes. Fields are "" where nothing is known, outside Kubernetes."""
+    """The machine that a node object describes. Outside Kubernetes, unknown fields are ""."""
 
     boot_id: str = ""  # status.nodeInfo.bootID
     machine_id: str = ""  # status.nodeInfo.machineID
@@ -55,7 +55,8 @@ def heard(
         received: The newest reports of all senders. Those under the names of other nodes are ignored.
     """
     mine = sorted((each for each in received if each.node == node.name), key=lambda each: each.at_s)
-    # A report from before the boot is just old. The boot has ended what it says, so it is not used either.
+    # A report from before the boot is no reason to refuse, but it is not used, because it describes an
+    # earlier boot.
     mine = [each for each in mine if each.at_s >= machine.boot_seen_at_s or _is_of(each, machine)]
     known = [each for each in mine if _is_of(each, machine)]
     strangers = [each for each in mine if not _is_of(each, machine)]
@@ -67,7 +68,7 @@ def heard(
     if any(now_s - each.at_s <= policy.stale_s for each in strangers):
         others = _list({_sender(each) for each in strangers})
         expected = " ".join(filter(None, (machine.boot_id, machine.machine_id)))
-        refused = f"a report under its name is of another machine or boot ({others}; expected {expected})"
+        refused = f"a report under its name is from another machine or boot ({others}; expected {expected})"
     if not known:
         return _refused(node, refused)
     try:
@@ -82,7 +83,7 @@ def _refused(node: NodeView, why: str) -> NodeView:
 
 
 def _is_of(received: Received, machine: Machine) -> bool:
-    """True if the report may be of this machine and boot. An agent may not report what it does not know."""
+    """True if the report may be from this machine and boot. An agent may not report what it does not know."""
     boot_id, machine_id = _sender(received)
     return (not machine.boot_id or boot_id in ("", machine.boot_id)) and (
         not machine.machine_id or machine_id in ("", machine.machine_id)
@@ -92,7 +93,7 @@ def _is_of(received: Received, machine: Machine) -> bool:
 def _precedes(older: Received, newer: Received, now_s: float, policy: NodePolicy) -> bool:
     """True if the machine of `newer` sent `older` too, in an earlier boot or with an agent that knew less.
 
-    A clone has its original's machine id. But the original still reports after the clone has booted.
+    A clone has the machine id of the original, but the original still reports after the clone has booted.
     """
     (boot_id, machine_id), (new_boot_id, new_machine_id) = _sender(older), _sender(newer)
     if machine_id and new_machine_id and machine_id != new_machine_id:
@@ -102,18 +103,18 @@ def _precedes(older: Received, newer: Received, now_s: float, policy: NodePolicy
     up_s = _up_s(newer)
     if up_s is not None:
         return older.at_s <= newer.at_s - up_s
-    missed_s = policy.stale_s / 2  # two reports, which a machine that runs would have sent
+    missed_s = policy.stale_s / 2  # in this time, a running machine would have sent two reports
     return machine_id == new_machine_id != "" and now_s - older.at_s > missed_s
 
 
 def _up_s(received: Received) -> float | None:
-    """Return for how long the machine had been up; None if the agent does not report it."""
+    """Return how long the machine had been up; None if the agent does not report it."""
     if received.raw.get("booted_s") is None:
         return None
     try:
         return _number(received.raw, "at_s") - _number(received.raw, "booted_s")
     except BadReport:
-        return None  # a report that is malformed is refused for that
+        return None  # `read_report` refuses a malformed report
 
 
 def _sender(received: Received) -> tuple[str, str]:
@@ -189,7 +190,7 @@ def _sign_s(raw: Mapping[str, Any]) -> float | None:
     """Return the time of the newest sign of an event or of a counter's growth; None for samples.
 
     A sample's newest sign is just the newest sample, not new evidence. The agent reports which findings are
-    about events. An older agent does not, but a finding with a code is about one.
+    about events. An older agent does not, but its findings with a code are about events.
     """
     if "sign_s" in raw:
         return None if raw["sign_s"] is None else _number(raw, "sign_s")

@@ -1,6 +1,6 @@
 """The data to store on a node between decisions, as JSON for an annotation. Pure.
 
-Another version may have written it. Missing fields get their defaults, and unknown ones are ignored.
+Another version may have written it. Missing fields get their default values, and unknown fields are ignored.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class BadState(ValueError):
 
 
 def to_json(node: NodeView) -> dict[str, Any]:
-    """Return what is stored on the node, without fields that have their defaults."""
+    """Return the data to store on the node, without fields that have their default values."""
     found: dict[str, Any] = {}
     if node.quarantine is not None:
         found["quarantine"] = _dumped(node.quarantine)
@@ -67,7 +67,7 @@ def _loaded(kind: type[Record], raw: object, where: str) -> Record:
 
 
 def _fit(value: object, kind: str, where: str) -> Any:
-    """Return a value of the annotated type `kind` of a field."""
+    """Return `value` as `kind`, the annotated type of its field. Raises `BadState` for another type."""
     if kind.endswith("| None") and value is None:
         return None
     if kind.startswith("float") and isinstance(value, (int, float)) and not isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""Detect storms: many nodes become unhealthy together, from a cause outside of them. Pure.
+"""Detect storms, in which many nodes become unhealthy together from a cause outside them. Pure.
 
 Taking such nodes out would not help. A storm is detected from the current state of the nodes, so a restart of
 the deciding process loses nothing. There are two signs of a storm:
@@ -10,10 +10,10 @@ the deciding process loses nothing. There are two signs of a storm:
 - Too many agents of one version report "unhealthy" (`cohorts`). The reports of that version are then not
   trusted.
 
-A storm delays and never buries. Flapping nodes can keep it going forever, so it delays a node with its own
-fault (corroborated, and ended only by a remedy) for one cool-down at most. The fault is the node's own if
-fewer than `rack_nodes` nodes of the storm have the same one. Only a storm that is too large to consist of
-flapping nodes may delay such a node longer, and it becomes an alert.
+A storm only delays actions. Flapping nodes can prolong it forever, so it delays a node with a fault of its
+own for one cool-down at most. Such a fault is corroborated, only a remedy can end it, and fewer than
+`rack_nodes` nodes of the storm have the same fault. Only a storm that is too large to consist of flapping
+nodes may delay such a node longer, and the delay becomes an alert.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class StormState:
     """The reasons to postpone actions: `everywhere` for all nodes, `nodes` for single nodes by name.
 
     `crowd` contains the nodes that became unhealthy together with many others. Either all of them are taken
-    out or none. `everywhere` does not hold the nodes in `apart`, which have their own faults.
+    out or none. `everywhere` does not apply to the nodes in `apart`, which have their own faults.
     """
 
     everywhere: Reason | None = None
@@ -91,7 +91,10 @@ def _names(troubles: Sequence[_Trouble]) -> set[str]:
 
 
 def _troubles(candidates: Iterable[NodeView], now_s: float, policy: NodePolicy) -> Iterable[_Trouble]:
-    """Yield the nodes that are or recently were unhealthy. Brief trouble of many nodes is a storm too."""
+    """Yield the nodes that are or recently were unhealthy.
+
+    Even brief trouble is a storm if many nodes have it.
+    """
     for node in candidates:
         if node.report is None or node.cordoned or is_unknown(node, policy):
             continue  # someone is working on a cordoned node, so trouble is expected there
@@ -136,7 +139,10 @@ def _by_rack(troubles: Sequence[_Trouble]) -> dict[str, list[_Trouble]]:
 
 
 def _together(troubles: Sequence[_Trouble], need: int, policy: NodePolicy) -> list[_Trouble]:
-    """Return the nodes of all windows with at least `need` troubles. `troubles` is sorted, newest first."""
+    """Return the nodes of all windows in which at least `need` nodes had trouble.
+
+    `troubles` is sorted, newest first.
+    """
     found: dict[str, _Trouble] = {}
     for first, last in zip(range(len(troubles)), range(need - 1, len(troubles)), strict=False):
         if troubles[last].ago_s - troubles[first].ago_s <= policy.storm_window_s:

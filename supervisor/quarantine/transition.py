@@ -1,9 +1,9 @@
-"""Compute the state of a node after an action, for one patch of the node. Pure.
+"""Compute the state of a node after an action, to be stored in a single patch. Pure.
 
-A stored time can be later than now, if the clock of the deciding process was ahead when it was stored. Until
-it had passed, a release by an operator would cover faults that began after it, nothing would become an alert,
-and no proof of health would begin. Such a time is therefore replaced by now, and the correction is stored:
-if each decision only counted it as now, it would move on with each.
+A stored time can be later than now if the clock of the deciding process was ahead. Until that time passed, a
+waiver would cover faults that began after the release, nothing would become an alert, and no proof of health
+would begin. Such a time is therefore replaced by now. The correction is stored, because otherwise each
+decision would move the time.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _refreshed(node: NodeView, now_s: float, policy: NodePolicy) -> NodeView:
 
 
 def _without_future(node: NodeView, now_s: float) -> NodeView:
-    """Return the node with now in place of all stored times that are later."""
+    """Return the node, with each stored time that is later than now replaced by now."""
     held, waiver, released_at_s = node.quarantine, node.waiver, node.released_at_s
     if held is not None:
         drain_at_s = None if held.drain_at_s is None else min(held.drain_at_s, now_s)
@@ -93,7 +93,7 @@ def released_by_operator(node: NodeView, now_s: float) -> NodeView:
     held = node.quarantine
     if held is None:
         return node
-    # What has just been released comes first, because the waiver must not leave it out.
+    # The evidence of the removed taint comes first, because the waiver must cover all of it.
     before = [key for key in (node.waiver.evidence if node.waiver else ()) if key not in held.evidence]
     known = (*held.evidence, *before)[:MAX_EVIDENCE]
     boot_id = node.report.boot_id if node.report is not None else ""

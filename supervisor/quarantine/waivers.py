@@ -1,10 +1,11 @@
 """Decide what an operator's release of a node still covers. Pure.
 
 An operator who removes the taint knows the findings of that time. Newer evidence is not covered, even if its
-key is the same: a finding that began after the release, an event or a counter's growth with a sign after it,
-and a finding that has outlived another boot of the node. A finding that a boot has ended is still reported
-for some minutes, but no longer as lasting, and no sample has shown it since: it has not outlived the boot. A
-waiver also ends after `waiver_s`, or a node could serve with a fault forever.
+key is the same. This includes findings that began after the release, events and counter growth with a sign
+after the release, and findings that have outlived another boot of the node. A finding that a boot has ended
+is still reported for some minutes. It has not outlived the boot, because it is no longer lasting and no
+sample has shown it since. A waiver also ends after `waiver_s`, because otherwise a node could serve with a
+fault forever.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from supervisor.quarantine.model import NodeFinding, NodePolicy, NodeView, Waive
 
 
 def counted(node: NodeView, now_s: float, policy: NodePolicy) -> tuple[NodeFinding, ...]:
-    """Return the unhealthy findings that no waiver covers, worst first, weighed with each other."""
+    """Return the unhealthy findings that no waiver covers, worst first, after `evidence.weigh`."""
     if node.report is None:
         return ()
     findings = not_waived(node, evidence.unhealthy(node.report), now_s, policy)
@@ -22,7 +23,7 @@ def counted(node: NodeView, now_s: float, policy: NodePolicy) -> tuple[NodeFindi
 
 
 def counted_or_all(node: NodeView, now_s: float, policy: NodePolicy) -> tuple[NodeFinding, ...]:
-    """Return the findings that say when the node fell ill: the counted ones, or all if a waiver covers all.
+    """Return the findings that show when the node became unhealthy: those that no waiver covers, or else all.
 
     An old finding that an operator has waived must not make the new ones look old.
     """
@@ -64,15 +65,15 @@ def _was_booted_since(node: NodeView, waiver: Waiver) -> bool:
 
 
 def _is_ending(finding: NodeFinding) -> bool:
-    """True for a finding whose remedy was seen, or that needs none.
+    """True for a finding whose remedy was seen, or that needs none, and that is no longer being measured.
 
-    It is an event, or no sample has shown it since the boot. Otherwise, it is measured, so it is current.
+    It is an event, or no sample has shown it since the boot.
     """
     return not finding.lasting and (finding.sign_s is not None or finding.is_from_before_boot)
 
 
 def _covers(waiver: Waiver, finding: NodeFinding, reported_s: float) -> bool:
-    """True if the operator knew the finding. `reported_s` is the time of the report."""
+    """True if the operator knew about the finding. `reported_s` is the time of the report."""
     if finding.key not in waiver.evidence and finding.place_key not in waiver.evidence:
         return False
     newest_s = finding.held_s if finding.sign_s is None else min(finding.held_s, finding.sign_s)

@@ -48,7 +48,7 @@ class LastEntry:
 
     memory: JobState
     ledger: Any
-    decision: Decision | None  # its author may not have carried it out completely
+    decision: Decision | None  # the supervisor that made it may not have carried it out completely
     epoch: int = 0  # the epoch of the supervisor that made the decision
 
 
@@ -93,7 +93,7 @@ class Journal:
 
     def _write(self, view: View, policy: Policy, action: RunAction, after: JobState, ledger: Any) -> None:
         seen = recorded(view)
-        # The history can be half of the line, so it is written only once.
+        # The history can make up half of the line, so it is written only once.
         if view.memory.history == after.history:
             del seen["memory"]["history"]
         line = {

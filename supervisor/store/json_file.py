@@ -1,4 +1,4 @@
-"""Read JSON files, and replace them as a whole: other processes can read them at any time.
+"""Read JSON files, and replace them atomically, so that other processes can read them at any time.
 
 Only the owner of a file can read it, because command lines and tracebacks may include secrets.
 """
@@ -18,7 +18,7 @@ MAX_BYTES = 16 << 20  # a larger file was not written by Holdfast
 
 
 def replace(path: Path, content: Mapping[str, Any], *, sync: bool) -> None:
-    """Replace a file atomically. If `sync`, do so durably: the new file survives a power loss.
+    """Replace a file atomically. If `sync`, the new file also survives a power loss.
 
     Raises:
         OSError: The file could not be written. The old one is unchanged.
@@ -37,7 +37,7 @@ def replace(path: Path, content: Mapping[str, Any], *, sync: bool) -> None:
 
 
 def replace_secret(path: Path, text: str) -> None:
-    """Replace a file that only its owner can read at any time. Raises `OSError`."""
+    """Replace a file durably. Only its owner can ever read it. Raises `OSError`."""
     temporary = durable.temporary_path(path.parent, path.name)
     try:
         with open(_create(temporary), "wb") as file:
@@ -54,7 +54,7 @@ def _create(path: Path) -> int:
 
 
 class JsonFileReader:
-    """Caches the content of a file, and reads it again only after it was replaced."""
+    """Caches the content of a file, and reads it again only after it has been replaced."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -43,7 +43,7 @@ class Lead:
         """Take an epoch above `known`, which was found in the journal, a member's report or a checkpoint.
 
         `known` can be above the epoch in the file if the file was lost, or if the member or checkpoint comes
-        from another directory. It is safe to repeat this.
+        from another directory. Repeating this is safe.
 
         Raises:
             Deposed: Another supervisor has taken over the run.
@@ -92,7 +92,7 @@ class Blocked(OSError):
 
 
 def _higher(path: Path, known: int, own: int) -> int:
-    """Return an unused epoch above `known`. Raises `Deposed` if the file contains one above `own`.
+    """Return an unused epoch above `known`. Raises `Deposed` if the file contains an epoch above `own`.
 
     If the file cannot be written, supervision continues. Only the members and the journal then know the
     epoch.

@@ -13,7 +13,7 @@ _COMPRESSED = "zlib:"
 
 
 class UnreadableText(ValueError):
-    """The text cannot be read, for the reason in the message."""
+    """The text cannot be read. The message says why."""
 
 
 def pack(value: Any, plain_bytes: int) -> str:
@@ -25,7 +25,7 @@ def pack(value: Any, plain_bytes: int) -> str:
 
 
 def unpack(text: str) -> Any:
-    """Return the value in `text`, whose writer is not trusted. Raises `UnreadableText`."""
+    """Return the value in `text`, which comes from an untrusted writer. Raises `UnreadableText`."""
     try:
         if text.startswith(_COMPRESSED):
             packed = base64.b64decode(text.removeprefix(_COMPRESSED), validate=True)

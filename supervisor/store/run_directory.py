@@ -82,10 +82,10 @@ class RunDir:
         json_file.replace(self.run_file, run, sync=True)
 
     def write_incident(self, incident: Mapping[str, Any]) -> None:
-        """Replace the file of one incident atomically, and durably once it is closed. Raises `OSError`.
+        """Replace the file of one incident atomically, and durably once the incident is closed.
 
-        The journal also contains an open incident, so a durable write is not needed until then. Its two
-        fsyncs would delay the orders that follow from the decision.
+        Raises `OSError`. The journal also contains an open incident, so a durable write is not needed until
+        it is closed. The two fsyncs would delay the orders that follow from the decision.
         """
         path = self.path / "incidents" / f"{incident['id']}.json"
         json_file.replace(path, incident, sync=not incident.get("open"))
@@ -161,7 +161,7 @@ def open_for_run(
         must_exist: Whether the directory must already contain a run, which is then resumed.
 
     Raises:
-        BadInput: The directory cannot be used, for the reason in the message. Its contents are unchanged.
+        BadInput: The directory cannot be used; the message says why. Its contents are unchanged.
     """
     here = Path.cwd() if directory is None else directory
     chosen = _new_name(here / RUNS, now) if path is None else here / path
@@ -257,7 +257,7 @@ def _new_name(runs: Path, now: float) -> Path:
 
 
 def _make(path: Path) -> list[Path]:
-    """Create the directory and its parents. Return the new ones, innermost first."""
+    """Create the directory and its parents. Return the new directories, innermost first."""
     if path.is_dir():
         return []
     if path.exists() or path.is_symlink():
@@ -293,7 +293,7 @@ def _claim(run: RunDir) -> None:
 
 
 def _set_aside(path: Path) -> dict[str, Any] | None:
-    """Move the earlier run's status out of the way of this run's, and return it.
+    """Set the earlier run's status aside, and return it.
 
     The status of a run that completed a step is kept under another name until a later run completes one. If a
     run is killed before its first step, the next run therefore still receives the older status.

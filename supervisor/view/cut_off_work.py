@@ -1,9 +1,9 @@
 """Handle work outside steps that a restart would cut off, such as saving or evaluating. Pure.
 
 The script's work between a commit and the next step is the tail of the committed step. A group that resumes
-from the state of that step does not repeat its tail. A tail usually takes microseconds; survivors get time to
-finish a longer one before their processes are ended. To repeat a tail that was cut off, the group resumes
-from an earlier step. If there is no earlier state, the tail is reported as undone.
+from the state of that step does not repeat its tail. A tail usually takes microseconds. If it takes longer,
+survivors get time to finish it before their processes are ended. To repeat a tail that was cut off, the group
+resumes from an earlier step. If there is no earlier state, the tail is reported as undone.
 
 The same applies to work within a step if other ranks have already committed that step, because the group
 could resume from its state. No rank can commit a step before all ranks have contributed to the backward pass,
@@ -34,9 +34,9 @@ from supervisor.view.model import (
 )
 
 LONG_S = 0.25  # shorter tails do not count: a load spike can stretch microseconds to a tenth of a second
-USUAL_FACTOR = 5.0  # times the median duration
+USUAL_FACTOR = 5.0  # work counts if it takes longer than this multiple of the median duration
 MAX_PAUSE_WAIT_S = 600.0  # the longest wait for a declared pause, even if its own limit is higher
-_MAX_LISTED = 3  # the places of cut-off work that one line lists
+_MAX_LISTED = 3  # how many places of cut-off work one line lists
 
 
 def wait_for_survivors(view: View, policy: Policy) -> Wait | None:
@@ -103,7 +103,7 @@ def _in_tail(view: View) -> Iterator[tuple[MemberView, RankState, RankProgress]]
 def _at_early_work(view: View) -> Iterator[tuple[MemberView, RankState, RankProgress]]:
     """Yield the ranks whose last report shows work in a step that another rank has already snapshotted.
 
-    A rank whose process ended in that work without a signal was not cut off, so it is not included.
+    A rank whose process ended during that work without a signal was not cut off, so it is not included.
     `_raised_in_pause` finds the ranks that raised an exception in a pause.
     """
     newest = max((snapshot.step for snapshot in _snapshots(view)), default=-1)
@@ -163,7 +163,7 @@ def find(view: View, found: tuple[Fault, ...]) -> tuple[CutOffWork, ...]:
     ahead = max((at.step for _, _, at in _ranks(view)), default=-1)
     for member, rank, at in _in_tail(view):
         done = reports.has_finished(rank)
-        # If others are past the step that a lost member last reported, it had passed that step too.
+        # If others are past the step that a lost member last reported, that member had passed the step too.
         declared = at.tail_declared and (members.is_reporting(member) or at.step == ahead)
         is_work = declared or _raised_in_pause(rank, at) or (_is_long(at) and rank.where != COLLECTIVE)
         if done or (rank.rank not in raised and not is_work):
@@ -227,7 +227,7 @@ def publishable_step(view: View, member: MemberView) -> int:
     """Return the step whose checkpoint `member` may publish; -1 while a rank could still make the step void.
 
     Before a rank commits a step, it checks whether its state has changed since the previous commit. Once all
-    ranks have committed the next step, this one can therefore no longer become void.
+    ranks have committed the next step, the member's step can therefore no longer become void.
     """
     report = member.report
     if report is None or report.publishing < 0:

@@ -1,7 +1,7 @@
 """Classify how a rank's process ended, as a kind of fault, a signature and a description. Pure.
 
 When a rank dies, the others fail within milliseconds in the collective that it never joined. Their tracebacks
-are long and miss the cause, so a rank that failed in a collective counts as a victim.
+are long and do not show the cause, so a rank that failed in a collective counts as a victim.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from supervisor.fault_kinds import FaultName
 SYSTEM_EXIT, DISTRIBUTED = "system_exit", "distributed"
 SIGABRT = 6  # raised by a C++ program that does not catch an exception
 
-_LAST_WORDS_CHARS = 300  # how much is quoted of the line that names an exception
+_LAST_WORDS_CHARS = 300  # how much of the line that names an exception is quoted
 _EXIT_MESSAGE_BYTES = 1000  # how much of the text passed to `sys.exit` is quoted
 _NAMES = (  # signal(7), on x86 and ARM
     "HUP INT QUIT ILL TRAP ABRT BUS FPE KILL USR1 SEGV USR2 PIPE ALRM TERM STKFLT CHLD CONT"
@@ -43,14 +43,14 @@ def kind_of_fault(ending: Ending) -> FaultName:
 
 
 def is_victim(ending: Ending) -> bool:
-    """True if, by its report or the end of its log, the rank failed because another rank did."""
+    """True if the rank's report or the end of its log shows that it failed because another rank did."""
     if ending.signal not in (None, SIGABRT) or ending.fail:
         return ending.fail == DISTRIBUTED
     return victims.in_log(ending.message)
 
 
 def signature(ending: Ending) -> str:
-    """Return a text that is the same whenever this failure recurs. It has no PIDs, times or addresses."""
+    """Return text that is the same whenever this failure recurs. It contains no PIDs, times or addresses."""
     if ending.signal is not None:
         return OUT_OF_MEMORY if is_out_of_memory(ending.message) else f"signal {ending.signal}"
     if ending.fail == SYSTEM_EXIT:
@@ -83,9 +83,9 @@ def describe(ending: Ending) -> str:
 
 
 def last_words(ending: Ending) -> str:
-    """Return in one line why a process ended, such as "ValueError: no"; "" if neither it nor its log says so.
+    """Return one line that says why a process ended, such as "ValueError: no"; "" if that is unknown.
 
-    An exception counts even if the log continues after its traceback.
+    An exception is found even if the log continues after its traceback.
     """
     if ending.signal is not None:
         return f"it {describe(ending)}"
@@ -108,11 +108,12 @@ def _exception_line(message: str) -> str:
 def is_out_of_memory(message: str) -> bool:
     """True if the process ran out of memory.
 
-    The launcher reads the kernel's counters. If they show this, it puts a line about it before the message.
+    The launcher reads the kernel's counters. If they show that memory ran out, the launcher puts a line about
+    this before the message.
     """
     return message.startswith(f"{OUT_OF_MEMORY}: ")
 
 
 def _last_traceback(message: str) -> str:
-    """Return the end of the message, from its last traceback on; all of it if it has no traceback."""
+    """Return the message from its last traceback to its end; the whole message if it has no traceback."""
     return tracebacks.end_of_log(message).rpartition(tracebacks.HEADER)[2]

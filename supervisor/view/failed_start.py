@@ -1,9 +1,9 @@
 """Undo what the start of a generation changed if the generation fails before its first step. Pure.
 
 Resuming from an older state makes all newer states void. This must not take effect before the group has
-completed a step from the older state: if that state is damaged or its holder dies, a newer state may be all
-that remains. The reason for going back still holds: a bad number limits the usable states as before, and work
-that was cut off is either repeated or reported.
+completed a step from the older state, because if that state is damaged or its holder dies, a newer state may
+be all that remains. The reason for going back still holds: a bad number limits the usable states as before,
+and work that was cut off is either repeated or reported.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def pending_start(
 def state_for_next_run(memory: JobState) -> JobState:
     """Return the job's state as the next run in the directory should find it.
 
-    If a run from scratch ended before its first step, it has made no state void: the user may have requested
-    a start at step 0 by mistake.
+    If a run from scratch ended before its first step, it has made no state void, because the user may have
+    requested a start at step 0 by mistake.
     """
     aside = memory.unbegun.aside if memory.unbegun is not None and not memory.settled else None
     if aside is None:
@@ -69,15 +69,18 @@ def state_for_next_run(memory: JobState) -> JobState:
 def is_from_scratch(memory: JobState, step: int) -> bool:
     """True if `step` is the first state of a run from scratch that has not completed a step yet.
 
-    Such a state must not be saved, because the checkpoint would replace the older ones. The run makes these
-    void only with its first step.
+    Such a state must not be saved, because its checkpoint would replace older ones, which become void only
+    when the run completes its first step.
     """
     known = memory.unbegun
     return known is not None and known.aside is not None and not memory.settled and step <= known.step
 
 
 def without_failed_start(view: View) -> JobState:
-    """Return the job's state. If its generation has completed no step, undo what its start changed."""
+    """Return the job's state.
+
+    If its generation has completed no step, undo what the generation's start changed.
+    """
     memory = view.memory
     known = memory.unbegun
     if known is None or known.failed or memory.settled or known.generation != memory.generation:

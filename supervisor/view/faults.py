@@ -13,7 +13,7 @@ from supervisor.identity_cache import by_identity
 from supervisor.view import endings, members, replica_divergence, reports, uneven_steps
 from supervisor.view.model import Fault, MemberView, Policy, View
 
-# Limit for the messages of all faults of an incident together: each journal line about it contains them.
+# Limit for the total size of an incident's fault messages, which each journal line about it contains.
 _MESSAGES_BYTES = 1 << 20
 _MIN_MESSAGE_BYTES = 256
 
@@ -107,7 +107,7 @@ def _lost(view: View, block: int, name: str, member: MemberView | None) -> Fault
 def _unresponsive(view: View, block: int, member: MemberView) -> Fault:
     """Return the loss of a member whose launcher does not respond.
 
-    The fault begins now: the ranks have trained until now, and end together with the member.
+    The fault begins now, because the ranks have trained until now and end together with the member.
     """
     gone = _lost(view, block, member.name, None)
     return replace(gone, detail=f"member {member.name} is lost: {members.unresponsive_launcher(member)}")
@@ -134,7 +134,7 @@ def _is_unready(view: View, report: MemberReport, limit_s: float) -> bool:
     """True if a member has had `limit_s` to carry out the newest start and is not reading a checkpoint.
 
     The time runs from the start, or from this supervisor's takeover if a predecessor ordered the start. While
-    a member reads a checkpoint, the time starts again at each part that arrives, because storage may be slow.
+    a member reads a checkpoint, the time restarts with each part that arrives, because storage may be slow.
     """
     unready_s = (view.now_ns - max(view.memory.started_ns, view.memory.since_ns)) / 1e9
     return unready_s > limit_s and not 0 <= report.reading_s <= limit_s
@@ -153,7 +153,7 @@ def _restarted(view: View, block: int, name: str) -> Fault:
 def _unprepared(view: View, name: str, why: str, other: str = "") -> Fault:
     """Return the fault of a member that cannot prepare the state.
 
-    `other` is the signature of the cause if it casts no doubt on the state, or "".
+    If the cause casts no doubt on the state, `other` is its signature; otherwise "".
     """
     launch = view.memory.launch
     wanted = launch.restore if launch and not other else None
@@ -231,7 +231,10 @@ def _of_rank(view: View, name: str, report: MemberReport, rank: RankState) -> li
 
 
 def root_cause(faults: tuple[Fault, ...]) -> Fault:
-    """Return the fault that explains the others. Causes precede symptoms; among equals, the earliest wins."""
+    """Return the fault that explains the others.
+
+    Causes precede symptoms. Among equal faults, the earliest wins.
+    """
     return min(faults, key=lambda each: (_precedence(each), each.at_ns, each.rank))
 
 

@@ -1,8 +1,8 @@
 """Convert the times in members' reports to the supervisor's clock, because hosts' clocks are unrelated. Pure.
 
-Each report says when it was sent, by its host's clock. The time of receipt on the supervisor's clock minus
-that time is the offset of the clocks plus the time in transit. So the smallest difference is the best
-estimate of the offset. If both processes use the same clock, nothing is converted.
+Each report says when it was sent, according to its host's clock. The time of receipt on the supervisor's
+clock minus that time is the offset of the clocks plus the time in transit. The smallest difference is
+therefore the best estimate of the offset. If both processes use the same clock, nothing is converted.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from holdfast.protocol.launcher_messages import BadNumber, Ending, LauncherState, RankState, StartTimes
 from holdfast.protocol.member_messages import MemberReport
 
-WINDOW_NS = 60_000_000_000  # clocks drift apart by at most 50 us per second, thus 3 ms per window
+WINDOW_NS = 60_000_000_000  # clocks drift apart by at most 50 us per second, or 3 ms per window
 STEADY_NS = 10_000_000  # smaller corrections are not applied, because times identify events
 
 
@@ -79,5 +79,5 @@ def _marks(marks: StartTimes, ns: int) -> StartTimes:
 
 
 def _moved(at_ns: int, ns: int) -> int:
-    """Return `at_ns` plus `ns`. If `at_ns` is 0, there is no time, and the result is 0."""
+    """Return `at_ns` plus `ns`; 0 if `at_ns` is 0, which means that there is no time."""
     return max(1, at_ns + ns) if at_ns else 0

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from supervisor.view.model import SECOND_NS, MemberView, Policy, View
 
 QUIET_S = 1.5  # a member reports every half second, and immediately on request
-MUTE_S = 2.5  # silence after which a new sidecar still has time to report before the member is lost
+MUTE_S = 2.5  # after this silence, a new sidecar still has time to report before the member is lost
 RENEW_AGAIN_S = 60.0  # if a new sidecar falls silent within this time, another one would not help
 
 
@@ -56,7 +56,7 @@ def is_lost(view: View, member: MemberView, policy: Policy) -> bool:
 def timeout_left_s(view: View, member: MemberView, policy: Policy) -> float:
     """Return how many more seconds a member can be silent before it counts as lost; 0 if it is gone.
 
-    A new member that has never reported has as long as the group has to form.
+    A new member that has never reported has as much time as the group has to form.
     """
     if not member.exists:
         return 0.0
@@ -83,8 +83,8 @@ def is_usable(view: View, member: MemberView, policy: Policy) -> bool:
 def recoverable_members(view: View, policy: Policy, patience_s: float) -> dict[str, int]:
     """Return the deadlines of unusable members with ranks that may still return with their snapshots.
 
-    Each deadline is `patience_s` after the member was last well. A sidecar that restarts late in a long
-    recovery therefore has as much time as one that restarts early. Members that have been silent for
+    Each deadline is `patience_s` after the member was last known to be well. A sidecar that restarts late in
+    a long recovery therefore has as much time as one that restarts early. Members that have been silent for
     `--member-timeout` are lost and are not included.
     """
     return {

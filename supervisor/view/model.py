@@ -3,9 +3,10 @@
 `JobState` outlives the supervisor, because every line of the journal contains it. `View` adds the members'
 current reports. Both are immutable, so a decision can be repeated from its line in the journal.
 
-The journal omits the `UNRECORDED` fields. Most of them hold a part of a sentence that another field contains
+The journal omits the `UNRECORDED` fields. Some of them hold a part of a sentence that another field contains
 in full: displays use the part instead of parsing the sentence, and show the whole sentence if the part is
-missing (docs/adr/0013). The other two are used only on a cluster, which has no journal.
+missing (docs/adr/0013). The others are times for an incident's timeline, or are used only on a cluster, which
+has no journal.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from supervisor.identity_cache import by_identity
 SECOND_NS = 1_000_000_000
 
 JobPhase: TypeAlias = Literal["forming", "running", "looking", "securing", "saving", "stopping", "ended"]
-# The phases of a job and the text that users see. The journal, status and metrics contain the names.
+# The names of a job's phases and the text that users see. The journal, status and metrics contain the names.
 PHASES: Mapping[str, str] = MappingProxyType(
     {
         "forming": "forming",
@@ -112,7 +113,7 @@ class CutOffWork:
 
     rank: int
     step: int  # the last step that the rank had committed
-    at_most: int  # the newest step that the script can repeat the work from
+    at_most: int  # the newest step from which the script can repeat the work
     after_s: float = 0.0  # how long the work had taken; 0 if unknown
     raised: bool = False  # the work ended with an exception of the script
     early: bool = False  # the work precedes the commit of a step that other ranks have committed
@@ -130,7 +131,7 @@ class UndoneWork:
 
 @dataclass(frozen=True, slots=True)
 class VoidStep:
-    """A step whose private state a rank changed after the commit: no copy contains the change."""
+    """A step whose private state a rank changed after the commit, so that no copy contains the change."""
 
     generation: int
     step: int
@@ -152,7 +153,7 @@ class PendingStart:
     """What the start of a generation changed, to be undone if it fails before its first step."""
 
     generation: int
-    step: int  # the step that it resumes from
+    step: int  # the step that the generation resumes from
     lineage: tuple[Lineage, ...] = ()  # this field and the next two hold the values from before the start
     missed: tuple[UndoneWork, ...] = ()
     equal: tuple[int, ...] = ()
@@ -189,7 +190,7 @@ class OpenIncident:
     evidence: tuple[str, ...] = ()
     stacks: tuple[tuple[tuple[int, ...], str], ...] = ()
     looked_ns: int = 0
-    secured_ns: int = 0  # when the next decision used the secured state, see `survived_ns`
+    secured_ns: int = 0  # when the next decision used the secured state; see `survived_ns`
     decided_ns: int = 0
     cause: Fault | None = None
     remedy: str = ""
@@ -198,8 +199,8 @@ class OpenIncident:
     resume: ResumePoint | None = None
     lost: int | None = None  # how many steps are repeated; None if undecided or unknown
     at_least: bool = False  # `lost` is a lower bound, because the member that knew the last steps is lost
-    closed_ns: int = 0  # when the end of the run closed it before a first new step
-    cut: tuple[CutOffWork, ...] = ()  # work that it cut off; not repeated if `resume` is later
+    closed_ns: int = 0  # when the run ended, if it ended before the incident's first new step
+    cut: tuple[CutOffWork, ...] = ()  # work that the incident cut off; not repeated if `resume` is later
     own_state: bool = False  # the script keeps its own state, so steps are counted from its last start
     measure: str = field(default="", compare=False, metadata=UNRECORDED)  # the part of `why` after the cause
     # the number of the last request to save the state while the group lacks a member (`Preserve`)
@@ -255,17 +256,17 @@ class JobState:
     unbegun: PendingStart | None = None  # set until the current generation completes a step
     finished: bool = False  # the script ran to its end, and the state to save is its last one
     end: End | None = (
-        None  # an end that no user requested, carried out once the state is saved, if there is one
+        None  # an end that no user requested; it is carried out once the state, if any, is saved
     )
-    # the members without ranks that were there when the run's end was decided, and were ordered to end too;
-    # only on a cluster, where the Supervision holds them
+    # the members without ranks that existed when the run's end was decided, and were ordered to end too; used
+    # only on a cluster, where the Supervision contains them
     bystanders: tuple[str, ...] = field(default=(), metadata=UNRECORDED)
     # `End.completion` of the end that was decided
     completion: Completion | None = field(default=None, compare=False, metadata=UNRECORDED)
 
     @property
     def seats(self) -> Mapping[str, int]:
-        """The position of each member in `placement`. Use it where a loop asks for many members."""
+        """The position of each member in `placement`. Use it in loops over many members."""
         return _seats(self.placement)
 
 
@@ -285,7 +286,7 @@ class MemberView:
     report: MemberReport | None = None
     heard_ns: int = 0  # when this supervisor received the member's first report
     well_ns: int = 0  # when the member last reported that its launcher responds
-    # True while the backend lists the member, even if it counts as lost and therefore does not exist
+    # True while the backend lists the member, even if it counts as lost and `exists` is therefore False
     is_listed: bool = field(default=False, metadata=UNRECORDED)
 
 
@@ -321,8 +322,8 @@ UNREAD = "it has not been read yet"
 class StorageContents:
     """The contents of storage as of the last successful listing.
 
-    The list includes void checkpoints: only the lineage decides which ones are void. `error` says why the
-    latest listing failed; "" if it succeeded.
+    The list includes void checkpoints, because only the lineage shows which checkpoints are void. `error`
+    says why the latest listing failed; "" if it succeeded.
     """
 
     checkpoints: tuple[Checkpoint, ...] = ()  # newest first
@@ -362,7 +363,7 @@ class LateRank:
 
 @dataclass(frozen=True, slots=True)
 class RankAtRest:
-    """A rank that, by its newest inspection, waits in a collective until a peer sends it bytes."""
+    """A rank that, according to its newest inspection, waits in a collective until a peer sends it bytes."""
 
     rank: int
     step: int
@@ -371,7 +372,7 @@ class RankAtRest:
     look: int  # number of the newest inspection
     asked: int  # the number of the request for that inspection
     heard_ns: int  # when the supervisor received that inspection
-    rests_s: float  # how long after that inspection none of the rank's waits can time out
+    rests_s: float  # for this long after that inspection, none of the rank's waits can time out
     ends: int  # checksum of its connections; the XOR over all ranks is 0 if they wait only for each other
     place: str  # where it waits, for example "barrier, called by evaluate (train.py:42)"
 
@@ -405,7 +406,7 @@ class StallWatch:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Everything that is known at `now_ns`, on CLOCK_MONOTONIC of the supervisor's host."""
+    """Everything that is known at `now_ns`, a CLOCK_MONOTONIC time of the supervisor's host."""
 
     now_ns: int
     wall_s: float
@@ -458,7 +459,7 @@ class Policy:
     grace_s: float = defaults.GRACE_S
     storage_s: float = 60.0  # time for storage to respond or recover if no member holds a state
     from_scratch: bool = False  # begin at step 0, regardless of what is on storage
-    # a controller outside Holdfast creates the members, so the replacement of a lost one can take minutes
+    # a controller outside Holdfast creates the members, so replacing a lost member can take minutes
     members_created_externally: bool = field(default=False, metadata=UNRECORDED)
     # False: a checkpoint would be lost with the pod that wrote it, so none is written or announced
     has_storage: bool = field(default=True, metadata=UNRECORDED)
@@ -560,7 +561,7 @@ class Preserve:
 
 @dataclass(frozen=True, slots=True)
 class Replace:
-    """Give up a lost member and request a new one."""
+    """Give up on a lost member and request a new one."""
 
     member: str
     why: str
@@ -584,7 +585,7 @@ class End:
     message: str = ""
     cause: Fault | None = None
     cut: tuple[CutOffWork, ...] = ()  # work that the stop cuts off
-    back: int | None = None  # later states become void; storage has a checkpoint of this step
+    back: int | None = None  # states after this step become void; storage has a checkpoint of it
     warning: str = ""  # a warning that the status shows
     # the parts of `why` if the script has finished
     completion: Completion | None = field(default=None, compare=False, metadata=UNRECORDED)
@@ -592,7 +593,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """End the supervisor, because all members are gone."""
+    """End the supervisor, because all members are gone or did not stop in time."""
 
     why: str
 

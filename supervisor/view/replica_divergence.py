@@ -1,9 +1,10 @@
 """Detect silent data corruption by comparing the state's replicas, which must stay identical. Pure.
 
 The ranks of a DDP group compute bitwise identical parameters and optimizer state from the same sums. Each
-member seals its snapshots: it computes their checksums, at multiples of a power of two, so all members seal
-the same steps. If the seals of a step differ, the members outside the majority are corrupt. A majority is
-more than half of the whole group, so neither of two members can be blamed.
+member seals its snapshots, that is, it computes their checksums. It seals steps that are multiples of a power
+of two, so that all members seal the same steps. If the seals of a step differ, the members outside the
+majority are corrupt. A majority is more than half of the whole group, so neither of two members can be
+blamed.
 
 The protected state of a script may differ from rank to rank by design. Members are therefore blamed only if
 the replicas have matched on all members at `AGREED` earlier steps. If the replicas still differ after
@@ -45,13 +46,16 @@ def find_divergence(view: View) -> Fault | None:
 def equal_steps(view: View) -> tuple[int, ...]:
     """Return the last steps where all replicas are known to have matched, oldest first.
 
-    A roll-back removes the steps beyond the resume point (`rolled_back`).
+    A roll-back replaces the steps beyond the resume point with the resume point (`rolled_back`).
     """
     return tuple(sorted({*view.memory.equal, *_equal_now(view)}))[-AGREED:]
 
 
 def rolled_back(equal: tuple[int, ...], step: int) -> tuple[int, ...]:
-    """Return `equal` after a resume from `step`. Later steps become `step`, because all replicas load it."""
+    """Return `equal` after a resume from `step`.
+
+    Later steps become `step`, because all replicas load its state.
+    """
     return tuple(sorted({min(each, step) for each in equal}))
 
 

@@ -32,7 +32,7 @@ def all_inspections(view: View) -> tuple[RankInspection, ...]:
 
 @by_identity(1)
 def inspections_of_ranks(view: View) -> Mapping[int, tuple[RankInspection, ...]]:
-    """Return the inspections in `all_inspections` by rank; usually one for each."""
+    """Return the inspections in `all_inspections` by rank; usually one per rank."""
     found: dict[int, tuple[RankInspection, ...]] = {}
     for each in all_inspections(view):
         found[each.rank] = (*found.get(each.rank, ()), each)
@@ -69,7 +69,7 @@ def stalls(view: View, report: MemberReport) -> tuple[RankStall, ...]:
 
 
 def step_of(report: MemberReport, rank: int) -> int:
-    """Return how many steps the rank has completed by this report; -1 if the report lacks the rank."""
+    """Return how many steps the rank has completed according to this report; -1 if it lacks the rank."""
     return _steps(report.progress).get(rank, -1)
 
 
@@ -79,7 +79,7 @@ def _steps(progress_now: tuple[RankProgress, ...]) -> Mapping[int, int]:
 
 
 def is_unwinding(report: MemberReport, rank: RankState) -> bool:
-    """True while an exception may be ending the rank: its `finally` blocks run and it completes no step."""
+    """True while an exception may be ending the rank: it runs `finally` blocks and completes no steps."""
     hint = rank.ending
     if hint is None or not hint.unwinding or rank.state == "exited":
         return False
@@ -157,7 +157,7 @@ def has_protected_state(view: View) -> bool:
 
 
 def script_keeps_own_state(view: View) -> bool:
-    """True if the script does not join: only the script then knows where it resumes after a restart."""
+    """True if the script does not join, so only the script knows where it resumes after a restart."""
     launchers = (member.report.launcher for member in view.members if member.report is not None)
     return any(
         launcher is not None and not launcher.joins for launcher in launchers

@@ -2,14 +2,15 @@
 
 Each sidecar measures its ranks' own times over a window (`sidecar.watch.compute_time`). The time of each rank
 is compared with the median of the other ranks. A rank counts as slow if even the fastest part of its window
-exceeds `FACTOR` times that median by enough to matter. It stays slow until its average falls below
-`END_FACTOR` times the median. While the times of a rank or of its peers are unknown, nothing changes.
+exceeds `FACTOR` times that median, and the rank is slower than the median by enough to matter. It stays slow
+until its average falls below `END_FACTOR` times the median. While the times of a rank or of its peers are
+unknown, nothing changes.
 
 False alarms are rare. With two ranks whose step times are distributed evenly between 1x and 5x, about one
 window in 10^11 raises a false alarm. If one step in five takes 5x and all others take 1x, about one window in
-30,000 does. The more the step times of a rank vary, the slower the rank must be to be found in its first
-window. With step times that are distributed evenly between 1x and 5x, it must take 2.5 times as long as its
-peers; if all steps take equally long, 1.5 times as long.
+30,000 raises one. The more the step times of a rank vary, the slower the rank must be to be found in its
+first window. With step times that are distributed evenly between 1x and 5x, it must take 2.5 times as long as
+its peers; if all steps take equally long, 1.5 times as long.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class SlowRank:
     own_s: float
     data_s: float  # the part of `own_s` before the forward pass; the rest is the forward pass
     peers_s: float  # the median of the other ranks' own times
-    since: int  # the step when the rank became slow
+    since: int  # the step at which the rank became slow
 
     @property
     def factor(self) -> float:

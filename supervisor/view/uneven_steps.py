@@ -1,6 +1,6 @@
 """Find a rank that did fewer steps than its peers and thereby caused their connection errors. Pure.
 
-A rank that exits with code 0 is no fault in itself. But if its peers still need it, they fail in a
+A rank that exits with code 0 is not a fault in itself, but if its peers still need it, they fail in a
 collective. The rank's last progress then explains the failure: it had either finished its loop or exited in
 mid-step.
 """

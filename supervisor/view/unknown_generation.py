@@ -1,4 +1,4 @@
-"""Detect generations that members run but the journal lacks: a decision went unrecorded. Pure."""
+"""Detect generations that members run but the journal lacks, because a decision was not recorded. Pure."""
 
 from __future__ import annotations
 

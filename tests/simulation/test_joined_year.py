@@ -21,7 +21,7 @@ TARGETS = {
     "lost": "no report lost a fault before its remedy",
     "drained": "every node with a sure, lasting fault was drained",
     "evicted": "no healthy node evicted unless two witnesses were wrong",
-    "reported": "every fault that shows was reported",
+    "reported": "every visible fault was reported",
 }
 
 

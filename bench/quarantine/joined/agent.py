@@ -3,10 +3,10 @@
 Everything behind the sensors is real: the agent's loop, the inbox, the evaluator, the policy, the reader of
 kernel lines, the history of the GPUs, and the report.
 
-A sensor reads in its rule's period only while something has changed: from three readings before the change
-until no bound, window or clear time of the rule can notice it any more. In between, each reading would equal
-the one before it, and the evaluator would only fold it away. Such readings are left out, which a test
-compares with an agent that gets all of them.
+A sensor takes readings at its rule's period only around a change: from three readings before the change until
+it can no longer affect any limit, window or clear time of the rule. Between changes, each reading would equal
+the previous one, and the evaluator would merely fold it away, so such readings are left out. A test compares
+the result with an agent that gets all readings.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ Span = tuple[float, float]  # first and last time
 
 
 def spans_to_read(rule: Rule, changed_s: float) -> tuple[Span, ...]:
-    """Return when a reading matters that equals the one before it, after a change.
+    """Return the times after a change when a reading matters even if it equals the previous one.
 
-    A counter that rests matters again when its growth leaves the window.
+    An unchanged counter matters again when its last growth leaves the window.
     """
     bounds = [each for each in (rule.degraded, rule.unhealthy) if each]
     waits = [each.for_s for each in bounds] + [each.for_s for each in rule.states.values()]
@@ -95,7 +95,7 @@ def spans_to_read(rule: Rule, changed_s: float) -> tuple[Span, ...]:
 
 
 def next_s(rule: Rule, spans: Iterable[Span], now_s: float) -> float:
-    """Return the next time of the rule's period that is in one of the spans; infinity if there is none."""
+    """Return the next multiple of the rule's period that is in one of the spans; infinity if none is."""
     following = []
     for first_s, last_s in spans:
         at_s = (max(now_s, first_s - rule.period_s) // rule.period_s + 1) * rule.period_s
@@ -104,18 +104,18 @@ def next_s(rule: Rule, spans: Iterable[Span], now_s: float) -> float:
 
 
 class NodeAgent:
-    """The agent of one machine. `stop` and `start` are a restart; its saved state survives as JSON."""
+    """The agent of one machine. `stop` and then `start` restart it; its saved state survives as JSON."""
 
     def __init__(self, machine: SimulatedMachine, policy: HealthPolicy, whole: bool = False) -> None:
-        """Create the agent without starting it. With `whole`, its sensors leave no reading out."""
+        """Create the agent without starting it. If `whole` is True, its sensors leave out no readings."""
         self.machine, self.policy, self._whole = machine, policy, whole
         self._state = SavedState()
         self._starts = 0
         self._agent: Agent | None = None
         self._gpus = NodeGpus()
         self._seen: dict[ReadingPlace, float] = {}  # the newest readings
-        self._noticed: dict[ReadingPlace, float] = {}  # the newest values, whether they were read yet or not
-        self._spans: dict[ReadingPlace, list[Span]] = {}  # when something is read in its period
+        self._noticed: dict[ReadingPlace, float] = {}  # the newest values, whether or not they were read yet
+        self._spans: dict[ReadingPlace, list[Span]] = {}  # when a value is read at its rule's period
         self._next_s: dict[ReadingPlace, float] = {}
         self._logged = 0  # lines of the kernel log that were read
         self._lines = LineReader(PATTERNS, "kmsg")
@@ -158,7 +158,7 @@ class NodeAgent:
         self.look(now_s)
 
     def stop(self, now_s: float) -> None:
-        """Stop the agent. Its state is read by the next one from JSON, as after any restart."""
+        """Stop the agent. The next `start` reads its state from JSON, as after any restart."""
         if self._agent is None:
             return
         self._clock.simulated_s = now_s
@@ -186,7 +186,10 @@ class NodeAgent:
         self._agent.run_cycle()
 
     def log(self, now_s: float, text: str, *, also_events: bool = True) -> None:
-        """Write a line to the kernel log. NVML's events also report the Xids if the agent runs."""
+        """Write a line to the kernel log.
+
+        If the agent is running, NVML's events also report the line's Xids.
+        """
         self.machine.log.append((now_s, text))
         if self._agent is None or not also_events:
             return
@@ -197,7 +200,7 @@ class NodeAgent:
                 self._put(seen.at(self._clock.at(now_s) + 0.01, "nvml-events"))
 
     def see(self, seen: Observation) -> None:
-        """Report an observation that no machine would show, such as an operator's word or a wrong reading."""
+        """Report an observation that does not come from the machine, such as a wrong reading."""
         self._put(seen)
 
     def clear(self, entity: str, now_s: float) -> None:
@@ -248,7 +251,7 @@ class NodeAgent:
                 self._put(seen)
 
     def _stir(self, place: ReadingPlace, now_s: float) -> None:
-        """Begin to read in the rule's period, after readings that equal the newest one."""
+        """Begin to take readings at the rule's period, after repeating the newest reading `BEFORE` times."""
         if place in self._seen:
             period_s = self.policy.rules[place[1]].period_s
             latest_s = now_s // period_s * period_s

@@ -1,4 +1,4 @@
-"""The events of the joined year: faults, false alarms, restarts of agents, events of many nodes."""
+"""The events of the joined year: faults, false alarms, restarts of agents, events that affect many nodes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DEAD, PANIC, MAINTENANCE, UNSEEN = "dead", "panic", "maintenance", "none"
 
 
 class FaultStage:
-    """Shows one fault on one machine, for as long as it is active and not hidden. See `faults.Stage`."""
+    """Shows one fault on one machine while the fault is active and not hidden. See `faults.Stage`."""
 
     def __init__(self, events: Events, node: JoinedNode, fault: NodeFault) -> None:
         self._events, self._node, self._fault = events, node, fault
@@ -68,7 +68,7 @@ class Events:
     # -- the agents
 
     def look(self, node: JoinedNode) -> None:
-        """Let a node's agent look now, and again when it next has something to read."""
+        """Have a node's agent take readings now, and again when the next readings are due."""
         node.look(self.pool.now_s)
         self._schedule(node)
 
@@ -129,7 +129,7 @@ class Events:
                 self.pool.at(at_s, partial(event, self.chance.choice(self.nodes)))
 
     def schedule_crowds(self, rack: int) -> None:
-        """Schedule events of many nodes."""
+        """Schedule the events that affect many nodes."""
         year_s, nodes = self.until_s, self.nodes
         first = nodes[:rack]
         self.pool.at(0.10 * year_s, partial(self._each, first, 5.0, lambda n: self.lose(n, 3 * HOUR_S)))
@@ -182,7 +182,7 @@ class Events:
             self.pool.after(lasts_s, partial(self.pass_by, node, fault))
 
     def again(self, node: JoinedNode, fault: NodeFault) -> None:
-        """Begin a fault, or let it show itself again."""
+        """Begin a fault, or let a hidden fault show itself again."""
         if fault not in node.faults:
             if any(each.entity == fault.entity for each in node.faults):
                 return
@@ -203,7 +203,7 @@ class Events:
             self.look(node)
 
     def lose(self, node: JoinedNode, lasts_s: float) -> None:
-        """Let a node die, or cut its power; afterwards it boots."""
+        """Take a node down as if it had died or lost power; it boots after `lasts_s`."""
         if node.is_down:
             return
         self.pool.tally.count("lost_nodes")
@@ -223,7 +223,7 @@ class Events:
         node.truths.discard("lost")
         node.is_down = False
         node.false.clear()
-        self.booted(node)  # before the agent starts: it may see at once that the boot has ended a fault
+        self.booted(node)  # before the agent starts, as it may see at once that the boot has ended a fault
         self.start(node)
         held = node.standing.quarantine
         node.standing = replace(node.standing, ready=True, busy=held is None and not node.standing.cordoned)
@@ -266,7 +266,7 @@ class Events:
         return not (node.is_down or node.faults or node.false) and node.daemon.runs
 
     def _lie_once(self, node: JoinedNode) -> None:
-        """Let one sensor read something false, or log a false line."""
+        """Make one sensor read a false value, or log a false line."""
         if not self._is_sound(node):
             return
         self.pool.tally.count("false_alarms")
@@ -304,7 +304,7 @@ class Events:
             self.look(node)
 
     def _lie_twice(self, node: JoinedNode, why: str = TWO_LIARS) -> None:
-        """Let the log and the driver's state agree on a fault that is not there; a boot ends it."""
+        """Make the log and the driver's state agree on a fault that does not exist; a boot ends this."""
         if not self._is_sound(node):
             return
         self.pool.tally.count("false_pairs")
@@ -315,7 +315,7 @@ class Events:
         self.look(node)
 
     def _driver_bug(self, node: JoinedNode) -> None:
-        """Let a new driver report faults that do not exist, until it is rolled back hours later."""
+        """Make a new driver report a fault that does not exist, until it is rolled back hours later."""
         self._lie_twice(node, DRIVER_BUG)
         self.pool.after(self.chance.uniform(2, 4) * HOUR_S, partial(self._roll_back, node))
 
@@ -328,6 +328,6 @@ class Events:
 
 
 def cause_of(node: JoinedNode) -> str:
-    """Return why a healthy node was reported as unhealthy; "" if the simulation knows of no reason."""
+    """Return why a healthy node was reported as unhealthy; "" if the simulation knows no reason."""
     bad = [entity for entity in node.unhealthy() if entity in node.false]
     return node.false[bad[0]] if bad else ""

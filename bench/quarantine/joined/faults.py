@@ -1,8 +1,8 @@
-"""What each published kind of fault does to a machine and to its kernel log, and what remedies it.
+"""What each published kind of fault does to a machine and its kernel log, and what remedies it.
 
 The codes, texts and readings are those of NVIDIA's drivers, Linux and InfiniBand adapters, as in the policy's
-tables. Which of them a published kind shows, and in what order, is an assumption: the papers' mixes name no
-codes.
+tables. Which of them a published kind shows, and in what order, is an assumption, because the papers do not
+publish any codes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ GPU, PORT, DISKS, HOST = "gpu", "port", "disk", "node"
 REMEDIES = ("", "reset_gpu", "reboot_node", "replace")  # each includes what the one before it does
 REPEAT_S = 240.0  # between two repetitions of an error that the driver reports again and again
 REPEATS = 30
-WORN_OUT = 3  # a worn memory has no spare rows left when its errors occur for the third time
+WORN_OUT = 3  # worn-out memory has no spare rows left when its errors occur for the third time
 XID_TEXTS = {
     13: "pid=4021, name=python, Graphics SM Warp Exception on (GPC 3, TPC 1, SM 0): Out Of Range Address",
     31: "pid=4021, name=python, Ch 00000008, intr 00000000. MMU Fault: ENGINE GRAPHICS HUBCLIENT_ESC faulted",
@@ -44,12 +44,12 @@ class NodeFault:
     slot: int
     entity: str
     device: str
-    lasts_s: float = 0.0  # of one that passes
-    remedy: str = ""  # the cheapest one that ends it
+    lasts_s: float = 0.0  # for a fault that ends without a remedy
+    remedy: str = ""  # the cheapest remedy that ends it
     witnesses: int = 1
     has_verdict: bool = True
     is_active: bool = True
-    is_dormant: bool = False  # a remedy that does not help has hidden it
+    is_dormant: bool = False  # an insufficient remedy has hidden it
     shows: int = 0  # how many times its symptoms have begun
 
     @property
@@ -58,7 +58,7 @@ class NodeFault:
 
     @property
     def entities(self) -> tuple[str, ...]:
-        """Return what its findings may be about."""
+        """The entities that its findings may be about."""
         return (self.entity, NODE) if self.kind.component == "gpu_unavailable" else (self.entity,)
 
 
@@ -85,7 +85,7 @@ class Kind:
     hide: Callable[[SimulatedMachine, NodeFault], None] = lambda _machine, _fault: None
     remedy: str = ""  # the cheapest remedy that ends the fault; "" if the fault ends without one
     witnesses: int = 1
-    unhealthy_s: float = 5.0  # how long it must last until the agent's rule calls it unhealthy
+    unhealthy_s: float = 5.0  # how long it must last before the agent's rule calls it unhealthy
     degraded: bool = False  # never a reason to take the node out
 
 

@@ -1,7 +1,7 @@
-"""What the joined year knows of each node's real faults, and what becomes of the reports about them.
+"""What the joined year knows about each node's real faults, and what happens to the reports about them.
 
-A case begins when the agent first reports a real fault as unhealthy. If a report then loses the fault before
-a remedy has ended it, that counts as a loss.
+A case begins when the agent first reports a real fault as unhealthy. If the agent then stops reporting the
+fault before a remedy has ended it, that counts as a loss.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from bench.quarantine.joined.node import JoinedNode, is_reported
 from bench.quarantine.simulated_pool import Pool
 from bench.quarantine.tally import SILENT, Case
 
-SECOND_S = 15.0  # a second witness is NVML's next poll at the latest
-LATE_S = 60.0  # a fault that shows for this much longer than its rule needs must have been reported
+SECOND_S = 15.0  # the second witness is NVML's next poll at the latest
+LATE_S = 60.0  # a fault must be reported within its rule's time plus this
 
 CasePlace = tuple[str, str]  # node, key of the fault
 
@@ -29,7 +29,7 @@ class Truth:
     losses: list[str] = field(default_factory=list)
     unreported: list[str] = field(default_factory=list)
     first_sign_s: list[float] = field(default_factory=list)  # from the fault to its first unhealthy report
-    repeats: int = 0  # cases of a key that the node has had before
+    repeats: int = 0  # cases with a key that the node has had before
     _known: set[CasePlace] = field(default_factory=set)
     _began_s: dict[CasePlace, float] = field(default_factory=dict)
     _entities: dict[CasePlace, tuple[str, ...]] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Truth:
         self.examine(node)
 
     def knows(self, node: JoinedNode, fault: NodeFault, at_s: float) -> bool:
-        """Return True if the fault had been reported at that time."""
+        """Return True if the fault had been reported by then."""
         case = self.cases.get((node.name, fault.key))
         return case is not None and case.reported_s <= at_s
 

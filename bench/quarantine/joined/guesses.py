@@ -1,4 +1,4 @@
-"""The figures of the joined year that nobody has published. Each is swept: halved and doubled. Pure."""
+"""The figures of the joined year that have never been published. The sweep halves and doubles each. Pure."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _WORDS: list[str] = []
 
 @dataclass(frozen=True, slots=True)
 class Guesses:
-    """Own guesses: mean times if the name ends in `_s`, otherwise shares, unless the text says more."""
+    """Our guesses: mean times if the name ends in `_s`, otherwise shares unless the text says otherwise."""
 
     recurs: float = _guess(0.1, "remedies after which the same fault returns")
     recurs_lemon: float = _guess(0.5, "  on lemons")
     recurs_s: float = _guess(2 * DAY_S, "  time until it returns")
     lemon_factor: float = _guess(8.0, "faults of a lemon (1% of the nodes), as a multiple of the others'")
     wrong: float = _guess(0.1, "remedies that are cheaper than what the fault needs")
-    late: float = _guess(0.1, "remedies that come late")
+    late: float = _guess(0.1, "remedies that are carried out late")
     late_s: float = _guess(4 * DAY_S, "  their delay")
     worn: float = _guess(0.1, "memory errors of GPUs that have to be replaced, which a reset only hides")
     unseen: float = _guess(0.2, "resets during which the agent is stopped")

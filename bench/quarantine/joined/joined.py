@@ -1,9 +1,9 @@
 """Simulate a year in which each node has a real agent: `bench quarantine --joined`.
 
 The sensors' raw readings and the kernel's lines of simulated machines go into a real agent for each node; its
-report goes through the real reader into the real decision. So this year can show what the other one assumes:
-that findings stand until their remedy, which witnesses there are, and how late they come. Remedies may be
-wrong, late or unseen, and the same fault may return on the same part.
+report goes through the real reader into the real decision. So this simulation tests what the one without
+--joined assumes: that findings last until their remedy, which witnesses there are, and how late they report.
+Remedies may be wrong, late or unseen, and the same fault may return on the same part.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from bench.text import Verdict, all_met, table
 from supervisor.quarantine.model import NodePolicy
 
 DAY_S = 86400.0
-LEMONS = 0.01  # and always one
-NODES = 200  # what one core simulates in some minutes, with the sweep and on a busy machine
+LEMONS = 0.01  # besides the first node, which is always one
+NODES = 200  # one core simulates this many in a few minutes, including the sweep, even on a busy machine
 SETTLE_S = 120 * DAY_S
 SWEEP_NODES, SWEEP_DAYS = 40, 40.0
 SWEEP_TIMES = 20  # how many times as many faults need a remedy in the sweep, because its runs are short
@@ -47,7 +47,7 @@ def simulate(
     """Simulate the days with faults, and then the time until all nodes are repaired and can be released.
 
     Args:
-        rates: Instead of the published ones.
+        rates: Used instead of the published rates.
     """
     chance = random.Random(options.seed)
     nodes = [
@@ -108,7 +108,7 @@ Swept = list[tuple[str, dict[str, float], bool]]  # the guess, the figures, whet
 
 
 def _sweep(options: argparse.Namespace, policy: NodePolicy, guesses: Guesses) -> Swept:
-    """Repeat a shorter run with each guess halved and doubled, without the events of many nodes."""
+    """Repeat a shorter run with each guess halved and doubled, without the events that affect many nodes."""
     short: dict[str, Any] = {
         **vars(options),
         "nodes": min(SWEEP_NODES, options.nodes),

@@ -34,7 +34,7 @@ class Year:
 
 
 def calm(year: Year) -> list[Case]:
-    """Return the cases that nothing but their confirmation delayed."""
+    """Return the cases that were delayed only by their confirmation."""
     return [case for case in year.pool.tally.cases if case.how == "taint" and not case.held]
 
 
@@ -59,7 +59,7 @@ def judge(year: Year) -> list[Verdict]:
             f"{len(tally.cases) - len(buried)} of {len(tally.cases)}",
             not buried,
         ),
-        _none("every fault that shows was reported", truth.unreported),
+        _none("every visible fault was reported", truth.unreported),
         _none("no report lost a fault before its remedy", truth.losses),
         _none("every node with a sure, lasting fault was drained", year.repairs.undrained),
         _none("no bad node forgotten", [*active, *(f"{c.node}: {c.component}" for c in forgotten)]),
@@ -84,7 +84,7 @@ def _none(target: str, found: list[str]) -> Verdict:
 
 
 def known_after_s(case: Case) -> float:
-    """Return how long after the first report the fault was over, its node out, or an operator alerted."""
+    """Return the time from the first report until the fault was over, its node out or an operator alerted."""
     known = [each for each in (case.out_s, case.alerted_s, case.ended_s) if each is not None]
     return min(known, default=float("inf")) - case.reported_s
 
@@ -98,14 +98,14 @@ def facts(year: Year) -> dict[str, float]:
         "nodes with a whole agent": len(year.nodes),
         "observations given to their evaluators": sum(node.daemon.observations for node in year.nodes),
         "faults that an agent reported as unhealthy": len(tally.cases),
-        "  of which the same fault on the same part again": truth.repeats,
+        "  of which the same fault recurred on the same part": truth.repeats,
         "  from the fault to that report, p50 (s)": percentile(signs, 50),
         "  from the fault to that report, worst (h)": max(signs) / HOUR_S,
         "  taken out": how["taint"],
         "  over before they were confirmed, or while held": how["passed"],
         "  on nodes that were out or cordoned already": how["already out"] + how["cordoned"],
         "  alerts": sum(case.alerted_s is not None for case in tally.cases),
-        "remedies after which the fault came again": count("came_again", 0),
+        "remedies after which the fault recurred": count("came_again", 0),
         "remedies that only hid the fault": count("hidden_by_a_remedy", 0),
         "  releases meanwhile": year.repairs.hidden,
         "resets that the agent did not see": count("unseen_resets", 0),

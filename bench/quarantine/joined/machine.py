@@ -1,6 +1,6 @@
 """A simulated machine with eight GPUs: what its sensors would read, and what its kernel logs.
 
-The figures are facts of the hardware. Judging which of them are faults is up to the agent.
+The readings describe only the state of the hardware. The agent decides which of them are faults.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ReadingPlace = tuple[str, str]  # entity, check
 
 @dataclass(slots=True)
 class SimulatedGpu:
-    """A GPU in a slot. The fields are the readings of the checks of the same meaning."""
+    """A GPU in a slot. Each field is the reading of the check with the same meaning."""
 
     pci: str
     entity: str
@@ -42,7 +42,7 @@ class SimulatedGpu:
         return (("uuid", self.uuid), ("name", NAME), ("persistence", "on"))
 
     def readings(self) -> dict[ReadingPlace, float]:
-        """Return what NVML answers. About a lost GPU, it answers only that the GPU is lost."""
+        """Return what NVML answers. For a lost GPU, this is only that the GPU is lost."""
         found = {(self.entity, "gpu_state"): float(self.state)}
         if self.state in ABSENT:
             return found
@@ -112,7 +112,7 @@ class SimulatedMachine:
         return found
 
     def boot(self, now_s: float) -> None:
-        """Start anew: GPUs are back, volatile counters and the log are empty."""
+        """Boot the machine: GPUs are back, volatile counters are zero, and the log is empty."""
         self.boots += 1
         self.booted_s = now_s
         self.log.clear()
@@ -123,7 +123,7 @@ class SimulatedMachine:
             gpu.state, gpu.recovery, gpu.uncorrected = OK, 0, 0
 
     def begin_reset(self, slot: int) -> bool:
-        """Begin to reset a GPU; return False if it does not respond at all, so that only a boot helps."""
+        """Begin to reset a GPU; return False if it does not respond at all and only a boot helps."""
         gpu = self.gpus[slot]
         if gpu.state in ABSENT and gpu.state != RESET_REQUIRED:
             return False

@@ -1,4 +1,4 @@
-"""A node of the joined year: a machine, its agent, and what the quarantine reads of its reports."""
+"""A node of the joined year: a machine, its agent, and what the quarantine reads from the agent's reports."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class JoinedNode(Node):
         self.machine = SimulatedMachine(name)
         self.daemon = NodeAgent(self.machine, shipped())
         self.faults: list[NodeFault] = []
-        self.false: dict[str, str] = {}  # what is not true, by entity, and why
+        self.false: dict[str, str] = {}  # false alarms: the entity, and why it was reported
         self.is_down = False
         self.boot_seen_s = self.started_s = 0.0
-        self.levels: dict[str, int] = {}  # of entities with findings, when last looked at
-        self.moved: Callable[[JoinedNode], None] = lambda _: None  # called if the findings have changed
+        self.levels: dict[str, int] = {}  # levels of the entities with findings, at the last look
+        self.moved: Callable[[JoinedNode], None] = lambda _: None  # called when the findings have changed
         self._policy = policy
         self._marks: object = None
         self._beat_s = NEVER_S
@@ -44,7 +44,7 @@ class JoinedNode(Node):
     # -- the agent
 
     def look(self, now_s: float) -> None:
-        """Let the agent read and judge, and call `moved` if its findings have changed."""
+        """Let the agent take and judge readings, and call `moved` if its findings have changed."""
         self.daemon.look(now_s)
         self._compare(now_s)
 
@@ -85,7 +85,7 @@ class JoinedNode(Node):
         self.cut_off += 1
 
     def _receive(self, now_s: float) -> None:
-        """Receive the agent's report, if it has sent another one: on its beat, or because of a change."""
+        """Receive the agent's report if it has sent a new one, at its interval or because of a change."""
         if not self.daemon.runs or self.cut_off or self._heard_at_s(now_s) == self._beat_s:
             return
         self._newest = Received(self.name, self.daemon.report(now_s), now_s)
@@ -112,7 +112,7 @@ class JoinedNode(Node):
         return not (marked or self.levels or silent or now_s - self.calmed_at_s < FRESH_S)
 
     def has_news_since(self, at_s: float) -> bool:
-        """Return True if a finding has a sign since then, or has outlived a boot since then."""
+        """Return True if a finding has had a new sign since then, or has outlived a boot since then."""
         found = self.daemon.findings()
         signs = [each.since_s if each.code is None else each.last_s for each in found]
         outlives = self.boot_seen_s > at_s and any(each.lasting or each.code is None for each in found)

@@ -15,8 +15,8 @@ from supervisor.quarantine import transition
 from supervisor.quarantine.model import NO_NEW_WORK, Drain, QuarantineAction, Release, Taint
 
 RESET_S = 30.0  # how long a GPU does not respond while it is reset
-STOPPED_S, STARTED_S = 60.0, 120.0  # how long before and after a reset the agent is stopped, if it is
-AGAIN_S = 1200.0  # how long after a remedy its effect is judged: the agent clears a finding after 10 min
+STOPPED_S, STARTED_S = 60.0, 120.0  # how long before and after a reset the agent is stopped, if at all
+AGAIN_S = 1200.0  # when a remedy's effect is judged; the agent clears a finding after 10 min
 
 
 class Repairs:
@@ -30,7 +30,7 @@ class Repairs:
         self._nodes = {node.name: node for node in events.nodes}
         self.causes: dict[str, int] = {}  # why healthy nodes were drained
         self.undrained: list[str] = []
-        self.hidden = 0  # releases of nodes whose fault a remedy has only hidden
+        self.hidden = 0  # releases of nodes with a fault that a remedy has only hidden
         self.pool.acted = self._acted
         self.pool.alerted = self._alerted
         events.booted = lambda node: self.remedied(node, "reboot_node", range(len(node.machine.gpus)))
@@ -72,7 +72,10 @@ class Repairs:
             self.begin(node)
 
     def _check_drained(self, node: JoinedNode, stay_s: float) -> None:
-        """Note a node that still works with a fault that two witnesses have reported since its taint."""
+        """Note a node that still runs a job despite a fault with two witnesses.
+
+        The agent has reported the fault ever since the taint.
+        """
         held = node.standing.quarantine
         if held is None or held.at_s != stay_s or not node.standing.busy or node.standing.cordoned:
             return
@@ -113,7 +116,7 @@ class Repairs:
         if node.standing.busy or not (node.is_ill or held.replace):
             return
         if held.action not in REMEDIES:
-            return  # a person looks at it: the fault passes, or there will be an alert
+            return  # a person must look at it; either the fault ends without a remedy, or an alert follows
         guesses, chance = self.guesses, self.chance
         remedy = held.action
         if chance.random() < guesses.wrong:
@@ -127,7 +130,7 @@ class Repairs:
         self.pool.after(takes_s, partial(self.carry_out, node, remedy))
 
     def carry_out(self, node: JoinedNode, remedy: str) -> None:
-        """Reset or exchange the GPUs that are reported, or boot the node."""
+        """Reset or replace the reported GPUs, or boot the node."""
         if node.is_down:
             self._finish(node)
             return
@@ -187,7 +190,7 @@ class Repairs:
         self.begin(node)
 
     def remedied(self, node: JoinedNode, remedy: str, slots: range | list[int]) -> None:
-        """End the faults that the remedy ends. It hides some others, which show themselves again later."""
+        """End the faults that the remedy ends, and hide others, which show themselves again later."""
         for fault in list(node.faults):
             if fault.kind.on == GPU and fault.slot not in slots:
                 continue
@@ -202,7 +205,7 @@ class Repairs:
                 self.pool.after(self._mean(self.guesses.returns_s), partial(self._show_again, node, fault))
 
     def _show_again(self, node: JoinedNode, fault: NodeFault) -> None:
-        """Let a fault that a remedy has hidden show itself again, once the node runs."""
+        """Let a fault that a remedy has hidden show itself again, once the node is running."""
         if fault not in node.faults or not fault.is_dormant:
             return
         if node.is_down:
@@ -224,7 +227,7 @@ class Repairs:
 
     def _come_again(self, node: JoinedNode, fault: NodeFault) -> None:
         if self.pool.now_s >= self.events.until_s:
-            return  # nothing begins then, or a lemon might never be repaired for good
+            return  # no fault begins after that time, or a lemon might never be repaired for good
         if node.is_down or (fault.device and all(gpu.uuid != fault.device for gpu in node.machine.gpus)):
             return
         self.events.again(node, fault)
@@ -248,7 +251,8 @@ class Repairs:
             self.pool.tally.count("repaired_after_an_alert")
             self._in_progress.add(node.name)
             self.pool.touch(node)
-            # The operator ends the work first: a GPU that is being reset does not respond, a second witness.
+            # The operator ends the job first, because a GPU that is being reset does not respond, which is a
+            # second witness.
             node.standing = replace(node.standing, busy=False)
             self.carry_out(node, REMEDIES[needs])
         elif node.is_ill and not node.faults:

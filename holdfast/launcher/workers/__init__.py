@@ -1,1 +1,1 @@
-"""One member's rank processes: warm ones, a generation's workers, and what they leave behind."""
+"""One member's workers: warm processes, the ranks of a generation, and what they leave behind."""

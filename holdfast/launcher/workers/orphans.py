@@ -1,4 +1,4 @@
-"""End the processes that ranks leave behind, now children of the launcher.
+"""End the processes that ranks leave behind, which then become children of the launcher.
 
 `holdfast.inspection.left_processes` tells orphans of dead ranks from orphans of live ranks, and orphans that
 still work from those that are idle.
@@ -40,7 +40,7 @@ class Orphans:
         Background processes of live ranks keep running.
 
         Args:
-            present: The processes that are ranks of `generation` or may become one.
+            present: The processes that are, or may become, ranks of `generation`.
             dying: The processes of ranks that are about to end.
             generation: The running generation.
             is_zygote: Whether a process is one of the member's zygotes.
@@ -60,15 +60,18 @@ class Orphans:
                 _reap(pid)
 
     def begin_to_end(self, until_s: float, *, let_work: bool) -> None:
-        """From now until `until_s`, `end` ends the orphans. If `let_work`, working ones get this time."""
+        """Allow `end` to end the orphans until `until_s`.
+
+        If `let_work`, working orphans may run until then.
+        """
         self._end_s = until_s
         self._background = BackgroundProcesses() if let_work else None
 
     def end(self, now_s: float, print_line: Callable[[str], None]) -> bool:
-        """Send SIGTERM to the orphans; return True while there are some to wait for.
+        """Send SIGTERM to the orphans; return True while there are orphans to wait for.
 
-        If working orphans get time, SIGTERM is sent only to idle ones, and `print_line` is called with a line
-        about each process that the script left in the background. Once the time is over, the result is False.
+        If working orphans may finish, SIGTERM is sent only to idle ones, and `print_line` is called with a
+        line about each process that the script left in the background. Once the time is up, return False.
         """
         for pid in linux.children():
             _reap(pid)
@@ -88,7 +91,7 @@ class Orphans:
 
 
 def kill_all() -> None:
-    """Kill all remaining descendants and wait for them: none may outlive the launcher.
+    """Kill all remaining descendants and wait for them, because none may outlive the launcher.
 
     A process that waits for a device or a file system may not end within `END_S`. It is then left to the
     process that adopts the launcher's orphans.

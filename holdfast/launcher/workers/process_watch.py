@@ -18,7 +18,7 @@ class ProcessWatch:
     """Watches the channel and the pidfd of every process that runs the script, from its start to its end.
 
     `on_message` is called with each message of a process. If the message contains the process's pid, or how
-    the process will end, that has been recorded by then. `on_end` is called once for each process: when the
+    the process will end, this has already been recorded. `on_end` is called once for each process: when the
     kernel reports its end, or when its channel closes before its pid is known. All messages of the process
     have been received by then. `on_end` must reap the process; its descriptors are closed afterwards.
     """
@@ -39,11 +39,11 @@ class ProcessWatch:
         process.close()
 
     def born(self, process: WorkerProcess, pid: int) -> None:
-        """Record the pid of a process, and watch for its end. Send it a signal that was due before now."""
+        """Record the pid of a process, and watch for its end. If a signal was due earlier, send it now."""
         process.pid = pid
         try:
             process.pidfd = os.pidfd_open(pid)
-        except ProcessLookupError:  # it has died already and a sweep has reaped it; its channel will close
+        except ProcessLookupError:  # it has already died and been reaped by a sweep; its channel will close
             return
         if process.killed:
             process.kill(process.killed)

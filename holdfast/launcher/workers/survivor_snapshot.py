@@ -2,8 +2,8 @@
 
 One complete copy is enough. A rank that copies its state holds the arena's only free slot. Its copy may stall
 if a signal has stopped the rank, or if its main thread starves the copying thread. It would then block all
-others, so it is killed; its generation is over anyway. As long as its copy keeps growing, a rank is never
-killed, even if the copy takes very long.
+others, so it is killed; its generation is over anyway. A rank is never killed while its copy keeps growing,
+no matter how long the copy takes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from holdfast.protocol.rank_channel import WorkerOrder
 from holdfast.snapshot import member_directory
 
 NO_GROWTH_S = 0.5  # a copy that has not grown for this long counts as stalled
-SECURE_S = 1.0  # the limit on the wait for survivors' copies; a longer wait would make the recovery slow
+SECURE_S = 1.0  # how long to wait for survivors' copies; a longer wait would slow the recovery
 SECURE_FIRST_S = 0.15  # how long to wait for the ranks at the lowest step before asking the others too
 SECURE_SUSPECT_S = 0.25  # how long to wait for ranks that may hang; others answer in a tenth of this time
 SECURE_WATCH_S = 0.1  # the time between two checks of the copies in progress
@@ -56,10 +56,10 @@ class SurvivorSnapshot:
     def begin(self, copy: bool = True) -> bool:
         """Ask the ranks at the lowest step to copy their state, because all ranks can resume from that step.
 
-        If `copy` is False, the state is unusable, and all ranks are only asked to take no further step. Ranks
-        that a signal has stopped are killed, because they cannot answer. A rank whose optimizer is writing
-        has already stored its private state for the step in progress, so it counts as one step ahead. Returns
-        False if the copying has already begun.
+        If `copy` is False, the state is unusable, and the ranks are only asked not to take another step.
+        Ranks that a signal has stopped are killed, because they cannot answer. A rank whose optimizer is
+        writing has already stored its private state for the step in progress, so it counts as one step ahead.
+        Returns False if the copying has already begun.
         """
         if self.done or self._asked:
             return False
@@ -69,7 +69,7 @@ class SurvivorSnapshot:
                 process.kill(signal.SIGKILL)
         steps = {worker: self._position(worker, process) for worker, process in self._survivors()}
         able = {worker: step for worker, step in steps.items() if step is not None}
-        # A rank that has just started has no state worth a wait, but it must not take a step either.
+        # A rank that has just started has no state worth waiting for, but it must not take a step either.
         self._send_order(
             worker for worker, process in self._survivors() if worker not in able and _runs(process)
         )
@@ -199,7 +199,8 @@ class SurvivorSnapshot:
     def _read(self, worker: Worker) -> Progress | None:
         """Return this rank's progress page; None if it belongs to another generation.
 
-        On a busy machine, the rank may be preempted in a write to its page. Its state is still whole.
+        On a busy machine, the rank may be preempted while it writes to its page. Its state is intact
+        nevertheless.
         """
         view = self._page(worker)
         if view is None:
@@ -210,7 +211,7 @@ class SurvivorSnapshot:
 
 
 def secure(securing: SurvivorSnapshot, suspects: Iterable[int], after: _Schedule, *, copy: bool) -> None:
-    """Begin to secure the state, and schedule how long to wait for which ranks. Repeating it does nothing.
+    """Begin to secure the state, and schedule how long to wait for which ranks. Further calls do nothing.
 
     `suspects` are ranks that hang. For `copy`, see `SurvivorSnapshot.begin`.
     """
@@ -233,7 +234,7 @@ def _watch(securing: SurvivorSnapshot, after: _Schedule) -> None:
 def _when_still(
     seconds: float, securing: SurvivorSnapshot, after: _Schedule, act: Callable[[], None]
 ) -> None:
-    """Call `act` after `seconds`, or as soon after that as no copy is growing."""
+    """Call `act` after `seconds`, or later, once no copy is growing."""
 
     def due() -> None:
         if not securing.done and securing.watch(time.monotonic()):

@@ -35,7 +35,7 @@ MAX_FAILURES = 3
 LONGEST_PAUSE_S = 60.0
 # A pause is at least this many times as long as the attempt before it, because the ranks need the cores.
 PAUSE_PER_TRY = 4
-# The limit on a pause of that kind: an attempt may be slow merely because storage does not respond.
+# The limit on such a pause. An attempt may be slow merely because storage does not respond.
 LONGEST_PAUSE_AFTER_TRY_S = 600.0
 MAX_LOGS = 64  # the logs of at most this many consecutive failed processes are kept
 PAUSE_S = 1.0  # the first pause; each further pause is twice as long
@@ -49,7 +49,7 @@ class MemberSettings:
     logs: Path
     name: str
     nproc: int
-    import_root: Path  # a directory that contains only `holdfast`, the last one on the processes' import path
+    import_root: Path  # contains only `holdfast`; the last entry of the processes' import path
     tracer: int  # the pid of a process that, like its descendants, may read the workers' stacks
 
 
@@ -58,8 +58,8 @@ class WarmPool:
     """Keeps one parked process ready for each local rank.
 
     While the pool is open, it replaces each process that dies before it is parked. At first it does so
-    immediately, later with increasing pauses. `failures` counts such deaths since one was last parked.
-    `tries` counts the same, but is also reset to 0 when ranks begin to wait.
+    immediately, later with increasing pauses. `failures` counts such deaths since a process was last parked.
+    `tries` counts the same deaths, but is also reset to 0 when ranks begin to wait.
 
     `watch` watches every process that the pool makes. `after` schedules a call after a number of seconds.
     `explain` adds the reason to the ending of a process that the kernel may have killed.
@@ -117,7 +117,8 @@ class WarmPool:
         if self.strategy == "cold":
             return
         if self.zygote is not None and linux.state_of(self.zygote.pid)[0] == "T":
-            # A signal has stopped the zygote, so it would never fork. A new one starts when it has ended.
+            # A signal has stopped the zygote, so it would never fork. A new zygote starts when this one has
+            # ended.
             self.zygote.kill()
             return
         for local_rank in range(self.settings.nproc):
@@ -205,7 +206,7 @@ class WarmPool:
             self.watch.remove(process)
             raise
         self.watch.born(process, child.pid)
-        child.returncode = 0  # keeps Popen from reaping it; the launcher does so through its pidfd
+        child.returncode = 0  # keeps Popen from reaping it; the launcher reaps it through its pidfd
         return process
 
     def close(self) -> None:
@@ -333,7 +334,7 @@ class WarmPool:
         assert self.zygote is not None
         zygote, self.zygote = self.zygote, None
         self.selector.unregister(zygote.line)
-        if not self._forkable or self._closed:  # this pool has ended it, which is no failure
+        if not self._forkable or self._closed:  # the pool ended it on purpose, so this is not a failure
             zygote.end()
             return
         status = zygote.lost()
@@ -342,7 +343,7 @@ class WarmPool:
         self.failed(self.explain(zygote_ending(status, printed, time.monotonic_ns())), zygote.log, took_s)
 
     def _go_cold(self) -> None:
-        """Stop making warm processes: a script that uses a GPU before it joins must know its rank first."""
+        """Stop making warm processes, because a script that uses a GPU before it joins needs its rank."""
         self.strategy = "cold"
         for process in self.processes.values():
             process.kill(9)
@@ -380,8 +381,8 @@ def zygote_ending(status: int | None, printed: str, now_ns: int) -> Ending:
 def unjoined_ending(ended: Ending, printed: str, *, refused: bool) -> Ending:
     """Return how a process that had not joined ended.
 
-    `refused` is True if a descendant called `join` and was refused. Nothing was trained then, so the process
-    has failed, no matter which exit code it has.
+    `refused` is True if a descendant called `join` and was refused. In that case nothing was trained, so the
+    process has failed, no matter which exit code it has.
     """
     if refused and ended.signal is None:
         has_reason = nested_scripts.LAUNCHED_INDIRECTLY in printed

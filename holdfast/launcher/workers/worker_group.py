@@ -112,7 +112,7 @@ class WorkerGroup:
             process.log = target
 
     def is_done(self) -> bool:
-        """Return True if all ranks have succeeded. Processes that they left may then keep running."""
+        """Return True if all ranks have succeeded. Processes that they left behind may then keep running."""
         ended = [worker.ending for worker in self.workers if worker.exited]
         return 0 < len(ended) == len(self.workers) and all(
             each is not None and each.is_good for each in ended
@@ -192,8 +192,9 @@ class WorkerGroup:
     def _note_ending(self, worker: Worker, ended: Ending) -> None:
         """Record how a rank ends. Keep the first failure's text whole, and cut the others to equal shares.
 
-        The shares count all ranks of the group, which lets the supervisor keep the texts of all members. Even
-        the smallest share has room for the end of a log, which shows that a rank is a victim.
+        The shares depend on the number of ranks in the whole group, so that the supervisor can keep the texts
+        of all members. Even the smallest share has room for the end of a log, which shows that a rank is a
+        victim.
         """
         before, worker.ending = self._first_failed, foreign_text.each(ended, foreign_text.WHOLE_BYTES)
         reported = [each for each in self.workers if each.ending is not None]
@@ -300,7 +301,7 @@ _FROM_ANY_PROCESS = frozenset({"left"})  # the script may run in a process below
 
 
 def _first_to_fail(worker: Worker) -> tuple[bool, int, int]:
-    """Return a sort key: first causes, then victims and ranks that the launcher ended, each by time."""
+    """Return a sort key: causes come first, then victims and ranks that the launcher ended, each by time."""
     ended = worker.ending
     assert ended is not None
     other = ended.fail == "distributed" or ended.ours or ended.is_good

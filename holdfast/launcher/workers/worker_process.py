@@ -82,7 +82,7 @@ def live_workers(workers: tuple[Worker, ...]) -> list[tuple[Worker, WorkerProces
 
 
 def reported_ending(before: Ending | None, message: WorkerMessage) -> Ending | None:
-    """Return how a rank will end according to its own reports: the earlier one, `before`, and now `message`.
+    """Return how a rank will end according to its earlier report `before` and its new report `message`.
 
     An ending can be withdrawn or replaced only while its exception is unwinding and may still be caught.
     """
@@ -111,7 +111,7 @@ def reap(process: WorkerProcess) -> Ending:
 
 
 def final_ending(reported: Ending | None, ended: Ending) -> Ending:
-    """Combine the ending that a rank `reported` itself and the one that the kernel observed, `ended`.
+    """Combine the ending that a rank itself `reported` with `ended`, the ending that the kernel observed.
 
     | reported | exit code | signal of the launcher | another signal |
     |---|---|---|---|

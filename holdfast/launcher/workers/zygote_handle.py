@@ -1,4 +1,4 @@
-"""The launcher's handle to its zygote: forks one, requests warm processes from it, and ends it."""
+"""The launcher's handle to its zygote: forks the zygote, requests warm processes from it, and ends it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Refuse wrong arguments of the methods that a script calls, with a message that says what is right."""
+"""Refuse wrong arguments of the methods that a script calls, with a message that says what is expected."""
 
 from __future__ import annotations
 

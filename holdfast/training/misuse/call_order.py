@@ -6,7 +6,8 @@ from enum import Enum
 
 from holdfast.errors import BadInput, Uncommitted
 
-# A script may begin the same step this often, because it is not a mistake to skip a bad batch by `continue`.
+# A script may begin the same step this many times, because skipping a bad batch with `continue` is not a
+# mistake.
 TRIES = 3
 
 

@@ -1,9 +1,9 @@
 """Check the successive loops over `steps` in a process, and refuse loops that can only be a mistake.
 
-`steps(n)` counts from the beginning of the whole training: after a restart, the same line continues where the
-group left off. Suppose the author of a script meant n more steps, such as those of an epoch. The first loop
-would train n steps, all others would do nothing, and the script would end without an error. A process that
-has not trained yet, in contrast, rightly skips loops that were completed before it started.
+`steps(n)` counts from the beginning of the whole training, so after a restart the same line continues where
+the group left off. Suppose the author of a script meant n more steps, such as those of an epoch. The first
+loop would train n steps, all others would do nothing, and the script would end without an error. A process
+that has not trained yet, in contrast, rightly skips loops that were completed before it started.
 """
 
 from __future__ import annotations

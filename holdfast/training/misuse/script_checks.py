@@ -55,7 +55,7 @@ class ScriptChecks:
         self._accumulated.watch()
 
     def look_at_threads(self) -> None:
-        """Warn of threads of the script that are at work while the script commits a step."""
+        """Warn of threads of the script that are working while the script commits a step."""
         self._threads.check()
 
     def forked(self) -> None:

@@ -1,4 +1,4 @@
-"""Warn of what the script trains or changes without protecting it: a fault would reset it."""
+"""Warn of what the script trains or changes without protecting it, because a fault would reset it."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class AddedGroups:
         self._counts = [len(each.param_groups) for each in self._optimizers]
 
     def check(self, step: int) -> None:
-        """Warn if the script has added a group that cannot be recreated: a fault would then end the run.
+        """Warn if the script has added a group that cannot be recreated. A fault would then end the run.
 
         Each added group causes at most one warning.
         """

@@ -51,7 +51,7 @@ class CommittedState:
         self._searches = True
 
     def record(self, step: int) -> None:
-        """Take the footprint of the state of `step`, to compare later copies with."""
+        """Take the footprint of the state of `step`, with which later copies are compared."""
         self.footprint = self.footprints.footprint(step, self._searches)
         self._searches = False
         for name in self.footprints.unseen:

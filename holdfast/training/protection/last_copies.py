@@ -150,9 +150,9 @@ class LastCopies:
         """Ensure that a snapshot of `step`, the last step, exists. Return "", or the reason why none exists.
 
         Another rank of the member may be writing the same snapshot, before a pause or at the end of its loop.
-        Or a checkpoint may be in progress that reads the slot to be written next. This waits for both, as
-        long as a copy may take. A reader that has not finished by then keeps its slot, and the newer snapshot
-        is overwritten instead.
+        A checkpoint in progress may also be reading the slot that is to be written next. This waits for both,
+        but no longer than a copy may take. A reader that has not finished by then keeps its slot, and the
+        newer snapshot is overwritten instead.
         """
         snapshots = self._snapshots
         give_up_at = time.monotonic() + copy_limit_s(snapshots.writer.expected_bytes())

@@ -105,7 +105,7 @@ class LateChanges:
     def _is_loaded_over(self) -> bool:
         """Return True if the script itself, and not DDP, has changed a parameter's values since `protect`.
 
-        Only rank 0 is checked: DDP copies rank 0's values to all ranks, possibly after `protect`.
+        Only rank 0 is checked, because DDP copies rank 0's values to all ranks, possibly after `protect`.
         """
         since, footprints = self._committed.footprint, self._committed.footprints
         if since is None or self._rank.number != 0 or footprints.written(since) is None:
@@ -237,7 +237,7 @@ class LateChanges:
     # -- pauses
 
     def before_pause(self, label: str, step: int) -> None:
-        """Copy the state before a pause that may change it: losing a peer then costs no steps."""
+        """Copy the state before a pause that may change it, so that losing a peer costs no steps."""
         self._pauses.began(label, time.monotonic())
         if self._device.queues:
             self._snapshots.advance(must=True)
@@ -248,7 +248,7 @@ class LateChanges:
             self._snapshots.copy(step)
 
     def forward_in_pause(self) -> None:
-        """Check whether the script has swapped weights in. It has done so by the time it calls a module."""
+        """Check whether the script swapped weights in before it called a module."""
         if not self._pauses.known and self._committed.changed() is not None:
             self._pauses.writes()
 

@@ -209,15 +209,18 @@ class PrivateBackup:
     def _is_sure(self) -> bool:
         """Return True if the private state may be sent as final before the optimizer writes.
 
-        This is not allowed in the first step of a generation, and not after the state has once changed
-        between the optimizer's writes and the commit.
+        This is not allowed in the first step of a generation, nor after the state has ever changed between
+        the optimizer's writes and the commit.
         """
         return self._proven and not self._late and self._after < AFTER
 
     # -- storing and exchanging
 
     def _send(self, step: int, *, sure: bool | None = None) -> None:
-        """Store and send the private state of `step`. `sure` means that it is final: it will not change."""
+        """Store and send the private state of `step`.
+
+        `sure` means that the state is final and will not change.
+        """
         self._sent = step
         sure = self._is_sure() if sure is None else sure
         began = time.perf_counter()

@@ -11,9 +11,10 @@ exchange uses its own connections, because gloo's sends and receives wake thread
 for cores. With one core per rank, gloo takes 1 ms per step; these connections take 0.05 ms.
 
 `LocalPrivateState` is for groups of one member, where the stores of all ranks are in the memory of the same
-machine. A second copy is not needed: the stores outlive their ranks, and no copy could outlive the member.
-But the order of events is the same: the optimizer's first write waits until the previous rank has stored its
-state of the step. By then, that rank has nearly always done so, and the check reads only 64 bytes.
+machine. A second copy is not needed, because the stores outlive their ranks and no copy could outlive the
+member. But the order of events is the same: the optimizer's first write waits until the previous rank has
+stored its state of the step. By then, that rank has nearly always stored it, and the check reads only 64
+bytes.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from pathlib import Path
 from holdfast.errors import PeerLost
 from holdfast.snapshot.private_store import MAX_CAPACITY_BYTES, PrivateReader
 
-# At most this many open connections may not have sent the secret yet. With more, the oldest is closed.
+# At most this many open connections may not have sent the secret yet. If there are more, the oldest is
+# closed.
 MAX_UNIDENTIFIED = 16
 LIMIT_S = 86_400.0  # wait this long for a live peer; if the group is broken, the launcher ends its ranks
 _HEADER = struct.Struct("<qqq")  # step, number of bytes that follow, kind
@@ -201,7 +203,7 @@ class PrivateStateRing:
             )
         end = _HEADER.size + length
         if begun < end:
-            if begun == len(room):  # grow gradually: the header may announce bytes that will never arrive
+            if begun == len(room):  # grow gradually, because the header may announce bytes that never arrive
                 self._room = memoryview(bytearray(min(end, 2 * begun) + _PIECE_BYTES))
                 self._room[:begun] = room
             return None
@@ -249,7 +251,7 @@ def _accept(listener: socket.socket, secret: bytes, deadline: float) -> socket.s
 
     Raises TimeoutError if no connection has sent the secret by the deadline.
     """
-    received: dict[socket.socket, bytes] = {}  # the bytes from each connection; the oldest one comes first
+    received: dict[socket.socket, bytes] = {}  # the bytes from each connection; oldest first
     with selectors.DefaultSelector() as selector:
         selector.register(listener, selectors.EVENT_READ)
         try:
@@ -297,8 +299,8 @@ def _receive_some(connection: socket.socket, most: int) -> bytes:
 def _to_be_closed(received: Mapping[socket.socket, bytes], secret: bytes) -> list[socket.socket]:
     """Return the connections that must be closed.
 
-    These are the connections that sent wrong bytes. If there are too many others, they also include the
-    oldest of the others.
+    These are the connections that sent wrong bytes. If there are too many other connections, the result also
+    includes the oldest of them.
     """
     wrong = [each for each, sent in received.items() if not secret.startswith(sent)]
     slow = [each for each in received if each not in wrong]
@@ -323,7 +325,7 @@ class LocalPrivateState:
         """Do nothing, because no connection is needed."""
 
     def send(self, step: int, _blob: bytes, _late: bool) -> None:
-        """Record the step, but send nothing: the other rank reads this rank's store.
+        """Record the step, but send nothing, because the other rank reads this rank's store.
 
         `receive` must be called next.
         """

@@ -58,7 +58,7 @@ class Protection:
         self.snapshots = SnapshotSchedule(
             rank, replicated, device, gate, self.committed, directory, flags.document
         )
-        # The group can resume from a snapshot only while the private states of its step exist. So they are
+        # The group can resume from a snapshot only while the private states of its step exist, so they are
         # pinned.
         self.backup = PrivateBackup(rank, private, self.committed, directory, self.snapshots.arena.steps)
         self.changes = LateChanges(rank, private, device, gate, self.committed, self.backup, self.snapshots)
@@ -168,9 +168,9 @@ class Protection:
     # -- the end
 
     def keep_final_state(self) -> str:
-        """Ensure that a snapshot has the script's final state. Return "", or the reason why none has it.
+        """Ensure that a snapshot has the script's final state. Return "", or the reason why none exists.
 
-        No copy is made in two cases. If the script left its loop by `break`, it would train more steps when
+        No copy is made in two cases. If the script left its loop with `break`, it would train more steps when
         it starts again. If it changed the state after the loop, training cannot continue from that state,
         because the script may have loaded other weights for another purpose.
         """

@@ -2,8 +2,9 @@
 
 If a script changes private state after a commit, no copy contains the changed state, so the step is void.
 
-- If this rank made the step void, it copies the next step that it does not make void. It does so once the
-  script's work after that commit is over, and thus makes no useless copy, no matter how many steps are void.
+- If this rank made the step void, it copies the next step that it does not make void. The
+  copy waits until the script's work after that commit is over, so no copy is useless, no matter how many
+  steps are void.
 - If another rank made the step void, this member receives an order to discard the snapshot. This rank notices
   the loss at the next commit, and copies the step of that commit. That step may be void too, but this becomes
   known only when its snapshot is discarded as well. Each consecutive loss roughly doubles the number of steps

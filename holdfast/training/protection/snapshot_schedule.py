@@ -161,7 +161,7 @@ class SnapshotSchedule:
                 self._extra = step
 
     def after_loop(self, step: int) -> None:
-        """Copy the state at the end of a loop: after a later fault, perhaps no rank could.
+        """Copy the state at the end of a loop, because after a later fault perhaps no rank could copy it.
 
         Loops shorter than an interval get no copy, because a script may have many of them, such as one per
         epoch.

@@ -31,7 +31,9 @@ MAX_INTERVAL = 1 << 14
 MIN_INTERVAL_S = 1.0
 PATIENCE_S = 0.3  # how long to wait for a slot that is being read; a recovery waits for this copy
 PAUSE_S = 0.002
-COPY_LIMIT_S = 10.0  # a device copy that makes no progress for this long is stuck: it waits for no other work
+COPY_LIMIT_S = (
+    10.0  # a device copy that makes no progress for this long is stuck, because it waits for no other work
+)
 
 # The duration and speed of the slowest copy to be expected, if memory is swapped or throttled.
 COPY_S, COPY_BYTES_PER_S = 20.0, 50e6
@@ -223,8 +225,8 @@ class SnapshotWriter:
 
         Raises:
             WrittenDuringCopy: `is_unchanged`, which is called after the copy, has returned False.
-            Broken: the copy does not end. The slot stays locked, because the device may write into it as long
-                as this process lives.
+            Broken: the copy does not end. The slot stays locked, because the device may write into it while
+                this process lives.
         """
         for mark in transfer.offload.copy.marks:
             if not self._device.wait(mark, COPY_LIMIT_S):
@@ -323,7 +325,7 @@ class SnapshotWriter:
         """Write as `write` does, but without waiting for anything that a dead peer could block.
 
         If a checkpoint is being written from the snapshot to be overwritten, the other snapshot is
-        overwritten instead. If the other one must be kept, this waits up to `PATIENCE_S` for the reader.
+        overwritten instead. If the other snapshot must be kept, this waits up to `PATIENCE_S` for the reader.
         """
         self._peers_failed = True
         give_up_at = time.monotonic() + PATIENCE_S

@@ -37,8 +37,8 @@ class _QueuedWrites:
 class WholeState:
     """A state that is whole on the device.
 
-    `part` is the host's copy of its own part of that state. It is None as long as the host's objects still
-    have that part.
+    `part` is the host's copy of its own part of that state. It is None while the host's objects still have
+    that part.
     """
 
     step: int
@@ -113,8 +113,8 @@ class WriteGate:
     def keep_pace(self) -> None:
         """Wait until the device has completed the step before the one that is being queued.
 
-        This keeps the host at most one step ahead: enough to keep the device busy, and a limit on what the
-        host must keep for queued steps (unjudged numbers, private state).
+        This keeps the host at most one step ahead, which is enough to keep the device busy and limits what
+        the host must keep for queued steps (unjudged numbers, private state).
         """
         with self._looking:
             before = [mark for each in self._queued if each.queued for mark in each.after]
@@ -187,6 +187,6 @@ class WriteGate:
         return writes.queued and all(map(self._device.reached, writes.after))
 
     def _forget_completed(self) -> None:
-        """Remove the steps from the queue whose writes the device has completed."""
+        """Remove from the queue the steps whose writes the device has completed."""
         while self._queued and self._completed(self._queued[0]):
             self._step = self._queued.popleft().step + 1

@@ -27,7 +27,7 @@ def stop(job: NamedJob, command: commands.Stop) -> int:
     job.change({"stop": "now" if command.now else "graceful"})
     follow_up = stopped_owner.follow_up(job.spec, job.namespace, job.name, command.context)
     code = control.follow_end(job, str(job.path), command, {"owner": follow_up.as_json()})
-    has_finished = (job.status() or {}).get("exit_code") == 0  # the owner has its result
+    has_finished = (job.status() or {}).get("exit_code") == 0  # the owner has finished too
     if not command.json and not job.is_gone and not has_finished:
         say_all(follow_up.lines())
     return code
@@ -42,7 +42,7 @@ def inject(job: NamedJob, command: commands.Inject) -> int:
 
 
 def carry_out(job: NamedJob, kind: str, rank: int) -> None:
-    """Have the supervisor inject a fault, and return once it has done so. Raises `BadInput`."""
+    """Have the supervisor inject a fault, and wait until the fault has been injected. Raises `BadInput`."""
     refused = _result(job, _request(job, kind, rank))
     if refused:
         raise BadInput(f"inject was refused: {refused}")
@@ -74,7 +74,7 @@ def _request(job: NamedJob, kind: str, rank: int) -> int:
 
 
 def _result(job: NamedJob, number: int) -> str:
-    """Wait for the result of a drill. Return "" if it was carried out, or else why it was refused.
+    """Wait for the result of a drill. Return why it was refused; "" if it was carried out.
 
     Raises `BadInput` if there is no result within `DRILL_S`.
     """
@@ -85,7 +85,7 @@ def _result(job: NamedJob, number: int) -> str:
             return "" if result == DRILL_DONE else result
         if type(drilled) is int and drilled > number:
             raise BadInput(f"inject: another drill of job {job.path} has replaced this one{_doubt()}")
-        if job.summary.get("phase") == "ended":  # the supervisor reads no more requests to this run
+        if job.summary.get("phase") == "ended":  # the supervisor no longer reads requests
             began = drilled == number
             missed = f"the result was reported{_doubt()}" if began else "the fault was injected"
             raise BadInput(f"inject: job {job.path} has ended before {missed}")

@@ -212,7 +212,7 @@ def _not_injected(pod: KubernetesObject, around: PodSurroundings) -> tuple[str, 
             f"not injected, because its namespace is excluded ({around.excluded})",
             f"fix this, then {AGAIN}",
         )
-    return "not injected: at its creation, no webhook responded or its namespace was excluded", AGAIN
+    return "not injected: when it was created, no webhook responded or its namespace was excluded", AGAIN
 
 
 def _not_running(pod: KubernetesObject) -> tuple[str, str] | None:
@@ -235,7 +235,7 @@ def _not_running(pod: KubernetesObject) -> tuple[str, str] | None:
 
 
 def _out_of_memory(pod: KubernetesObject) -> tuple[str, str] | None:
-    """Return which container of the pod has ended at its memory limit, and a remedy; None if none has."""
+    """Return which container of the pod was killed at its memory limit, and a remedy; None if none was."""
     limits = {
         each.get("name"): mapping(mapping(each.get("resources")).get("limits")).get("memory")
         for each in mapping(pod.get("spec")).get("containers") or ()
@@ -253,7 +253,7 @@ def _out_of_memory(pod: KubernetesObject) -> tuple[str, str] | None:
 
 
 def _failed(pod: KubernetesObject) -> tuple[str, str] | None:
-    """Return how a pod failed, and a remedy; None if it has not failed, or was told to end."""
+    """Return how a pod failed, and a remedy; None if it has not failed or was stopped."""
     status, metadata = mapping(pod.get("status")), pod["metadata"]
     if status.get("phase") != "Failed" or metadata.get("deletionTimestamp"):
         return None
@@ -336,7 +336,7 @@ def _path(found: KubernetesObject) -> str:
 
 
 def _when(event: Mapping[str, Any]) -> str:
-    """Return a key that sorts events by time: the text of the time, because all have the same format."""
+    """Return a key that sorts events by time. Texts suffice, because all times have the same format."""
     series = mapping(event.get("series"))
     return str(series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime") or "")
 

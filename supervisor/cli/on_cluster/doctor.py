@@ -52,7 +52,7 @@ def show(connection: ClusterConnection, command: commands.Doctor) -> int:
 
 
 class _Examination:
-    """Checks the installation, a namespace, and one pod. If `pod` is "", checks all that request Holdfast."""
+    """Checks the installation, a namespace, and `pod`, or all pods that request Holdfast if `pod` is ""."""
 
     def __init__(self, connection: ClusterConnection, namespace: str, pod: str) -> None:
         self._connection, self._namespace, self._pod = connection, namespace, pod

@@ -18,7 +18,7 @@ from supervisor.kubernetes.client import KubernetesObject
 from supervisor.kubernetes.errors import ApiError, NotFound, ServerUnreachable
 
 READ_S = 1.0  # between two reads while a command waits for a job
-SUMMARY_S = 8.0  # how long to wait for the last status after a job's end; it is written with the end
+SUMMARY_S = 8.0  # how long to wait for the last status of a job that has ended
 
 
 class NamedJob:
@@ -79,7 +79,7 @@ class NamedJob:
         return bool(self.summary.get("phase"))
 
     def check_in_use(self) -> bool:
-        """Return True until the job has ended, and its last status was written or `SUMMARY_S` has passed."""
+        """Return True until the job has ended and its last status was written, or `SUMMARY_S` later."""
         if not self.is_gone and time.monotonic() - self._read_s >= READ_S:
             try:
                 with suppress(ServerUnreachable):  # the next read may succeed

@@ -50,7 +50,7 @@ def _read(name: str) -> str:
 
 
 def _write(text: str) -> None:
-    """Write the manifest byte for byte: the parts that were not injected stay as they were."""
+    """Write the manifest byte for byte, so that the parts that were not injected remain unchanged."""
     try:
         sys.stdout.buffer.write(text.encode())
         sys.stdout.flush()

@@ -1,7 +1,7 @@
 """Say what the owner of a stopped job's pods does next, and how to end, suspend or resume it. Pure.
 
-Holdfast may not change owners. Until the user does, an owner that replaces failed pods creates more of them,
-and Holdfast ends each of them as long as the request to stop is in the Supervision.
+Holdfast may not change owners. Until the user does, an owner that replaces failed pods creates new ones, and
+Holdfast ends these while the Supervision contains the request to stop.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _UNKNOWN = "It may create new pods or restart the containers of those that have 
 
 @dataclass(frozen=True, slots=True)
 class FollowUp:
-    """What follows a stop. `does` is the owner's reaction; the others are commands, "" for none."""
+    """What the owner of a stopped job does next (`does`), and commands for it, which may be ""."""
 
     owner: str  # as kubectl names it, such as job/gpt; "" for pods without an owner
     does: str
@@ -30,7 +30,7 @@ class FollowUp:
     train_again: str
 
     def lines(self) -> list[str]:
-        """Return the output of `holdfast stop` after the end of the run."""
+        """Return what `holdfast stop` prints once the run has ended."""
         subject = self.owner or "the pods"
         commands = {
             f"to end {subject}": self.delete,
@@ -46,7 +46,7 @@ class FollowUp:
 
 
 def follow_up(spec: Mapping[str, Any], namespace: str, name: str, context: str = "") -> FollowUp:
-    """Return what follows the stop of the job in the Supervision `name`, whose spec is `spec`."""
+    """Return what the owner of a stopped job does next. `spec` belongs to the Supervision `name`."""
     owner = mapping(spec.get("owner"))
     version, kind = str(owner.get("apiVersion") or ""), str(owner.get("kind") or "")
     kubectl = f"kubectl{f' --context {shlex.quote(context)}' if context else ''} -n {shlex.quote(namespace)}"
@@ -64,7 +64,7 @@ def follow_up(spec: Mapping[str, Any], namespace: str, name: str, context: str =
 
 
 def _halt(row: WorkloadKind, kubectl: str, target: str) -> str:
-    """Return the command that suspends an owner or scales it to 0; "" if its kind has neither."""
+    """Return the command that suspends an owner or scales it to 0; "" if its kind supports neither."""
     *way, last = row.halt.split(".")
     if not last:
         return ""

@@ -4,8 +4,8 @@ All objects are untrusted JSON from the API server. If a value is missing, contr
 the result is a `NotAdopted` that says so, never an exception or a guess. A group of the wrong size would wait
 for members that never connect, or start without some of its members.
 
-The supervisor assigns the ranks. It never reads RANK and WORLD_SIZE, because these count pods with some
-controllers and processes with others.
+The supervisor assigns the ranks. It never reads RANK or WORLD_SIZE, because some controllers count pods in
+them, and others count processes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from supervisor.cluster.adoption.untrusted_json import (
 )
 from supervisor.cluster.adoption.workload_kinds import WorkloadKind, shipped
 
-MAX_OWNERS = 8  # the longest known chain, for a worker of a LeaderWorkerSet, has four
+MAX_OWNERS = 8  # the longest known chain, for a worker of a LeaderWorkerSet, has four owners
 
 T = TypeVar("T")
 
@@ -119,7 +119,7 @@ class Adopted:
     """
 
     key: JobKey
-    members: int  # the number of members that the job trains with; any more are standbys
+    members: int  # the number of members that the job trains with; additional ones are standbys
     nproc: int  # ranks of each member
     order: tuple[int, ...]
     replica_type: str  # from the pod's label, in lower case; "" if its owner has only one type
@@ -129,7 +129,7 @@ class Adopted:
 class NotAdopted:
     """A pod that is not a member of a job. `why` says why.
 
-    `unread` is an owner that could not be read. The result can change once it is read.
+    `unread` is an owner that could not be read; once it has been read, the result can change.
     """
 
     why: str
@@ -357,7 +357,7 @@ def _members(pod: PodFacts, owners: OwnerChain, said: GroupFacts, replica_type: 
     found = _number(annotated, pod, owners, said, replica_type)
     if not said.silent:
         return found
-    # Only some pods have the annotation. One of them must not change the size of the job for all of them.
+    # Only some pods have the annotation, and a single pod must not change the size of the whole job.
     try:
         otherwise = _number("", pod, owners, said, replica_type)
     except UnfitObject:  # without the annotation, the number would be unclear
@@ -371,7 +371,7 @@ def _members(pod: PodFacts, owners: OwnerChain, said: GroupFacts, replica_type: 
 
 
 def _number(annotated: str, pod: PodFacts, owners: OwnerChain, said: GroupFacts, replica_type: str) -> int:
-    """Return the number of members that the job trains with if `annotated` is the annotation, or ""."""
+    """Return the number of members that the job trains with. `annotated` is the annotation's value, or ""."""
     stated = annotated or pod_facts.stated_members(pod)
     low, _, high = stated.partition(":")
     if annotated and not high:
@@ -432,7 +432,7 @@ def _size(owners: OwnerChain, replica_type: str) -> int:
 
 
 def _order(pod: PodFacts, owners: OwnerChain, replica_type: str) -> tuple[int, ...]:
-    """Return the pod's index numbers. If several replica types train, its type's position precedes them."""
+    """Return the pod's index numbers, after the position of its replica type if several types train."""
     kinds = [kind for _, kind in owners.workloads] if owners.workloads else shipped().pods
     kind = next((each for each in kinds if each.index), None)
     found = [pod_facts.index(pod, sources) for sources in kind.index] if kind is not None else []

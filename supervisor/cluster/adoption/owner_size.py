@@ -19,7 +19,7 @@ from supervisor.cluster.adoption.workload_kinds import WorkloadKind
 
 MAX_PARTS = 1_000  # replica types of one object
 MAX_KEPT = 65_536  # characters of an owner, apart from what `kept` leaves out
-MAX_DEPTH = 32  # of an owner; the table's paths have up to eight parts with those of a pod template
+MAX_DEPTH = 32  # of an owner's object; the table's paths, including a pod template's, have up to eight parts
 _BULK = ("status", "managedFields", "containers", "initContainers", "ephemeralContainers", "volumes")
 
 
@@ -62,7 +62,7 @@ def _without_bulk(value: object, depth: int) -> object:
 
 
 def _opt_in(annotations: object) -> object:
-    """Return the only annotation of a pod template that is read."""
+    """Return a pod template's annotations, reduced to the only one that is read."""
     if not isinstance(annotations, Mapping):
         return _without_bulk(annotations, 1)
     return {name: _without_bulk(annotations[name], 1) for name in (INJECT,) if name in annotations}
@@ -85,7 +85,7 @@ def owner_size(
     """
     parts = _parts(content, owner, kind)
     if kind.replica_type and not replica_type and len(parts) > 1:
-        refuse(f"the pod does not state which replica type of {owner} it is")
+        refuse(f"the pod does not state which replica type of {owner} it has")
     training = [part for part in parts if part.name not in idle]
     opted_in = [part for part in training if part.opts_in]
     counted = opted_in or training

@@ -1,7 +1,7 @@
 """Read what a pod says about itself in its labels, annotations and environment. Pure.
 
-`kept` and `KeptPods` choose what a mirror of all pods stores of each: what the functions of this module and
-`supervisor.cluster.pods.read_pod` read, a few kilobytes even of a huge pod.
+`kept` and `KeptPods` reduce each pod in a mirror of all pods to what the functions of this module and
+`supervisor.cluster.pods.read_pod` read: a few kilobytes, even for a huge pod.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ MAX_REFERENCES = 64  # ownerReferences of one object
 MAX_VARIABLES = 2_048  # of one container
 MAX_MESSAGE = 300  # characters of the message that a container leaves when it ends
 MAX_KEPT = 24_576  # characters of all labels, annotations, variables and owners of a pod that are kept
-# Of the pods of one namespace, as `_weight` estimates it. 16,384 members of one job take 45 MiB.
+# The limit for the pods of one namespace, as `_weight` estimates it. 16,384 members of one job take 45 MiB.
 NAMESPACE_BYTES = 64 << 20
-# The field of a kept object that says why it lacks what it states. The API server sends no such field.
+# The field of a kept object that says why its contents were cut. The API server sends no such field.
 CUT = "holdfast.dev/cut"
 
 _COUNT = re.compile(r"[1-9][0-9]{0,8}")
@@ -107,7 +107,7 @@ def _injected(annotations: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _nproc(annotations: Mapping[str, Any], injected: Mapping[str, Any]) -> int:
-    """Return the number that the webhook recorded and passed to the launcher, or else the annotated one."""
+    """Return the number that the webhook recorded and passed to the launcher, or else the annotation's."""
     written = untrusted_json.whole(injected.get("nproc"), f"nproc in {INJECTED}", MAX_RANKS, 0)
     text = untrusted_json.text(annotations.get(NPROC_PER_NODE), NPROC_PER_NODE)
     if written or NOT_INJECTED in annotations or not _COUNT.fullmatch(text):
@@ -173,7 +173,7 @@ def value(pod: PodFacts, source: PodSource) -> str:
 
 
 def _variable(pod: PodFacts, name: str) -> str:
-    """Return a variable of the training container or, if it lacks it, of the first one that has it, or ""."""
+    """Return a variable of the training container, or else of the first container that has it, or ""."""
     where = f"containers of pod {pod.name}"
     raw = untrusted_json.items(pod.spec.get("containers"), where, MAX_CONTAINERS)
     containers = [table(each, where) for each in raw]
@@ -198,7 +198,7 @@ def _resolved(pod: PodFacts, variable: Mapping[str, Any], where: str) -> str:
 
 
 def training_container(raw: Mapping[str, Any]) -> str:
-    """Return the name of the training container that the webhook recorded, or else the first one's, or ""."""
+    """Return the training container's name from the webhook's record, else the first container's, or ""."""
     try:
         found = _injected(_part(_part(raw, "metadata"), "annotations")).get("container")
     except UnfitObject:
@@ -214,8 +214,8 @@ def training_container(raw: Mapping[str, Any]) -> str:
 def kept(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parts of a pod that the supervisor reads. Never raises.
 
-    If what the pod states is too large or has a wrong type, the result contains the pod's identity and state
-    only, and `read` refuses it with the reason. A pod that is already a member therefore remains one.
+    If what the pod states is too large or has a wrong type, the result contains only the pod's identity and
+    state, and `read` refuses it with the reason. A pod that is already a member therefore remains one.
     """
     outline = _outline(raw)
     try:
@@ -231,7 +231,7 @@ def kept(raw: Mapping[str, Any]) -> dict[str, Any]:
 class KeptPods:
     """Prunes the pods of a mirror, and limits the memory that one namespace's pods take.
 
-    Beyond the limit, only identity and state are kept of additional pods, which are then not members.
+    Beyond the limit, only the identity and state of additional pods are kept, so these pods are not members.
     """
 
     def __init__(self) -> None:
@@ -295,14 +295,14 @@ def _state(status: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def termination_message(ended: Mapping[str, Any]) -> str:
-    """Return in one line what a container left for the kubelet when it ended, shortened."""
+    """Return the message that a container left for the kubelet when it ended, shortened, in one line."""
     text = ended.get("message")
     return " ".join(text[:MAX_MESSAGE].split()) if isinstance(text, str) else ""
 
 
 _IDENTITY = ("namespace", "name", "uid", "resourceVersion", "deletionTimestamp")
 _OWNER = ("apiVersion", "kind", "name", "uid", "controller")
-_RUNNING: Mapping[str, Any] = {"running": {}}  # shared by the pods
+_RUNNING: Mapping[str, Any] = {"running": {}}  # one object for all pods
 _NOT_RUNNING: Mapping[str, Any] = {}
 
 
@@ -358,7 +358,7 @@ def _stated_variables(spec: Mapping[str, Any], container: str, where: str) -> li
 
 
 def _known_variables(container: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
-    """Return the first variable of each name that `value` may read, without what it does not read."""
+    """Return the first variable of each name that `value` may read, with only the fields that it reads."""
     wanted = _places()["env"]
     found: dict[str, dict[str, Any]] = {}
     for each in untrusted_json.items(container.get("env"), where, MAX_VARIABLES):
@@ -385,7 +385,7 @@ def _referenced(variables: Iterable[Mapping[str, Any]]) -> Iterator[PodSource]:
 
 
 def _keys_in(place: str, referenced: Iterable[PodSource]) -> Iterable[str]:
-    """Return the keys of the labels or annotations that `value` may read. `referenced` are a pod's own."""
+    """Return the keys that `value` may read at `place`: those in the table, and those in `referenced`."""
     others = [each.key for each in referenced if each.place == place]
     return dict.fromkeys((*_places()[place], *others)) if others else _places()[place]
 
@@ -416,7 +416,7 @@ def _tables(value: object) -> list[Mapping[str, Any]]:
 
 
 def _short(value: object) -> Any:
-    """Return a scalar value that is not longer than any name, and None for any other."""
+    """Return a number, or a string that is not longer than names can be; None for any other value."""
     is_short = len(value) <= MAX_TEXT if isinstance(value, str) else isinstance(value, (int, float))
     return value if is_short else None
 
@@ -431,5 +431,5 @@ def characters(value: object) -> int:
 
 
 def _weight(pod: Mapping[str, Any]) -> int:
-    """Return about how many bytes a kept pod takes."""
+    """Return an estimate of the bytes that a kept pod takes."""
     return 2_048 + characters(pod)

@@ -1,4 +1,4 @@
-"""Tell from a manifest which of its pods the supervisor would not adopt, before the pods exist. Pure."""
+"""Find the pods of a manifest that the supervisor would not adopt, before they exist. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from supervisor.cluster.adoption.owner_size import owner_size
 from supervisor.cluster.adoption.untrusted_json import UnfitObject
 from supervisor.cluster.adoption.workload_kinds import WorkloadKind, shipped
 
-_UID = "00000000-0000-0000-0000-000000000000"  # of an object that does not exist yet
+_UID = "00000000-0000-0000-0000-000000000000"  # for objects that do not exist yet
 
 
 def problem(owner: Mapping[str, Any], path: str, template: Mapping[str, Any]) -> str:
@@ -40,7 +40,7 @@ def _too_large(found: Adopted, owners: OwnerChain, content: Mapping[str, Any], k
         named = f"{content.get('kind')} {content['metadata'].get('name')}"
         pods = owner_size(content, named, kind, owners.idle, found.replica_type)
     except UnfitObject:
-        return ""  # the reason why the author stated the number
+        return ""  # the reason why the author set the annotation
     if found.members <= pods:
         return ""
     return f"{MEMBERS} is {found.members}, but {named} has {pods} that train: the job would wait for more"
@@ -49,7 +49,7 @@ def _too_large(found: Adopted, owners: OwnerChain, content: Mapping[str, Any], k
 def _pod(
     owner: Mapping[str, Any], kind: WorkloadKind, path: str, template: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the pod that the owner's controller would create from the template, as far as it is read."""
+    """Return the pod that the owner's controller would create, with only the fields that are read."""
     metadata, above = _mapping(template.get("metadata")), owner["metadata"]
     labels = dict(_mapping(metadata.get("labels")))
     if part := _part(owner, kind, path.strip()):
@@ -76,7 +76,7 @@ def _pod(
 
 
 def _part(owner: Mapping[str, Any], kind: WorkloadKind, path: str) -> str:
-    """Return the name of the replica type that the template at `path` is of; "" if there is only one."""
+    """Return the name of the replica type of the template at `path`; "" if there is only one."""
     if not kind.parts or not path.startswith(kind.parts):
         return ""
     rest = path.removeprefix(kind.parts)

@@ -32,17 +32,18 @@ class UninjectedPod(NamedTuple):
 
 
 def uninjected(pod: Mapping[str, Any], recent: str) -> UninjectedPod | None:
-    """Return why a pod without the label of members is not injected; None if it does not request Holdfast.
+    """Return why a pod without the members' label is not injected; None if it does not request Holdfast.
 
     A pod that has ended counts only if it was not created before `recent`, a time as the API server writes
-    it: a recent pod may have failed before anybody looked, and nobody needs to change an older one any more.
+    it. A recent pod may have failed before it was ever checked, but an older pod no longer needs to be
+    changed.
     """
     metadata = pod["metadata"]
     annotations = metadata.get("annotations") or {}
     if annotations.get(pod_layout.INJECT) != "true":
         return None
     has_ended = (pod.get("status") or {}).get("phase") in pod_facts.ENDED_PHASES
-    # The API server writes all times in the same form, so they can be compared as texts.
+    # The API server writes all times in the same format, so they can be compared as strings.
     if has_ended and str(metadata.get("creationTimestamp") or "") < recent:
         return None
     identity = {key: metadata.get(key) for key in ("name", "namespace", "uid")}

@@ -53,7 +53,7 @@ def text(value: object, where: str, most: int = MAX_TEXT) -> str:
     if value is None:
         return ""
     if not isinstance(value, str) or len(value) > most:
-        refuse(f"{where} is {brief(value)}; expected a text of at most {most} characters")
+        refuse(f"{where} is {brief(value)}; expected a string of at most {most} characters")
     return value
 
 

@@ -47,10 +47,12 @@ class OngoingRun:
     """A run that has not ended, as its Supervision describes it to the next leader."""
 
     key: JobKey
-    uid: object  # of the Supervision
+    uid: object  # the uid of the Supervision
     size: RunSize
     settings: Mapping[str, str]
-    members: tuple[str, ...]  # that had ranks or were present, including lost ones; those with ranks first
+    members: tuple[
+        str, ...
+    ]  # all that had ranks or were present, even lost ones; those with ranks come first
 
 
 def names(key: JobKey) -> tuple[str, str]:
@@ -68,7 +70,7 @@ def ongoing_run(found: KubernetesObject) -> OngoingRun | None:
     """Return the run in a Supervision; None if it has none, or if its run has ended.
 
     The status is written only by supervisors. Users can edit the spec, so a key that does not match the name
-    of the resource is refused: it would add the pods of this job to another one.
+    of the resource is refused, because it would add the pods of this job to another one.
     """
     status, spec = mapping(found.get("status")), mapping(found.get("spec"))
     key, held = _key_of(found), held_state_of(status) if status.get("phase") != "ended" else None
@@ -91,7 +93,7 @@ def _count(value: object) -> int:
 
 
 def settings_of(spec: Mapping[str, Any]) -> dict[str, str]:
-    """Return the settings in a spec, without values that are no texts."""
+    """Return the settings in a spec, without values that are not strings."""
     found = mapping(spec.get("settings"))
     return {name: text for name, text in found.items() if isinstance(text, str)}
 
@@ -147,7 +149,7 @@ _IDENTITY = ("namespace", "name", "uid", "resourceVersion")
 
 
 def is_news(old: KubernetesObject | None, new: KubernetesObject | None) -> bool:
-    """True unless only other parts have changed, such as the status of every job every few seconds."""
+    """True if the uid or the spec has changed, and not only other parts, such as the status."""
     return old is None or new is None or _uid_and_spec(old) != _uid_and_spec(new)
 
 
@@ -166,7 +168,7 @@ def held_state_of(status: Mapping[str, Any]) -> HeldState | None:
         return None
     try:
         return held_state.decode(text, here())
-    except held_state.UnreadableState as error:  # the job resumes from members' or storage's states
+    except held_state.UnreadableState as error:  # the job resumes from a state of its members or storage
         log.error("the state in the resource cannot be read", extra={"error": str(error)})
         return None
 

@@ -1,4 +1,4 @@
-"""One job's records under one supervisor, which may write them until another takes over."""
+"""One job's records under one supervisor, which may write them until another supervisor takes over."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from supervisor.view.model import JobState, Policy, RunAction, View
 
 SAVE_S = 5.0  # the limit for writing a decision; the job does not wait for a slow write to end
 RAISE_S = 1.5  # the limit for taking a higher epoch, because a decision waits for it
-RAISE_AGAIN_S = 2.0  # until a failed attempt is repeated; decisions made before that do not wait
+RAISE_AGAIN_S = 2.0  # the time before a failed attempt is repeated; decisions in between do not wait
 MAX_UNSURE = 16  # remembered claims of a new epoch whose response was lost
 
 
@@ -81,9 +81,9 @@ class SupervisionLead(Lead):
         """Take an epoch above `known`, which was found in a member's report or a checkpoint.
 
         The epoch `known` may belong to a successor, and only the resource shows whether it does. This
-        supervisor's epoch therefore remains unchanged until the API server has accepted the higher one. Call
-        this in a thread other than the event loop's. Safe to repeat; for `RAISE_AGAIN_S` after a failure,
-        calls do nothing.
+        supervisor's epoch therefore remains unchanged until the API server has accepted the higher epoch.
+        Call this in a thread other than the event loop's. Safe to repeat; for `RAISE_AGAIN_S` after a
+        failure, calls do nothing.
 
         Raises:
             Deposed: Another supervisor has taken over the job.
@@ -139,8 +139,7 @@ class SupervisionLog:
     def write(self, view: View, policy: Policy, action: RunAction, after: JobState, ledger: Any) -> None:
         """Store the job's state after a decision.
 
-        Raises `OSError` if it is not certain that the state was stored, and `Deposed` if another supervisor
-        leads.
+        Raises `OSError` if the state may not have been stored, and `Deposed` if another supervisor leads.
         """
         with self._lead.acting():
             values = decided(after, ledger, type(action).__name__, str(getattr(action, "why", "")))
@@ -162,7 +161,7 @@ def in_loop(
     The coroutine is created in the loop. If it were created here and the loop ended before it started, Python
     would warn that it was never awaited.
 
-    Raises the exceptions of `work`, but `OSError` instead of `ApiError`. Also raises `OSError` if `work`
+    Raises what `work` raises, except that an `ApiError` becomes an `OSError`. Also raises `OSError` if `work`
     takes longer than `limit_s`, or if the loop has ended.
     """
     outcome: concurrent.futures.Future[None] = concurrent.futures.Future()

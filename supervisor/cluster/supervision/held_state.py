@@ -1,15 +1,16 @@
 """Encode a job's state as text in its Supervision, and decode it for the clock of another host. Pure.
 
 A Supervision must stay small, so the text contains the job's state and its ledger, but not the view of all
-members that the state was computed from: members report to the next supervisor anyway.
+members that the state was computed from, because members report to the next supervisor anyway.
 
-All times in the state are times of the writing host's CLOCK_MONOTONIC, which mean nothing on another host. So
-the text also contains the monotonic time and the wall time of the write, which tell `decode` how far to shift
-all times. Wrong wall clocks lengthen or shorten waits by their error, but never change the order of events.
+All times in the state are times of the writing host's CLOCK_MONOTONIC, which mean nothing on another host.
+The text therefore also contains the monotonic time and the wall time of the write, from which `decode`
+computes how far to shift all times. Wrong wall clocks lengthen or shorten waits by their error, but never
+change the order of events.
 
-The state of a large job lists a source for each rank and holder, and after a fault perhaps a fault for each
-rank. The text has one entry for consecutive ranks of one holder, and the first `MAX_LISTED` faults: members
-report all faults again.
+The state of a large job lists a source for each rank and holder and, after a fault, up to one fault for each
+rank. The text has one entry for consecutive ranks of one holder, and the first `MAX_LISTED` faults, because
+members report all faults again.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ def decode(text: str, now: Instant) -> HeldState:
 
 
 def _shortened(memory: JobState) -> JobState:
-    """Return the state without most of the faults and the evidence of an incident of very many ranks."""
+    """Return the state without most of the faults and evidence if its incident involves very many ranks."""
     incident, unbegun = memory.incident, memory.unbegun
     if incident is not None and max(len(incident.faults), len(incident.evidence)) > MAX_LISTED:
         shorter = replace(
@@ -119,7 +120,7 @@ def _shortened(memory: JobState) -> JobState:
 
 
 def _first_faults(found: tuple[Fault, ...]) -> tuple[Fault, ...]:
-    """Return the first `MAX_LISTED` of the faults, one of which is the cause."""
+    """Return at most `MAX_LISTED` of the faults: the first ones, always including the cause."""
     if len(found) <= MAX_LISTED:
         return found
     first, cause = found[:MAX_LISTED], faults.root_cause(found)

@@ -1,8 +1,8 @@
 """Create a job's `Supervision`, take it over, and write it.
 
 Every write tests that the resource is still the same and has this supervisor's epoch, including the write
-that takes a higher epoch. So a supervisor that was replaced can change nothing, even if its requests arrive
-late, nor can one whose job was deleted.
+that takes a higher epoch. Therefore, a supervisor that was replaced, or whose job was deleted, cannot change
+anything, even if its requests arrive late.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class SupervisionResource:
         """
         for tries_left in reversed(range(TAKE_OVER_TRIES)):
             found = await self._server.get(SUPERVISIONS, self.name, self.namespace)
-            if not belongs_to(found, self._key):  # it has replaced the one that was there a moment ago
-                raise OwnerGone(f"the Supervision {self.name} belongs to another owner by now")
+            if not belongs_to(found, self._key):  # it has replaced the resource that existed a moment ago
+                raise OwnerGone(f"the Supervision {self.name} now belongs to another owner")
             status = mapping(found.get("status"))
             epoch = max(least_epoch, epoch_of(found) + 1)
             change = {
@@ -88,7 +88,7 @@ class SupervisionResource:
     async def describe(
         self, epoch: int, before: Mapping[str, Any], size: RunSize, settings: Mapping[str, str]
     ) -> None:
-        """Write the size and the settings of a run that begins into the spec, which is `before`.
+        """Write the size and the settings of a new run into the spec, whose content is `before`.
 
         Until the run ends, each supervisor reads them there, even if the pods now state something else.
         Raises `Deposed` if another supervisor has taken over the job.
@@ -142,21 +142,21 @@ class SupervisionResource:
         return epoch_of(found), mapping(found.get("status")).get("claim")
 
     async def request_stop(self, epoch: int, how: str | None) -> None:
-        """Record a user's request to stop the job, to let the next supervisor know about it too.
+        """Record a user's request to stop the job, so that the next supervisor knows about it too.
 
-        None removes an earlier request. Raises `Deposed` if another supervisor has taken over the job: the
-        request may be for an earlier run than the one that this supervisor knows.
+        None removes an earlier request. Raises `Deposed` if another supervisor has taken over the job,
+        because the request may be for an earlier run than the one that this supervisor knows.
         """
         change = [_set("spec", "stop", how or "now")]
-        if how is None:  # a field that is not there cannot be removed, so set it first
+        if how is None:  # a missing field cannot be removed, so set it first
             change.append({"op": "remove", "path": "/spec/stop"})
         await self._change_spec(epoch, change)
 
     def _still(self, epoch: int) -> list[KubernetesObject]:
-        """Return the conditions of a JSON patch that this is still the resource that was taken over.
+        """Return tests for a JSON patch that this is still the resource that was taken over.
 
-        Its owner may have been deleted meanwhile. An owner with the same name then has a resource with the
-        same name, and often with the same epoch.
+        Its owner may have been deleted in the meantime. A new owner with the same name has a resource with
+        the same name, and often with the same epoch.
         """
         return [
             {"op": "test", "path": "/metadata/uid", "value": self.uid},

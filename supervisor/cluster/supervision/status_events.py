@@ -1,4 +1,4 @@
-"""Find the problems in a job's successive statuses that the job's events report. Pure."""
+"""Find the problems in a job's successive statuses, to report them as events. Pure."""
 
 from __future__ import annotations
 

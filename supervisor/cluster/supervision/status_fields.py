@@ -15,7 +15,7 @@ from supervisor.wording import ettr
 
 MAX_RECENT = 10  # incidents in the resource
 MAX_INCIDENT_BYTES = 3 << 10
-MAX_FIELD_BYTES = 200  # of each field of an incident that is too large even with shortened texts
+MAX_FIELD_BYTES = 200  # the limit for each field of an incident that is too large even with shortened texts
 DRILL_DONE = "carried out"  # the result of a drill that was not refused
 
 

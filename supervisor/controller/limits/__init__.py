@@ -1,1 +1,1 @@
-"""Limit what the members of one tenant may cost the others: memory, and time on the event loop."""
+"""Limit the memory and the event-loop time that the members of one tenant can take from the others."""

@@ -1,8 +1,8 @@
 """Decide whose report is decoded next: namespaces, and the jobs of each, have equal shares of the time.
 
 Decoding blocks the event loop. After a fault, all members of a job, or of many jobs, report at once. asyncio
-would serve all of their sockets before looking for other events: with 1,000 members, for more than a second.
-If all members simply took turns, a report would wait longer the more members its neighbours have.
+would serve all of their sockets before looking for other events, which takes more than a second with 1,000
+members. If all members simply took turns, a report would wait longer the more members its neighbours have.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 
 from supervisor.controller.limits.owner import ReportOwner
 
-TURN_S = 0.02  # of decoding, before other work may run
-SECONDS_PER_BYTE = 5e-8  # an estimate, by which small reports share a turn
-LEAST_S = 5e-5  # the same for the smallest report
-# A report that takes longer than a turn delays everyone, whoever's turn it is. So this excess is limited for
-# each namespace. The reports of a member that trains have none, even with 512 ranks (4 ms).
+TURN_S = 0.02  # the time spent on decoding before other work may run
+SECONDS_PER_BYTE = 5e-8  # an estimate, used to put several small reports into one turn
+LEAST_S = 5e-5  # the estimate for the smallest report
+# A report that takes longer than a turn delays everyone, no matter whose turn it is, so this excess is
+# limited for each namespace. The reports of a member that trains cause no excess, even with 512 ranks (4 ms).
 EXCESS_RATE = 0.2  # seconds per second
 EXCESS_BURST_S = 2.0
 
@@ -55,7 +55,7 @@ class WaitingReport:
 
 @dataclass(slots=True)
 class _Queue:
-    """What waits of one namespace or job, and how much time it has had."""
+    """The waiting reports of one namespace or job, and how much time its reports have had."""
 
     had_s: float
     jobs: dict[str, _Queue] = field(default_factory=dict)  # of a namespace
@@ -67,14 +67,14 @@ class FairQueue:
 
     def __init__(self) -> None:
         self._namespaces: dict[str, _Queue] = {}  # those with waiting reports
-        self._excess: dict[str, ExcessBudget] = {}  # of the namespaces that have had excess recently
-        self._had_s = 0.0  # how much time the namespace of the last turn had had
+        self._excess: dict[str, ExcessBudget] = {}  # for the namespaces that have had excess recently
+        self._had_s = 0.0  # the time counted for the namespace of the last turn
 
     def __bool__(self) -> bool:
         return bool(self._namespaces)
 
     def add(self, report: WaitingReport) -> None:
-        """Add a report. A namespace or job that had none waiting begins level with the one served last."""
+        """Add a report. A namespace or job without waiting reports begins level with the one served last."""
         owner = report.owner
         namespace = self._namespaces.setdefault(owner.namespace, _Queue(self._had_s))
         least_s = min((each.had_s for each in namespace.jobs.values()), default=0.0)
@@ -106,7 +106,7 @@ class FairQueue:
         return found
 
     def charge(self, report_owner: ReportOwner, took_s: float, expected_s: float, now_s: float) -> None:
-        """Count the time that a report took, of which its turn has counted `expected_s`."""
+        """Count the time that a report took, of which its turn has already counted `expected_s`."""
         namespace = self._namespaces.get(report_owner.namespace)
         if namespace is not None:
             namespace.had_s += took_s - expected_s
@@ -136,14 +136,14 @@ class DecodingTurns:
 
     def __init__(self) -> None:
         self._queue = FairQueue()
-        self._spent_s = 0.0  # in the current iteration of the event loop
+        self._spent_s = 0.0  # the time spent in the current iteration of the event loop
         self._is_scheduled = False
         self._timer: asyncio.TimerHandle | None = None  # set while only excess keeps reports waiting
 
     async def wait(self, owner: ReportOwner, size: int) -> float:
-        """Return once a report of `size` bytes may be decoded: how long it is expected to take.
+        """Wait until a report of `size` bytes may be decoded; return the time already counted for it.
 
-        The caller then decodes it without waiting for anything else, and calls `spend`.
+        The caller then decodes the report without waiting for anything else, and calls `spend`.
         """
         expected_s = LEAST_S + size * SECONDS_PER_BYTE
         is_free = not self._queue and self._spent_s < TURN_S
@@ -178,7 +178,7 @@ class DecodingTurns:
         while self._spent_s < TURN_S and (report := self._queue.take(now_s)) is not None:
             self._spent_s += report.expected_s
             report.let_go()
-        if self._spent_s:  # this is after the turns that were given, which are in the next iteration
+        if self._spent_s:  # runs after the reports that were let go, which are decoded in the next iteration
             self._schedule()
         elif self._queue and self._timer is None:
             soonest_s = max(0.001, self._queue.soonest_s(now_s))

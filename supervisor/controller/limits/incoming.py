@@ -1,7 +1,7 @@
 """Limit the memory of messages that are being received, or that wait to be decoded.
 
 aiohttp collects a message in memory until it is complete. Without a limit, each of thousands of members could
-send most of a large message, and then nothing.
+send most of a large message and then stop.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Protocol
 from aiohttp import web
 
 SMALL_BYTES = 64 << 10  # each connection may hold this much; more needs a place
-PLACES = 24  # of at most `codec.MAX_MESSAGE_BYTES` each, and what one more read adds
+PLACES = 24  # each holds up to `codec.MAX_MESSAGE_BYTES`, and what one more read adds
 NAMESPACE_PLACES = 3
 PLACE_S = 5.0  # how long a message may take to arrive while other connections wait for its place
 READ_BYTES = 64  # what a read takes in addition to its bytes
@@ -49,7 +49,7 @@ class IncomingMessages:
         return False
 
     def leave(self, buffer: MessageBuffer, now_s: float) -> None:
-        """Give up the place of `buffer`, or its wait for one. Safe to repeat."""
+        """Give up the place of `buffer`, or stop waiting for one. Safe to repeat."""
         self._waiting.pop(buffer, None)
         if self._held.pop(buffer, None) is None:
             return
@@ -57,14 +57,14 @@ class IncomingMessages:
         if not self._by_namespace[buffer.namespace]:
             del self._by_namespace[buffer.namespace]
         ready = [each for each in self._waiting if self._has_room(each)]
-        if ready:  # of the namespace with the fewest places, and of these the one that has waited longest
+        if ready:  # choose the namespace with the fewest places, and its longest waiting buffer
             following = min(ready, key=lambda each: self._by_namespace[each.namespace])
             del self._waiting[following]
             self._take(following, now_s)
             following.go_on()
 
     def end_slow(self, now_s: float) -> None:
-        """End the connections that keep others waiting, and that take too long to send a message."""
+        """End the connections that take too long to send a message while others wait for a place."""
         if not self._waiting:
             return
         for buffer, since_s in tuple(self._held.items()):
@@ -86,7 +86,7 @@ class IncomingMessages:
 
 
 class MemberBuffer:
-    """What one connection has received, and not yet passed on. Implements `MessageBuffer`."""
+    """What one connection has received but not yet passed on. Implements `MessageBuffer`."""
 
     def __init__(
         self, incoming: IncomingMessages, namespace: str, max_bytes: int, connection: MeteredConnection
@@ -97,7 +97,7 @@ class MemberBuffer:
         self.is_paused = False
         self._incoming, self._max_bytes, self._connection = incoming, max_bytes, connection
         self._received_bytes = 0
-        self._reads = 0  # since nothing was held
+        self._reads = 0  # since the buffer was last empty
         self._has_place = self._is_waiting = False
 
     @property
@@ -111,7 +111,7 @@ class MemberBuffer:
         self._consider()
 
     def passed_on(self, size: int) -> None:
-        """Count a message of `size` bytes that is not held any more, and let others have the place."""
+        """Record that a message of `size` bytes is no longer held, and let others have its place."""
         self.has_whole_message = False
         self._received_bytes = max(0, self._received_bytes - _frame_bytes(size))
         if not self._received_bytes:
@@ -128,7 +128,7 @@ class MemberBuffer:
         self._connection.end()
 
     def close(self) -> None:
-        """Count nothing any more. What arrives before the connection has ended must take no place."""
+        """Stop counting, because data that arrives while the connection ends must not take a place."""
         self._connection.buffer = None
         self._give_up()
 

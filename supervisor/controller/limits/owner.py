@@ -1,4 +1,4 @@
-"""Name whose reports a limit counts."""
+"""Identify the namespace and the job whose reports a limit counts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ReportOwner:
-    """A job and its namespace: the namespaces share what is limited, and then the jobs of each namespace."""
+    """A job and its namespace. Limits are shared among namespaces, then among the jobs of each namespace."""
 
     namespace: str
     job: str

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 TOTAL_BYTES = 512 << 20
 NAMESPACE_BYTES = 384 << 20
 CONNECTION_BYTES = 96 << 10  # for each member: its socket, its TLS state, its task, its pod and its orders
-# What a report takes beyond this counts twice, because a decision may still refer to the one before.
+# What a report takes beyond this counts twice, because a decision may still refer to the previous report.
 ONCE_BYTES = 256 << 10
 
 
@@ -25,7 +25,7 @@ def member_bytes(report_bytes: int) -> int:
 
 @dataclass(slots=True, eq=False)
 class MemoryHolder:
-    """One member, and how much memory is reserved for it. `give_up` makes it hold nothing any more."""
+    """One member, and how much memory is reserved for it. `give_up` makes it release all of its memory."""
 
     namespace: str
     give_up: Callable[[], None]
@@ -35,9 +35,9 @@ class MemoryHolder:
 class ReportMemory:
     """The memory that is reserved for all members of one process.
 
-    If all of it is reserved, namespaces with more than their part give way. A part consists of an equal share
-    of one half, and of a share of the other half in proportion to the namespace's members. So a user of one
-    namespace can take memory only from that namespace.
+    If all of it is reserved, namespaces with more than their part give way. One half of
+    the memory is divided equally among the namespaces, and the other half in proportion to their members. A
+    user of one namespace can therefore take memory only from that namespace.
     """
 
     def __init__(self, total_bytes: int = TOTAL_BYTES, namespace_bytes: int = NAMESPACE_BYTES) -> None:
@@ -49,8 +49,8 @@ class ReportMemory:
     def reserve(self, holder: MemoryHolder, size: int) -> str:
         """Change the memory reserved for `holder` to `size`. Return "", or why that is not possible.
 
-        If it is not, what was reserved before remains. If another namespace has to give way, its members
-        with the most memory give up.
+        In that case, the earlier reservation remains. If another namespace has to give way, its members with
+        the most memory give up theirs.
         """
         more = size - holder.reserved_bytes
         if more > 0 and self._reserved.get(holder.namespace, 0) + more > self._namespace_bytes:
@@ -70,7 +70,7 @@ class ReportMemory:
         return ""
 
     def release(self, holder: MemoryHolder) -> None:
-        """Reserve nothing for `holder` any more. Safe to repeat."""
+        """Release the memory reserved for `holder`. Safe to repeat."""
         holders = self._holders.get(holder.namespace, {})
         if holder not in holders:
             return
@@ -85,7 +85,7 @@ class ReportMemory:
         self.reserved_bytes += more
 
     def _most_excessive(self) -> str:
-        """Return the namespace that exceeds its part by most. There is one if the total is exceeded."""
+        """Return the namespace that exceeds its part by the most. One does if the total is exceeded."""
         members = sum(map(len, self._holders.values()))
 
         def excess(namespace: str) -> float:

@@ -8,12 +8,12 @@ from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from typing import Any, cast, get_type_hints
 
-# The most that a value takes within a list or an object, in addition to the characters of a text.
+# The most memory that a value takes within a list or an object, in addition to the characters of a text.
 VALUE_BYTES = 72
-# The most that an object takes without the values that it must have: those have counted as values.
+# The most memory that an object takes, without its mandatory values, which are counted as values.
 OBJECT_BYTES = 192
 WIDE = 4  # bytes for each character of a text that contains one outside of ASCII
-WIDE_TEXT_BYTES = 32  # what such a text takes in addition
+WIDE_TEXT_BYTES = 32  # the additional size of such a text
 NUMBER_BYTES = 40  # an integer of 64 bits, rounded up; a float takes less
 _GC_BYTES = 16  # what the garbage collector adds to an object that it examines
 _NUMBERS = frozenset({int, float, bool})
@@ -25,15 +25,15 @@ def most_bytes(text: str) -> int:
     Each value but the first of a list or an object follows a comma.
     """
     values = text.count(",") * VALUE_BYTES + text.count("{") * OBJECT_BYTES
-    escapes = text.count("\\u") if "\\" in text else 0  # most reports have none, and this is quick to tell
+    escapes = text.count("\\u") if "\\" in text else 0  # most reports have none, which is quick to check
     return len(text) * (WIDE if escapes else 1) + escapes * WIDE_TEXT_BYTES + values
 
 
 def retained_bytes(value: Any, texts: bool = True) -> int:
     """Return a bound on the memory that a decoded value takes, including all values in it.
 
-    Without `texts`, it is the memory that a copy takes which shares the texts. Values that occur more than
-    once count each time.
+    Without `texts`, this is the memory of a copy that shares the texts. Values that occur more than once
+    count each time.
     """
     kind = type(value)
     if kind is str:

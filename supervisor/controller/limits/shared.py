@@ -1,4 +1,4 @@
-"""Hold together what all member servers of one event loop share."""
+"""Group the limits that all member servers of one event loop share."""
 
 from __future__ import annotations
 

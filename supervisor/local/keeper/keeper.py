@@ -113,7 +113,7 @@ class LocalKeeper:
         self._polled_s = time.monotonic()
 
     def _watch(self, now_s: float, late_s: float) -> None:
-        """Kill stuck supervisors and sidecars. If no supervisor ends a run that should stop, end the run."""
+        """Kill stuck supervisors and sidecars. If the run should stop but no supervisor ends it, end it."""
         self._supervisor.watch(now_s, late_s)
         self._sidecars.replace_stuck(self._members.by_name.values(), now_s)
         why = self._supervisor.overdue(now_s)
@@ -127,7 +127,7 @@ class LocalKeeper:
     def _closing(self) -> bool:
         return self.finished is not None
 
-    # -- requests of the supervisor, and their answer
+    # -- requests of the supervisor, and responses
 
     def _handle(self, request: Request) -> None:
         """Carry out a request from the supervisor."""
@@ -152,7 +152,7 @@ class LocalKeeper:
         running = dict.fromkeys(self._members.running(), "running")
         self._supervisor.send(KeeperState(running, self.stop, self._volume.repair.error))
 
-    # -- starts, and the ends of processes
+    # -- starts and exits of processes
 
     def _start_again(self, part: RestartKey) -> None:
         if self._closing:
@@ -180,7 +180,7 @@ class LocalKeeper:
             self._members.launch_waiting()
 
     def _on_exit(self, part: ManagedProcess) -> None:
-        """Report the loss of a member as soon as its ranks are killed.
+        """Report a member as lost as soon as its ranks are killed.
 
         The kernel can take seconds to free their memory, and the recovery need not wait for that. With GPUs,
         however, the loss is reported only once the ranks are gone, because their replacements need the

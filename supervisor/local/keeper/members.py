@@ -1,4 +1,4 @@
-"""Create the members of a local run, and give them up. A member is a launcher, its ranks and a sidecar."""
+"""Create and discard the members of a local run. A member is a launcher, its ranks and a sidecar."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from supervisor.local.keeper.restarts import RestartKey
 from supervisor.local.keeper.starts import NEW_MEMBER, Starts
 from supervisor.local.volume.volume_repair import VolumeRepair
 
-FREE_S = 30.0  # the time at the end for the kernel to release the memory of lost members
+FREE_S = 30.0  # how long to wait at the end for the kernel to release the memory of lost members
 
 
 @dataclass(slots=True)
 class LocalMember:
     name: str
-    launcher: ManagedProcess | None = None  # None until the template has imported
+    launcher: ManagedProcess | None = None  # None while the template is importing
     sidecar: ManagedProcess | None = None
     lost: bool = False  # the supervisor knows that the member is lost, and its processes are being ended
     gone: bool = False
 
 
 class LocalMembers:
-    """All members that the run has had. It keeps `wanted` of them, unless creating one fails."""
+    """All members that the run has had. Maintains `wanted` members, unless creating one fails."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class LocalMembers:
         repair: VolumeRepair,
         starts: Starts,
     ) -> None:
-        """`template` forks the launchers, and `parts` the sidecars. The members' memory is in `repair`."""
+        """`template` forks launchers, and `parts` sidecars. `repair` restores members' folders."""
         self.by_name: dict[str, LocalMember] = {}
         self.wanted = 0  # members that the supervisor has requested
         self._plan, self._children, self._repair, self._starts = plan, children, repair, starts
@@ -51,7 +51,7 @@ class LocalMembers:
         return [name for name, member in self.by_name.items() if not (member.gone or member.lost)]
 
     def want(self, count: int, discard: tuple[str, ...]) -> None:
-        """Give up the members in `discard`, and keep `count` others from now on."""
+        """Give up the members in `discard`, and maintain `count` other members from now on."""
         for name in set(discard):
             self.give_up(name)
         self.wanted = count
@@ -67,7 +67,7 @@ class LocalMembers:
                 return
 
     def _create(self) -> None:
-        """Create one more member. If this raises `OSError`, the member does not exist."""
+        """Create one more member. If this raises `OSError`, the member was not created."""
         name = f"m{self._count}"
         self._count += 1
         self._repair.put_back()
@@ -119,7 +119,7 @@ class LocalMembers:
         )
 
     def give_up(self, name: str) -> None:
-        """End all processes of a member at once and remove its memory, like a power loss."""
+        """End all processes of a member at once and remove its memory, as a power loss would."""
         member = self.by_name.get(name)
         if member is None or member.gone:
             return
@@ -144,7 +144,7 @@ class LocalMembers:
         return True
 
     def ended(self, part: ManagedProcess, *, closing: bool) -> bool:
-        """Record the end of a launcher or sidecar. Return True if a member was given up because of it.
+        """Record that a launcher or sidecar has ended. Return True if a member was given up because of it.
 
         Unless the run is `closing`, a sidecar is started again, and a failed launcher delays new members.
         """

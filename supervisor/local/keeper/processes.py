@@ -73,7 +73,7 @@ class ProcessTable:
     _held: set[int] = field(default_factory=set)  # killed processes that cannot be collected yet
 
     def spawn(self, name: str, start: ProcessSpec) -> ManagedProcess:
-        """Start and watch a process. If this raises `OSError`, no process is left."""
+        """Start and watch a process. If this raises `OSError`, no process is left running."""
         with logfile.opened(self.log(name)) as log:
             process = subprocess.Popen(
                 start.argv,
@@ -109,8 +109,8 @@ class ProcessTable:
     def sweep(self) -> None:
         """Kill and collect the orphans of dead processes, which have become children of this process.
 
-        Three kinds of processes cannot be collected yet. They are left to `collect_held`, and later sweeps do
-        not wait for them:
+        Three kinds of processes cannot be collected yet, so later sweeps do not wait for them, and
+        `collect_held` collects them:
 
         - processes that the kernel does not release within `GONE_S`, because they wait for a device or a file
           system;
@@ -161,7 +161,7 @@ def _collect_return_code(process: subprocess.Popen[bytes] | AdoptedProcess) -> N
         process.returncode = -signal.SIGKILL if status is None else os.waitstatus_to_exitcode(status)
 
 
-# If the imports of a fork server exceed a limit, it is killed, and each process imports the modules itself.
+# If its imports exceed a limit, a fork server is killed, and each process imports the modules itself.
 IMPORT_S = 120.0  # the time limit for the imports of a script
 PARTS_S = 20.0  # the time limit for the imports of the supervisor and the sidecars, which delay its start
 BORN_S = 2.0  # how long the keeper waits for a fork, which takes milliseconds
@@ -170,8 +170,8 @@ BORN_S = 2.0  # how long the keeper waits for a fork, which takes milliseconds
 class ForkServerClient:
     """The keeper's side of a fork server that has imported the modules its forks need.
 
-    `settled` is called once, when `importing` ends. From then on, `fork` works, or it returns None because
-    the fork server has failed. Each process must then be started separately.
+    `settled` is called once, when `importing` becomes false. After that, `fork` works, or returns None
+    because the fork server has failed and each process must be started separately.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class ForkServerClient:
         self._limit_s = 0.0
 
     def start(self, begin: Callable[[int], ProcessSpec | None], now_s: float) -> None:
-        """Start the process that `begin` returns. `begin` gets the descriptor of the connection to it.
+        """Start the process that `begin` returns. `begin` receives the process's end of a connection.
 
         If `begin` returns None or the process cannot be started, `settled` is called immediately.
         """

@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-YOUNG_S = 1.0  # the least time between two starts of a part, to keep it from failing in a tight loop
+YOUNG_S = 1.0  # the minimum time between two starts of a part, to keep it from failing in a tight loop
 WELL_S = 10.0  # a part that lived this long did not fail at its start
-LONGEST_S = 30.0  # the most time between two starts of a part that fails each time
+LONGEST_S = 30.0  # the maximum time between two starts of a part that always fails
 ROW_S = 4 * LONGEST_S  # failures further apart count as unrelated
-LOOP = 3  # the number of failures in a row that is no coincidence and is reported
+LOOP = 3  # this many failures in a row are no coincidence and are reported
 
 PartKind: TypeAlias = Literal["supervisor", "sidecar", "member"]
 
@@ -26,7 +26,7 @@ class RestartKey:
 
     @property
     def name(self) -> str:
-        """The name that users see. The log files of the supervisor and the sidecars have it too."""
+        """The name that users see. The log files of the supervisor and the sidecars have the same name."""
         if self.kind == "member":
             return "another member"
         return f"{self.kind} {self.member}".strip()
@@ -43,10 +43,9 @@ class Restarts:
     def died(self, part: RestartKey, born_s: float, now_s: float, failed: bool = False) -> float:
         """Schedule the next start of `part`, and return the seconds until then.
 
-        The next start is at least `YOUNG_S` after the last one. From the second failure in a row on, a pause
-        is added, which doubles with each failure up to `LONGEST_S`. The end of a part counts as a failure if
-        it came within `WELL_S` of the start and `failed` is true, that is, if the part was not killed from
-        outside.
+        The next start is at least `YOUNG_S` after the last one. After the second failure in a row, a pause is
+        added, which doubles with each further failure up to `LONGEST_S`. A part counts as failed if it ended
+        within `WELL_S` of its start and `failed` is true, which means that it was not killed from outside.
         """
         before, last_s = self._failures.get(part, (0, now_s))
         in_a_row = before if now_s - last_s < ROW_S else 0

@@ -23,7 +23,7 @@ class SidecarWatch:
     _silent: dict[int, tuple[float, float]] = field(default_factory=dict)
 
     def note_silence(self, member: LocalMember, now_s: float) -> None:
-        """Record that a sidecar is silent, and its CPU time, for `replace_stuck` to compare it later."""
+        """Record that a sidecar is silent, with its CPU time, which `replace_stuck` compares later."""
         if member.sidecar is None or now_s - member.sidecar.born_s < NEW_S:
             return
         pid = member.sidecar.process.pid
@@ -51,7 +51,7 @@ class SidecarWatch:
                 self._replace(pids[pid], "it sends no reports and uses no CPU time")
 
     def _replace(self, member: LocalMember, why: str) -> None:
-        """Kill a sidecar. The next one starts only after it has ended: a member never has two."""
+        """Kill a sidecar. The next one starts only after it has ended, so a member never has two."""
         assert member.sidecar is not None
         self.say(f"replacing {member.sidecar.name}: {why}. The ranks keep training")
         member.sidecar.process.kill()

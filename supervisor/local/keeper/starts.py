@@ -15,7 +15,7 @@ SUPERVISOR, NEW_MEMBER = RestartKey("supervisor"), RestartKey("member")
 
 @dataclass(slots=True)
 class Starts:
-    """Decides when each part is started again. `pop_due` returns the parts whose time has come."""
+    """Decides when each part is started again. `pop_due` returns the parts that are due."""
 
     say: Callable[[str], None]  # called with lines for the user
     log: Callable[[str], Path]  # returns the log file of a part
@@ -44,7 +44,9 @@ class Starts:
         """Schedule the next start of a part. If the part keeps failing, delay the start and tell the user."""
         left_s = self._restarts.died(part, died.born_s, time.monotonic(), died.has_failed)
         if self._restarts.failures(part) == LOOP:
-            without = "no fault is recovered" if part == SUPERVISOR else "its member is not supervised"
+            without = (
+                "the run cannot recover from faults" if part == SUPERVISOR else "its member is not supervised"
+            )
             self._report_loop(died, part.name, left_s)
             self.say(f"the ranks keep training without {part.name}, but until it restarts, {without}")
 

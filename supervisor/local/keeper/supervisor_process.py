@@ -34,7 +34,7 @@ class SupervisorProcess:
         """Prepare for the first supervisor.
 
         Args:
-            selector: It calls `receive` when the supervisor has sent something.
+            selector: Calls `receive` when the supervisor has sent something.
             say: Called with lines for the user.
             handle: Called with each request except `Alive`.
             answer: Called after each request except `Alive`, and after each line that is not a request.
@@ -51,7 +51,7 @@ class SupervisorProcess:
     def start(self, spawn: Callable[[int], ManagedProcess]) -> None:
         """Start a supervisor with `spawn`, which gets the descriptor of the supervisor's end of a connection.
 
-        Raises `OSError` if that is not possible. There is no supervisor then.
+        Raises `OSError` if it cannot be started. The run then has no supervisor.
         """
         self.disconnect()
         here, there = socket.socketpair()
@@ -78,12 +78,12 @@ class SupervisorProcess:
             self._connection = None
 
     def died(self) -> None:
-        """Record the end of the process."""
+        """Record that the process has ended."""
         self.process = None
         self._watchdog = self._watchdog.died()
 
     def stop_requested(self, how: StopRequest) -> None:
-        """Record that the user asked the run to stop, which the supervisor must answer in time."""
+        """Record that the user asked the run to stop. The supervisor must respond in time."""
         self._watchdog = self._watchdog.stop_requested(how, time.monotonic())
 
     def send(self, state: KeeperState) -> None:
@@ -127,7 +127,7 @@ class SupervisorProcess:
             self._say(f"a message from the supervisor was refused: {why}")
 
     def watch(self, now_s: float, late_s: float) -> None:
-        """Kill a stuck supervisor. This check is `late_s` late, and that time does not count as silence."""
+        """Kill a stuck supervisor. This check is `late_s` late, and this delay does not count as silence."""
         self._watchdog = self._watchdog.later(now_s, late_s)
         if self.process is None:
             return
@@ -142,7 +142,8 @@ class SupervisorProcess:
             self._reported_unkillable = True
             self._say(
                 f"process {pid}, a supervisor, was killed but does not end, because the kernel waits for a"
-                " device or a file system. The ranks keep training, but no fault is recovered until it ends"
+                " device or a file system. The ranks keep training, but the run cannot recover from"
+                " faults until the process ends"
             )
 
     def overdue(self, now_s: float) -> str:

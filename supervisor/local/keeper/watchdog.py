@@ -15,11 +15,11 @@ from holdfast.inspection import liveness
 from holdfast.inspection.liveness import HeartbeatSilence
 from supervisor.view.model import StopRequest
 
-# The limit from Ctrl-C to the next heartbeat of a supervisor. It is twice the silence that is allowed, so
-# that a successor has enough time.
+# The limit from Ctrl-C to the next heartbeat of a supervisor. It is twice the allowed silence, so that a
+# successor has enough time.
 ANSWER_S = 10.0
 NOW_S = 5.0  # the limit from the second Ctrl-C to the end of the run; members take one second to end
-CRASHES = 3  # if so many supervisors have died after Ctrl-C, another one would not end the run either
+CRASHES = 3  # if this many supervisors have died after Ctrl-C, another one would not end the run either
 GONE_S = 5.0  # a killed process is gone within milliseconds, unless the kernel cannot end it
 _STOPPED = ("T", "t")
 _NEVER = HeartbeatSilence()
@@ -27,7 +27,7 @@ _NEVER = HeartbeatSilence()
 
 @dataclass(frozen=True, slots=True)
 class Watchdog:
-    """What the keeper knows about its supervisors. Times are seconds on one monotonic clock; 0: never."""
+    """What the keeper knows about its supervisors. Times are monotonic seconds, or 0 for never."""
 
     silence: HeartbeatSilence = _NEVER  # silence since the current supervisor's start or last heartbeat
     spoke: bool = False  # the current supervisor has sent a heartbeat
@@ -52,7 +52,7 @@ class Watchdog:
         )
 
     def died(self) -> Watchdog:
-        """Return the state after the end of the current supervisor."""
+        """Return the state after the current supervisor has ended."""
         return replace(self, silence=_NEVER, killed_s=0.0, crashes=self.crashes + bool(self.stop))
 
     def killed(self, now_s: float) -> Watchdog:
@@ -68,7 +68,7 @@ class Watchdog:
         )
 
     def later(self, now_s: float, late_s: float) -> Watchdog:
-        """Return the state at `now_s`, for a check that is `late_s` late. That time is not silence."""
+        """Return the state at `now_s`, for a check that is `late_s` late. This delay is not silence."""
         moved = [
             each.later(each.heard_s, now_s, late_s)
             for each in (self.silence, self.since_stop, self.unanswered)
@@ -93,7 +93,7 @@ class Watchdog:
         return f"the supervisor has sent no heartbeat for {length_s:.0f} s and is {liveness.doing(state)}"
 
     def unkillable(self, now_s: float) -> bool:
-        """True if SIGKILL has not ended the supervisor within `GONE_S`. Its successor must wait for this."""
+        """True if SIGKILL has not ended the supervisor within `GONE_S`, so that its successor must wait."""
         return bool(self.killed_s) and now_s - self.killed_s > GONE_S
 
     def overdue(self, now_s: float) -> str:

@@ -24,7 +24,8 @@ def create() -> tuple[Path, int]:
     """Create a folder. Return it with the descriptor of the lock that marks it as in use.
 
     Folders of runs whose keeper is gone are removed first. The new folder is locked before it receives its
-    name, or another run starting now could mistake it for an abandoned folder. Raises `OSError`.
+    name, because another run that starts now could otherwise mistake it for an abandoned folder. Raises
+    `OSError`.
     """
     root = next(each for each in _ROOTS if os.access(each, os.W_OK))
     prefix = _prefix()
@@ -101,7 +102,7 @@ def _remove_abandoned(root: Path, prefix: str) -> None:
     for old in root.glob(f"{prefix}*"):
         if member_directory.is_abandoned(old, without_owner=True):
             shutil.rmtree(old, ignore_errors=True)
-    for half in root.glob(f".{prefix}*"):  # its run is still creating it or was killed meanwhile
+    for half in root.glob(f".{prefix}*"):  # its run is still creating it or was killed while creating it
         with suppress(OSError):
             if time.time() - half.stat().st_mtime > HALF_MADE_S:
                 shutil.rmtree(half, ignore_errors=True)

@@ -1,7 +1,7 @@
 """Report removals from a folder immediately, through inotify.
 
-Periodic checks find removals too, but a fault may come before the next check. If inotify is missing or at its
-limits, removals go unreported without an error.
+Periodic checks find removals too, but a fault may occur before the next check. If inotify is missing or at
+its limits, removals go unreported without an error.
 """
 
 from __future__ import annotations

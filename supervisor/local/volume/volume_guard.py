@@ -13,7 +13,7 @@ REPAIR_S = 0.25  # the interval between checks that the run's folder is complete
 
 
 class VolumeGuard:
-    """Restores what other programs remove from a run's folder. `repair` adds and frees those of members."""
+    """Restores what other programs remove from a run's folder. `repair` adds and frees members' folders."""
 
     def __init__(self, runtime: Path, say: Callable[[str], None]) -> None:
         """`say` is called with lines for the user."""
@@ -35,7 +35,7 @@ class VolumeGuard:
     def restore_removed(self, *, wanted: bool = True) -> None:
         """Restore what was removed immediately, because a fault can occur before the next check.
 
-        Unless `wanted`, only discard the report of the removal.
+        Unless `wanted` is true, restore nothing and only discard the report of the removal.
         """
         self._removals.drain()
         if not wanted:

@@ -5,8 +5,8 @@ systemd removes a user's files in /dev/shm at the last logout (RemoveIPC=yes), c
 process that starts later could not open them, so the run could not recover from any fault.
 
 The keeper lives as long as the run, so it keeps a descriptor of every file. An open file continues to exist
-without a name. A symbolic link to /proc/PID/fd/N gives it a new one, where processes find the same memory
-with its present and future content.
+without a name. A symbolic link to /proc/PID/fd/N gives it a new name, under which processes find the same
+memory with its present and future content.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ class VolumeRepair:
         return self._error if self._failures >= FAILURES else ""
 
     def add(self, member: str) -> None:
-        """Keep the existing folder of a new member complete too."""
+        """Also keep the folder of a new member complete. The folder must exist."""
         self._members[member] = RepairedFolder(self.runtime / member)
 
     def repair(self, now_s: float) -> list[str]:
@@ -212,7 +212,7 @@ class VolumeRepair:
             self._error = (
                 f"{error.filename or self.runtime}: another program has removed or changed files of the run"
                 f" here, and they cannot be restored: {error.strerror or error}. Holdfast keeps retrying."
-                " Until then, the ranks keep training, but no fault can be recovered"
+                " Until then, the ranks keep training, but the run cannot recover from faults"
             )
             return [self._error] if self._failures == FAILURES else []
         self._failures = 0
@@ -300,6 +300,6 @@ def _is_folder(path: Path) -> bool:
 
 
 def _allow(path: str, status: os.stat_result, owner: int) -> None:
-    """Restore the permissions `owner` for the owner of `path`, which is this user."""
+    """Restore the permissions `owner` of this user, who owns `path`."""
     if status.st_mode & owner != owner:
         os.chmod(path, stat.S_IMODE(status.st_mode) | owner)  # noqa: PTH101

@@ -56,7 +56,7 @@ def test_while_a_job_stops_ctrl_c_says_that_the_stop_continues(tmp_path: Path) -
             assert running.stdout is not None
             assert running.stdout.readline() == "stopping job research/gpt\n"
             assert interrupt(running) == (
-                "holdfast: job research/gpt continues to stop:"
+                "holdfast: job research/gpt is still stopping:"
                 " `holdfast status --job research/gpt` shows whether it has ended\n"
             )
         assert job["spec"]["stop"] == "graceful"

@@ -123,7 +123,7 @@ def test_a_missing_dependency_is_reported_in_one_line_with_what_to_install(
     assert ended.returncode == 2
     name = missing.partition(".")[0]
     assert ended.stderr == (
-        f"holdfast: the sidecar needs {name}, which this Python lacks:"
+        f"holdfast: the sidecar needs {name}, which this Python lacks; run"
         f" {sys.executable} -m pip install {install}\n"
     )
 
@@ -141,7 +141,8 @@ def test_a_missing_part_is_named_even_if_another_package_has_its_name(tmp_path: 
     ended = python(script, "supervisor")
     assert ended.returncode == 2
     site = tmp_path / "site"
-    assert ended.stderr == f"holdfast: no supervisor in {site}: this copy of holdfast can only launch\n"
+    why = "this copy of Holdfast can only run `holdfast launch`"
+    assert ended.stderr == f"holdfast: no supervisor in {site}: {why}\n"
     assert "unknown part 'sidekar'; the parts are" in python(script, "sidekar").stderr
 
 

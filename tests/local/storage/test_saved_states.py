@@ -56,7 +56,7 @@ def test_a_start_also_fails_if_the_checkpoints_are_gone(start: Start) -> None:
     shutil.rmtree(run.run_dir / "checkpoints")
     ended = start(SAVING, "steady.py", ENDLESS).finish()
     assert ended.code == 2
-    assert "no checkpoint left, although there was one of step" in ended.output
+    assert "no checkpoint left, although step" in ended.output
 
 
 def test_from_scratch_makes_older_checkpoints_void_once_there_is_a_new_one(start: Start) -> None:

@@ -45,7 +45,7 @@ class ClusterScenario:
 
     steps: int
     pace_s: float  # the minimum step time: keeps a fast machine from finishing before the last fault
-    apart: int  # steps between a recovery and the next fault, to let each fault cost something
+    apart: int  # steps between a recovery and the next fault, so that each fault has work to destroy
     faults: tuple[ClusterFault, ...]
 
     @property
@@ -106,9 +106,10 @@ class _Performance:
         self._style: Style = style_of(sys.stdout)
 
     def play(self) -> bool:
-        """Perform all parts but the removal. Return True if the job recovered and the weights are equal.
+        """Perform every part of the demo except the removal.
 
-        Raises `BadInput`, `NotInTime` or `Interrupted`.
+        Returns True if the job recovered and the weights are equal. Raises `BadInput`, `NotInTime` or
+        `Interrupted`.
         """
         is_installed = self._installation.find()
         self._installation.check_rights(installs=not is_installed)
@@ -132,7 +133,7 @@ class _Performance:
     def _install(self, is_installed: bool) -> str:
         for name in other_demos(self._connection):
             removal = f"kubectl delete namespace {name}"
-            say(f"  namespace {name} belongs to another demo; if that demo was killed: {removal}")
+            say(f"  namespace {name} belongs to another demo; if that demo was killed, run `{removal}`")
         if is_installed:
             say("  Holdfast is already installed in this cluster: the demo uses it and does not change it")
         else:
@@ -151,7 +152,7 @@ class _Performance:
             "kind": "Namespace",
             "metadata": {"name": self._namespace, "labels": labels},
         }
-        self._has_namespace = True  # set first, because the response may be lost
+        self._has_namespace = True  # set before the request, because the response may be lost
         self._connection.ask(lambda server: server.create(NAMESPACES, space))
         self._installation.wait_for_injection(self._namespace)
         self._training.start(self._checkout / EXAMPLES, self._show.args, image)
@@ -180,14 +181,14 @@ class _Performance:
         return good
 
     def _calm_step(self, step: int) -> int:
-        """Wait until the job trains calmly at `step` or later, and return the current step."""
+        """Wait until the job trains undisturbed at `step` or later, and return the current step."""
 
         def look() -> int | None:
             view = self._training.view()
             self._progress(view.get("step"), view.get("loss"))
             if view.get("phase") in ENDING_PHASES:
                 raise NotInTime(
-                    f"the job ended before step {step}, where the next fault was due: it was too fast"
+                    f"the job was too fast: it ended before step {step}, where the next fault was due"
                 )
             return int(view["step"]) if self._training.is_calm(step) else None
 
@@ -196,7 +197,7 @@ class _Performance:
         return found
 
     def _end(self) -> None:
-        """Wait for the end of the job, and print its incidents and its ledger."""
+        """Wait until the job has ended, and print its incidents and its ledger."""
 
         def look() -> bool | None:
             job = self._training.job()
@@ -209,7 +210,7 @@ class _Performance:
         self._training.until(look, "the job ends", END_S)
         self.clear()
         job = self._training.job()
-        assert job is not None  # because it has ended
+        assert job is not None  # it has just been seen to end
         view = job.status() or {}
         if view.get("exit_code") != 0:
             raise NotInTime(f"the job ended with exit code {view.get('exit_code')}: {view.get('message')}")
@@ -225,7 +226,7 @@ class _Performance:
             found = self._training.digest(SUPERVISED), self._training.digest(TWIN)
             return found if all(found) else None
 
-        self._live("waiting for the end of the undisturbed job")
+        self._live("waiting for the undisturbed job to end")
         broken, calm = self._training.until(look, "both jobs print the digest of their state", END_S)
         self.clear()
         width = max(len(SUPERVISED), len(TWIN))
@@ -328,7 +329,7 @@ class _Performance:
 
 
 def in_place(found: Sequence[Mapping[str, Any]]) -> str:
-    """Describe how long the recoveries took in total that needed no new pod from Kubernetes. Pure."""
+    """Describe the total time of the recoveries that needed no new pod from Kubernetes. Pure."""
     times = [
         float(each["recovered_s"])
         for each in found
@@ -343,6 +344,6 @@ def _clock(spent_s: float) -> str:
 
 
 def _say(*texts: str) -> None:
-    """Print `texts`. If the reader has exited, do nothing: the removal must go on."""
+    """Print `texts`. If the reader has exited, do nothing, because the removal must continue."""
     with suppress(BrokenPipeError, Unwritable):
         say(*texts)

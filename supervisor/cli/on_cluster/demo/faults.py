@@ -94,7 +94,7 @@ class FaultMaker:
             training.delete_pod(leader, pod_layout.NAMESPACE, grace_s=0)
         else:
             job = training.job()
-            assert job is not None  # because the job trains
+            assert job is not None  # the job is training
             control.carry_out(job, fault.drill, fault.rank)
 
     def _leader(self) -> str | None:
@@ -152,7 +152,7 @@ class FaultMaker:
         def look_or_refuse() -> T | None:
             found = look()
             if found is None and self._training.view().get("phase") == "ended":
-                raise NotInTime(f"the job ended first: {what}")
+                raise NotInTime(f"the job ended before this happened: {what}")
             return found
 
         return self._training.until(look_or_refuse, what, RECOVERED_S)

@@ -33,7 +33,7 @@ EXAMPLES = Path("examples") / "kubernetes"
 MADE_BY = f"{GROUP}/installed-by"  # an annotation of Holdfast's namespace
 DEMO_LABEL = f"{GROUP}/demo"  # the label of a demo's namespace
 READY_S = 150.0  # the limit for both deployments, on a busy machine with two cores
-INJECTED_S = 30.0  # after both are ready; the API server and the Service normally follow within seconds
+INJECTED_S = 30.0  # from when both are ready; the API server and the Service normally follow within seconds
 GONE_S = 120.0  # pods have 30 s to end, and the namespace controller runs every few seconds
 LOOK_S = 0.3
 _PROGRAMS = (WEBHOOK, SUPERVISOR)
@@ -99,7 +99,8 @@ class Installation:
     def find(self) -> bool:
         """Look for Holdfast in the cluster, and set `is_ours`.
 
-        Returns True if Holdfast is installed, but not by a demo. Raises `BadInput` if this is unclear.
+        Returns True if Holdfast is installed, but not by a demo. Raises `BadInput` if it is being deleted or
+        only partly installed.
         """
         space = self._get_namespace()
         if space is None:
@@ -158,12 +159,12 @@ class Installation:
             if time.monotonic() > deadline:
                 why = pods.waiting_for(listed) or hook.text
                 raise BadInput(
-                    f"Holdfast is not ready within {READY_S:g} s: {why}; `holdfast doctor` examines it"
+                    f"Holdfast was not ready within {READY_S:g} s: {why}; `holdfast doctor` examines it"
                 )
             self._stop.pause(LOOK_S)
 
     def wait_for_injection(self, namespace: str) -> None:
-        """Wait until the API server has the webhook inject a pod, in a dry run. Raises `BadInput`.
+        """Wait until a dry run shows that the webhook injects new pods. Raises `BadInput`.
 
         The webhook can be ready a second before the API server trusts it and its Service has an address.
         """
@@ -179,9 +180,9 @@ class Installation:
             self._stop.pause(LOOK_S)
 
     def remove(self, own_namespace: str) -> Removal:
-        """Remove the installation if it belongs to the demo and nobody else uses it.
+        """Remove the installation if it belongs to the demo and no one else uses it.
 
-        `own_namespace` is the namespace of this demo, whose use does not count.
+        `own_namespace` is the namespace of this demo, which does not count as a user.
         """
         if not self.is_ours:
             return Removal()
@@ -194,7 +195,7 @@ class Installation:
                 return Removal("Holdfast stays installed: its namespace is no longer marked as a demo's")
             users = list(self._users(own_namespace))
         except (ApiError, OSError) as error:
-            why = f"it is not known who uses it ({error})"
+            why = f"its users are unknown ({error})"
             return Removal(f"Holdfast is still installed, because {why}: {by_hand}", is_problem=True)
         if users:
             named = ", ".join(users[:3])
@@ -269,7 +270,7 @@ def _is_ready(found: KubernetesObject | None) -> bool:
 
 
 def _image(found: KubernetesObject | None) -> str:
-    assert found is not None  # because it is ready
+    assert found is not None  # a deployment that is ready exists
     image: str = found["spec"]["template"]["spec"]["containers"][0]["image"]
     return image
 

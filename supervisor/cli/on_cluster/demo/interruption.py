@@ -19,7 +19,7 @@ class Interrupted(Exception):
 
 
 class Interruption:
-    """A context manager that records signals to end. A second signal does not stop the removal."""
+    """A context manager that records Ctrl-C and SIGTERM. A second signal does not stop the removal."""
 
     def __init__(self) -> None:
         self._is_asked = False

@@ -22,7 +22,7 @@ from supervisor.kubernetes.errors import NotFound, ServerUnreachable
 SUPERVISED, TWIN = "gpt", "gpt-torchrun"
 FILES = {SUPERVISED: "job.yaml", TWIN: "job-plain.yaml"}  # in examples/kubernetes
 PODS_EACH = 2
-READY_S = 150.0  # the limit for the job to train; four pods import torch at the same time
+READY_S = 150.0  # the limit for the job to begin training; four pods import torch at the same time
 LOOK_S = 0.4  # between two checks of the cluster
 LIBRARY_IMAGE = "holdfast:dev"  # the image in the examples
 _KINDS = {
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class NotInTime(Exception):
-    """Something did not happen within its limit. The message for the user says what."""
+    """A wait exceeded its time limit. The message tells the user what did not happen."""
 
 
 def renamed(
@@ -97,7 +97,7 @@ class PodTraining:
     def wait_for_start(self, show: Callable[[str], object]) -> None:
         """Return once the pods of both jobs run and the supervised job trains.
 
-        This does not wait until the twin trains, because the supervised job would not last until the last
+        This does not wait until the twin trains, because the supervised job might then finish before the last
         fault.
 
         Raises `BadInput` if the cluster cannot run the pods, or `NotInTime`.
@@ -146,7 +146,7 @@ class PodTraining:
 
     def observe(self) -> Observed:
         view = self.view()
-        assert self._job is not None  # because the jobs have started
+        assert self._job is not None  # the jobs have started
         return Observed(
             int(self._job.summary.get("epoch") or 0),
             int(self._job.summary.get("incidents") or 0),
@@ -207,5 +207,5 @@ class PodTraining:
             if found is not None:
                 return found
             if time.monotonic() > deadline:
-                raise NotInTime(f"not within {limit_s:g} s: {what}")
+                raise NotInTime(f"this did not happen within {limit_s:g} s: {what}")
             self._stop.pause(LOOK_S)

@@ -77,7 +77,7 @@ def test_a_pods_launcher_that_no_sidecar_reaches_says_so_and_ends(
     path = memory / member_directory.LAUNCHER_SOCKET
     said = capfd.readouterr().out
     assert "no sidecar has connected for" in said
-    assert f"this is user {os.geteuid()}, the socket is {path}" in said
+    assert f"running as user {os.geteuid()}, socket {path}" in said
 
 
 SCRIPT = """\

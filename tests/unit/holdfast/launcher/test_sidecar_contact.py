@@ -28,17 +28,17 @@ def test_a_launcher_without_a_sidecar_says_so_once_and_says_that_it_ends() -> No
     assert said == [
         (
             SAY_S,
-            "no sidecar has connected for 8 s, and no rank starts before one does: this ends after 600 s"
-            " (first-step-timeout)",
+            "no sidecar has connected for 8 s, and no rank starts until one does: the launcher exits"
+            " after 600 s (first-step-timeout)",
         ),
-        (LIMIT_S, "no sidecar has connected for 600 s: this ends"),
+        (LIMIT_S, "no sidecar has connected for 600 s: exiting"),
     ]
 
 
 def test_a_limit_of_a_second_is_kept() -> None:
     begun = SidecarContact(1.0, 100.0)
     assert said_by((0.5, False), (1, False), begun=begun) == [
-        (1, "no sidecar has connected for 1 s: this ends")
+        (1, "no sidecar has connected for 1 s: exiting")
     ]
     assert (begun.is_over(100.9), begun.is_over(101.0)) == (False, True)
 
@@ -50,7 +50,7 @@ def test_a_sidecar_that_is_replaced_quickly_is_not_mentioned() -> None:
 def test_a_lost_sidecar_is_said_once_and_so_is_its_return() -> None:
     said = said_by((0, True), (50, False), (70, False), (80, False), (90, True), (91, True))
     assert [at_s for at_s, _ in said] == [70, 90]
-    assert said[0][1].startswith("no sidecar has been connected for 20 s: ranks that train continue")
+    assert said[0][1].startswith("no sidecar has been connected for 20 s: running ranks continue")
     assert said[1][1] == "the sidecar is connected"
 
 

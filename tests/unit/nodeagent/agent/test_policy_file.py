@@ -107,11 +107,11 @@ def test_a_bad_file_at_the_first_start_leaves_the_shipped_policy_in_force(room: 
     room.path.write_text(BAD)
     file = room.start()
     assert file.current.policy is shipped()
-    assert "the shipped policy is in force because no earlier good one is known" in file.current.problem
+    assert "the shipped policy is in force because no earlier valid policy is known" in file.current.problem
     room.kept.write_text(BAD)
     file = room.start()
     assert file.current.policy is shipped()
-    assert "not valid any more" in file.current.problem
+    assert "no longer valid" in file.current.problem
 
 
 def test_a_bad_file_is_not_parsed_again_until_it_changes(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:

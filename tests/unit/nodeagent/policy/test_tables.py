@@ -117,7 +117,7 @@ def test_an_unknown_sxid_is_judged_no_harder_than_any_known_one() -> None:
 @pytest.mark.parametrize("code", [175, 176, 177, 178, 185])
 def test_a_code_without_a_documented_action_is_judged_as_an_unknown_one(code: int) -> None:
     known = POLICY.xids[code]
-    assert "none documented" in POLICY.notes[f"xid.{code}"]
+    assert "no action is documented" in POLICY.notes[f"xid.{code}"]
     assert replace(known, name="", source="") == replace(POLICY.unknown_xid, name="", source="")
 
 

@@ -259,7 +259,7 @@ async def test_a_request_is_carried_out_once_or_twice(here: Path, tmp_path: Path
         ({"end": 4 * CHUNK_BYTES}, "are not a piece"),
         ({"begin": 1 << 40, "end": (1 << 40) + CHUNK_BYTES}, "are not a piece"),
         ({"crc32": (1,)}, "1 checksums"),
-        ({"crc32": (1, 2)}, "this member's copy differs from byte 0 on"),
+        ({"crc32": (1, 2)}, "this member's copy differs starting at byte 0"),
         ({"token": "0" * 64}, "another writer's"),
         ({"token": ""}, "another writer's"),
         ({"token": "\u00e9"}, "another writer's"),

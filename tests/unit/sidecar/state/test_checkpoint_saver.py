@@ -238,7 +238,7 @@ async def test_a_step_that_became_void_in_the_meantime_is_not_reported_as_durabl
     record = ready(here, 100)
     saver = await saved(here, tmp_path, record, retention=Retention(3, (Lineage(3, 70),)), asked=6)
     assert (saver.durable.step, saver.durable.asked) == (-1, 6)
-    assert saver.durable.error == "the snapshot of step 100 is void: the group resumed from before it"
+    assert saver.durable.error == "the snapshot of step 100 is void: the group resumed from an earlier step"
     assert [each.step for each in scan(tmp_path)] == [60]
 
 

@@ -157,9 +157,9 @@ async def test_an_object_that_arrives_after_the_checkpoint_was_given_up_is_remov
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"folder": ".."}, "does not have the name of a writer's"),
-        ({"folder": f"../step-00000001/e3-g2-{'0' * 16}"}, "does not have the name of a writer's"),
-        ({"folder": ""}, "does not have the name of a writer's"),
+        ({"folder": ".."}, "is not named like a writer's folder"),
+        ({"folder": f"../step-00000001/e3-g2-{'0' * 16}"}, "is not named like a writer's folder"),
+        ({"folder": ""}, "is not named like a writer's folder"),
         ({"folder": f"e3-g2-{'1' * 16}"}, "does not see the writer's folder"),
         ({"token": "1" * 64}, "does not see the writer's folder"),
         ({"token": ""}, "does not see the writer's folder"),

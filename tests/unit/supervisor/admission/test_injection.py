@@ -376,7 +376,7 @@ def test_the_only_container_with_a_gpu_or_the_like_trains() -> None:
 def test_if_several_containers_may_train_the_user_must_choose_one() -> None:
     for names in (("a", "b"), ("main", "pytorch")):
         why = refusal(pod(*({**container(), "name": name} for name in names)))
-        expected = f"it is not certain which of the containers {', '.join(names)} trains"
+        expected = f"it is unclear which of the containers {', '.join(names)} trains"
         assert why == f"{expected}: set holdfast.dev/container"
     assert refusal(pod(annotations={"container": "x"})) == (
         "holdfast.dev/container: invalid value 'x': expected one of main"
@@ -711,7 +711,7 @@ def test_a_name_that_is_not_a_text_is_refused(kind: str) -> None:
         given["spec"]["containers"][0]["env"] = [{"name": []}]
     else:
         given["spec"][kind] = [{"name": {}}]
-    assert refusal(given) == "name is not a text"
+    assert refusal(given) == "name is not a string"
 
 
 def test_the_time_to_choose_a_container_is_proportional_to_their_number() -> None:

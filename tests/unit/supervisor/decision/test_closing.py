@@ -431,7 +431,7 @@ def test_a_last_state_that_is_stored_or_unwanted_delays_no_end_and_needs_no_note
             at_the_end(9, 9, phase="idle", stored=on_storage()), f"{SILENT}; there is no other", id="none"
         ),
         pytest.param(
-            at_the_end(9, 8), f"the ranks ended with different steps, 8 and 9{NEWEST}", id="different steps"
+            at_the_end(9, 8), f"the ranks ended at different steps, 8 and 9{NEWEST}", id="different steps"
         ),
         pytest.param(
             at_the_end(9, 9, held=8),

@@ -39,7 +39,7 @@ def test_a_start_beside_checkpoints_that_cannot_be_used_names_each_and_the_way_o
 def test_a_start_whose_checkpoints_have_vanished_is_not_a_start_from_the_beginning() -> None:
     ended = refusal.no_state_left(view(saved=70), None, None)
     assert ended is not None
-    assert (ended.exit_code, "there was one of step 70" in ended.why) == (2, True)
+    assert (ended.exit_code, "although step 70 had one" in ended.why) == (2, True)
 
 
 def test_a_long_list_is_shortened() -> None:
@@ -100,7 +100,7 @@ def test_a_snapshot_that_is_not_whole_is_named_with_what_is_wrong_with_it(
             {"held": 111},
             "storage has no checkpoint yet (--checkpoint-every); the snapshot of step 111",
         ),
-        ({"saved": 70, "held": 111}, "storage has no checkpoint left, although there was one of step 70"),
+        ({"saved": 70, "held": 111}, "storage has no checkpoint left, although step 70 had one"),
     ],
 )
 def test_lost_state_is_named(given: dict[str, int], said: str) -> None:
@@ -119,7 +119,7 @@ def test_each_end_without_a_usable_state_has_exactly_its_text() -> None:
     unusable = UnusableCheckpoint("s9", 9, "is bad")
     directory = "the run directory has"
     anew = "--from-scratch starts over from step 0"
-    gone = "no checkpoint left, although there was one of step 0 (is the storage mounted?)"
+    gone = "no checkpoint left, although step 0 had one (is the storage mounted?)"
     assert refusal.no_state_left(view(saved=0), None, None) == End(2, f"{directory} {gone}; {anew}")
     listed = replace(view(saved=0), stored=StorageContents((), (unusable,)))
     none = "checkpoints, and none can be used: checkpoint s9: is bad"

@@ -47,7 +47,7 @@ def test_a_sure_fault_changes_places_with_a_node_that_only_proves_its_health(siz
     seen = pool(proving(), bad("x"), size=size)
     [release] = asked(seen)
     assert isinstance(release, Release)
-    assert release.why == "healthy for 3600 s, and the breaker has no room for a node with a sure fault"
+    assert release.why == "healthy for 3600 s, and the breaker has no room for a node with a proven fault"
     seen = settled(seen)
     assert node_of(seen, "p").quarantine is None
     assert node_of(seen, "x").quarantine is not None

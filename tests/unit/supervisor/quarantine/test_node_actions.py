@@ -138,7 +138,7 @@ NO_POLICY_OR_STORM: dict[str, tuple[NodeView, QuarantineAction | None]] = {
     ),
     "waived, and well for long enough": (
         recovered(well("a", waiver=WAIVED), 3600.0),
-        Forget("a", "healthy for long enough: the waived findings are over", "7"),
+        Forget("a", "healthy for long enough, and the waived findings have ended", "7"),
     ),
     "waived, and not well for long enough": (recovered(well("a", waiver=WAIVED), 3599.0), None),
     "out, and nobody works on it": (out(finding(), busy=False), hold(f"out: {XID_WHY}", 2 * DAY_S)),
@@ -224,15 +224,15 @@ NO_POLICY_OR_STORM: dict[str, tuple[NodeView, QuarantineAction | None]] = {
     ),
     "out, and a sensor cannot measure although its agent counts the time": (
         recovered(out(), DAY_S, blind=("kmsg",)),
-        Refresh("a", "the proof of its health changes: kmsg cannot measure", "7"),
+        Refresh("a", "its proof of health is counted differently: kmsg cannot measure", "7"),
     ),
     "out, and its sensors can measure again": (
         recovered(out(quarantine=replace(HELD, blind_at_s=NOW_S - 60.0)), DAY_S),
-        Refresh("a", "the proof of its health changes: its sensors can measure again", "7"),
+        Refresh("a", "its proof of health is counted differently: its sensors can measure again", "7"),
     ),
     "out, and its health has restarted": (
         recovered(out(quarantine=replace(HELD, blind_s=60.0)), 5.0),
-        Refresh("a", "the proof of its health changes: its time of health has restarted", "7"),
+        Refresh("a", "its proof of health is counted differently: its healthy time has restarted", "7"),
     ),
     "out, and its sensors cannot measure": (
         recovered(

@@ -192,7 +192,7 @@ def test_a_malformed_time_of_the_boot_explains_nothing(booted_s: object) -> None
 def test_a_report_of_another_boot_than_the_node_objects_is_refused_and_reported() -> None:
     seen = heard(NODE, KNOWN, [of("b2")], NOW_S, POLICY)
     assert seen.report is None
-    assert seen.refused == ("a report under its name is of another machine or boot (boot b2; expected b1 m1)")
+    assert seen.refused == "a report under its name is from another machine or boot (boot b2; expected b1 m1)"
     assert "unknown: a report under its name" in why(pool(seen), "a")
     assert heard(NODE, KNOWN, [of("b1", machine_id="m2")], NOW_S, POLICY).report is None
 

@@ -43,7 +43,7 @@ def waiting(name: str, reason: str, message: str = "") -> dict[str, Any]:
         (pod({"holdfast.dev/inject": "yes"}), "its annotation holdfast.dev/inject is 'yes', but only"),
         (pod({**ASKS, "holdfast.dev/not-injected": "no command"}), "not injected: no command; fix"),
         (pod({**ASKS, "kubernetes.io/config.mirror": "x"}), "it is a static pod, which no"),
-        (pod(ASKS), "not injected: at its creation, no webhook responded or its namespace was excluded;"),
+        (pod(ASKS), "not injected: when it was created, no webhook responded or its namespace was excluded;"),
         (
             pod(ASKS | INJECTED, "Pending", conditions=[
                 {"type": "PodScheduled", "status": "False", "message": "Insufficient\nmemory"}]),

@@ -44,7 +44,7 @@ def test_a_pod_without_a_replica_type_is_refused_if_there_are_several() -> None:
     owner = kubeflow("TFJob", "tfReplicaSpecs", PS=1, Worker=2)
     member = kubeflow_pod(owner, "worker", 0)
     member["metadata"]["labels"] = {}
-    assert "does not state which replica type of TFJob team/llama it is" in refused(member, owner)
+    assert "does not state which replica type of TFJob team/llama it has" in refused(member, owner)
 
 
 @pytest.mark.parametrize("replicas", [0, 20_000])

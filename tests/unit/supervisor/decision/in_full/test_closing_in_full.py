@@ -406,7 +406,7 @@ def test_the_end_names_the_reason_why_a_last_state_is_not_kept() -> None:
     assert why(done) == f"rank 1 {silent}"
     assert (
         why(done, replace(done, rank=1, step=7))
-        == "the ranks ended with different steps, 7 and 9; there is no other"
+        == "the ranks ended at different steps, 7 and 9; there is no other"
     )
 
 
@@ -516,4 +516,4 @@ def test_of_several_steps_at_which_ranks_ended_the_first_and_the_last_are_named(
     now = view(member("m0", told), placement=("m0",), nproc=3, world_size=3)
     found = closing.finished(replace(now, stored=on_storage()), POLICY)
     assert isinstance(found, End)
-    assert "the ranks ended with different steps, 7 and 9; " in found.why
+    assert "the ranks ended at different steps, 7 and 9; " in found.why

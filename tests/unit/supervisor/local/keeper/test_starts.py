@@ -45,7 +45,7 @@ def test_a_part_that_cannot_be_started_is_reported_once_and_tried_again_later() 
 @pytest.mark.parametrize(
     ("part", "without"),
     [
-        (SUPERVISOR, "supervisor, but until it restarts, no fault is recovered"),
+        (SUPERVISOR, "supervisor, but until it restarts, the run cannot recover from faults"),
         (RestartKey("sidecar", "m0"), "sidecar m0, but until it restarts, its member is not supervised"),
     ],
 )

@@ -145,7 +145,7 @@ def test_files_that_cannot_be_restored_are_reported_once_and_retried(run: Path, 
     said = [line for look in range(FAILURES + 2) for line in upkeep.repair(float(look))]
     assert len(said) == 1
     assert "something else is in its place" in said[0]
-    assert "no fault can be recovered" in said[0]
+    assert "the run cannot recover from faults" in said[0]
     assert upkeep.error == said[0]
     run.unlink()
     assert upkeep.repair(100.0)
