@@ -55,6 +55,7 @@ ORDER = (
     "test_shared_checkpoints",
     "test_faults",
     "test_outages",
+    "test_lost_nodes",
     "test_install",
 )
 
