@@ -56,6 +56,7 @@ ORDER = (
     "test_faults",
     "test_outages",
     "test_node_agent",
+    "test_lost_nodes",
     "test_install",
 )
 

@@ -190,6 +190,7 @@ def test_only_these_permissions_apply_to_all_namespaces() -> None:
         if set(rule["verbs"]) - READ
     }
     assert changes == {
+        ("holdfast-supervisor", "pods"): {"create", "delete"},
         ("holdfast-supervisor", "pods/eviction"): {"create"},
         ("holdfast-supervisor", "supervisions"): {"create", "update", "patch", "delete"},
         ("holdfast-supervisor", "supervisions/status"): {"update", "patch"},
