@@ -31,7 +31,7 @@ from supervisor.nodes.node_objects import KnownNode
 from supervisor.nodes.plan import NodePlan, NodeWrite, plan
 from supervisor.nodes.settings import BadSettings, QuarantineSettings
 from supervisor.quarantine.model import MAX_RUNS, NO_NEW_WORK, NodeView, RunFault
-from supervisor.quarantine.transition import RUNS_S
+from supervisor.quarantine.transition import RUNS_S, not_later
 
 log = logging.getLogger(__name__)
 
@@ -194,6 +194,7 @@ class QuarantineController:
         is_dry = self.settings.is_dry(self._installed_s, wall_s)
         views = agent_reports.views(self._known.values(), self._reports, now_s, policy)
         views = {name: self._with_work(view) for name, view in views.items()}
+        self._runs = {name: not_later(faults, wall_s) for name, faults in self._runs.items()}
         return plan(self._known, views, self._runs, policy, wall_s, is_dry=is_dry)
 
     def _announce(self, found: NodePlan) -> None:

@@ -78,7 +78,7 @@ def _without_future(node: NodeView, now_s: float) -> NodeView:
         waiver=None if waiver is None else replace(waiver, at_s=min(waiver.at_s, now_s)),
         history=tuple(replace(each, at_s=min(each.at_s, now_s)) for each in node.history),
         released_at_s=None if released_at_s is None else min(released_at_s, now_s),
-        runs=tuple(replace(each, at_s=min(each.at_s, now_s)) for each in node.runs),
+        runs=not_later(node.runs, now_s),
     )
 
 
@@ -126,6 +126,14 @@ def quarantined_by_operator(node: NodeView, why: str, now_s: float, *, drain: bo
     if drain and held.drain_at_s is None:
         held = replace(held, drain_at_s=now_s)
     return replace(node, quarantine=held, waiver=None)
+
+
+def not_later(faults: Iterable[RunFault], now_s: float) -> tuple[RunFault, ...]:
+    """Return the faults with now in place of later times, which a clock that was ahead has noted.
+
+    Otherwise, the correction of what is stored on the node would be undone by the next record of these faults.
+    """
+    return tuple(replace(each, at_s=min(each.at_s, now_s)) for each in faults)
 
 
 def with_run_faults(node: NodeView, faults: Iterable[RunFault], now_s: float) -> NodeView:

@@ -15,6 +15,7 @@ from supervisor.nodes.names import RECORD, REPORT, REPORT_AT, TAINT
 from supervisor.nodes.node_objects import KnownNode
 from supervisor.nodes.plan import NodePlan, NodeWrite, plan
 from supervisor.quarantine.model import NodePolicy, RunFault
+from supervisor.quarantine.transition import not_later
 
 NOW_S = 1_800_000_000.0
 AT = "2027-01-15T08:00:00Z"
@@ -150,6 +151,7 @@ class PlayedLeader:
     def plan(self, mono_s: float) -> NodePlan:
         known = {name: self._nodes.known(name) for name in self._nodes.objects}
         views = agent_reports.views(known.values(), self.reports, mono_s, self.policy)
+        self.runs = {name: not_later(faults, self._nodes.now_s) for name, faults in self.runs.items()}
         return plan(known, views, self.runs, self.policy, self._nodes.now_s, is_dry=self._is_dry)
 
     def steps(self, mono_s: float) -> Iterator[str]:
