@@ -131,7 +131,7 @@ def quarantined_by_operator(node: NodeView, why: str, now_s: float, *, drain: bo
 def not_later(faults: Iterable[RunFault], now_s: float) -> tuple[RunFault, ...]:
     """Return the faults with now in place of later times, which a clock that was ahead has noted.
 
-    Otherwise, the correction of what is stored on the node would be undone by the next record of these faults.
+    Otherwise, the next record of these faults would undo the correction of what is stored on the node.
     """
     return tuple(replace(each, at_s=min(each.at_s, now_s)) for each in faults)
 
