@@ -28,6 +28,7 @@ from holdfast.process.network import Door, bearer_token, listen_everywhere
 from holdfast.protocol.member_messages import MEMBER_PATH
 from supervisor.admission import pod_layout
 from supervisor.cluster.adoption.pod_facts import KeptPods
+from supervisor.cluster.host_probe import HostProbes
 from supervisor.cluster.jobs import MEMBERS, ClusterJobs
 from supervisor.cluster.pods import PodGroup, PodMember
 from supervisor.cluster.supervised_job import ClusterContext, SupervisedJob
@@ -127,10 +128,11 @@ class ClusterSupervisor:
         jobs = ClusterJobs(self._server, pods, supervisions, self.events, make)
         jobs.changed = changed
         jobs.leads = lambda: term.left_s > 0
+        probes = HostProbes(lambda: (each for job in jobs.jobs.values() for each in job.probed))
         self._jobs, self._term = jobs, term
         try:
             await event_loop.until_one_ends(
-                pods.run(), supervisions.run(), jobs.find_unsupervised(), jobs.run()
+                pods.run(), supervisions.run(), jobs.find_unsupervised(), probes.run(), jobs.run()
             )
         finally:
             self._jobs = self._term = None

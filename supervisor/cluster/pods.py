@@ -53,6 +53,7 @@ class PodMember:
     exit_code: int | None = None  # of a pod that has ended; not 0 if it has failed
     last_words: str = ""  # what its training container left for the kubelet when it ended
     order: tuple[int, ...] = ()  # sorts a job's pods as their controller numbers them
+    address: str = ""  # the pod's IP address; "" if it has none yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +250,7 @@ def read_pod(pod: Mapping[str, Any], container: str) -> PodMember:
         has_ended=has_ended,
         exit_code=_exit_code(status.get("phase"), state) if has_ended else None,
         last_words=pod_facts.termination_message(state.get("terminated") or {}) if has_ended else "",
+        address=status.get("podIP") or "",
     )
 
 

@@ -1,13 +1,30 @@
-"""Classify members: which ones report, can be controlled, are usable, or may come back. Pure."""
+"""Classify members: which ones report, can be controlled, are usable, or may come back. Pure.
+
+A member whose connection is silent counts as lost after `--member-timeout`. On a cluster, two observations
+change this time:
+
+- If another member completes steps, the silent member takes part in them. The time therefore begins at the
+  last step. Ranks that do not wait for each other could hide a lost member in this way, so there is a limit.
+- If the member's host no longer answers, and its ranks hold up the others, the host is lost. See
+  `_lost_host_in_s`.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
+from supervisor.identity_cache import by_identity
 from supervisor.view.model import SECOND_NS, MemberView, Policy, View
 
 QUIET_S = 1.5  # a member reports every half second, and immediately on request
 MUTE_S = 2.5  # silence after which a new sidecar still has time to report before the member is lost
+# A host is lost this long after the last sign of life. A power loss can follow the last report by half a second,
+# and the last step of the other ranks arrives as much later, so it is detected within 5 s.
+LOST_HOST_S = 3.0
+UNANSWERED_S = 2.0  # two probes, one after the other: a single packet can be lost
+TIMEOUTS = 10  # a silent member of a group that completes steps is lost after so many times the timeout
 RENEW_AGAIN_S = 60.0  # if a new sidecar falls silent within this time, another one would not help
 
 
@@ -60,9 +77,71 @@ def timeout_left_s(view: View, member: MemberView, policy: Policy) -> float:
     """
     if not member.exists:
         return 0.0
-    known = member.report is not None or member.name in view.memory.seats
+    has_ranks = member.name in view.memory.seats
+    known = member.report is not None or has_ranks
     limit_s = policy.member_timeout_s if known else policy.form_s
-    return max(0.0, limit_s - member.silent_s)
+    if not has_ranks or member.silent_s < QUIET_S:
+        return max(0.0, limit_s - member.silent_s)
+    lifeless_s = _lifeless_s(view, member)
+    left_s = min(limit_s - lifeless_s, TIMEOUTS * limit_s - member.silent_s)
+    return max(0.0, min(left_s, _lost_host_in_s(view, member, lifeless_s)))
+
+
+def has_lost_host(view: View, member: MemberView) -> bool:
+    """True if a member that exists is lost because its host is."""
+    if not member.exists or member.name not in view.memory.seats or member.silent_s < QUIET_S:
+        return False
+    return _lost_host_in_s(view, member, _lifeless_s(view, member)) <= 0
+
+
+def _lifeless_s(view: View, member: MemberView) -> float:
+    """Return the time since the last sign of life of a silent member: its report, or a step of the group."""
+    stepped_ns = _others(view).stepped_ns
+    return min(member.silent_s, (view.now_ns - stepped_ns) / SECOND_NS) if stepped_ns else member.silent_s
+
+
+def _lost_host_in_s(view: View, member: MemberView, lifeless_s: float) -> float:
+    """Return in how many seconds a silent member's host counts as lost; infinity without the evidence.
+
+    The evidence has three parts, because each of them has other causes:
+
+    - The host does not answer. The network between it and the supervisor could be at fault instead.
+    - The ranks of a member that reports are late, unless there is no step that they could complete. They
+      would be on time if only the supervisor did not reach the host.
+    - Most members of the group report. Otherwise, the supervisor may be cut off.
+    """
+    if not member.unanswered_s:
+        return math.inf
+    others = _others(view)
+    trains = view.memory.phase == "running" and view.memory.settled
+    if 2 * others.reporting < len(view.memory.placement) or (trains and not others.are_late):
+        return math.inf
+    return max(LOST_HOST_S - lifeless_s, UNANSWERED_S - member.unanswered_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Others:
+    """What the reports of the members with ranks say about those that are silent."""
+
+    reporting: int  # how many report
+    stepped_ns: int  # when the supervisor last received a new step from one of them; 0 for never
+    are_late: bool  # a rank of one that reports has made no progress for longer than its steps take
+
+
+@by_identity(2)
+def _others(view: View) -> _Others:
+    there = [found for name in view.memory.placement if (found := view.member(name)) is not None]
+    reporting = [each for each in there if is_reporting(each)]
+    return _Others(
+        len(reporting),
+        max((each.stepped_ns for each in there), default=0),
+        any(
+            stall.generation == view.memory.generation
+            for each in reporting
+            if each.report is not None
+            for stall in each.report.stalls
+        ),
+    )
 
 
 def is_ready(member: MemberView, nproc: int) -> bool:

@@ -5,7 +5,7 @@ current reports. Both are immutable, so a decision can be repeated from its line
 
 The journal omits the `UNRECORDED` fields. Most of them hold a part of a sentence that another field contains
 in full: displays use the part instead of parsing the sentence, and show the whole sentence if the part is
-missing (docs/adr/0013). The other two are used only on a cluster, which has no journal.
+missing (docs/adr/0013). The others are used only on a cluster, which has no journal.
 """
 
 from __future__ import annotations
@@ -287,6 +287,11 @@ class MemberView:
     well_ns: int = 0  # when the member last reported that its launcher responds
     # True while the backend lists the member, even if it counts as lost and therefore does not exist
     is_listed: bool = field(default=False, metadata=UNRECORDED)
+    # On a cluster: when the supervisor last received a new step of one of its ranks; 0 for never
+    stepped_ns: int = field(default=0, metadata=UNRECORDED)
+    # On a cluster: for how long its host, which answered probes before, has answered none; 0.0 if it answers,
+    # or if nothing is known
+    unanswered_s: float = field(default=0.0, metadata=UNRECORDED)
 
 
 @dataclass(frozen=True, slots=True)
