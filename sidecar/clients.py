@@ -32,12 +32,10 @@ BACKOFF_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 _NUMBER = re.compile(r"\d+")
 ANSWER_S = 20.0  # the limit for the answer, which may have to wait for the review of the token
 BRIEF_S = 1.0  # a connection that ends sooner counts as a failure
-# The limit for connecting to the supervisor. In the meantime, the kernel repeats its packet once, after 1 s; the
-# next time would be 2 s later, so a new attempt connects earlier after the network was cut.
+# The limit for connecting to the supervisor. In this time, the kernel repeats its packet once, after 1 s. The
+# next time would be 2 s later, so after a cut of the network, a new attempt is faster.
 CONNECT_S = 2.0
-UNREACHABLE_S = (
-    5.0  # a connection to a supervisor on a cluster ends if its host has not answered for this long
-)
+UNREACHABLE_S = 5.0  # on a cluster, a connection to a supervisor whose host is silent for so long ends
 RESOLVE_S = 1.0  # after this time without an answer of the DNS, the last known addresses are tried
 
 
@@ -125,8 +123,8 @@ class AddressesInTurn(AbstractResolver):
     The C library always sorts a name's addresses the same way, and a client connects to the first one that
     accepts. Without this class, it could reach the same non-leading replica every time.
 
-    If a lookup fails or takes longer than `RESOLVE_S`, the addresses that were found last are used. The C library
-    repeats a lost request only after 5 s, and the DNS server itself may be on a lost node.
+    If a lookup fails or takes longer than `RESOLVE_S`, the addresses that were found last are used. The C
+    library repeats a lost request only after 5 s, and the DNS server itself may be on a lost node.
     """
 
     def __init__(self, resolver: AbstractResolver | None = None) -> None:

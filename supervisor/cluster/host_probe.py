@@ -1,12 +1,12 @@
-"""Probe the hosts of silent members: a host that lost its power answers nothing, unlike one whose sidecar died.
+"""Probe the hosts of silent members, because a host without power answers nothing.
 
 A probe opens a TCP connection to the member's pod, on a port where usually nothing listens. A refusal comes
 from the kernel of the host and therefore proves that the host runs, as an accepted connection does, even if
 the sidecar is stopped. Only the absence of any answer is evidence against a host, and only if this supervisor
-has received an answer from it before, because a NetworkPolicy may drop the probes. If most nodes do not answer,
-the network of this supervisor is more likely to be at fault, and the members hear nothing of it.
+has received an answer from it before, because a NetworkPolicy may drop the probes. If most nodes do not
+answer, the network of this supervisor is more likely to be at fault, and nothing is concluded.
 
-The decision what the evidence means is in `supervisor.view.members`.
+`supervisor.view.members` decides what the evidence means.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ async def probe(address: str) -> HostAnswer:
 
 
 class HostProbes:
-    """Probes the hosts of all members of one leader, and keeps `MemberConnection.unanswered_ns` up to date."""
+    """Probes the hosts of a leader's members, and keeps `MemberConnection.unanswered_ns` up to date."""
 
     def __init__(
         self,

@@ -20,8 +20,8 @@ from supervisor.view.model import SECOND_NS, MemberView, Policy, View
 
 QUIET_S = 1.5  # a member reports every half second, and immediately on request
 MUTE_S = 2.5  # silence after which a new sidecar still has time to report before the member is lost
-# A host is lost this long after the last sign of life. A power loss can follow the last report by half a second,
-# and the last step of the other ranks arrives as much later, so it is detected within 5 s.
+# A host is lost this long after the last sign of life: its report, or a step of the others, which they report
+# up to half a second after the power loss. The loss is therefore noticed within 5 s.
 LOST_HOST_S = 3.0
 UNANSWERED_S = 2.0  # two probes, one after the other: a single packet can be lost
 TIMEOUTS = 10  # a silent member of a group that completes steps is lost after so many times the timeout
