@@ -250,7 +250,7 @@ def read_pod(pod: Mapping[str, Any], container: str) -> PodMember:
         has_ended=has_ended,
         exit_code=_exit_code(status.get("phase"), state) if has_ended else None,
         last_words=pod_facts.termination_message(state.get("terminated") or {}) if has_ended else "",
-        address=status.get("podIP") or "",
+        address=address if isinstance(address := status.get("podIP"), str) else "",
     )
 
 
