@@ -3,8 +3,9 @@
 A probe opens a TCP connection to the member's pod, on a port where usually nothing listens. A refusal comes
 from the kernel of the host and therefore proves that the host runs, as an accepted connection does, even if
 the sidecar is stopped. Only the absence of any answer is evidence against a host, and only if this supervisor
-has received an answer from it before, because a NetworkPolicy may drop the probes. If most nodes do not
-answer, the network of this supervisor is more likely to be at fault, and nothing is concluded.
+has received an answer from it before, because a NetworkPolicy may drop the probes. For a member that has not
+connected to a new leader yet, an answer from another node's pod of the same job is enough. If most nodes do
+not answer, the network of this supervisor is more likely to be at fault, and nothing is concluded.
 
 `supervisor.view.members` decides what the evidence means.
 """
@@ -51,23 +52,26 @@ class HostRecord:
     due_ns: int = 0  # when the next probe is due while the member reports
     asked_ns: int = 0  # when the last probe began
     has_answered: bool = False
-    unanswered_ns: int = 0  # when the first of the failed probes since the last answer began; 0 for none
+    unanswered_ns: int = 0  # when the first of the last probes began, all of which failed; 0 for none
 
     def after(self, answer: HostAnswer, began_ns: int, wait_s: float) -> HostRecord:
         """Return the record after a probe that began at `began_ns`; the next usual one is `wait_s` later."""
         has_answered = self.has_answered or answer is HostAnswer.ANSWERED
-        is_evidence = answer is HostAnswer.NONE and has_answered
-        unanswered_ns = (self.unanswered_ns or began_ns) if is_evidence else 0
+        unanswered_ns = (self.unanswered_ns or began_ns) if answer is HostAnswer.NONE else 0
         return HostRecord(self.address, began_ns + int(wait_s * 1e9), began_ns, has_answered, unanswered_ns)
 
 
 @dataclass(frozen=True, slots=True)
 class ProbedMember:
-    """A member that has reported to this leader. `changed` must be called if its host stops answering."""
+    """A member of a running group. `changed` must be called if its host stops answering.
+
+    `group` is the same object for the members of one job.
+    """
 
     uid: str  # of its pod
     address: str
     node: str
+    group: object
     line: MemberConnection
     changed: Callable[[], None]
 
@@ -150,7 +154,7 @@ class HostProbes:
             if record is None or record.address != member.address:
                 record = HostRecord(member.address)
             records[member.uid] = record
-            if now_ns - member.line.heard_ns > SILENT_NS:
+            if now_ns - member.line.heard_ns > SILENT_NS or not member.line.first_ns:
                 silent.append(member)
                 is_due = record.asked_ns + int(PROBE_S * 1e9) <= now_ns
                 if is_due and member.uid not in self._silent and len(self._silent) < MOST_SILENT:
@@ -165,17 +169,29 @@ class HostProbes:
         unanswered = {member.uid: self._records[member.uid].unanswered_ns for member in silent}
         lost: frozenset[str] = frozenset()
         if any(unanswered.values()):
-            lost = lost_nodes(
-                (member.node, bool(unanswered.get(member.uid)))
-                for member in self._members()
-                if self._records[member.uid].has_answered
-            )
+            judged = self._judged()
+            lost = lost_nodes((member.node, bool(unanswered.get(member.uid))) for member in judged)
+            unanswered = {member.uid: unanswered[member.uid] for member in judged if member.uid in unanswered}
         for member in silent:
-            since_ns = unanswered[member.uid] if member.node in lost else 0
+            since_ns = unanswered.get(member.uid, 0) if member.node in lost else 0
             if since_ns != member.line.unanswered_ns:
                 member.line.unanswered_ns = since_ns
                 if since_ns:
                     member.changed()
+
+    def _judged(self) -> list[ProbedMember]:
+        """Return the members whose probes can be answered as far as is known: see the module."""
+        members = list(self._members())
+        nodes: dict[int, set[str]] = {}  # of each group: the nodes that have answered
+        for member in members:
+            if self._records[member.uid].has_answered:
+                nodes.setdefault(id(member.group), set()).add(member.node)
+        return [
+            member
+            for member in members
+            if self._records[member.uid].has_answered
+            or (not member.line.first_ns and nodes.get(id(member.group), set()) - {member.node})
+        ]
 
     def _begin(self, member: ProbedMember, under_way: dict[str, asyncio.Task[None]]) -> None:
         task = asyncio.create_task(self._probe(member), name=f"probe {member.uid}")

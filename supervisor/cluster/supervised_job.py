@@ -218,15 +218,15 @@ class SupervisedJob:
 
     @property
     def probed(self) -> Iterable[ProbedMember]:
-        """The members whose hosts must be probed: those that have reported to this leader."""
+        """The members whose hosts must be probed: those that have ranks, or have reported to this leader."""
         if self.job is None or self.is_at_rest:
             return ()
-        lines = self._server.connections
+        lines, placed = self._server.connections, self.job.memory.seats
         return (
-            ProbedMember(pod.uid, pod.address, pod.node, line, self._wake)
+            ProbedMember(pod.uid, pod.address, pod.node, self, line, self._wake)
             for pod in self.backend.pods.values()
             if pod.address and pod.is_running
-            if (line := lines.get(pod.member)) is not None and line.first_ns
+            if (line := lines.get(pod.member)) is not None and (line.first_ns or pod.member in placed)
         )
 
     async def close(self) -> None:

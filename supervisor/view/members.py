@@ -80,7 +80,7 @@ def timeout_left_s(view: View, member: MemberView, policy: Policy) -> float:
     has_ranks = member.name in view.memory.seats
     known = member.report is not None or has_ranks
     limit_s = policy.member_timeout_s if known else policy.form_s
-    if not has_ranks or member.silent_s < QUIET_S:
+    if not has_ranks or not _is_silent(member):
         return max(0.0, limit_s - member.silent_s)
     lifeless_s = _lifeless_s(view, member)
     left_s = min(limit_s - lifeless_s, TIMEOUTS * limit_s - member.silent_s)
@@ -89,15 +89,27 @@ def timeout_left_s(view: View, member: MemberView, policy: Policy) -> float:
 
 def has_lost_host(view: View, member: MemberView) -> bool:
     """True if a member that exists is lost because its host is."""
-    if not member.exists or member.name not in view.memory.seats or member.silent_s < QUIET_S:
+    if not member.exists or member.name not in view.memory.seats or not _is_silent(member):
         return False
     return _lost_host_in_s(view, member, _lifeless_s(view, member)) <= 0
 
 
+def _is_silent(member: MemberView) -> bool:
+    """True if a member has stopped reporting, or has not connected to a new leader and its host is silent."""
+    return member.silent_s >= QUIET_S or (member.report is None and member.unanswered_s > 0)
+
+
 def _lifeless_s(view: View, member: MemberView) -> float:
-    """Return the time since the last sign of life of a silent member: its report, or a step of the group."""
+    """Return the time since the last sign of life of a silent member: its report, or a step of the group.
+
+    The silence of a member begins late for a new leader, to give the member time to connect. But a member
+    that could connect would have a host that answers.
+    """
+    silent_s = member.silent_s
+    if member.report is None and member.unanswered_s:
+        silent_s = max(silent_s, member.unanswered_s)
     stepped_ns = _others(view).stepped_ns
-    return min(member.silent_s, (view.now_ns - stepped_ns) / SECOND_NS) if stepped_ns else member.silent_s
+    return min(silent_s, (view.now_ns - stepped_ns) / SECOND_NS) if stepped_ns else silent_s
 
 
 def _lost_host_in_s(view: View, member: MemberView, lifeless_s: float) -> float:

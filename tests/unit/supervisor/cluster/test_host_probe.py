@@ -6,7 +6,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -65,7 +65,7 @@ async def test_what_is_not_an_address_is_not_probed(address: str) -> None:
 @pytest.mark.parametrize(
     ("answers", "unanswered_since"),
     [
-        ([NONE, NONE, NONE], 0),  # a NetworkPolicy
+        ([NONE, NONE, NONE], 1),  # a NetworkPolicy, perhaps
         ([ANSWERED], 0),
         ([ANSWERED, NONE], 2),
         ([ANSWERED, NONE, NONE], 2),
@@ -74,16 +74,17 @@ async def test_what_is_not_an_address_is_not_probed(address: str) -> None:
         ([ANSWERED, NONE, UNKNOWN], 0),
         ([ANSWERED, UNKNOWN, NONE], 3),
         ([NONE, ANSWERED, NONE], 3),
-        ([UNKNOWN, NONE], 0),
+        ([UNKNOWN, NONE], 2),
     ],
 )
-def test_only_a_host_that_answered_before_can_lack_an_answer(
+def test_a_host_lacks_an_answer_since_the_first_of_its_last_probes_that_all_failed(
     answers: list[HostAnswer], unanswered_since: int
 ) -> None:
     record = HostRecord("10.0.0.1")
     for number, answer in enumerate(answers, 1):
         record = record.after(answer, number, 60.0)
     assert record.unanswered_ns == unanswered_since
+    assert record.has_answered is (ANSWERED in answers)
     assert (record.due_ns, record.asked_ns) == (len(answers) + 60 * S, len(answers))
 
 
@@ -128,7 +129,7 @@ class Hosts:
         name = f"m{number}"
         line = MemberConnection(name, MemoryHolder("", lambda: None), connected=True, first_ns=1)
         place = f"10.0.{number // 250}.{number % 250}", f"n{number // self.per_node}"
-        return ProbedMember(name, *place, line, lambda: self.changes.append(name))
+        return ProbedMember(name, *place, self, line, lambda: self.changes.append(name))
 
     async def _ask(self, address: str) -> HostAnswer:
         self.asked.append(address)
@@ -192,6 +193,30 @@ async def test_a_host_that_never_answered_is_not_judged() -> None:
     assert hosts.changes == []
 
 
+@pytest.mark.parametrize("siblings", [0, 1, 3])
+async def test_a_new_leader_judges_a_member_that_never_connected_by_its_siblings(siblings: int) -> None:
+    """Its node was lost together with the previous leader. Without siblings, it may be a NetworkPolicy."""
+    hosts = Hosts(1 + siblings)
+    hosts.members[0].line.first_ns = 0
+    hosts.members[0].line.heard_ns = hosts.now_ns + 30 * S  # see `pod_server.COME_S`
+    hosts.lost = {"10.0.0.0"}
+    await hosts.after(5.0)
+    assert hosts.changes == ["m0"] * bool(siblings)
+    assert (hosts.unanswered_s(0) > 3.0) is bool(siblings)
+
+
+async def test_pods_of_other_jobs_and_of_the_same_node_say_nothing_about_a_member_that_never_connected() -> (
+    None
+):
+    hosts = Hosts(4, per_node=2)
+    hosts.members[0].line.first_ns = 0
+    for number in (2, 3):
+        hosts.members[number] = replace(hosts.members[number], group=object())
+    hosts.lost = {"10.0.0.0"}
+    await hosts.after(5.0)
+    assert hosts.changes == []
+
+
 async def test_a_supervisor_that_is_cut_off_concludes_nothing() -> None:
     hosts = await known(4)
     hosts.lost = {each.address for each in hosts.members}
@@ -206,7 +231,7 @@ async def test_a_pod_with_a_new_address_begins_again() -> None:
     await hosts.after(4.0)
     assert hosts.unanswered_s(1) > 0
     old = hosts.members[1]
-    hosts.members[1] = ProbedMember(old.uid, "10.9.9.9", old.node, old.line, old.changed)
+    hosts.members[1] = replace(old, address="10.9.9.9")
     hosts.refused = {"10.9.9.9"}
     await hosts.after(4.0, speaking=False)
     assert hosts.unanswered_s(1) == 0.0

@@ -109,6 +109,30 @@ def test_the_users_shorter_timeout_is_not_prolonged() -> None:
     assert is_lost(of(here(0), here(1, silent_s=2.0)), policy=policy)
 
 
+# -- a new leader, to which a member never connected
+
+
+@pytest.mark.parametrize(
+    ("unanswered_s", "silent_s", "stalls", "lost"),
+    [
+        (3.0, -20.0, (LATE,), True),
+        (2.9, -20.0, (LATE,), False),
+        (0.0, -20.0, (LATE,), False),
+        (9.0, -20.0, ON_TIME, False),
+        (0.0, 29.9, (LATE,), False),
+        (0.0, 30.0, (LATE,), True),
+    ],
+)
+def test_a_member_whose_host_was_lost_with_the_previous_leader_is_not_waited_for(
+    unanswered_s: float, silent_s: float, stalls: tuple[RankStall, ...], lost: bool
+) -> None:
+    """The silence of a member counts only when all have had time to connect, and is negative before."""
+    away = member("m1", None, silent_s=silent_s, unanswered_s=unanswered_s)
+    seen = of(here(0, stalls, stepped_ns=0), away)
+    assert is_lost(seen) is lost
+    assert (members.unheard_members(seen, POLICY) == ()) is lost
+
+
 # -- a member that only the supervisor does not reach
 
 
