@@ -86,7 +86,7 @@ def far_job(
     replicas = objects[-1]["spec"]["pytorchReplicaSpecs"]
     for kind, node in (("Master", home), ("Worker", away)):
         replicas[kind]["template"]["spec"]["nodeSelector"] = {"kubernetes.io/hostname": node}
-    job = TrainingJob(installed, namespaces.make(), objects)
+    job = TrainingJob(installed, namespaces.make("baseline"), objects)
     job.start()
     job.trains()
     job.supervised_by(0)

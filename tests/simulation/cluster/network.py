@@ -109,7 +109,8 @@ class Network:
         if self.world.is_supervised and name not in self.muted:
             line = self.line(name)
             before = line.report
-            if before is not None and _steps(report) > _steps(before):
+            is_cluster = self.world.policy.members_created_externally
+            if is_cluster and before is not None and _steps(report) > _steps(before):
                 line.stepped_ns = self.world.now_ns
             line.report, line.connected, line.heard_ns = report, True, self.world.now_ns
             line.first_ns = line.first_ns or self.world.now_ns
