@@ -107,8 +107,8 @@ class PodServer(MemberServer):
 
 def _has_stepped(before: MemberReport, report: MemberReport) -> bool:
     """Return True if a rank of `report` has completed steps since the previous report."""
-    steps = {each.rank: each.step for each in before.progress}
-    return any(each.step > steps.get(each.rank, each.step) for each in report.progress)
+    pairs = zip(before.progress, report.progress, strict=False)
+    return any(other.step > one.step and other.rank == one.rank for one, other in pairs)
 
 
 def job_secret(secret: bytes, key: JobKey) -> str:
