@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -921,6 +922,16 @@ async def test_a_silent_member_is_kept_while_the_group_trains_or_its_host_answer
             second.is_mute = False
             await second.until(lambda: line.unanswered_ns == 0)
             assert there.status["incidents"] == 0
+
+
+async def test_the_connection_of_a_host_without_power_ends_by_itself(tmp_path: Path) -> None:
+    async with place(tmp_path) as there:
+        await there.form()
+        for line in there.job._server.connections.values():
+            assert line.transport is not None
+            connection = line.transport.get_extra_info("socket")
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 10_000
+            assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
 
 
 async def test_the_connections_of_members_that_are_lost_and_gone_are_forgotten(tmp_path: Path) -> None:
