@@ -59,7 +59,7 @@ ORDER = (
     "test_shared_checkpoints",
     "test_faults",
     "test_outages",
-    "test_lost_nodes",
+    "test_lost_hosts",
     "test_install",
 )
 
