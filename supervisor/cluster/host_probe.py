@@ -35,6 +35,7 @@ QUIET_TICK_S = 0.5  # in place of `TICK_S` while no member is silent
 LATE_S = 0.5  # this process was stopped if it wakes up so much later; probes from before then prove nothing
 MOST_SILENT = 512  # probes of silent members at the same time, each for up to `PROBE_S`
 MOST_USUAL = 32  # the same for members that report: usually answered within a millisecond
+_ANSWERS = (0, errno.ECONNREFUSED, errno.ECONNRESET)
 _NO_ANSWER = (errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ETIMEDOUT)  # from the host's neighbours
 
 
@@ -97,16 +98,39 @@ async def probe(address: str) -> HostAnswer:
         family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
         with socket.socket(family, socket.SOCK_STREAM) as connection:
             connection.setblocking(False)
-            await asyncio.wait_for(loop.sock_connect(connection, (address, PORT)), PROBE_S)
-    except asyncio.TimeoutError:
-        return HostAnswer.NONE if loop.time() - began_s < PROBE_S + LATE_S else HostAnswer.UNKNOWN
-    except (ConnectionRefusedError, ConnectionResetError):
-        return HostAnswer.ANSWERED
-    except OSError as error:  # too many descriptors, no route, no permission
-        return HostAnswer.NONE if error.errno in _NO_ANSWER else HostAnswer.UNKNOWN
-    except ValueError:
+            code = await _connect(connection, address)
+    except (OSError, ValueError):  # for example, no descriptor is left
         return HostAnswer.UNKNOWN
-    return HostAnswer.ANSWERED
+    if code is None:
+        return HostAnswer.NONE if loop.time() - began_s < PROBE_S + LATE_S else HostAnswer.UNKNOWN
+    if code in _ANSWERS:
+        return HostAnswer.ANSWERED
+    return HostAnswer.NONE if code in _NO_ANSWER else HostAnswer.UNKNOWN
+
+
+async def _connect(connection: socket.socket, address: str) -> int | None:
+    """Return the error of an attempt to connect, 0 for success; None if there is none within `PROBE_S`.
+
+    If the event loop was late, an answer that has arrived counts, because the loop looks at its connections
+    before its timers.
+    """
+    loop = asyncio.get_running_loop()
+    code = connection.connect_ex((address, PORT))
+    if code != errno.EINPROGRESS:
+        return code
+    answered: asyncio.Future[bool] = loop.create_future()
+
+    def settle(answer: bool) -> None:
+        if not answered.done():
+            answered.set_result(answer)
+
+    loop.add_writer(connection, settle, True)
+    timer = loop.call_later(PROBE_S, settle, False)
+    try:
+        return connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) if await answered else None
+    finally:
+        timer.cancel()
+        loop.remove_writer(connection)
 
 
 class HostProbes:

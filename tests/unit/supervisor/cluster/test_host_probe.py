@@ -54,6 +54,18 @@ async def test_a_host_that_drops_the_packets_does_not_answer(
         assert await probe("127.0.0.1") is NONE
 
 
+async def test_an_answer_counts_even_if_the_event_loop_was_late_to_see_it(
+    monkeypatch: pytest.MonkeyPatch, listener: socket.socket
+) -> None:
+    """A blocked loop must not turn answers into evidence against all hosts that were being probed."""
+    monkeypatch.setattr(host_probe, "PORT", listener.getsockname()[1])
+    monkeypatch.setattr(host_probe, "PROBE_S", 0.01)
+    probing = asyncio.create_task(probe("127.0.0.1"))
+    await asyncio.sleep(0)  # the probe has begun
+    time.sleep(0.05)  # noqa: ASYNC251 - blocks the loop beyond the limit of the probe
+    assert await probing is ANSWERED
+
+
 @pytest.mark.parametrize("address", ["", "gpt-0", "127.0.0.1.5", "10.0.0.1/24"])
 async def test_what_is_not_an_address_is_not_probed(address: str) -> None:
     assert await probe(address) is UNKNOWN
