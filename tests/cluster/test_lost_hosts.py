@@ -174,7 +174,7 @@ def test_a_lost_host_is_noticed_within_seconds(
     lose: str,
     restore: str,
 ) -> None:
-    """Here, killed processes close their connections before their node is gone; those that are cut off do not."""
+    """Killed processes close their connections before their node is gone; those that are cut off do not."""
     before = far_job.observe()
     known = losses(installed)
 
