@@ -36,7 +36,8 @@ LATE_S = 0.5  # this process was stopped if it wakes up so much later; probes fr
 MOST_SILENT = 512  # probes of silent members at the same time, each for up to `PROBE_S`
 MOST_USUAL = 32  # the same for members that report: usually answered within a millisecond
 _ANSWERS = (0, errno.ECONNREFUSED, errno.ECONNRESET)
-_NO_ANSWER = (errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ETIMEDOUT)  # from the host's neighbours
+# from neighbours of the host, or from a router that has lost the route to its pods
+_NO_ANSWER = (errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH, errno.ETIMEDOUT)
 
 
 class HostAnswer(Enum):
@@ -103,6 +104,11 @@ async def probe(address: str) -> HostAnswer:
         return HostAnswer.UNKNOWN
     if code is None:
         return HostAnswer.NONE if loop.time() - began_s < PROBE_S + LATE_S else HostAnswer.UNKNOWN
+    return meaning(code)
+
+
+def meaning(code: int) -> HostAnswer:
+    """Return what the error of an attempt to connect says about the host; 0 is success."""
     if code in _ANSWERS:
         return HostAnswer.ANSWERED
     return HostAnswer.NONE if code in _NO_ANSWER else HostAnswer.UNKNOWN
@@ -116,6 +122,8 @@ async def _connect(connection: socket.socket, address: str) -> int | None:
     """
     loop = asyncio.get_running_loop()
     code = connection.connect_ex((address, PORT))
+    if code == errno.ENETUNREACH:
+        raise OSError(code, "the host of this supervisor has no route")  # a router's answer comes later
     if code != errno.EINPROGRESS:
         return code
     answered: asyncio.Future[bool] = loop.create_future()

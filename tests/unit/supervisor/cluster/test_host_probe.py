@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from supervisor.cluster.host_probe import (
     HostRecord,
     ProbedMember,
     lost_nodes,
+    meaning,
     probe,
 )
 from supervisor.controller.limits.report_memory import MemoryHolder
@@ -64,6 +66,23 @@ async def test_an_answer_counts_even_if_the_event_loop_was_late_to_see_it(
     await asyncio.sleep(0)  # the probe has begun
     time.sleep(0.05)  # noqa: ASYNC251 - blocks the loop beyond the limit of the probe
     assert await probing is ANSWERED
+
+
+@pytest.mark.parametrize(
+    ("code", "answer"),
+    [
+        (0, ANSWERED),
+        (errno.ECONNREFUSED, ANSWERED),
+        (errno.ECONNRESET, ANSWERED),
+        (errno.EHOSTUNREACH, NONE),
+        (errno.ENETUNREACH, NONE),  # a router drops the route to the pods of a node that is gone
+        (errno.ETIMEDOUT, NONE),
+        (errno.EACCES, UNKNOWN),
+        (errno.EADDRNOTAVAIL, UNKNOWN),
+    ],
+)
+def test_each_error_of_a_connection_has_a_meaning(code: int, answer: HostAnswer) -> None:
+    assert meaning(code) is answer
 
 
 @pytest.mark.parametrize("address", ["", "gpt-0", "127.0.0.1.5", "10.0.0.1/24"])
