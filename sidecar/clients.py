@@ -17,7 +17,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 
 from holdfast.fileio import folder_rights
 from holdfast.launcher import sidecar_server
-from holdfast.process import event_loop
+from holdfast.process import event_loop, network
 from holdfast.process.clock import seconds_to_next_tick
 from holdfast.protocol import codec
 from holdfast.protocol.launcher_messages import LauncherOrder, LauncherState
@@ -32,7 +32,11 @@ BACKOFF_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 _NUMBER = re.compile(r"\d+")
 ANSWER_S = 20.0  # the limit for the answer, which may have to wait until the token has been reviewed
 BRIEF_S = 1.0  # a connection that ends sooner counts as a failure
-CONNECT_S = 3.0  # the limit for connecting to the supervisor
+# The limit for connecting to the supervisor. In this time, the kernel repeats its packet once, after 1 s. The
+# next time would be 2 s later, so after a cut of the network, a new attempt is faster.
+CONNECT_S = 2.0
+UNREACHABLE_S = 5.0  # on a cluster, a connection to a supervisor whose host is silent for so long ends
+RESOLVE_S = 1.0  # after this time without an answer of the DNS, the last known addresses are tried
 
 
 class LauncherClient:
@@ -118,11 +122,16 @@ class AddressesInTurn(AbstractResolver):
 
     The C library always sorts a name's addresses the same way, and a client connects to the first one that
     accepts. Without this class, it could reach the same non-leading replica every time.
+
+    If a lookup fails or takes longer than `RESOLVE_S`, the addresses that were found last are used. The C
+    library repeats a lost request only after 5 s, and the DNS server itself may be on a lost node.
     """
 
-    def __init__(self) -> None:
-        self._resolver = aiohttp.ThreadedResolver()
+    def __init__(self, resolver: AbstractResolver | None = None) -> None:
+        self._resolver = resolver if resolver is not None else aiohttp.ThreadedResolver()
         self._turn = 0
+        self._known: list[ResolveResult] = []
+        self._lookup: asyncio.Future[list[ResolveResult]] | None = None  # the latest; it may be under way
 
     def skip(self) -> None:
         """Begin with the next address from now on."""
@@ -131,11 +140,22 @@ class AddressesInTurn(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
-        found = sorted(await self._resolver.resolve(host, port, family), key=lambda each: each["host"])
+        if self._lookup is None or self._lookup.done():  # at most one, because each occupies a thread
+            self._lookup = asyncio.ensure_future(self._resolver.resolve(host, port, family))
+            self._lookup.add_done_callback(lambda done: done.cancelled() or done.exception())
+        try:
+            limit_s = RESOLVE_S if self._known else None
+            self._known = await asyncio.wait_for(asyncio.shield(self._lookup), limit_s)
+        except (OSError, asyncio.TimeoutError):
+            if not self._known:
+                raise
+        found = sorted(self._known, key=lambda each: each["host"])
         first = self._turn % len(found) if found else 0
         return found[first:] + found[:first]
 
     async def close(self) -> None:
+        if self._lookup is not None:
+            self._lookup.cancel()
         await self._resolver.close()
 
 
@@ -195,6 +215,8 @@ class SupervisorClient:
                         ssl=self._tls or True,
                     )
                     socket = await asyncio.wait_for(connecting, ANSWER_S)
+                    if self._tls is not None and (raw := socket.get_extra_info("socket")) is not None:
+                        network.end_if_unreachable(raw, UNREACHABLE_S)
                     begun_s = time.monotonic()
                     try:
                         await self._talk(socket)

@@ -74,6 +74,24 @@ def listen_everywhere(port: int, backlog: int) -> socket.socket:
     return listener
 
 
+def end_if_unreachable(connection: socket.socket, after_s: float) -> None:
+    """End a TCP connection with an error if its other host has not answered for about `after_s`.
+
+    The kernel gives up data that is not acknowledged for so long, and asks for an answer if there is no data
+    to send. Without this, a connection to a host that has lost its power ends after a quarter of an hour, and
+    the kernel waits ever longer before it repeats data, even after the network is back. A stopped process at
+    the other end does not end the connection, because its kernel answers while it has room for the data.
+    """
+    if connection.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    interval_s = max(1, int(after_s / 4))
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(after_s * 1000))
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, int(after_s / 2)))
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval_s)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+
 def _candidates(outgoing: range) -> list[int]:
     """Return some ports, in random order, that the kernel does not assign to outgoing connections."""
     # Use a separate generator, because this must not change the script's random numbers, and because forks

@@ -28,6 +28,7 @@ from holdfast.process.network import Door, bearer_token, listen_everywhere
 from holdfast.protocol.member_messages import MEMBER_PATH
 from supervisor.admission import pod_layout
 from supervisor.cluster.adoption.pod_facts import KeptPods
+from supervisor.cluster.host_probe import HostProbes
 from supervisor.cluster.jobs import MEMBERS, ClusterJobs
 from supervisor.cluster.pods import PodGroup, PodMember
 from supervisor.cluster.supervised_job import ClusterContext, SupervisedJob
@@ -133,10 +134,16 @@ class ClusterSupervisor:
         quarantine = QuarantineController(
             self._server, self.events, self._me.namespace, NoJobs(), lambda: term.left_s
         )
+        probes = HostProbes(lambda: (each for job in jobs.jobs.values() for each in job.probed))
         self._jobs, self._term = jobs, term
         try:
             await event_loop.until_one_ends(
-                pods.run(), supervisions.run(), jobs.find_unsupervised(), jobs.run(), quarantine.run()
+                pods.run(),
+                supervisions.run(),
+                jobs.find_unsupervised(),
+                probes.run(),
+                jobs.run(),
+                quarantine.run(),
             )
         finally:
             self._jobs = self._term = None

@@ -9,6 +9,9 @@ import time
 from collections.abc import Callable, Container, Iterable
 from dataclasses import replace
 
+from aiohttp import web
+
+from holdfast.process import network
 from holdfast.protocol.member_messages import CLUSTER_PING_S, MemberOrder, MemberReport
 from supervisor.cluster.adoption.job_membership import JobKey
 from supervisor.controller.limits.owner import UNSHARED, ReportOwner
@@ -16,6 +19,7 @@ from supervisor.controller.limits.shared import SharedLimits
 from supervisor.controller.member_server import MemberConnection, MemberServer
 from supervisor.controller.routine_reports import is_routine
 
+UNREACHABLE_S = 10.0  # then the connection of a member whose host answers nothing ends
 COME_S = 30.0  # how long members may take to connect to a new supervisor
 
 
@@ -52,6 +56,22 @@ class PodServer(MemberServer):
             line.heard_ns = max(line.heard_ns, self._open_ns)
         return line
 
+    def _take_over(
+        self, member: str, socket: web.WebSocketResponse, request: web.Request
+    ) -> MemberConnection:
+        connection = request.transport.get_extra_info("socket") if request.transport is not None else None
+        if connection is not None:
+            network.end_if_unreachable(connection, UNREACHABLE_S)
+        return super()._take_over(member, socket, request)
+
+    def _accept(self, line: MemberConnection, report: MemberReport) -> MemberReport:
+        before = line.report
+        accepted = super()._accept(line, report)
+        if before is not None and _has_stepped(before, accepted):
+            line.stepped_ns = line.heard_ns
+        line.unanswered_ns = 0
+        return accepted
+
     def order(self, member: str, order: MemberOrder) -> None:
         if self._given.get(member) != order:
             self._given[member] = order
@@ -83,6 +103,12 @@ class PodServer(MemberServer):
         return [
             each.report for each in self.connections.values() if each.connected and each.report is not None
         ]
+
+
+def _has_stepped(before: MemberReport, report: MemberReport) -> bool:
+    """Return True if a rank of `report` has completed steps since the previous report."""
+    pairs = zip(before.progress, report.progress, strict=False)
+    return any(other.step > one.step and other.rank == one.rank for one, other in pairs)
 
 
 def job_secret(secret: bytes, key: JobKey) -> str:

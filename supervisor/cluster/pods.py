@@ -54,6 +54,7 @@ class PodMember:
     last_words: str = ""  # what its training container left for the kubelet when it ended
     is_standby: bool = False  # True if the supervisor has created the pod, as a standby
     order: tuple[int, ...] = ()  # sorts a job's pods as their controller numbers them
+    address: str = ""  # the pod's IP address; "" if it has none yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +258,7 @@ def read_pod(pod: Mapping[str, Any], container: str) -> PodMember:
         exit_code=_exit_code(status.get("phase"), state) if has_ended else None,
         last_words=pod_facts.termination_message(state.get("terminated") or {}) if has_ended else "",
         is_standby=bool(supervision_of(pod)),
+        address=address if isinstance(address := status.get("podIP"), str) else "",
     )
 
 

@@ -25,6 +25,7 @@ from holdfast.process import event_loop, logs
 from holdfast.protocol.member_messages import MemberOrder
 from supervisor.cluster import succession
 from supervisor.cluster.adoption.job_membership import JobKey
+from supervisor.cluster.host_probe import ProbedMember
 from supervisor.cluster.job_summary import RETRY_S, JobSummary
 from supervisor.cluster.pod_groups import NOT_SUPERVISED, SIZE_KEPT
 from supervisor.cluster.pod_server import PodServer, job_secret
@@ -228,6 +229,19 @@ class SupervisedJob:
         connected = {member for member, line in lines.items() if line is not None and line.connected}
         known = {member for member, line in lines.items() if line is not None and line.first_ns}
         return Reach(len(known | connected | {*running} & {*placed}), len(connected))
+
+    @property
+    def probed(self) -> Iterable[ProbedMember]:
+        """The members whose hosts must be probed: those that have ranks, or have reported to this leader."""
+        if self.job is None or self.is_at_rest:
+            return ()
+        lines, placed = self._server.connections, self.job.memory.seats
+        return (
+            ProbedMember(pod.uid, pod.address, pod.node, self, line, self._wake)
+            for pod in self.backend.pods.values()
+            if pod.address and pod.is_running
+            if (line := lines.get(pod.member)) is not None and (line.first_ns or pod.member in placed)
+        )
 
     async def close(self) -> None:
         """End all work on the job without changing the job. Its pods continue to train.

@@ -349,7 +349,9 @@ class Job:
         exists = is_listed and name not in self.memory.lost
         silent_s = (now_ns - line.heard_ns) / 1e9
         heard = (line.report, line.first_ns, line.well_ns)
-        return MemberView(name, exists, line.connected, round(silent_s, 3), *heard, is_listed)
+        unanswered_s = (now_ns - line.unanswered_ns) / 1e9 if line.unanswered_ns else 0.0
+        signs = (line.stepped_ns, round(unanswered_s, 3))
+        return MemberView(name, exists, line.connected, round(silent_s, 3), *heard, is_listed, *signs)
 
     def _take_stop(self) -> None:
         for requested in (self.backend.stop, self._stop_request):

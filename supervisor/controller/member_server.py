@@ -77,6 +77,10 @@ class MemberConnection:
     heard_ns: int = 0  # when the last report arrived
     first_ns: int = 0  # when the first report arrived; 0: none so far
     well_ns: int = 0  # when the member last reported a launcher that responds
+    stepped_ns: int = 0  # see `MemberView`
+    unanswered_ns: int = (
+        0  # since when the member's host answers no probe; 0 if it does, or if this is unknown
+    )
     order: MemberOrder | None = None  # the newest order
     sent: MemberOrder | None = None  # the last order that was sent on the current socket
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -126,6 +130,7 @@ class MemberServer:
         """Do not count the last `late_ns`, during which this process did not run, as silence of members."""
         for line in self.connections.values():
             line.heard_ns = min(self._now_ns(), line.heard_ns + late_ns)
+            line.unanswered_ns = 0
 
     def order(self, member: str, order: MemberOrder) -> None:
         """Send `order` to a member now, or once it connects. An order that it already has is not repeated."""

@@ -1,13 +1,33 @@
-"""Classify members: which ones report, can be controlled, are usable, or may come back. Pure."""
+"""Classify members: which ones report, can be controlled, are usable, or may come back. Pure.
+
+A member whose connection is silent counts as lost after `--member-timeout`. On a cluster, three observations
+change this time:
+
+- If another member completes steps, the silent member takes part in them. The time therefore begins at the
+  last step. Ranks that do not wait for each other could hide a lost member in this way, so there is a limit.
+- If the member's host no longer answers, and its ranks hold up the others, the host is lost. See
+  `_lost_host_in_s`.
+- If the member's connection is closed, the group has stopped, and a standby is ready, the standby takes its
+  place. See `_replaced_in_s`.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
+from supervisor.identity_cache import by_identity
 from supervisor.view.model import SECOND_NS, MemberView, Policy, View
 
 QUIET_S = 1.5  # a member reports every half second, and immediately on request
 MUTE_S = 2.5  # after this silence, a new sidecar still has time to report before the member is lost
+# A host is lost this long after the last sign of life: its report, or a step of the others, which they report
+# up to half a second after the power loss. The loss is therefore noticed within 5 s.
+LOST_HOST_S = 3.0
+UNANSWERED_S = 2.0  # two probes, one after the other: a single packet can be lost
+CLOSED_S = 3.0  # after this time without its sidecar, a member of a stopped group is replaced by a standby
+TIMEOUTS = 10  # a silent member of a group that completes steps is lost after so many times the timeout
 RENEW_AGAIN_S = 60.0  # if a new sidecar falls silent within this time, another one would not help
 
 
@@ -60,9 +80,104 @@ def timeout_left_s(view: View, member: MemberView, policy: Policy) -> float:
     """
     if not member.exists:
         return 0.0
-    known = member.report is not None or member.name in view.memory.seats
+    has_ranks = member.name in view.memory.seats
+    known = member.report is not None or has_ranks
     limit_s = policy.member_timeout_s if known else policy.form_s
-    return max(0.0, limit_s - member.silent_s)
+    if not has_ranks or not _is_silent(member):
+        return max(0.0, limit_s - member.silent_s)
+    lifeless_s = _lifeless_s(view, member)
+    left_s = min(limit_s - lifeless_s, TIMEOUTS * limit_s - member.silent_s)
+    soonest_s = min(
+        _lost_host_in_s(view, member, lifeless_s), _replaced_in_s(view, member, policy, lifeless_s)
+    )
+    return max(0.0, min(left_s, soonest_s))
+
+
+def has_lost_host(view: View, member: MemberView) -> bool:
+    """True if a member that exists is lost because its host is."""
+    if not member.exists or member.name not in view.memory.seats or not _is_silent(member):
+        return False
+    return _lost_host_in_s(view, member, _lifeless_s(view, member)) <= 0
+
+
+def _is_silent(member: MemberView) -> bool:
+    """True if a member has stopped reporting, or has not connected to a new leader and its host is silent."""
+    return member.silent_s >= QUIET_S or (member.report is None and member.unanswered_s > 0)
+
+
+def _lifeless_s(view: View, member: MemberView) -> float:
+    """Return the time since the last sign of life of a silent member: its report, or a step of the group.
+
+    The silence of a member begins late for a new leader, to give the member time to connect. But a member
+    that could connect would have a host that answers.
+    """
+    silent_s = member.silent_s
+    if member.report is None and member.unanswered_s:
+        silent_s = max(silent_s, member.unanswered_s)
+    stepped_ns = _others(view).stepped_ns
+    return min(silent_s, (view.now_ns - stepped_ns) / SECOND_NS) if stepped_ns else silent_s
+
+
+def _lost_host_in_s(view: View, member: MemberView, lifeless_s: float) -> float:
+    """Return in how many seconds a silent member's host counts as lost; infinity without the evidence.
+
+    The evidence has three parts, because each of them has other causes:
+
+    - The host does not answer. The network between it and the supervisor could be at fault instead.
+    - The ranks of a member that reports are late, unless there is no step that they could complete. They
+      would be on time if only the supervisor did not reach the host.
+    - Most members of the group report. Otherwise, the supervisor may be cut off.
+    """
+    if not member.unanswered_s:
+        return math.inf
+    others = _others(view)
+    trains = view.memory.phase == "running" and view.memory.settled
+    if 2 * others.reporting < len(view.memory.placement) or (trains and not others.are_late):
+        return math.inf
+    return max(LOST_HOST_S - lifeless_s, UNANSWERED_S - member.unanswered_s)
+
+
+def _replaced_in_s(view: View, member: MemberView, policy: Policy, lifeless_s: float) -> float:
+    """Return in how many seconds a standby replaces a member without a connection; infinity if none does.
+
+    The kernel closes the connections of processes that are killed. If all processes of a node are killed,
+    nothing else reports it. If only the sidecar is gone, the kubelet restarts it within 10 s, but a group that
+    has stopped can continue sooner without this member. While the group trains, nothing is concluded.
+    """
+    if not policy.members_created_externally or view.memory.phase != "securing" or member.connected:
+        return math.inf
+    if 2 * _others(view).reporting < len(view.memory.placement):
+        return math.inf
+    seats, nproc = view.memory.seats, view.memory.nproc
+    has_standby = any(
+        each.name not in seats and is_controllable(each) and is_ready(each, nproc) for each in view.members
+    )
+    return CLOSED_S - lifeless_s if has_standby else math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class _Others:
+    """What the reports of the members with ranks say about those that are silent."""
+
+    reporting: int  # how many report
+    stepped_ns: int  # when the supervisor last received a new step from one of them; 0 for never
+    are_late: bool  # a rank of one that reports has made no progress for longer than its steps take
+
+
+@by_identity(2)
+def _others(view: View) -> _Others:
+    there = [found for name in view.memory.placement if (found := view.member(name)) is not None]
+    reporting = [each for each in there if is_reporting(each)]
+    return _Others(
+        len(reporting),
+        max((each.stepped_ns for each in there), default=0),
+        any(
+            stall.generation == view.memory.generation
+            for each in reporting
+            if each.report is not None
+            for stall in each.report.stalls
+        ),
+    )
 
 
 def is_ready(member: MemberView, nproc: int) -> bool:

@@ -288,6 +288,11 @@ class MemberView:
     well_ns: int = 0  # when the member last reported that its launcher responds
     # True while the backend lists the member, even if it counts as lost and `exists` is therefore False
     is_listed: bool = field(default=False, metadata=UNRECORDED)
+    # On a cluster: when the supervisor last received a new step of one of its ranks; 0 for never
+    stepped_ns: int = field(default=0, metadata=UNRECORDED)
+    # On a cluster: for how long its host, which answered probes before, has answered none; 0.0 if it answers,
+    # or if nothing is known
+    unanswered_s: float = field(default=0.0, metadata=UNRECORDED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,10 @@ has installed it. Three variables determine where the tested images and installa
 `HOLDFAST_API_SERVER_STOP` is a command that stops the process of the API server, so that it keeps its
 connections but does not answer. `HOLDFAST_API_SERVER_CONT` continues it. Without these commands, the test of
 an outage is skipped.
+
+`HOLDFAST_NODE_CUT`, `HOLDFAST_NODE_HEAL`, `HOLDFAST_NODE_KILL` and `HOLDFAST_NODE_START` are commands that,
+followed by the name of a node, disconnect it from the network, connect it again, cut its power, and boot it.
+Without them, the tests of lost nodes are skipped.
 """
 
 from __future__ import annotations
@@ -57,6 +61,7 @@ ORDER = (
     "test_outages",
     "test_node_agent",
     "test_lost_nodes",
+    "test_lost_hosts",
     "test_install",
 )
 

@@ -199,7 +199,7 @@ def test_the_report_of_an_agent_that_is_frozen_or_killed_goes_stale(
     node = agents.nodes[-1]
     pod = agents.pod(node)
     container = pod["status"]["containerStatuses"][0]
-    node_processes.kill_first(node, container["containerID"], signal.SIGSTOP)
+    node_processes.signal_first(node, container["containerID"], signal.SIGSTOP)
     stale = agents.published(node)[1]  # a write that was in flight has arrived
     end_s = time.monotonic() + HEARTBEAT_S + 5.0
     while time.monotonic() < end_s:  # nothing can announce that nothing happens

@@ -277,6 +277,7 @@ def _outline(raw: Mapping[str, Any]) -> dict[str, Any]:
         "spec": {"nodeName": _short(spec.get("nodeName")), "containers": [{"name": container}]},
         "status": {
             "phase": _short(status.get("phase")),
+            "podIP": _short(status.get("podIP")),
             "containerStatuses": [_state(each) for each in states[:1]],
         },
     }

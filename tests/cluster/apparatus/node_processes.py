@@ -1,6 +1,6 @@
-"""Kill the first process of a container, which no process inside the container can do.
+"""Signal the first process of a container, and cut a pod off from an address, which no pod can do to itself.
 
-A privileged pod on the same node kills it, which works on any cluster. The pod shares the node's process ids,
+A privileged pod on the same node does it, which works on any cluster. The pod shares the node's process ids,
 and finds the process by the container's id in its cgroup.
 """
 
@@ -11,19 +11,40 @@ import signal
 
 from tests.cluster.apparatus.kubernetes_cluster import READY_S, ClusterUnderTest, Json
 
-_KILL = """
+_FIND = """
 import os, sys
-for pid in filter(str.isdigit, os.listdir("/proc")):
+def first(container):
+  for pid in filter(str.isdigit, os.listdir("/proc")):
     try:
         group = open(f"/proc/{pid}/cgroup").read()
         lines = open(f"/proc/{pid}/status").read().splitlines()
     except OSError:
         continue
     numbers = next(line.split() for line in lines if line.startswith("NSpid:"))
-    if sys.argv[1] in group and numbers[-1] == "1" and len(numbers) > 2:
-        os.kill(int(pid), int(sys.argv[2]))
-        sys.exit()
-sys.exit("no first process of " + sys.argv[1])
+    if container in group and numbers[-1] == "1" and len(numbers) > 2:
+        return int(pid)
+  sys.exit("no first process of " + container)
+"""
+
+_SIGNAL = f"{_FIND}\nos.kill(first(sys.argv[1]), int(sys.argv[2]))"
+
+# Adds or removes a route of the pod that drops all packets to an address. The image has no tool for this.
+_ROUTE = f"""{_FIND}
+import ctypes, socket, struct
+libc = ctypes.CDLL(None, use_errno=True)
+network = os.open(f"/proc/{{first(sys.argv[1])}}/ns/net", os.O_RDONLY)
+if libc.setns(network, 0x40000000):
+    sys.exit(os.strerror(ctypes.get_errno()))
+address = socket.inet_aton(sys.argv[3])
+route = struct.pack("=8BI", socket.AF_INET, 32, 0, 0, 254, 4, 0, 6, 0)
+route += struct.pack("=HH", 8, 1) + address
+kind, flags = (24, 0x605) if sys.argv[2] == "cut" else (25, 5)
+with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:
+    kernel.bind((0, 0))
+    kernel.send(struct.pack("=IHHII", 16 + len(route), kind, flags, 1, 0) + route)
+    error = struct.unpack_from("=i", kernel.recv(4096), 16)[0]
+if error:
+    sys.exit(os.strerror(-error))
 """
 
 
@@ -45,22 +66,25 @@ class NodeProcesses:
         )
         self._nodes.add(node)
 
-    def kill_first(self, node: str, container_id: str, signum: int = signal.SIGKILL) -> None:
-        """Send a signal to the first process of the container with this id, in the form `runtime://id`."""
+    def kill_first(self, node: str, container_id: str) -> None:
+        """Kill the first process of the container with this id, in the form `runtime://id`."""
+        self.signal_first(node, container_id, signal.SIGKILL)
+
+    def signal_first(self, node: str, container_id: str, signum: signal.Signals) -> None:
+        """Send a signal to the first process of a container, even one that it could ignore."""
+        self._run(node, _SIGNAL, container_id, str(int(signum)))
+
+    def cut(self, node: str, container_id: str, address: str) -> None:
+        """Drop all packets that the pod of a container sends to an IPv4 address, until `heal`."""
+        self._run(node, _ROUTE, container_id, "cut", address)
+
+    def heal(self, node: str, container_id: str, address: str) -> None:
+        self._run(node, _ROUTE, container_id, "heal", address)
+
+    def _run(self, node: str, program: str, container_id: str, *words: str) -> None:
         self.prepare(node)
         bare = container_id.rpartition("/")[2]
-        inside = (
-            "exec",
-            "-n",
-            self._namespace,
-            _name(node),
-            "--",
-            "python3",
-            "-c",
-            _KILL,
-            bare,
-            str(int(signum)),
-        )
+        inside = ("exec", "-n", self._namespace, _name(node), "--", "python3", "-c", program, bare, *words)
         self._cluster.kubectl(*inside)
 
 

@@ -27,6 +27,7 @@ class Line:
     well_ns: int = 0
     sent: MemberOrder | None = None
     epoch: int = 0
+    stepped_ns: int = 0
 
 
 @dataclass
@@ -38,6 +39,8 @@ class Network:
     cut: set[str] = field(default_factory=set)
     slow_ms: dict[str, int] = field(default_factory=dict)
     twice: bool = False  # every message arrives twice
+    muted: set[str] = field(default_factory=set)  # members whose reports are lost; the connections stay open
+    unanswered: dict[str, int] = field(default_factory=dict)  # when each host stopped answering probes
     _last_ns: dict[tuple[str, bool], int] = field(default_factory=dict)
 
     def line(self, name: str) -> Line:
@@ -50,7 +53,12 @@ class Network:
         line = self.line(name)
         exists = name in self.world.exists and name not in memory.lost
         silent_s = round((self.world.now_ns - line.heard_ns) / 1e9, 3)
-        return MemberView(name, exists, line.connected, silent_s, line.report, line.first_ns, line.well_ns)
+        since_ns = self.unanswered.get(name, self.world.now_ns)
+        return MemberView(
+            *(name, exists, line.connected, silent_s, line.report, line.first_ns, line.well_ns),
+            stepped_ns=line.stepped_ns,
+            unanswered_s=round((self.world.now_ns - since_ns) / 1e9, 3),
+        )
 
     def _deliver(self, name: str, epoch: int, outward: bool, act: partial[None]) -> None:
         """Call `act` at the other end, in order, unless the connection has broken by then."""
@@ -98,8 +106,12 @@ class Network:
             self._deliver(member.name, self.line(member.name).epoch, False, hear)
 
     def _hear(self, name: str, report: MemberReport) -> None:
-        if self.world.is_supervised:
+        if self.world.is_supervised and name not in self.muted:
             line = self.line(name)
+            before = line.report
+            is_cluster = self.world.policy.members_created_externally
+            if is_cluster and before is not None and _steps(report) > _steps(before):
+                line.stepped_ns = self.world.now_ns
             line.report, line.connected, line.heard_ns = report, True, self.world.now_ns
             line.first_ns = line.first_ns or self.world.now_ns
             if report.launcher is not None:
@@ -141,6 +153,17 @@ class Network:
         self.cut.discard(name)
         self.connect(self.world.members[name])
 
+    def cut_from_supervisor(self, name: str, for_ms: int, answers: bool = False) -> None:
+        """Lose the reports of a member for a while. Unless `answers`, its host answers no probes."""
+        self.muted.add(name)
+        if not answers:
+            self.unanswered[name] = self.world.now_ns
+        self.world.after(for_ms, partial(self._hear_again, name))
+
+    def _hear_again(self, name: str) -> None:
+        self.muted.discard(name)
+        self.unanswered.pop(name, None)
+
     def delay(self, name: str, by_ms: int, for_ms: int) -> None:
         """Delay a member's messages, in both directions, for a while."""
         self.slow_ms[name] = by_ms
@@ -154,3 +177,8 @@ class Network:
         }
         for number, name in enumerate(sorted(self.world.exists)):
             self.world.after(5 + 7 * number, partial(self.connect, self.world.members[name]))
+
+
+def _steps(report: MemberReport) -> int:
+    """Return how many steps the member's ranks have completed in all."""
+    return sum(each.step for each in report.progress)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from aiohttp import WSMsgType, web
+from aiohttp.abc import AbstractResolver, ResolveResult
 
 from holdfast.launcher import sidecar_server
 from holdfast.process import event_loop
@@ -16,7 +17,7 @@ from holdfast.protocol import codec
 from holdfast.protocol.launcher_messages import LauncherOrder, LauncherState
 from holdfast.protocol.member_messages import MemberOrder, MemberReport
 from sidecar import clients
-from sidecar.clients import LauncherClient, SupervisorClient
+from sidecar.clients import AddressesInTurn, LauncherClient, SupervisorClient
 from tests.sandbox import memory_directory
 from tests.unit.sidecar.fake_launcher import LIMIT_S, Launcher
 from tests.unit.supervisor.job_views import launcher, report
@@ -367,3 +368,55 @@ async def test_a_supervisor_that_never_answers_is_given_up(monkeypatch: pytest.M
     async with server, running(Speaker(server.sockets[0].getsockname()[1]).link):
         for _ in range(2):
             await asyncio.wait_for(arrived.acquire(), LIMIT_S)
+
+
+class Names(AbstractResolver):
+    """A DNS whose answers the test gives."""
+
+    def __init__(self) -> None:
+        self.asked: asyncio.Queue[asyncio.Future[list[ResolveResult]]] = asyncio.Queue()
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        answer: asyncio.Future[list[ResolveResult]] = asyncio.get_running_loop().create_future()
+        self.asked.put_nowait(answer)
+        return await answer
+
+    async def close(self) -> None:
+        """There is nothing to close."""
+
+
+def found_at(host: str) -> list[ResolveResult]:
+    return [
+        ResolveResult(hostname="s", host=host, port=1, family=socket.AF_INET, proto=6, flags=0),
+    ]
+
+
+async def test_while_the_dns_is_silent_the_last_known_addresses_are_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The DNS server may be on a lost node. Its later answer counts again."""
+    monkeypatch.setattr(clients, "RESOLVE_S", 0.01)
+    names = Names()
+    addresses = AddressesInTurn(names)
+
+    async def answered(answer: list[ResolveResult] | OSError) -> list[ResolveResult]:
+        asking = asyncio.create_task(addresses.resolve("s"))
+        lookup = await asyncio.wait_for(names.asked.get(), LIMIT_S)
+        if isinstance(answer, OSError):
+            lookup.set_exception(answer)
+        else:
+            lookup.set_result(answer)
+        return await asking
+
+    with pytest.raises(OSError, match="no answer"):
+        await answered(OSError("no answer"))
+    assert await answered(found_at("10.0.0.1")) == found_at("10.0.0.1")
+    assert await answered(OSError("no answer")) == found_at("10.0.0.1")
+    assert await addresses.resolve("s") == found_at("10.0.0.1")  # this lookup has no answer yet
+    assert await addresses.resolve("s") == found_at("10.0.0.1")
+    assert names.asked.qsize() == 1, "one lookup at a time, because each takes a thread"
+    names.asked.get_nowait().set_result(found_at("10.0.0.2"))
+    assert await addresses.resolve("s") == found_at("10.0.0.2")
+    await addresses.close()

@@ -73,3 +73,21 @@ def test_an_address_that_this_machine_does_not_have_is_an_error() -> None:
 )
 def test_only_a_header_with_the_whole_token_is_accepted(authorization: str, known: bool) -> None:
     assert network.has_token(authorization, "secret") == known
+
+
+@pytest.mark.parametrize(("after_s", "idle_s", "interval_s"), [(5.0, 2, 1), (10.0, 5, 2), (1.0, 1, 1)])
+def test_a_connection_to_a_host_that_answers_nothing_ends(
+    after_s: float, idle_s: int, interval_s: int
+) -> None:
+    with socket.socket() as made:
+        network.end_if_unreachable(made, after_s)
+        tcp = (socket.TCP_USER_TIMEOUT, socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+        found = [made.getsockopt(socket.IPPROTO_TCP, each) for each in tcp]
+        assert found == [after_s * 1000, idle_s, interval_s, 2]
+        assert made.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+
+
+def test_a_connection_that_is_not_tcp_is_left_alone() -> None:
+    one, other = socket.socketpair()
+    with one, other:
+        network.end_if_unreachable(one, 5.0)

@@ -14,7 +14,7 @@ from yarl import URL
 from holdfast.process import event_loop
 from holdfast.protocol import codec
 from holdfast.protocol.launcher_messages import Ending, LauncherState, RankState, StartTimes
-from holdfast.protocol.member_messages import MemberOrder, MemberReport, StorageListing
+from holdfast.protocol.member_messages import MemberOrder, MemberReport, RankStall, StorageListing
 from tests.unit.supervisor.job_views import progress, report
 
 LIMIT_S = 20.0
@@ -28,6 +28,8 @@ class SimulatedPod:
         self.connected = 0  # how often
         self.storage: StorageListing | None = StorageListing(1)
         self.step = 0
+        self.is_mute = False  # whether it sends nothing, on a connection that stays open
+        self.stalls: tuple[RankStall, ...] = ()
         self.unreachable = ""  # why it cannot connect to its launcher, which it then does not report
         self._name = name
         self._state = LauncherState(9, 0, (), (0,), 4000)
@@ -89,7 +91,7 @@ class SimulatedPod:
 
     async def send(self) -> None:
         """Send a report if there is a connection."""
-        if self._socket is not None:
+        if self._socket is not None and not self.is_mute:
             with suppress(ConnectionError):
                 await self._socket.send_str(codec.encode(self._report()).decode())
             self._tell()
@@ -155,6 +157,7 @@ class SimulatedPod:
             launcher_unreachable=self.unreachable,
             clock="this one",
             storage=self.storage,
+            stalls=self.stalls,
             progress=tuple(progress(number, self.step) for number in ranks),
             secured_for=self._secured,
             epoch=self._epoch,

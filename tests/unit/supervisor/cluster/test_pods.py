@@ -75,6 +75,15 @@ def test_a_pod_whose_training_container_runs_is_a_member() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("stated", "address"), [("10.0.0.7", "10.0.0.7"), (None, ""), ("", ""), (7, ""), (["10.0.0.7"], "")]
+)
+def test_the_address_of_a_pod_is_read_if_it_is_text(stated: object, address: str) -> None:
+    found = pod({"running": {}})
+    found["status"]["podIP"] = stated
+    assert read_pod(found, "train").address == address
+
+
 @pytest.mark.parametrize("status", [None, {}, {"phase": "Pending"}, {"containerStatuses": None}])
 def test_a_pod_that_has_not_started_is_known_and_not_running(status: Json | None) -> None:
     found = pod()

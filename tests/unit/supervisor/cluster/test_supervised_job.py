@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -16,9 +18,10 @@ from aiohttp.test_utils import TestServer
 
 from holdfast.fileio.storage_thread import StorageThread
 from holdfast.process import event_loop
-from holdfast.protocol.member_messages import MemberOrder, StorageListing
-from supervisor.cluster import job_summary, pods, supervised_job
+from holdfast.protocol.member_messages import MemberOrder, RankStall, StorageListing
+from supervisor.cluster import host_probe, job_summary, pods, supervised_job
 from supervisor.cluster.adoption.job_membership import JobKey
+from supervisor.cluster.host_probe import HostAnswer, HostProbes
 from supervisor.cluster.pod_server import job_secret
 from supervisor.cluster.pods import PodGroup, PodMember, member_name
 from supervisor.cluster.reach import Reach
@@ -31,9 +34,10 @@ from supervisor.decision import closing
 from supervisor.kubernetes.client import ApiServer
 from supervisor.kubernetes.errors import InvalidObject
 from supervisor.kubernetes.events import EventRecorder
+from supervisor.view import members as view_members
 from supervisor.view.model import Policy, Wait
 from tests.unit.supervisor.cluster.api_server import ServedObjects, accept_the_rest
-from tests.unit.supervisor.cluster.simulated_member import SimulatedPod
+from tests.unit.supervisor.cluster.simulated_member import LIMIT_S, SimulatedPod
 
 KEY = JobKey("team", "llama", "uid-1", "PyTorchJob", "kubeflow.org/v1", "llama")
 NO_OWNER = JobKey("team", "llama")  # nobody deletes the Supervision of such pods
@@ -835,6 +839,103 @@ async def test_no_pod_of_a_job_is_evicted_while_only_this_supervisor_may_be_unre
         assert capsys.readouterr().err.count("evictions blocked") == 2, "each reason once"
         there.is_cut_off = False
         assert request() != []
+
+
+@dataclass
+class Hosts:
+    """The hosts of the pods, and whether each answers probes."""
+
+    place: Place
+    lost: set[str] = field(default_factory=set)
+    asked: set[str] = field(default_factory=set)
+    known: asyncio.Event = field(default_factory=asyncio.Event)  # all were asked
+
+    async def answer(self, address: str) -> HostAnswer:
+        self.asked.add(address)
+        if len(self.asked) == len(self.place.pods):
+            self.known.set()
+        return HostAnswer.NONE if address in self.lost else HostAnswer.ANSWERED
+
+
+@asynccontextmanager
+async def probed(there: Place, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Hosts]:
+    """Probe the hosts of all members every few milliseconds, with limits as short."""
+    for name, value in (("TICK_S", 0.01), ("QUIET_TICK_S", 0.01), ("PROBE_S", 0.05)):
+        monkeypatch.setattr(host_probe, name, value)
+    monkeypatch.setattr(host_probe, "SILENT_NS", 200_000_000)
+    for name, value in (("QUIET_S", 0.3), ("LOST_HOST_S", 0.6), ("UNANSWERED_S", 0.3)):
+        monkeypatch.setattr(view_members, name, value)
+    for number, (uid, pod) in enumerate(there.pods.items()):
+        there.pods[uid] = replace(pod, address=f"10.0.0.{number}")
+    there.look()
+    hosts = Hosts(there)
+    probing = asyncio.create_task(HostProbes(lambda: there.job.probed, hosts.answer).run())
+    try:
+        await asyncio.wait_for(hosts.known.wait(), LIMIT_S)
+        yield hosts
+    finally:
+        await event_loop.end([probing])
+
+
+LATE = RankStall(0, 1, 3, 4, 1, "backward", 2.0, 0.8)
+
+
+async def test_a_member_whose_host_answers_nothing_is_lost_long_before_the_timeout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = replace(POLICY, member_timeout_s=600.0, max_restarts=9, members_created_externally=True)
+    async with place(tmp_path, policy) as there:
+        members = await there.form()
+        async with probed(there, monkeypatch) as hosts:
+            hosts.lost.add("10.0.0.1")
+            members[1].is_mute = True
+            members[0].stalls = (LATE,)
+            await members[0].until(lambda: members[0].order.do == "secure")
+            assert there.job.job is not None
+            assert there.job.job.memory.incident is not None
+            (fault,) = there.job.job.memory.incident.faults
+            assert (fault.kind, fault.member) == ("member_lost", member_name("w-1", "00000001-0", 0))
+            assert "its host has not answered" in fault.detail
+
+
+async def test_a_silent_member_is_kept_while_the_group_trains_or_its_host_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = replace(POLICY, member_timeout_s=600.0, max_restarts=9, members_created_externally=True)
+    async with place(tmp_path, policy) as there:
+        first, second = await there.form()
+        async with probed(there, monkeypatch) as hosts:
+            second.is_mute = True
+            first.stalls = (LATE,)  # so that only its steps show that the group trains
+            line = there.job._server.connection(member_name("w-1", "00000001-0", 0))
+
+            async def silent_for(silent_s: float) -> None:
+                """Return once the second member has been silent for so much longer."""
+                begun_ns = time.monotonic_ns()
+                while time.monotonic_ns() < begun_ns + silent_s * 1e9:
+                    await first.train(first.step + 1)
+                    await asyncio.sleep(0.02)
+
+            await silent_for(1.0)
+            assert line.unanswered_ns == 0, "its host answers"
+            hosts.lost.add("10.0.0.1")
+            await silent_for(1.0)
+            assert line.unanswered_ns > 0
+            assert line.heard_ns < time.monotonic_ns() - 1_900_000_000
+            assert there.status["incidents"] == 0
+            second.is_mute = False
+            await second.until(lambda: line.unanswered_ns == 0)
+            assert there.status["incidents"] == 0
+
+
+async def test_the_connection_of_a_host_without_power_ends_by_itself(tmp_path: Path) -> None:
+    async with place(tmp_path) as there:
+        await there.form()
+        for line in there.job._server.connections.values():
+            assert line.transport is not None
+            connection = line.transport.get_extra_info("socket")
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 10_000
+            assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
 
 
 async def test_the_connections_of_members_that_are_lost_and_gone_are_forgotten(tmp_path: Path) -> None:

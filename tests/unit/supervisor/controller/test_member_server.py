@@ -75,6 +75,17 @@ def test_times_from_a_member_of_another_host_are_converted_to_the_local_clock() 
     assert line.report.launcher == state
 
 
+def test_time_in_which_this_process_was_stopped_is_no_evidence_against_a_member() -> None:
+    now_ns = [20_000]
+    made = MemberServer(lambda: now_ns[0], lambda: None)
+    for name, heard_ns in (("m0", 5_000), ("m1", 19_000)):
+        line = made.connection(name)
+        line.heard_ns, line.unanswered_ns = heard_ns, 6_000
+    made.discount_own_pause(10_000)
+    lines = made.connections.values()
+    assert [(each.heard_ns, each.unanswered_ns) for each in lines] == [(15_000, 0), (20_000, 0)]
+
+
 def test_a_member_is_well_while_it_reports_a_launcher_that_answers() -> None:
     now_ns = [1_000]
     made = MemberServer(lambda: now_ns[0], lambda: None)

@@ -109,6 +109,7 @@ def running(name: str = "a", **annotations: str) -> Json:
         {"name": "train", "state": {"running": {"startedAt": "x"}}, "restartCount": 2, "containerID": "c"},
     ]
     found["status"] |= {"containerStatuses": states, "conditions": [{"message": "x" * 9_000}]}
+    found["status"] |= {"podIP": "10.0.0.7", "podIPs": [{"ip": "10.0.0.7"}]}
     return found
 
 

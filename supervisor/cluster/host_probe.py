@@ -1,0 +1,240 @@
+"""Probe the hosts of silent members, because a host without power answers nothing.
+
+A probe opens a TCP connection to the member's pod, on a port where usually nothing listens. A refusal comes
+from the kernel of the host and therefore proves that the host runs, as an accepted connection does, even if
+the sidecar is stopped. Only the absence of any answer is evidence against a host, and only if this supervisor
+has received an answer from it before, because a NetworkPolicy may drop the probes. For a member that has not
+connected to a new leader yet, an answer from another node's pod of the same job is enough. If most nodes do
+not answer, the network of this supervisor is more likely to be at fault, and nothing is concluded.
+
+`supervisor.view.members` decides what the evidence means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ipaddress
+import random
+import socket
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import NoReturn
+
+from holdfast.process import event_loop
+from supervisor.controller.member_server import MemberConnection
+
+PORT = 9  # discard: it has no service on today's hosts
+PROBE_S = 1.0  # without an answer for this long, a probe has failed; the kernel repeats its packet after 1 s
+SILENT_NS = 1_000_000_000  # a member reports every half second; a silent one is probed again and again
+USUAL_S = 60.0  # between two probes of a member that reports
+TICK_S = 0.25
+QUIET_TICK_S = 0.5  # in place of `TICK_S` while no member is silent
+LATE_S = 0.5  # this process was stopped if it wakes up so much later; probes from before then prove nothing
+MOST_SILENT = 512  # probes of silent members at the same time, each for up to `PROBE_S`
+MOST_USUAL = 32  # the same for members that report: usually answered within a millisecond
+_ANSWERS = (0, errno.ECONNREFUSED, errno.ECONNRESET)
+# from neighbours of the host, or from a router that has lost the route to its pods
+_NO_ANSWER = (errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH, errno.ETIMEDOUT)
+
+
+class HostAnswer(Enum):
+    ANSWERED = "answered"
+    NONE = "none"
+    UNKNOWN = "unknown"  # this supervisor could not probe, or was stopped meanwhile
+
+
+@dataclass(frozen=True, slots=True)
+class HostRecord:
+    """What this supervisor knows from its probes of one pod's address."""
+
+    address: str
+    due_ns: int = 0  # when the next probe is due while the member reports
+    asked_ns: int = 0  # when the last probe began
+    has_answered: bool = False
+    unanswered_ns: int = 0  # when the first of the last probes began, all of which failed; 0 for none
+
+    def after(self, answer: HostAnswer, began_ns: int, wait_s: float) -> HostRecord:
+        """Return the record after a probe that began at `began_ns`; the next usual one is `wait_s` later."""
+        has_answered = self.has_answered or answer is HostAnswer.ANSWERED
+        unanswered_ns = (self.unanswered_ns or began_ns) if answer is HostAnswer.NONE else 0
+        return HostRecord(self.address, began_ns + int(wait_s * 1e9), began_ns, has_answered, unanswered_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class ProbedMember:
+    """A member of a running group. `changed` must be called if its host stops answering.
+
+    `group` is the same object for the members of one job.
+    """
+
+    uid: str  # of its pod
+    address: str
+    node: str
+    group: object
+    line: MemberConnection
+    changed: Callable[[], None]
+
+
+def lost_nodes(found: Iterable[tuple[str, bool]]) -> frozenset[str]:
+    """Return the nodes whose members have no answer, given the node of each member and whether it lacks one.
+
+    The members are those that answered before. The result is empty if most of their nodes lack an answer.
+    A node of which any member answers is not lost.
+    """
+    answers: dict[str, bool] = {}
+    for node, is_unanswered in found:
+        answers[node] = answers.get(node, False) or not is_unanswered
+    lost = frozenset(node for node, answered in answers.items() if not answered)
+    return lost if 2 * len(lost) <= len(answers) else frozenset()
+
+
+async def probe(address: str) -> HostAnswer:
+    """Return whether the host of a pod's address answers. Never raises."""
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    try:
+        family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as connection:
+            connection.setblocking(False)
+            code = await _connect(connection, address)
+    except (OSError, ValueError):  # for example, no descriptor is left
+        return HostAnswer.UNKNOWN
+    if code is None:
+        return HostAnswer.NONE if loop.time() - began_s < PROBE_S + LATE_S else HostAnswer.UNKNOWN
+    return meaning(code)
+
+
+def meaning(code: int) -> HostAnswer:
+    """Return what the error of an attempt to connect says about the host; 0 is success."""
+    if code in _ANSWERS:
+        return HostAnswer.ANSWERED
+    return HostAnswer.NONE if code in _NO_ANSWER else HostAnswer.UNKNOWN
+
+
+async def _connect(connection: socket.socket, address: str) -> int | None:
+    """Return the error of an attempt to connect, 0 for success; None if there is none within `PROBE_S`.
+
+    If the event loop was late, an answer that has arrived counts, because the loop looks at its connections
+    before its timers.
+    """
+    loop = asyncio.get_running_loop()
+    code = connection.connect_ex((address, PORT))
+    if code == errno.ENETUNREACH:
+        raise OSError(code, "the host of this supervisor has no route")  # a router's answer comes later
+    if code != errno.EINPROGRESS:
+        return code
+    answered: asyncio.Future[bool] = loop.create_future()
+
+    def settle(answer: bool) -> None:
+        if not answered.done():
+            answered.set_result(answer)
+
+    loop.add_writer(connection, settle, True)
+    timer = loop.call_later(PROBE_S, settle, False)
+    try:
+        return connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) if await answered else None
+    finally:
+        timer.cancel()
+        loop.remove_writer(connection)
+
+
+class HostProbes:
+    """Probes the hosts of a leader's members, and keeps `MemberConnection.unanswered_ns` up to date."""
+
+    def __init__(
+        self,
+        members: Callable[[], Iterable[ProbedMember]],
+        ask: Callable[[str], Awaitable[HostAnswer]] = probe,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._members, self._ask, self._now_ns = members, ask, now_ns
+        self._records: dict[str, HostRecord] = {}  # by the uid of the pod
+        self._silent: dict[str, asyncio.Task[None]] = {}  # the probes under way of silent members, by uid
+        self._usual: dict[str, asyncio.Task[None]] = {}  # those of members that report
+
+    async def run(self) -> NoReturn:
+        """Probe until cancelled."""
+        try:
+            while True:
+                wait_s = self.look()
+                due_ns = self._now_ns() + int(wait_s * 1e9)
+                await asyncio.sleep(wait_s)
+                if self._now_ns() - due_ns > LATE_S * 1e9:
+                    self.forget_failures()
+        finally:
+            await event_loop.end([*self._silent.values(), *self._usual.values()])
+
+    def forget_failures(self) -> None:
+        """Call this if this process was stopped: answers may have arrived too late to be noticed."""
+        for uid, record in self._records.items():
+            if record.unanswered_ns:
+                self._records[uid] = replace(record, unanswered_ns=0)
+
+    def look(self) -> float:
+        """Begin the probes that are due, and tell members' connections the result of earlier ones.
+
+        Return the seconds until the next call.
+        """
+        now_ns = self._now_ns()
+        records: dict[str, HostRecord] = {}
+        silent: list[ProbedMember] = []
+        for member in self._members():
+            record = self._records.get(member.uid)
+            if record is None or record.address != member.address:
+                record = HostRecord(member.address)
+            records[member.uid] = record
+            if now_ns - member.line.heard_ns > SILENT_NS or not member.line.first_ns:
+                silent.append(member)
+                is_due = record.asked_ns + int(PROBE_S * 1e9) <= now_ns
+                if is_due and member.uid not in self._silent and len(self._silent) < MOST_SILENT:
+                    self._begin(member, self._silent)
+            elif record.due_ns <= now_ns and member.uid not in self._usual and len(self._usual) < MOST_USUAL:
+                self._begin(member, self._usual)
+        self._records = records
+        self._tell(silent)
+        return TICK_S if silent else QUIET_TICK_S
+
+    def _tell(self, silent: Iterable[ProbedMember]) -> None:
+        unanswered = {member.uid: self._records[member.uid].unanswered_ns for member in silent}
+        lost: frozenset[str] = frozenset()
+        if any(unanswered.values()):
+            judged = self._judged()
+            lost = lost_nodes((member.node, bool(unanswered.get(member.uid))) for member in judged)
+            unanswered = {member.uid: unanswered[member.uid] for member in judged if member.uid in unanswered}
+        for member in silent:
+            since_ns = unanswered.get(member.uid, 0) if member.node in lost else 0
+            if since_ns != member.line.unanswered_ns:
+                member.line.unanswered_ns = since_ns
+                if since_ns:
+                    member.changed()
+
+    def _judged(self) -> list[ProbedMember]:
+        """Return the members whose probes can be answered as far as is known: see the module."""
+        members = list(self._members())
+        nodes: dict[int, set[str]] = {}  # of each group: the nodes that have answered
+        for member in members:
+            if self._records[member.uid].has_answered:
+                nodes.setdefault(id(member.group), set()).add(member.node)
+        return [
+            member
+            for member in members
+            if self._records[member.uid].has_answered
+            or (not member.line.first_ns and nodes.get(id(member.group), set()) - {member.node})
+        ]
+
+    def _begin(self, member: ProbedMember, under_way: dict[str, asyncio.Task[None]]) -> None:
+        task = asyncio.create_task(self._probe(member), name=f"probe {member.uid}")
+        under_way[member.uid] = task
+        task.add_done_callback(lambda _: under_way.pop(member.uid, None))
+
+    async def _probe(self, member: ProbedMember) -> None:
+        began_ns = self._now_ns()
+        answer = await self._ask(member.address)
+        record = self._records.get(member.uid)
+        if record is not None and record.address == member.address:
+            # spread, so that members that connected at the same time are not probed at the same time for ever
+            wait_s = USUAL_S * random.uniform(0.75, 1.25)
+            self._records[member.uid] = record.after(answer, began_ns, wait_s)
