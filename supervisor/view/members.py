@@ -141,8 +141,8 @@ def _replaced_in_s(view: View, member: MemberView, policy: Policy, lifeless_s: f
     """Return in how many seconds a standby replaces a member without a connection; infinity if none does.
 
     The kernel closes the connections of processes that are killed. If all processes of a node are killed,
-    nothing else reports it. If only the sidecar is gone, the kubelet restarts it within 10 s, but a group that
-    has stopped can continue sooner without this member. While the group trains, nothing is concluded.
+    nothing else reports it. If only the sidecar is gone, the kubelet restarts it within 10 s, but a group
+    that has stopped can continue sooner without this member. While the group trains, nothing is concluded.
     """
     if not policy.members_created_externally or view.memory.phase != "securing" or member.connected:
         return math.inf
