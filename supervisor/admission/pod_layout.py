@@ -50,6 +50,7 @@ NOT_INJECTED = PREFIX + "not-injected"
 # The supervisor finds the injected pods by this label.
 MEMBER_LABEL = PREFIX + "member"
 IS_MEMBER = "true"
+STANDBY_OF = PREFIX + "standby-of"  # a label of standby pods, which the supervisor creates
 
 NAMESPACE = "holdfast-system"
 SUPERVISOR_SERVICE = "holdfast-supervisor"

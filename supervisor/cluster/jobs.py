@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from typing import NamedTuple, TypeVar
@@ -26,6 +26,7 @@ from supervisor.cluster.pod_groups import (
     form_group,
     has_ended,
     ongoing_group,
+    with_standbys,
 )
 from supervisor.cluster.pods import PodGroup, member_name
 from supervisor.cluster.reach import OutOfReach, out_of_reach
@@ -236,11 +237,15 @@ class ClusterJobs:
         A pod remains with its job until it is gone, even if it or its owners change.
         """
         by_key: dict[JobKey, list[OwnedPod]] = {}
+        standbys: dict[str, list[KubernetesObject]] = {}  # by the uid of the Supervision that owns them
         ongoing = {pod.uid: key for key, group in self._ongoing.items() for pod in group.pods}
         pods = tuple(self._pods.objects.items())
         self._sorted = {name: self._sort(name, pod) async for name, pod in _in_slices(pods)}
         for pod, owners, key in self._sorted.values():
             uid = pod["metadata"]["uid"]
+            if owner := contents.supervision_of(pod):
+                standbys.setdefault(owner, []).append(pod)
+                continue
             job = self._by_uid.get(uid)
             known = job.key if job is not None else ongoing.get(uid)
             if known is not None:
@@ -249,11 +254,30 @@ class ClusterJobs:
                 by_key.setdefault(key, []).append(OwnedPod(pod, owners, ""))
             elif owners.unread is None or self._owners.refusal(owners.unread):  # the owner is not being read
                 self._record(Refusal(pod, NOT_SUPERVISED, key.why))
-        self._formed = {key: self._form(key, found) async for key, found in _in_slices(by_key.items())}
+        by_job = self._by_job(standbys, by_key)
+        for key in by_job:  # all other pods of the job may be gone
+            by_key.setdefault(key, [])
+        self._formed = {
+            key: self._form(key, found, by_job.get(key, ()))
+            async for key, found in _in_slices(by_key.items())
+        }
         for formed in self._formed.values():
             for each in formed.refusals:
                 self._record(each)
         return {key: each.group for key, each in self._formed.items() if each.group is not None}
+
+    def _by_job(
+        self, standbys: Mapping[str, Sequence[KubernetesObject]], known: Iterable[JobKey]
+    ) -> dict[JobKey, Sequence[KubernetesObject]]:
+        """Return the standbys of each job, given those of each Supervision.
+
+        A standby of another Supervision is about to be deleted with its owner.
+        """
+        if not standbys:
+            return {}
+        keys = dict.fromkeys((*self.jobs, *self._ongoing, *known))
+        owners = ((key, str(_uid(self._supervision(key)))) for key in keys)
+        return {key: standbys[uid] for key, uid in owners if uid in standbys}
 
     def _record(self, refusal: Refusal) -> None:
         """Record an event, unless its pod has ended and no longer needs to be changed."""
@@ -269,14 +293,18 @@ class ClusterJobs:
         owners_now = job_membership.top_owner(pod, self._owners.find)
         return _SortedPod(pod, owners_now, job_membership.job_key(pod, owners_now))
 
-    def _form(self, key: JobKey, found: Sequence[OwnedPod]) -> FormedGroup:
+    def _form(
+        self, key: JobKey, found: Sequence[OwnedPod], standbys: Sequence[KubernetesObject]
+    ) -> FormedGroup:
         job, last = self.jobs.get(key), self._formed.get(key)
         before = job.group if job is not None else self._ongoing.get(key)
         is_known = last is not None and last.group is before is not None
         is_at_rest = job is None and key in self._at_rest
-        if last is not None and (is_known or is_at_rest) and _are_same(last.found, found):
+        is_unchanged = last is not None and _are_same(last.found, found, last.standbys, standbys)
+        if last is not None and (is_known or is_at_rest) and is_unchanged:
             return last
-        return FormedGroup(found, *form_group(key, found, before))
+        group, refusals = form_group(key, found, before)
+        return FormedGroup(found, standbys, with_standbys(group, standbys), refusals)
 
     async def _find_ongoing(self) -> None:
         """Find the runs that earlier leaders have begun, and their pods.
@@ -316,10 +344,21 @@ async def _in_slices(items: Iterable[_T]) -> AsyncIterator[_T]:
             await asyncio.sleep(0)
 
 
-def _are_same(one: Sequence[OwnedPod], other: Sequence[OwnedPod]) -> bool:
-    """Return True if both contain the identical pod and owner objects."""
-    return len(one) == len(other) and all(
-        a.pod is b.pod and a.owners is b.owners and a.why == b.why for a, b in zip(one, other, strict=True)
+def _are_same(
+    one: Sequence[OwnedPod],
+    other: Sequence[OwnedPod],
+    standbys: Sequence[KubernetesObject],
+    others: Sequence[KubernetesObject],
+) -> bool:
+    """Return True if both pairs contain the identical pod and owner objects."""
+    return (
+        len(one) == len(other)
+        and len(standbys) == len(others)
+        and all(
+            a.pod is b.pod and a.owners is b.owners and a.why == b.why
+            for a, b in zip(one, other, strict=True)
+        )
+        and all(a is b for a, b in zip(standbys, others, strict=True))
     )
 
 

@@ -102,6 +102,7 @@ class ClusterSupervisor:
             self._evict,
             lambda namespace: self._jobs is not None and self._jobs.is_cut_off(namespace),
             lambda: len(self._jobs.jobs) if self._jobs is not None else 1,
+            lambda: term.left_s,
             self.limits,
         )
         changed = asyncio.Event()

@@ -18,12 +18,14 @@ from supervisor.cluster.pods import (
     pod_policy,
     read_pod,
 )
+from supervisor.cluster.standbys.pod_copy import standby_number
 from supervisor.cluster.supervision.contents import OngoingRun
 from supervisor.kubernetes.client import KubernetesObject
 from supervisor.view.model import Policy
 
 NOT_SUPERVISED = "NotSupervised"  # an event's reason
 SIZE_KEPT = "SizeKept"  # the reason of events about a job that was resized during a run
+_LAST = 1_000_000_000  # sorts standbys behind the owner's pods, whose indexes are smaller
 CHANGE_IGNORED = "ChangeIgnored"  # the reason of events about invalid changes to a running job's pods
 _KEPT = "the job keeps its pods, size and settings"
 
@@ -37,9 +39,10 @@ class OwnedPod(NamedTuple):
 
 
 class FormedGroup(NamedTuple):
-    """The pods of a job, the group that they form, and the events to record about them."""
+    """The pods of a job, its standbys, the group that they form, and the events to record about them."""
 
     found: Sequence[OwnedPod]
+    standbys: Sequence[KubernetesObject]
     group: PodGroup | None
     refusals: Sequence[Refusal]
 
@@ -95,6 +98,15 @@ def form_group(
     members = [*leaving, *(_member(each.pod, result.order) for each, result in adopted)]
     pods = tuple(sorted(members, key=lambda each: each.order))
     return PodGroup(key, first.members, first.nproc, policy, given, pods), refusals
+
+
+def with_standbys(group: PodGroup | None, standbys: Sequence[KubernetesObject]) -> PodGroup | None:
+    """Return the group with its standbys, after all other pods. They do not affect its size or settings."""
+    if group is None:
+        return None
+    owners = tuple(each for each in group.pods if not each.is_standby)
+    found = (_member(each, (_LAST, standby_number(each["metadata"]["name"]))) for each in standbys)
+    return replace(group, pods=(*owners, *sorted(found, key=lambda each: each.order)))
 
 
 def _kept_group(before: PodGroup, found: Sequence[OwnedPod]) -> tuple[PodGroup, list[Refusal]]:

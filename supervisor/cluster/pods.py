@@ -20,7 +20,7 @@ from supervisor.admission import settings as pod_settings
 from supervisor.cluster.adoption import pod_facts
 from supervisor.cluster.adoption.job_membership import JobKey
 from supervisor.cluster.adoption.pod_facts import ENDED_PHASES
-from supervisor.cluster.supervision.contents import RunSize
+from supervisor.cluster.supervision.contents import RunSize, supervision_of
 from supervisor.view.model import Completion, Policy, StopRequest
 
 log = logging.getLogger(__name__)
@@ -52,6 +52,7 @@ class PodMember:
     first_name: str = ""  # the member's name before the pod became another member without a restart
     exit_code: int | None = None  # the exit code of a pod that has ended; not 0 if it has failed
     last_words: str = ""  # what its training container left for the kubelet when it ended
+    is_standby: bool = False  # True if the supervisor has created the pod, as a standby
     order: tuple[int, ...] = ()  # sorts a job's pods as their controller numbers them
 
 
@@ -101,6 +102,7 @@ class PodBackend:
     blocked: Callable[[], str] = lambda: ""
     report_blocked: Callable[[str], None] = lambda _: None
     user_stop: StopRequest = ""  # a user's request to stop
+    ends_with_its_pods: bool = False  # True if the job has no owner, which would create its pods again
     pods: Mapping[str, PodMember] = field(default_factory=dict)  # by uid
     _revived: dict[str, int] = field(default_factory=dict)  # by uid: how often the pod became another member
     _lost: dict[str, float] = field(default_factory=dict)  # lost members, and when each was lost
@@ -116,8 +118,13 @@ class PodBackend:
 
     @property
     def is_leaving(self) -> bool:
-        """True if all pods are being deleted, so that no member will be left to hold the state."""
+        """True if all pods are being deleted, so that no member will be left to hold the state.
+
+        Standbys do not count if the job has no owner: deleting its pods is then how a user ends it.
+        """
         there = [pod for pod in self.pods.values() if not pod.has_ended]
+        if self.ends_with_its_pods:
+            there = [pod for pod in there if not pod.is_standby]
         return bool(there) and all(pod.is_leaving for pod in there)
 
     @property
@@ -249,6 +256,7 @@ def read_pod(pod: Mapping[str, Any], container: str) -> PodMember:
         has_ended=has_ended,
         exit_code=_exit_code(status.get("phase"), state) if has_ended else None,
         last_words=pod_facts.termination_message(state.get("terminated") or {}) if has_ended else "",
+        is_standby=bool(supervision_of(pod)),
     )
 
 

@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import json
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,7 @@ from supervisor.cluster.pod_server import PodServer, job_secret
 from supervisor.cluster.pods import PodBackend, PodGroup, PodMember, held_policy
 from supervisor.cluster.reach import Reach
 from supervisor.cluster.requested_drills import RequestedDrills
+from supervisor.cluster.standbys.keeper import StandbyKeeper, StandbyNeeds
 from supervisor.cluster.supervision import contents, status_fields
 from supervisor.cluster.supervision.contents import RunSize
 from supervisor.cluster.supervision.fenced_records import SupervisionRecords
@@ -87,6 +89,7 @@ class ClusterContext:
     evict: Callable[[str, PodMember], None]  # evicts a pod of the given namespace
     is_cut_off: Callable[[str], bool] = lambda _: False  # True if this leader may not reach the namespace
     jobs: Callable[[], int] = lambda: 1  # the number of all jobs
+    term_left_s: Callable[[], float] = lambda: math.inf  # for how long this leader certainly leads
     limits: SharedLimits = field(default_factory=SharedLimits)  # all jobs share the event loop
 
 
@@ -116,6 +119,7 @@ class SupervisedJob:
             responds=self._server.responds,
             blocked=self._why_blocked,
             report_blocked=self._report_blocked,
+            ends_with_its_pods=not group.key.uid,
         )
         self.job: Job | None = None
         self._context = context
@@ -131,7 +135,14 @@ class SupervisedJob:
         self._problem = ""  # the last problem that was recorded as an event
         self._blocked = ""  # why no pod may be evicted, as last reported
         self._drills = RequestedDrills(context.server, lambda: self.job, self._evict_member)
-        self._has_work = asyncio.Event()  # there is a pod that has not ended
+        self._has_work = asyncio.Event()  # there is a pod that has not ended, or a standby to delete
+        self._standbys = StandbyKeeper(
+            context.server,
+            group.key.namespace,
+            self._standby_needs,
+            context.term_left_s,
+            lambda reason, message, bad: self._event(reason, message, bad=bad),
+        )
         self._stated: RunSize | None = None  # the size of the job when it was last compared with the run's
         self._stop_removed_s: float | None = None  # when the request to stop an earlier run was removed
 
@@ -141,6 +152,7 @@ class SupervisedJob:
         """Begin to supervise in the background. All log lines of this work contain the job."""
         token = logs.CONTEXT.set({"job": f"{self.key.namespace}/{self.key.name}"})
         self._spawn(self._supervise(), "supervise")
+        self._spawn(self._standbys.run(), "standbys")
         logs.CONTEXT.reset(token)
 
     def update(self, group: PodGroup) -> None:
@@ -153,7 +165,8 @@ class SupervisedJob:
         """Set the current pods."""
         if self.backend.update(pods):
             self._wake()
-        if all(pod.has_ended for pod in self.backend.pods.values()):
+        pods = self.backend.pods.values()
+        if all(pod.has_ended and (pod.is_leaving or not pod.is_standby) for pod in pods):
             self._has_work.clear()
         else:
             self._has_work.set()
@@ -331,6 +344,12 @@ class SupervisedJob:
     def _pods(self) -> Collection[PodMember]:
         return self.backend.pods.values()
 
+    def _standby_needs(self) -> StandbyNeeds | None:
+        job, resource = self.job, self._resource
+        if job is None or resource is None or not isinstance(resource.uid, str) or self.has_ended:
+            return None
+        return StandbyNeeds(job.memory, job.policy, self._pods, resource.name, resource.uid)
+
     def _is_of_another_size(self, memory: JobState) -> bool:
         return self.group.size != RunSize.of(memory) and succession.is_abandoned(memory, self._pods)
 
@@ -432,7 +451,7 @@ class SupervisedJob:
         since_s = time.monotonic()  # when the run last had a pod that had not ended
         while True:
             if job.memory.phase == "forming":
-                pods = [pod for uid, pod in self.backend.pods.items() if uid not in self._earlier]
+                pods = [pod for pod in self._pods if not (pod.uid in self._earlier or pod.is_standby)]
                 ended |= {pod.uid: pod for pod in pods if pod.has_ended and not pod.is_leaving}
                 now_s = time.monotonic()
                 if any(not pod.has_ended for pod in pods):
@@ -475,7 +494,8 @@ class SupervisedJob:
             new = set(self.backend.members) - self._over
             if not new:
                 continue
-            is_next_attempt = job.memory.exit_code and not self._stop_in_spec
+            standbys = {pod.member for pod in self._pods if pod.is_standby}
+            is_next_attempt = job.memory.exit_code and not self._stop_in_spec and not new <= standbys
             if is_next_attempt or (not self.key.uid and succession.are_gone(self._over, self._pods)):
                 self.is_at_rest = False
                 self._earlier = frozenset(pod.uid for pod in self._pods if pod.has_ended)

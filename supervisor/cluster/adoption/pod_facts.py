@@ -24,6 +24,7 @@ from supervisor.admission.pod_layout import (
     NOT_INJECTED,
     NPROC_PER_NODE,
     PREFIX,
+    STANDBY_OF,
 )
 from supervisor.cluster.adoption import untrusted_json
 from supervisor.cluster.adoption.untrusted_json import MAX_TEXT, NAME, UID, UnfitObject, refuse, table
@@ -321,7 +322,7 @@ def _statements(raw: Mapping[str, Any], container: str) -> dict[str, Any]:
         "metadata": {
             "labels": {
                 key: untrusted_json.text(labels[key], f"{key} of pod {name}")
-                for key in _keys_in("label", referenced)
+                for key in (*_keys_in("label", referenced), STANDBY_OF)
                 if key in labels
             },
             "annotations": {

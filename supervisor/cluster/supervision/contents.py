@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from holdfast.process import clock as hostclock
+from supervisor.admission import pod_layout
 from supervisor.cluster.adoption.job_membership import JobKey
 from supervisor.cluster.adoption.untrusted_json import API_VERSION, NAME, UID, UnfitObject, matching
 from supervisor.cluster.adoption.untrusted_json import KIND as OWNER_KIND
@@ -116,6 +117,19 @@ def _key_of(found: KubernetesObject) -> JobKey | None:
         if name == stated or (name.startswith(f"{stated}-") and name[len(stated) + 1 :].isdecimal()):
             return replace(key, name=name)
     return None
+
+
+def supervision_of(pod: KubernetesObject) -> str:
+    """Return the uid of the Supervision that owns a standby pod; "" if the pod is not a standby."""
+    metadata = mapping(pod.get("metadata"))
+    references = metadata.get("ownerReferences")
+    if pod_layout.STANDBY_OF not in mapping(metadata.get("labels")) or not isinstance(references, list):
+        return ""
+    for each in map(mapping, references):
+        is_ours = str(each.get("apiVersion", "")).partition("/")[0] == GROUP and each.get("kind") == KIND
+        if is_ours and each.get("controller") is True:
+            return str(each.get("uid") or "")
+    return ""
 
 
 def requests_only(found: KubernetesObject) -> KubernetesObject:

@@ -32,6 +32,8 @@ CLUSTER_WIDE = {
     "MutatingWebhookConfiguration",
     "Namespace",
     "PriorityClass",
+    "ValidatingAdmissionPolicy",
+    "ValidatingAdmissionPolicyBinding",
 }
 READ = {"get", "list", "watch"}
 PROGRAMS = {"holdfast-supervisor": "supervisor", "holdfast-webhook": "webhook"}
@@ -182,6 +184,7 @@ def test_only_these_permissions_apply_to_all_namespaces() -> None:
         if set(rule["verbs"]) - READ
     }
     assert changes == {
+        ("holdfast-supervisor", "pods"): {"create", "delete"},
         ("holdfast-supervisor", "pods/eviction"): {"create"},
         ("holdfast-supervisor", "supervisions"): {"create", "update", "patch", "delete"},
         ("holdfast-supervisor", "supervisions/status"): {"update", "patch"},

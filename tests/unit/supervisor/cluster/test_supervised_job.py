@@ -256,7 +256,7 @@ async def test_a_replaced_supervisor_ends_its_work_on_the_job(tmp_path: Path) ->
         await there.form()
         await there.until(step=3)
         there.served.change(status={"epoch": 9, "step": 77})
-        (supervising,) = there.job._tasks
+        (supervising,) = (each for each in there.job._tasks if each.get_name().startswith("supervise"))
         await asyncio.wait_for(asyncio.wait([supervising]), 20)
         assert (there.status["epoch"], there.status["step"]) == (9, 77)
 

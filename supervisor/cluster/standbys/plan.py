@@ -1,0 +1,76 @@
+"""Decide which standby pods a job needs and which it no longer needs. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from supervisor.cluster.pods import PodMember
+from supervisor.cluster.standbys.pod_copy import standby_number
+
+# How long a job's standbys may take to end after the job has ended, as ordered, before they are deleted. It
+# is longer than the default of `grace_s`.
+END_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class StandbyPlan:
+    """The numbers of the standbys to create, and the standbys to delete, each with the reason."""
+
+    create: tuple[int, ...] = ()
+    delete: tuple[tuple[PodMember, str], ...] = ()
+
+
+def plan(
+    pods: Collection[PodMember],
+    placement: Collection[str],
+    members: int,
+    standbys: int,
+    *,
+    may_create: bool,
+    over_s: float | None,
+) -> StandbyPlan:
+    """Return what to do about a job's standbys.
+
+    A standby that has taken over ranks is still one of the `standbys`: once the owner has replaced the lost
+    pod, that pod is the next standby. Pods of the owner beyond the size of the job are standbys as well.
+
+    Args:
+        pods: All pods of the job.
+        placement: The members that have ranks.
+        members: The number of members that the job trains with.
+        standbys: The number of standbys that the user requests.
+        may_create: True while the job trains, so that a standby has a use, and a pod to be copied from.
+        over_s: How long ago the job ended; None while it has not ended.
+    """
+    ours = sorted((each for each in pods if each.is_standby), key=lambda each: standby_number(each.name))
+    left = [each for each in ours if not each.is_leaving]
+    delete = [(each, "it has ended") for each in left if each.has_ended]
+    there = [each for each in left if not each.has_ended]
+    if over_s is not None:
+        why = "the job has ended"
+        delete += [(each, why) for each in there if not each.is_running or over_s >= END_S]
+        return StandbyPlan((), tuple(delete))
+    owners = sum(1 for each in pods if not (each.is_standby or each.is_leaving or each.has_ended))
+    wanted = max(0, standbys - max(0, owners - members))
+    active = [each for each in there if each.member in placement]
+    idle = [each for each in there if each.member not in placement]
+    taken = {each.node for each in pods if each.member in placement and not each.has_ended and each.node}
+    for each in idle:
+        if each.node in taken:
+            delete.append((each, f"node {each.node} now has a member with ranks"))
+    idle = [each for each in idle if each.node not in taken]
+    surplus = max(0, len(active) + len(idle) - wanted)
+    # Delete those first that are least useful: not running yet, then the newest.
+    idle.sort(key=lambda each: (each.is_running, -standby_number(each.name)))
+    delete += [(each, "the job has enough pods without it") for each in idle[:surplus]]
+    lacking = wanted - len(active) - len(idle)
+    create = _free_numbers(ours, lacking) if may_create and lacking > 0 else ()
+    return StandbyPlan(create, tuple(delete))
+
+
+def _free_numbers(ours: Sequence[PodMember], count: int) -> tuple[int, ...]:
+    """Return the lowest numbers that no standby has, not even one that is being deleted."""
+    used = {standby_number(each.name) for each in ours}
+    free = (number for number in range(1, len(used) + count + 1) if number not in used)
+    return tuple(sorted(free)[:count])
