@@ -276,6 +276,16 @@ def _seats(placement: tuple[str, ...]) -> Mapping[str, int]:
 
 
 @dataclass(frozen=True, slots=True)
+class Departure:
+    """The announcement that a member is about to end. `why` is a clause, such as "node n1 is drained"."""
+
+    why: str
+    ends_ns: int = 0  # when the member ends at the latest; 0: unknown
+    # Its processes have already been asked to end. Without a standby, it therefore counts as lost.
+    has_begun: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class MemberView:
     """A member as the supervisor sees it."""
 
@@ -288,6 +298,8 @@ class MemberView:
     well_ns: int = 0  # when the member last reported that its launcher responds
     # True while the backend lists the member, even if it counts as lost and `exists` is therefore False
     is_listed: bool = field(default=False, metadata=UNRECORDED)
+    # set if the member is about to end; used only on a cluster
+    departure: Departure | None = field(default=None, metadata=UNRECORDED)
 
 
 @dataclass(frozen=True, slots=True)
