@@ -28,6 +28,7 @@ from holdfast.process.network import Door, bearer_token, listen_everywhere
 from holdfast.protocol.member_messages import MEMBER_PATH
 from supervisor.admission import pod_layout
 from supervisor.cluster.adoption.pod_facts import KeptPods
+from supervisor.cluster.departures.node_notices import kept_node
 from supervisor.cluster.jobs import MEMBERS, ClusterJobs
 from supervisor.cluster.pods import PodGroup, PodMember
 from supervisor.cluster.supervised_job import ClusterContext, SupervisedJob
@@ -37,7 +38,7 @@ from supervisor.controller.limits.incoming import MeteredConnection
 from supervisor.controller.limits.shared import SharedLimits
 from supervisor.kubernetes import certificates
 from supervisor.kubernetes.certificates import AuthoritySecret
-from supervisor.kubernetes.client import PODS, ApiServer, KubernetesObject, connect
+from supervisor.kubernetes.client import NODES, PODS, ApiServer, KubernetesObject, connect
 from supervisor.kubernetes.errors import ApiError, EvictionBlocked, NotFound
 from supervisor.kubernetes.events import EventRecorder
 from supervisor.kubernetes.identity import Caller, ReviewUnavailable, TokenRefused, TokenReviewer
@@ -126,13 +127,18 @@ class ClusterSupervisor:
         def make(group: PodGroup) -> SupervisedJob:
             return SupervisedJob(context, group)
 
-        jobs = ClusterJobs(self._server, pods, supervisions, self.events, make)
+        def note_node(_: object, old: KubernetesObject | None, new: KubernetesObject | None) -> None:
+            if old != new:
+                changed.set()
+
+        nodes = Mirror(self._server, NODES, note_node, prune=kept_node)
+        jobs = ClusterJobs(self._server, pods, supervisions, self.events, make, nodes.objects)
         jobs.changed = changed
         jobs.leads = lambda: term.left_s > 0
         self._jobs, self._term = jobs, term
         try:
             await event_loop.until_one_ends(
-                pods.run(), supervisions.run(), jobs.find_unsupervised(), jobs.run()
+                pods.run(), supervisions.run(), nodes.run(), jobs.find_unsupervised(), jobs.run()
             )
         finally:
             self._jobs = self._term = None

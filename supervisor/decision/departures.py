@@ -10,11 +10,11 @@ from dataclasses import replace
 
 from supervisor.decision import placement, resume_point
 from supervisor.fault_kinds import kind_of
-from supervisor.view import cut_off_work, members, reports
+from supervisor.view import cut_off_work, reports
 from supervisor.view.model import SECOND_NS, Fault, MemberView, Policy, View, Wait
 
 # A swap waits for work outside of a step (an evaluation, a save, a pause) until this long before the member
-# ends. The swap itself takes about a second, and the launcher of a pod kills its ranks 5 s before the kubelet.
+# ends. The swap takes about a second, and the launcher of a pod kills its ranks 5 s before the kubelet does.
 LAST_S = 12.0
 HEARD_S = 5.0  # after a takeover, members have this long to report before one that ends counts as lost
 
@@ -116,11 +116,3 @@ def await_standbys(view: View, policy: Policy, cause: Fault) -> Wait | None:
     least_s = min(m.silent_s for m in view.members if m.name in waiting)
     until_ns = view.now_ns + int((HEARD_S - least_s) * SECOND_NS) + 1
     return Wait(until_ns, f"waiting for the report of {', '.join(waiting)}")
-
-
-def is_moved(view: View, member: MemberView) -> bool:
-    """True if a member that is about to end has no ranks any more, and the group trains without it."""
-    memory = view.memory
-    if member.departure is None or member.name in memory.seats or not members.is_reporting(member):
-        return False
-    return memory.phase == "forming" or (memory.phase == "running" and memory.settled)
