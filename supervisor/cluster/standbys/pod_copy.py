@@ -24,6 +24,7 @@ _OWNERS_LABELS = (
     "controller-uid",
     "training.kubeflow.org/",
     "mpi-job-",
+    "rank-index",
     "replica-index",
     "replica-type",
     "apps.kubernetes.io/",
@@ -33,7 +34,7 @@ _OWNERS_LABELS = (
     "jobset.sigs.k8s.io/",
     "leaderworkerset.sigs.k8s.io/",
     "elasticjob.dlrover/",
-    "volcano.sh/task-index",
+    "volcano.sh/task-",
     "ray.io/",
     "kueue.x-k8s.io/managed",
 )

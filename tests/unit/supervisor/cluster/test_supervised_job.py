@@ -74,6 +74,10 @@ class Place:
         self.job.update(self.group())
         return self.job
 
+    def work(self, name: str) -> list[asyncio.Task[None]]:
+        """Return the job's tasks of this name."""
+        return [each for each in self.job._tasks if each.get_name().startswith(f"{name} ")]
+
     def group(self) -> PodGroup:
         return PodGroup(self.key, 2, 1, self.policy, {}, tuple(self.pods.values()))
 
@@ -256,7 +260,7 @@ async def test_a_replaced_supervisor_ends_its_work_on_the_job(tmp_path: Path) ->
         await there.form()
         await there.until(step=3)
         there.served.change(status={"epoch": 9, "step": 77})
-        (supervising,) = (each for each in there.job._tasks if each.get_name().startswith("supervise"))
+        (supervising,) = there.work("supervise")
         await asyncio.wait_for(asyncio.wait([supervising]), 20)
         assert (there.status["epoch"], there.status["step"]) == (9, 77)
 
@@ -269,7 +273,7 @@ async def test_a_supervisor_replaced_before_its_first_run_begins_leaves_the_job_
         created, taken = None, None  # requests without a fault
         there.served.faults = [created, taken, lambda: there.served.change(status={"epoch": 9})]
         there.begin()
-        (supervising,) = there.job._tasks
+        (supervising,) = there.work("supervise")
         await asyncio.wait_for(asyncio.wait([supervising]), 20)
         assert (there.status["epoch"], there.job.has_ended) == (9, True)
         assert there.served.supervision()["spec"]["members"] == 3
@@ -290,7 +294,7 @@ async def test_a_leader_that_was_cut_off_and_replaced_gives_no_orders_above_its_
         for each in (first, second):
             each.storage = StorageListing(2, epoch=2)
         await first.until(lambda: lead._unsure)  # it has tried to take a higher epoch
-        (supervising,) = there.job._tasks
+        (supervising,) = there.work("supervise")
         there.served.broken.clear()
         await asyncio.wait_for(asyncio.wait([supervising]), 20)
         assert lead.deposed is not None
@@ -424,7 +428,7 @@ async def test_an_end_that_a_successor_records_differently_is_not_overwritten(tm
         assert job is not None
         await asyncio.wait_for(job.ended.wait(), 20)
         there.served.change(status={"epoch": 7})
-        (supervising,) = there.job._tasks
+        (supervising,) = there.work("supervise")
         there.served.broken.clear()
         await asyncio.wait_for(asyncio.wait([supervising]), 20)
         assert (there.status["epoch"], there.status["phase"]) == (7, "running")
