@@ -1,6 +1,6 @@
 """Collect the announcements that members of one job are about to end.
 
-The sources are the pod itself (its deletion, its condition `DisruptionTarget`), its node (`node_notices`),
+The sources are the pod itself (its deletion, its condition DisruptionTarget), its node (`node_notices`),
 and requests to leave a node. No two clocks are compared: the time of an announcement is when this supervisor
 first saw it.
 """
@@ -16,7 +16,7 @@ from supervisor.kubernetes.watch import ObjectName
 from supervisor.view.model import SECOND_NS, Departure
 
 EVICT_AGAIN_S = 10.0  # between two requests to evict the same pod
-# The reasons of the condition `DisruptionTarget`: https://kubernetes.io/docs/concepts/workloads/pods/disruptions/
+# The reasons of the condition DisruptionTarget: https://kubernetes.io/docs/concepts/workloads/pods/disruptions/
 _DISRUPTIONS: Mapping[str, str] = {
     "PreemptionByScheduler": "it is preempted by a pod of a higher priority",
     "DeletionByTaintManager": "it does not tolerate a taint of its node",
