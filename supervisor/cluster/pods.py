@@ -132,7 +132,7 @@ class PodBackend:
 
         If all members are leaving, there are none, because the run ends with them.
         """
-        return {} if self.is_leaving else self.announced
+        return {} if not self.announced or self.is_leaving else self.announced
 
     @property
     def is_leaving(self) -> bool:
@@ -143,7 +143,7 @@ class PodBackend:
         there = [pod for pod in self.pods.values() if not pod.has_ended]
         if self.ends_with_its_pods:
             there = [pod for pod in there if not pod.is_standby]
-        return bool(there) and all(pod.is_leaving for pod in there)
+        return bool(there) and all(pod.is_ending for pod in there)
 
     @property
     def stop(self) -> StopRequest:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from supervisor.decision import placement, resume_point
 from supervisor.fault_kinds import kind_of
-from supervisor.view import cut_off_work, reports
+from supervisor.view import cut_off_work, members, reports
 from supervisor.view.model import SECOND_NS, Fault, MemberView, Policy, View, Wait
 
 # A swap waits for work outside of a step (an evaluation, a save, a pause) until this long before the member
@@ -23,14 +23,24 @@ def due(view: View, policy: Policy) -> tuple[Fault, ...]:
     """Return the departures that standbys can replace now; () if there are none, or if it is not the time.
 
     The group must have completed a step, because otherwise its start would be interrupted. Work outside of a
-    step is not interrupted unless the member may end before this work does.
+    step is not interrupted unless the member may end before this work does. A group that holds no state, and
+    could therefore not resume, is never stopped.
     """
     if not view.memory.settled:
         return ()
     found = placement.departing_members(view, policy)
-    if not found or (not _is_urgent(view, found) and cut_off_work.find(view, ())):
+    if not found or not _can_resume(view) or (not _is_urgent(view, found) and cut_off_work.find(view, ())):
         return ()
     return tuple(_fault(view, name) for name in found)
+
+
+def _can_resume(view: View) -> bool:
+    """True if the group holds a state, as far as members report it while their ranks run."""
+    if reports.script_keeps_own_state(view) or resume_point.newest_checkpoint(view) is not None:
+        return True
+    return any(
+        m.report is not None and m.report.slots and resume_point.can_serve(view, m) for m in view.members
+    )
 
 
 def _is_urgent(view: View, names: tuple[str, ...]) -> bool:
@@ -89,10 +99,17 @@ def _is_needed(view: View, member: MemberView, replaced: tuple[str, ...]) -> boo
         return memory.phase == "securing"
     if member.name in replaced or unheard(view):
         return True
-    return memory.phase == "securing" and _holds_newest_state(view, member)
+    if memory.phase == "running" and len(memory.placement) == 1:
+        return True  # no other member has the state, so its loss would only come sooner
+    return memory.phase == "securing" and _may_hold_newest_state(view, member)
 
 
-def _holds_newest_state(view: View, member: MemberView) -> bool:
+def _may_hold_newest_state(view: View, member: MemberView) -> bool:
+    """True if only this member holds the newest state, or if it has not reported yet what it holds."""
+    if member.report is None or not members.is_reporting(member):
+        return False
+    if member.report.secured_for < view.memory.generation:
+        return True
     without = replace(view, members=tuple(each for each in view.members if each is not member))
     return resume_point.newest(without, None).step < resume_point.newest(view, None).step
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from supervisor.view.model import Departure, Policy, Secure, Start
 from tests.simulation.cluster.member import Content
@@ -84,6 +87,14 @@ def test_a_single_member_moves_with_its_state() -> None:
     ended = world(policy).at(AT_MS, lambda w: w.announce("m0", ends_ms=30_000, has_begun=True)).run()
     assert is_whole(ended)
     assert swaps(ended) == [("departure", "swap", ("m1",), 0)]
+
+
+def test_a_single_member_trains_until_the_standby_is_ready() -> None:
+    policy = replace(TWO, members=1, checkpoint_every_s=0.0)
+    made = world(policy).at(900, lambda w: w.remove("m1"))
+    ended = made.at(1200, lambda w: w.announce("m0", ends_ms=30_000, has_begun=True)).run()
+    assert is_whole(ended)
+    assert swaps(ended) == [("departure", "swap", ("m2",), 0)]
 
 
 def test_two_members_that_are_about_to_end_move_together() -> None:
@@ -169,3 +180,58 @@ def test_a_swap_that_is_interrupted_at_any_point_is_completed_once_without_losin
         assert swaps(ended) == [("departure", "swap", ("m0", "m2"), 0)], point
         assert list(ended.closed.values()) == ["settled"], point
         assert not actions(ended, Secure)[1:], point
+
+
+@st.composite
+def disturbed(draw: st.DrawFn) -> World:
+    """Draw a group whose members are about to end at random times, with a few faults and takeovers."""
+    members = draw(st.integers(1, 3))
+    made = World(
+        Policy(members=members, standby=draw(st.integers(0, 2)), checkpoint_every_s=0.2, max_restarts=1000),
+        STEPS,
+        snapshot_every=draw(st.sampled_from([0, 1, 3])),
+        kills=frozenset(draw(st.sets(st.integers(1, 300), max_size=2))),
+    )
+    for _ in range(draw(st.integers(1, 4))):
+        name, at_ms = f"m{draw(st.integers(0, members + 1))}", draw(st.integers(600, 3000))
+        begun, ends_ms = draw(st.booleans()), draw(st.sampled_from([30, 400, 60_000]))
+        made.at(at_ms, partial(_announce, name=name, ends_ms=ends_ms, has_begun=begun))
+        if draw(st.booleans()):
+            made.at(at_ms + draw(st.integers(1, 500)), partial(_withdraw, name=name))
+    if draw(st.booleans()):
+        lost = f"m{draw(st.integers(0, members))}"
+        made.at(draw(st.integers(600, 3000)), partial(_lose, name=lost))
+    return made
+
+
+def _announce(world: World, *, name: str, ends_ms: int, has_begun: bool) -> None:
+    if name in world.exists:
+        world.announce(name, ends_ms=ends_ms, has_begun=has_begun)
+
+
+def _withdraw(world: World, *, name: str) -> None:
+    if name in world.departures and not world.departures[name].has_begun:
+        world.withdraw(name)
+
+
+def _lose(world: World, *, name: str) -> None:
+    if name in world.exists:
+        world.remove(name)
+
+
+@settings(max_examples=150, deadline=None)
+@given(disturbed())
+def test_whatever_is_announced_and_withdrawn_the_run_ends_with_the_undisturbed_state(world: World) -> None:
+    """The world asserts the invariants at every decision.
+
+    When every state is lost and storage has none, the run ends instead of starting over.
+    """
+    ended = world.run(2000.0)
+    assert ended.ended is not None
+    if ended.ended.exit_code:
+        assert "no state is left to resume from" in ended.ended.why
+    else:
+        assert is_whole(ended)
+    assert set(ended.closed) == set(range(1, ended.memory.incidents + 1))
+    for cause, _, _, lost in swaps(ended):
+        assert cause != "departure" or not lost

@@ -14,7 +14,13 @@ from yarl import URL
 from holdfast.process import event_loop
 from holdfast.protocol import codec
 from holdfast.protocol.launcher_messages import Ending, LauncherState, RankState, StartTimes
-from holdfast.protocol.member_messages import MemberOrder, MemberReport, StorageListing
+from holdfast.protocol.member_messages import (
+    HeldPrivateState,
+    HeldSnapshot,
+    MemberOrder,
+    MemberReport,
+    StorageListing,
+)
 from tests.unit.supervisor.job_views import progress, report
 
 LIMIT_S = 20.0
@@ -28,6 +34,7 @@ class SimulatedPod:
         self.connected = 0  # how often
         self.storage: StorageListing | None = StorageListing(1)
         self.step = 0
+        self.holds_state = False  # whether its memory has a snapshot of its last step
         self.unreachable = ""  # why it cannot connect to its launcher, which it then does not report
         self._name = name
         self._state = LauncherState(9, 0, (), (0,), 4000)
@@ -156,6 +163,12 @@ class SimulatedPod:
             clock="this one",
             storage=self.storage,
             progress=tuple(progress(number, self.step) for number in ranks),
+            slots=(HeldSnapshot(self.generation, self.step, 8),) if self.holds_state and ranks else (),
+            privates=tuple(
+                HeldPrivateState(number, self.generation, self.step, True)
+                for number in ranks
+                if self.holds_state
+            ),
             secured_for=self._secured,
             epoch=self._epoch,
         )

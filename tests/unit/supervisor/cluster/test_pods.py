@@ -217,6 +217,14 @@ def test_the_end_of_the_job_is_stored_for_later_queries() -> None:
     backend.renew("w-0")
 
 
+def test_pods_that_the_kubelet_ends_are_leaving_too() -> None:
+    there = Cluster()
+    there.backend.update([running(0, disruption="TerminationByKubelet"), running(1, is_leaving=True)])
+    assert there.backend.stop == "terminate"
+    there.backend.update([running(0, disruption="EvictionByEvictionAPI"), running(1, is_leaving=True)])
+    assert not there.backend.is_leaving
+
+
 def test_a_leaving_pod_is_about_to_end_unless_all_pods_leave() -> None:
     there = Cluster()
     stay, leave = running(0), running(1, is_leaving=True)

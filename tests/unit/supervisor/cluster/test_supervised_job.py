@@ -865,6 +865,8 @@ async def settled_with_standby(there: Place) -> tuple[SimulatedPod, SimulatedPod
     """Form a group of two members, with a third that is ready to replace one of them."""
     first, second = await there.form()
     third = await there.add(2)
+    for each in (first, second, third):
+        each.holds_state = True
     await third.until(lambda: third.orders and third.order.do == "idle")
     return first, second, third
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.protocol.member_messages import HeldSnapshot, RankProgress
+from holdfast.protocol.member_messages import HeldPrivateState, HeldSnapshot, RankProgress
 from supervisor.decision import departures, placement, remedy, transition
 from supervisor.decision.decide import decide
 from supervisor.view.model import Departure, End, Fault, MemberView, OpenIncident, Policy, Secure, View, Wait
@@ -18,9 +18,16 @@ DRAIN = Departure("its node is drained")
 ENDING = Departure("its pod is being deleted", 130 * S, has_begun=True)
 
 
+# Two members hold a snapshot of step 5 and the private states of both ranks.
+HELD: dict[str, Any] = {
+    "slots": (HeldSnapshot(1, 5, 8),),
+    "privates": tuple(HeldPrivateState(number, 1, 5, True) for number in (0, 1)),
+}
+
+
 def active(number: int, step: int = 5, **given: Any) -> MemberView:
     name = f"m{number}"
-    told = report(name, launcher(rank(number)), progress=(progress(number, step),))
+    told = report(name, launcher(rank(number)), progress=(progress(number, step),), **HELD)
     return member(name, told, **given)
 
 
@@ -100,9 +107,22 @@ def test_a_group_that_has_just_started_is_not_interrupted() -> None:
     assert due(active(0), active(1, departure=DRAIN), standby(), settled=False) == ()
 
 
+def without_state(number: int, *, joins: bool) -> MemberView:
+    """Return a member that holds no snapshot; its script may keep its own state."""
+    told = report(f"m{number}", launcher(rank(number), joins=joins), progress=(progress(number, 5, -1),))
+    return member(f"m{number}", told)
+
+
+@pytest.mark.parametrize(("joins", "count"), [(True, 0), (False, 1)])
+def test_a_group_that_could_not_resume_is_not_stopped(joins: bool, count: int) -> None:
+    first, second = (without_state(number, joins=joins) for number in (0, 1))
+    third = member("m2", report("m2", launcher(joins=joins)))
+    assert len(due(first, replace(second, departure=DRAIN), third)) == count
+
+
 def evaluating(tail_s: float) -> MemberView:
     at: RankProgress = replace(progress(0, 5), tail_s=tail_s, tail_usual_s=0.001)
-    return member("m0", report("m0", launcher(rank(0)), progress=(at,)))
+    return member("m0", report("m0", launcher(rank(0)), progress=(at,), **HELD))
 
 
 def test_a_swap_waits_for_work_outside_of_a_step_until_the_member_ends_soon() -> None:
@@ -178,12 +198,13 @@ def test_a_member_whose_ranks_have_moved_exists_until_the_first_new_step() -> No
 
 def test_a_member_that_alone_holds_the_newest_state_exists_while_the_group_has_stopped() -> None:
     privates = ((0, 1, 9), (1, 1, 9))
-    newest = replace(holding("m1", ((1, 9),), privates), departure=ENDING)
+    newest = replace(holding("m1", ((1, 9),), privates, secured_for=1), departure=ENDING)
     assert exists(seen(active(0), newest, phase="securing"))["m1"]
     both = holding("m0", ((1, 9),), privates)
     assert not exists(seen(both, newest, phase="securing"))["m1"]
-    assert newest.report is not None
-    assert newest.report.slots == (HeldSnapshot(1, 9, 8),)
+    unsecured = replace(holding("m1", (), ()), departure=ENDING)
+    assert exists(seen(both, unsecured, phase="securing"))["m1"], "it has not reported its state yet"
+    assert not exists(seen(both, replace(unsecured, silent_s=9.0), phase="securing"))["m1"]
 
 
 @pytest.mark.parametrize(("silent_s", "kept"), [(1.0, True), (departures.HEARD_S, False)])
