@@ -189,10 +189,13 @@ class SupervisedJob:
         if nodes is not None:
             self._nodes = nodes
         now_s = time.monotonic()
-        found = self._departures.of(self._pods, self._nodes, now_s)
+        found, known = self._departures.of(self._pods, self._nodes, now_s), self.backend.announced
         if self.backend.announce(found):
-            log.info("departures", extra={"members": {name: each.why for name, each in found.items()}})
             self._wake()
+            for name, each in self.backend.departures.items():
+                if name not in known or known[name].why != each.why:
+                    log.info("member is about to end", extra={"member": name, "why": each.why})
+                    self._event("MemberLeaves", f"member {name} is about to end: {each.why}")
         memory = self.job.memory if self.job is not None else None
         has_settled = memory is not None and memory.phase == "running" and memory.settled
         if memory is None or not found or not (has_settled or memory.phase == "forming"):

@@ -903,7 +903,15 @@ async def test_a_member_that_must_leave_its_node_moves_and_its_pod_is_evicted_af
 async def test_a_member_that_must_leave_its_node_keeps_training_without_a_standby(tmp_path: Path) -> None:
     async with place(tmp_path) as there:
         first, second = await there.form()
-        there.job.leave("n1", "node n1 is quarantined")
+        for _ in range(2):
+            there.job.leave("n1", "node n1 is quarantined")
+        events = asyncio.create_task(there.context.events.run())
+        await there.served.until(
+            lambda: "MemberLeaves" in [each.get("reason") for each in there.served.events]
+        )
+        await event_loop.end([events])
+        said = [each["message"] for each in there.served.events if each.get("reason") == "MemberLeaves"]
+        assert said == ["member w-1.00000001 is about to end: node n1 is quarantined"]
         for step in (4, 5):
             for each in (first, second):
                 await each.train(step)
