@@ -170,7 +170,7 @@ class SupervisedJob:
         if self.backend.update(pods):
             self._wake()
         pods = self.backend.pods.values()
-        if all(pod.has_ended and (pod.is_leaving or not pod.is_standby) for pod in pods):
+        if all(pod.has_ended and not self._is_to_be_deleted(pod) for pod in pods):
             self._has_work.clear()
         else:
             self._has_work.set()
@@ -386,6 +386,12 @@ class SupervisedJob:
     @property
     def _pods(self) -> Collection[PodMember]:
         return self.backend.pods.values()
+
+    def _is_to_be_deleted(self, pod: PodMember) -> bool:
+        """Return True for a standby that has ended, unless it trained until the end."""
+        if not pod.is_standby or pod.is_leaving or self.job is None:
+            return False
+        return pod.member not in self.job.memory.placement
 
     def _standby_needs(self) -> StandbyNeeds | None:
         job, resource = self.job, self._resource

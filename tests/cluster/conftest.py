@@ -56,6 +56,7 @@ ORDER = (
     "test_faults",
     "test_planned",
     "test_outages",
+    "test_lost_nodes",
     "test_install",
 )
 

@@ -45,12 +45,12 @@ def plan(
     """
     ours = sorted((each for each in pods if each.is_standby), key=lambda each: standby_number(each.name))
     left = [each for each in ours if not each.is_leaving]
-    delete = [(each, "it has ended") for each in left if each.has_ended]
-    there = [each for each in left if not each.has_ended]
     if over_s is not None:
         why = "the job has ended"
-        delete += [(each, why) for each in there if not each.is_running or over_s >= END_S]
+        delete = [(each, why) for each in left if _is_over(each, each.member in placement, over_s)]
         return StandbyPlan((), tuple(delete))
+    delete = [(each, "it has ended") for each in left if each.has_ended]
+    there = [each for each in left if not each.has_ended]
     owners = sum(1 for each in pods if not (each.is_standby or each.is_leaving or each.has_ended))
     wanted = max(0, standbys - max(0, owners - members))
     active = [each for each in there if each.member in placement]
@@ -67,6 +67,17 @@ def plan(
     lacking = wanted - len(active) - len(idle)
     create = _free_numbers(ours, lacking) if may_create and lacking > 0 else ()
     return StandbyPlan(create, tuple(delete))
+
+
+def _is_over(standby: PodMember, has_ranks: bool, over_s: float) -> bool:
+    """Return True if a standby of a job that has ended is no longer needed.
+
+    One that trained at the end is kept, like the owner's pods, because its log may be all that is left of the
+    run. It is deleted together with the Supervision.
+    """
+    if standby.has_ended:
+        return not has_ranks
+    return not standby.is_running or over_s >= END_S
 
 
 def _free_numbers(ours: Sequence[PodMember], count: int) -> tuple[int, ...]:

@@ -86,10 +86,19 @@ def test_nothing_is_created_while_the_job_does_not_train() -> None:
         (standby(1, is_leaving=True), END_S, False),
     ],
 )
-def test_a_standby_goes_when_the_job_has_ended(there: PodMember, over_s: float, is_deleted: bool) -> None:
+def test_an_idle_standby_goes_when_the_job_has_ended(
+    there: PodMember, over_s: float, is_deleted: bool
+) -> None:
     found = plan((*GROUP, there), ["gpt-0.uid", "gpt-1.uid"], 2, 1, may_create=False, over_s=over_s)
     assert [pod for pod, _ in found.delete] == ([there] if is_deleted else [])
     assert found.create == ()
+
+
+def test_the_log_of_a_standby_that_trained_until_the_end_is_kept() -> None:
+    took_over = standby(1, has_ended=True)
+    placement = ["gpt-0.uid", took_over.member]
+    found = plan((owners(0), took_over), placement, 2, 1, may_create=False, over_s=END_S)
+    assert found == StandbyPlan()
 
 
 _STATE = st.sampled_from(({}, {"is_leaving": True}, {"has_ended": True}, {"is_running": False}))
