@@ -70,9 +70,10 @@ def _fault(view: View, name: str) -> Fault:
 def without_ended(view: View, policy: Policy) -> View:
     """Return `view` without the members that count as lost because they have been asked to end.
 
-    Such a member still trains and holds its state. It counts as existing only while a standby can replace its
-    ranks, and after that until the group has completed a step on the standby. If the group has stopped, or
-    has just started, the member is also kept for as long as only it holds the newest state.
+    Such a member still trains and holds its state. It counts as existing while a standby can replace the
+    ranks of a member that is about to end, and after that until the group has completed a step on the
+    standby. If the group has stopped, or has just started, the member is also kept for as long as only it
+    holds the newest state.
     """
     if not any(m.exists and _has_begun(m) for m in view.members):
         return view
@@ -97,7 +98,7 @@ def _is_needed(view: View, member: MemberView, replaced: tuple[str, ...]) -> boo
         return True
     if member.name not in memory.seats:
         return memory.phase == "securing"
-    if member.name in replaced or unheard(view):
+    if replaced or unheard(view):  # a swap of others comes first, because all members hold their states now
         return True
     if memory.phase == "running" and len(memory.placement) == 1:
         return True  # no other member has the state, so its loss would only come sooner

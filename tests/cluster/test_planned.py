@@ -13,7 +13,7 @@ import pytest
 
 from tests.cluster.apparatus.kubernetes_cluster import ClusterUnderTest, Json
 from tests.cluster.apparatus.namespaces import Namespaces
-from tests.cluster.apparatus.training_job import START_S, TrainingJob, example
+from tests.cluster.apparatus.training_job import START_S, TrainingJob, example, pods_in
 from tests.cluster.conftest import refuse
 
 STEPS = 1500
@@ -21,11 +21,15 @@ NODES = 3
 DRAIN_S = 120.0
 TAINT = "holdfast.dev/test-planned"
 PRIORITY = "holdfast-test-planned"
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+_APART = {"labelSelector": {"matchLabels": {"app": "gpt"}}, "topologyKey": "kubernetes.io/hostname"}
 
 
 def started(cluster: ClusterUnderTest, namespaces: Namespaces, **annotations: str) -> TrainingJob:
     given = {f"holdfast.dev/{name}": text for name, text in annotations.items()}
     found = example("job.yaml", f"--steps={STEPS}", "--pace=0.05", annotations=given)
+    for pod in pods_in(found):
+        pod["spec"]["affinity"] = {"podAntiAffinity": {_REQUIRED: [_APART]}}
     job = TrainingJob(cluster, namespaces.make("baseline"), found)
     job.start()
     return job

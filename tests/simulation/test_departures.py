@@ -117,6 +117,23 @@ def test_with_one_standby_the_member_that_ends_first_moves() -> None:
     assert swaps(ended) == [("departure", "swap", ("m0", "m2"), 0)]
 
 
+def test_with_one_standby_for_two_members_that_are_being_ended_the_state_moves_to_it_first() -> None:
+    """The second member counts as lost only when the standby has the state: storage is off."""
+
+    def both(now: World) -> None:
+        now.departures["m0"] = replace(DRAIN, has_begun=True)
+        now.departures["m1"] = replace(DRAIN, has_begun=True)
+        now.look()
+
+    policy = replace(TWO, checkpoint_every_s=0.0, max_restarts=1)
+    ended = world(policy).at(AT_MS, both).run()
+    assert is_whole(ended)
+    first, second = swaps(ended)
+    assert first == ("departure", "swap", ("m2", "m1"), 0)
+    assert (second[0], second[3]) == ("member_lost", 0)
+    assert second[2][0] == "m2"
+
+
 def test_a_standby_that_is_about_to_end_gets_no_ranks() -> None:
     ended = world().at(AT_MS, lambda w: w.announce("m2")).at(AT_MS + 50, lambda w: w.announce("m1")).run()
     assert is_whole(ended)
