@@ -25,6 +25,7 @@ FaultName: TypeAlias = Literal[
     "restore",
     "bad_input",
     "lost_track",
+    "departure",
 ]
 DOUBTFUL = 5  # the precedence of bad input that a lost peer may have caused; only victims come after it
 
@@ -46,6 +47,7 @@ class FaultKind:
     needs_stacks: bool = False  # only the stacks of all ranks show which rank has the fault
     may_be_a_bug: bool = False  # the run ends if the fault recurs at the same step
     quotes_script: bool = False  # its detail quotes the script, for example the message of an exception
+    is_planned: bool = False  # not a failure: it does not count against --max-restarts
 
 
 _ROWS = (
@@ -62,6 +64,7 @@ _ROWS = (
     FaultKind("restore", 2, "{member} could not restore the state"),
     FaultKind("bad_input", 0, "{rank} rejected its input"),
     FaultKind("lost_track", 3, "the members run a generation that is not in the journal"),
+    FaultKind("departure", 5, "{member} was about to end", is_planned=True),
 )
 FAULT_KINDS: Mapping[str, FaultKind] = MappingProxyType({each.name: each for each in _ROWS})
 

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
+from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 from supervisor.admission import pod_layout
@@ -93,8 +94,14 @@ class ClusterJobs:
         supervisions: Mirror,
         events: EventRecorder,
         make: Callable[[PodGroup], SupervisedJob],
+        nodes: Mapping[ObjectName, KubernetesObject] = MappingProxyType({}),
     ) -> None:
-        """`make` returns a job that has not been started."""
+        """`make` returns a job that has not been started. `nodes` are the current Node objects, by name.
+
+        Set `changed` after a change of `nodes`. It may lack nodes, or the parts of them that `kept_node`
+        does not keep.
+        """
+        self._nodes = nodes
         self.jobs: dict[JobKey, SupervisedJob] = {}
         self._server, self._pods, self._supervisions = server, pods, supervisions
         self._events, self._make = events, make
@@ -186,6 +193,7 @@ class ClusterJobs:
             elif job.group is not group:
                 job.update(group)
         async for key, job in _in_slices(tuple(self.jobs.items())):
+            job.note_departures(self._nodes)
             found = self._supervision(key)
             if key not in groups:  # the job's last pod is gone
                 job.update_pods(())
@@ -203,6 +211,18 @@ class ClusterJobs:
                 job.update_spec(found.get("spec"), found["metadata"].get("uid"))
         self._by_uid = {uid: job for job in self.jobs.values() for uid in job.backend.pods}
         self._ongoing = {key: group for key, group in self._ongoing.items() if key not in self.jobs}
+
+    def leave(self, node: str, why: str) -> None:
+        """Have all members that are now on a node move to standbys, and evict their pods then. Idempotent.
+
+        `why` is a clause for users, such as "node n1 is quarantined: Xid 79".
+        """
+        for job in self.jobs.values():
+            job.leave(node, why)
+
+    def members_on(self, node: str) -> int:
+        """Return how many pods of supervised jobs that have not ended are on a node."""
+        return sum(job.members_on(node) for job in self.jobs.values())
 
     def _refuse_job(self, group: PodGroup) -> None:
         """Record an event about the first pod of a job that is not supervised."""

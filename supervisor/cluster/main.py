@@ -28,6 +28,7 @@ from holdfast.process.network import Door, bearer_token, listen_everywhere
 from holdfast.protocol.member_messages import MEMBER_PATH
 from supervisor.admission import pod_layout
 from supervisor.cluster.adoption.pod_facts import KeptPods
+from supervisor.cluster.departures.node_notices import kept_node
 from supervisor.cluster.host_probe import HostProbes
 from supervisor.cluster.jobs import MEMBERS, ClusterJobs
 from supervisor.cluster.pods import PodGroup, PodMember
@@ -38,7 +39,7 @@ from supervisor.controller.limits.incoming import MeteredConnection
 from supervisor.controller.limits.shared import SharedLimits
 from supervisor.kubernetes import certificates
 from supervisor.kubernetes.certificates import AuthoritySecret
-from supervisor.kubernetes.client import PODS, ApiServer, KubernetesObject, connect
+from supervisor.kubernetes.client import NODES, PODS, ApiServer, KubernetesObject, connect
 from supervisor.kubernetes.errors import ApiError, EvictionBlocked, NotFound
 from supervisor.kubernetes.events import EventRecorder
 from supervisor.kubernetes.identity import Caller, ReviewUnavailable, TokenRefused, TokenReviewer
@@ -46,7 +47,7 @@ from supervisor.kubernetes.lease import Leadership, LeaseLock, LeaseLost, lead
 from supervisor.kubernetes.own_pod import OwnPod, certificate_for, service_names
 from supervisor.kubernetes.replicas import EPOCH, PATH, Replicas
 from supervisor.kubernetes.watch import Mirror, ObjectName
-from supervisor.nodes.controller import NoJobs, QuarantineController
+from supervisor.nodes.controller import QuarantineController
 
 log = logging.getLogger("supervisor")
 
@@ -128,11 +129,16 @@ class ClusterSupervisor:
         def make(group: PodGroup) -> SupervisedJob:
             return SupervisedJob(context, group)
 
-        jobs = ClusterJobs(self._server, pods, supervisions, self.events, make)
+        def note_node(_: object, old: KubernetesObject | None, new: KubernetesObject | None) -> None:
+            if old != new:
+                changed.set()
+
+        nodes = Mirror(self._server, NODES, note_node, prune=kept_node)
+        jobs = ClusterJobs(self._server, pods, supervisions, self.events, make, nodes.objects)
         jobs.changed = changed
         jobs.leads = lambda: term.left_s > 0
         quarantine = QuarantineController(
-            self._server, self.events, self._me.namespace, NoJobs(), lambda: term.left_s
+            self._server, self.events, self._me.namespace, jobs, lambda: term.left_s
         )
         probes = HostProbes(lambda: (each for job in jobs.jobs.values() for each in job.probed))
         self._jobs, self._term = jobs, term
@@ -140,6 +146,7 @@ class ClusterSupervisor:
             await event_loop.until_one_ends(
                 pods.run(),
                 supervisions.run(),
+                nodes.run(),
                 jobs.find_unsupervised(),
                 probes.run(),
                 jobs.run(),

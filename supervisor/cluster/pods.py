@@ -20,8 +20,9 @@ from supervisor.admission import settings as pod_settings
 from supervisor.cluster.adoption import pod_facts
 from supervisor.cluster.adoption.job_membership import JobKey
 from supervisor.cluster.adoption.pod_facts import ENDED_PHASES
+from supervisor.cluster.adoption.tolerations import Toleration, tolerations_of
 from supervisor.cluster.supervision.contents import RunSize, supervision_of
-from supervisor.view.model import Completion, Policy, StopRequest
+from supervisor.view.model import Completion, Departure, Policy, StopRequest
 
 log = logging.getLogger(__name__)
 
@@ -53,8 +54,16 @@ class PodMember:
     exit_code: int | None = None  # the exit code of a pod that has ended; not 0 if it has failed
     last_words: str = ""  # what its training container left for the kubelet when it ended
     is_standby: bool = False  # True if the supervisor has created the pod, as a standby
+    grace_s: float | None = None  # the time from its deletion to the end of its processes, at most
+    disruption: str = ""  # the reason of its condition DisruptionTarget, if that is true
+    tolerations: tuple[Toleration, ...] = ()
     order: tuple[int, ...] = ()  # sorts a job's pods as their controller numbers them
     address: str = ""  # the pod's IP address; "" if it has none yet
+
+    @property
+    def is_ending(self) -> bool:
+        """True if the kubelet has asked the pod's processes to end."""
+        return self.is_leaving or self.disruption == "TerminationByKubelet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +114,7 @@ class PodBackend:
     user_stop: StopRequest = ""  # a user's request to stop
     ends_with_its_pods: bool = False  # True if the job has no owner, which would create its pods again
     pods: Mapping[str, PodMember] = field(default_factory=dict)  # by uid
+    announced: Mapping[str, Departure] = field(default_factory=dict)  # see `announce`
     _revived: dict[str, int] = field(default_factory=dict)  # by uid: how often the pod became another member
     _lost: dict[str, float] = field(default_factory=dict)  # lost members, and when each was lost
 
@@ -118,6 +128,14 @@ class PodBackend:
         return MappingProxyType({pod.member: "running" for pod in there})
 
     @property
+    def departures(self) -> Mapping[str, Departure]:
+        """The members that are about to end, among them leaving members, whose ranks may still run.
+
+        If all members are leaving, there are none, because the run ends with them.
+        """
+        return {} if not self.announced or self.is_leaving else self.announced
+
+    @property
     def is_leaving(self) -> bool:
         """True if all pods are being deleted, so that no member will be left to hold the state.
 
@@ -126,7 +144,7 @@ class PodBackend:
         there = [pod for pod in self.pods.values() if not pod.has_ended]
         if self.ends_with_its_pods:
             there = [pod for pod in there if not pod.is_standby]
-        return bool(there) and all(pod.is_leaving for pod in there)
+        return bool(there) and all(pod.is_ending for pod in there)
 
     @property
     def stop(self) -> StopRequest:
@@ -177,7 +195,7 @@ class PodBackend:
         waiting for its name.
         """
         self._lost.setdefault(member, self.now_s())
-        if any(pod.member == member and pod.is_leaving for pod in self.pods.values()):
+        if any(pod.member == member and pod.is_ending for pod in self.pods.values()):
             self.dismiss(member)
 
     def renew(self, member: str) -> None:
@@ -205,6 +223,11 @@ class PodBackend:
         present = {pod.member for pod in self.pods.values()}
         self._lost = {name: since_s for name, since_s in self._lost.items() if name in present}
         return dict(before) != dict(self.members)
+
+    def announce(self, departures: Mapping[str, Departure]) -> bool:
+        """Set which members are about to end; return True if this has changed."""
+        before, self.announced = self.announced, departures
+        return before != departures
 
     def _named(self, pod: PodMember) -> PodMember:
         times = self._revived.get(pod.uid, 0)
@@ -254,12 +277,30 @@ def read_pod(pod: Mapping[str, Any], container: str) -> PodMember:
         container_id=found.get("containerID") or "",
         is_running="running" in state and not has_ended,
         is_leaving=metadata.get("deletionTimestamp") is not None,
+        grace_s=_grace_s(metadata),
+        disruption=_disruption(status),
+        tolerations=tolerations_of(pod.get("spec") or {}),
         has_ended=has_ended,
         exit_code=_exit_code(status.get("phase"), state) if has_ended else None,
         last_words=pod_facts.termination_message(state.get("terminated") or {}) if has_ended else "",
         is_standby=bool(supervision_of(pod)),
         address=address if isinstance(address := status.get("podIP"), str) else "",
     )
+
+
+def _grace_s(metadata: Mapping[str, Any]) -> float | None:
+    if metadata.get("deletionTimestamp") is None:
+        return None
+    seconds = metadata.get("deletionGracePeriodSeconds")
+    return float(seconds) if type(seconds) is int else None
+
+
+def _disruption(status: Mapping[str, Any]) -> str:
+    """Return why the pod is about to be disrupted, as a program that disrupts it has announced; "" if not."""
+    for each in status.get("conditions") or ():
+        if isinstance(each, Mapping) and each.get("type") == pod_facts.DISRUPTION:
+            return str(each.get("reason") or "unknown") if each.get("status") == "True" else ""
+    return ""
 
 
 def _exit_code(phase: object, state: Mapping[str, Any]) -> int:

@@ -25,6 +25,7 @@ from holdfast.process import event_loop, logs
 from holdfast.protocol.member_messages import MemberOrder
 from supervisor.cluster import succession
 from supervisor.cluster.adoption.job_membership import JobKey
+from supervisor.cluster.departures.announced import AnnouncedDepartures
 from supervisor.cluster.host_probe import ProbedMember
 from supervisor.cluster.job_summary import RETRY_S, JobSummary
 from supervisor.cluster.pod_groups import NOT_SUPERVISED, SIZE_KEPT
@@ -51,9 +52,10 @@ from supervisor.controller.member_server import largest_report
 from supervisor.controller.reported_storage import ReportedStorage
 from supervisor.controller.routine_reports import is_calm
 from supervisor.decision import orders
-from supervisor.kubernetes.client import ApiServer
+from supervisor.kubernetes.client import ApiServer, KubernetesObject
 from supervisor.kubernetes.errors import ApiError
 from supervisor.kubernetes.events import EventRecorder, ObjectReference
+from supervisor.kubernetes.watch import ObjectName
 from supervisor.observability.publisher import StatusPublisher
 from supervisor.observability.status_memory import StatusMemory
 from supervisor.store.leadership import Deposed
@@ -144,6 +146,8 @@ class SupervisedJob:
             context.term_left_s,
             lambda reason, message, bad: self._event(reason, message, bad=bad),
         )
+        self._departures = AnnouncedDepartures()
+        self._nodes: Mapping[ObjectName, KubernetesObject] = {}
         self._stated: RunSize | None = None  # the size of the job when it was last compared with the run's
         self._stop_removed_s: float | None = None  # when the request to stop an earlier run was removed
 
@@ -171,10 +175,49 @@ class SupervisedJob:
             self._has_work.clear()
         else:
             self._has_work.set()
+        self.note_departures()
         present = {pod.member for pod in self.backend.pods.values()}
         if self.job is not None:  # lost members are no longer needed
             present |= {*self.job.memory.placement, *self.job.existed} - {*self.job.memory.lost}
         self._server.keep(present)
+
+    def note_departures(self, nodes: Mapping[ObjectName, KubernetesObject] | None = None) -> None:
+        """Update which members are about to end, and evict pods without ranks that must leave.
+
+        Call this regularly, because some announcements count only after a while. `nodes` are the Node objects
+        that are known now.
+        """
+        if nodes is not None:
+            self._nodes = nodes
+        now_s = time.monotonic()
+        found, known = self._departures.of(self._pods, self._nodes, now_s), self.backend.announced
+        if self.backend.announce(found):
+            self._wake()
+            for name, each in self.backend.departures.items():
+                if name not in known or known[name].why != each.why:
+                    log.info("member is about to end", extra={"member": name, "why": each.why})
+                    self._event("MemberLeaves", f"member {name} is about to end: {each.why}")
+        memory = self.job.memory if self.job is not None else None
+        has_settled = memory is not None and memory.phase == "running" and memory.settled
+        if memory is None or not found or not (has_settled or memory.phase == "forming"):
+            return
+        idle = [pod for pod in self._pods if pod.is_running and pod.member not in memory.seats]
+        if any(pod.member in found for pod in idle) and not self._why_blocked():
+            for pod in self._departures.to_evict(idle, found, now_s):
+                log.info("evicting a pod that has left its ranks", extra={"pod": pod.name})
+                self._evict(pod)
+
+    def leave(self, node: str, why: str) -> None:
+        """Have the members that are now on a node move to standbys, and evict their pods then. Idempotent.
+
+        Without a standby, a member stays and keeps its ranks until one is ready. `why` is a clause.
+        """
+        self._departures.leave(self._pods, node, why)
+        self.note_departures()
+
+    def members_on(self, node: str) -> int:
+        """Return how many pods of this job that have not ended are on a node."""
+        return sum(pod.node == node and not pod.has_ended for pod in self._pods)
 
     def was_replaced(self, uid: object) -> bool:
         """Return True if the resource with this uid has replaced an earlier one.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from supervisor.view.model import Completion, StopRequest
+from supervisor.view.model import Completion, Departure, StopRequest
 
 
 class Backend(Protocol):
@@ -17,6 +17,13 @@ class Backend(Protocol):
     @property
     def members(self) -> Mapping[str, str]:
         """The members that exist, with the state of each ("running")."""
+
+    @property
+    def departures(self) -> Mapping[str, Departure]:
+        """The members that are about to end.
+
+        A member whose departure has begun may be missing from `members`; it exists nevertheless.
+        """
 
     @property
     def stop(self) -> StopRequest:

@@ -19,7 +19,7 @@ from supervisor.controller.drills import Drills, PendingDrill
 from supervisor.controller.journal_writer import JOURNAL_S, JournalWriter
 from supervisor.controller.member_server import MemberServer
 from supervisor.controller.records import JobRecords
-from supervisor.decision import closing, orders, remedy, transition
+from supervisor.decision import closing, departures, orders, remedy, transition
 from supervisor.decision.decide import decide
 from supervisor.decision.durable_facts import with_durable_facts, with_last_status
 from supervisor.hangs import deadlock, observation
@@ -30,6 +30,7 @@ from supervisor.observability.publisher import StatusPublisher
 from supervisor.view import cut_off_work, failed_start, members
 from supervisor.view.model import (
     ENDING_PHASES,
+    Departure,
     End,
     JobState,
     MemberView,
@@ -255,6 +256,8 @@ class Job:
         self.drills.update(drilled, self.memory.generation)
         inspection = deadlock.inspection_request(view)
         given_to = tuple(self._existed if self.memory.phase == "ended" else self.backend.members)
+        leaving = (each.name for each in view.members if each.departure is not None and each.exists)
+        given_to = tuple(dict.fromkeys((*given_to, *leaving)))
         for number, name in enumerate(given_to):
             if number and number % SLICE == 0:
                 await asyncio.sleep(0)
@@ -325,10 +328,14 @@ class Job:
     def view(self) -> View:
         """Return the current view. Nothing is decided or sent, but new members get a connection."""
         now_ns = time.monotonic_ns()
+        leaving = self.backend.departures
         present = self.backend.members
-        names = (*present, *self.memory.placement, *self._known_members())
+        names = (*present, *self.memory.placement, *self._known_members(), *leaving)
         members = tuple(self._member(name, name in present, now_ns) for name in dict.fromkeys(names))
+        if leaving:
+            members = tuple(self._with_departure(each, leaving.get(each.name)) for each in members)
         view = View(now_ns, time.time(), self.memory, members, self.checkpoints.stored)
+        view = departures.without_ended(view, self.policy)
         return replace(view, memory=with_durable_facts(view), watch=observation.update(self.watch, view))
 
     def _known_members(self) -> tuple[str, ...]:
@@ -352,6 +359,10 @@ class Job:
         unanswered_s = (now_ns - line.unanswered_ns) / 1e9 if line.unanswered_ns else 0.0
         signs = (line.stepped_ns, round(unanswered_s, 3))
         return MemberView(name, exists, line.connected, round(silent_s, 3), *heard, is_listed, *signs)
+
+    def _with_departure(self, member: MemberView, departure: Departure | None) -> MemberView:
+        is_ending = departure is not None and departure.has_begun and member.name not in self.memory.lost
+        return replace(member, departure=departure, exists=member.exists or is_ending)
 
     def _take_stop(self) -> None:
         for requested in (self.backend.stop, self._stop_request):

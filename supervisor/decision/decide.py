@@ -16,7 +16,16 @@ from typing import TypeAlias
 from holdfast import exit_codes
 from holdfast.inspection import liveness
 from holdfast.protocol import progress
-from supervisor.decision import closing, memory_needed, orders, placement, refusal, remedy, resume_point
+from supervisor.decision import (
+    closing,
+    departures,
+    memory_needed,
+    orders,
+    placement,
+    refusal,
+    remedy,
+    resume_point,
+)
 from supervisor.hangs import detection, sentences
 from supervisor.hangs.verdict import StallVerdict
 from supervisor.view import cut_off_work, failed_start, faults, members, reports, unknown_generation
@@ -292,6 +301,12 @@ def secure_before_stop(case: _Case) -> Secure | None:
     return Secure((), True, "stop requested: securing the state first")
 
 
+def swap_departing_members(case: _Case) -> Secure | None:
+    """Stop the group between two steps to move the ranks of members that are about to end to standbys."""
+    found = departures.due(case.view, case.policy)
+    return Secure(found, True, found[0].detail) if found else None
+
+
 def learn_from_stall(case: _Case) -> Learn | None:
     """Remember a stall that ended without a restart if it was longer than all earlier ones of its kind."""
     view = case.view
@@ -364,6 +379,10 @@ def await_unheard_members(case: _Case) -> Wait | None:
         return None
     until_ns = view.now_ns + int(members.next_timeout_s(view, policy, policy.member_timeout_s) * SECOND_NS)
     return Wait(until_ns, f"waiting for the report of {', '.join(unheard)}")
+
+
+def await_unheard_standbys(case: _Case) -> Wait | None:
+    return departures.await_standbys(case.view, case.policy, case.cause) if case.faults else None
 
 
 def await_unfinished_work(case: _Case) -> Wait | None:
@@ -547,6 +566,7 @@ _RUNNING: tuple[DecisionRule, ...] = (
     settle,
     finish,
     secure_before_stop,
+    swap_departing_members,
     learn_from_stall,
     await_first_step,
     replace_lost_standby,
@@ -574,6 +594,7 @@ RULES: Mapping[JobPhase, tuple[DecisionRule, ...]] = MappingProxyType(
             follow_unknown_generation,
             await_secured_state,
             await_unheard_members,
+            await_unheard_standbys,
             await_unfinished_work,
             finish_without_fault,
             save_without_fault,

@@ -2,30 +2,61 @@
 
 from __future__ import annotations
 
+import math
+
 from supervisor.view import members
-from supervisor.view.model import Policy, View
+from supervisor.view.model import MemberView, Policy, View
 
 
 def choose_members(view: View, policy: Policy) -> tuple[str, ...]:
     """Return the members for the next generation; fewer than requested if not enough are usable.
 
     A member with ranks keeps them. A standby that is ready replaces a member that cannot be used or whose
-    ranks keep failing.
+    ranks keep failing. If more standbys are ready than are needed for that, they also replace members that
+    are about to end. Such a member never gets ranks that it does not have.
     """
     memory = view.memory
     usable = {m.name: m for m in view.members if members.is_usable(view, m, policy)}
     standbys = [
-        name for name, m in usable.items() if name not in memory.seats and members.is_ready(m, memory.nproc)
+        name
+        for name, m in usable.items()
+        if name not in memory.seats and m.departure is None and members.is_ready(m, memory.nproc)
     ]
     if not memory.placement:
         return tuple(standbys[: policy.members])
+    away = _replaced_early(view, usable, len(standbys))
     chosen: list[str] = []
     for name in memory.placement:
-        if name in usable and not (standbys and _keeps_failing(view, name)):
+        if name in usable and name not in away and not (standbys and _keeps_failing(view, name)):
             chosen.append(name)
         elif standbys:
             chosen.append(standbys.pop(0))
     return tuple(chosen)
+
+
+def departing_members(view: View, policy: Policy) -> tuple[str, ...]:
+    """Return the members with ranks that are about to end and that ready standbys can replace now."""
+    if all(m.departure is None for m in view.members):
+        return ()
+    chosen = choose_members(view, policy)
+    if len(chosen) < policy.members:
+        return ()
+    found = (view.member(name) for name in view.memory.placement if name not in chosen)
+    return tuple(m.name for m in found if m is not None and m.departure is not None)
+
+
+def _replaced_early(view: View, usable: dict[str, MemberView], standbys: int) -> frozenset[str]:
+    """Return the usable members that standbys replace because they are about to end, the first to end first.
+
+    Members that cannot be used take precedence, because the group cannot run without replacing them.
+    """
+    placement = view.memory.placement
+    departing = [m for name in placement if (m := usable.get(name)) is not None and m.departure is not None]
+    if not departing:
+        return frozenset()
+    needed = sum(name not in usable or _keeps_failing(view, name) for name in placement)
+    departing.sort(key=lambda m: (m.departure is not None and m.departure.ends_ns) or math.inf)
+    return frozenset(m.name for m in departing[: max(0, standbys - needed)])
 
 
 def _keeps_failing(view: View, name: str) -> bool:

@@ -96,6 +96,8 @@ def needs_processes(view: View, launcher: LauncherState) -> bool:
 
 def reason_to_stop(view: View, policy: Policy, cause: Fault) -> End | None:
     """Return an `End` if no restart can help, for example after a deliberate exit or a repeated failure."""
+    if kind_of(cause.kind).is_planned:
+        return None
     history = view.memory.history
     code = _exit_code(cause)
     if cause.kind == "bad_input":

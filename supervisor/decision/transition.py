@@ -312,7 +312,7 @@ def _start(view: View, action: Start, policy: Policy) -> JobState:
         grace_s=policy.grace_s,
     )
     history = memory.history
-    if action.cause is not None:
+    if action.cause is not None and not kind_of(action.cause.kind).is_planned:
         history = (*history, _past(view, policy, action.cause))[-HISTORY:]
     return replace(
         memory,

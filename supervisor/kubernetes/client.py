@@ -84,6 +84,7 @@ class ResourceKind:
 
 
 PODS = ResourceKind("", "v1", "pods")
+NODES = ResourceKind("", "v1", "nodes", namespaced=False)
 
 
 @dataclass(frozen=True, slots=True)

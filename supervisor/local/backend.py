@@ -20,7 +20,7 @@ from supervisor.local.keeper_messages import (
     StopRun,
     Want,
 )
-from supervisor.view.model import Completion, StopRequest
+from supervisor.view.model import Completion, Departure, StopRequest
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +46,11 @@ class LocalBackend:
     @property
     def members(self) -> Mapping[str, str]:
         return self._state.members
+
+    @property
+    def departures(self) -> Mapping[str, Departure]:
+        """Always empty, because no other program ends members on this machine."""
+        return {}
 
     @property
     def stop(self) -> StopRequest:

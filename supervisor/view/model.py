@@ -276,6 +276,16 @@ def _seats(placement: tuple[str, ...]) -> Mapping[str, int]:
 
 
 @dataclass(frozen=True, slots=True)
+class Departure:
+    """The announcement that a member is about to end. `why` is a clause, such as "node n1 is drained"."""
+
+    why: str
+    ends_ns: int = 0  # when the member ends at the latest; 0: unknown
+    # Its processes have already been asked to end. Without a standby, it therefore counts as lost.
+    has_begun: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class MemberView:
     """A member as the supervisor sees it."""
 
@@ -293,6 +303,8 @@ class MemberView:
     # On a cluster: for how long its host, which answered probes before, has answered none; 0.0 if it answers,
     # or if nothing is known
     unanswered_s: float = field(default=0.0, metadata=UNRECORDED)
+    # set if the member is about to end; used only on a cluster
+    departure: Departure | None = field(default=None, metadata=UNRECORDED)
 
 
 @dataclass(frozen=True, slots=True)

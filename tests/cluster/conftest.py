@@ -58,6 +58,7 @@ ORDER = (
     "test_object_storage",
     "test_shared_checkpoints",
     "test_faults",
+    "test_planned",
     "test_outages",
     "test_node_agent",
     "test_lost_nodes",

@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from holdfast.fileio import strict_json
@@ -27,6 +27,7 @@ from supervisor.admission.pod_layout import (
     STANDBY_OF,
 )
 from supervisor.cluster.adoption import untrusted_json
+from supervisor.cluster.adoption.tolerations import MAX_TOLERATIONS
 from supervisor.cluster.adoption.untrusted_json import MAX_TEXT, NAME, UID, UnfitObject, refuse, table
 from supervisor.cluster.adoption.workload_kinds import PLACES, PodSource, shipped
 
@@ -46,6 +47,7 @@ _INDEX = re.compile(r"[0-9]{1,9}")
 _RANGE = re.compile(r"([1-9][0-9]{0,8})(?::([1-9][0-9]{0,8}))?")
 _FIELD = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
 _ORDINAL = re.compile(r"-([0-9]{1,9})$")
+DISRUPTION = "DisruptionTarget"  # a condition of pods
 ENDED_PHASES = ("Succeeded", "Failed")  # all containers have ended and will not be restarted
 
 
@@ -270,17 +272,43 @@ def _outline(raw: Mapping[str, Any]) -> dict[str, Any]:
     metadata, spec, status = _part(raw, "metadata"), _part(raw, "spec"), _part(raw, "status")
     container = _short(training_container(raw))
     states = [each for each in _tables(status.get("containerStatuses")) if each.get("name") == container]
+    disrupted = [
+        {key: _short(each.get(key)) for key in ("type", "status", "reason")}
+        for each in _tables(status.get("conditions"))
+        if each.get("type") == DISRUPTION
+    ]
+    tolerated = _tolerations(spec)
     return {
         "apiVersion": _short(raw.get("apiVersion")),
         "kind": _short(raw.get("kind")),
         "metadata": {key: _short(metadata[key]) for key in _IDENTITY if key in metadata},
-        "spec": {"nodeName": _short(spec.get("nodeName")), "containers": [{"name": container}]},
+        "spec": {
+            "nodeName": _short(spec.get("nodeName")),
+            "containers": [{"name": container}],
+            **({"tolerations": tolerated} if tolerated else {}),
+        },
         "status": {
             "phase": _short(status.get("phase")),
             "podIP": _short(status.get("podIP")),
             "containerStatuses": [_state(each) for each in states[:1]],
+            **({"conditions": disrupted[:1]} if disrupted else {}),
         },
     }
+
+
+def _tolerations(spec: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return what a pod tolerates. Pods that tolerate the same share one list."""
+    return _shared(
+        tuple(
+            tuple((key, _short(each[key])) for key in _TOLERATION if key in each)
+            for each in _tables(spec.get("tolerations"))[:MAX_TOLERATIONS]
+        )
+    )
+
+
+@lru_cache(maxsize=1024)
+def _shared(tolerations: tuple[tuple[tuple[str, Any], ...], ...]) -> list[dict[str, Any]]:
+    return [dict(each) for each in tolerations]
 
 
 def _state(status: Mapping[str, Any]) -> dict[str, Any]:
@@ -301,7 +329,15 @@ def termination_message(ended: Mapping[str, Any]) -> str:
     return " ".join(text[:MAX_MESSAGE].split()) if isinstance(text, str) else ""
 
 
-_IDENTITY = ("namespace", "name", "uid", "resourceVersion", "deletionTimestamp")
+_IDENTITY = (
+    "namespace",
+    "name",
+    "uid",
+    "resourceVersion",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+)
+_TOLERATION = ("key", "operator", "value", "effect", "tolerationSeconds")
 _OWNER = ("apiVersion", "kind", "name", "uid", "controller")
 _RUNNING: Mapping[str, Any] = {"running": {}}  # one object for all pods
 _NOT_RUNNING: Mapping[str, Any] = {}

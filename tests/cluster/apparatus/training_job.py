@@ -143,6 +143,12 @@ class TrainingJob:
             ["kubectl", *words], stdout=self._followed, stderr=subprocess.DEVNULL
         )
 
+    def followed_steps(self) -> list[int]:
+        """Return the steps that the pod of `follow` has printed, in order."""
+        assert self._followed is not None
+        self._followed.seek(0)
+        return [int(step) for step in _STEP.findall(self._followed.read().decode(errors="replace"))]
+
     def unfollow(self) -> None:
         """Stop what `follow` has started."""
         if self._follower is not None and self._followed is not None:

@@ -14,13 +14,14 @@ from functools import partial
 from typing import Any
 
 from holdfast.protocol.launcher_messages import StartTimes
-from supervisor.decision import closing, orders, transition
+from supervisor.decision import closing, departures, orders, transition
 from supervisor.decision.decide import decide
 from supervisor.decision.durable_facts import with_durable_facts
 from supervisor.decision.transition import taken_over, with_stop_request
 from supervisor.hangs import observation
 from supervisor.observability.bookkeeping import Bookkeeping
 from supervisor.view.model import (
+    Departure,
     End,
     JobState,
     Policy,
@@ -75,6 +76,7 @@ class World:
     closed: dict[int, str] = field(default_factory=dict)  # number of the incident: how it ended
     ended: End | None = None
     stop: StopRequest = ""
+    departures: dict[str, Departure] = field(default_factory=dict)  # members that are about to end
     disk_full: bool = False  # decisions cannot be written to the journal
     has_forgotten: bool = False  # the supervisor died before it wrote its last decision
     _disk: tuple[View, RunAction, JobState] | None = None
@@ -199,7 +201,9 @@ class World:
         self._existed = tuple(name for name in known if name not in memory.lost)
         names += self._existed
         members = tuple(self.network.view(name, memory) for name in dict.fromkeys(names))
+        members = tuple(replace(each, departure=self.departures.get(each.name)) for each in members)
         seen = View(self.now_ns, self.now_ns / 1e9, memory, members, self.store.stored())
+        seen = departures.without_ended(seen, self.policy)
         self._watch = observation.update(self._watch, seen)
         return replace(seen, memory=with_durable_facts(seen), watch=self._watch)
 
@@ -260,6 +264,24 @@ class World:
             self.exists.add(name)
             self.members[name] = Member(self, name)
         self.look()
+
+    def announce(self, name: str, *, ends_ms: int = 0, has_begun: bool = False) -> None:
+        """Announce that a member is about to end. It ends after `ends_ms`, or never if that is 0."""
+        ends_ns = self.now_ns + ends_ms * MS if ends_ms else 0
+        self.departures[name] = Departure("its node is drained", ends_ns, has_begun)
+        if ends_ms:
+            self.after(ends_ms, partial(self.end_departed, name))
+        self.look()
+
+    def withdraw(self, name: str) -> None:
+        """Withdraw the announcement that a member is about to end."""
+        self.departures.pop(name, None)
+        self.look()
+
+    def end_departed(self, name: str) -> None:
+        """End a member at the announced time, unless the announcement was withdrawn."""
+        if name in self.departures and name in self.exists:
+            self.remove(name)
 
     def remove(self, name: str) -> None:
         """Cut a member's power: its connection breaks, and the keeper notices a little later."""

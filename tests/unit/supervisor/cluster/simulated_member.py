@@ -14,7 +14,14 @@ from yarl import URL
 from holdfast.process import event_loop
 from holdfast.protocol import codec
 from holdfast.protocol.launcher_messages import Ending, LauncherState, RankState, StartTimes
-from holdfast.protocol.member_messages import MemberOrder, MemberReport, RankStall, StorageListing
+from holdfast.protocol.member_messages import (
+    HeldPrivateState,
+    HeldSnapshot,
+    MemberOrder,
+    MemberReport,
+    RankStall,
+    StorageListing,
+)
 from tests.unit.supervisor.job_views import progress, report
 
 LIMIT_S = 20.0
@@ -30,6 +37,7 @@ class SimulatedPod:
         self.step = 0
         self.is_mute = False  # whether it sends nothing, on a connection that stays open
         self.stalls: tuple[RankStall, ...] = ()
+        self.holds_state = False  # whether its memory has a snapshot of its last step
         self.unreachable = ""  # why it cannot connect to its launcher, which it then does not report
         self._name = name
         self._state = LauncherState(9, 0, (), (0,), 4000)
@@ -159,6 +167,12 @@ class SimulatedPod:
             storage=self.storage,
             stalls=self.stalls,
             progress=tuple(progress(number, self.step) for number in ranks),
+            slots=(HeldSnapshot(self.generation, self.step, 8),) if self.holds_state and ranks else (),
+            privates=tuple(
+                HeldPrivateState(number, self.generation, self.step, True)
+                for number in ranks
+                if self.holds_state
+            ),
             secured_for=self._secured,
             epoch=self._epoch,
         )

@@ -24,7 +24,7 @@ from supervisor.cluster.supervision.contents import SUPERVISIONS
 from supervisor.kubernetes import object_cache
 from supervisor.kubernetes.client import PODS, ApiServer
 from supervisor.kubernetes.events import EventRecorder, api_time
-from supervisor.kubernetes.watch import Mirror
+from supervisor.kubernetes.watch import Mirror, ObjectName
 from tests.unit.supervisor.cluster.adoption.workloads import COMPLETION, Json, made, pod
 from tests.unit.supervisor.cluster.api_server import LIMIT_S, ServedObjects
 
@@ -52,6 +52,7 @@ class Place:
     server: ApiServer
     directory: Path
     groups: list[PodGroup] = field(default_factory=list)
+    nodes: dict[ObjectName, Json] = field(default_factory=dict)
     changes: int = 0
 
     def begin(self) -> ObservedJobs:
@@ -59,7 +60,9 @@ class Place:
         self.pods = Mirror(self.server, PODS, lambda *_: changed.set(), labels=MEMBERS)
         self.supervisions = Mirror(self.server, SUPERVISIONS, lambda *_: changed.set())
         self.events = EventRecorder(self.server, "holdfast-supervisor", "s-1")
-        self.jobs = ObservedJobs(self.server, self.pods, self.supervisions, self.events, self._make)
+        self.jobs = ObservedJobs(
+            self.server, self.pods, self.supervisions, self.events, self._make, self.nodes
+        )
         self.jobs.changed = changed
         return self.jobs
 
@@ -622,3 +625,38 @@ async def test_jobs_beyond_the_limit_of_their_namespace_wait_and_are_told_so(
         for plural, name in (("pods", "llama-0"), ("jobs", "llama"), ("supervisions", "llama")):
             there.served.remove(plural, "team", name)
         await there.until(lambda: any(key.name == "qwen" for key in there.jobs.jobs))
+
+
+async def test_members_on_a_node_are_counted_and_asked_to_leave(tmp_path: Path) -> None:
+    async with place(tmp_path) as there:
+        by = owner(completions=1)
+        there.served.put("jobs", by)
+        found = member(0, by)
+        found["spec"]["nodeName"] = "n1"
+        found["status"] = {
+            "phase": "Running",
+            "containerStatuses": [{"name": "train", "state": {"running": {}}, "restartCount": 0}],
+        }
+        found = there.add(found)
+        await there.until(lambda: there.jobs.job_of(found["metadata"]["uid"]))
+        assert (there.jobs.members_on("n1"), there.jobs.members_on("n2")) == (1, 0)
+        job = there.job("llama")
+        there.jobs.leave("n2", "it is not about this job")
+        assert job.backend.departures == {}
+        there.jobs.leave("n1", "node n1 is quarantined")
+        assert [each.why for each in job.backend.departures.values()] == ["node n1 is quarantined"]
+
+
+async def test_a_notice_on_a_node_reaches_its_jobs(tmp_path: Path) -> None:
+    async with place(tmp_path) as there:
+        by = owner(completions=1)
+        there.served.put("jobs", by)
+        found = member(0, by)
+        found["spec"]["nodeName"] = "n1"
+        state = {"name": "train", "state": {"running": {}}, "restartCount": 0}
+        found["status"] = {"phase": "Running", "containerStatuses": [state]}
+        found = there.add(found)
+        await there.until(lambda: there.jobs.job_of(found["metadata"]["uid"]))
+        there.nodes[ObjectName("", "n1")] = {"metadata": {"name": "n1", "deletionTimestamp": "now"}}
+        there.jobs.changed.set()
+        await there.until(lambda: there.job("llama").backend.departures)

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from supervisor.cluster.adoption import pod_facts
+from supervisor.cluster.adoption.tolerations import Toleration
 from supervisor.cluster.pods import (
     RESTART_S,
     REVIVE_S,
@@ -22,7 +24,7 @@ from supervisor.cluster.pods import (
 )
 from supervisor.cluster.reach import OutOfReach, Reach, out_of_reach
 from supervisor.controller.backend import Backend
-from supervisor.view.model import StopRequest
+from supervisor.view.model import Departure, StopRequest
 
 Json = dict[str, Any]
 
@@ -126,6 +128,31 @@ def test_a_pod_that_has_ended_has_an_exit_code(
     assert (found.exit_code, found.last_words) == (code, said)
 
 
+def test_what_announces_the_end_of_a_pod_is_read() -> None:
+    found = pod({"running": {}}, deletionTimestamp="2026-11-25T00:00:00Z", deletionGracePeriodSeconds=30)
+    found["spec"]["tolerations"] = [{"key": "gpu", "operator": "Exists", "tolerationSeconds": 60}]
+    disrupted = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
+    found["status"]["conditions"] = [{"type": "Ready", "status": "True"}, disrupted]
+    for each in (found, pod_facts.kept(found)):
+        read = read_pod(each, "train")
+        assert (read.grace_s, read.disruption) == (30.0, "PreemptionByScheduler")
+        assert read.tolerations == (Toleration("gpu", "Exists", seconds=60.0),)
+    assert not read_pod(pod({"running": {}}, deletionGracePeriodSeconds=30), "train").grace_s
+    disrupted["status"] = "False"
+    assert read_pod(found, "train").disruption == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "ends"),
+    [({}, False), ({"is_leaving": True}, True), ({"disruption": "TerminationByKubelet"}, True)],
+)
+def test_the_kubelet_has_asked_a_deleted_pod_or_one_that_it_ends_itself_to_end(
+    given: Json, ends: bool
+) -> None:
+    assert running(0, **given).is_ending is ends
+    assert not running(0, disruption="PreemptionByScheduler").is_ending
+
+
 def test_a_pod_that_is_being_deleted_is_leaving() -> None:
     found = read_pod(pod({"running": {}}, deletionTimestamp="2026-11-25T00:00:00Z"), "train")
     assert (found.is_leaving, found.is_running) == (True, True)
@@ -197,6 +224,26 @@ def test_the_end_of_the_job_is_stored_for_later_queries() -> None:
     assert there.backend.ended == JobEnd(3, "rank 1 failed", "see above")
     assert backend.volume_error == ""
     backend.renew("w-0")
+
+
+def test_pods_that_the_kubelet_ends_are_leaving_too() -> None:
+    there = Cluster()
+    there.backend.update([running(0, disruption="TerminationByKubelet"), running(1, is_leaving=True)])
+    assert there.backend.stop == "terminate"
+    there.backend.update([running(0, disruption="EvictionByEvictionAPI"), running(1, is_leaving=True)])
+    assert not there.backend.is_leaving
+
+
+def test_a_leaving_pod_is_about_to_end_unless_all_pods_leave() -> None:
+    there = Cluster()
+    stay, leave = running(0), running(1, is_leaving=True)
+    departure = Departure("its pod is being deleted", 0, has_begun=True)
+    there.backend.update([stay, leave])
+    assert there.backend.announce({leave.member: departure})
+    assert not there.backend.announce({leave.member: departure})
+    assert there.backend.departures == {leave.member: departure}
+    there.backend.update([replace(stay, is_leaving=True), leave])
+    assert there.backend.departures == {}
 
 
 # -- giving a member up

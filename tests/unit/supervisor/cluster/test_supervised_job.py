@@ -16,6 +16,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from holdfast import exit_codes
 from holdfast.fileio.storage_thread import StorageThread
 from holdfast.process import event_loop
 from holdfast.protocol.member_messages import MemberOrder, RankStall, StorageListing
@@ -34,6 +35,7 @@ from supervisor.decision import closing
 from supervisor.kubernetes.client import ApiServer
 from supervisor.kubernetes.errors import InvalidObject
 from supervisor.kubernetes.events import EventRecorder
+from supervisor.kubernetes.watch import ObjectName
 from supervisor.view import members as view_members
 from supervisor.view.model import Policy, Wait
 from tests.unit.supervisor.cluster.api_server import ServedObjects, accept_the_rest
@@ -955,3 +957,103 @@ async def test_the_connections_of_members_that_are_lost_and_gone_are_forgotten(t
         again = server.connection("w-0.3").order
         assert again is not None, "a member that comes back gets the order that it had before"
         assert again.do == "idle"
+
+
+# -- members that are about to end
+
+
+async def settled_with_standby(there: Place) -> tuple[SimulatedPod, SimulatedPod, SimulatedPod]:
+    """Form a group of two members, with a third that is ready to replace one of them."""
+    first, second = await there.form()
+    third = await there.add(2)
+    for each in (first, second, third):
+        each.holds_state = True
+    await third.until(lambda: third.orders and third.order.do == "idle")
+    return first, second, third
+
+
+async def train_in(generation: int, *members: SimulatedPod) -> None:
+    for each in members:
+        await each.until_formed(generation)
+    for each in members:
+        await each.train(each.step + 1)
+        await each.until_settled()
+
+
+async def test_a_member_that_must_leave_its_node_moves_and_its_pod_is_evicted_afterwards(
+    tmp_path: Path,
+) -> None:
+    """This costs no restart, of which the policy allows none."""
+    async with place(tmp_path) as there:
+        first, _, third = await settled_with_standby(there)
+        assert there.job.members_on("n1") == 1
+        for _ in range(2):
+            there.job.leave("n1", "node n1 is quarantined: Xid 79")
+        for each in (first, third):
+            await each.until_formed(2)
+        assert there.deleted == [], "its state may still be needed"
+        await train_in(2, first, third)
+        await there.until(phase="running", generation=2, incidents=1)
+        there.job.note_departures()
+        assert there.deleted == ["team/w-1"]
+        [incident] = there.status["recent"]
+        assert (incident["kind"], incident["remedy"]) == ("departure", "swap")
+        assert "node n1 is quarantined: Xid 79" in incident["why"]
+
+
+async def test_a_member_that_must_leave_its_node_keeps_training_without_a_standby(tmp_path: Path) -> None:
+    async with place(tmp_path) as there:
+        first, second = await there.form()
+        for _ in range(2):
+            there.job.leave("n1", "node n1 is quarantined")
+        events = asyncio.create_task(there.context.events.run())
+        await there.served.until(
+            lambda: "MemberLeaves" in [each.get("reason") for each in there.served.events]
+        )
+        await event_loop.end([events])
+        said = [each["message"] for each in there.served.events if each.get("reason") == "MemberLeaves"]
+        assert said == ["member w-1.00000001 is about to end: node n1 is quarantined"]
+        for step in (4, 5):
+            for each in (first, second):
+                await each.train(step)
+        await there.until(step=5)
+        there.job.note_departures()
+        assert (first.generation, second.generation, there.deleted) == (1, 1, [])
+
+
+async def test_the_ranks_of_a_pod_that_is_being_deleted_move_before_they_are_ended(tmp_path: Path) -> None:
+    async with place(tmp_path) as there:
+        first, second, third = await settled_with_standby(there)
+        uid = next(uid for uid, pod in there.pods.items() if pod.name == "w-1")
+        there.pods[uid] = replace(there.pods[uid], is_leaving=True, grace_s=30.0)
+        there.look()
+        for each in (first, third):
+            await each.until_formed(2)
+        assert "secure" in [order.do for order in second.orders]
+        assert "stop" not in [order.do for order in second.orders]
+        await train_in(2, first, third)
+        await second.until_stopped()
+        assert second.order.exit_code == exit_codes.TERMINATED
+        await there.until(phase="running", generation=2, incidents=1)
+        assert there.deleted == []
+
+
+async def test_a_notice_on_a_node_moves_the_member_that_is_there(tmp_path: Path) -> None:
+    async with place(tmp_path) as there:
+        _, second, third = await settled_with_standby(there)
+        taint = {"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}
+        node = {"metadata": {"name": "n0"}, "spec": {"taints": [taint]}}
+        there.job.note_departures({ObjectName("", "n0"): node})
+        await train_in(2, second, third)
+        await there.until(phase="running", generation=2)
+        there.job.note_departures()
+        assert there.deleted == [], "the autoscaler deletes the pod"
+
+
+async def test_an_idle_pod_that_must_leave_its_node_is_evicted_at_once(tmp_path: Path) -> None:
+    async with place(tmp_path) as there:
+        first, second, _ = await settled_with_standby(there)
+        there.job.leave("n2", "node n2 is quarantined")
+        there.job.note_departures()
+        assert there.deleted == ["team/w-2"]
+        assert (first.generation, second.generation) == (1, 1)

@@ -24,6 +24,7 @@ from supervisor.store.journal import Journal, last
 from supervisor.store.run_directory import RunDir
 from supervisor.view.model import (
     Completion,
+    Departure,
     JobState,
     MemberView,
     Policy,
@@ -44,6 +45,7 @@ class Backend:
     stop: StopRequest = ""
     renewed: list[str] = field(default_factory=list)
     volume_error: str = ""
+    departures: dict[str, Departure] = field(default_factory=dict)
 
     def want(self, count: int, discard: tuple[str, ...]) -> None:
         raise AssertionError

@@ -1,0 +1,1 @@
+"""Departures of members: announcements that a pod or a node is about to end."""

@@ -1,0 +1,94 @@
+"""Collect the announcements that members of one job are about to end.
+
+The sources are the pod itself (its deletion, its condition DisruptionTarget), its node (`node_notices`),
+and requests to leave a node. No two clocks are compared: the time of an announcement is when this supervisor
+first saw it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from supervisor.cluster.departures.node_notices import NodeNotice, departure_of
+from supervisor.cluster.pods import PodMember
+from supervisor.kubernetes.client import KubernetesObject
+from supervisor.kubernetes.watch import ObjectName
+from supervisor.view.model import SECOND_NS, Departure
+
+EVICT_AGAIN_S = 10.0  # between two requests to evict the same pod
+# The reasons of the condition DisruptionTarget: https://kubernetes.io/docs/concepts/workloads/pods/disruptions/
+_DISRUPTIONS: Mapping[str, str] = {
+    "PreemptionByScheduler": "it is preempted by a pod of a higher priority",
+    "DeletionByTaintManager": "it does not tolerate a taint of its node",
+    "EvictionByEvictionAPI": "it is evicted",
+    "DeletionByPodGC": "its node is gone",
+    "TerminationByKubelet": "the kubelet ends it",
+}
+
+
+class AnnouncedDepartures:
+    """The departures of one job's members, and the pods that the supervisor must evict after they moved."""
+
+    def __init__(self) -> None:
+        self._asked: dict[str, str] = {}  # by uid of a pod that must leave its node: why
+        self._since_s: dict[tuple[str, str], float] = {}  # by uid and announcement: when it was first seen
+        self._evicted_s: dict[str, float] = {}  # by uid: when the eviction was last requested
+        self._may_stay: set[str] = set()  # uids of pods that are on a node whose agent reports a fault
+
+    def leave(self, pods: Iterable[PodMember], node: str, why: str) -> None:
+        """Have the pods that are now on a node leave it. Later pods are not affected. Idempotent."""
+        self._asked |= {pod.uid: why for pod in pods if pod.node == node and not pod.has_ended}
+
+    def of(
+        self, pods: Iterable[PodMember], nodes: Mapping[ObjectName, KubernetesObject], now_s: float
+    ) -> dict[str, Departure]:
+        """Return the members that are about to end. `nodes` may lack nodes."""
+        before, self._since_s = self._since_s, {}
+        found: dict[str, Departure] = {}
+        uids = set[str]()
+        self._may_stay = set()
+        for pod in pods:
+            uids.add(pod.uid)
+            notice = self._notice(pod, nodes) if pod.is_running else None
+            if notice is None:
+                continue
+            if notice.is_of_agent:
+                self._may_stay.add(pod.uid)
+            since_s = self._since_s[pod.uid, notice.why] = before.get((pod.uid, notice.why), now_s)
+            if now_s >= since_s + notice.patience_s:
+                ends_ns = int((since_s + notice.after_s) * SECOND_NS) if notice.after_s is not None else 0
+                found[pod.member] = Departure(notice.why, ends_ns, pod.is_ending)
+        self._asked = {uid: why for uid, why in self._asked.items() if uid in uids}
+        self._evicted_s = {uid: at_s for uid, at_s in self._evicted_s.items() if uid in uids}
+        return found
+
+    def _notice(self, pod: PodMember, nodes: Mapping[ObjectName, KubernetesObject]) -> NodeNotice | None:
+        because = _DISRUPTIONS.get(pod.disruption, "")
+        if pod.is_leaving:
+            return NodeNotice(f"its pod is being deleted{f': {because}' if because else ''}", pod.grace_s)
+        if pod.disruption:
+            return NodeNotice(because or f"its pod is about to be disrupted ({pod.disruption})")
+        if pod.uid in self._asked:
+            return NodeNotice(self._asked[pod.uid])
+        node = nodes.get(ObjectName("", pod.node))
+        return departure_of(node, pod.tolerations) if node is not None else None
+
+    def to_evict(
+        self, pods: Iterable[PodMember], departing: Mapping[str, Departure], now_s: float
+    ) -> list[PodMember]:
+        """Return those of `pods`, which have no ranks, that nobody else deletes and that must leave now.
+
+        These are pods that were asked to leave their node, and standbys, in whose place another standby is
+        created. A standby stays on a node whose agent only reports a fault, because the next one might be
+        scheduled on the same node. The next call returns a pod again only after `EVICT_AGAIN_S`.
+        """
+        due = [
+            pod
+            for pod in pods
+            if pod.member in departing
+            and not pod.is_leaving
+            and (pod.uid in self._asked or (pod.is_standby and pod.uid not in self._may_stay))
+            and now_s >= self._evicted_s.get(pod.uid, -EVICT_AGAIN_S) + EVICT_AGAIN_S
+        ]
+        self._evicted_s |= {pod.uid: now_s for pod in due}
+        return due

@@ -1,0 +1,197 @@
+"""Find announcements that a node is about to end, in its taints and conditions. Pure.
+
+`node_notices.toml` lists the announcements of other programs, with their sources.
+"""
+
+from __future__ import annotations
+
+import math
+import pkgutil
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
+
+from supervisor.cluster.adoption.tolerations import Toleration
+from supervisor.kubernetes.client import KubernetesObject
+
+if sys.version_info >= (3, 11):
+    import tomllib as _toml
+else:
+    import tomli as _toml
+
+FILE = "node_notices.toml"
+# The node controller sets these taints when a node falls silent, and removes them when it reports again.
+# Members on such a node do not move at once, because the kubelet may only have been restarted.
+_LIFECYCLE = frozenset({"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"})
+PATIENCE_S = 30.0
+# The kubelet's reason why a node is not ready, while it ends the pods before the node shuts down.
+_SHUTDOWN = "node is shutting down"
+_READY = "Ready"
+# The node agent's verdicts. A fault that the agent is sure of is worth a planned swap at once: the quarantine
+# waits for its confirmation, because a taint or a drain costs more if the agent is wrong.
+VERDICTS = ("GpuHealthy", "TrainingNodeHealthy")
+
+
+class KnownNotice(NamedTuple):
+    """A row of the table: the key of a taint, or the type of a condition."""
+
+    key: str
+    effect: str
+    is_departure: bool
+    is_tolerable: bool
+    what: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeNotice:
+    """The announcement that a node, or the pods on it, are about to end.
+
+    `after_s` is the time from the announcement to the eviction of the pod; None if it is unknown. The
+    announcement counts only once it has been there for `patience_s`.
+    """
+
+    why: str
+    after_s: float | None = None
+    patience_s: float = 0.0
+    is_of_agent: bool = False  # True for a verdict of the node agent, which does not end the pods of the node
+
+
+def departure_of(node: KubernetesObject, tolerations: Sequence[Toleration]) -> NodeNotice | None:
+    """Return the most urgent announcement for a pod with these tolerations; None if the node stays."""
+    found = [*_of_object(node), *_of_taints(node, tolerations), *_of_conditions(node)]
+    return min(found, key=lambda each: (each.patience_s, _or_forever(each.after_s)), default=None)
+
+
+def _or_forever(seconds: float | None) -> float:
+    return math.inf if seconds is None else seconds
+
+
+def _of_object(node: KubernetesObject) -> Iterator[NodeNotice]:
+    metadata = node["metadata"]
+    if metadata.get("deletionTimestamp") is not None:
+        yield NodeNotice(f"node {metadata.get('name')} is being deleted")
+
+
+def _of_taints(node: KubernetesObject, tolerations: Sequence[Toleration]) -> Iterator[NodeNotice]:
+    for taint in _mappings((node.get("spec") or {}).get("taints")):
+        known = _known_taint(taint)
+        if known is not None and not known.is_departure:
+            continue
+        evicts = taint.get("effect") == "NoExecute"
+        after_s = _evicted_after_s(taint, tolerations) if evicts else None
+        is_tolerated = after_s == math.inf or (not evicts and any(t.tolerates(taint) for t in tolerations))
+        if known is None and (not evicts or is_tolerated):
+            continue
+        if known is not None and known.is_tolerable and is_tolerated:
+            continue
+        yield _notice(node, taint, known, None if after_s in (None, math.inf) else after_s)
+
+
+def _notice(
+    node: KubernetesObject, taint: Mapping[str, Any], known: KnownNotice | None, after_s: float | None
+) -> NodeNotice:
+    name, key = node["metadata"].get("name"), str(taint.get("key"))
+    patience_s = min(PATIENCE_S, (after_s or 0.0) / 2) if key in _LIFECYCLE else 0.0
+    if known is None:
+        return NodeNotice(f"node {name} has the taint {key}:NoExecute", after_s, patience_s)
+    return NodeNotice(f"{known.what} (taint {key} of node {name})", after_s, patience_s)
+
+
+def _evicted_after_s(taint: Mapping[str, Any], tolerations: Sequence[Toleration]) -> float:
+    """Return how long a pod may stay on a node with this NoExecute taint: 0 if it does not tolerate it."""
+    match = next((each for each in tolerations if each.tolerates(taint)), None)
+    if match is None:
+        return 0.0
+    return math.inf if match.seconds is None else max(0.0, match.seconds)
+
+
+def _of_conditions(node: KubernetesObject) -> Iterator[NodeNotice]:
+    name = node["metadata"].get("name")
+    for condition in _mappings((node.get("status") or {}).get("conditions")):
+        kind = condition.get("type")
+        known = _table().conditions.get(str(kind))
+        if known is not None and known.is_departure and condition.get("status") == "True":
+            yield NodeNotice(f"{known.what} (condition {kind} of node {name})")
+        is_shutdown = _SHUTDOWN in str(condition.get("message"))
+        if kind in VERDICTS and condition.get("status") == "False":
+            said = str(condition.get("message") or condition.get("reason") or "a fault")
+            yield NodeNotice(f"the node agent of {name} reports: {said}", is_of_agent=True)
+        if kind == _READY and condition.get("status") == "False" and is_shutdown:
+            yield NodeNotice(f"node {name} is shutting down")
+
+
+def kept_node(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parts of a Node that `departure_of` reads, so that equal parts show that nothing changed."""
+    metadata = raw["metadata"]
+    kept = {"name": metadata["name"]}
+    if metadata.get("deletionTimestamp") is not None:
+        kept["deletionTimestamp"] = metadata["deletionTimestamp"]
+    found: dict[str, Any] = {"metadata": kept}
+    if taints := [_only(each, _TAINT) for each in _mappings((raw.get("spec") or {}).get("taints"))]:
+        found["spec"] = {"taints": taints}
+    conditions = [
+        _only(each, _CONDITION)
+        for each in _mappings((raw.get("status") or {}).get("conditions"))
+        if each.get("type") in (*_table().conditions, *VERDICTS, _READY)
+    ]
+    if conditions:
+        found["status"] = {"conditions": conditions}
+    return found
+
+
+_TAINT = ("key", "value", "effect")
+_CONDITION = ("type", "status", "reason", "message")
+
+
+def _only(found: Mapping[str, Any], keys: Iterable[str]) -> dict[str, str]:
+    return {key: str(found[key])[:300] for key in keys if found.get(key)}
+
+
+def _mappings(found: object) -> list[Mapping[str, Any]]:
+    return [each for each in found if isinstance(each, Mapping)] if isinstance(found, list) else []
+
+
+# -- the table
+
+
+class _Table(NamedTuple):
+    taints: tuple[KnownNotice, ...]
+    conditions: Mapping[str, KnownNotice]
+
+
+def known_notices() -> tuple[KnownNotice, ...]:
+    """Return all rows of the table."""
+    return (*_table().taints, *_table().conditions.values())
+
+
+def _known_taint(taint: Mapping[str, Any]) -> KnownNotice | None:
+    for each in _table().taints:
+        key = str(taint.get("key"))
+        is_key = key.startswith(each.key[:-1]) if each.key.endswith("*") else key == each.key
+        if is_key and each.effect in ("", taint.get("effect")):
+            return each
+    return None
+
+
+@cache
+def _table() -> _Table:
+    text = pkgutil.get_data(__name__.rpartition(".")[0], FILE)
+    if text is None:
+        raise FileNotFoundError(FILE)
+    raw = _toml.loads(text.decode())
+    taints = tuple(_row(each, "key") for each in raw["taint"])
+    return _Table(taints, {each["type"]: _row(each, "type") for each in raw["condition"]})
+
+
+def _row(raw: Mapping[str, Any], key: str) -> KnownNotice:
+    return KnownNotice(
+        raw[key],
+        raw.get("effect", ""),
+        {"departure": True, "sign": False}[raw["is"]],
+        raw.get("tolerable", False),
+        raw["what"],
+        raw["source"],
+    )
