@@ -19,7 +19,7 @@ from supervisor.controller.drills import Drills, PendingDrill
 from supervisor.controller.journal_writer import JOURNAL_S, JournalWriter
 from supervisor.controller.member_server import MemberServer
 from supervisor.controller.records import JobRecords
-from supervisor.decision import closing, orders, remedy, transition
+from supervisor.decision import closing, node_loss, orders, remedy, transition
 from supervisor.decision.decide import decide
 from supervisor.decision.durable_facts import with_durable_facts, with_last_status
 from supervisor.hangs import deadlock, observation
@@ -72,12 +72,15 @@ class Job:
         fresh: bool,
         started_ns: int,
         beat_s: Callable[[], float] = lambda: BEAT_S,
+        rack_of: Callable[[str], str] = lambda _node: "",
     ) -> None:
         """Continue the run in `records`. If `fresh`, begin a new run there at `started_ns` instead.
 
-        `beat_s` returns the longest sleep until the next decision.
+        `beat_s` returns the longest sleep until the next decision. `rack_of` returns the rack of a node, ""
+        if it is unknown.
         """
         self._beat_s = beat_s
+        self._rack_of = rack_of
         self.policy = policy
         self.publisher = publisher
         self.backend = backend
@@ -264,9 +267,11 @@ class Job:
             good, room_bytes = order.good, order.room_bytes
             if member is not None and order.do in ("run", "secure"):
                 good = cut_off_work.publishable_step(view, member)
+            sources = order.sources
             if order.do == "idle":
                 room_bytes = self._update_room_bytes(view)
-            order = replace(order, good=good, room_bytes=room_bytes, epoch=self.lead.epoch)
+                sources = node_loss.mirrored(view, policy, name)
+            order = replace(order, good=good, room_bytes=room_bytes, sources=sources, epoch=self.lead.epoch)
             self.member_server.order(name, order)
 
     def _renew(self, view: View) -> None:
@@ -349,7 +354,8 @@ class Job:
         exists = is_listed and name not in self.memory.lost
         silent_s = (now_ns - line.heard_ns) / 1e9
         heard = (line.report, line.first_ns, line.well_ns)
-        return MemberView(name, exists, line.connected, round(silent_s, 3), *heard, is_listed)
+        rack = self._rack_of(line.report.node) if line.report is not None else ""
+        return MemberView(name, exists, line.connected, round(silent_s, 3), *heard, is_listed, rack)
 
     def _take_stop(self) -> None:
         for requested in (self.backend.stop, self._stop_request):

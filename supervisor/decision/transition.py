@@ -15,7 +15,7 @@ from holdfast import exit_codes
 from holdfast.protocol import lineage
 from holdfast.protocol.launcher_messages import Launch, LossJump, Restore
 from holdfast.protocol.member_messages import StateSource
-from supervisor.decision import closing, remedy, resume_point
+from supervisor.decision import closing, node_loss, remedy, resume_point
 from supervisor.fault_kinds import kind_of
 from supervisor.hangs import evidence, hung_rank
 from supervisor.view import (
@@ -310,6 +310,7 @@ def _start(view: View, action: Start, policy: Policy) -> JobState:
         patience_s=policy.patience_s,
         restore=restore,
         grace_s=policy.grace_s,
+        keepers=node_loss.keepers(view, action.placement) if policy.members_created_externally else (),
     )
     history = memory.history
     if action.cause is not None:

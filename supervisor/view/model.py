@@ -288,6 +288,7 @@ class MemberView:
     well_ns: int = 0  # when the member last reported that its launcher responds
     # True while the backend lists the member, even if it counts as lost and `exists` is therefore False
     is_listed: bool = field(default=False, metadata=UNRECORDED)
+    rack: str = field(default="", metadata=UNRECORDED)  # of its node; "" if it is unknown
 
 
 @dataclass(frozen=True, slots=True)

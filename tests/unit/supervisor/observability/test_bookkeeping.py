@@ -264,6 +264,21 @@ def test_a_group_pauses_if_all_its_ranks_pause() -> None:
     assert found == [Bucket.PRODUCTIVE, Bucket.CHECKPOINT, Bucket.PRODUCTIVE, Bucket.PAUSED]
 
 
+def test_the_steps_of_members_on_one_node_are_secured_up_to_the_newest_checkpoint() -> None:
+    def secured(*nodes: str) -> object:
+        accounts = begun()
+        members = []
+        for number, node in enumerate(nodes):
+            there = trained(20, name=f"m{number}")
+            assert there.report is not None
+            durable = replace(there.report.durable, step=17)
+            members.append(replace(there, report=replace(there.report, node=node, durable=durable)))
+        accounts.observe(view(*members, now_s=30.0, settled=True))
+        return accounts.ledger.snapshot()["secured_step"]
+
+    assert (secured("a", "b"), secured("a", "a")) == (20, 17)
+
+
 def test_the_steps_of_one_member_are_secured_up_to_the_newest_checkpoint() -> None:
     accounts = begun()
     alone: dict[str, Any] = {"placement": ("m0",), "world_size": 1, "settled": True}

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.protocol.member_messages import CheckpointReport, StateSource
+from supervisor.decision import node_loss
+from supervisor.decision.node_loss import MemberPlace, keepers_of
+from supervisor.view.model import MemberView, Policy, View
+from tests.unit.supervisor.job_views import LAUNCH, holding, member, report, view
+
+PLACES = st.builds(MemberPlace, st.sampled_from(["", "r1", "r2"]), st.sampled_from("abcd")).map(
+    lambda place: replace(place, node=f"{place.rack}{place.node}")  # a node is in one rack
+)
+
+
+def places(*nodes: str) -> list[MemberPlace]:
+    return [MemberPlace("", node) for node in nodes]
+
+
+def racks(*found: str) -> list[MemberPlace]:
+    """Return places on nodes of their own in these racks."""
+    return [MemberPlace(rack, f"n{number}") for number, rack in enumerate(found)]
+
+
+@given(st.lists(PLACES, min_size=1, max_size=12))
+def test_each_keeper_is_as_far_away_as_any_other_member(found: list[MemberPlace]) -> None:
+    kept = keepers_of(found) or tuple((position + 1) % len(found) for position in range(len(found)))
+    for position, keeper in enumerate(kept):
+        farthest = max(found[position].distance(other) for other in found)
+        assert found[position].distance(found[keeper]) == farthest
+
+
+@given(st.lists(PLACES, min_size=2, max_size=12))
+def test_each_member_keeps_the_states_of_one_member_if_no_node_has_most_of_them(
+    found: list[MemberPlace],
+) -> None:
+    found = [replace(each, rack="") for each in found]
+    nodes = [each.node for each in found]
+    kept = keepers_of(found)
+    if kept and 2 * max(map(nodes.count, nodes)) <= len(nodes):
+        assert sorted(kept) == list(range(len(found)))
+
+
+def test_members_on_nodes_of_their_own_send_to_the_next_member() -> None:
+    for count in (1, 2, 3, 8):
+        assert keepers_of(places(*map(str, range(count)))) == ()
+
+
+def test_members_on_one_node_send_to_the_next_member() -> None:
+    assert keepers_of(places("a", "a", "a")) == ()
+
+
+def test_two_members_on_each_of_two_nodes_keep_the_states_of_the_other_node() -> None:
+    assert keepers_of(places("a", "a", "b", "b")) == (2, 3, 0, 1)
+
+
+def test_a_member_alone_on_its_node_keeps_the_states_of_all_others() -> None:
+    assert keepers_of(places("a", "a", "b")) == (2, 2, 0)
+
+
+def test_a_keeper_is_in_another_rack_if_the_labels_name_one() -> None:
+    assert keepers_of(racks("x", "x", "y", "y")) == (2, 3, 0, 1)
+    assert keepers_of(racks("x", "y", "x", "y")) == ()
+    assert keepers_of(racks("x", "x", "x")) == ()
+
+
+def test_a_node_without_a_rack_is_not_in_another_rack() -> None:
+    first, second, third = racks("x", "", "y")
+    assert [first.distance(second), first.distance(third), second.distance(third)] == [1, 2, 1]
+
+
+def test_two_thousand_members_on_few_nodes_get_keepers() -> None:
+    found = places(*(f"node-{number % 250}" for number in range(2000)))
+    assert keepers_of(found) == ()
+    found = places(*(f"node-{number // 8}" for number in range(2000)))
+    kept = keepers_of(found)
+    assert sorted(kept) == list(range(2000))
+    assert all(found[each].node != found[keeper].node for each, keeper in enumerate(kept))
+
+
+# -- what survives
+
+CLUSTER = Policy(members=2, members_created_externally=True)
+
+
+def on(node: str, name: str, rack: str = "", **told: Any) -> MemberView:
+    return member(name, report(name, None, node=node, **told), rack=rack)
+
+
+def group(*members: MemberView, **memory: Any) -> View:
+    """Return a view in which the members whose names begin with m have ranks."""
+    placement = tuple(each.name for each in members if each.name.startswith("m"))
+    settled = {"world_size": len(placement), "placement": placement, "settled": True, "generation": 1}
+    peers = tuple(StateSource(f"http://{name}:1", rank) for rank, name in enumerate(placement))
+    return view(*members, **{**settled, "peers": peers, **memory})
+
+
+def test_members_on_several_nodes_have_secured_the_last_step() -> None:
+    assert node_loss.secured_step(group(on("a", "m0"), on("b", "m1")), 9) == 9
+
+
+def test_members_on_one_node_have_secured_only_the_last_checkpoint() -> None:
+    stored = CheckpointReport(4)
+    assert node_loss.secured_step(group(on("a", "m0", durable=stored), on("a", "m1")), 9) == 4
+    assert node_loss.secured_step(group(on("a", "m0"), on("a", "m1")), 9) == -1
+
+
+def test_a_member_whose_keeper_is_on_its_node_has_not_secured_the_last_step() -> None:
+    members = (on("a", "m0"), on("a", "m1"), on("b", "m2"))
+    assert node_loss.secured_step(group(*members), 9) == -1
+    launch = replace(LAUNCH, keepers=(2, 2, 0))
+    assert node_loss.secured_step(group(*members, launch=launch), 9) == 9
+
+
+def test_a_snapshot_on_a_standby_of_another_node_survives() -> None:
+    copy = holding("s0", ((1, 7),), ((0, 1, 7), (1, 1, 7)), node="b")
+    members = (on("a", "m0"), on("a", "m1"))
+    assert node_loss.secured_step(group(*members, copy), 9) == 7
+    incomplete = holding("s0", ((1, 7),), ((0, 1, 7),), node="b")
+    assert node_loss.secured_step(group(*members, incomplete), 9) == -1
+    beside = holding("s0", ((1, 7),), ((0, 1, 7), (1, 1, 7)), node="a")
+    assert node_loss.secured_step(group(*members, beside), 9) == -1
+
+
+# -- standbys
+
+
+def test_a_standby_on_another_node_copies_the_state_of_a_group_on_one_node() -> None:
+    now = group(on("a", "m0"), on("a", "m1"), on("b", "s0"))
+    first, *others = node_loss.mirrored(now, CLUSTER, "s0")
+    assert first == StateSource("http://m0:1", -1, 1)
+    assert others == [StateSource("http://m0:1", 0), StateSource("http://m1:1", 1)]
+
+
+def test_a_standby_copies_nothing_if_the_state_is_on_another_node_already() -> None:
+    assert node_loss.mirrored(group(on("a", "m0"), on("b", "m1"), on("c", "s0")), CLUSTER, "s0") == ()
+    assert node_loss.mirrored(group(on("a", "m0"), on("a", "s0")), CLUSTER, "s0") == ()
+    alone = group(on("a", "m0"), on("b", "s0"))
+    assert node_loss.mirrored(alone, CLUSTER, "s0")
+    assert node_loss.mirrored(alone, Policy(), "s0") == ()
+    recovering = replace(alone, memory=replace(alone.memory, settled=False))
+    assert node_loss.mirrored(recovering, CLUSTER, "s0") == ()
