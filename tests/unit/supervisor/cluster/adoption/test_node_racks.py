@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor.kubernetes.topology import RACK_LABELS, rack_labels, rack_of
+from supervisor.cluster.adoption.node_racks import RACK_LABELS, rack_labels, rack_of
 
 RACK, ZONE = RACK_LABELS
 
