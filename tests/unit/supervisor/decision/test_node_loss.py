@@ -6,11 +6,13 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.protocol.lineage import Lineage
 from holdfast.protocol.member_messages import CheckpointReport, StateSource
-from supervisor.decision import node_loss
+from supervisor.decision import node_loss, orders, resume_point
 from supervisor.decision.node_loss import MemberPlace, keepers_of
+from supervisor.view import reports
 from supervisor.view.model import MemberView, Policy, View
-from tests.unit.supervisor.job_views import LAUNCH, holding, member, report, view
+from tests.unit.supervisor.job_views import LAUNCH, holding, launcher, member, progress, rank, report, view
 
 PLACES = st.builds(MemberPlace, st.sampled_from(["", "r1", "r2"]), st.sampled_from("abcd")).map(
     lambda place: replace(place, node=f"{place.rack}{place.node}")  # a node is in one rack
@@ -144,3 +146,44 @@ def test_a_standby_copies_nothing_if_the_state_is_on_another_node_already() -> N
     assert node_loss.mirrored(alone, Policy(), "s0") == ()
     recovering = replace(alone, memory=replace(alone.memory, settled=False))
     assert node_loss.mirrored(recovering, CLUSTER, "s0") == ()
+
+
+# -- a member that was cut off and comes back after its ranks were moved
+
+
+def cut_off(name: str, **given: Any) -> MemberView:
+    """Return a member of generation 2 that holds states of steps 50 and 99 and reports ranks at step 99."""
+    held = ((2, 50), (2, 99))
+    privates = tuple((number, generation, step) for generation, step in held for number in (0, 1))
+    state = launcher(rank(0, generation=2), rank(1, generation=2), generation=2)
+    told = holding(name, held, privates, launcher=state, progress=(progress(0, 99), progress(1, 99))).report
+    return member(name, told, **given)
+
+
+def moved_group(back: MemberView, *others: MemberView) -> View:
+    """Return a view of a group that resumed from step 50 as generation 3, without the member `back`."""
+    given = {"generation": 3, "lineage": (Lineage(3, 50),), "lost": ("m9",), "world_size": 2}
+    return group(on("b", "m0"), on("b", "m1"), *others, back, **given)
+
+
+def test_its_states_count_only_up_to_the_step_that_the_group_resumed_from() -> None:
+    as_another_member = cut_off("s9")  # the same pod, once its sidecar and launcher respond again
+    assert resume_point.newest(moved_group(as_another_member), None).step == 50
+    newer = holding("s0", ((3, 60),), ((0, 3, 60), (1, 3, 60)), node="c")
+    assert resume_point.newest(moved_group(as_another_member, newer), None).step == 60
+    assert node_loss.secured_step(moved_group(as_another_member), 70) == 50
+
+
+def test_while_it_counts_as_lost_its_states_are_not_used_at_all() -> None:
+    lost = cut_off("m9", exists=False)
+    assert resume_point.newest(moved_group(replace(lost, name="s9")), None).source == "none"
+
+
+def test_its_late_report_changes_neither_progress_nor_the_order_to_end_its_ranks() -> None:
+    back = cut_off("s9")
+    now = moved_group(back)
+    assert back.report is not None
+    assert reports.progress(now, back.report) == ()
+    assert reports.furthest_step(now) < 99
+    order = orders.order_for(now.memory, "s9", CLUSTER, None)
+    assert (order.do, order.generation, order.ranks) == ("idle", 3, ())
