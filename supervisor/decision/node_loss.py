@@ -147,8 +147,10 @@ def mirrored(view: View, policy: Policy, standby: str) -> tuple[StateSource, ...
     memory = view.memory
     if not policy.members_created_externally or memory.phase != "running" or not memory.settled:
         return ()
-    nodes = {place.node for place in _places(view, memory.placement)}
-    if len(nodes) != 1 or place_of(view.member(standby), standby).node in nodes:
+    places = (place_of(view.member(name), name) for name in memory.placement)
+    first = next(places, None)
+    own = place_of(view.member(standby), standby)
+    if first is None or own.node == first.node or any(each.node != first.node for each in places):
         return ()
     return _sources(memory)
 
