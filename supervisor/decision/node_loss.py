@@ -4,7 +4,7 @@ Members on one node are lost together, and members in one rack often are. A memb
 reports. Its rack is what the cluster's labels say about the node; "" if they say nothing.
 
 Every member has the replicated state, so it survives as long as the group's members are on several nodes. The
-private states of a member's ranks are only on the member itself and on its keeper (`Launch.keepers`).
+private states of a member's ranks are only on the member itself and on its backup (`Launch.backups`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,10 @@ from dataclasses import dataclass, replace
 from holdfast.protocol.member_messages import StateSource
 from supervisor.decision import resume_point, state_sources
 from supervisor.view.model import JobState, MemberView, Policy, View
+
+# A member waits in each step for the private states that it keeps, and has memory for them. Members of a node
+# are few, but a rack can have nearly all members of a job.
+MOST_KEPT = 4
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -47,59 +51,75 @@ def _places(view: View, placement: Sequence[str]) -> list[MemberPlace]:
 # -- who keeps whose private states
 
 
-def keepers(view: View, placement: tuple[str, ...]) -> tuple[int, ...]:
-    """Return `Launch.keepers` for the next generation: for each member, the position of its keeper.
+def backups(view: View, placement: tuple[str, ...]) -> tuple[int, ...]:
+    """Return `Launch.backups` for the next generation: for each member, the position of its backup.
 
-    Each keeper is as far away as possible: in another rack, or else on another node. The result is () if the
-    next member in the placement is such a keeper for each member, or if all members are on one node.
+    Each backup is as far away as possible: in another rack, or else on another node. The result is () if the
+    next member in the placement is such a backup for each member, or if all members are on one node.
     """
-    return keepers_of(_places(view, placement))
+    return backups_of(_places(view, placement))
 
 
-def keepers_of(places: Sequence[MemberPlace]) -> tuple[int, ...]:
-    """Return the positions of the keepers of the members in `places`; see `keepers`.
+def backups_of(places: Sequence[MemberPlace]) -> tuple[int, ...]:
+    """Return the positions of the backups of the members in `places`; see `backups`.
 
     If possible, each member keeps the states of exactly one other member.
     """
     count = len(places)
-    best = _best_distances(places)
+    wanted = _wanted_distances(places)
     by_place = sorted(range(count), key=lambda position: (places[position], position))
-    largest = [max(Counter(each).values(), default=0) for each in _groups(places)]
+    racks, nodes = [each.rack for each in places], [each.node for each in places]
+    largest = [max(Counter(each).values(), default=0) for each in (racks, nodes)]
     orders = [(list(range(count)), 1), *((by_place, shift) for shift in (*largest, count // 2))]
     for number, (order, shift) in enumerate(orders):
         found = {each: order[(at + shift) % count] for at, each in enumerate(order)}
-        if all(places[each].distance(places[to]) == best[each] for each, to in found.items()):
+        if all(places[each].distance(places[to]) >= wanted[each] for each, to in found.items()):
             return tuple(found[each] for each in range(count)) if number else ()
-    return _shared_keepers(places, best)
+    return _shared_backups(places, wanted)
 
 
-def _groups(places: Sequence[MemberPlace]) -> tuple[list[str], list[str]]:
-    return [each.rack for each in places], [each.node for each in places]
+def _wanted_distances(places: Sequence[MemberPlace]) -> list[int]:
+    """Return how far away from each member its backup has to be.
 
-
-def _best_distances(places: Sequence[MemberPlace]) -> list[int]:
-    """Return how far away from each member the farthest other member is."""
-    racks = {each.rack for each in places if each.rack}
+    If a rack has so many more members than all others that those would have to keep the states of more than
+    `MOST_KEPT` members each, another node is far enough.
+    """
+    sizes = Counter(each.rack for each in places if each.rack)
+    in_racks = sum(sizes.values())
     several = len({each.node for each in places}) > 1
-    return [2 if each.rack and racks - {each.rack} else int(several) for each in places]
+    return [
+        2 if each.rack and 0 < sizes[each.rack] <= MOST_KEPT * (in_racks - sizes[each.rack]) else int(several)
+        for each in places
+    ]
 
 
-def _shared_keepers(places: Sequence[MemberPlace], best: Sequence[int]) -> tuple[int, ...]:
-    """Return keepers that keep the states of several members, because one node or rack has most members.
+def _shared_backups(places: Sequence[MemberPlace], wanted: Sequence[int]) -> tuple[int, ...]:
+    """Return backups that keep the states of several members, because one node or rack has most members.
 
     Of the members that are far enough away, the one that keeps the fewest states is chosen.
     """
-    loads = [(0, position) for position in range(len(places))]
+    loads = [0] * len(places)
+    racks: dict[str, list[tuple[int, int]]] = {}  # heaps of loads and positions; a load may be outdated
+    nodes: dict[str, list[tuple[int, int]]] = {}
+    for position, place in enumerate(places):
+        if place.rack:
+            racks.setdefault(place.rack, []).append((0, position))
+        nodes.setdefault(place.node, []).append((0, position))
     found: list[int] = []
-    for place, wanted in zip(places, best, strict=True):
-        near: list[tuple[int, int]] = []
-        while place.distance(places[loads[0][1]]) != wanted:
-            near.append(heapq.heappop(loads))
-        load, keeper = heapq.heappop(loads)
-        found.append(keeper)
-        for each in (*near, (load + 1, keeper)):
-            heapq.heappush(loads, each)
+    for place, distance in zip(places, wanted, strict=True):
+        heaps, own = (racks, place.rack) if distance == 2 else (nodes, place.node)
+        _, backup = min(_least(heap, loads) for key, heap in heaps.items() if key != own)
+        loads[backup] += 1
+        found.append(backup)
     return tuple(found)
+
+
+def _least(heap: list[tuple[int, int]], loads: Sequence[int]) -> tuple[int, int]:
+    """Return the smallest load in the heap with its position, after bringing the heap's top up to date."""
+    while heap[0][0] != loads[heap[0][1]]:
+        position = heap[0][1]
+        heapq.heapreplace(heap, (loads[position], position))
+    return heap[0]
 
 
 # -- what survives
@@ -121,7 +141,7 @@ def _unsafe_nodes(view: View) -> set[str]:
     nodes = [place.node for place in _places(view, memory.placement)]
     if len(set(nodes)) < 2:
         return set(nodes)
-    kept = memory.launch.keepers if memory.launch is not None else ()
+    kept = memory.launch.backups if memory.launch is not None else ()
     if len(kept) != len(nodes):
         kept = tuple((position + 1) % len(nodes) for position in range(len(nodes)))
     return {node for position, node in enumerate(nodes) if node == nodes[kept[position]]}

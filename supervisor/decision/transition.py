@@ -310,7 +310,7 @@ def _start(view: View, action: Start, policy: Policy) -> JobState:
         patience_s=policy.patience_s,
         restore=restore,
         grace_s=policy.grace_s,
-        keepers=node_loss.keepers(view, action.placement) if policy.members_created_externally else (),
+        backups=node_loss.backups(view, action.placement) if policy.members_created_externally else (),
     )
     history = memory.history
     if action.cause is not None:

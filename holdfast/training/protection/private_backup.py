@@ -373,7 +373,7 @@ def _peer_of(
         return None
     if launch.nproc < launch.world_size:
         return PrivateStateRing(
-            rank, launch.world_size, launch.nproc, launch.patience_s, again, launch.keepers
+            rank, launch.world_size, launch.nproc, launch.patience_s, again, launch.backups
         )
     source = (rank - 1) % launch.world_size
     path = directory / member_directory.private_name(source)

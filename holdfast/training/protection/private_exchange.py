@@ -2,7 +2,7 @@
 
 `PrivateStateRing` is for groups of several members. Rank r sends its private state to rank r + N, where N is
 the number of ranks per member, so the copy is always on another member. If that member is on the same node,
-or in the same rack while there are others, the supervisor chooses another member (`Launch.keepers`), which
+or in the same rack while there are others, the supervisor chooses another member (`Launch.backups`), which
 may then keep the states of several members. The optimizer's first write waits for the messages from all ranks
 whose states this rank keeps. So if a rank dies, either its private state is in two places, or the rank to
 which it sends still has the replicated state of the previous step.
@@ -68,19 +68,19 @@ class PrivateStateRing:
         nproc: int,
         limit_s: float = LIMIT_S,
         on_again: Callable[[int, int, bytes], None] = lambda _source, _step, _blob: None,
-        keepers: tuple[int, ...] = (),
+        backups: tuple[int, ...] = (),
     ) -> None:
         """Set up the ring.
 
-        `on_again` receives the source, the step and the blob of each `send_again`. For `keepers`, see
-        `Launch.keepers`.
+        `on_again` receives the source, the step and the blob of each `send_again`. For `backups`, see
+        `Launch.backups`.
         """
         self._limit_s = limit_s
         self._on_again = on_again
         self._lock = threading.Lock()  # guards the receiving side
         self._rank = rank
         self._world_size = world_size
-        self.to, self.sources = keeper_and_sources(rank, world_size, nproc, keepers)
+        self.to, self.sources = backup_and_sources(rank, world_size, nproc, backups)
         self._out: socket.socket | None = None
         self._incoming: tuple[_Incoming, ...] = ()
         self._rest = memoryview(b"")
@@ -271,18 +271,18 @@ class _Incoming:
         return blob, kind
 
 
-def keeper_and_sources(
-    rank: int, world_size: int, nproc: int, keepers: tuple[int, ...]
+def backup_and_sources(
+    rank: int, world_size: int, nproc: int, backups: tuple[int, ...]
 ) -> tuple[int, tuple[int, ...]]:
     """Return the rank that keeps the private state of `rank`, and the ranks whose states `rank` keeps.
 
-    For `keepers`, see `Launch.keepers`.
+    For `backups`, see `Launch.backups`.
     """
     block, local = divmod(rank, nproc)
-    if not keepers:
+    if not backups:
         return (rank + nproc) % world_size, ((rank - nproc) % world_size,)
-    kept = (other * nproc + local for other, keeper in enumerate(keepers) if keeper == block)
-    return keepers[block] * nproc + local, tuple(kept)
+    kept = (other * nproc + local for other, backup in enumerate(backups) if backup == block)
+    return backups[block] * nproc + local, tuple(kept)
 
 
 def _address_towards(towards: str) -> str:

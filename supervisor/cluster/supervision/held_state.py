@@ -71,7 +71,7 @@ def encode(memory: JobState, ledger: Any, now: Instant) -> str:
         "sources": _rows(memory.sources),
         "peers": _rows(memory.peers),
         "bystanders": list(memory.bystanders),  # no journal has them
-        "keepers": list(memory.launch.keepers) if memory.launch is not None else [],
+        "backups": list(memory.launch.backups) if memory.launch is not None else [],
         "ledger": ledger,
     }
     resumed = _resumed(memory)
@@ -102,8 +102,8 @@ def decode(text: str, now: Instant) -> HeldState:
         memory = _with_sources(memory, found)
     memory = replace(memory, bystanders=_names(found.get("bystanders")))
     if memory.launch is not None:
-        keepers = _positions(found.get("keepers"), len(memory.placement))
-        memory = replace(memory, launch=replace(memory.launch, keepers=keepers))
+        backups = _positions(found.get("backups"), len(memory.placement))
+        memory = replace(memory, launch=replace(memory.launch, backups=backups))
     return HeldState(memory, _moved_ledger(found.get("ledger"), by_ns))
 
 
@@ -173,7 +173,7 @@ def _names(found: Any) -> tuple[str, ...]:
 
 
 def _positions(found: Any, count: int) -> tuple[int, ...]:
-    """Return the keepers of `count` members, which an older version did not write; () if they are invalid."""
+    """Return the backups of `count` members, which an older version did not write; () if they are invalid."""
     if not isinstance(found, list) or len(found) != count:
         return ()
     is_valid = all(type(each) is int and 0 <= each < count for each in found)

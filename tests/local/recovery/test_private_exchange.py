@@ -18,14 +18,14 @@ from holdfast.training.protection.private_exchange import PrivateStateRing
 
 world_size, path = int(sys.argv[1]), sys.argv[2]
 given = tuple(map(int, sys.argv[3].split(","))) if sys.argv[3] else ()
-keepers = given or tuple((rank + 1) % world_size for rank in range(world_size))
+backups = given or tuple((rank + 1) % world_size for rank in range(world_size))
 
 
 def be(rank):
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=world_size)
-    mine = PrivateStateRing(rank, world_size, 1, keepers=given)
+    mine = PrivateStateRing(rank, world_size, 1, backups=given)
     mine.connect("127.0.0.1")
-    sources = [other for other in range(world_size) if keepers[other] == rank]
+    sources = [other for other in range(world_size) if backups[other] == rank]
 
     for step, size in enumerate((0, 1, 3000, 50_000_000)):  # the last is more than the kernel holds
         mine.send(step, bytes([rank]) * size, step % 2 == 1)
@@ -67,12 +67,12 @@ sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0 for pid in pi
 """
 
 
-@pytest.mark.parametrize(("world_size", "keepers"), [(2, ""), (3, ""), (3, "2,2,0"), (4, "1,0,0,0")])
+@pytest.mark.parametrize(("world_size", "backups"), [(2, ""), (3, ""), (3, "2,2,0"), (4, "1,0,0,0")])
 def test_private_states_arrive_complete_at_the_rank_that_keeps_them(
-    world_size: int, keepers: str, tmp_path: Path
+    world_size: int, backups: str, tmp_path: Path
 ) -> None:
     ended = subprocess.run(
-        [sys.executable, "-c", RANKS, str(world_size), str(tmp_path / "store"), keepers],
+        [sys.executable, "-c", RANKS, str(world_size), str(tmp_path / "store"), backups],
         stderr=subprocess.PIPE,
         text=True,
         timeout=60,

@@ -19,7 +19,7 @@ from holdfast.training.protection.private_exchange import (
     ReceivedState,
     _accept,
     _Incoming,
-    keeper_and_sources,
+    backup_and_sources,
 )
 
 
@@ -33,8 +33,8 @@ def test_every_state_has_a_second_copy_on_another_member(members: int, nproc: in
 
 
 def test_one_member_can_keep_the_states_of_several() -> None:
-    keepers = (2, 2, 0)  # members 0 and 1 share a node
-    found = [keeper_and_sources(rank, 6, 2, keepers) for rank in range(6)]
+    backups = (2, 2, 0)  # members 0 and 1 share a node
+    found = [backup_and_sources(rank, 6, 2, backups) for rank in range(6)]
     assert [to for to, _ in found] == [4, 5, 4, 5, 0, 1]
     assert [sources for _, sources in found] == [(4,), (5,), (), (), (0, 2), (1, 3)]
 

@@ -132,12 +132,12 @@ def test_another_host_reads_the_times_on_its_own_clock() -> None:
 def test_the_next_supervisor_learns_which_member_keeps_whose_private_states(
     written: object, read: tuple[int, ...]
 ) -> None:
-    launch = Launch(1, 3, 1, "127.0.0.1", 4000, -1, 0.01, keepers=(1, 2, 0))
+    launch = Launch(1, 3, 1, "127.0.0.1", 4000, -1, 0.01, backups=(1, 2, 0))
     state = JobState(3, 1, generation=1, placement=("m0", "m1", "m2"), launch=launch)
     content = json.loads(held_state.encode(state, None, HERE))
-    assert content["keepers"] == [1, 2, 0]
-    found = held_state.decode(json.dumps({**content, "keepers": written}), HERE).memory.launch
-    assert found == replace(launch, keepers=read)
+    assert content["backups"] == [1, 2, 0]
+    found = held_state.decode(json.dumps({**content, "backups": written}), HERE).memory.launch
+    assert found == replace(launch, backups=read)
 
 
 def test_a_wall_clock_that_was_set_back_means_that_no_time_has_passed() -> None:

@@ -236,10 +236,10 @@ def test_members_on_one_node_of_a_cluster_send_their_private_states_to_another_n
     now = seen("securing", members=members, world_size=6)
     action = begun(placement=("m0", "m1", "m2"))
     on_cluster = replace(POLICY, members_created_externally=True)
-    for policy, keepers in ((on_cluster, (2, 2, 0)), (POLICY, ())):
+    for policy, backups in ((on_cluster, (2, 2, 0)), (POLICY, ())):
         launch = transition.after(now, action, policy).launch
         assert launch is not None
-        assert launch.keepers == keepers
+        assert launch.backups == backups
 
 
 def test_a_restart_changes_exactly_these_fields() -> None:
