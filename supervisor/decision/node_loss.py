@@ -132,7 +132,13 @@ def secured_step(view: View, step: int) -> int:
     the private states of all ranks on the lost node are also on another node. Otherwise, only an older state
     survives: a checkpoint, or a snapshot on a standby.
     """
-    return min((step, *(_newest_without(view, node) for node in _unsafe_nodes(view))))
+    return min((step, *(_newest_without(view, node, step) for node in _unsafe_nodes(view))))
+
+
+def durable_step(view: View, step: int) -> int:
+    """Return the newest step up to `step` that members report to be on storage; -1 if there is none."""
+    found = [each.report.durable.step for each in view.members if each.report is not None]
+    return min(step, max(found, default=-1))
 
 
 def _unsafe_nodes(view: View) -> set[str]:
@@ -147,12 +153,11 @@ def _unsafe_nodes(view: View) -> set[str]:
     return {node for position, node in enumerate(nodes) if node == nodes[kept[position]]}
 
 
-def _newest_without(view: View, node: str) -> int:
+def _newest_without(view: View, node: str, step: int) -> int:
     """Return the newest step that the group can resume from if it loses `node`; -1 if there is none."""
     left = tuple(each for each in view.members if place_of(each, each.name).node != node)
     found = resume_point.newest(replace(view, members=left), None)
-    stored = max((each.report.durable.step for each in view.members if each.report is not None), default=-1)
-    return max(stored, found.step if found.source != "none" else -1)
+    return max(durable_step(view, step), found.step if found.source != "none" else -1)
 
 
 # -- the state on standbys

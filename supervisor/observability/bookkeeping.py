@@ -57,9 +57,16 @@ class Bookkeeping:
             self.ledger.trained(step, now_ns)
             self._step = step
             if not reports.script_keeps_own_state(view):
-                self.ledger.secured(node_loss.secured_step(view, step))
+                self.ledger.secured(self._secured(view, step))
         else:
             self.ledger.advance(now_ns)
+
+    def _secured(self, view: View, step: int) -> int:
+        """Return the newest step up to `step` that the loss of any one member or node cannot destroy."""
+        if self._queues:
+            return node_loss.secured_step(view, step)
+        # Each member acts as a node.
+        return step if len(view.memory.placement) > 1 else node_loss.durable_step(view, step)
 
     def _observe_queue(self, view: View) -> None:
         """Switch to booking time as queued when members are missing, and back when they exist."""

@@ -16,9 +16,9 @@ def trained(step: int, phase: str = "forward", name: str = "m0") -> MemberView:
     return member(name, report(name, launcher(), progress=(told,)))
 
 
-def begun() -> Bookkeeping:
+def begun(*, queues: bool = False) -> Bookkeeping:
     """Return the accounts of a group of two that was formed at 0 s and did its first step at 10 s."""
-    accounts = Bookkeeping(0, None)
+    accounts = Bookkeeping(0, None, queues=queues)
     accounts.closed(memory(), None, StartTimes(1 * S, 2 * S, 3 * S, 10 * S), 0.0)
     return accounts
 
@@ -264,9 +264,9 @@ def test_a_group_pauses_if_all_its_ranks_pause() -> None:
     assert found == [Bucket.PRODUCTIVE, Bucket.CHECKPOINT, Bucket.PRODUCTIVE, Bucket.PAUSED]
 
 
-def test_the_steps_of_members_on_one_node_are_secured_up_to_the_newest_checkpoint() -> None:
-    def secured(*nodes: str) -> object:
-        accounts = begun()
+def test_on_a_cluster_the_steps_of_members_on_one_node_are_secured_up_to_the_newest_checkpoint() -> None:
+    def secured(*nodes: str, on_cluster: bool = True) -> object:
+        accounts = begun(queues=on_cluster)
         members = []
         for number, node in enumerate(nodes):
             there = trained(20, name=f"m{number}")
@@ -277,6 +277,7 @@ def test_the_steps_of_members_on_one_node_are_secured_up_to_the_newest_checkpoin
         return accounts.ledger.snapshot()["secured_step"]
 
     assert (secured("a", "b"), secured("a", "a")) == (20, 17)
+    assert secured("a", "a", on_cluster=False) == 20
 
 
 def test_the_steps_of_one_member_are_secured_up_to_the_newest_checkpoint() -> None:
