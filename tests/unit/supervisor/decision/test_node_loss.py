@@ -11,7 +11,7 @@ from holdfast.protocol.member_messages import CheckpointReport, StateSource
 from supervisor.decision import node_loss, orders, resume_point
 from supervisor.decision.node_loss import MemberPlace, backups_of
 from supervisor.view import reports
-from supervisor.view.model import MemberView, Policy, View
+from supervisor.view.model import MemberView, Policy, View, VoidStep
 from tests.unit.supervisor.job_views import LAUNCH, holding, launcher, member, progress, rank, report, view
 
 PLACES = st.builds(MemberPlace, st.sampled_from(["", "r1", "r2"]), st.sampled_from("abcd")).map(
@@ -135,6 +135,8 @@ def test_a_snapshot_on_a_standby_of_another_node_survives() -> None:
     copy = holding("s0", ((1, 7),), ((0, 1, 7), (1, 1, 7)), node="b")
     members = (on("a", "m0"), on("a", "m1"))
     assert node_loss.secured_step(group(*members, copy), 9) == 7
+    changed_late = (VoidStep(1, 7, 0),)
+    assert node_loss.secured_step(group(*members, copy, void=changed_late), 9) == -1
     incomplete = holding("s0", ((1, 7),), ((0, 1, 7),), node="b")
     assert node_loss.secured_step(group(*members, incomplete), 9) == -1
     beside = holding("s0", ((1, 7),), ((0, 1, 7), (1, 1, 7)), node="a")
