@@ -54,6 +54,7 @@ ORDER = (
     "test_object_storage",
     "test_shared_checkpoints",
     "test_faults",
+    "test_shared_node",
     "test_outages",
     "test_install",
 )
