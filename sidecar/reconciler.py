@@ -109,7 +109,7 @@ class Sidecar:
         self.securer = StateSecurer(
             self.holdings, self.launcher, self.observed, self._send_order, self._changed
         )
-        self.copier = StandbyCopier(self.holdings, self.peers, lambda: self.order, self._changed)
+        self.copier = StandbyCopier(self.holdings, self.peers, lambda: self.order, self._report_copy)
         self.sealer = SnapshotSealer(self.holdings.arena, self._pace, self.observed.is_final)
         self.checkpoint_schedule = CheckpointSchedule(
             config.member, self.holdings, self.observed.pages, self.checkpoint_saver, self._changed
@@ -193,6 +193,10 @@ class Sidecar:
             self.fence.accept(OrderVersion(state.epoch, 0))
         self.supervisor.dirty.set()
         self._wake.set()
+
+    def _report_copy(self) -> None:
+        self.securer.list_again()
+        self._changed()
 
     def peer_token(self) -> str:
         """Return the secret that members present to each other; "" in a pod that has not received it."""

@@ -81,7 +81,8 @@ class StandbyCopier:
         for each, blob in blobs.items():
             key = (each.rank, each.generation, each.step)
             await loop.run_in_executor(None, self._holdings.keep_restored, *key, blob)
-        self._changed()
+        if self._is_wanted(order):  # otherwise ranks may have started here, which change their states
+            self._changed()
 
     def _is_wanted(self, order: MemberOrder) -> bool:
         """Return False once this member may need its slots for something else."""

@@ -21,6 +21,7 @@ from sidecar.state.holdings import HeldStates, Holdings
 from sidecar.state.snapshot_fetch import FetchFailed, FetchManner
 from tests.unit.sidecar.fake_peer import TOKEN, fetching
 from tests.unit.sidecar.memory import holdings, member, private, snapshot
+from tests.unit.sidecar.test_pod_reconciler import sidecar
 
 LIMIT_S = 20.0
 
@@ -102,6 +103,18 @@ async def test_the_standby_has_what_a_restart_of_all_ranks_needs(there: Path, he
         assert state is not None
         assert state.data == b"rank %d at 7" % rank
     assert {(each.rank, each.step, each.final) for each in found.privates()} == {(0, 7, True), (1, 7, True)}
+
+
+async def test_the_report_of_a_standby_lists_its_copy(there: Path, here: Path) -> None:
+    put(there, 7)
+    async with holding(there) as holder, sidecar(here) as standby:
+        sources = (StateSource(holder.url, -1, 2), StateSource(holder.url, 0, count=2))
+        await standby.obey(MemberOrder("idle", 2, sources=sources, secret=TOKEN))
+        assert standby.report().privates == ()
+        await standby.copier.copy()
+        report = standby.report()
+    assert [(each.generation, each.step) for each in report.slots] == [(2, 7)]
+    assert {(each.rank, each.step, each.final) for each in report.privates} == {(0, 7, True), (1, 7, True)}
 
 
 async def test_a_newer_copy_replaces_the_older_of_two(there: Path, here: Path) -> None:
